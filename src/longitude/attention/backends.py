@@ -1,0 +1,238 @@
+"""The ways to compute one operation: what each declares, and the one function that says why a backend refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from longitude.attention import toeplitz
+from longitude.attention.reference import added, reference
+from longitude.attention.request import Request
+from longitude.attention.spans import by_spans, spans
+from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Transport
+
+ALL_TERMS = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport)
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a backend can do. `refuses` reads the declarations; `limits` adds what they cannot say."""
+
+    name: str
+    run: Callable[[Request], Tensor]
+    terms: tuple[type, ...]
+    any_mask: bool  # else: causality, windows, and padding and documents in spans
+    dtypes: tuple[torch.dtype, ...]
+    devices: tuple[str, ...] | None  # None: all
+    table_gradients: bool
+    dropout: bool
+    weights: bool
+    limits: Callable[[Request], str | None]
+    memory: Callable[[Request], int]  # bytes beyond inputs and output, forward
+    price: Callable[[Request], float]  # rough time over plain causal attention, to choose by
+
+
+def refuses(backend: Backend, r: Request) -> str | None:
+    """Why this backend does not take this request, in words; None if it does."""
+    for term in r.terms:
+        if not isinstance(term, backend.terms):
+            return f"it does not know {type(term).__name__}"
+    if r.q.dtype not in backend.dtypes:
+        return f"it computes in {_names(backend.dtypes)}, not in {r.q.dtype}"
+    if backend.devices is not None and r.q.device.type not in backend.devices:
+        return f"it runs on {', '.join(backend.devices)}, not on {r.q.device.type}"
+    if r.learned and not backend.table_gradients:
+        return "it gives no gradient to what the encoding has learned"
+    if r.dropout and not backend.dropout:
+        return "it has no dropout"
+    if r.weights and not backend.weights:
+        return "it never holds the weights"
+    if r.beyond_band and not backend.any_mask and isinstance(why := spans(r), str):
+        return f"it runs span by span, and {why}"
+    return backend.limits(r)
+
+
+# ---- reference --------------------------------------------------------------------------------------------------------------
+def dense_bytes(r: Request, matrices: int = 4) -> int:
+    """Scores, bias, weights, mask: so many [B, H, Lq, Lk] at once."""
+    item = torch.finfo(torch.promote_types(r.q.dtype, torch.float32)).bits // 8
+    return matrices * len(r.q) * r.heads * r.rows * r.length * item
+
+
+REFERENCE = Backend(
+    "reference",
+    run=lambda r: reference(r)[0],
+    terms=ALL_TERMS,
+    any_mask=True,
+    dtypes=FLOATS,
+    devices=None,
+    table_gradients=True,
+    dropout=True,
+    weights=True,
+    limits=lambda r: None,
+    memory=dense_bytes,
+    price=lambda r: 6.0 if dense_bytes(r) <= 2**28 else math.inf,
+)
+
+
+# ---- chunked: the reference over blocks of queries, forgotten after each block and made again in backward -----------------------
+BLOCK_BYTES = 2**25
+
+
+def block_rows(r: Request) -> int:
+    return max(1, min(r.rows, BLOCK_BYTES // max(1, dense_bytes(r) // r.rows)))
+
+
+def chunked(r: Request) -> Tensor:
+    """Query blocks against the keys in their reach. Memory stays at a few blocks of [rows, Lk], in backward too."""
+    rows = block_rows(r)
+    low, high = r.mask.reach
+    outs = []
+    for start in range(0, r.rows, rows):
+        stop = min(start + rows, r.rows)
+        first = 0 if high is None else max(0, min(r.length - 1, r.order_gap + start - high))
+        last = r.length if low is None else max(first + 1, min(r.length, r.order_gap + stop - low))
+        block = r.piece(slice(start, stop), slice(first, last))
+        if torch.is_grad_enabled():
+            outs.append(checkpoint(lambda b=block: reference(b)[0], use_reentrant=False))
+        else:
+            outs.append(reference(block)[0])
+    return torch.cat(outs, 2)
+
+
+CHUNKED = Backend(
+    "chunked",
+    run=chunked,
+    terms=ALL_TERMS,
+    any_mask=True,
+    dtypes=FLOATS,
+    devices=None,
+    table_gradients=True,
+    dropout=True,
+    weights=False,
+    limits=lambda r: None,
+    memory=lambda r: dense_bytes(r) * block_rows(r) // r.rows,
+    price=lambda r: 8.0,
+)
+
+
+# ---- sdpa: torch's fused attention where it applies as it is, or with a short dense bias -----------------------------------------
+SHORT_BYTES = 2**26
+
+
+def sdpa_is_plain(r: Request) -> bool:
+    """Nothing but causality that torch's own flag states (a query sees keys up to its own index), or no mask."""
+    low, high = r.band
+    all_seen = (low is None or r.order_gap - low >= r.length - 1) and high is None
+    return not r.terms and not r.beyond_band and (all_seen or ((low, high) == (0, None) and r.order_gap == 0))
+
+
+def sdpa(r: Request) -> Tensor:
+    def run(r: Request) -> Tensor:
+        grouped = r.k.shape[1] != r.heads
+        if sdpa_is_plain(r):
+            causal = r.band == (0, None) and r.order_gap == 0 and r.length > 1
+            return F.scaled_dot_product_attention(
+                r.q, r.k, r.v, dropout_p=r.dropout, is_causal=causal, scale=r.scale, enable_gqa=grouped
+            )
+        allowed = r.allowed()
+        some = allowed.any(-1, keepdim=True)  # a query with nothing to look at looks at all, and is then set to zero
+        bias = torch.zeros_like(allowed, dtype=r.q.dtype).masked_fill(~(allowed | ~some), -math.inf)
+        for term in r.terms:
+            bias = bias + added(term, r.q, r.q, allowed, r).to(r.q.dtype)
+        out = F.scaled_dot_product_attention(
+            r.q, r.k, r.v, attn_mask=bias, dropout_p=r.dropout, scale=r.scale, enable_gqa=grouped
+        )
+        return out.masked_fill(~some, 0.0)
+
+    # A dense row is no larger than the keys: decoding needs no spans.
+    return run(r) if r.rows == 1 or not r.beyond_band or isinstance(spans(r), str) else by_spans(r, run)
+
+
+def sdpa_bias_bytes(r: Request) -> int:
+    heads = r.heads if r.terms else 1
+    per_row = r.beyond_band or not r.contiguous
+    return (len(r.q) if per_row else 1) * heads * r.rows * r.length * r.q.element_size()
+
+
+def sdpa_limits(r: Request) -> str | None:
+    if sdpa_is_plain(r):
+        return None
+    if r.terms and r.q.dtype in (torch.bfloat16, torch.float16):
+        return f"its dense bias would be rounded to {r.q.dtype}"
+    if sdpa_bias_bytes(r) > SHORT_BYTES:
+        return f"its dense bias would take {sdpa_bias_bytes(r) / 2**20:.0f} MiB, above {SHORT_BYTES // 2**20}"
+    return None
+
+
+SDPA = Backend(
+    "sdpa",
+    run=sdpa,
+    terms=(OffsetBias, PairBias, Drift),
+    any_mask=True,
+    dtypes=FLOATS,
+    devices=None,
+    table_gradients=False,
+    dropout=True,
+    weights=False,
+    limits=sdpa_limits,
+    memory=lambda r: 0 if sdpa_is_plain(r) else sdpa_bias_bytes(r),
+    price=lambda r: 1.0 if sdpa_is_plain(r) else 4.0,
+)
+
+
+# ---- table: every bias of the offset is one table of Lq + Lk - 1 numbers per head -------------------------------------------------
+def table(r: Request) -> Tensor:
+    def run(r: Request) -> Tensor:
+        assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
+        diagonal = torch.arange(r.rows + r.length - 1, device=r.q.device)
+        offset = r.q_positions - r.k_positions + r.rows - 1 - diagonal
+        bias = torch.zeros(r.heads, len(offset), dtype=r.q.dtype, device=r.q.device)
+        for term in r.terms:
+            assert isinstance(term, OffsetBias)
+            bias = bias + term.at(offset).to(r.q.dtype)
+        # The kernel counts orders so that the last query meets the last key.
+        late = r.order_gap + r.rows - r.length
+        low, high = (None if bound is None else bound - late for bound in r.band)
+        return toeplitz.toeplitz_attention(r.q, r.k, r.v, bias, low=low, high=high, scale=r.scale)
+
+    return by_spans(r, run)
+
+
+def table_limits(r: Request) -> str | None:
+    if not toeplitz.available():
+        return "this build of torch lacks the fused CPU kernel it reads its table through"
+    if not r.contiguous:
+        return "positions came as tensors, and it needs them contiguous: pass one int p for p, p+1, p+2, ..."
+    if r.v.shape[3] != r.k.shape[3]:
+        return f"it needs values as wide as keys, not {r.v.shape[3]} and {r.k.shape[3]}"
+    return None
+
+
+TABLE = Backend(
+    "table",
+    run=table,
+    terms=(OffsetBias,),
+    any_mask=False,
+    dtypes=(torch.float64, torch.float32),
+    devices=("cpu",),
+    table_gradients=True,
+    dropout=False,
+    weights=False,
+    limits=table_limits,
+    memory=lambda r: 2 * r.heads * (r.rows + r.length) * r.q.element_size(),
+    price=lambda r: 2.0 if r.learned else 1.2,
+)
+
+BACKENDS = {backend.name: backend for backend in (SDPA, TABLE, CHUNKED, REFERENCE)}
+
+
+def _names(dtypes: tuple[torch.dtype, ...]) -> str:
+    return " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

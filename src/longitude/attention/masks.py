@@ -1,0 +1,194 @@
+"""Who may look at whom: predicates over order, document and validity, that combine with & and |.
+
+Order is a token's place in its stream: keys have 0 .. Lk-1, and queries are the last Lq of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+Reach = tuple[int | None, int | None]
+"""Smallest and largest allowed (query order - key order); None: unbounded."""
+
+
+class Mask:
+    """A predicate on pairs of tokens."""
+
+    reach: Reach = (None, None)
+    """Bounds that every allowed pair keeps; what lies outside need not be computed."""
+
+    def allowed(self, q_order: Int[Tensor, " Lq"], k_order: Int[Tensor, " Lk"]) -> Bool[Tensor, "..."]:
+        """-> [Lq, Lk] or [B, 1, Lq, Lk]."""
+        raise NotImplementedError
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        """ValueError unless it fits q [batch, H, rows, D] and k [batch, Hkv, keys, D]."""
+
+    def parts(self) -> tuple[Mask, ...]:
+        """The masks that must all allow a pair."""
+        return (self,)
+
+    def __and__(self, other: Mask) -> Mask:
+        return All((*self.parts(), *other.parts()))
+
+    def __or__(self, other: Mask) -> Mask:
+        return Any((self, other))
+
+
+@dataclass(frozen=True)
+class NoMask(Mask):
+    """Every token sees every token."""
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        return (q_order[:, None] >= k_order) | True
+
+    def parts(self) -> tuple[Mask, ...]:
+        return ()
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """A token sees itself and what came before it. order [Lk]: the place of each key in its stream, if not 0, 1, 2, ..."""
+
+    order: Tensor | None = None
+
+    @property
+    def reach(self) -> Reach:  # type: ignore[override]
+        return (0, None) if self.order is None else (None, None)
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        i, j = _places(self.order, q_order, k_order)
+        return i[:, None] >= j
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        _validate_order("Causal", self.order, rows, keys)
+
+
+@dataclass(frozen=True)
+class Window(Mask):
+    """A token sees itself and the size - 1 before it: size keys. Causal by itself."""
+
+    size: int
+    order: Tensor | None = None
+
+    def __post_init__(self):
+        if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 1:
+            raise ValueError(f"Window: expected a size of 1 or more keys, got {self.size!r}")
+
+    @property
+    def reach(self) -> Reach:  # type: ignore[override]
+        return (0, self.size - 1) if self.order is None else (None, None)
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        i, j = _places(self.order, q_order, k_order)
+        ago = i[:, None] - j
+        return (ago >= 0) & (ago < self.size)
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        _validate_order("Window", self.order, rows, keys)
+
+
+@dataclass(frozen=True)
+class Documents(Mask):
+    """Tokens see only tokens with the same number. ids [Lk] or [B, Lk], of the keys; queries are the last of them."""
+
+    ids: Int[Tensor, "..."]
+
+    def __post_init__(self):
+        if not isinstance(self.ids, Tensor) or self.ids.is_floating_point() or self.ids.dim() not in (1, 2):
+            raise ValueError(f"Documents: expected integer ids [Lk] or [B, Lk], got {_kind(self.ids)}")
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        same = self.ids[..., q_order][..., :, None] == self.ids[..., k_order][..., None, :]
+        return same[:, None] if same.dim() == 3 else same
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        _validate_tokens("Documents(ids)", self.ids, batch, keys)
+        if rows > keys:
+            raise ValueError(f"Documents: expected queries among the {keys} keys, got {rows} queries")
+
+
+@dataclass(frozen=True)
+class Padding(Mask):
+    """Keys that are not valid are seen by nobody. valid [B, Lk] (or [Lk]), True or 1 for real tokens."""
+
+    valid: Tensor
+
+    def __post_init__(self):
+        if not isinstance(self.valid, Tensor) or self.valid.is_floating_point() or self.valid.dim() not in (1, 2):
+            raise ValueError(f"Padding: expected valid [B, Lk] of bool or int, got {_kind(self.valid)}")
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        seen = self.valid[..., k_order].bool()[..., None, :] & (q_order[:, None] >= q_order[:1, None])
+        return seen[:, None] if seen.dim() == 3 else seen
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        _validate_tokens("Padding(valid)", self.valid, batch, keys)
+
+
+@dataclass(frozen=True)
+class All(Mask):
+    """Pairs that every mask allows; written a & b."""
+
+    masks: tuple[Mask, ...]
+
+    @property
+    def reach(self) -> Reach:  # type: ignore[override]
+        return reduce(_meet, (mask.reach for mask in self.masks), (None, None))
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        return reduce(torch.logical_and, (mask.allowed(q_order, k_order) for mask in (NoMask(), *self.masks)))
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        for mask in self.masks:
+            mask.validate(batch, rows, keys)
+
+    def parts(self) -> tuple[Mask, ...]:
+        return self.masks
+
+
+@dataclass(frozen=True)
+class Any(Mask):
+    """Pairs that one of the masks allows; written a | b."""
+
+    masks: tuple[Mask, ...]
+
+    @property
+    def reach(self) -> Reach:  # type: ignore[override]
+        lows, highs = zip(*(mask.reach for mask in self.masks), strict=True)
+        return None if None in lows else min(lows), None if None in highs else max(highs)
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        return reduce(torch.logical_or, (mask.allowed(q_order, k_order) for mask in self.masks))
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        for mask in self.masks:
+            mask.validate(batch, rows, keys)
+
+
+def _meet(a: Reach, b: Reach) -> Reach:
+    lows, highs = [r[0] for r in (a, b) if r[0] is not None], [r[1] for r in (a, b) if r[1] is not None]
+    return max(lows, default=None), min(highs, default=None)
+
+
+def _places(order: Tensor | None, q_order: Tensor, k_order: Tensor) -> tuple[Tensor, Tensor]:
+    return (q_order, k_order) if order is None else (order[q_order], order[k_order])
+
+
+def _kind(x: object) -> str:
+    return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
+
+
+def _validate_order(who: str, order: Tensor | None, rows: int, keys: int) -> None:
+    if order is not None and (order.is_floating_point() or order.shape != (keys,) or rows > keys):
+        raise ValueError(f"{who}: expected order [{keys}], one integer per key, got {_kind(order)} with {rows} queries")
+
+
+def _validate_tokens(who: str, tokens: Tensor, batch: int, keys: int) -> None:
+    if tokens.shape[-1] != keys or (tokens.dim() == 2 and tokens.shape[0] not in (1, batch)):
+        raise ValueError(f"{who}: expected [{keys}] or [{batch}, {keys}], one per key, got {list(tokens.shape)}")

@@ -1,0 +1,181 @@
+"""attend(): one operation for every encoding, mask and backend; explain() says which backend takes it and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from longitude.attention.backends import BACKENDS, Backend, refuses
+from longitude.attention.masks import Causal, Mask
+from longitude.attention.reference import reference
+from longitude.attention.request import Request, places, validate
+from longitude.errors import unknown
+from longitude.positions.base import Columns, Composed, Encoding, Positions, Transport, compose, explicit
+
+
+def attend(
+    q: Float[Tensor, "B H Lq D"],
+    k: Float[Tensor, "B Hkv Lk D"],
+    v: Float[Tensor, "B Hkv Lk Dv"],
+    *,
+    encoding: Encoding | Sequence[Encoding] | None = None,
+    context: Columns | None = None,
+    mask: Mask = Causal(),  # noqa: B008 (frozen)
+    q_positions: Positions | None = None,
+    k_positions: Positions | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_weights: bool = False,
+    backend: str = "auto",
+) -> Any:
+    """softmax(scale q.k + what the encoding adds, over the keys the mask allows) v  -> [B, H, Lq, Dv].
+
+    q [B, H, Lq, D]; k [B, Hkv, Lk, D] and v [B, Hkv, Lk, Dv], where Hkv divides H. With fewer queries than keys and nothing
+    said, queries are the last. A query with nothing to look at gives zeros.
+
+    encoding: an Encoding, a list of them (composed), or None. context: the columns of `encoding.context(x)` for all keys,
+    where the encoding reads content. q_positions, k_positions: integers [L] or [B, L], or an int p for p, p+1, ...: the
+    encoding follows positions, causality follows order. scale: head_dim**-0.5 unless said. dropout: of the weights.
+    return_weights: also return the weights [B, H, Lq, Lk], as applied. backend: "auto" takes the cheapest that accepts; a
+    named one raises a ValueError where it cannot, and never falls back; `explain` with the same arguments tells.
+    """
+    r = request(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
+    return run(r, backend)
+
+
+def request(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: Encoding | Sequence[Encoding] | None,
+    context: Columns | None,
+    mask: Mask,
+    q_positions: Positions | None,
+    k_positions: Positions | None,
+    scale: float | None,
+    dropout: float,
+    return_weights: bool,
+) -> Request:
+    """The arguments of attend, checked, with queries and keys transformed."""
+    validate(q, k, v, mask, scale, dropout)
+    encoding = compose(encoding)
+    q_positions, k_positions = places(q, k, q_positions, k_positions)
+    q_tables = encoding.prepare(explicit(q_positions, q.shape[2], q.device), k.shape[2], q.dtype)
+    alike = isinstance(q_positions, int) and q_positions == k_positions and q.shape[2] == k.shape[2]
+    same = alike or q_positions is k_positions and not isinstance(q_positions, int)
+    k_tables = q_tables if same else encoding.prepare(explicit(k_positions, k.shape[2], q.device), k.shape[2], q.dtype)
+    q, k = encoding.queries(q, q_tables), encoding.keys(k, k_tables)
+    return of_transformed(
+        q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights
+    )
+
+
+def of_transformed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    encoding: Composed,
+    context: Columns | None,
+    mask: Mask,
+    q_positions: Positions,
+    k_positions: Positions,
+    scale: float | None,
+    dropout: float,
+    return_weights: bool,
+) -> Request:
+    """For layers, whose cache holds keys that are transformed already."""
+    heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
+    try:
+        terms = encoding.terms(context or {})
+    except KeyError as missing:
+        raise ValueError(
+            f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
+        ) from None
+    for name, column in (context or {}).items():
+        if column.shape[0] != q.shape[0] or column.shape[2] != keys:
+            raise ValueError(f"context[{name!r}]: expected [{q.shape[0]}, heads, {keys}, ...], got {list(column.shape)}")
+    for member in encoding:
+        said = getattr(member, "num_heads", heads)
+        if said != heads:
+            raise ValueError(f"{type(member).__name__} was built for {said} heads, q has {heads}")
+        said = getattr(member, "head_dim", q.shape[3])
+        if said != q.shape[3]:
+            raise ValueError(f"{type(member).__name__} was built for head_dim {said}, q has {q.shape[3]}")
+    r = Request(
+        q, k, v, terms, mask, q_positions, k_positions,
+        scale=q.shape[3] ** -0.5 if scale is None else scale,
+        dropout=dropout,
+        weights=return_weights,
+        learned=torch.is_grad_enabled() and bool(terms) and any(p.requires_grad for p in encoding.parameters()),
+        q_order=keys - rows,
+    )  # fmt: skip
+    if encoding.causal_only and not r.causal:
+        raise ValueError("the encoding has no meaning for keys in the future: expected a mask with lg.Causal() or Window(size)")
+    if rows > keys and any(isinstance(term, Transport) for term in terms):
+        raise ValueError(f"the encoding expects queries among the keys, got {rows} queries and {keys} keys")
+    return r
+
+
+def choose(r: Request, name: str) -> Backend:
+    """The backend of that name, or the cheapest that accepts; ValueError in words otherwise."""
+    if name != "auto" and name not in BACKENDS:
+        raise unknown("backend", name, ["auto", *BACKENDS], "lg.explain(...) shows what each takes.")
+    accepting = [b for b in BACKENDS.values() if name in ("auto", b.name) and not refuses(b, r)]
+    if accepting:
+        return min(accepting, key=lambda b: b.price(r))
+    works = min((b for b in BACKENDS.values() if not refuses(b, r)), key=lambda b: b.price(r))
+    raise ValueError(f"backend {name!r} cannot: {refuses(BACKENDS[name], r)}; {works.name!r} can, and so does 'auto'")
+
+
+def run(r: Request, backend: str = "auto") -> Tensor | tuple[Tensor, Tensor]:
+    """The output; with the weights if they were asked for."""
+    chosen = choose(r, backend)
+    return reference(r) if r.weights else chosen.run(r)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a backend says to a request: refusal in words (None: it takes it), bytes beyond inputs and output, price."""
+
+    backend: str
+    refusal: str | None
+    memory: int
+    price: float
+    chosen: bool
+
+    def __str__(self) -> str:
+        mark = "->" if self.chosen else "  "
+        if self.refusal is not None:
+            return f"{mark} {self.backend:10s} refuses: {self.refusal}"
+        return f"{mark} {self.backend:10s} takes it, with about {self.memory / 2**20:.1f} MiB beyond inputs and output"
+
+
+def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict, ...]:
+    """Print each backend's verdict on the same arguments as attend, in words and with its memory; return the verdicts."""
+    names = ("encoding", "context", "q_positions", "k_positions", "scale")
+    known = {*names, "mask", "dropout", "return_weights", "backend"}
+    for name in arguments:
+        if name not in known:
+            raise unknown("argument", name, known, "explain takes what attend takes.")
+    r = request(
+        q, k, v,
+        mask=arguments.get("mask", Causal()),
+        dropout=arguments.get("dropout", 0.0),
+        return_weights=arguments.get("return_weights", False),
+        **{name: arguments.get(name) for name in names},
+    )  # fmt: skip
+    name = arguments.get("backend", "auto")
+    if name != "auto" and name not in BACKENDS:
+        raise unknown("backend", name, ["auto", *BACKENDS], "")
+    refusals = {b.name: refuses(b, r) for b in BACKENDS.values()}
+    chosen = choose(r, name).name if name == "auto" or refusals[name] is None else None
+    verdicts = tuple(
+        Verdict(b.name, refusals[b.name], b.memory(r), b.price(r), b.name == chosen) for b in BACKENDS.values()
+    )
+    print("\n".join(map(str, verdicts)))
+    return verdicts

@@ -1,0 +1,180 @@
+"""What attention is asked to do, checked once for all backends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from longitude.attention.masks import All, Causal, Mask, Window
+from longitude.positions.base import Positions, Term, explicit, require_positions
+
+
+@dataclass(frozen=True)
+class Request:
+    """Queries and keys are transformed already; a backend only adds the terms, softmaxes, and sums values.
+
+    It may be a piece of a larger one: `q_order` and `k_order` say where its first query and key stand in the stream, and
+    per-token columns inside terms and masks always cover the whole stream.
+    """
+
+    q: Float[Tensor, "B H Lq D"]
+    k: Float[Tensor, "B Hkv Lk D"]
+    v: Float[Tensor, "B Hkv Lk Dv"]
+    terms: tuple[Term, ...]
+    mask: Mask
+    q_positions: Positions
+    k_positions: Positions
+    scale: float
+    dropout: float = 0.0
+    weights: bool = False
+    learned: bool = False  # whether something inside the terms wants a gradient
+    q_order: int = 0
+    k_order: int = 0
+
+    @property
+    def rows(self) -> int:
+        return self.q.shape[2]
+
+    @property
+    def length(self) -> int:
+        """Keys."""
+        return self.k.shape[2]
+
+    @property
+    def heads(self) -> int:
+        return self.q.shape[1]
+
+    @property
+    def contiguous(self) -> bool:
+        """Positions are known to count up by one without looking at them."""
+        return isinstance(self.q_positions, int) and isinstance(self.k_positions, int)
+
+    @property
+    def order_gap(self) -> int:
+        """Order of the first query minus order of the first key."""
+        return self.q_order - self.k_order
+
+    def q_tokens(self) -> Tensor:
+        """Order of each query, [Lq]."""
+        return torch.arange(self.q_order, self.q_order + self.rows, device=self.q.device)
+
+    def k_tokens(self) -> Tensor:
+        """Order of each key, [Lk]."""
+        return torch.arange(self.k_order, self.k_order + self.length, device=self.q.device)
+
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Positions of queries [..., Lq] and keys [..., Lk] as tensors."""
+        device = self.q.device
+        return explicit(self.q_positions, self.rows, device), explicit(self.k_positions, self.length, device)
+
+    def allowed(self) -> Bool[Tensor, "... Lq Lk"]:
+        return self.mask.allowed(self.q_tokens(), self.k_tokens())
+
+    @cached_property
+    def band(self) -> tuple[int | None, int | None]:
+        """Reach of the parts that are nothing but their reach: causality and windows by plain order."""
+        return All(tuple(m for m in self.mask.parts() if _is_band(m))).reach
+
+    @cached_property
+    def beyond_band(self) -> tuple[Mask, ...]:
+        """The other parts of the mask: spans (documents, padding) and free predicates."""
+        return tuple(m for m in self.mask.parts() if not _is_band(m))
+
+    @property
+    def causal(self) -> bool:
+        low, _ = self.mask.reach
+        return low is not None and low >= 0
+
+    def piece(self, rows: slice, keys: slice, batch: slice | list[int] = slice(None)) -> Request:
+        """Queries `rows` against keys `keys`, of the sequences `batch`; slices with plain bounds."""
+
+        def cut(positions: Positions, part: slice) -> Positions:
+            if isinstance(positions, int):
+                return positions + part.start
+            return positions[part] if positions.dim() == 1 else positions[batch][:, part]
+
+        return replace(
+            self,
+            q=self.q[batch][:, :, rows],
+            k=self.k[batch][:, :, keys],
+            v=self.v[batch][:, :, keys],
+            q_positions=cut(self.q_positions, rows),
+            k_positions=cut(self.k_positions, keys),
+            q_order=self.q_order + rows.start,
+            k_order=self.k_order + keys.start,
+        )
+
+
+def _is_band(mask: Mask) -> bool:
+    return isinstance(mask, Causal | Window) and mask.order is None
+
+
+def validate(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float) -> None:
+    """ValueError for what no backend could mean."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
+            got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+            raise ValueError(f"{name}: expected a floating-point tensor [batch, heads, length, head_dim], got {got}")
+    if q.shape[0] != k.shape[0] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
+        raise ValueError(
+            f"expected q [B, H, Lq, D], k [B, Hkv, Lk, D], v [B, Hkv, Lk, Dv] with the same B, D and Lk, "
+            f"got q {list(q.shape)}, k {list(k.shape)}, v {list(v.shape)}"
+        )
+    if q.shape[1] % k.shape[1]:
+        raise ValueError(f"expected heads of k and v to divide those of q, got {k.shape[1]} and {q.shape[1]}")
+    if not (q.dtype == k.dtype == v.dtype and q.device == k.device == v.device):
+        raise ValueError(
+            "expected q, k, v of one dtype on one device, got "
+            + ", ".join(f"{x.dtype} on {x.device}" for x in (q, k, v))
+        )
+    if 0 in q.shape or 0 in k.shape:
+        raise ValueError(f"expected no empty dimension, got q {list(q.shape)}, k {list(k.shape)}")
+    if not isinstance(mask, Mask):
+        raise ValueError(
+            f"mask: expected lg.Causal(), Window(size), Documents(ids), Padding(valid), NoMask() or their & and |, got {mask!r}"
+        )
+    mask.validate(q.shape[0], q.shape[2], k.shape[2])
+    if scale is not None and not isinstance(scale, int | float):
+        raise ValueError(f"scale: expected a number or None for head_dim**-0.5, got {scale!r}")
+    if not 0.0 <= dropout < 1.0:
+        raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout!r}")
+
+
+def places(
+    q: Tensor, k: Tensor, q_positions: Positions | None, k_positions: Positions | None
+) -> tuple[Positions, Positions]:
+    """Positions of queries and keys, where what is not said follows from: queries are the last Lq of the Lk keys."""
+    batch, rows, keys = q.shape[0], q.shape[2], k.shape[2]
+    said = []
+    for name, positions, length in (("q_positions", q_positions, rows), ("k_positions", k_positions, keys)):
+        if isinstance(positions, Tensor):
+            if positions.shape not in ((length,), (batch, length), (1, length)):
+                raise ValueError(f"{name}: expected [{length}] or [{batch}, {length}], got {list(positions.shape)}")
+            require_positions(positions, who=name)
+            positions = positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
+        elif isinstance(positions, bool) or not isinstance(positions, int | None) or (positions or 0) < 0:
+            raise ValueError(f"{name}: expected integers of 0 or more, as a tensor or one int to count from, got {positions!r}")
+        said.append(positions)
+    q_positions, k_positions = said
+    if q_positions is None and k_positions is None:
+        k_positions = max(rows - keys, 0)
+    if k_positions is None:
+        assert q_positions is not None
+        if isinstance(q_positions, int):
+            k_positions = q_positions + rows - keys
+        elif rows == keys:
+            k_positions = q_positions
+        if k_positions is None or (isinstance(k_positions, int) and k_positions < 0):
+            raise ValueError(f"k_positions: say them, for {rows} queries at {q_positions!r} and {keys} keys")
+    if q_positions is None:
+        if isinstance(k_positions, int):
+            q_positions = k_positions + keys - rows
+        elif rows <= keys:
+            q_positions = k_positions[..., keys - rows :]
+        if q_positions is None or (isinstance(q_positions, int) and q_positions < 0):
+            raise ValueError(f"q_positions: say them, for {rows} queries and {keys} keys at {k_positions!r}")
+    return q_positions, k_positions

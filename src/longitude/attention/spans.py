@@ -1,0 +1,89 @@
+"""Padding and documents are contiguous spans: fast routes run span by span instead of over a dense mask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longitude.attention.masks import All, Documents, Padding
+from longitude.attention.request import Request
+
+
+class Span(NamedTuple):
+    """Queries q_from .. q_to-1 see only keys k_from .. k_to-1; in order of the stream."""
+
+    q_from: int
+    q_to: int
+    k_from: int
+    k_to: int
+
+
+def spans(r: Request) -> list[tuple[list[int], list[Span]]] | str:
+    """Sequences of the batch that share their spans, with these spans; or why there are none."""
+    if torch.compiler.is_compiling():
+        return "where padding and documents begin is not known while compiling"
+    documents = [m.ids for m in r.beyond_band if isinstance(m, Documents)]
+    valid = [m.valid for m in r.beyond_band if isinstance(m, Padding)]
+    if len(documents) + len(valid) < len(r.beyond_band):
+        return "the mask is more than causality, windows, padding and documents joined by &"
+    stop = r.k_order + r.length
+    groups: dict[tuple[Span, ...], list[int]] = {}
+    for b in range(len(r.q)):
+        rows = [x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in documents]
+        seen = [x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in valid]
+        cuts = sorted({0, stop}.union(*(_changes(ids) for ids in rows)))
+        labels = [tuple(int(ids[start]) for ids in rows) for start in cuts[:-1]]
+        if len(set(labels)) < len(labels):
+            return "a document's tokens do not stand together"
+        own = []
+        for start, end in pairwise(cuts):
+            visible = torch.ones(end - start, dtype=torch.bool, device=r.q.device)
+            for x in seen:
+                visible = visible & x[start:end].bool()
+            edges = [start, *(start + c for c in _changes(visible)), end]
+            runs = [(a, z) for a, z in pairwise(edges) if bool(visible[a - start])]
+            if len(runs) > 1:
+                return "padding stands in the middle of a sequence"
+            if runs:
+                # Without documents every query of the stream looks at the one run of valid keys.
+                q_range = (start, end) if rows else (r.q_order, r.q_order + r.rows)
+                own.append(_trimmed(r, *q_range, *runs[0]))
+        groups.setdefault(tuple(s for s in own if s.q_from < s.q_to and s.k_from < s.k_to), []).append(b)
+    return [(batch, list(own)) for own, batch in groups.items()]
+
+
+def by_spans(r: Request, run: Callable[[Request], Tensor]) -> Tensor:
+    """Run a backend that knows bands only, once per group of sequences and span."""
+    if not r.beyond_band:
+        return run(r)
+    found = spans(r)
+    assert not isinstance(found, str), found
+    band = All(tuple(m for m in r.mask.parts() if m not in r.beyond_band)) if r.band != (None, None) else All(())
+    r = replace(r, mask=band)
+    out = r.q.new_zeros(*r.q.shape[:3], r.v.shape[3])
+    for batch, own in found:
+        which = slice(None) if len(batch) == len(r.q) else batch
+        for q_from, q_to, k_from, k_to in own:
+            rows = slice(q_from - r.q_order, q_to - r.q_order)
+            out[which, :, rows] = run(r.piece(rows, slice(k_from - r.k_order, k_to - r.k_order), which))
+    return out
+
+
+def _changes(x: Tensor) -> list[int]:
+    return (torch.nonzero(x[1:] != x[:-1]).flatten() + 1).tolist()
+
+
+def _trimmed(r: Request, q_from: int, q_to: int, k_from: int, k_to: int) -> Span:
+    """Without the queries outside this call, and those whose band leaves them none of these keys."""
+    low, high = r.band
+    q_from, q_to = max(q_from, r.q_order), min(q_to, r.q_order + r.rows)
+    if low is not None:
+        q_from = max(q_from, k_from + low)
+    if high is not None:
+        q_to = min(q_to, k_to + high)
+    return Span(q_from, q_to, k_from, k_to)

@@ -1,0 +1,134 @@
+"""Intervals over documents: the error bars of every loss that Longitude reports.
+
+A metric of text is a function of one ratio of sums, sum(nats) / sum(weights), so documents are resampled whole, with
+their nats and weights together: long documents count for more, and the tokens of one document are never treated as
+independent. Percentile bootstrap (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, chapter 13) by
+scipy.stats.bootstrap, with a fixed seed. Two cells measured on the same documents are compared by resampling the
+documents once for both, which removes the spread that the documents have in common.
+
+Sums are arrays [documents], or [seeds, documents] for models that differ only in their training seed. With more than
+one seed the seeds are resampled too, independently of the documents, so the interval also covers training again. It is
+then a lower bound of the true spread: resampling n seeds has (n - 1) / n of their variance, half of it for two seeds.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.stats import bootstrap
+
+from longitude.errors import unknown
+
+METRICS: dict[str, Callable] = {
+    "bits_per_byte": lambda nats: nats / math.log(2),  # weights: bytes
+    "perplexity": np.exp,  # weights: tokens
+    "mean": lambda ratio: ratio,
+}
+ONE_SEED = np.zeros(1, dtype=np.int64)
+
+
+class Interval(NamedTuple):
+    """A value with its interval; None where there is none (not finite, or fewer than two documents)."""
+
+    value: float | None
+    low: float | None
+    high: float | None
+
+
+def interval(
+    nats: ArrayLike,
+    weights: ArrayLike,
+    *,
+    metric: str = "bits_per_byte",
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """metric(sum of nats / sum of weights) with its bootstrap interval over documents (and seeds).
+
+    nats, weights: [documents] or [seeds, documents]; weights are bytes for "bits_per_byte", tokens for "perplexity",
+    anything for "mean" (the plain ratio). `seed` fixes the resampling. Over several seeds the sums are pooled, so
+    with equal weights the ratio is the mean of the seeds' ratios (and the perplexity their geometric mean).
+    Raises ValueError for shapes that differ, unknown metrics, resamples < 1, confidence outside (0, 1).
+    """
+    return _bootstrap([(nats, weights)], lambda cell: cell, metric, confidence, resamples, seed)
+
+
+def paired_difference(
+    a: tuple[ArrayLike, ArrayLike],
+    b: tuple[ArrayLike, ArrayLike],
+    *,
+    metric: str = "bits_per_byte",
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """metric(a) - metric(b) for two cells, or two lengths of one cell, on the same documents: negative if a is better.
+
+    a, b: (nats, weights), each [documents] or [seeds, documents], in the same order of documents and seeds. Each
+    resample draws documents (and seeds, if more than one) once for both. Errors as `interval`.
+    """
+    return _bootstrap([a, b], lambda a, b: a - b, metric, confidence, resamples, seed)
+
+
+def paired_ratio(
+    a: tuple[ArrayLike, ArrayLike],
+    b: tuple[ArrayLike, ArrayLike],
+    *,
+    metric: str = "bits_per_byte",
+    confidence: float = 0.95,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """metric(a) / metric(b) on the same documents; arguments and resampling as `paired_difference`."""
+    return _bootstrap([a, b], lambda a, b: a / b, metric, confidence, resamples, seed)
+
+
+def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Interval:
+    if metric not in METRICS:
+        raise unknown("metric", metric, METRICS, "They are in longitude.measure.intervals.METRICS.")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95 %), got {confidence}")
+    if not isinstance(resamples, int) or resamples < 1:
+        raise ValueError(f"resamples must be a positive integer, got {resamples!r}")
+    sums = _sums(cells)
+    seeds, documents = sums.shape[2:]
+
+    def statistic(document, run=ONE_SEED, axis=-1):  # indices into documents [..., documents] and seeds [..., seeds]
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            drawn = sums[..., run[..., :, None], document[..., None, :]].sum((-1, -2))  # [cells, 2, ...]
+            return combine(*METRICS[metric](drawn[:, 0] / drawn[:, 1]))
+
+    every = [np.arange(documents), np.arange(seeds)]
+    value = float(statistic(*every))
+    if not math.isfinite(value):
+        return Interval(None, None, None)
+    if documents < 2:
+        return Interval(value, None, None)
+    result = bootstrap(
+        every if seeds > 1 else every[:1],  # unpaired samples of indices: documents and seeds are drawn independently
+        statistic,
+        vectorized=True,
+        n_resamples=resamples,
+        batch=max(1, 2**21 // sums.size),  # bounds the resampled sums to 16 MiB
+        confidence_level=confidence,
+        method="percentile",
+        rng=np.random.default_rng(seed),
+    )
+    low, high = map(float, result.confidence_interval)
+    finite = math.isfinite(low) and math.isfinite(high)
+    return Interval(value, low, high) if finite else Interval(value, None, None)
+
+
+def _sums(cells) -> np.ndarray:
+    """[cells, nats and weights, seeds, documents], float64, checked."""
+    arrays = [np.asarray(array, dtype=np.float64) for cell in cells for array in cell]
+    shapes = [array.shape for array in arrays]
+    if len(set(shapes)) != 1 or len(shapes[0]) not in (1, 2) or 0 in shapes[0]:
+        raise ValueError(
+            f"sums must all be [documents] or all [seeds, documents] over the same documents, not empty; got shapes "
+            f"{', '.join(str(shape) for shape in shapes)}"
+        )
+    return np.stack([np.atleast_2d(array) for array in arrays]).reshape(len(cells), 2, -1, shapes[0][-1])

@@ -1,0 +1,331 @@
+"""Loss of a causal language model by length, by window and by position, from the same target tokens every time.
+
+A document of n tokens gives N = floor((n - 1) / span) * span targets, tokens 1..N, where span is the longest length.
+Whatever the length and the method, each of these N targets is scored exactly once, so that the rows differ in the
+context a target was given and in nothing else:
+
+* non-overlapping, window W: inputs sW..sW+W-1 predict targets sW+1..sW+W. A target has from 1 to W tokens of context.
+* sliding, window W and stride S: the window moves by S; the first scores all its targets, each later one the last S.
+  A target past the first window has from W-S+1 to W tokens of context. S = W is non-overlapping.
+* per-position: the non-overlapping losses of the longest length, averaged by position in the window.
+
+Where the windows do not fill N, the last one of a document begins where the next window would and is shorter.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+from torch import Tensor, int64, nn
+
+from longitude.errors import unknown
+from longitude.measure.intervals import interval
+from longitude.measure.rows import Row
+from longitude.measure.windows import Progress, Run, plan_windows
+
+METHODS = ("non-overlapping", "sliding", "per-position")
+LABELS = ("task", "model", "encoding", "label", "seed", "train_length", "bos", "backend", "commit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentLosses:
+    """What one protocol measured: sums over the scored targets of each document; a `Row` before the averaging.
+
+    nats: [documents] float64, sums of -ln p(target | context in its window); NaN or inf where the model gave such.
+    tokens: [documents] int64, targets scored; bytes: the same in bytes, None where tokens have no length in bytes.
+    method, window, stride, position_from, position_to, truncation, dtype: as the columns of `Row`.
+    """
+
+    nats: np.ndarray
+    tokens: np.ndarray
+    bytes: np.ndarray | None = None
+    method: str
+    window: int
+    stride: int
+    position_from: int | None = None
+    position_to: int | None = None
+    truncation: str
+    dtype: str
+
+    @property
+    def metric(self) -> str:
+        """ "bits_per_byte" where bytes are known, else "perplexity"."""
+        return "perplexity" if self.bytes is None else "bits_per_byte"
+
+    @property
+    def sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """(nats, weights) of the metric: what `interval` and `paired_difference` take."""
+        return self.nats, self.tokens if self.bytes is None else self.bytes
+
+    def row(self, *, resamples: int = 2000, bootstrap_seed: int = 0, **labels: Any) -> Row:
+        """The metric over all documents with its 95 % bootstrap interval. labels: `LABELS`, other columns of `Row`."""
+        _check_labels(labels)
+        value, low, high = interval(*self.sums, metric=self.metric, resamples=resamples, seed=bootstrap_seed)
+        columns: dict[str, Any] = {"task": "text", "bos": "none"} | labels
+        return Row(
+            **columns,
+            length=self.window,
+            position_from=self.position_from,
+            position_to=self.position_to,
+            metric=self.metric,
+            method=self.method,
+            window=self.window,
+            stride=self.stride,
+            weighting="token",
+            truncation=self.truncation,
+            documents=len(self.nats),
+            tokens=int(self.tokens.sum()),
+            count=int(self.sums[1].sum()),
+            value=value,
+            low=low,
+            high=high,
+            dtype=self.dtype,
+        )
+
+
+def by_length(
+    model: nn.Module,
+    documents: Sequence[Tensor],
+    *,
+    lengths: Sequence[int],
+    methods: Sequence[str] = METHODS,
+    stride: int | None = None,
+    span: int | None = None,
+    token_bytes: Tensor | int | None = None,
+    bins: Sequence[int] | None = None,
+    batch_tokens: int = 16384,
+    resamples: int = 2000,
+    bootstrap_seed: int = 0,
+    progress: Progress | None = None,
+    **labels: Any,
+) -> list[Row]:
+    """Bits per byte (or perplexity) of any causal Hugging Face model by length, one row each, intervals over documents.
+
+    Runs `losses_by_length` (arguments and errors there) and averages: one row per method and length, one per bin of
+    positions. The metric is "bits_per_byte" with `token_bytes`, "perplexity" without. A loss that is not finite makes
+    a row without value. `bootstrap_seed` and `resamples` fix the intervals; `labels` fill columns of `Row`: `LABELS`
+    (`seed` is the training seed). Raises ValueError for an unknown label.
+    """
+    _check_labels(labels)
+    losses = losses_by_length(
+        model, documents, lengths=lengths, methods=methods, stride=stride, span=span, token_bytes=token_bytes,
+        bins=bins, batch_tokens=batch_tokens, progress=progress,
+    )  # fmt: skip
+    return [each.row(resamples=resamples, bootstrap_seed=bootstrap_seed, **labels) for each in losses]
+
+
+def losses_by_length(
+    model: nn.Module,
+    documents: Sequence[Tensor],
+    *,
+    lengths: Sequence[int],
+    methods: Sequence[str] = METHODS,
+    stride: int | None = None,
+    span: int | None = None,
+    token_bytes: Tensor | int | None = None,
+    bins: Sequence[int] | None = None,
+    batch_tokens: int = 16384,
+    progress: Progress | None = None,
+) -> list[DocumentLosses]:
+    """The sums per document behind `by_length`, in the same order; for paired comparisons and means over seeds.
+
+    model: anything that answers model(input_ids=[B, T] int64, use_cache=False) with causal .logits [B, T, vocab]. Run
+        without gradients and in eval mode; the training mode of every submodule is put back.
+    documents: 1-D int64 tensors, each of at least span + 1 tokens.
+    lengths: windows in tokens, strictly ascending.
+    stride: of the sliding windows, 1 to the shortest length; None: half of each window.
+    span: targets per document are a multiple of it; at least the longest length, which is the default. Give the same
+        span to models measured at different lengths to compare them on the same targets.
+    token_bytes: [vocab] int64, bytes of each token id, or one number for all (1 for models of bytes).
+    bins: ascending edges of the per-position averages, within 0..longest length; None: `default_bins`.
+    batch_tokens: input tokens per forward pass; the logits of a pass, batch_tokens * vocab numbers, are its memory.
+    progress: called as progress(done, total), in input tokens, after every forward pass.
+
+    Raises ValueError for each of these that is not so.
+    """
+    lengths, methods = _lengths(lengths), _methods(methods)
+    longest = lengths[-1]
+    span = longest if span is None else _positive("span", span)
+    if span < longest:
+        raise ValueError(f"span must be at least the longest length {longest}, got {span}; leave it out or raise it")
+    sliding = lengths if "sliding" in methods else []
+    for length in sliding:
+        _stride(stride, length)
+    edges = default_bins(longest) if bins is None else _bins(bins, longest)
+    targets = _Targets(documents, span, token_bytes)
+
+    flat = lengths if "non-overlapping" in methods else [longest] if "per-position" in methods else []
+    passes = [("non-overlapping", length, length) for length in flat]
+    passes += [("sliding", length, _stride(stride, length)) for length in sliding]
+    plans = [plan_windows(targets.counts, window, step) for _, window, step in passes]
+    run = Run(model, documents, plans, _positive("batch_tokens", batch_tokens), progress)
+    results, positions = [], []
+    for (method, window, step), plan in zip(passes, plans, strict=True):
+        nats = run.nats(plan, targets.counts)
+        protocol = {"window": window, "stride": step, "dtype": run.dtype}
+        if method in methods:
+            results.append(targets.losses(nats, method=method, **protocol))
+        if "per-position" in methods and (method, window) == ("non-overlapping", longest):
+            positions = targets.losses_by_position(nats, edges, method="per-position", **protocol)
+    return results + positions
+
+
+def document_losses(
+    model: nn.Module,
+    documents: Sequence[Tensor],
+    *,
+    window: int,
+    stride: int | None = None,
+    span: int | None = None,
+    token_bytes: Tensor | int | None = None,
+    batch_tokens: int = 16384,
+    progress: Progress | None = None,
+) -> DocumentLosses:
+    """The sums per document of one protocol: sliding windows with a stride, non-overlapping when `stride` is None.
+
+    Arguments and errors as `losses_by_length`.
+    """
+    method = "non-overlapping" if stride is None else "sliding"
+    [losses] = losses_by_length(
+        model, documents, lengths=[window], methods=[method], stride=stride, span=span, token_bytes=token_bytes,
+        batch_tokens=batch_tokens, progress=progress,
+    )  # fmt: skip
+    return losses
+
+
+def default_bins(length: int) -> list[int]:
+    """Edges of position bins: 0, 1, 2, 4, 8, then two per octave (16, 24, 32, 48, ...) up to `length`."""
+    edges = [0, 1, 2, 4, 8]
+    while edges[-1] < length:
+        octave = 2 ** (edges[-1].bit_length())
+        edges += [octave, octave * 3 // 2]
+    return [edge for edge in edges if edge < length] + [length]
+
+
+# --- documents, and sums over them --------------------------------------------------------------------------------
+
+
+class _Targets:
+    """The scored targets of every document: how many, their bytes, and what becomes of losses along them."""
+
+    def __init__(self, documents: Sequence[Tensor], span: int, token_bytes: Tensor | int | None):
+        _check_documents(documents, span)
+        self.counts = [(len(document) - 1) // span * span for document in documents]
+        self.truncation = f"tail dropped to a multiple of {span} targets"
+        scored = [document[1 : count + 1] for document, count in zip(documents, self.counts, strict=True)]
+        self.bytes = None if token_bytes is None else _bytes(scored, token_bytes)
+
+    def losses(self, nats: list[np.ndarray], **protocol) -> DocumentLosses:
+        """Summed over each document."""
+        sums = {name: np.array([each.sum() for each in values]) for name, values in self._along(nats).items()}
+        return DocumentLosses(**sums, **protocol, truncation=self.truncation)
+
+    def losses_by_position(self, nats: list[np.ndarray], edges: list[int], **protocol) -> list[DocumentLosses]:
+        """Summed over each document's input positions [from, to) of every window, for each bin."""
+        window = protocol["window"]
+        sums = {name: np.stack([_profile(v, window) for v in values]) for name, values in self._along(nats).items()}
+        return [
+            DocumentLosses(
+                **{name: profile[:, start:stop].sum(1) for name, profile in sums.items()},
+                **protocol,
+                position_from=start,
+                position_to=stop,
+                truncation=self.truncation,
+            )
+            for start, stop in pairwise(edges)
+        ]
+
+    def _along(self, nats: list[np.ndarray]) -> dict[str, list[np.ndarray]]:
+        ones = [np.ones(count, dtype=np.int64) for count in self.counts]
+        return {"nats": nats, "tokens": ones} | ({} if self.bytes is None else {"bytes": self.bytes})
+
+
+def _profile(values: np.ndarray, window: int) -> np.ndarray:
+    """values [N] along a document -> sums [window] by position in the window (the last window may be shorter)."""
+    return np.pad(values, (0, -len(values) % window)).reshape(-1, window).sum(0)
+
+
+def _bytes(scored: list[Tensor], token_bytes: Tensor | int) -> list[np.ndarray]:
+    """Bytes of every scored target, one int64 array per document."""
+    if not isinstance(token_bytes, Tensor):
+        size = _positive("token_bytes", token_bytes)
+        return [np.full(len(targets), size, dtype=np.int64) for targets in scored]
+    if token_bytes.ndim != 1 or token_bytes.dtype != int64 or (token_bytes < 0).any():
+        raise ValueError(
+            f"token_bytes must be int64 [vocab], none negative, or one positive integer; got {token_bytes.dtype} "
+            f"{list(token_bytes.shape)}"
+        )
+    highest = max(int(targets.max()) for targets in scored)
+    if highest >= len(token_bytes):
+        raise ValueError(
+            f"token_bytes has {len(token_bytes)} entries, the documents hold token id {highest}; give every id its "
+            f"length in bytes"
+        )
+    return [token_bytes.cpu()[targets.cpu()].numpy() for targets in scored]
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+def _check_documents(documents: Sequence[Tensor], span: int) -> None:
+    if len(documents) == 0:
+        raise ValueError("documents must hold at least one document, got none; pass a sequence of 1-D token tensors")
+    for index, document in enumerate(documents):
+        if not isinstance(document, Tensor) or document.ndim != 1 or document.dtype != int64:
+            got = f"{document.dtype} {list(document.shape)}" if isinstance(document, Tensor) else type(document)
+            raise ValueError(f"document {index} must be a 1-D int64 tensor of token ids, got {got}")
+        if len(document) < span + 1:
+            raise ValueError(
+                f"document {index} has {len(document)} tokens, but the longest window needs {span + 1}: {span} and the "
+                f"token after them; join short documents, leave this one out, or ask for shorter lengths"
+            )
+
+
+def _check_labels(labels: dict[str, Any]) -> None:
+    for name in labels:
+        if name not in LABELS:
+            raise unknown("label", name, LABELS, "The columns a caller fills are in longitude.measure.text.LABELS.")
+
+
+def _positive(name: str, value: int) -> int:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return int(value)
+
+
+def _lengths(lengths: Sequence[int]) -> list[int]:
+    lengths = [_positive("each of lengths", length) for length in lengths]
+    if not lengths:
+        raise ValueError("lengths must name at least one length in tokens, got none")
+    if any(a >= b for a, b in pairwise(lengths)):
+        raise ValueError(f"lengths must be strictly ascending, got {lengths}; sort them and drop repeats")
+    return lengths
+
+
+def _methods(methods: Sequence[str]) -> list[str]:
+    if isinstance(methods, str) or not methods or len(set(methods)) < len(methods):
+        raise ValueError(f"methods must be a sequence of different names, got {methods!r}; valid: {', '.join(METHODS)}")
+    for method in methods:
+        if method not in METHODS:
+            raise unknown("method", method, METHODS, "They are explained in longitude.measure.text.")
+    return list(methods)
+
+
+def _stride(stride: int | None, window: int) -> int:
+    if stride is None:
+        return max(1, window // 2)
+    if _positive("stride", stride) > window:
+        raise ValueError(
+            f"stride must be 1 to the window, got stride {stride} for window {window}; text would be skipped"
+        )
+    return int(stride)
+
+
+def _bins(bins: Sequence[int], longest: int) -> list[int]:
+    edges = [int(edge) for edge in bins]
+    if len(edges) < 2 or any(a >= b for a, b in pairwise(edges)) or edges[0] < 0 or edges[-1] > longest:
+        raise ValueError(f"bins must be at least two strictly ascending edges within 0..{longest}, got {edges}")
+    return edges

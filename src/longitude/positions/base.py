@@ -1,0 +1,363 @@
+"""What an encoding is: data about positions. It never touches attention, and attention never learns its name.
+
+Position enters a transformer at the input (`embed`), by transforming queries and keys (`queries`, `keys`), or through the
+scores (`terms`). An `Encoding` overrides the one or two methods it needs; the others do nothing.
+
+Words. A *position* is an integer coordinate; *order* is a token's place in its stream. An *offset* is always
+query position - key position. A bias is finite for negative offsets too: forbidding the future is the mask's job.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from jaxtyping import Int
+from torch import Tensor, nn
+
+from longitude.errors import unknown
+
+Columns = dict[str, Tensor]
+"""What content says about position, per token: name -> [B, heads, tokens, ...]."""
+
+Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"]
+"""Integer coordinates; an int p means contiguous from p."""
+
+
+# ---- the six terms: everything an encoding can ask of the scores --------------------------------------------------------
+@dataclass(frozen=True)
+class OffsetBias:
+    """score += at(offset). `at` maps offsets [...] to [heads, ...], in float32 or wider."""
+
+    at: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class PairBias:
+    """score += at(query positions [..., Lq, 1], key positions [..., 1, Lk]) -> [..., heads, Lq, Lk]."""
+
+    at: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Drift:
+    """score += level of the query's token - level of the key's token; level [B, heads, tokens], float32 or wider."""
+
+    level: Tensor
+
+
+@dataclass(frozen=True)
+class OffsetVectors:
+    """score += scale * (query + shift) . keys(offset), and output += sum of weight * values(offset).
+
+    `keys` and `values` map offsets [...] to [..., head_dim] or, one per head, [heads, ..., head_dim]."""
+
+    keys: Callable[[Tensor], Tensor]
+    values: Callable[[Tensor], Tensor] | None = None
+    shift: Tensor | float = 0.0
+
+
+@dataclass(frozen=True)
+class RowBias:
+    """score += of(queries, scaled raw scores, allowed), computed from whole rows of scores [B, heads, Lq, Lk]."""
+
+    of: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Transport:
+    """query . H_i H_(i-1) ... H_(j+1) key instead of query . key, where H_t = I - b_t w_t w_t'.
+
+    w [B, heads, tokens, head_dim]; b [B, heads, tokens]; heads may be those of keys."""
+
+    w: Tensor
+    b: Tensor
+
+
+Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport
+
+
+# ---- the contract ---------------------------------------------------------------------------------------------------------
+class Encoding(nn.Module):
+    """Where position enters a transformer. Every method does nothing by default; a class overrides one or two.
+
+    The class attributes are its declared properties; the conformance battery (`longitude.testing`) verifies them.
+    """
+
+    relative: bool = True
+    """Adding one number to all positions changes nothing."""
+    learned: bool = False
+    """It has parameters."""
+    causal_only: bool = False
+    """Its formula has no meaning for keys in the future: a mask must forbid them."""
+    max_length: int | None = None
+    """Positions 0 .. max_length-1 exist; None: no bound."""
+    axes: int = 1
+    """Coordinates per token."""
+    shared: bool = False
+    """One module serves all layers."""
+    stable_keys: bool = True
+    """A transformed key stays right while the sequence grows, so a cache may keep it."""
+
+    model_defaults: ClassVar[Mapping[str, Any]] = {}
+    """Required options that a model of our own decides for the user, and writes into its config."""
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [B, L, dim], at the model's input -> the same shape."""
+        return x
+
+    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+        """Content-free tables for positions [L] or [B, L], built once per forward, shared by layers, queries and keys.
+
+        `length` is the length of the whole sequence, for schemes that follow it; `dtype` that of the activations."""
+        return None
+
+    def queries(self, q: Tensor, prepared: Any) -> Tensor:
+        """q [B, H, L, head_dim] -> the same shape."""
+        return q
+
+    def keys(self, k: Tensor, prepared: Any) -> Tensor:
+        """k [B, Hkv, L, head_dim] -> the same shape."""
+        return k
+
+    def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
+        """x [B, L, dim], the next tokens of a stream -> their columns, and what the tokens after them must know.
+
+        documents [B, L]: tokens of different numbers are of different streams; padding counts as one of its own."""
+        return {}, carry
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        """What is added to or done to the scores, given the columns of all tokens."""
+        return ()
+
+    @property
+    def at_input(self) -> bool:
+        """Whether it acts on the model's input."""
+        return type(self).embed is not Encoding.embed
+
+    # ---- conveniences for readers and checks, derived from the above ----
+    def rotate_queries(self, x: Tensor, positions: Positions) -> Tensor:
+        """x [..., L, head_dim] as queries at `positions`."""
+        return self._rotate(self.queries, x, positions)
+
+    def rotate_keys(self, x: Tensor, positions: Positions) -> Tensor:
+        """x [..., L, head_dim] as keys at `positions`."""
+        return self._rotate(self.keys, x, positions)
+
+    rotate = rotate_queries
+
+    def _rotate(self, transform: Callable[[Tensor, Any], Tensor], x: Tensor, positions: Positions) -> Tensor:
+        prepared = self.prepare(explicit(positions, x.shape[-2], x.device), dtype=x.dtype)
+        if x.dim() == 4:
+            return transform(x, prepared)
+        if x.dim() > 4 or not isinstance(positions, int) and positions.dim() > 1:
+            raise ValueError(f"expected x [B, H, L, head_dim] for positions of several rows, got x {list(x.shape)}")
+        return transform(x.reshape(1, -1, *x.shape[-2:]), prepared).reshape(x.shape)
+
+    def bias(self, q_positions: Positions, k_positions: Positions, **lengths: int) -> Tensor:
+        """Sum of the content-free biases -> [heads, Lq, Lk]. Positions as tensors [L]."""
+        i, j = (torch.as_tensor(p) for p in (q_positions, k_positions))
+        if i.dim() != 1 or j.dim() != 1:
+            raise ValueError(f"expected positions [Lq] and [Lk], got {list(i.shape)} and {list(j.shape)}")
+        biases = []
+        for term in self._content_free("bias"):
+            match term:
+                case OffsetBias(at):
+                    biases.append(at(i[:, None] - j))
+                case PairBias(at):
+                    biases.append(at(i[:, None], j[None]))
+        return torch.stack(biases).sum(0)
+
+    def bias_at(self, offset: Tensor | int) -> Tensor:
+        """Sum of the biases that depend on the offset alone -> [heads, *offset.shape]."""
+        offset = torch.as_tensor(offset)
+        terms = self._content_free("bias_at")
+        if any(isinstance(term, PairBias) for term in terms):
+            raise ValueError(f"{type(self).__name__} depends on both positions, not on their offset alone; use .bias()")
+        return torch.stack([term.at(offset) for term in terms if isinstance(term, OffsetBias)]).sum(0)
+
+    def _content_free(self, asked: str) -> tuple[Term, ...]:
+        try:
+            terms = self.terms({})
+        except KeyError:  # its terms are made of columns
+            terms = ()
+        if not terms or not all(isinstance(term, OffsetBias | PairBias) for term in terms):
+            raise ValueError(f"{type(self).__name__} has no bias that positions alone decide, so no .{asked}()")
+        return terms
+
+    def extra_repr(self) -> str:
+        names = options_of(type(self))
+        return ", ".join(f"{n}={v!r}" for n in names if isinstance(v := getattr(self, n, None), int | float | str))
+
+
+class Composed(Encoding):
+    """Several encodings as one: transforms chain, terms add, columns join. One encoding, or none, is the short case."""
+
+    def __init__(self, members: Sequence[Encoding]):
+        super().__init__()
+        for member in members:
+            if not isinstance(member, Encoding):
+                raise ValueError(f"expected encodings, got {member!r}; build one by name with lg.encoding(name, ...)")
+        self.members = nn.ModuleList(members)
+        self.relative = all(m.relative for m in members)
+        self.learned = any(m.learned for m in members)
+        self.causal_only = any(m.causal_only for m in members)
+        self.max_length = min((m.max_length for m in members if m.max_length is not None), default=None)
+        self.axes = max((m.axes for m in members), default=1)
+        self.shared = all(m.shared for m in members)
+        self.stable_keys = all(m.stable_keys for m in members)
+
+    def __iter__(self) -> Iterator[Encoding]:
+        return iter(self.members)  # type: ignore[arg-type]
+
+    @property
+    def at_input(self) -> bool:
+        return any(m.at_input for m in self)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        for m in self:
+            x = m.embed(x, positions)
+        return x
+
+    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> tuple:
+        return tuple(m.prepare(positions, length, dtype) for m in self)
+
+    def queries(self, q: Tensor, prepared: tuple) -> Tensor:
+        for m, tables in zip(self, prepared, strict=True):
+            q = m.queries(q, tables)
+        return q
+
+    def keys(self, k: Tensor, prepared: tuple) -> Tensor:
+        for m, tables in zip(self, prepared, strict=True):
+            k = m.keys(k, tables)
+        return k
+
+    def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
+        columns: Columns = {}
+        carries = []
+        for m, before in zip(self, carry or [None] * len(self.members), strict=True):
+            new, after = m.context(x, before, documents)
+            if twice := columns.keys() & new.keys():
+                raise ValueError(f"two composed encodings both give the columns {sorted(twice)}; use one of them")
+            columns |= new
+            carries.append(after)
+        return columns, carries
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        return tuple(term for m in self for term in m.terms(context))
+
+
+def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
+    """Whatever a user may write for `encoding=` -> one object."""
+    match encoding:
+        case Composed():
+            return encoding
+        case Encoding():
+            return Composed([encoding])
+        case None:
+            return Composed([])
+        case list() | tuple():
+            return Composed(encoding)
+    raise ValueError(f"expected an Encoding or a list of them, got {encoding!r}; build one with lg.encoding(name, ...)")
+
+
+# ---- the registry -----------------------------------------------------------------------------------------------------------
+_registry: dict[str, Callable[..., Encoding]] = {}
+Factory = TypeVar("Factory", bound=Callable[..., Encoding])
+
+
+def register(name: str) -> Callable[[Factory], Factory]:
+    """Make a class (or a function that builds a preset) known by name: to lg.encoding, models, battery and command line."""
+
+    def add(factory: Factory) -> Factory:
+        if name in _registry and _registry[name].__qualname__ != factory.__qualname__:
+            raise ValueError(f"an encoding named {name!r} is registered already: {_registry[name]!r}; choose another name")
+        _registry[name] = factory
+        return factory
+
+    return add
+
+
+def encodings() -> list[str]:
+    """The names of all registered encodings."""
+    return sorted(_registry)
+
+
+def factory_of(name: str) -> Callable[..., Encoding]:
+    """The class or function registered under `name`; ValueError with the nearest name otherwise."""
+    if name not in _registry:
+        raise unknown("encoding", name, _registry, "lg.encodings() lists them.")
+    return _registry[name]
+
+
+def encoding(name: str, **options: Any) -> Encoding:
+    """Build a registered encoding by name: lg.encoding("alibi", num_heads=8)."""
+    factory = factory_of(name)
+    return factory(**resolved(name, options))
+
+
+def options_of(factory: Callable[..., Encoding]) -> dict[str, inspect.Parameter]:
+    """The options of a class or preset, by name."""
+    parameters = inspect.signature(factory).parameters.items()
+    return {name: p for name, p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, Any]:
+    """Every option of an encoding written out.
+
+    What `options` does not say comes from `known` (a model's num_heads, head_dim, ...) where the option is required,
+    else from the default. ValueError for an option that does not exist or is still missing.
+    """
+    parameters = options_of(factory_of(name))
+    for option in options:
+        if option not in parameters:
+            raise unknown(f"option of {name!r}", option, parameters, "")
+    full = {}
+    for option, parameter in parameters.items():
+        if option in options:
+            full[option] = options[option]
+        elif parameter.default is not inspect.Parameter.empty:
+            full[option] = parameter.default
+        elif option in known:
+            full[option] = known[option]
+        else:
+            raise ValueError(f"{name!r} needs the option {option!r}: lg.encoding({name!r}, {option}=...)")
+    return full
+
+
+# ---- positions --------------------------------------------------------------------------------------------------------------
+def explicit(positions: Positions, length: int, device: torch.device | None = None) -> Tensor:
+    """Positions as a tensor: an int p becomes p, p+1, ... [length]; a tensor stays."""
+    if isinstance(positions, int):
+        return torch.arange(positions, positions + length, device=device)
+    return positions
+
+
+def require_positions(positions: Tensor, max_length: int | None = None, who: str = "positions") -> None:
+    """Integers, none negative, none beyond a table.
+
+    Values raise a ValueError in eager mode on the CPU; under torch.compile and on accelerators, where looking would stop
+    the machine, they become an asynchronous assertion."""
+    if positions.dtype not in (torch.int64, torch.int32):
+        raise ValueError(f"{who}: expected integer positions (int64), got {positions.dtype}; scale angles, not positions")
+    fine = positions >= 0 if max_length is None else (positions >= 0) & (positions < max_length)
+    bound = f"expected positions 0 .. {max_length - 1}" if max_length else "expected positions of 0 or more"
+    if torch.compiler.is_compiling() or positions.device.type != "cpu":
+        torch._assert_async(fine.all(), f"{who}: {bound}")
+    elif not bool(fine.all()):
+        raise ValueError(f"{who}: {bound}, got {int(positions.min())} .. {int(positions.max())}")
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """float64 where the device has it, else float32: the dtype of angles, slopes and fixed biases."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def positive(who: str, **numbers: float) -> None:
+    """ValueError unless every number is above zero."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
+            raise ValueError(f"{who}: expected {name} above 0, got {number!r}")

@@ -1,0 +1,88 @@
+"""Position as a learned bias per head and bucket of offsets."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from longitude.positions.base import Columns, Encoding, OffsetBias, Term, positive, register
+
+
+def t5_bucket(offset: Tensor, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False) -> Tensor:
+    """offset = query - key [...] -> bucket [...], int64: one per distance at first, then logarithmically wider.
+
+    With n = the distance and exact = buckets/2:  n if n < exact, else
+    exact + trunc( ln(n/exact) / ln(max_distance/exact) * (buckets - exact) ), at most buckets - 1.
+    Bidirectional: the lower half of the buckets for the past, the upper half for keys to the right. Otherwise keys to the
+    right share bucket 0.
+    """
+    buckets = num_buckets // 2 if bidirectional else num_buckets
+    right = (offset < 0).long() * buckets if bidirectional else torch.zeros_like(offset)
+    n = offset.abs() if bidirectional else offset.clamp(min=0)
+    exact = buckets // 2
+    # float32 gives every bucket that exact arithmetic gives, for distances below twice max_distance.
+    log = (n.clamp(min=1).float() / exact).log() / math.log(max_distance / exact) * (buckets - exact)
+    return right + torch.where(n < exact, n, (exact + log.long()).clamp(max=buckets - 1))
+
+
+@register("t5")
+class T5Bias(Encoding):
+    """score_h(i, j) += table[bucket(i - j), h]: a learned number per head and bucket  (Raffel et al. 2020).
+
+    One table serves all layers of a stack. T5 itself leaves out the 1/sqrt(head_dim) scaling: its models ask for scale=1.
+    bidirectional: True in encoders, where keys to the right have buckets of their own; False in decoders.
+    table [num_buckets, num_heads] starts as N(0, 0.02^2).
+    """
+
+    learned = True
+    shared = True
+
+    def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False):
+        super().__init__()
+        positive("T5", num_heads=num_heads, num_buckets=num_buckets, max_distance=max_distance)
+        smallest = 4 if bidirectional else 2
+        if num_buckets < smallest or (bidirectional and num_buckets % 2):
+            raise ValueError(f"T5: expected num_buckets of {smallest} or more, even if bidirectional, got {num_buckets}")
+        exact = num_buckets // (4 if bidirectional else 2)
+        if max_distance <= exact:
+            raise ValueError(f"T5: expected max_distance above {exact}, the last distance with a bucket of its own, got {max_distance}")
+        self.num_heads, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance
+        self.bidirectional = bidirectional
+        self.table = nn.Parameter(torch.empty(num_buckets, num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table, std=0.02)
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        def at(offset: Tensor) -> Tensor:
+            return self.table[t5_bucket(offset, self.num_buckets, self.max_distance, self.bidirectional)].movedim(-1, 0)
+
+        return (OffsetBias(at),)
+
+
+@register("clipped")
+class ClippedBias(Encoding):
+    """score_h(i, j) += table[h, clamp(i - j, -D, D) + D]: a learned number per head and offset, clipped at D.
+
+    table [num_heads, 2 max_distance + 1] starts at zero; row 0 belongs to the far future, the last to the far past. Listings
+    that say r_max = r clamp at r - 1: they are max_distance = r - 1, hence the default of 127.
+    """
+
+    learned = True
+
+    def __init__(self, num_heads: int, max_distance: int = 127):
+        super().__init__()
+        positive("clipped", num_heads=num_heads, max_distance=max_distance)
+        self.num_heads, self.max_distance = num_heads, max_distance
+        self.table = nn.Parameter(torch.empty(num_heads, 2 * max_distance + 1))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.table)
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        def at(offset: Tensor) -> Tensor:
+            return self.table[:, offset.clamp(-self.max_distance, self.max_distance) + self.max_distance]
+
+        return (OffsetBias(at),)

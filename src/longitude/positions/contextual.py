@@ -1,0 +1,118 @@
+"""Position that depends on content: counted (CoPE), forgotten (FoX), or carried by reflections (PaTH)."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, positive, register
+
+
+@register("cope")
+class CoPE(Encoding):
+    """score(i, j) += scale q_i . E[p_ij],   p_ij = sum_{l=j..i} sigmoid(score(i, l))  (Golovneva et al. 2024).
+
+    A position counts the tokens that the query's gates let through, so it may be a count of words or of sentences. It is
+    clipped to max_position - 1, and E [head_dim, max_position], shared by heads, zero at first, is read between its columns
+    by linear interpolation. scale is head_dim^-1/2, as in the authors' code.
+    """
+
+    learned = True
+    causal_only = True
+
+    def __init__(self, head_dim: int, max_position: int = 64):
+        super().__init__()
+        positive("CoPE", head_dim=head_dim, max_position=max_position)
+        self.head_dim, self.max_position = head_dim, max_position
+        self.table = nn.Parameter(torch.empty(head_dim, max_position))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.table)
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        def of(q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
+            gates = torch.sigmoid(scores) * allowed
+            place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.max_position - 1)
+            logits = q @ self.table.to(q.dtype) * self.head_dim**-0.5
+            low = place.detach().floor()
+            below, above = (logits.gather(-1, at.long()) for at in (low, place.detach().ceil()))
+            return torch.lerp(below, above, place - low)
+
+        return (RowBias(of),)
+
+
+@register("fox")
+class FoX(Encoding):
+    """score(i, j) += G_i - G_j,   G_t = sum_{l<=t} ln f_l,   f_t = sigmoid(w_h . x_t + b_h)  (Lin et al. 2025).
+
+    Each head forgets at a rate that it reads off the tokens; a constant f is ALiBi with the slope -ln f. The columns hold G
+    in float32 or wider, and the carry is the last G.
+    """
+
+    learned = True
+    causal_only = True
+
+    def __init__(self, dim: int, num_heads: int):
+        super().__init__()
+        positive("FoX", dim=dim, num_heads=num_heads)
+        self.forget = nn.Linear(dim, num_heads)
+
+    def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
+        log_f = F.logsigmoid(self.forget(x).to(torch.promote_types(x.dtype, torch.float32)))
+        level = log_f.transpose(1, 2).cumsum(-1)
+        level = level if carry is None else level + carry
+        return {"forgotten": level}, level[..., -1:]
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        return (Drift(context["forgotten"]),)
+
+
+@register("path")
+class PaTH(Encoding):
+    """q_i . H_i H_(i-1) ... H_(j+1) k_j instead of q_i . k_j,   H_t = I - b_t w_t w_t'  (Yang et al. 2025).
+
+    w = l2norm(silu(conv(up(down(x))))) per head of the keys, with a causal depthwise convolution over `kernel` tokens, and
+    b = 2 sigmoid(.) in (0, 2): 0 leaves a key as it is, 1 projects, 2 reflects. The carry is the convolution's tail. Tokens
+    of another document, and padding, count as zeros for the convolution.
+    """
+
+    learned = True
+    causal_only = True
+
+    def __init__(
+        self, dim: int, num_heads: int, head_dim: int, num_kv_heads: int | None = None, rank: int = 32, kernel: int = 3
+    ):
+        super().__init__()
+        positive("PaTH", dim=dim, num_heads=num_heads, head_dim=head_dim, rank=rank, kernel=kernel)
+        self.heads, self.head_dim, self.kernel = num_kv_heads or num_heads, head_dim, kernel
+        self.down, self.up = nn.Linear(dim, rank, bias=False), nn.Linear(rank, self.heads * head_dim, bias=False)
+        self.taps = nn.Parameter(torch.empty(kernel, self.heads * head_dim))  # the newest token last
+        self.strength = nn.Linear(dim, self.heads)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.taps, -(self.kernel**-0.5), self.kernel**-0.5)
+
+    def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
+        wider = torch.promote_types(x.dtype, torch.float32)
+        if documents is None:
+            documents = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        new, tail = self.up(self.down(x)), self.kernel - 1
+        if carry is None:  # before the first token: nothing, of no document
+            carry = new.new_zeros(len(new), tail, new.shape[-1]), documents.new_full((len(new), tail), -(2**62))
+        stream, ids = torch.cat([carry[0], new], 1), torch.cat([carry[1], documents], 1)
+        length = x.shape[1]
+        mixed = sum(
+            self.taps[t] * stream[:, t : t + length] * (ids[:, t : t + length] == documents)[..., None]
+            for t in range(self.kernel)
+        )
+        w = F.silu(mixed).to(wider).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        w = w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6)
+        b = 2 * torch.sigmoid(self.strength(x).to(wider)).transpose(1, 2)
+        carry = stream[:, stream.shape[1] - tail :], ids[:, ids.shape[1] - tail :]
+        return {"reflection": w, "strength": b}, carry
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        return (Transport(context["reflection"], context["strength"]),)
