@@ -1,38 +1,52 @@
 """Longitude: where a transformer's tokens are, and whether that knowledge holds past the length it was trained on.
 
-Everything public is one name away, `import longitude as lg`, and is loaded on first use: the import itself costs nothing
-beyond torch's, and `lg.attend` with all encodings never loads transformers.
+Everything public is one name away after `import longitude as lg`, and is loaded on first use: the import itself costs
+nothing, and `lg.attend` with all encodings never loads transformers.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_house.py compares the two lists
-    from longitude import attention, measure, models, positions, study, testing
-    from longitude.attention.cache import LongitudeCache, LongitudeCacheLayer
-    from longitude.attention.layers import MultiHeadAttention
-    from longitude.attention.masks import Causal, Documents, Mask, NoMask, Padding, Window
-    from longitude.attention.operation import attend, explain
-    from longitude.models import LongitudeConfig, LongitudeForCausalLM
-    from longitude.positions.absolute import Learned, NoPosition, Sinusoidal
-    from longitude.positions.base import (
-        Composed,
-        Drift,
-        Encoding,
-        OffsetBias,
-        OffsetVectors,
-        PairBias,
-        RowBias,
-        Transport,
-        encoding,
-        encodings,
-        register,
+    from longitude import (
+        attention as attention,
+        measure as measure,
+        models as models,
+        positions as positions,
+        study as study,
+        testing as testing,
     )
-    from longitude.positions.bias import ALiBi, Fire
-    from longitude.positions.buckets import ClippedBias, T5Bias
-    from longitude.positions.contextual import CoPE, FoX, PaTH
-    from longitude.positions.relative import Shaw
-    from longitude.positions.rotary import Rotary, rope_frequencies
+    from longitude.attention.cache import LongitudeCache as LongitudeCache, LongitudeCacheLayer as LongitudeCacheLayer
+    from longitude.attention.layers import MultiHeadAttention as MultiHeadAttention
+    from longitude.attention.masks import (
+        Causal as Causal,
+        Documents as Documents,
+        Mask as Mask,
+        NoMask as NoMask,
+        Padding as Padding,
+        Window as Window,
+    )
+    from longitude.attention.operation import attend as attend, explain as explain
+    from longitude.models import LongitudeConfig as LongitudeConfig, LongitudeForCausalLM as LongitudeForCausalLM
+    from longitude.positions.absolute import Learned as Learned, NoPosition as NoPosition, Sinusoidal as Sinusoidal
+    from longitude.positions.base import (
+        Composed as Composed,
+        Drift as Drift,
+        Encoding as Encoding,
+        OffsetBias as OffsetBias,
+        OffsetVectors as OffsetVectors,
+        PairBias as PairBias,
+        RowBias as RowBias,
+        Transport as Transport,
+        encoding as encoding,
+        encodings as encodings,
+        register as register,
+    )
+    from longitude.positions.bias import ALiBi as ALiBi, Fire as Fire
+    from longitude.positions.buckets import ClippedBias as ClippedBias, T5Bias as T5Bias
+    from longitude.positions.contextual import CoPE as CoPE, FoX as FoX, PaTH as PaTH
+    from longitude.positions.relative import Shaw as Shaw
+    from longitude.positions.rotary import Rotary as Rotary, rope_frequencies as rope_frequencies
 
 __version__ = "0.1.0"
 

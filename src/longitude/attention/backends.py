@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from longitude.attention import toeplitz
 from longitude.attention.reference import added, reference
 from longitude.attention.request import Request
-from longitude.attention.spans import by_spans, spans
+from longitude.attention.spans import by_spans, pieces, spans, steady
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Transport
 
 ALL_TERMS = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport)
@@ -191,6 +191,7 @@ SDPA = Backend(
 # ---- table: every bias of the offset is one table of Lq + Lk - 1 numbers per head -------------------------------------------------
 def table(r: Request) -> Tensor:
     def run(r: Request) -> Tensor:
+        r = steady(r) or r
         assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
         diagonal = torch.arange(r.rows + r.length - 1, device=r.q.device)
         offset = r.q_positions - r.k_positions + r.rows - 1 - diagonal
@@ -209,8 +210,10 @@ def table(r: Request) -> Tensor:
 def table_limits(r: Request) -> str | None:
     if not toeplitz.available():
         return "this build of torch lacks the fused CPU kernel it reads its table through"
-    if not r.contiguous:
-        return "positions came as tensors, and it needs them contiguous: pass one int p for p, p+1, p+2, ..."
+    cut = pieces(r)
+    assert not isinstance(cut, str), cut
+    if any(steady(piece) is None for _, _, piece in cut):
+        return "positions do not count up by one, as far as it may look; say one int p for p, p+1, p+2, ..."
     if r.v.shape[3] != r.k.shape[3]:
         return f"it needs values as wide as keys, not {r.v.shape[3]} and {r.k.shape[3]}"
     return None

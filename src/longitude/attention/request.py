@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.masks import All, Causal, Mask, Window
-from longitude.positions.base import Positions, Term, explicit, require_positions
+from longitude.positions.base import Drift, Positions, Term, Transport, explicit, require_positions
 
 
 @dataclass(frozen=True)
@@ -102,11 +102,21 @@ class Request:
             q=self.q[batch][:, :, rows],
             k=self.k[batch][:, :, keys],
             v=self.v[batch][:, :, keys],
+            terms=tuple(_of_batch(term, batch) for term in self.terms),
             q_positions=cut(self.q_positions, rows),
             k_positions=cut(self.k_positions, keys),
             q_order=self.q_order + rows.start,
             k_order=self.k_order + keys.start,
         )
+
+
+def _of_batch(term: Term, batch: slice | list[int]) -> Term:
+    match term:
+        case Drift(level):
+            return Drift(level[batch])
+        case Transport(w, b):
+            return Transport(w[batch], b[batch])
+    return term
 
 
 def _is_band(mask: Mask) -> bool:

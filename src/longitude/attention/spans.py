@@ -57,21 +57,49 @@ def spans(r: Request) -> list[tuple[list[int], list[Span]]] | str:
     return [(batch, list(own)) for own, batch in groups.items()]
 
 
-def by_spans(r: Request, run: Callable[[Request], Tensor]) -> Tensor:
-    """Run a backend that knows bands only, once per group of sequences and span."""
+def pieces(r: Request) -> list[tuple[slice | list[int], slice, Request]] | str:
+    """The request cut into dense ones that know bands only: (sequences, rows, piece); or why it cannot be."""
     if not r.beyond_band:
-        return run(r)
+        return [(slice(None), slice(0, r.rows), r)]
     found = spans(r)
-    assert not isinstance(found, str), found
-    band = All(tuple(m for m in r.mask.parts() if m not in r.beyond_band)) if r.band != (None, None) else All(())
-    r = replace(r, mask=band)
-    out = r.q.new_zeros(*r.q.shape[:3], r.v.shape[3])
+    if isinstance(found, str):
+        return found
+    r = replace(r, mask=All(tuple(m for m in r.mask.parts() if m not in r.beyond_band)))
+    cut = []
     for batch, own in found:
         which = slice(None) if len(batch) == len(r.q) else batch
         for q_from, q_to, k_from, k_to in own:
             rows = slice(q_from - r.q_order, q_to - r.q_order)
-            out[which, :, rows] = run(r.piece(rows, slice(k_from - r.k_order, k_to - r.k_order), which))
+            cut.append((which, rows, r.piece(rows, slice(k_from - r.k_order, k_to - r.k_order), which)))
+    return cut
+
+
+def by_spans(r: Request, run: Callable[[Request], Tensor]) -> Tensor:
+    """Run a backend that knows bands only, once per group of sequences and span."""
+    cut = pieces(r)
+    assert not isinstance(cut, str), cut
+    if cut and cut[0][2] is r:
+        return run(r)
+    out = r.q.new_zeros(*r.q.shape[:3], r.v.shape[3])
+    for which, rows, piece in cut:
+        out[which, :, rows] = run(piece)
     return out
+
+
+def steady(r: Request) -> Request | None:
+    """The request with ints for positions, if they count up by one in every sequence, at one offset; None otherwise.
+
+    For terms that read the offset alone."""
+    if r.contiguous:
+        return r
+    if torch.compiler.is_compiling():
+        return None
+    q, k = (p if p.dim() == 2 else p[None] for p in r.places())
+    counting = all(bool((p - p[:, :1] == torch.arange(p.shape[1], device=p.device)).all()) for p in (q, k))
+    gaps = q[:, 0] - k[:, 0]
+    if not counting or not bool((gaps == gaps[0]).all()):
+        return None
+    return replace(r, q_positions=int(q[0, 0]), k_positions=int(k[0, 0]))
 
 
 def _changes(x: Tensor) -> list[int]:

@@ -308,8 +308,8 @@ def options_of(factory: Callable[..., Encoding]) -> dict[str, inspect.Parameter]
 def resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, Any]:
     """Every option of an encoding written out.
 
-    What `options` does not say comes from `known` (a model's num_heads, head_dim, ...) where the option is required,
-    else from the default. ValueError for an option that does not exist or is still missing.
+    What `options` does not say comes from `known` (a model's num_heads, head_dim, ...) where the option has no default or
+    None, else from the default. ValueError for an option that does not exist or is still missing.
     """
     parameters = options_of(factory_of(name))
     for option in options:
@@ -319,10 +319,10 @@ def resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, A
     for option, parameter in parameters.items():
         if option in options:
             full[option] = options[option]
+        elif option in known and parameter.default in (None, inspect.Parameter.empty):
+            full[option] = known[option]
         elif parameter.default is not inspect.Parameter.empty:
             full[option] = parameter.default
-        elif option in known:
-            full[option] = known[option]
         else:
             raise ValueError(f"{name!r} needs the option {option!r}: lg.encoding({name!r}, {option}=...)")
     return full

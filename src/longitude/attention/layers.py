@@ -1,0 +1,120 @@
+"""Attention as a layer: projections, an encoding, a cache, and attend() between them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from longitude.attention.masks import Causal, Documents, Mask, Padding
+from longitude.attention.operation import of_transformed, run
+from longitude.attention.request import validate
+from longitude.positions.base import Encoding, Positions, compose, explicit, positive, require_positions
+
+if TYPE_CHECKING:
+    from longitude.attention.cache import LongitudeCacheLayer
+
+
+class MultiHeadAttention(nn.Module):
+    """Self-attention with num_kv_heads heads of keys and values, each serving num_heads / num_kv_heads heads of queries.
+
+    x [B, L, dim] -> [B, L, dim]. The projected vectors are split into heads of head_dim = dim / num_heads (or as said).
+    num_kv_heads = num_heads is multi-head, 1 is multi-query, between them grouped-query attention. dropout acts on the
+    weights, in training. scale is head_dim**-0.5 unless said.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        encoding: Encoding | Sequence[Encoding] | None = None,
+        *,
+        head_dim: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+    ):
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        positive("MultiHeadAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        if num_heads % num_kv_heads:
+            raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
+        if head_dim is None and dim % num_heads:
+            raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim or dim // num_heads
+        self.dropout, self.scale, self.backend = dropout, scale, backend
+        self.q_proj = nn.Linear(dim, num_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(num_heads * self.head_dim, dim, bias=bias)
+        self.encoding = compose(encoding)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L dim"],
+        *,
+        mask: Mask = Causal(),  # noqa: B008 (frozen)
+        positions: Positions | None = None,
+        documents: Int[Tensor, "B Lk"] | None = None,
+        cache: LongitudeCacheLayer | None = None,
+        encoding: Encoding | None = None,
+        tables: Any = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """-> [B, L, dim]; with return_weights also the weights [B, H, L, Lk].
+
+        positions: of x, an int to count from, [L] or [B, L]; None continues the cache. documents: a number per token,
+        cached ones included; tokens see their own document only, and nobody sees a negative number: padding. cache: keeps
+        this call's tokens and lets x see those before. encoding, tables: an encoding and its prepared tables held by a model
+        for all its layers, instead of the layer's own.
+        """
+        if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features:
+            raise ValueError(f"x: expected [B, L, {self.q_proj.in_features}], got {list(x.shape)}")
+        encoding = compose(encoding) if encoding is not None else self.encoding
+        past = cache.get_seq_length() if cache is not None else 0
+        length, keys = x.shape[1], past + x.shape[1]
+        if documents is not None:
+            if documents.shape != (len(x), keys):
+                raise ValueError(f"documents: expected [{len(x)}, {keys}], cached tokens included, got {list(documents.shape)}")
+            mask = mask & Documents(documents) & Padding(documents >= 0)
+        if positions is None:
+            positions = cache.next_positions() if cache is not None else 0
+            if isinstance(positions, Tensor):
+                positions = positions + torch.arange(length, device=x.device)
+        elif isinstance(positions, Tensor):
+            if positions.shape not in ((length,), (len(x), length), (1, length)):
+                raise ValueError(f"positions: expected [{length}] or [{len(x)}, {length}], got {list(positions.shape)}")
+            require_positions(positions)
+            positions = positions[0] if positions.shape[0] == 1 and positions.dim() == 2 else positions
+
+        q = self.q_proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        k = self.k_proj(x).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2)
+        v = self.v_proj(x).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2)
+        if tables is None:
+            tables = encoding.prepare(explicit(positions, length, x.device), keys, q.dtype)
+        q = encoding.queries(q, tables)
+        if encoding.stable_keys:
+            k = encoding.keys(k, tables)
+        new_documents = None if documents is None else documents[:, past:]
+        columns, carry = encoding.context(x, cache.carry if cache is not None else None, new_documents)
+        k_positions = positions
+        if cache is not None:
+            columns = cache.extend(k, v, positions, columns, carry)
+            k, v, k_positions = cache.keys, cache.values, cache.positions
+        if not encoding.stable_keys:
+            k = encoding.keys(k, encoding.prepare(explicit(k_positions, keys, x.device), keys, q.dtype))
+
+        dropout = self.dropout if self.training else 0.0
+        validate(q, k, v, mask, self.scale, dropout)
+        r = of_transformed(
+            q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights
+        )
+        result = run(r, self.backend)
+        out, weights = result if return_weights else (result, None)
+        out = self.o_proj(out.transpose(1, 2).flatten(2))
+        return (out, weights) if return_weights else out

@@ -1,0 +1,93 @@
+"""The decoder with a head that predicts the next token."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.generation import GenerationMixin
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
+
+from longitude.errors import unknown
+from longitude.models.configuration import LongitudeConfig
+from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
+from longitude.models.loss import IGNORED, next_token_loss
+
+
+class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
+    """A causal language model with any registered encoding; works with Trainer, generate() and the Auto classes."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: LongitudeConfig):
+        super().__init__(config)
+        self.model = LongitudeModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        document_ids: Tensor | None = None,
+        shift_labels: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """input_ids [B, L] -> logits [B, L, vocab_size] and, given labels, the loss: mean nats per predicted token.
+
+        attention_mask [B, Lk]: 0 for padding, cached tokens included. document_ids [B, Lk]: packed text; tokens see their own
+        document only, and positions start again at each. position_ids [B, L] override that. labels [B, L]: shifted here,
+        -100 is not predicted; shift_labels [B, L]: the token after each input, shifted already. skip_logits: with labels,
+        return no logits; None skips them in training, so that [L, vocab_size] is never held. logits_to_keep: the last so
+        many (0: all), or the indices of the wanted ones.
+        """
+        if kwargs:
+            raise unknown("argument", next(iter(kwargs)), self.forward.__wrapped__.__code__.co_varnames, "")
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            document_ids=document_ids,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        hidden, loss = outputs.last_hidden_state, None
+        if labels is not None and shift_labels is None:
+            shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+            if document_ids is not None:  # a document's last token does not predict the next document's first
+                ends = document_ids[:, -hidden.shape[1] :]
+                crossing = F.pad(ends[:, 1:] != ends[:, :-1], (0, 1), value=False)
+                shift_labels = shift_labels.masked_fill(crossing, IGNORED)
+        if shift_labels is not None:
+            if shift_labels.shape != hidden.shape[:2]:
+                raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(shift_labels.shape)}")
+            loss = next_token_loss(hidden, self.lm_head.weight, shift_labels, num_items_in_batch)
+        skip_logits = (loss is not None and self.training) if skip_logits is None else skip_logits
+        logits = None
+        if not skip_logits:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(hidden[:, kept])
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )

@@ -1,0 +1,245 @@
+"""The decoder: pre-norm layers over attend(), with one encoding for all layers or one for each."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.utils import logging
+
+from longitude.attention.cache import LongitudeCache, LongitudeCacheLayer, adopt
+from longitude.attention.layers import MultiHeadAttention
+from longitude.models.configuration import LongitudeConfig
+from longitude.positions.base import Composed, Encoding, Positions, encoding, explicit, require_positions
+
+logger = logging.get_logger(__name__)
+
+
+class MLP(nn.Module):
+    """down(silu(gate x) * up x) for "swiglu", down(gelu(up x)) for "gelu"."""
+
+    def __init__(self, config: LongitudeConfig):
+        super().__init__()
+        wide = config.intermediate_size
+        self.gate = nn.Linear(config.hidden_size, wide, bias=False) if config.hidden_act == "swiglu" else None
+        self.up = nn.Linear(config.hidden_size, wide, bias=False)
+        self.down = nn.Linear(wide, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x))
+
+
+class DecoderLayer(GradientCheckpointingLayer):
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+
+    def __init__(self, config: LongitudeConfig):
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attention = MultiHeadAttention(
+            config.hidden_size,
+            config.num_attention_heads,
+            config.num_key_value_heads,
+            bias=config.attention_bias,
+            dropout=config.attention_dropout,
+            scale=config.attention_scale,
+            backend=config.attention_backend,
+        )
+        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.mlp = MLP(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoding: Encoding,
+        tables: Any,
+        positions: Positions,
+        documents: Tensor | None,
+        cache: LongitudeCacheLayer | None,
+        return_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        mixed = self.attention(
+            self.attention_norm(x),
+            positions=positions,
+            documents=documents,
+            cache=cache,
+            encoding=encoding,
+            tables=tables,
+            return_weights=return_weights,
+        )
+        mixed, weights = mixed if return_weights else (mixed, None)
+        x = x + self.dropout(mixed)
+        return x + self.dropout(self.mlp(self.mlp_norm(x))), weights
+
+
+class LongitudePreTrainedModel(PreTrainedModel):
+    config_class = LongitudeConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DecoderLayer"]  # noqa: RUF012
+    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Linear and embedding N(0, 1/width of the input); what writes to the residual stream shrinks with depth."""
+        if isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=self.config.initializer_range or module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            nn.init.normal_(module.weight, std=self.config.initializer_range or module.embedding_dim**-0.5)
+        elif isinstance(module, nn.RMSNorm):
+            nn.init.ones_(module.weight)
+        elif isinstance(module, DecoderLayer):
+            depth = (2 * self.config.num_hidden_layers) ** -0.5
+            for last in (module.attention.o_proj, module.mlp.down):
+                std = self.config.initializer_range or last.in_features**-0.5
+                nn.init.normal_(last.weight, std=std * depth)
+        elif isinstance(module, Encoding) and hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+class LongitudeModel(LongitudePreTrainedModel):
+    """Tokens [B, L] -> hidden states [B, L, hidden_size]."""
+
+    def __init__(self, config: LongitudeConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
+        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.gradient_checkpointing = False
+
+        # Encodings live here, one module for all layers where they are shared, and layers are handed theirs.
+        members: list[Encoding] = []
+        shared: dict[str, int] = {}
+        self.members_of_layer: list[list[int]] = []
+        for specs in config.layer_specs():
+            own = []
+            for spec in specs:
+                key = json.dumps(spec, sort_keys=True)
+                if key not in shared:
+                    members.append(encoding(**spec))
+                    if members[-1].shared:
+                        shared[key] = len(members) - 1
+                own.append(shared.get(key, len(members) - 1))
+            self.members_of_layer.append(own)
+        self.encodings = nn.ModuleList(members)
+        self.encoding_of_layer = tuple(Composed([members[i] for i in own]) for own in self.members_of_layer)
+        at_input = {i for i, member in enumerate(members) if member.at_input}
+        if at_input - set(self.members_of_layer[0]):
+            raise ValueError("encodings: one that acts on the model's input must stand in the first layer")
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        document_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> BaseModelOutputWithPast:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("expected either input_ids or inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        x = inputs_embeds * self.config.embedding_scale
+        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        if self.gradient_checkpointing and self.training and (use_cache or past_key_values is not None):
+            logger.warning_once("gradient checkpointing makes layers twice, so this call goes without a cache")
+            use_cache, past_key_values = False, None
+        cache = None
+        if past_key_values is not None:
+            cache = adopt(past_key_values, len(self.layers))
+        elif use_cache:
+            cache = LongitudeCache(len(self.layers))
+        past = cache.get_seq_length() if cache is not None else 0
+        streams = streams_of(attention_mask, document_ids, len(x), past + x.shape[1], x.device)
+        positions = self.positions_of(position_ids, streams, cache, x)
+
+        places = explicit(positions, x.shape[1], x.device)
+        x = self.encoding_of_layer[0].embed(x, places)
+        tables = [member.prepare(places, past + x.shape[1], x.dtype) for member in self.encodings]
+        hidden_states, attentions = [x], []
+        for i, layer in enumerate(self.layers):
+            x, weights = layer(
+                x,
+                self.encoding_of_layer[i],
+                tuple(tables[n] for n in self.members_of_layer[i]),
+                positions,
+                streams,
+                None if cache is None else cache.layers[i],
+                bool(output_attentions),
+            )
+            hidden_states.append(x)
+            attentions.append(weights)
+        x = self.norm(x)
+        return BaseModelOutputWithPast(
+            last_hidden_state=x,
+            past_key_values=cache,
+            hidden_states=(*hidden_states[:-1], x) if output_hidden_states else None,
+            attentions=tuple(attentions) if output_attentions else None,
+        )
+
+    def positions_of(
+        self, position_ids: Tensor | None, streams: Tensor | None, cache: Cache | None, x: Tensor
+    ) -> Positions:
+        """Positions of the new tokens: as said, else each token's place in its own document, padding not counted."""
+        length = x.shape[1]
+        if position_ids is not None:
+            if position_ids.shape not in ((length,), (1, length), (len(x), length)):
+                raise ValueError(f"position_ids: expected [{len(x)}, {length}], got {list(position_ids.shape)}")
+            require_positions(position_ids, who="position_ids")
+            return position_ids[0] if position_ids.dim() == 2 and len(position_ids) == 1 else position_ids
+        if streams is not None:
+            return places_in(streams)[:, -length:]
+        if cache is None:
+            return 0
+        following = cache.layers[0].next_positions()
+        if isinstance(following, int):
+            return following
+        return following + torch.arange(length, device=x.device)
+
+
+def streams_of(
+    attention_mask: Tensor | None, document_ids: Tensor | None, batch: int, keys: int, device: torch.device
+) -> Tensor | None:
+    """Which stream each token belongs to, cached ones included, [B, Lk]: its document, or -1 for padding. None: all one."""
+    for name, given in (("attention_mask", attention_mask), ("document_ids", document_ids)):
+        if given is not None and given.shape != (batch, keys):
+            raise ValueError(
+                f"{name}: expected [{batch}, {keys}], one per token, cached ones included, got {list(given.shape)}"
+            )
+    # A mask of ones is no mask. Looking would break a compiled graph, so there it stays.
+    if attention_mask is not None and not torch.compiler.is_compiling() and bool(attention_mask.all()):
+        attention_mask = None
+    if document_ids is not None and not torch.compiler.is_compiling() and bool((document_ids < 0).any()):
+        raise ValueError("document_ids: expected numbers of 0 or more; say padding in attention_mask")
+    if attention_mask is None:
+        return document_ids
+    streams = torch.zeros(batch, keys, dtype=torch.long, device=device) if document_ids is None else document_ids
+    return streams.masked_fill(attention_mask == 0, -1)
+
+
+def places_in(streams: Tensor) -> Tensor:
+    """Each token's place in its own run of streams [B, L] -> [B, L]; 0 for padding."""
+    order = torch.arange(streams.shape[1], device=streams.device).expand_as(streams)
+    first = torch.ones_like(streams, dtype=torch.bool)
+    first[:, 1:] = streams[:, 1:] != streams[:, :-1]
+    start = torch.where(first, order, 0).cummax(1).values
+    return (order - start).masked_fill(streams < 0, 0)

@@ -1,0 +1,302 @@
+"""One cell of a study: one encoding and seed, trained through Hugging Face's Trainer and measured.
+
+A cell's folder is a Hugging Face checkpoint (config.json, model.safetensors) with its losses, rows, sums per document
+and status. Everything in it is written beside and renamed, but for losses.jsonl, which grows by one line per step, and
+the Trainer's own checkpoints in trainer/, which `checkpoints` checks. A cell killed at any moment and run again ends
+with the files of one never killed.
+"""
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from longitude.measure import DocumentLosses, losses_by_length, write_rows
+from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from longitude.positions.base import Encoding
+from longitude.study.checkpoints import LossLog, newest, seal, step_of
+from longitude.study.config import VOCABULARY, StudyConfig, parse_encoding, safe
+from longitude.study.data import StudyData, Windows
+from longitude.study.files import atomic, flush, read_json, write_json
+
+SAVES = 4
+"""Checkpoints during training."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """status.json. status: running | done | diverged | failed; reason: why not done, or what done leaves out."""
+
+    status: str
+    label: str
+    seed: int
+    encoding: str
+    step: int
+    steps: int
+    reason: str | None = None
+    parameters: int | None = None
+    training_seconds: float | None = None
+    measuring_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Where a label and a seed live in a run directory."""
+
+    run: Path
+    label: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{safe(self.label)}-{self.seed}"
+
+    @property
+    def folder(self) -> Path:
+        return self.run / "cells" / self.name
+
+    @property
+    def encoding(self) -> str:
+        """Registered names, without options."""
+        return "+".join(part["name"] for part in parse_encoding(self.label))
+
+    @property
+    def status(self) -> Status | None:
+        saved = read_json(self.folder / "status.json")
+        return None if saved is None else Status(**saved)
+
+
+class Watcher:
+    """Hears how a cell goes on; this one ignores it."""
+
+    def trained(self, cell: Cell, step: int, steps: int, loss: float) -> None: ...
+
+    def measured(self, cell: Cell, done: int, total: int) -> None: ...
+
+    def note(self, message: str) -> None: ...
+
+
+def build_model(config: StudyConfig, label: str, seed: int) -> LongitudeForCausalLM:
+    """The model of a cell, with the weights that its seed draws. ValueError when the options do not fit the shape."""
+    parts = parse_encoding(label)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LongitudeForCausalLM(
+            LongitudeConfig(
+                vocab_size=VOCABULARY,
+                hidden_size=config.hidden,
+                num_hidden_layers=config.layers,
+                num_attention_heads=config.heads,
+                max_position_embeddings=config.train_length,
+                encoding=parts if len(parts) > 1 else parts[0],
+            )
+        )
+
+
+def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | None, watcher: Watcher) -> Status:
+    """Train and measure a cell, or continue where it was killed. Its errors are the caller's to record."""
+    cell.folder.mkdir(parents=True, exist_ok=True)
+    before = cell.status
+    training_seconds = before.training_seconds if before and before.status == "running" else None
+
+    def record(status: str, step: int, **more: Any) -> Status:
+        now = Status(status, cell.label, cell.seed, cell.encoding, step, config.steps, **more)
+        write_json(cell.folder / "status.json", asdict(now))
+        return now
+
+    if not _trained(cell):
+        record("running", 0)
+        model = build_model(config, cell.label, cell.seed)
+        start = time.perf_counter()
+        diverged = train(model, config, cell, data, watcher)
+        if diverged is not None:
+            return record("diverged", diverged, reason=f"the loss was not finite at step {diverged}")
+        training_seconds = time.perf_counter() - start
+        save(model, cell.folder)
+    more: dict[str, Any] = {"training_seconds": training_seconds}
+    record("running", config.steps, **more)
+    model = LongitudeForCausalLM.from_pretrained(cell.folder).to(device_of(config))
+    start = time.perf_counter()
+    finite, left_out = measure(model, config, cell, data, commit, watcher)
+    _forget_checkpoints(cell)
+    more |= {
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "measuring_seconds": time.perf_counter() - start,
+    }
+    if not finite:
+        return record("diverged", config.steps, reason="the loss is not finite after the last step", **more)
+    return record("done", config.steps, reason=left_out, **more)
+
+
+# ---- training ---------------------------------------------------------------------------------------------------------
+
+
+def train(
+    model: LongitudeForCausalLM, config: StudyConfig, cell: Cell, data: StudyData, watcher: Watcher
+) -> int | None:
+    """Train in place, from the newest complete checkpoint. Returns the step whose loss was not finite, or None."""
+    folder = cell.folder / "trainer"
+    log = LossLog(cell.folder / "losses.jsonl")
+    checkpoint, messages = newest(folder, len(log.read()))
+    for message in messages:
+        watcher.note(f"{cell.name}: {message}")
+    if checkpoint is not None:
+        watcher.note(f"{cell.name}: continues from step {step_of(checkpoint)}")
+    log.cut(step_of(checkpoint))
+    steps = Steps(model, config, log, lambda step, loss: watcher.trained(cell, step, config.steps, loss))
+    on_cpu = device_of(config).type == "cpu"
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=config.steps,
+        per_device_train_batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=round(config.warmup * config.steps),
+        weight_decay=config.weight_decay,
+        adam_beta2=0.95,
+        max_grad_norm=1.0,
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+        seed=cell.seed,
+        use_cpu=on_cpu,
+        dataloader_pin_memory=not on_cpu,
+        save_strategy="steps",
+        save_steps=max(1, math.ceil(config.steps / SAVES)),
+        save_total_limit=2,
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    windows = Windows(data.training, config.train_length, config.steps * config.batch_size, cell.seed)
+    trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[steps])
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    steps.remove()
+    return steps.diverged
+
+
+class Steps(TrainerCallback):
+    """Logs every step's loss as the model computed it, seals checkpoints, and stops at a loss that is not finite."""
+
+    def __init__(
+        self, model: LongitudeForCausalLM, config: StudyConfig, log: LossLog, heard: Callable[[int, float], None]
+    ):
+        self.log, self.heard, self.tokens = log, heard, config.batch_size * config.train_length
+        self.diverged: int | None = None
+        self.loss = self.rate = math.nan
+        self.remove = model.register_forward_hook(self.keep_loss).remove
+
+    def keep_loss(self, module: Any, inputs: Any, output: Any) -> None:
+        self.loss = output.loss.detach()
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
+        self.rate = kwargs["optimizer"].param_groups[0]["lr"]
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        step, loss = state.global_step, float(self.loss)
+        if not math.isfinite(loss):
+            self.diverged = step
+            control.should_training_stop, control.should_save = True, False
+            return
+        self.log.append({"step": step, "loss": loss, "learning_rate": self.rate, "tokens": step * self.tokens})
+        self.heard(step, loss)
+
+    def on_save(self, args, state, control, **kwargs) -> None:
+        self.log.flush()
+        seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+
+
+def save(model: LongitudeForCausalLM, folder: Path) -> None:
+    """config.json and model.safetensors into the folder; config.json comes last, so it says that all are there."""
+    beside = folder / f".model.{os.getpid()}.tmp"
+    try:
+        model.save_pretrained(beside)
+        for path in sorted(beside.iterdir(), key=lambda path: path.name == "config.json"):
+            flush(path)
+            os.replace(path, folder / path.name)
+    finally:
+        shutil.rmtree(beside, ignore_errors=True)
+
+
+def _trained(cell: Cell) -> bool:
+    return (cell.folder / "config.json").exists()
+
+
+def _forget_checkpoints(cell: Cell) -> None:
+    """Of the Trainer's folder only its state is kept: nothing continues from here."""
+    folder = cell.folder / "trainer"
+    for state in folder.glob("checkpoint-*/trainer_state.json"):
+        os.replace(state, folder / state.name)
+    for path in folder.glob("checkpoint-*"):
+        shutil.rmtree(path)
+
+
+# ---- measuring --------------------------------------------------------------------------------------------------------
+
+
+def measure(
+    model: LongitudeForCausalLM, config: StudyConfig, cell: Cell, data: StudyData, commit: str | None, watcher: Watcher
+) -> tuple[bool, str | None]:
+    """Write results.parquet and documents.parquet. Returns whether all is finite, and what could not be measured."""
+    limit = min((m.max_length for m in model.modules() if isinstance(m, Encoding) and m.max_length), default=None)
+    lengths = [length for length in config.test_lengths if limit is None or length <= limit]
+    left_out = None
+    if len(lengths) < len(config.test_lengths):
+        left_out = f"{cell.label} has no positions from {limit} on, so lengths above {limit} are missing"
+    losses = []
+    if lengths:
+        losses = losses_by_length(
+            model,
+            data.validation,
+            lengths=lengths,
+            methods=config.methods,
+            stride=config.stride,
+            span=config.test_lengths[-1],
+            token_bytes=1,
+            progress=lambda done, total: watcher.measured(cell, done, total),
+        )
+    labels = {
+        "model": f"cells/{cell.name}",
+        "encoding": cell.encoding,
+        "label": cell.label,
+        "seed": cell.seed,
+        "train_length": config.train_length,
+        "backend": model.config.attention_backend,
+        "commit": commit,
+    }
+    rows = [each.row(**labels) for each in losses]
+    with atomic(cell.folder / "documents.parquet") as beside:
+        documents_frame(losses, cell).to_parquet(beside, index=False)
+    write_rows(rows, cell.folder / "results.parquet")
+    return all(row.value is not None for row in rows), left_out
+
+
+def documents_frame(losses: list[DocumentLosses], cell: Cell) -> pd.DataFrame:
+    """Sums per document of each length and method, not of single positions."""
+    columns = ("label", "seed", "method", "length", "document", "nats", "tokens", "bytes")
+    parts = [
+        (cell.label, cell.seed, each.method, each.window, document, each.nats[document], tokens, tokens)
+        for each in losses
+        if each.position_from is None
+        for document, tokens in enumerate(each.tokens)
+    ]
+    return pd.DataFrame(parts, columns=columns)
+
+
+def device_of(config: StudyConfig) -> torch.device:
+    """ValueError when this machine does not have the device."""
+    available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    name = config.device
+    if name == "auto":
+        name = next(each for each in ("cuda", "mps", "cpu") if available[each])
+    if not available[name]:
+        raise ValueError(f"--device {name}: this machine has none that torch {torch.__version__} can use; try cpu")
+    return torch.device(name)

@@ -1,0 +1,104 @@
+"""Checkpoints of a training run that are whole or dropped, and the log of losses that goes with them.
+
+Trainer saves a checkpoint file by file. One is complete when `MANIFEST`, written last, names each of its files with its
+size and hash; whatever else a killed process left is removed when the run continues.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from longitude.study.files import atomic, flush, write_json
+
+MANIFEST = "complete.json"
+
+
+def seal(checkpoint: Path) -> None:
+    """Declare a checkpoint complete: all its files are on the disk."""
+    for path in _files(checkpoint):
+        flush(path)
+    write_json(checkpoint / MANIFEST, _contents(checkpoint))
+
+
+def broken(checkpoint: Path) -> str | None:
+    """Why a checkpoint cannot be continued from; None when it can."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text())
+    except (OSError, ValueError):
+        return "it was not finished"
+    contents = _contents(checkpoint)
+    wrong = sorted(name for name in manifest.keys() | contents.keys() if manifest.get(name) != contents.get(name))
+    return f"{wrong[0]} is not as it was saved" if wrong else None
+
+
+def newest(folder: Path, logged: int) -> tuple[Path | None, list[str]]:
+    """The newest complete checkpoint whose steps are all in the log of losses, and a message for each one removed."""
+    messages = []
+    for step, checkpoint in sorted(_checkpoints(folder), reverse=True):
+        reason = broken(checkpoint) or (f"losses are logged to step {logged} only" if step > logged else None)
+        if reason is None:
+            return checkpoint, messages
+        messages.append(f"dropped {checkpoint.name}: {reason}")
+        shutil.rmtree(checkpoint)
+    return None, messages
+
+
+def step_of(checkpoint: Path | None) -> int:
+    return 0 if checkpoint is None else int(checkpoint.name.removeprefix("checkpoint-"))
+
+
+def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
+    for path in folder.glob("checkpoint-*"):
+        if path.name.removeprefix("checkpoint-").isdigit():
+            yield step_of(path), path
+
+
+def _files(checkpoint: Path) -> list[Path]:
+    return sorted(path for path in checkpoint.rglob("*") if path.is_file() and path.name != MANIFEST)
+
+
+def _contents(checkpoint: Path) -> dict[str, list]:
+    """File -> [size, sha256]."""
+    return {
+        path.relative_to(checkpoint).as_posix(): [path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest()]
+        for path in _files(checkpoint)
+    }
+
+
+class LossLog:
+    """losses.jsonl: one line per step, appended; opening it at a step cuts what came after."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def read(self) -> list[dict[str, Any]]:
+        """The entries of steps 1, 2, ... up to the first that is missing or half-written."""
+        entries = []
+        if self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").split("\n"):
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    break
+                if not isinstance(entry, dict) or entry.get("step") != len(entries) + 1:
+                    break
+                entries.append(entry)
+        return entries
+
+    def cut(self, step: int) -> None:
+        """Keep the entries up to and including `step`."""
+        entries = self.read()[:step]
+        with atomic(self.path) as beside:
+            beside.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+
+    def append(self, entry: dict[str, Any]) -> None:
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+    def flush(self) -> None:
+        with open(self.path, "a") as file:
+            os.fsync(file.fileno())

@@ -1,0 +1,196 @@
+"""What a study is: its options, their defaults, and their checks. Importing this loads neither torch nor transformers."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+from longitude.errors import unknown
+
+METHODS = ("non-overlapping", "sliding", "per-position")
+DEVICES = ("auto", "cpu", "cuda", "mps")
+VOCABULARY = 256  # every model of a study reads bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyConfig:
+    """One study: the same small model with each encoding and seed, trained on the same tokens, measured at each length.
+
+    The defaults are the main job: about five minutes on two cores.
+    """
+
+    encodings: tuple[str, ...] = ("none", "sinusoidal", "rope", "alibi", "t5")
+    """Encodings to compare: names (see `longitude list`), variants such as "rope:base=500000", compositions such as
+    rope+fox, or "all"."""
+    data: str = "stdlib"
+    """Text to train on: "stdlib" (the sources of Python's standard library), a file, a folder, or "datasets:NAME" or
+    "datasets:NAME:CONFIG" from the Hugging Face hub."""
+    train_length: int = 256
+    """Bytes per training window."""
+    test_lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
+    """Window lengths to measure at, in bytes, ascending."""
+    steps: int = 200
+    """Optimizer steps of every model."""
+    seeds: tuple[int, ...] = (0,)
+    """One model per encoding and seed; a seed decides the initial weights and the order of the text."""
+    batch_size: int = 16
+    """Windows per step."""
+    learning_rate: float = 4e-3
+    """Peak of the schedule: linear warm-up, then a cosine down to zero."""
+    warmup: float = 0.1
+    """Share of the steps in which the learning rate rises."""
+    weight_decay: float = 0.1
+    """Weight decay of AdamW."""
+    layers: int = 4
+    """Transformer blocks."""
+    hidden: int = 128
+    """Width of the model."""
+    heads: int = 4
+    """Attention heads; they divide the width."""
+    documents: int = 24
+    """Validation documents to measure on, at most; fewer documents give longer excerpts each."""
+    methods: tuple[str, ...] = ("non-overlapping", "per-position")
+    """Ways to measure: non-overlapping, sliding, per-position."""
+    stride: int | None = None
+    """Step of sliding windows in bytes, at most the shortest test length; by default half of each window."""
+    device: str = "auto"
+    """auto, cpu, cuda or mps; auto is an accelerator where there is one. Only the CPU repeats results bit by bit."""
+
+    @property
+    def longest(self) -> int:
+        """The longest window of the study, in bytes."""
+        return max(self.train_length, *self.test_lengths)
+
+    @property
+    def training_tokens(self) -> int:
+        """Targets that every model is trained on."""
+        return self.steps * self.batch_size * self.train_length
+
+
+def checked(config: StudyConfig) -> StudyConfig:
+    """The configuration with "all" spelled out, after every check that needs neither the text nor a model.
+
+    Raises ValueError: what was expected, what came, what to do.
+    """
+    for name in ("train_length", "steps", "batch_size", "layers", "hidden", "heads", "documents"):
+        least = 2 if name == "train_length" else 1
+        if getattr(config, name) < least:
+            raise ValueError(f"{option(name)} must be at least {least}, got {getattr(config, name)}")
+    if config.hidden % config.heads:
+        raise ValueError(f"--heads must divide --hidden, got {config.heads} heads for a width of {config.hidden}")
+    lengths = config.test_lengths
+    if not lengths or min(lengths) < 1:
+        raise ValueError(f"--test-lengths must be positive numbers of bytes, got {_words(lengths)}")
+    if any(a >= b for a, b in pairwise(lengths)):
+        raise ValueError(f"--test-lengths must ascend without repeats, got {_words(lengths)}; sort them")
+    if not config.seeds or min(config.seeds) < 0 or max(config.seeds) >= 2**32:
+        raise ValueError(f"--seeds must be numbers from 0 to 2^32 - 1, got {_words(config.seeds)}")
+    _once("--seeds", config.seeds)
+    if not 0 < config.learning_rate < float("inf"):
+        raise ValueError(f"--learning-rate must be above 0, got {config.learning_rate}")
+    if not 0 <= config.warmup < 1:
+        raise ValueError(f"--warmup must be a share of the steps from 0 to below 1, got {config.warmup}")
+    if not 0 <= config.weight_decay < float("inf"):
+        raise ValueError(f"--weight-decay must be 0 or more, got {config.weight_decay}")
+    if not config.methods:
+        raise ValueError(f"--methods must name at least one of {_words(METHODS)}")
+    for method in config.methods:
+        if method not in METHODS:
+            raise unknown("method", method, METHODS, "`longitude study --help` explains them.")
+    _once("--methods", config.methods)
+    if config.stride is not None:
+        if "sliding" not in config.methods:
+            raise ValueError("--stride is of sliding windows; add sliding to --methods, or leave --stride out")
+        if not 1 <= config.stride <= lengths[0]:
+            raise ValueError(f"--stride must be 1 to the shortest test length {lengths[0]}, got {config.stride}")
+    if config.device not in DEVICES:
+        raise unknown("device", config.device, DEVICES, "CUDA_VISIBLE_DEVICES chooses among several GPUs.")
+    return _with_encodings(config)
+
+
+def _with_encodings(config: StudyConfig) -> StudyConfig:
+    if not config.encodings:
+        raise ValueError("--encodings must name at least one encoding; `longitude list` shows them")
+    if "all" in config.encodings:
+        if len(config.encodings) > 1:
+            raise ValueError(f"--encodings is either all or a list of names, got {_words(config.encodings)}")
+        from longitude.positions.base import encodings
+        import longitude.positions  # noqa: F401  registers them
+
+        config = replaced(config, encodings=tuple(encodings()))
+    for label in config.encodings:
+        parse_encoding(label)
+    _once("--encodings", config.encodings)
+    _once("--encodings, as names of folders,", [safe(label).lower() for label in config.encodings])
+    return config
+
+
+def replaced(config: StudyConfig, **changes: Any) -> StudyConfig:
+    """The same study with some options changed."""
+    return StudyConfig(**(as_dict(config) | changes))
+
+
+def as_dict(config: StudyConfig) -> dict[str, Any]:
+    """Option -> value, in the order of the fields."""
+    return {field.name: getattr(config, field.name) for field in fields(config)}
+
+
+def option(name: str) -> str:
+    """How a field is written on the command line."""
+    return "--" + name.replace("_", "-")
+
+
+def parse_encoding(label: str) -> list[dict[str, Any]]:
+    """ "rope:base=500000+fox" -> [{"name": "rope", "base": 500000}, {"name": "fox"}].
+
+    Values are int, float, true, false or text. Raises ValueError for an unknown name or option, with the nearest one.
+    """
+    from longitude.positions.base import factory_of, options_of
+    import longitude.positions  # noqa: F401  registers them
+
+    parts = []
+    for part in re.split(r"\+(?=[A-Za-z_])", label):
+        name, _, rest = part.partition(":")
+        try:
+            valid = options_of(factory_of(name))
+        except ValueError as error:
+            raise ValueError(f"{error} `longitude list` does too.") from None
+        options = {}
+        for item in rest.split(",") if rest else ():
+            key, equals, value = item.partition("=")
+            if not equals or not key or not value:
+                raise ValueError(f"expected {name}:option=value,option=value, got {part!r}")
+            if key not in valid:
+                raise unknown(f"option of {name!r}", key, valid, f"`longitude list` shows the options of {name}.")
+            options[key] = _value(value)
+        if rest == "" and part.endswith(":"):
+            raise ValueError(f"expected {name}:option=value after the colon, got {part!r}")
+        parts.append({"name": name} | options)
+    return parts
+
+
+def safe(label: str) -> str:
+    """A label as part of a file name."""
+    return re.sub(r"[^\w.,=+-]", "_", label)
+
+
+def _value(text: str) -> int | float | bool | str:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return text
+
+
+def _once(what: str, values: Any) -> None:
+    twice = [value for value, count in Counter(values).items() if count > 1]
+    if twice:
+        raise ValueError(f"{what} must each be named once, got {twice[0]} twice")
+
+
+def _words(values: Any) -> str:
+    return " ".join(str(value) for value in values) or "none"

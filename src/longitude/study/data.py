@@ -1,0 +1,269 @@
+"""The text of a study: documents of bytes, split by document, and one order of training windows for every model.
+
+A text of at least 20 documents that hold the longest window and the byte after it is split by document: those drawn by
+the hash of their names are for validation, all others for training. With fewer, the whole text is cut into contiguous
+blocks of four times the longest window; the blocks are then the documents, and the tail is for validation.
+
+A validation document is one excerpt, from a place that the hash of its name draws, so that position in a window says
+nothing about place in the file. Training windows never cross documents: each pass over the text lays windows end to end
+in every document from a new random offset, and shuffles them. They depend on text, seed, window, and count, on no model.
+"""
+
+import hashlib
+import os
+import platform
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longitude.study.config import StudyConfig
+
+ENOUGH = 20
+"""Documents from which a text is split by document."""
+BLOCK = 4
+"""Length of a block, in longest windows."""
+SHARE = 0.2
+"""Of the eligible documents or blocks, at most this share is for validation."""
+# Not text a programmer wrote for a reader: tests, character tables, generated topics; and what others installed.
+NOT_STDLIB = {
+    "site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "lib-dynload", "__pycache__",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Text:
+    """Named documents of UTF-8 bytes, in a fixed order; `left_out` says what of the source is not in them."""
+
+    source: str
+    documents: list[tuple[str, bytes]]
+    left_out: str = ""
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """training, validation: documents of bytes, uint8 [n] and int64 [n]. description: for study.json."""
+
+    training: list[np.ndarray]
+    validation: list[Tensor]
+    description: dict[str, Any]
+
+
+def prepare(config: StudyConfig) -> StudyData:
+    """Read the text of a study and split it. ValueError: the text is missing, empty, not text, or too short."""
+    text = read_text(config.data)
+    size = sum(len(content) for _, content in text.documents)
+    if size == 0:
+        raise ValueError(f"--data {config.data}: the text is empty; give a text with something to read")
+    return split(text, config.longest, config.train_length, config.documents)
+
+
+def split(text: Text, longest: int, train_length: int, most: int) -> StudyData:
+    """Text -> training and validation documents; at most `most` for validation, more windows of each where fewer."""
+    documents = text.documents
+    eligible = [name for name, content in documents if len(content) > longest]
+    by_document = len(eligible) >= ENOUGH
+    if by_document:
+        rank = sorted(eligible, key=_hash)
+        chosen = set(rank[: min(most, int(SHARE * len(eligible)))])
+        unit = "documents"
+    else:
+        documents = _blocks(text, BLOCK * longest)
+        names = [name for name, _ in documents]
+        chosen = set(names[-min(most, max(1, int(SHARE * len(names)))) :])
+        unit = f"contiguous blocks of {BLOCK * longest} bytes"
+    windows = max(1, most // len(chosen))
+    held = [(name, content) for name, content in documents if name in chosen]
+    training = [(name, content) for name, content in documents if name not in chosen]
+    usable = [np.frombuffer(content, np.uint8) for _, content in training if len(content) > train_length]
+    if not usable:
+        raise ValueError(
+            f"the text has no training document longer than the training length {train_length}; "
+            f"give a longer text or a shorter --train-length"
+        )
+    excerpts = [_excerpt(name, content, windows * longest + 1, longest) for name, content in held]
+    digest = hashlib.sha256()
+    for part in ([content for _, content in training], [excerpt.tobytes() for excerpt in excerpts]):
+        digest.update(len(part).to_bytes(8))
+        for content in part:
+            digest.update(len(content).to_bytes(8) + content)
+    description = {
+        "source": text.source,
+        "sha256": digest.hexdigest(),
+        "bytes": sum(len(content) for _, content in text.documents),
+        "documents": len(text.documents),
+        "left_out": text.left_out or None,
+        "unit": unit,
+        "training_documents": len(usable),
+        "training_bytes": sum(len(document) for document in usable),
+        "training_documents_too_short": len(training) - len(usable),
+        "validation_documents": len(excerpts),
+        "validation_bytes": sum(len(excerpt) for excerpt in excerpts),
+        "validation_names": [name for name, _ in held],
+    }
+    return StudyData(usable, [torch.from_numpy(excerpt.astype(np.int64)) for excerpt in excerpts], description)
+
+
+def _blocks(text: Text, size: int) -> list[tuple[str, bytes]]:
+    """The whole text in blocks of `size` bytes, documents joined by a newline; the rest is part of the first block."""
+    whole = b"\n".join(content for _, content in text.documents)
+    count = len(whole) // size
+    if count < 2:
+        raise ValueError(
+            f"the text ({text.source}) is {len(whole)} bytes long and must be at least {2 * size}: two blocks of {BLOCK} "
+            f"times the longest window {size // BLOCK}; give a longer text or shorter --test-lengths"
+        )
+    rest = len(whole) - count * size
+    cuts = [0, *range(rest + size, len(whole) + 1, size)]
+    return [(f"block {i}", whole[cuts[i] : cuts[i + 1]]) for i in range(count)]
+
+
+def _excerpt(name: str, content: bytes, most: int, longest: int) -> np.ndarray:
+    """uint8 [n * longest + 1], n as large as `most` allows, from a place that the name draws."""
+    length = min(len(content) - 1, most - 1) // longest * longest + 1
+    start = int(_hash(name), 16) % (len(content) - length + 1)
+    return np.frombuffer(content, np.uint8)[start : start + length]
+
+
+def _hash(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+class Windows(torch.utils.data.Dataset):
+    """`count` training windows in their order: window i is {"input_ids": [length], "shift_labels": [length]}, int64."""
+
+    def __init__(self, documents: Sequence[np.ndarray], length: int, count: int, seed: int):
+        self.text = np.concatenate(documents)
+        self.length = length
+        sizes = np.array([len(document) for document in documents])
+        begins = np.cumsum(sizes) - sizes
+        random = np.random.default_rng(seed)
+        passes, laid = [], 0
+        while laid < count:
+            offsets = random.integers(0, np.minimum(length, sizes - length))  # each document holds a window after it
+            fit = (sizes - 1 - offsets) // length
+            place = np.arange(fit.sum()) - np.repeat(np.cumsum(fit) - fit, fit)
+            starts = np.repeat(begins + offsets, fit) + place * length
+            passes.append(random.permutation(starts))
+            laid += len(starts)
+        self.starts = np.concatenate(passes)[:count]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        start = self.starts[index]
+        window = torch.from_numpy(self.text[start : start + self.length + 1].astype(np.int64))
+        return {"input_ids": window[:-1], "shift_labels": window[1:]}
+
+
+# ---- reading --------------------------------------------------------------------------------------------------------
+
+
+def read_text(data: str) -> Text:
+    """ "stdlib", a file, a folder or "datasets:NAME" -> its documents. ValueError when there is none or it is no text."""
+    if data == "stdlib":
+        return _stdlib()
+    if data.startswith("datasets:"):
+        return _dataset(data)
+    path = Path(data)
+    if path.is_dir():
+        return _folder(path)
+    if not path.is_file():
+        raise ValueError(
+            f"--data {data}: there is no such file or folder; a Hugging Face dataset is written datasets:NAME, "
+            f"and stdlib is the sources of Python's standard library"
+        )
+    content = _read(path)
+    if not _is_text(content):
+        raise ValueError(f"--data {data}: expected UTF-8 text, got a binary file; convert it to UTF-8 text first")
+    return Text(data, [(path.name, content)])
+
+
+def _stdlib() -> Text:
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = [path for path in _walk(root, NOT_STDLIB) if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")]
+    documents = [(path.relative_to(root).as_posix(), _read(path)) for path in paths]
+    documents = [(name, content) for name, content in documents if _is_text(content) and content]
+    if not documents:
+        raise ValueError(f"--data stdlib: no .py files under {root}; give a text file or a folder with --data")
+    left_out = "tests, character tables, generated sources, and what is not part of the library"
+    return Text(f"standard library of Python {platform.python_version()}", documents, left_out)
+
+
+def _folder(root: Path) -> Text:
+    documents, other, empty = [], [], 0
+    for path in _walk(root, set()):
+        content = _read(path)
+        if not content:
+            empty += 1
+        elif _is_text(content):
+            documents.append((path.relative_to(root).as_posix(), content))
+        else:
+            other.append(path.relative_to(root).as_posix())
+    if not documents:
+        what = f"{len(other)} binary and {empty} empty files" if other or empty else "no files"
+        raise ValueError(f"--data {root}: expected files of UTF-8 text in this folder, got {what}")
+    left_out = [f"{len(other)} files that are not UTF-8 text, such as {other[0]}"] if other else []
+    left_out += [f"{empty} empty files"] if empty else []
+    return Text(str(root), documents, "; ".join(left_out))
+
+
+def _dataset(data: str) -> Text:
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]  an extra
+    except ImportError:
+        raise ValueError(
+            f"--data {data} needs the package datasets; install it with pip install 'longitude[datasets]'"
+        ) from None
+    name, _, subset = data.removeprefix("datasets:").partition(":")
+    try:
+        parts = datasets.load_dataset(name, subset or None)
+    except Exception as error:  # whatever the hub, the network or a loader raises is a wrong --data here
+        raise ValueError(f"--data {data}: it cannot be loaded ({_first_line(error)})") from error
+    part = "train" if "train" in parts else next(iter(parts))
+    rows = parts[part]
+    if "text" not in rows.column_names:
+        raise ValueError(f"--data {data}: expected a column named text, got {', '.join(rows.column_names)}")
+    contents = [text.encode() for text in rows["text"] if text]
+    return Text(f"{data}, split {part}", [(f"row {i}", content) for i, content in enumerate(contents)])
+
+
+def _walk(root: Path, skipped: set[str]) -> list[Path]:
+    """All files under `root` in the order of their names; hidden files and folders, and those of `skipped`, are not."""
+    found = []
+    for folder, names, files in os.walk(root, onerror=_unreadable):
+        names[:] = [name for name in names if not name.startswith(".") and name not in skipped]
+        found += [Path(folder, name) for name in files if not name.startswith(".")]
+    return sorted(path for path in found if path.is_file())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        _unreadable(error)
+        raise
+
+
+def _unreadable(error: OSError) -> None:
+    raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _is_text(content: bytes) -> bool:
+    if b"\0" in content:
+        return False
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
