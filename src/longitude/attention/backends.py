@@ -63,7 +63,7 @@ def refuses(backend: Backend, r: Request) -> str | None:
 def dense_bytes(r: Request, matrices: int = 4) -> int:
     """Scores, bias, weights, mask: so many [B, H, Lq, Lk] at once."""
     item = torch.finfo(torch.promote_types(r.q.dtype, torch.float32)).bits // 8
-    return matrices * len(r.q) * r.heads * r.rows * r.length * item
+    return matrices * r.q.shape[0] * r.heads * r.rows * r.length * item
 
 
 REFERENCE = Backend(
@@ -131,16 +131,16 @@ def sdpa_is_plain(r: Request) -> bool:
     """Nothing but causality that torch's own flag states (a query sees keys up to its own index), or no mask."""
     low, high = r.band
     all_seen = (low is None or r.order_gap - low >= r.length - 1) and high is None
-    return not r.terms and not r.beyond_band and (all_seen or ((low, high) == (0, None) and r.order_gap == 0))
+    return len(r.terms) == len(r.beyond_band) == 0 and (all_seen or ((low, high) == (0, None) and r.order_gap == 0))
 
 
 def sdpa(r: Request) -> Tensor:
     def run(r: Request) -> Tensor:
         grouped = r.k.shape[1] != r.heads
         if sdpa_is_plain(r):
-            causal = r.band == (0, None) and r.order_gap == 0 and r.length > 1
+            causal = r.band == (0, None) and r.order_gap == 0
             return F.scaled_dot_product_attention(
-                r.q, r.k, r.v, dropout_p=r.dropout, is_causal=causal, scale=r.scale, enable_gqa=grouped
+                r.q, r.k, r.v, dropout_p=r.dropout, is_causal=True if causal else False, scale=r.scale, enable_gqa=grouped
             )
         allowed = r.allowed()
         some = allowed.any(-1, keepdim=True)  # a query with nothing to look at looks at all, and is then set to zero
@@ -153,13 +153,13 @@ def sdpa(r: Request) -> Tensor:
         return out.masked_fill(~some, 0.0)
 
     # A dense row is no larger than the keys: decoding needs no spans.
-    return run(r) if r.rows == 1 or not r.beyond_band or isinstance(spans(r), str) else by_spans(r, run)
+    return run(r) if r.rows == 1 or len(r.beyond_band) == 0 or isinstance(spans(r), str) else by_spans(r, run)
 
 
 def sdpa_bias_bytes(r: Request) -> int:
     heads = r.heads if r.terms else 1
     per_row = r.beyond_band or not r.contiguous
-    return (len(r.q) if per_row else 1) * heads * r.rows * r.length * r.q.element_size()
+    return (r.q.shape[0] if per_row else 1) * heads * r.rows * r.length * r.q.element_size()
 
 
 def sdpa_limits(r: Request) -> str | None:
@@ -189,13 +189,16 @@ SDPA = Backend(
 
 
 # ---- table: every bias of the offset is one table of Lq + Lk - 1 numbers per head -------------------------------------------------
+TABLE_KERNEL = toeplitz.available()  # probed here, about a millisecond, because a compiler may not look later
+
+
 def table(r: Request) -> Tensor:
     def run(r: Request) -> Tensor:
         r = steady(r) or r
         assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
         diagonal = torch.arange(r.rows + r.length - 1, device=r.q.device)
         offset = r.q_positions - r.k_positions + r.rows - 1 - diagonal
-        bias = torch.zeros(r.heads, len(offset), dtype=r.q.dtype, device=r.q.device)
+        bias = torch.zeros(r.heads, offset.shape[0], dtype=r.q.dtype, device=r.q.device)
         for term in r.terms:
             assert isinstance(term, OffsetBias)
             bias = bias + term.at(offset).to(r.q.dtype)
@@ -208,7 +211,7 @@ def table(r: Request) -> Tensor:
 
 
 def table_limits(r: Request) -> str | None:
-    if not toeplitz.available():
+    if not TABLE_KERNEL:
         return "this build of torch lacks the fused CPU kernel it reads its table through"
     cut = pieces(r)
     assert not isinstance(cut, str), cut

@@ -45,7 +45,7 @@ class LongitudeCacheLayer(DynamicLayer):
         elif not (isinstance(positions, int) and isinstance(self.positions, int) and positions == self.positions + past):
             before, after = explicit(self.positions, past, k.device), explicit(positions, new, k.device)
             if before.dim() != after.dim():
-                before, after = (p.expand(len(k), -1) for p in (before, after))
+                before, after = (p.expand(k.shape[0], -1) for p in (before, after))
             self.positions = torch.cat([before, after], -1)
         self.update(k, v)
         if past:

@@ -79,16 +79,16 @@ class MultiHeadAttention(nn.Module):
         past = cache.get_seq_length() if cache is not None else 0
         length, keys = x.shape[1], past + x.shape[1]
         if documents is not None:
-            if documents.shape != (len(x), keys):
-                raise ValueError(f"documents: expected [{len(x)}, {keys}], cached tokens included, got {list(documents.shape)}")
+            if documents.shape != (x.shape[0], keys):
+                raise ValueError(f"documents: expected [{x.shape[0]}, {keys}], cached tokens included, got {list(documents.shape)}")
             mask = mask & Documents(documents) & Padding(documents >= 0)
         if positions is None:
             positions = cache.next_positions() if cache is not None else 0
             if isinstance(positions, Tensor):
                 positions = positions + torch.arange(length, device=x.device)
         elif isinstance(positions, Tensor):
-            if positions.shape not in ((length,), (len(x), length), (1, length)):
-                raise ValueError(f"positions: expected [{length}] or [{len(x)}, {length}], got {list(positions.shape)}")
+            if positions.shape not in ((length,), (x.shape[0], length), (1, length)):
+                raise ValueError(f"positions: expected [{length}] or [{x.shape[0]}, {length}], got {list(positions.shape)}")
             require_positions(positions)
             positions = positions[0] if positions.shape[0] == 1 and positions.dim() == 2 else positions
 

@@ -111,7 +111,7 @@ def of_transformed(
         scale=q.shape[3] ** -0.5 if scale is None else scale,
         dropout=dropout,
         weights=return_weights,
-        learned=torch.is_grad_enabled() and bool(terms) and any(p.requires_grad for p in encoding.parameters()),
+        learned=torch.is_grad_enabled() and len(terms) > 0 and any(p.requires_grad for p in encoding.parameters()),
         q_order=keys - rows,
     )  # fmt: skip
     if encoding.causal_only and not r.causal:
@@ -125,11 +125,19 @@ def choose(r: Request, name: str) -> Backend:
     """The backend of that name, or the cheapest that accepts; ValueError in words otherwise."""
     if name != "auto" and name not in BACKENDS:
         raise unknown("backend", name, ["auto", *BACKENDS], "lg.explain(...) shows what each takes.")
-    accepting = [b for b in BACKENDS.values() if name in ("auto", b.name) and not refuses(b, r)]
-    if accepting:
-        return min(accepting, key=lambda b: b.price(r))
-    works = min((b for b in BACKENDS.values() if not refuses(b, r)), key=lambda b: b.price(r))
-    raise ValueError(f"backend {name!r} cannot: {refuses(BACKENDS[name], r)}; {works.name!r} can, and so does 'auto'")
+    best = cheapest(r) if name == "auto" else BACKENDS[name]
+    if name != "auto" and (refusal := refuses(best, r)):
+        raise ValueError(f"backend {name!r} cannot: {refusal}; {cheapest(r).name!r} can, and 'auto' takes it")
+    return best
+
+
+def cheapest(r: Request) -> Backend:
+    """The backend of the lowest price among those that accept; `reference` accepts everything."""
+    best = BACKENDS["reference"]
+    for backend in BACKENDS.values():  # a loop, because compilers do not follow min(key=...)
+        if backend.price(r) < best.price(r) and refuses(backend, r) is None:
+            best = backend
+    return best
 
 
 def run(r: Request, backend: str = "auto") -> Tensor | tuple[Tensor, Tensor]:

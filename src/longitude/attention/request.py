@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Float
@@ -74,12 +73,12 @@ class Request:
     def allowed(self) -> Bool[Tensor, "... Lq Lk"]:
         return self.mask.allowed(self.q_tokens(), self.k_tokens())
 
-    @cached_property
+    @property
     def band(self) -> tuple[int | None, int | None]:
         """Reach of the parts that are nothing but their reach: causality and windows by plain order."""
         return All(tuple(m for m in self.mask.parts() if _is_band(m))).reach
 
-    @cached_property
+    @property
     def beyond_band(self) -> tuple[Mask, ...]:
         """The other parts of the mask: spans (documents, padding) and free predicates."""
         return tuple(m for m in self.mask.parts() if not _is_band(m))

@@ -33,7 +33,7 @@ def spans(r: Request) -> list[tuple[list[int], list[Span]]] | str:
         return "the mask is more than causality, windows, padding and documents joined by &"
     stop = r.k_order + r.length
     groups: dict[tuple[Span, ...], list[int]] = {}
-    for b in range(len(r.q)):
+    for b in range(r.q.shape[0]):
         rows = [x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in documents]
         seen = [x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in valid]
         cuts = sorted({0, stop}.union(*(_changes(ids) for ids in rows)))
@@ -59,7 +59,7 @@ def spans(r: Request) -> list[tuple[list[int], list[Span]]] | str:
 
 def pieces(r: Request) -> list[tuple[slice | list[int], slice, Request]] | str:
     """The request cut into dense ones that know bands only: (sequences, rows, piece); or why it cannot be."""
-    if not r.beyond_band:
+    if len(r.beyond_band) == 0:
         return [(slice(None), slice(0, r.rows), r)]
     found = spans(r)
     if isinstance(found, str):
@@ -67,7 +67,7 @@ def pieces(r: Request) -> list[tuple[slice | list[int], slice, Request]] | str:
     r = replace(r, mask=All(tuple(m for m in r.mask.parts() if m not in r.beyond_band)))
     cut = []
     for batch, own in found:
-        which = slice(None) if len(batch) == len(r.q) else batch
+        which = slice(None) if len(batch) == r.q.shape[0] else batch
         for q_from, q_to, k_from, k_to in own:
             rows = slice(q_from - r.q_order, q_to - r.q_order)
             cut.append((which, rows, r.piece(rows, slice(k_from - r.k_order, k_to - r.k_order), which)))
@@ -76,10 +76,10 @@ def pieces(r: Request) -> list[tuple[slice | list[int], slice, Request]] | str:
 
 def by_spans(r: Request, run: Callable[[Request], Tensor]) -> Tensor:
     """Run a backend that knows bands only, once per group of sequences and span."""
+    if len(r.beyond_band) == 0:
+        return run(r)
     cut = pieces(r)
     assert not isinstance(cut, str), cut
-    if cut and cut[0][2] is r:
-        return run(r)
     out = r.q.new_zeros(*r.q.shape[:3], r.v.shape[3])
     for which, rows, piece in cut:
         out[which, :, rows] = run(piece)

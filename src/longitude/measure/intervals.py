@@ -97,9 +97,10 @@ def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Interval:
     seeds, documents = sums.shape[2:]
 
     def statistic(document, run=ONE_SEED, axis=-1):  # indices into documents [..., documents] and seeds [..., seeds]
+        drawn = sums @ _counts(document, documents).T  # [cells, 2, seeds, resamples]
+        drawn = (drawn * _counts(run, seeds).T).sum(2)
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            drawn = sums[..., run[..., :, None], document[..., None, :]].sum((-1, -2))  # [cells, 2, ...]
-            return combine(*METRICS[metric](drawn[:, 0] / drawn[:, 1]))
+            return combine(*METRICS[metric](drawn[:, 0] / drawn[:, 1])).reshape(document.shape[:-1])
 
     every = [np.arange(documents), np.arange(seeds)]
     value = float(statistic(*every))
@@ -112,7 +113,7 @@ def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Interval:
         statistic,
         vectorized=True,
         n_resamples=resamples,
-        batch=max(1, 2**21 // sums.size),  # bounds the resampled sums to 16 MiB
+        batch=max(1, 2**21 // documents),  # bounds the resampled indices to 16 MiB
         confidence_level=confidence,
         method="percentile",
         rng=np.random.default_rng(seed),
@@ -120,6 +121,13 @@ def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Interval:
     low, high = map(float, result.confidence_interval)
     finite = math.isfinite(low) and math.isfinite(high)
     return Interval(value, low, high) if finite else Interval(value, None, None)
+
+
+def _counts(indices: np.ndarray, size: int) -> np.ndarray:
+    """indices [..., n] below size -> how often each was drawn, [rows, size]: a resampled sum is counts @ values."""
+    rows = indices.reshape(-1, indices.shape[-1])
+    flat = rows + size * np.arange(len(rows))[:, None]
+    return np.bincount(flat.ravel(), minlength=len(rows) * size).reshape(-1, size).astype(np.float64)
 
 
 def _sums(cells) -> np.ndarray:

@@ -53,7 +53,7 @@ class Run:
                 for first in range(0, len(starts), rows):
                     batch = starts[first : first + rows]
                     tokens = torch.stack([self.documents[document][at : at + width + 1] for document, at in batch])
-                    losses = self._losses(tokens.to(self.device), skip).double().cpu().numpy()
+                    losses = self._losses(tokens.to(self.device), skip).cpu().double().numpy()
                     for (document, at), loss in zip(batch, losses, strict=True):
                         nats[document][at + skip : at + width] = loss
                     self.done += tokens.shape[0] * width

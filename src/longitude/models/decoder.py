@@ -169,7 +169,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         elif use_cache:
             cache = LongitudeCache(len(self.layers))
         past = cache.get_seq_length() if cache is not None else 0
-        streams = streams_of(attention_mask, document_ids, len(x), past + x.shape[1], x.device)
+        streams = streams_of(attention_mask, document_ids, x.shape[0], past + x.shape[1], x.device)
         positions = self.positions_of(position_ids, streams, cache, x)
 
         places = explicit(positions, x.shape[1], x.device)
@@ -202,8 +202,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         """Positions of the new tokens: as said, else each token's place in its own document, padding not counted."""
         length = x.shape[1]
         if position_ids is not None:
-            if position_ids.shape not in ((length,), (1, length), (len(x), length)):
-                raise ValueError(f"position_ids: expected [{len(x)}, {length}], got {list(position_ids.shape)}")
+            if position_ids.shape not in ((length,), (1, length), (x.shape[0], length)):
+                raise ValueError(f"position_ids: expected [{x.shape[0]}, {length}], got {list(position_ids.shape)}")
             require_positions(position_ids, who="position_ids")
             return position_ids[0] if position_ids.dim() == 2 and len(position_ids) == 1 else position_ids
         if streams is not None:

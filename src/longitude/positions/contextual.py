@@ -101,7 +101,7 @@ class PaTH(Encoding):
             documents = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         new, tail = self.up(self.down(x)), self.kernel - 1
         if carry is None:  # before the first token: nothing, of no document
-            carry = new.new_zeros(len(new), tail, new.shape[-1]), documents.new_full((len(new), tail), -(2**62))
+            carry = new.new_zeros(new.shape[0], tail, new.shape[-1]), documents.new_full((new.shape[0], tail), -(2**62))
         stream, ids = torch.cat([carry[0], new], 1), torch.cat([carry[1], documents], 1)
         length = x.shape[1]
         mixed = sum(

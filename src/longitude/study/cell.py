@@ -25,7 +25,7 @@ from longitude.positions.base import Encoding
 from longitude.study.checkpoints import LossLog, newest, seal, step_of
 from longitude.study.config import VOCABULARY, StudyConfig, parse_encoding, safe
 from longitude.study.data import StudyData, Windows
-from longitude.study.files import atomic, flush, read_json, write_json
+from longitude.study.files import atomic, flush, read_json, remove_unfinished, write_json
 
 SAVES = 4
 """Checkpoints during training."""
@@ -43,7 +43,7 @@ class Status:
     steps: int
     reason: str | None = None
     parameters: int | None = None
-    training_seconds: float | None = None
+    training_seconds: float | None = None  # None when the training was interrupted
     measuring_seconds: float | None = None
 
 
@@ -104,6 +104,7 @@ def build_model(config: StudyConfig, label: str, seed: int) -> LongitudeForCausa
 def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | None, watcher: Watcher) -> Status:
     """Train and measure a cell, or continue where it was killed. Its errors are the caller's to record."""
     cell.folder.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(cell.folder)
     before = cell.status
     training_seconds = before.training_seconds if before and before.status == "running" else None
 
@@ -116,10 +117,11 @@ def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | Non
         record("running", 0)
         model = build_model(config, cell.label, cell.seed)
         start = time.perf_counter()
-        diverged = train(model, config, cell, data, watcher)
+        begun, diverged = train(model, config, cell, data, watcher)
         if diverged is not None:
+            _forget_checkpoints(cell)
             return record("diverged", diverged, reason=f"the loss was not finite at step {diverged}")
-        training_seconds = time.perf_counter() - start
+        training_seconds = time.perf_counter() - start if begun == 0 else None
         save(model, cell.folder)
     more: dict[str, Any] = {"training_seconds": training_seconds}
     record("running", config.steps, **more)
@@ -141,8 +143,11 @@ def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | Non
 
 def train(
     model: LongitudeForCausalLM, config: StudyConfig, cell: Cell, data: StudyData, watcher: Watcher
-) -> int | None:
-    """Train in place, from the newest complete checkpoint. Returns the step whose loss was not finite, or None."""
+) -> tuple[int, int | None]:
+    """Train in place, from the newest complete checkpoint.
+
+    Returns the step it began from (0: the first weights), and the step whose loss was not finite, or None.
+    """
     folder = cell.folder / "trainer"
     log = LossLog(cell.folder / "losses.jsonl")
     checkpoint, messages = newest(folder, len(log.read()))
@@ -175,12 +180,13 @@ def train(
         report_to="none",
         disable_tqdm=True,
     )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # one cell, one device: never split over several GPUs
     windows = Windows(data.training, config.train_length, config.steps * config.batch_size, cell.seed)
     trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[steps])
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     steps.remove()
-    return steps.diverged
+    return step_of(checkpoint), steps.diverged
 
 
 class Steps(TrainerCallback):

@@ -105,7 +105,10 @@ def checked(config: StudyConfig) -> StudyConfig:
         if not 1 <= config.stride <= lengths[0]:
             raise ValueError(f"--stride must be 1 to the shortest test length {lengths[0]}, got {config.stride}")
     if config.device not in DEVICES:
-        raise unknown("device", config.device, DEVICES, "CUDA_VISIBLE_DEVICES chooses among several GPUs.")
+        raise ValueError(
+            f"--device must be one of {_words(DEVICES)}, got {config.device}; where there are several GPUs, "
+            f"CUDA_VISIBLE_DEVICES chooses one"
+        )
     return _with_encodings(config)
 
 

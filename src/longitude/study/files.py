@@ -25,6 +25,12 @@ def atomic(path: Path) -> Iterator[Path]:
         beside.unlink(missing_ok=True)
 
 
+def remove_unfinished(folder: Path) -> None:
+    """What a killed process left beside the files of this folder. Only for the one writer."""
+    for path in folder.glob(".*.tmp"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
 def write_json(path: Path, value: Any) -> None:
     with atomic(path) as beside:
         beside.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,0 +1,221 @@
+"""The command line: one verb, one result.
+
+Exit codes: 0 done; 1 finished, but something in it failed or diverged; 2 wrong use, with one line that says what was
+expected, what came and what to do; 130 interrupted. Results go to standard output, progress and errors to standard
+error. Nothing here imports torch before a verb needs it.
+"""
+
+import io
+import re
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stderr
+from dataclasses import fields
+from inspect import signature
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from longitude import __version__
+from longitude.errors import unknown
+from longitude.study.config import StudyConfig, option
+
+DONE, FAILURES, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+
+
+def study(
+    config: Annotated[StudyConfig, tyro.conf.arg(name="")],
+    out: Path = Path("runs/study"),
+    fresh: bool = False,
+    json: bool = False,
+) -> int:
+    """Train one small model per encoding and seed at a short length, measure each at longer lengths, write a report.
+
+    The same command again continues where it stopped; with more encodings or seeds it adds them.
+
+    Args:
+        config: What to study.
+        out: Directory of the run.
+        fresh: Start over: remove the study that the directory holds.
+        json: Print the rows as JSON instead of the table.
+    """
+    console = _stderr()
+    with console.status("reading the text, building the models") if console.is_terminal else nullcontext():
+        from longitude.study import runner
+        from longitude.study.progress import Terminal
+
+        planned = runner.plan(config, out)
+    data, cells = planned.data.description, planned.cells
+    console.print(
+        f"{len(cells)} models, each {planned.config.training_tokens:,} training bytes of {data['source']}, "
+        f"measured on {data['validation_documents']} documents; {out}",
+        highlight=False,
+        markup=False,
+    )
+    with Terminal(console, planned.config, len(cells)) as terminal:
+        outcome = runner.study(planned, fresh=fresh, watcher=terminal, finished=terminal.finished)
+    return _show(outcome.run, json, outcome.complete)
+
+
+def report(run: Annotated[Path, tyro.conf.Positional], json: bool = False) -> int:
+    """Build the report of a run again, from its saved results alone.
+
+    Args:
+        run: Directory of a study.
+        json: Print the rows as JSON instead of the table.
+    """
+    if not (run / "study.json").is_file():
+        raise ValueError(f"{run} holds no study: expected a directory with study.json, as `longitude study` writes")
+    return _show(run, json, True)
+
+
+def list_(json: bool = False) -> int:
+    """List the encodings: names, options, and what each is.
+
+    Args:
+        json: Print JSON instead of a table.
+    """
+    from longitude.positions.base import encodings, factory_of, options_of
+    import longitude.positions  # noqa: F401  registers them
+
+    entries = []
+    for name in encodings():
+        factory = factory_of(name)
+        line = " ".join((factory.__doc__ or "").strip().partition("\n\n")[0].split())
+        entries.append({"name": name, "options": list(options_of(factory)), "is": re.split(r"(?<=\.) ", line)[0]})
+    if json:
+        _print_json(entries)
+        return DONE
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("encoding", "options", "is", box=None, pad_edge=False)
+    for entry in entries:
+        table.add_row(Text(entry["name"], "bold"), Text(" ".join(entry["options"])), Text(entry["is"]))
+    Console().print(table)
+    return DONE
+
+
+VERBS: dict[str, Callable[..., int]] = {"study": study, "report": report, "list": list_}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["--version"]:
+        print(f"longitude {__version__}")
+        return DONE
+    try:
+        _require_known(arguments)
+        return _dispatch(arguments)
+    except ValueError as error:
+        print(f"longitude: {' '.join(str(error).split())}", file=sys.stderr)
+        return WRONG_USE
+    except KeyboardInterrupt:
+        print("longitude: interrupted; the same command continues", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # whoever read our output has stopped reading
+        sys.stderr.close()
+        return DONE
+
+
+def _show(run: Path, json: bool, complete: bool) -> int:
+    """Write the report of a run; print its table and conclusion, or its rows."""
+    from longitude.study import report as reports, statistics
+
+    path = reports.write_report(run)
+    if json:
+        from longitude.measure import read_rows
+
+        _print_json(read_rows(run / "results.parquet"))
+    else:
+        from rich.console import Console
+
+        console = Console()
+        console.print(statistics.table(run))
+        console.print(statistics.conclusion(run), highlight=False, markup=False)
+        console.print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
+    return DONE if complete else FAILURES
+
+
+def _print_json(value) -> None:
+    from json import dumps, loads
+
+    rows = loads(value.to_json(orient="records")) if hasattr(value, "to_json") else value
+    print(dumps(rows, indent=1, ensure_ascii=False))
+
+
+def _stderr():
+    from rich.console import Console
+
+    return Console(stderr=True, soft_wrap=True)
+
+
+# ---- parsing: tyro reads the arguments; what it would say in a box is said in one line ------------------------------
+
+
+def _require_known(arguments: list[str]) -> None:
+    """The nearest valid verb or option for one that nobody knows."""
+    if not arguments or arguments[0].startswith("-"):
+        if arguments and arguments[0] not in ("-h", "--help"):
+            raise unknown("option", arguments[0], ["--help", "--version"], "`longitude --help` shows the verbs.")
+        return
+    verb = arguments[0]
+    if verb not in VERBS:
+        raise unknown("verb", verb, VERBS, "`longitude --help` shows them.")
+    names = [name for name in signature(VERBS[verb]).parameters if name != "config"]
+    if verb == "study":
+        names += [field.name for field in fields(StudyConfig)]
+    valid = [*map(option, names), "--help"]
+    for argument in arguments[1:]:
+        name = option(argument.partition("=")[0].removeprefix("--"))
+        if argument.startswith("--") and name not in valid:
+            raise unknown("option", argument, valid, f"`longitude {verb} --help` shows them.")
+
+
+def _dispatch(arguments: list[str]) -> int:
+    said = io.StringIO()
+    run: Callable[[], int] | None = None
+
+    def later(verb: Callable[..., int]) -> Callable[..., Callable[[], int]]:
+        """A verb that only takes its arguments, so that tyro is done before the work begins."""
+
+        def bound(*positional, **named) -> Callable[[], int]:
+            return lambda: verb(*positional, **named)
+
+        bound.__signature__ = signature(verb)  # type: ignore[attr-defined]
+        bound.__doc__ = verb.__doc__
+        bound.__annotations__ = verb.__annotations__
+        return bound
+
+    try:
+        with redirect_stderr(said):
+            run = tyro.extras.subcommand_cli_from_dict(
+                {name: later(verb) for name, verb in VERBS.items()},
+                prog="longitude",
+                description="Where a transformer's tokens are, and whether it still knows past its training length.",
+                args=arguments or ["--help"],
+                config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+            )
+    except SystemExit as stop:
+        if stop.code in (0, None):
+            return DONE
+        raise ValueError(_one_line(said.getvalue())) from None
+    return run()
+
+
+def _one_line(box: str) -> str:
+    """What tyro says first in its box, without the help that follows."""
+    lines = [re.sub(r"[╭╮╰╯│]", " ", line).strip() for line in box.splitlines()[1:]]
+    said = []
+    for line in lines:
+        if said and (not line or set(line) <= set("─-")):
+            break
+        said.append(line)
+    return " ".join(" ".join(said).split()) + "; see longitude --help"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,328 @@
+"""The figures of a study. One Altair definition of each gives the live chart of the report, the SVG and the PNG.
+
+A reader of the page picks a label with the parameter `picked`: lines of other labels fade. Labels stand at the ends of
+their lines, so that no figure needs a legend, and a colour belongs to a label in all figures of a study.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from longitude.study.results import Run
+from longitude.study.statistics import percent, state, summary
+
+# Okabe and Ito's colours, distinct for colour-blind readers, less yellow and black; a second round of them is dashed.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b")
+DASHES = ([1, 0], [7, 3], [2, 2])
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
+INK, QUIET, LINE = "#1d2733", "#5b6673", "#e4e8ec"
+HEIGHT = 380
+FIRST = 16
+"""Positions below are not drawn: with so little context every model is bad, and the axis would show little else."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """name: of its files. title and caption: for readers, plain text. alt: what the picture shows, in words."""
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    chart: alt.LayerChart
+
+    def sized(self, width: int | str) -> alt.LayerChart:
+        """The chart at a width in pixels, or "container"."""
+        return self.chart.properties(width=width)
+
+
+def figures(run: Run) -> list[Figure]:
+    """All figures that the run has numbers for, the main one first."""
+    made = [by_length(run, method) for method in run.methods]
+    return [figure for figure in (*made[:1], by_position(run), *made[1:], training(run)) if figure is not None]
+
+
+def by_length(run: Run, method: str) -> Figure | None:
+    """Bits per byte by window length, one line per label, bands for the 95 % intervals."""
+    frame = summary(run, method)
+    frame = frame[frame["value"].notna()]
+    if frame.empty:
+        return None
+    points = [
+        {
+            **{name: line[name] for name in ("label", "length", "value", "low", "high", "documents", "seeds")},
+            "interval": _interval(line["low"], line["high"]),
+            "change": "" if line["change"] is None else percent(line["change"]),
+        }
+        for line in frame.to_dict("records")
+    ]
+    lengths = [length for length in run.lengths if length in set(frame["length"])]
+    domain = _domain([p[k] for p in points for k in ("low", "value", "high") if p[k] is not None])
+    x = alt.X(
+        "length:Q",
+        title="Window length in bytes",
+        scale=alt.Scale(type="log", base=2, domain=_widened(lengths, run.train_length), nice=False, padding=14),
+        axis=alt.Axis(values=lengths, format="d", grid=False),
+    )
+    y = _y("value:Q", "Bits per byte, lower is better", domain)
+    base = alt.Chart(alt.Data(values=points))
+    band = base.mark_area().encode(x, y=alt.Y("low:Q"), y2="high:Q", color=_colour(run), opacity=_faded(0.13, 0.03))
+    line = base.mark_line(strokeWidth=2.4).encode(x, y, **_marks(run))
+    dots = base.mark_point(size=46, filled=True).encode(x, y, color=_colour(run), opacity=_faded(1, 0.12))
+    tooltip = [
+        alt.Tooltip("label:N", title="encoding"),
+        alt.Tooltip("length:Q", title="window, bytes", format="d"),
+        alt.Tooltip("value:Q", title="bits per byte", format=".3f"),
+        alt.Tooltip("interval:N", title="95% interval"),
+        alt.Tooltip("change:N", title=f"change from {run.reference}"),
+        alt.Tooltip("documents:Q", title="documents"),
+        alt.Tooltip("seeds:Q", title="seeds"),
+    ]
+    layers = [*_rule(run, x), band, line, dots, _touch(base, x, y, tooltip), _ends(run, points, "length", domain)]
+    sliding = method == "sliding"
+    held = "Every byte is scored once, " + (
+        "with at least half a window of context before it: how well each model uses a window once it is full."
+        if sliding and run.config["stride"] is None
+        else f"in windows that move by {run.config['stride']} bytes."
+        if sliding
+        else "in windows laid end to end."
+    )
+    documents = frame["documents"].max()
+    band_words = "Bands are 95% intervals over the documents" if documents > 1 else "One document gives no interval"
+    return Figure(
+        name=f"by-length{'-sliding' if sliding else ''}",
+        title="Loss by window length" + (", sliding windows" if sliding else ""),
+        caption=f"{held} {band_words}; the dashed line marks the length of the training windows.",
+        alt=f"Line chart of bits per byte ({domain[0]:.1f} to {domain[1]:.1f}) against window lengths of {lengths[0]} to "
+        f"{lengths[-1]} bytes, one line per encoding; the table below holds all its numbers.",
+        chart=_layered(layers, run),
+    )
+
+
+def by_position(run: Run) -> Figure | None:
+    """Bits per byte by position in the longest window, mean over seeds."""
+    rows = run.rows[(run.rows["method"] == "per-position") & run.rows["value"].notna()]
+    rows = rows[rows["position_to"] > FIRST]
+    if rows.empty:
+        return None
+    points = []
+    for (label, window, start, stop), group in rows.groupby(
+        ["label", "window", "position_from", "position_to"], sort=False
+    ):
+        alone = group.iloc[0] if len(group) == 1 else None
+        points.append(
+            {
+                "label": label,
+                "window": int(window),
+                "position": math.sqrt((start + 1) * stop),
+                "from": f"{start} to {stop - 1}",
+                "value": float(group["value"].mean()),
+                "spread": _interval(_number(alone["low"]), _number(alone["high"]))
+                if alone is not None
+                else f"{group['value'].min():.3f} to {group['value'].max():.3f}",
+                "seeds": len(group),
+            }
+        )
+    points = [point for point in points if point["window"] == run.lengths[-1]] or points
+    longest = max(point["window"] for point in points)
+    domain = _domain([point["value"] for point in points])
+    x = alt.X(
+        "position:Q",
+        title=f"Position in a window of {longest} bytes",
+        scale=alt.Scale(type="log", base=2, domain=[FIRST, longest], nice=False, padding=14),
+        axis=alt.Axis(values=[2**k for k in range(4, longest.bit_length())], format="d", grid=False),
+    )
+    y = _y("value:Q", "Bits per byte, lower is better", domain)
+    base = alt.Chart(alt.Data(values=points))
+    several = len(run.config["seeds"]) > 1
+    tooltip = [
+        alt.Tooltip("label:N", title="encoding"),
+        alt.Tooltip("from:N", title="positions"),
+        alt.Tooltip("value:Q", title="bits per byte", format=".3f"),
+        alt.Tooltip("spread:N", title="range of seeds" if several else "95% interval"),
+        alt.Tooltip("seeds:Q", title="seeds"),
+    ]
+    line = base.mark_line(strokeWidth=2.2, interpolate="monotone").encode(x, y, **_marks(run))
+    dots = base.mark_point(size=14, filled=True).encode(x, y, color=_colour(run), opacity=_faded(1, 0.12))
+    layers = [*_rule(run, x), line, dots, _touch(base, x, y, tooltip), _ends(run, points, "position", domain)]
+    return Figure(
+        name="by-position",
+        title="Where in the window the loss arises",
+        caption=f"The same losses at {longest} bytes, averaged by position in the window: a model that holds goes on "
+        f"falling or stays level right of the dashed line. Positions below {FIRST} are not drawn.",
+        alt=f"Line chart of bits per byte by position in windows of {longest} bytes, one line per encoding.",
+        chart=_layered(layers, run),
+    )
+
+
+def training(run: Run) -> Figure | None:
+    """Training loss by tokens, lightly smoothed, one line per cell."""
+    points, width = [], 1
+    for cell in run.cells:
+        losses = cell.losses
+        width = max(1, round(len(losses) / 40))
+        smooth = losses["loss"].astype(float).rolling(width, center=True, min_periods=1).mean() / math.log(2)
+        chosen = range(0, len(losses), max(1, len(losses) // 200))
+        chosen = sorted({*chosen, len(losses) - 1} - {-1})
+        name = f"{cell.label}, seed {cell.seed}"
+        points += [
+            {
+                "label": cell.label,
+                "cell": name,
+                "tokens": int(losses["tokens"].iloc[i]),
+                "step": int(losses["step"].iloc[i]),
+                "value": float(smooth.iloc[i]),
+                "state": state(cell),
+            }
+            for i in chosen
+        ]
+    if not points:
+        return None
+    most = max(point["tokens"] for point in points)
+    values = pd.Series([point["value"] for point in points if point["tokens"] > 0.05 * most])
+    domain = _domain([*values])  # the fall of the first steps leaves the picture at the top
+    x = alt.X(
+        "tokens:Q",
+        title="Training tokens (bytes)",
+        scale=alt.Scale(domain=[0, most], nice=False),
+        axis=alt.Axis(format="~s", grid=False, tickCount=6),
+    )
+    y = _y("value:Q", "Bits per byte, lower is better", domain)
+    base = alt.Chart(alt.Data(values=points))
+    tooltip = [
+        alt.Tooltip("cell:N", title="model"),
+        alt.Tooltip("step:Q", title="step", format="d"),
+        alt.Tooltip("tokens:Q", title="tokens", format=",d"),
+        alt.Tooltip("value:Q", title="bits per byte", format=".3f"),
+        alt.Tooltip("state:N", title="model"),
+    ]
+    line = base.mark_line(strokeWidth=1.6, clip=True).encode(x, y, detail="cell:N", **_marks(run))
+    layers = [line, _touch(base, x, y, tooltip, clip=True), _ends(run, points, "tokens", domain)]
+    return Figure(
+        name="training",
+        title="Training",
+        caption=f"Loss on the training windows of {run.train_length} bytes"
+        + (f", a moving average of {width} steps" if width > 1 else "")
+        + ". All encodings read the same bytes in the same order; the first steps lie above the picture.",
+        alt="Line chart of training loss in bits per byte against training tokens, one line per model.",
+        chart=_layered(layers, run),
+    )
+
+
+# ---- parts ----------------------------------------------------------------------------------------------------------
+
+
+def colour_of(run: Run, label: str) -> str:
+    return COLOURS[run.labels.index(label) % len(COLOURS)]
+
+
+def _colour(run: Run) -> alt.Color:
+    colours = [colour_of(run, label) for label in run.labels]
+    return alt.Color("label:N", scale=alt.Scale(domain=run.labels, range=colours), legend=None)
+
+
+def _marks(run: Run) -> dict[str, Any]:
+    """Colour, dash and fading of a line."""
+    dashes = [DASHES[i // len(COLOURS) % len(DASHES)] for i in range(len(run.labels))]
+    dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=run.labels, range=dashes), legend=None)
+    return {"color": _colour(run), "strokeDash": dash, "opacity": _faded(1, 0.12)}
+
+
+def _faded(full: float, faded: float) -> Any:
+    """An opacity that falls when another label is picked."""
+    return alt.condition("picked == '' || datum.label == picked", alt.value(full), alt.value(faded))
+
+
+def _y(field: str, title: str, domain: list[float]) -> alt.Y:
+    axis = alt.Axis(titleAngle=0, titleAlign="left", titleAnchor="end", titleX=-34, titleY=-14, tickCount=6)
+    return alt.Y(field, title=title, scale=alt.Scale(domain=domain, nice=False, zero=False), axis=axis)
+
+
+def _rule(run: Run, x: alt.X) -> list[alt.Chart]:
+    """The training length, named."""
+    field = x.to_dict()["field"]
+    base = alt.Chart(alt.Data(values=[{field: run.train_length, "words": f"trained at {run.train_length}"}]))
+    rule = base.mark_rule(strokeDash=[4, 4], color=QUIET, strokeWidth=1).encode(x)
+    words = base.mark_text(align="left", dx=6, y=8, color=QUIET, fontSize=12).encode(x, text="words:N")
+    return [rule, words]
+
+
+def _touch(base: alt.Chart, x: alt.X, y: alt.Y, tooltip: list[alt.Tooltip], clip: bool = False) -> alt.Chart:
+    """Large unseen points: what a pointer finds."""
+    return base.mark_point(size=380, filled=True, opacity=0, clip=clip).encode(x, y, tooltip=tooltip)
+
+
+def _ends(run: Run, points: list[dict], field: str, domain: list[float]) -> alt.Chart:
+    """Each label at the last point of its line, moved apart where they would overlap."""
+    last: dict[str, dict] = {}
+    for point in points:
+        if point["label"] not in last or point[field] >= last[point["label"]][field]:
+            last[point["label"]] = point
+    far = max(point[field] for point in last.values())
+    gap = 15 / HEIGHT * (domain[1] - domain[0])
+    ends = []
+    for place in {point[field] for point in last.values()}:
+        here = sorted((p for p in last.values() if p[field] == place), key=lambda point: point["value"])
+        heights = _apart([point["value"] for point in here], gap)
+        above = 0.0 if place == far else gap  # a line that stops early: its label must not lie on the others
+        ends += [{**p, "at": h + above} for p, h in zip(here, heights, strict=True)]
+    text = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=130)
+    return text.encode(
+        alt.X(f"{field}:Q"), alt.Y("at:Q"), text="label:N", color=_colour(run), opacity=_faded(1, 0.25)
+    )
+
+
+def _apart(values: list[float], gap: float) -> list[float]:
+    """Ascending values moved as little as needed for `gap` between neighbours: clusters keep their mean."""
+    clusters: list[list[float]] = []  # of [sum of (value - its offset in the cluster), count]
+    for value in values:
+        clusters.append([value, 1])
+        while len(clusters) > 1:
+            (above, many), (below, few) = clusters[-1], clusters[-2]
+            if above / many >= below / few + few * gap:
+                break
+            clusters[-2:] = [[below + above - many * few * gap, few + many]]
+    return [total / count + i * gap for total, count in clusters for i in range(int(count))]
+
+
+def _layered(layers: list[alt.Chart], run: Run) -> alt.LayerChart:
+    right = 24 + 8 * min(16, max(len(label) for label in run.labels))
+    chart = alt.layer(*layers).add_params(alt.param(name="picked", value=""))
+    return chart.properties(
+        height=HEIGHT,
+        padding={"left": 6, "right": right, "top": 26, "bottom": 6},
+        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+    ).configure(
+        font=FONT,
+        background="white",
+        view=alt.ViewConfig(stroke=None),
+        axis=alt.AxisConfig(
+            labelColor=QUIET, titleColor=QUIET, labelFontSize=12, titleFontSize=12, titleFontWeight="normal",
+            titlePadding=10, gridColor=LINE, domain=False, tickColor=LINE, labelPadding=6,
+        ),
+        axisX=alt.AxisConfig(domain=True, domainColor="#b6bec7", tickColor="#b6bec7", labelFlush=False),
+    )  # fmt: skip
+
+
+def _domain(values: Iterable[float]) -> list[float]:
+    """The range of the values and a little more, so that no mark lies on the edge."""
+    low, high = min(values), max(values)
+    room = 0.06 * (high - low) or 0.1
+    return [low - room, high + room]
+
+
+def _widened(lengths: list[int], train_length: int) -> list[int]:
+    low, high = min(*lengths, train_length), max(*lengths, train_length)
+    return [low, high] if low < high else [low // 2 or 1, high * 2]
+
+
+def _interval(low: float | None, high: float | None) -> str:
+    return "none" if low is None or high is None else f"{low:.3f} to {high:.3f}"
+
+
+def _number(value: Any) -> float | None:
+    return None if pd.isna(value) else float(value)

@@ -1,0 +1,268 @@
+"""Many cells: a run directory, what it holds, and one writer that fills it."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+import transformers
+
+import longitude
+from longitude.measure import read_rows, to_frame, write_rows
+from longitude.study.cell import Cell, Status, Watcher, build_model, device_of, run_cell
+from longitude.study.config import StudyConfig, as_dict, checked, option, replaced
+from longitude.study.data import StudyData, prepare
+from longitude.study.files import locked, out_of_space, read_json, remove_unfinished, require_space, write_json
+
+SCHEMA = 1
+GROWING = ("encodings", "seeds")
+"""Options of which a run directory may be given more: their cells are added."""
+PACKAGES = ("longitude", "torch", "transformers", "accelerate", "numpy", "scipy", "pandas")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a run directory holds now: its cells in the order of the study, each with its status."""
+
+    run: Path
+    config: StudyConfig
+    cells: list[tuple[Cell, Status]]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every cell is done, none diverged or failed."""
+        return all(status.status == "done" for _, status in self.cells)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A study that passed every check, with its text read; nothing is written yet."""
+
+    config: StudyConfig
+    data: StudyData
+    run: Path
+
+    @property
+    def cells(self) -> list[Cell]:
+        return [Cell(self.run, label, seed) for seed in self.config.seeds for label in self.config.encodings]
+
+
+def plan(config: StudyConfig, run: Path) -> Plan:
+    """Every check that needs no writing: options, device, models, text, directory, disk. ValueError for the user."""
+    config = checked(config)
+    config = replaced(config, device=device_of(config).type)
+    sizes = []
+    for label in config.encodings:
+        try:
+            sizes.append(sum(parameter.numel() for parameter in build_model(config, label, 0).parameters()))
+        except ValueError as error:
+            raise ValueError(f"--encodings {label}: {error}") from error
+    planned = Plan(config, prepare(config), run)
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"--out {run}: there is a file of this name; choose another --out")
+    if run.is_dir() and not (run / "study.json").exists() and any(path.name != ".lock" for path in run.iterdir()):
+        raise ValueError(f"--out {run}: the directory holds other files and no study; choose another --out")
+    to_do = sum(not (cell.folder / "config.json").exists() for cell in planned.cells)
+    require_space(run, 2**24 + to_do * max(sizes) * 4 * 8)  # a model, three checkpoints while rotating, all in float32
+    return planned
+
+
+def study(
+    planned: Plan,
+    fresh: bool = False,
+    watcher: Watcher | None = None,
+    finished: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Run the cells that are not finished yet, one after the other, and gather all rows.
+
+    A cell that raises is recorded as failed with its reason, and tried again by the next call; a diverged one is a
+    result. finished: called with one line about every cell. Raises ValueError when another process writes here, when
+    the directory holds another study (`fresh` replaces it) or when the disk is full; nothing is then half-written.
+    """
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    run, watcher = planned.run, watcher or Watcher()
+    with _full_disk_is_a_user_error(run):
+        run.mkdir(parents=True, exist_ok=True)
+        with locked(run):
+            remove_unfinished(run)
+            if fresh:
+                _remove_study(run)
+            planned = _opened(planned, watcher)
+            commit = commit_of_code()
+            outcome = []
+            for cell in planned.cells:
+                status = cell.status
+                if status is None or status.status not in ("done", "diverged"):
+                    status = _attempt(planned, cell, commit, watcher)
+                outcome.append((cell, status))
+                _gather(planned)
+                if finished is not None:
+                    finished(_sentence(cell, status))
+            return Outcome(run, planned.config, outcome)
+
+
+def _attempt(planned: Plan, cell: Cell, commit: str | None, watcher: Watcher) -> Status:
+    try:
+        return run_cell(planned.config, cell, planned.data, commit, watcher)
+    except Exception as error:
+        if out_of_space(error):
+            raise
+        (cell.folder / "error.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
+        status = Status("failed", cell.label, cell.seed, cell.encoding, 0, planned.config.steps, reason=reason)
+        write_json(cell.folder / "status.json", asdict(status))
+        return status
+
+
+def _gather(planned: Plan) -> None:
+    """All cells' rows into one table."""
+    paths = [cell.folder / "results.parquet" for cell in planned.cells]
+    frames = [read_rows(path) for path in paths if path.exists()]
+    write_rows(pd.concat(frames, ignore_index=True) if frames else to_frame([]), planned.run / "results.parquet")
+
+
+def _sentence(cell: Cell, status: Status) -> str:
+    name = f"{cell.label} seed {cell.seed}"
+    if status.status == "done":
+        return f"{name}: done" + (f"; {status.reason}" if status.reason else "")
+    if status.status == "failed":
+        return f"{name}: failed, {status.reason}; see {cell.folder / 'error.txt'}"
+    return f"{name}: {status.status}, {status.reason}"
+
+
+# ---- study.json -------------------------------------------------------------------------------------------------------
+
+
+def _opened(planned: Plan, watcher: Watcher) -> Plan:
+    """Write study.json, or continue what it says; more encodings and seeds than saved are added to it."""
+    path = planned.run / "study.json"
+    saved = read_json(path)
+    here = {"versions": versions(), "commit": commit_of_code(), "machine": machine()}
+    if saved is None:
+        begun = {"schema": SCHEMA, "begun": _now(), **here, "continued": []}
+    else:
+        config = _continued(planned, saved)
+        if config != planned.config:
+            planned = Plan(config, planned.data, planned.run)
+        begun = {key: saved[key] for key in ("schema", "begun", *here, "continued")}
+        last = begun["continued"][-1] if begun["continued"] else begun
+        if changes := [name for name in here if here[name] != last[name]]:
+            watcher.note(f"{planned.run} was begun with another {' and '.join(changes)}; study.json keeps both")
+            begun["continued"] = [*begun["continued"], {"at": _now(), **here}]
+    whole = {**begun, "configuration": _plain(planned.config), "data": planned.data.description}
+    if whole != saved:
+        write_json(path, whole)
+    return planned
+
+
+def _continued(planned: Plan, saved: dict[str, Any]) -> StudyConfig:
+    """The saved study, grown by new encodings and seeds. ValueError naming the first option that differs."""
+    remedy = "--fresh starts over, another --out keeps both"
+    if saved.get("schema") != SCHEMA:
+        raise ValueError(f"{planned.run} was written by another release of longitude; {remedy}")
+    config, old = _plain(planned.config), saved["configuration"]
+    for name in config:
+        if name in GROWING and not set(old[name]) - set(config[name]):
+            continue
+        if name not in old or old[name] != config[name]:
+            before, now = (_value(each) for each in (old.get(name), config[name]))
+            raise ValueError(f"{planned.run} holds a study with {option(name)} {before}, not {now}; {remedy}")
+    before, now = saved["data"]["sha256"], planned.data.description["sha256"]
+    if before != now:
+        raise ValueError(
+            f"{planned.run} holds a study of another text ({saved['data']['source']}, sha256 {before[:12]}), not "
+            f"{planned.data.description['source']}, sha256 {now[:12]}; {remedy}"
+        )
+    order = {name: (*old[name], *(new for new in config[name] if new not in old[name])) for name in GROWING}
+    return replaced(planned.config, **order)
+
+
+def _plain(config: StudyConfig) -> dict[str, Any]:
+    """The configuration as JSON gives it back."""
+    return json.loads(json.dumps(as_dict(config)))
+
+
+def _value(value: Any) -> str:
+    return " ".join(str(each) for each in value) if isinstance(value, list) else str(value)
+
+
+def _remove_study(run: Path) -> None:
+    """Everything a study writes, study.json last; other files stay."""
+    shutil.rmtree(run / "cells", ignore_errors=True)
+    for pattern in ("figures/*.svg", "figures/*.png", "report.html", "results.parquet", "study.json"):
+        for path in run.glob(pattern):
+            path.unlink()
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str | None]:
+    """Package -> version; Python too."""
+
+    def of(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return getattr(sys.modules.get(package), "__version__", None)
+
+    return {"python": platform.python_version()} | {package: of(package) for package in PACKAGES}
+
+
+def machine() -> dict[str, Any]:
+    """What computes here."""
+    name = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": name or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def commit_of_code() -> str | None:
+    """The git commit of this source tree, "-dirty" where files differ from it; None outside of a repository of ours."""
+    here = Path(longitude.__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*")
+
+
+@contextmanager
+def _full_disk_is_a_user_error(run: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if not out_of_space(error):
+            raise
+        raise ValueError(
+            f"no space left on the disk of {run}; free some, then the same command continues where it stopped"
+        ) from error
