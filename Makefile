@@ -1,0 +1,88 @@
+# `make` alone prints what there is. Everything installs into .venv, once; nothing needs a compiler.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+ARGS   ?=
+PYTEST_ARGS ?= -n 2
+
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# TORCH: any requirement or options that pip takes, for example
+#   make study TORCH=path/to/torch.whl
+#   make study TORCH="torch==2.13.0 --index-url URL"
+# It is remembered in .venv until another is given. The default is the pin of constraints.txt.
+CHOICE := $(VENV)/torch-choice
+TORCH  ?= $(shell cat $(CHOICE) 2>/dev/null || grep '^torch==' constraints.txt)
+ifneq ($(origin TORCH),file)
+ifneq ($(strip $(TORCH)),$(strip $(shell cat $(CHOICE) 2>/dev/null)))
+NEW_TORCH := new-torch
+endif
+endif
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help install study report test test-all check format bench clean new-torch
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@echo
+	@echo '  ARGS="--encodings rope alibi"   options for study, report, bench'
+	@echo '  PYTHON=python3.12               the Python that makes .venv (3.11 to 3.13)'
+	@echo '  TORCH="REQUIREMENT"             another torch build: a requirement, a wheel, with options of pip'
+
+# ---- the main job ----
+study: $(VENV)/study.stamp ## train short, test long, write the report (about five minutes)
+	$(BIN)/longitude study $(ARGS)
+
+report: $(VENV)/study.stamp ## build a report again from saved results: make report ARGS=runs/NAME
+	$(BIN)/longitude report $(ARGS)
+
+# ---- checks ----
+test: check ## lint, types, import contracts, and the quick tier of the tests
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-all: check ## the same with every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/test.stamp ## lint, types and import contracts only
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(VENV)/test.stamp ## let ruff format and fix what it can
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(VENV)/study.stamp ## attention with a bias beside plain attention, side by side
+	$(BIN)/python benchmarks/table.py $(ARGS)
+
+# ---- the environment: torch first, so that nothing drags another build in; then two levels, study and test ----
+install: $(VENV)/test.stamp ## everything needed to work on the project
+
+$(BIN)/pip: # the last thing that venv writes
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' || { \
+	  echo "expected Python 3.11 to 3.13, got $$($(PYTHON) --version 2>&1); say which: make PYTHON=python3.12"; exit 2; }
+	$(PYTHON) -m venv $(VENV) || { echo "no ensurepip here: using the pip of $(PYTHON) instead"; \
+	  $(PYTHON) -m venv --clear --without-pip $(VENV) && $(PYTHON) -m pip --python $(BIN)/python install pip; }
+
+$(VENV)/torch.stamp: constraints.txt $(NEW_TORCH) | $(BIN)/pip
+	$(if $(NEW_TORCH),$(BIN)/pip uninstall --quiet --yes torch)
+	$(BIN)/pip install $(TORCH)
+	$(if $(NEW_TORCH),@echo '$(strip $(TORCH))' > $(CHOICE))
+	@$(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > $(VENV)/constraints.txt
+	@grep -v '^torch==' constraints.txt >> $(VENV)/constraints.txt
+	@touch $@
+
+$(VENV)/study.stamp: $(VENV)/torch.stamp pyproject.toml
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[study]'
+	@touch $@
+
+$(VENV)/test.stamp: $(VENV)/study.stamp
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[test]'
+	@touch $@
+
+clean: ## remove builds and caches (not .venv, not runs)
+	rm -rf build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,178 @@
+"""The rules of the house: what an import may cost, where a name may stand, how large a file may grow."""
+
+import ast
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+import longitude as lg
+from longitude.positions.base import factory_of
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "longitude"
+OPTIONAL = "transformers accelerate safetensors pandas pyarrow scipy altair vl_convert tyro rich jinja2 datasets"
+
+
+def fresh(code: str) -> str:
+    """What `code` prints in a Python of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+# ---- imports -------------------------------------------------------------------------------------------------------
+FIRST_USE = ["", "lg.attend; lg.encodings()"]
+
+
+@pytest.mark.parametrize("use", FIRST_USE, ids=["import", "first use"])
+def test_import_budget(use: str) -> None:
+    """0.3 s over torch. A busy machine only adds time, so one import within the budget shows that it holds."""
+    code = f"""
+import torch, time
+start = time.perf_counter()
+import longitude as lg
+{use}
+print(time.perf_counter() - start)
+"""
+    seconds = []
+    while len(seconds) < 5 and min(seconds, default=1.0) > 0.3:
+        seconds.append(float(fresh(code)))
+    assert min(seconds) <= 0.3
+
+
+@pytest.mark.parametrize("use", FIRST_USE, ids=["import", "first use"])
+def test_nothing_heavy_is_imported(use: str) -> None:
+    """Neither an optional package nor the compiler, which a compiled function at module level would load (2.4 s)."""
+    code = f"""
+import torch, sys
+before = set(sys.modules)
+import longitude as lg
+{use}
+print(*sorted((set(sys.modules) - before) & set("{OPTIONAL} torch._inductor torch._dynamo".split())))
+"""
+    assert fresh(code) == ""
+
+
+def test_attend_and_every_encoding_work_without_the_optional_packages() -> None:
+    """torch and jaxtyping are enough; a module set to None in sys.modules cannot be imported."""
+    code = f"""
+import sys
+sys.modules.update(dict.fromkeys("{OPTIONAL}".split()))
+import torch
+import longitude as lg
+from longitude.positions.base import compose, resolved
+
+x, (q, k, v) = torch.randn(1, 5, 16), torch.randn(3, 1, 2, 5, 8)
+for name in lg.encodings():
+    known = dict(num_heads=2, head_dim=8, dim=16, max_length=8, layout="half")
+    encoding = compose(lg.encoding(name, **resolved(name, {{}}, **known)))
+    context, _ = encoding.context(encoding.embed(x, torch.arange(5)))
+    out = lg.attend(q, k, v, encoding=encoding, context=context)
+    assert out.shape == q.shape and out.isfinite().all(), name
+    print(name)
+"""
+    assert fresh(code).split() == lg.encodings()
+
+
+# ---- names ---------------------------------------------------------------------------------------------------------
+def lazy_names_of_type_checkers() -> dict[str, str]:
+    """name -> module, as the TYPE_CHECKING block of the package says."""
+    tree = ast.parse((PACKAGE / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
+@pytest.mark.parametrize("name", [name for name in lg.__all__ if name != "__version__"])
+def test_public_name(name: str) -> None:
+    """Each loads, comes from where type checkers think, and is listed."""
+    value = getattr(lg, name)
+    said = lazy_names_of_type_checkers()[name]
+    home = sys.modules[f"longitude.{name}" if said == "longitude" else said]
+    assert value is (home if said == "longitude" else getattr(home, name))
+    assert name in dir(lg)
+
+
+def test_public_names_are_those_type_checkers_see() -> None:
+    assert {*lazy_names_of_type_checkers(), "__version__"} == set(lg.__all__)
+    assert len(lg.__all__) == len(set(lg.__all__))
+
+
+def test_unknown_public_name() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'alibi'"):
+        lg.alibi  # noqa: B018
+
+
+ALSO_ENGLISH = {"none", "learned", "path", "Learned"}  # found where they mean the encoding: as a string, as a class
+
+
+def encodings_named_in(source: str) -> set[str]:
+    """Names of encodings, registered or of classes, in Python source: comments and docstrings included."""
+    names = {*lg.encodings()} | {factory_of(name).__name__ for name in lg.encodings()}
+    nodes = list(ast.walk(ast.parse(source)))
+    meant = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    meant |= {node.id for node in nodes if isinstance(node, ast.Name)} & {"Learned"}
+    meant |= {node.attr for node in nodes if isinstance(node, ast.Attribute)} & {"Learned"}
+    meant |= {a.name for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for a in node.names}
+    return ((names - ALSO_ENGLISH) & set(re.findall(r"\w+", source))) | (names & meant)
+
+
+def test_encodings_named_in_finds_them() -> None:
+    assert encodings_named_in("# as ALiBi does\nx = 'none'\nlg.Learned\nimport rope\n") == {
+        "ALiBi",
+        "none",
+        "Learned",
+        "rope",
+    }
+    assert encodings_named_in("# a learned table, none of it on this path\nx.learned = None\n") == set()
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGE / "attention").rglob("*.py")), ids=lambda file: file.name)
+def test_attention_names_no_encoding(file: Path) -> None:
+    """It knows terms. A name here would mean that an encoding needs a second file."""
+    assert encodings_named_in(file.read_text()) == set()
+
+
+# ---- documents -----------------------------------------------------------------------------------------------------
+def test_contributing_is_right() -> None:
+    """The encoding it adds in one file works as its second listing says, and `table` takes it at once."""
+    listings = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    assert len(listings) == 2
+    exact = """
+encoding = lg.encoding("root", num_heads=8)
+outputs = [lg.attend(q, k, v, encoding=encoding, backend=backend) for backend in ("reference", "table")]
+torch.testing.assert_close(*outputs)
+"""
+    assert "table" in fresh("\n".join([*listings, exact]))
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+def test_files_stay_small() -> None:
+    """At most 400 lines: what grows beyond that wants a second file. (Kernels may be excepted here, by name.)"""
+    folders = ("src", "tests", "benchmarks", "examples")
+    lengths = {f: f.read_text().count("\n") for folder in folders for f in (ROOT / folder).rglob("*.py")}
+    assert len(lengths) > 20
+    too_long = {str(f.relative_to(ROOT)): n for f, n in lengths.items() if n > 400}
+    assert too_long == {}
+
+
+def test_data_from_outside_is_never_unpickled() -> None:
+    """ruff refuses pickle; these are the ways to it that ruff does not know."""
+    ways = re.compile(r"torch\.load\(|trust_remote_code\s*=\s*True|weights_only\s*=\s*False")
+    assert [f.name for f in PACKAGE.rglob("*.py") if ways.search(f.read_text())] == []
+
+
+def test_package_says_that_it_is_typed() -> None:
+    assert (files("longitude") / "py.typed").is_file()
+
+
+def test_one_version() -> None:
+    """The package's, the installed one's and the changelog's newest."""
+    assert lg.__version__ == version("longitude")
+    newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert newest is not None and newest[1] == lg.__version__
