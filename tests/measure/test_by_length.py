@@ -1,0 +1,306 @@
+"""Loss by length against a loop that gives every target its context by hand."""
+
+import math
+from itertools import pairwise
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from longitude.measure import by_length, default_bins, document_losses, losses_by_length
+
+VOCAB = 37
+LENGTHS = [3, 8, 16]  # 3 does not divide 16: ragged windows
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        initializer_range=0.7,  # attention that looks somewhere, so that context matters
+    )
+    return LlamaForCausalLM(config).double().eval()
+
+
+@pytest.fixture(scope="module")
+def documents():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(VOCAB, (n,), generator=generator) for n in (17, 33, 40, 50)]
+
+
+def brute(model, document, count, window, stride):
+    """Every target alone: the loss of token t + 1 after the tokens of its window, one forward pass each."""
+    losses = []
+    for t in range(count):
+        move = 0 if t < window else -(-(t + 1 - window) // stride)  # moves until the window's inputs reach t
+        with torch.no_grad():
+            logits = model(input_ids=document[None, move * stride : t + 1]).logits[0, -1]
+        losses.append(-torch.log_softmax(logits, 0)[document[t + 1]].item())
+    return np.array(losses)
+
+
+def counts(documents, span=16):
+    return [(len(document) - 1) // span * span for document in documents]
+
+
+@pytest.mark.parametrize("window", LENGTHS)
+@pytest.mark.parametrize("stride", [None, 1, 2, "window"])
+def test_losses_are_those_of_every_target_alone(model, documents, window, stride):
+    stride = window if stride == "window" else stride
+    losses = document_losses(model, documents, window=window, stride=stride, span=16, batch_tokens=40)
+    expected = [
+        brute(model, document, count, window, stride or window).sum()
+        for document, count in zip(documents, counts(documents), strict=True)
+    ]
+    np.testing.assert_allclose(losses.nats, expected, rtol=1e-12)
+    assert losses.tokens.tolist() == counts(documents) == [16, 32, 32, 48]
+
+
+def test_default_stride_is_half_the_window(model, documents):
+    rows = by_length(model, documents, lengths=LENGTHS, methods=["sliding"])
+    assert [row.stride for row in rows] == [1, 4, 8]
+    for row in rows:
+        one = document_losses(model, documents, window=row.length, stride=row.stride, span=16)
+        assert row.value == pytest.approx(math.exp(one.nats.sum() / one.tokens.sum()), rel=1e-12)
+
+
+def test_stride_of_a_window_is_non_overlapping(model, documents):
+    for window in LENGTHS:
+        whole = document_losses(model, documents, window=window, span=16)
+        sliding = document_losses(model, documents, window=window, stride=window, span=16)
+        np.testing.assert_array_equal(whole.nats, sliding.nats)
+
+
+def test_more_context_is_used(model, documents):
+    """The fixture can tell windows apart: otherwise every test above would pass for any context."""
+    values = [row.value for row in by_length(model, documents, lengths=LENGTHS, methods=["non-overlapping"])]
+    assert np.abs(np.diff(values)).min() > 1e-3
+
+
+def test_batches_do_not_matter(model, documents):
+    one = losses_by_length(model, documents, lengths=LENGTHS, stride=2, batch_tokens=1)
+    many = losses_by_length(model, documents, lengths=LENGTHS, stride=2, batch_tokens=10**6)
+    for a, b in zip(one, many, strict=True):
+        np.testing.assert_allclose(a.nats, b.nats, rtol=1e-12)
+
+
+def test_small_chunks_of_logits_do_not_matter(model, documents, monkeypatch):
+    whole = document_losses(model, documents, window=16, stride=3)
+    monkeypatch.setattr("longitude.measure.windows.CHUNK", 5 * VOCAB)
+    np.testing.assert_allclose(document_losses(model, documents, window=16, stride=3).nats, whole.nats, rtol=1e-13)
+
+
+def test_positions_are_those_of_the_longest_windows(model, documents):
+    token_bytes = torch.arange(VOCAB) % 3 + 1
+    losses = losses_by_length(
+        model, documents, lengths=LENGTHS, methods=["per-position"], bins=[0, 1, 5, 16], token_bytes=token_bytes
+    )
+    nats = np.stack([
+        brute(model, document, count, 16, 16).reshape(-1, 16).sum(0)
+        for document, count in zip(documents, counts(documents), strict=True)
+    ])  # fmt: skip
+    assert [(each.position_from, each.position_to) for each in losses] == [(0, 1), (1, 5), (5, 16)]
+    for each in losses:
+        np.testing.assert_allclose(each.nats, nats[:, each.position_from : each.position_to].sum(1), rtol=1e-12)
+        assert each.tokens.tolist() == [w * (each.position_to - each.position_from) for w in (1, 2, 2, 3)]
+        assert each.window == each.stride == 16
+    for index, (document, count) in enumerate(zip(documents, counts(documents), strict=True)):
+        sizes = token_bytes[document[1 : count + 1]].reshape(-1, 16)
+        assert losses[1].bytes[index] == sizes[:, 1:5].sum()
+
+
+def test_positions_average_to_the_longest_length(model, documents):
+    rows = by_length(model, documents, lengths=LENGTHS, token_bytes=1)
+    [longest] = [row for row in rows if (row.method, row.length) == ("non-overlapping", 16)]
+    positions = [row for row in rows if row.method == "per-position"]
+    assert sum(row.count for row in positions) == longest.count
+    mean = sum(row.value * row.count for row in positions) / longest.count
+    assert mean == pytest.approx(longest.value, rel=1e-12)
+
+
+def test_positions_of_a_span_that_windows_do_not_fill(model, documents):
+    """span 16 in windows of 5: the last window of every document is one token."""
+    losses = losses_by_length(model, documents, lengths=[5], methods=["per-position"], span=16, bins=range(6))
+    nats = brute(model, documents[0], 16, 5, 5)
+    for position, each in enumerate(losses):
+        np.testing.assert_allclose(each.nats[0], nats[position::5].sum(), rtol=1e-12)
+    assert [each.tokens[0] for each in losses] == [4, 3, 3, 3, 3]
+
+
+def test_the_model_runs_once_for_positions_and_progress_hears_it(model, documents):
+    seen, run = [], []
+    hook = model.register_forward_pre_hook(
+        lambda _, args, kwargs: run.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    by_length(
+        model, documents, lengths=LENGTHS, methods=["non-overlapping", "per-position"], batch_tokens=32,
+        progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    hook.remove()
+    total = 3 * sum(counts(documents))
+    assert sum(run) == total
+    assert [done for done, _ in seen] == np.cumsum(run).tolist()
+    assert {total for _, total in seen} == {total}
+    assert max(run) <= 32
+
+
+class Uniform(nn.Module):
+    """Every token equally likely: log2(vocab) bits, whatever the text."""
+
+    def __init__(self, vocab, logit=0.0, dtype=torch.float32):
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((vocab,), logit, dtype=dtype))
+
+    def forward(self, input_ids, use_cache):
+        assert not use_cache and not self.training and not torch.is_grad_enabled()
+        return SimpleNamespace(logits=self.weight.expand(*input_ids.shape, -1))
+
+
+def test_uniform_model_costs_log2_of_the_vocabulary(documents):
+    rows = by_length(Uniform(64, dtype=torch.float64), documents, lengths=LENGTHS, token_bytes=1)
+    assert {row.metric for row in rows} == {"bits_per_byte"}
+    for row in rows:
+        assert row.value == pytest.approx(6, abs=1e-12)
+        assert row.low == pytest.approx(6, abs=1e-12) and row.high == pytest.approx(6, abs=1e-12)
+
+
+def test_bits_are_per_byte_of_the_targets(documents):
+    token_bytes = torch.arange(VOCAB) % 4 + 1
+    targets = torch.cat([d[1 : n + 1] for d, n in zip(documents, counts(documents), strict=True)])
+    [row] = by_length(
+        Uniform(VOCAB), documents, lengths=[16], methods=["non-overlapping"], token_bytes=token_bytes
+    )  # fmt: skip
+    assert row.count == token_bytes[targets].sum()
+    assert row.value == pytest.approx(len(targets) * math.log2(VOCAB) / row.count, rel=1e-6)
+    assert row.low < row.value < row.high
+
+
+def test_perplexity_without_bytes(documents):
+    [row] = by_length(Uniform(VOCAB), documents, lengths=[16], methods=["sliding"])
+    assert row.metric == "perplexity"
+    assert row.value == pytest.approx(VOCAB, rel=1e-5)
+    assert row.count == row.tokens == sum(counts(documents))
+
+
+def test_low_precision_logits_are_averaged_in_float32(documents):
+    model = Uniform(VOCAB, dtype=torch.bfloat16)
+    [row] = by_length(model, documents, lengths=[16], methods=["non-overlapping"])
+    assert row.dtype == "bfloat16"
+    assert row.value == pytest.approx(VOCAB, rel=1e-5)  # bfloat16 would be off by 1e-3
+
+
+def test_a_loss_that_is_not_finite_is_a_missing_value(documents):
+    rows = by_length(Uniform(VOCAB, logit=math.nan), documents, lengths=LENGTHS, token_bytes=1)
+    assert {(row.value, row.low, row.high) for row in rows} == {(None, None, None)}
+    assert all(row.count > 0 for row in rows)
+
+
+def test_one_document_has_no_interval(documents):
+    rows = by_length(Uniform(VOCAB), documents[:1], lengths=[16], token_bytes=1)
+    assert all(row.value is not None and row.low is None and row.high is None for row in rows)
+
+
+def test_protocol_is_written_down(model, documents):
+    rows = by_length(
+        model, documents, lengths=LENGTHS, token_bytes=1, stride=2, encoding="rope", label="rope", seed=3,
+        train_length=8, commit="abc", backend="sdpa",
+    )  # fmt: skip
+    assert [row.method for row in rows] == ["non-overlapping"] * 3 + ["sliding"] * 3 + ["per-position"] * 5
+    for row in rows:
+        assert (row.task, row.bos, row.weighting, row.dtype) == ("text", "none", "token", "float64")
+        assert (row.encoding, row.label, row.seed, row.train_length) == ("rope", "rope", 3, 8)
+        assert (row.commit, row.backend) == ("abc", "sdpa")
+        assert row.window == row.length and row.stride == (2 if row.method == "sliding" else row.window)
+        assert row.documents == 4
+        assert row.truncation == "tail dropped to a multiple of 16 targets"
+    assert {row.tokens for row in rows if row.method != "per-position"} == {sum(counts(documents))}
+
+
+def test_the_same_call_gives_the_same_rows(model, documents):
+    first = by_length(model, documents, lengths=LENGTHS, token_bytes=1)
+    assert by_length(model, documents, lengths=LENGTHS, token_bytes=1) == first
+    other = by_length(model, documents, lengths=LENGTHS, token_bytes=1, bootstrap_seed=1)
+    assert [row.value for row in other] == [row.value for row in first]
+    assert [row.low for row in other] != [row.low for row in first]
+
+
+def test_training_mode_of_every_submodule_is_put_back(documents):
+    model = Uniform(VOCAB)
+    model.part = nn.Dropout().eval()
+    model.training = True
+    document_losses(model, documents, window=16)
+    assert model.training and not model.part.training
+    with pytest.raises(RuntimeError, match="stop"):
+        document_losses(model, documents, window=16, progress=stop)
+    assert model.training and not model.part.training
+
+
+def stop(done, total):
+    raise RuntimeError("stop")
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 64, 100, 4096])
+def test_default_bins_cover_every_position_once(length):
+    edges = default_bins(length)
+    assert edges[0] == 0 and edges[-1] == length
+    assert all(a < b for a, b in pairwise(edges))
+    assert len(edges) <= 24
+
+
+def test_default_bins_have_an_edge_at_the_training_length():
+    assert default_bins(4096) == [
+        0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lengths": []}, "at least one length"),
+        ({"lengths": [8, 8]}, "strictly ascending"),
+        ({"lengths": [16, 8]}, "strictly ascending"),
+        ({"lengths": [0, 8]}, "positive integer, got 0"),
+        ({"lengths": [8.0]}, "positive integer, got 8.0"),
+        ({"lengths": [16, 32]}, "document 0 has 17 tokens, but the longest window needs 33"),
+        ({"methods": []}, "sequence of different names"),
+        ({"methods": "sliding"}, "sequence of different names"),
+        ({"methods": ["sliding", "sliding"]}, "sequence of different names"),
+        ({"methods": ["slidng"]}, "unknown method 'slidng'.*'sliding'"),
+        ({"stride": 0}, "stride must be a positive integer, got 0"),
+        ({"stride": 9}, "got stride 9 for window 8"),
+        ({"span": 15}, "at least the longest length 16, got 15"),
+        ({"bins": [0]}, "at least two"),
+        ({"bins": [0, 4, 4]}, "strictly ascending"),
+        ({"bins": [0, 17]}, "within 0..16"),
+        ({"batch_tokens": 0}, "batch_tokens must be a positive integer"),
+        ({"token_bytes": 0}, "token_bytes must be a positive integer"),
+        ({"token_bytes": torch.ones(VOCAB)}, "token_bytes must be int64"),
+        ({"token_bytes": torch.ones(3, dtype=torch.int64)}, "token_bytes has 3 entries"),
+        ({"documents": []}, "at least one document"),
+        ({"documents": [torch.zeros(17)]}, "document 0 must be a 1-D int64 tensor.*float32"),
+        ({"documents": [torch.zeros(1, 17, dtype=torch.int64)]}, "document 0 must be a 1-D int64 tensor"),
+        ({"documents": [torch.zeros(16, dtype=torch.int64)]}, "document 0 has 16 tokens"),
+        ({"lable": "rope"}, "unknown label 'lable'.*'label'"),
+        ({"resamples": 0}, "resamples must be a positive integer"),
+    ],
+)
+def test_wrong_use_says_what_to_do(documents, change, message):
+    arguments = {"documents": documents, "lengths": [8, 16]} | change
+    with pytest.raises(ValueError, match=message):
+        by_length(Uniform(VOCAB), **arguments)
+
+
+@pytest.mark.parametrize("answer", [None, torch.zeros(2, 3), "logits"])
+def test_a_model_without_causal_logits_is_refused(documents, answer):
+    model = Uniform(VOCAB)
+    model.forward = lambda input_ids, use_cache: SimpleNamespace(logits=answer)
+    with pytest.raises(ValueError, match="AutoModelForCausalLM"):
+        by_length(model, documents, lengths=[16])

@@ -1,0 +1,138 @@
+"""Bootstrap intervals over documents: against closed forms, under pairing, over seeds."""
+
+import math
+
+import numpy as np
+import pytest
+
+from longitude.measure import interval, paired_difference, paired_ratio
+
+
+def sums(documents, *, seeds=None, spread=1.0, seed=0):
+    """nats and weights of documents of different lengths, losses around 2 nats."""
+    rng = np.random.default_rng(seed)
+    weights = rng.integers(50, 500, documents).astype(float)
+    nats = weights * (2 + spread * rng.normal(size=documents))
+    if seeds is None:
+        return nats, weights
+    return nats + weights * rng.normal(0, 0.1, size=(seeds, 1)), np.tile(weights, (seeds, 1))
+
+
+def test_value_is_the_ratio_of_sums():
+    nats, weights = sums(40)
+    ratio = nats.sum() / weights.sum()
+    assert interval(nats, weights).value == pytest.approx(ratio / math.log(2), rel=1e-14)
+    assert interval(nats, weights, metric="perplexity").value == pytest.approx(math.exp(ratio), rel=1e-14)
+    assert interval(nats, weights, metric="mean").value == pytest.approx(ratio, rel=1e-14)
+
+
+def test_width_is_the_delta_method_of_a_ratio():
+    """Var(sum y / sum w) = sum (y - r w)^2 / (sum w)^2: the percentile interval is r +- 1.96 of its root."""
+    nats, weights = sums(400)
+    ratio = nats.sum() / weights.sum()
+    error = np.sqrt(((nats - ratio * weights) ** 2).sum()) / weights.sum()
+    result = interval(nats, weights, metric="mean", resamples=20000)
+    assert result.low == pytest.approx(ratio - 1.96 * error, abs=0.06 * error)
+    assert result.high == pytest.approx(ratio + 1.96 * error, abs=0.06 * error)
+
+
+def test_two_documents_have_a_closed_form():
+    """Resamples of two documents: both a, both b (1/4 each), or one of each (1/2)."""
+    result = interval([1.0, 9.0], [1.0, 3.0], metric="mean")
+    assert (result.low, result.value, result.high) == (1.0, 2.5, 3.0)
+
+
+def test_intervals_cover_the_truth_about_as_often_as_they_say():
+    rng = np.random.default_rng(0)
+    covered = 0
+    for trial in range(300):
+        weights = rng.integers(50, 150, 60).astype(float)
+        result = interval(weights * rng.normal(2, 1, 60), weights, metric="mean", resamples=500, seed=trial)
+        covered += result.low <= 2 <= result.high
+    assert 0.90 <= covered / 300 <= 0.98  # 0.95 +- 0.0126 a standard error, less the percentile method's small deficit
+
+
+def test_seed_fixes_the_interval():
+    assert interval(*sums(30)) == interval(*sums(30))
+    assert interval(*sums(30)) != interval(*sums(30), seed=1)
+
+
+def test_identical_cells_differ_by_exactly_nothing():
+    cell = sums(30)
+    assert paired_difference(cell, cell) == (0.0, 0.0, 0.0)
+    assert paired_ratio(cell, cell) == (1.0, 1.0, 1.0)
+    seeds = sums(30, seeds=3)
+    assert paired_difference(seeds, seeds, metric="perplexity") == (0.0, 0.0, 0.0)
+
+
+def test_pairing_removes_what_documents_share():
+    nats, weights = sums(50)
+    result = paired_difference((nats + 0.1 * weights, weights), (nats, weights), metric="mean")
+    assert result == pytest.approx((0.1, 0.1, 0.1), abs=1e-12)
+    alone = interval(nats, weights, metric="mean")
+    assert alone.high - alone.low > 0.3
+    assert paired_ratio((3 * nats, weights), (nats, weights), metric="mean") == pytest.approx((3, 3, 3), rel=1e-12)
+
+
+def test_difference_has_a_sign_and_an_order():
+    (a, weights), b = sums(50), sums(50)[0] - 10
+    there, back = paired_difference((a, weights), (b, weights)), paired_difference((b, weights), (a, weights))
+    assert there.value > 0
+    assert there == pytest.approx((-back.value, -back.high, -back.low))
+
+
+def test_one_seed_is_no_seed():
+    nats, weights = sums(30)
+    assert interval(nats[None], weights[None]) == interval(nats, weights)
+
+
+def test_seeds_are_resampled_too():
+    """Seeds a unit apart, documents all alike: what is left is the closed form over seeds."""
+    weights = np.full((2, 30), 100.0)
+    nats = weights * np.array([[2.0], [3.0]])
+    assert interval(nats, weights, metric="mean") == (2.5, 2.0, 3.0)
+    b = (nats - weights, weights)
+    assert paired_difference((nats, weights), b, metric="mean") == (1.0, 1.0, 1.0)  # seeds are paired as well
+
+
+def test_seed_variance_adds_to_document_variance():
+    rng = np.random.default_rng(3)
+    documents, seeds = 200, 40
+    weights = np.ones((seeds, documents))
+    nats = rng.normal(size=(seeds, 1)) + 2 * rng.normal(size=(1, documents))
+    result = interval(nats, weights, metric="mean", resamples=10000)
+    error = math.sqrt(nats.mean(1).var() / seeds + nats.mean(0).var() / documents)
+    assert result.high - result.low == pytest.approx(2 * 1.96 * error, rel=0.06)
+
+
+def test_missing_stays_missing():
+    nats, weights = sums(10)
+    nats[3] = np.nan
+    assert interval(nats, weights) == (None, None, None)
+    assert paired_difference((nats, weights), sums(10)) == (None, None, None)
+    assert interval([1e6], [1.0], metric="perplexity") == (None, None, None)  # exp overflows
+    assert interval([0.0, 0.0], [0.0, 0.0]) == (None, None, None)
+    assert interval([3.0], [2.0], metric="mean") == (1.5, None, None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "message"),
+    [
+        (([1.0, 2.0], [1.0]), {}, r"got shapes \(2,\), \(1,\)"),
+        (([], []), {}, "not empty"),
+        ((1.0, 1.0), {}, "documents"),
+        (([1.0, 2.0], [1.0, 2.0]), {"metric": "perplexty"}, "unknown metric 'perplexty'.*'perplexity'"),
+        (([1.0, 2.0], [1.0, 2.0]), {"confidence": 95}, "0.95 for 95 %"),
+        (([1.0, 2.0], [1.0, 2.0]), {"resamples": 0}, "resamples must be a positive integer"),
+    ],
+)
+def test_wrong_use_says_what_to_do(arguments, options, message):
+    with pytest.raises(ValueError, match=message):
+        interval(*arguments, **options)
+
+
+def test_cells_must_share_documents_and_seeds():
+    with pytest.raises(ValueError, match="same documents"):
+        paired_difference(sums(10), sums(11))
+    with pytest.raises(ValueError, match="seeds, documents"):
+        paired_difference(sums(10, seeds=2), sums(10, seeds=3))
