@@ -59,11 +59,33 @@ def refuses(backend: Backend, r: Request) -> str | None:
     return backend.limits(r)
 
 
-# ---- reference --------------------------------------------------------------------------------------------------------------
-def dense_bytes(r: Request, matrices: int = 4) -> int:
-    """Scores, bias, weights, mask: so many [B, H, Lq, Lk] at once."""
-    item = torch.finfo(torch.promote_types(r.q.dtype, torch.float32)).bits // 8
-    return matrices * r.q.shape[0] * r.heads * r.rows * r.length * item
+# ---- reference -------------------------------------------------------------------------------------------------------
+PAIR_NUMBERS = 64  # what a learned function of two positions holds per pair: a layer of 32, before and after its ReLU
+
+
+def dense_bytes(r: Request) -> int:
+    """Scores, bias, weights, mask: four [B, H, Lq, Lk] at once; and what the terms hold on the way to their bias."""
+    return 4 * r.q.shape[0] * r.heads * r.rows * r.length * _wide_item(r) + terms_bytes(r)
+
+
+def terms_bytes(r: Request) -> int:
+    """What the hungriest term holds while it makes its bias, beyond some [B, H, Lq, Lk]."""
+    pairs = r.rows * r.length * (1 if r.contiguous else r.q.shape[0])
+    numbers = 0
+    for term in r.terms:
+        match term:
+            case PairBias():
+                numbers = max(numbers, PAIR_NUMBERS * pairs)
+            case OffsetVectors():
+                numbers = max(numbers, r.q.shape[3] * pairs)
+            case RowBias():  # gates, their sum, two neighbours of a table, as numbers and as indices
+                numbers = max(numbers, 5 * r.q.shape[0] * r.heads * r.rows * r.length)
+    return numbers * _wide_item(r)
+
+
+def _wide_item(r: Request) -> int:
+    """Bytes of a number in float32 or wider."""
+    return torch.promote_types(r.q.dtype, torch.float32).itemsize
 
 
 REFERENCE = Backend(
@@ -82,7 +104,7 @@ REFERENCE = Backend(
 )
 
 
-# ---- chunked: the reference over blocks of queries, forgotten after each block and made again in backward -----------------------
+# ---- chunked: the reference over blocks of queries, forgotten after each block and made again in backward ------------
 BLOCK_BYTES = 2**25
 
 
@@ -123,7 +145,7 @@ CHUNKED = Backend(
 )
 
 
-# ---- sdpa: torch's fused attention where it applies as it is, or with a short dense bias -----------------------------------------
+# ---- sdpa: torch's fused attention where it applies as it is, or with a short dense bias -----------------------------
 SHORT_BYTES = 2**26
 
 
@@ -140,7 +162,13 @@ def sdpa(r: Request) -> Tensor:
         if sdpa_is_plain(r):
             causal = r.band == (0, None) and r.order_gap == 0
             return F.scaled_dot_product_attention(
-                r.q, r.k, r.v, dropout_p=r.dropout, is_causal=True if causal else False, scale=r.scale, enable_gqa=grouped
+                r.q,
+                r.k,
+                r.v,
+                dropout_p=r.dropout,
+                is_causal=True if causal else False,  # noqa: SIM210 (a compiler's symbolic bool is no bool)
+                scale=r.scale,
+                enable_gqa=grouped,
             )
         allowed = r.allowed()
         some = allowed.any(-1, keepdim=True)  # a query with nothing to look at looks at all, and is then set to zero
@@ -160,6 +188,13 @@ def sdpa_bias_bytes(r: Request) -> int:
     heads = r.heads if r.terms else 1
     per_row = r.beyond_band or not r.contiguous
     return (r.q.shape[0] if per_row else 1) * heads * r.rows * r.length * r.q.element_size()
+
+
+def sdpa_memory(r: Request) -> int:
+    """A term's bias is made in float64, offsets and product, before it is added up in the dtype of q."""
+    if sdpa_is_plain(r):
+        return 0
+    return sdpa_bias_bytes(r) * (2 + 2 * 8 // r.q.element_size() if r.terms else 1) + terms_bytes(r)
 
 
 def sdpa_limits(r: Request) -> str | None:
@@ -183,12 +218,12 @@ SDPA = Backend(
     dropout=True,
     weights=False,
     limits=sdpa_limits,
-    memory=lambda r: 0 if sdpa_is_plain(r) else sdpa_bias_bytes(r),
+    memory=sdpa_memory,
     price=lambda r: 1.0 if sdpa_is_plain(r) else 4.0,
 )
 
 
-# ---- table: every bias of the offset is one table of Lq + Lk - 1 numbers per head -------------------------------------------------
+# ---- table: every bias of the offset is one table of Lq + Lk - 1 numbers per head ------------------------------------
 TABLE_KERNEL = toeplitz.available()  # probed here, about a millisecond, because a compiler may not look later
 
 
@@ -233,7 +268,8 @@ TABLE = Backend(
     dropout=False,
     weights=False,
     limits=table_limits,
-    memory=lambda r: 2 * r.heads * (r.rows + r.length) * r.q.element_size(),
+    # the queries in reverse, and the table: its offsets, its bias, its band
+    memory=lambda r: (r.q.numel() + 6 * r.heads * (r.rows + r.length)) * r.q.element_size(),
     price=lambda r: 2.0 if r.learned else 1.2,
 )
 

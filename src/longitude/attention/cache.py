@@ -37,21 +37,25 @@ class LongitudeCacheLayer(DynamicLayer):
             return self.positions + self.get_seq_length()
         return self.positions[..., -1:] + 1
 
-    def extend(self, k: Tensor, v: Tensor, positions: Positions, columns: Columns, carry: Any) -> Columns:
-        """Append the tokens of one call; self.keys, .values, .positions then cover all. Returns the columns of all."""
+    def extend(
+        self, k: Tensor, v: Tensor, positions: Positions, columns: Columns, carry: Any
+    ) -> tuple[Tensor, Tensor, Columns]:
+        """Append the tokens of one call -> keys, values and columns of all; self.positions then covers all, too."""
         past, new = self.get_seq_length(), k.shape[2]
         if not past:
             self.positions = positions
-        elif not (isinstance(positions, int) and isinstance(self.positions, int) and positions == self.positions + past):
+        elif not (
+            isinstance(positions, int) and isinstance(self.positions, int) and positions == self.positions + past
+        ):
             before, after = explicit(self.positions, past, k.device), explicit(positions, new, k.device)
             if before.dim() != after.dim():
                 before, after = (p.expand(k.shape[0], -1) for p in (before, after))
             self.positions = torch.cat([before, after], -1)
-        self.update(k, v)
+        k, v = self.update(k, v)
         if past:
             columns = {name: torch.cat([self.columns[name], column], 2) for name, column in columns.items()}
         self.columns, self.carry = columns, carry
-        return columns
+        return k, v, columns
 
     def _map(self, keys: Callable[[Tensor], Tensor]) -> None:
         """Apply a change of the batch to everything beside keys and values."""
@@ -64,7 +68,7 @@ class LongitudeCacheLayer(DynamicLayer):
         super().reset()
         self.forget()
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
         super().reorder_cache(beam_idx)
         self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
@@ -80,7 +84,9 @@ class LongitudeCacheLayer(DynamicLayer):
         held: list[Tensor] = []
         tree_map_only(Tensor, held.append, self.carry)
         if tokens_to_remove and held:
-            raise ValueError("crop: the encoding carries a state that cannot be taken back; expected a cache used forward only")
+            raise ValueError(
+                "crop: the encoding carries a state that cannot be taken back; expected a cache used forward only"
+            )
         super().crop(tokens_to_remove)
         keep = self.get_seq_length()
         self.columns = {name: column[:, :, :keep] for name, column in self.columns.items()}
@@ -100,6 +106,8 @@ def adopt(cache: Cache, num_layers: int) -> Cache:
     if all(isinstance(layer, LongitudeCacheLayer) for layer in cache.layers) and len(cache.layers) == num_layers:
         return cache
     if cache.get_seq_length():
-        raise ValueError(f"past_key_values: expected an empty cache or a LongitudeCache, got a filled {type(cache).__name__}")
-    cache.layers = [LongitudeCacheLayer() for _ in range(num_layers)]
+        raise ValueError(
+            f"past_key_values: expected an empty cache or a LongitudeCache, got a filled {type(cache).__name__}"
+        )
+    cache.layers[:] = [LongitudeCacheLayer() for _ in range(num_layers)]
     return cache

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from longitude.attention.masks import Causal, Documents, Mask, Padding
 from longitude.attention.operation import of_transformed, run
 from longitude.attention.request import validate
-from longitude.positions.base import Encoding, Positions, compose, explicit, positive, require_positions
+from longitude.positions.base import Encoding, Positions, compose, explicit, require_positions, sizes
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
@@ -41,7 +41,7 @@ class MultiHeadAttention(nn.Module):
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        positive("MultiHeadAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        sizes("MultiHeadAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
         if num_heads % num_kv_heads:
             raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
         if head_dim is None and dim % num_heads:
@@ -80,7 +80,9 @@ class MultiHeadAttention(nn.Module):
         length, keys = x.shape[1], past + x.shape[1]
         if documents is not None:
             if documents.shape != (x.shape[0], keys):
-                raise ValueError(f"documents: expected [{x.shape[0]}, {keys}], cached tokens included, got {list(documents.shape)}")
+                raise ValueError(
+                    f"documents: expected [{x.shape[0]}, {keys}], cached tokens included, got {list(documents.shape)}"
+                )
             mask = mask & Documents(documents) & Padding(documents >= 0)
         if positions is None:
             positions = cache.next_positions() if cache is not None else 0
@@ -88,7 +90,9 @@ class MultiHeadAttention(nn.Module):
                 positions = positions + torch.arange(length, device=x.device)
         elif isinstance(positions, Tensor):
             if positions.shape not in ((length,), (x.shape[0], length), (1, length)):
-                raise ValueError(f"positions: expected [{length}] or [{x.shape[0]}, {length}], got {list(positions.shape)}")
+                raise ValueError(
+                    f"positions: expected [{length}] or [{x.shape[0]}, {length}], got {list(positions.shape)}"
+                )
             require_positions(positions)
             positions = positions[0] if positions.shape[0] == 1 and positions.dim() == 2 else positions
 
@@ -104,8 +108,8 @@ class MultiHeadAttention(nn.Module):
         columns, carry = encoding.context(x, cache.carry if cache is not None else None, new_documents)
         k_positions = positions
         if cache is not None:
-            columns = cache.extend(k, v, positions, columns, carry)
-            k, v, k_positions = cache.keys, cache.values, cache.positions
+            k, v, columns = cache.extend(k, v, positions, columns, carry)
+            k_positions = cache.positions
         if not encoding.stable_keys:
             k = encoding.keys(k, encoding.prepare(explicit(k_positions, keys, x.device), keys, q.dtype))
 
@@ -114,7 +118,6 @@ class MultiHeadAttention(nn.Module):
         r = of_transformed(
             q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights
         )
-        result = run(r, self.backend)
-        out, weights = result if return_weights else (result, None)
+        out, weights = run(r, self.backend)
         out = self.o_proj(out.transpose(1, 2).flatten(2))
         return (out, weights) if return_weights else out

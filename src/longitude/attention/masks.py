@@ -22,7 +22,7 @@ class Mask:
     reach: Reach = (None, None)
     """Bounds that every allowed pair keeps; what lies outside need not be computed."""
 
-    def allowed(self, q_order: Int[Tensor, " Lq"], k_order: Int[Tensor, " Lk"]) -> Bool[Tensor, "..."]:
+    def allowed(self, q_order: Int[Tensor, " Lq"], k_order: Int[Tensor, " Lk"]) -> Bool[Tensor, ...]:
         """-> [Lq, Lk] or [B, 1, Lq, Lk]."""
         raise NotImplementedError
 
@@ -97,7 +97,7 @@ class Window(Mask):
 class Documents(Mask):
     """Tokens see only tokens with the same number. ids [Lk] or [B, Lk], of the keys; queries are the last of them."""
 
-    ids: Int[Tensor, "..."]
+    ids: Int[Tensor, ...]
 
     def __post_init__(self):
         if not isinstance(self.ids, Tensor) or self.ids.is_floating_point() or self.ids.dim() not in (1, 2):

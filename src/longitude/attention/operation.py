@@ -45,7 +45,8 @@ def attend(
     named one raises a ValueError where it cannot, and never falls back; `explain` with the same arguments tells.
     """
     r = request(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
-    return run(r, backend)
+    out, weights = run(r, backend)
+    return (out, weights) if return_weights else out
 
 
 def request(
@@ -70,9 +71,7 @@ def request(
     same = alike or q_positions is k_positions and not isinstance(q_positions, int)
     k_tables = q_tables if same else encoding.prepare(explicit(k_positions, k.shape[2], q.device), k.shape[2], q.dtype)
     q, k = encoding.queries(q, q_tables), encoding.keys(k, k_tables)
-    return of_transformed(
-        q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights
-    )
+    return of_transformed(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
 
 
 def of_transformed(
@@ -98,7 +97,9 @@ def of_transformed(
         ) from None
     for name, column in (context or {}).items():
         if column.shape[0] != q.shape[0] or column.shape[2] != keys:
-            raise ValueError(f"context[{name!r}]: expected [{q.shape[0]}, heads, {keys}, ...], got {list(column.shape)}")
+            raise ValueError(
+                f"context[{name!r}]: expected [{q.shape[0]}, heads, {keys}, ...], got {list(column.shape)}"
+            )
     for member in encoding:
         said = getattr(member, "num_heads", heads)
         if said != heads:
@@ -115,16 +116,23 @@ def of_transformed(
         q_order=keys - rows,
     )  # fmt: skip
     if encoding.causal_only and not r.causal:
-        raise ValueError("the encoding has no meaning for keys in the future: expected a mask with lg.Causal() or Window(size)")
+        raise ValueError(
+            "the encoding has no meaning for keys in the future: expected a mask with lg.Causal() or Window(size)"
+        )
     if rows > keys and any(isinstance(term, Transport) for term in terms):
         raise ValueError(f"the encoding expects queries among the keys, got {rows} queries and {keys} keys")
     return r
 
 
-def choose(r: Request, name: str) -> Backend:
-    """The backend of that name, or the cheapest that accepts; ValueError in words otherwise."""
+def require_backend(name: str) -> None:
+    """ValueError unless it is "auto" or a backend's name."""
     if name != "auto" and name not in BACKENDS:
         raise unknown("backend", name, ["auto", *BACKENDS], "lg.explain(...) shows what each takes.")
+
+
+def choose(r: Request, name: str) -> Backend:
+    """The backend of that name, or the cheapest that accepts; ValueError in words otherwise."""
+    require_backend(name)
     best = cheapest(r) if name == "auto" else BACKENDS[name]
     if name != "auto" and (refusal := refuses(best, r)):
         raise ValueError(f"backend {name!r} cannot: {refusal}; {cheapest(r).name!r} can, and 'auto' takes it")
@@ -140,10 +148,10 @@ def cheapest(r: Request) -> Backend:
     return best
 
 
-def run(r: Request, backend: str = "auto") -> Tensor | tuple[Tensor, Tensor]:
-    """The output; with the weights if they were asked for."""
+def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """The output, and the weights if they were asked for."""
     chosen = choose(r, backend)
-    return reference(r) if r.weights else chosen.run(r)
+    return reference(r) if r.weights else (chosen.run(r), None)
 
 
 @dataclass(frozen=True)
@@ -178,8 +186,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
         **{name: arguments.get(name) for name in names},
     )  # fmt: skip
     name = arguments.get("backend", "auto")
-    if name != "auto" and name not in BACKENDS:
-        raise unknown("backend", name, ["auto", *BACKENDS], "")
+    require_backend(name)
     refusals = {b.name: refuses(b, r) for b in BACKENDS.values()}
     chosen = choose(r, name).name if name == "auto" or refusals[name] is None else None
     verdicts = tuple(

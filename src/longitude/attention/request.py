@@ -76,12 +76,12 @@ class Request:
     @property
     def band(self) -> tuple[int | None, int | None]:
         """Reach of the parts that are nothing but their reach: causality and windows by plain order."""
-        return All(tuple(m for m in self.mask.parts() if _is_band(m))).reach
+        return All(tuple(m for m in self.mask.parts() if is_band(m))).reach
 
     @property
     def beyond_band(self) -> tuple[Mask, ...]:
         """The other parts of the mask: spans (documents, padding) and free predicates."""
-        return tuple(m for m in self.mask.parts() if not _is_band(m))
+        return tuple(m for m in self.mask.parts() if not is_band(m))
 
     @property
     def causal(self) -> bool:
@@ -118,7 +118,8 @@ def _of_batch(term: Term, batch: slice | list[int]) -> Term:
     return term
 
 
-def _is_band(mask: Mask) -> bool:
+def is_band(mask: Mask) -> bool:
+    """Whether it is nothing but its reach in plain order."""
     return isinstance(mask, Causal | Window) and mask.order is None
 
 
@@ -166,21 +167,25 @@ def places(
             require_positions(positions, who=name)
             positions = positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
         elif isinstance(positions, bool) or not isinstance(positions, int | None) or (positions or 0) < 0:
-            raise ValueError(f"{name}: expected integers of 0 or more, as a tensor or one int to count from, got {positions!r}")
+            raise ValueError(
+                f"{name}: expected integers of 0 or more, as a tensor or one int to count from, got {positions!r}"
+            )
         said.append(positions)
     q_positions, k_positions = said
     if q_positions is None and k_positions is None:
-        k_positions = max(rows - keys, 0)
+        k_positions = 0 if rows <= keys else rows - keys
     if k_positions is None:
         assert q_positions is not None
-        if isinstance(q_positions, int):
-            k_positions = q_positions + rows - keys
-        elif rows == keys:
+        if rows == keys:
             k_positions = q_positions
+        elif isinstance(q_positions, int):
+            k_positions = q_positions + rows - keys
         if k_positions is None or (isinstance(k_positions, int) and k_positions < 0):
             raise ValueError(f"k_positions: say them, for {rows} queries at {q_positions!r} and {keys} keys")
     if q_positions is None:
-        if isinstance(k_positions, int):
+        if rows == keys:
+            q_positions = k_positions
+        elif isinstance(k_positions, int):
             q_positions = k_positions + keys - rows
         elif rows <= keys:
             q_positions = k_positions[..., keys - rows :]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.masks import All, Documents, Padding
-from longitude.attention.request import Request
+from longitude.attention.request import Request, is_band
 
 
 class Span(NamedTuple):
@@ -64,7 +64,7 @@ def pieces(r: Request) -> list[tuple[slice | list[int], slice, Request]] | str:
     found = spans(r)
     if isinstance(found, str):
         return found
-    r = replace(r, mask=All(tuple(m for m in r.mask.parts() if m not in r.beyond_band)))
+    r = replace(r, mask=All(tuple(m for m in r.mask.parts() if is_band(m))))
     cut = []
     for batch, own in found:
         which = slice(None) if len(batch) == r.q.shape[0] else batch

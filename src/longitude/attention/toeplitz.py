@@ -1,7 +1,7 @@
 """Attention whose bias depends on head and offset only, at about the price of plain causal attention.
 
-Such a bias is one table of Lq + Lk - 1 numbers per head, and causality or a sliding window is -inf entries of that table.
-With the queries reversed (i = Lq - 1 - a) query i and key b read `table[h, i + b]`: a Hankel matrix, which is a *strided
+Such a bias is one table of Lq + Lk - 1 numbers per head, and causality or a sliding window is -inf entries of it. With
+the queries reversed (i = Lq - 1 - a) query i and key b read `table[h, i + b]`: a Hankel matrix, which is a *strided
 view* of the table (strides 1 and 1). Nothing of Lq x Lk elements is ever allocated.
 
     forward     the fused CPU kernel takes the view as its mask: one call per block of queries, over the keys they see
@@ -58,18 +58,18 @@ def _attention(
     high: int | None,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns out [B, H, Lq, D] and lse [B, H, Lq], the logsumexp of each row's scores; +inf for a row that sees nothing,
-    so that its probabilities exp(score - lse) are zeros."""
+    """Returns out [B, H, Lq, D] and lse [B, H, Lq], the logsumexp of each row's scores; any finite number (here 0) for a
+    row that sees nothing gives it the probabilities exp(-inf - lse) = 0."""
     queries, keys = q.shape[2], k.shape[2]
     band = _Band.of(queries, keys, low, high)
     table = band.mask(table)
     start, stop = band.live_rows()
-    out, lse = _heads_last(q), q.new_full(q.shape[:3], math.inf)
+    out, lse = _heads_last(q), q.new_zeros(q.shape[:3])
     if (start, stop) != (0, queries):
         out.zero_()
     q = q.flip(2)
     # Short blocks waste less above the diagonal, long ones read the keys less often.
-    rows = max(64, min(256, queries // 8))
+    rows = max(64, min(256, queries // 8, band.width))
     for i in range(start, stop, rows):
         j = min(i + rows, stop)
         b, e = band.live_keys(i, j)
@@ -103,7 +103,7 @@ def _attention_backward(
     table = band.mask(table) * LOG2E
     lse = lse.flip(2).unsqueeze(-1) * LOG2E
     delta = (grad * out).sum(-1, keepdim=True).flip(2).neg_()
-    tile = 64 if max(queries, keys) <= 256 else 128
+    tile = 64 if min(max(queries, keys), band.width) <= 256 else 128
     step = max(1, TILE_ELEMENTS // (heads * min(tile, queries) * min(tile, keys)))
     for n in range(0, batch, step):
         some = slice(n, n + step)
@@ -158,6 +158,10 @@ class _Band(NamedTuple):
         last = queries + keys - 2 if low is None else min(queries + keys - 2, keys - 1 - low)
         return cls(queries, keys, first, last)
 
+    @property
+    def width(self):
+        return self.last - self.first + 1
+
     def mask(self, table):
         """The table, contiguous, with -inf outside the band."""
         if (self.first, self.last) == (0, table.shape[1] - 1):
@@ -192,7 +196,7 @@ def _heads_last(x):
 
 
 def _backward_by_tiles(grad, q, k, v, table, delta, lse, scale, band, tile, dq, dk, dv, dtable):
-    """Writes dq, dk, dv [n, heads, length, D] for n rows of the batch, adds to dtable [H, Lq + Lk - 1] (None: not wanted).
+    """Writes dq, dk, dv [n, heads, length, D] for n rows of the batch, adds to dtable [H, Lq + Lk - 1] (or None).
 
     With the queries reversed: grad, q [n*H, Lq, D], delta [n*H, Lq, 1] (minus grad . out), lse [n, H, Lq, 1].
     k, v [n*H, Lk, D]. table and lse are in base 2.
@@ -262,7 +266,7 @@ def available() -> bool:
 
 @functools.cache
 def _takes_grouped_heads() -> bool:
-    """torch before 2.9 reads past the end of k and v when they have fewer heads than q."""
+    """The kernel learned grouped heads in 2025 (pytorch#157893); before, it read past the end of k and v."""
     return _kernel_is_right(heads=2, kv_heads=1, dtype=torch.float32)
 
 

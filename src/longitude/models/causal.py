@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache
-from transformers.generation import GenerationMixin
+from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
+from transformers.utils.generic import can_return_tuple
 
 from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig
@@ -20,7 +21,7 @@ from longitude.models.loss import IGNORED, next_token_loss
 class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
     """A causal language model with any registered encoding; works with Trainer, generate() and the Auto classes."""
 
-    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
     def __init__(self, config: LongitudeConfig):
         super().__init__(config)
@@ -56,7 +57,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         many (0: all), or the indices of the wanted ones.
         """
         if kwargs:
-            raise unknown("argument", next(iter(kwargs)), self.forward.__wrapped__.__code__.co_varnames, "")
+            raise unknown("argument", next(iter(kwargs)), signature(type(self).forward).parameters, "")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

@@ -32,7 +32,7 @@ class LongitudeConfig(PreTrainedConfig):
     """
 
     model_type = "longitude"
-    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012 (transformers' own form)
+    keys_to_ignore_at_inference = ["past_key_values"]
 
     vocab_size: int = 256
     hidden_size: int = 128
@@ -86,7 +86,9 @@ class LongitudeConfig(PreTrainedConfig):
             self.embedding_scale = math.sqrt(self.hidden_size)
         if self.encodings is not None:
             if len(self.encodings) != self.num_hidden_layers:
-                raise ValueError(f"encodings: expected {self.num_hidden_layers}, one per layer, got {len(self.encodings)}")
+                raise ValueError(
+                    f"encodings: expected {self.num_hidden_layers}, one per layer, got {len(self.encodings)}"
+                )
             self.encoding, self.encodings = None, [self.resolve(spec) for spec in self.encodings]
         else:
             self.encoding = self.resolve("none" if self.encoding is None else self.encoding)

@@ -27,6 +27,7 @@ class MLP(nn.Module):
     def __init__(self, config: LongitudeConfig):
         super().__init__()
         wide = config.intermediate_size
+        assert wide is not None
         self.gate = nn.Linear(config.hidden_size, wide, bias=False) if config.hidden_act == "swiglu" else None
         self.up = nn.Linear(config.hidden_size, wide, bias=False)
         self.down = nn.Linear(wide, config.hidden_size, bias=False)
@@ -82,8 +83,8 @@ class LongitudePreTrainedModel(PreTrainedModel):
     config_class = LongitudeConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["DecoderLayer"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _no_split_modules = ["DecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -101,12 +102,15 @@ class LongitudePreTrainedModel(PreTrainedModel):
             for last in (module.attention.o_proj, module.mlp.down):
                 std = self.config.initializer_range or last.in_features**-0.5
                 nn.init.normal_(last.weight, std=std * depth)
-        elif isinstance(module, Encoding) and hasattr(module, "reset_parameters"):
+        elif isinstance(module, Encoding):
             module.reset_parameters()
 
 
 class LongitudeModel(LongitudePreTrainedModel):
     """Tokens [B, L] -> hidden states [B, L, hidden_size]."""
+
+    embed_tokens: nn.Embedding
+    encoding_of_layer: tuple[Composed, ...]
 
     def __init__(self, config: LongitudeConfig):
         super().__init__(config)
@@ -117,30 +121,24 @@ class LongitudeModel(LongitudePreTrainedModel):
 
         # Encodings live here, one module for all layers where they are shared, and layers are handed theirs.
         members: list[Encoding] = []
-        shared: dict[str, int] = {}
-        self.members_of_layer: list[list[int]] = []
+        shared: dict[str, Encoding] = {}
+        of_layer: list[Composed] = []
         for specs in config.layer_specs():
             own = []
             for spec in specs:
                 key = json.dumps(spec, sort_keys=True)
+                member = shared[key] if key in shared else encoding(**spec)
                 if key not in shared:
-                    members.append(encoding(**spec))
-                    if members[-1].shared:
-                        shared[key] = len(members) - 1
-                own.append(shared.get(key, len(members) - 1))
-            self.members_of_layer.append(own)
+                    members.append(member)
+                if member.shared:
+                    shared[key] = member
+                own.append(member)
+            of_layer.append(Composed(own))
         self.encodings = nn.ModuleList(members)
-        self.encoding_of_layer = tuple(Composed([members[i] for i in own]) for own in self.members_of_layer)
-        at_input = {i for i, member in enumerate(members) if member.at_input}
-        if at_input - set(self.members_of_layer[0]):
+        self.encoding_of_layer = tuple(of_layer)  # a tuple, so that nothing is registered twice
+        if any(member.at_input and member not in set(of_layer[0]) for member in members):
             raise ValueError("encodings: one that acts on the model's input must stand in the first layer")
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value
 
     def forward(
         self,
@@ -174,13 +172,14 @@ class LongitudeModel(LongitudePreTrainedModel):
 
         places = explicit(positions, x.shape[1], x.device)
         x = self.encoding_of_layer[0].embed(x, places)
-        tables = [member.prepare(places, past + x.shape[1], x.dtype) for member in self.encodings]
+        distinct = {member for composed in self.encoding_of_layer for member in composed}
+        tables = {member: member.prepare(places, past + x.shape[1], x.dtype) for member in distinct}
         hidden_states, attentions = [x], []
         for i, layer in enumerate(self.layers):
             x, weights = layer(
                 x,
                 self.encoding_of_layer[i],
-                tuple(tables[n] for n in self.members_of_layer[i]),
+                tuple(tables[member] for member in self.encoding_of_layer[i]),
                 positions,
                 streams,
                 None if cache is None else cache.layers[i],
@@ -210,7 +209,9 @@ class LongitudeModel(LongitudePreTrainedModel):
             return places_in(streams)[:, -length:]
         if cache is None:
             return 0
-        following = cache.layers[0].next_positions()
+        first = cache.layers[0]
+        assert isinstance(first, LongitudeCacheLayer)
+        following = first.next_positions()
         if isinstance(following, int):
             return following
         return following + torch.arange(length, device=x.device)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from longitude.positions.base import Encoding, positive, register, require_positions, wide
+from longitude.positions.base import Encoding, positive, register, require_positions, sizes, wide
 
 
 @register("none")
@@ -34,7 +34,8 @@ class Sinusoidal(Encoding):
 
     def __init__(self, dim: int, base: float = 10_000.0, layout: str = "interleaved", frequencies: str = "paper"):
         super().__init__()
-        positive("Sinusoidal", dim=dim, base=base)
+        sizes("Sinusoidal", dim=dim)
+        positive("Sinusoidal", base=base)
         if layout not in ("interleaved", "half"):
             raise ValueError(f"Sinusoidal: expected layout 'interleaved' or 'half', got {layout!r}")
         if frequencies not in ("paper", "tensor2tensor"):
@@ -74,9 +75,9 @@ class Learned(Encoding):
 
     def __init__(self, max_length: int, dim: int, row_offset: int = 0):
         super().__init__()
-        positive("Learned", max_length=max_length, dim=dim)
-        if row_offset < 0:
-            raise ValueError(f"Learned: expected row_offset of 0 or more, got {row_offset}")
+        sizes("Learned", max_length=max_length, dim=dim)
+        if not isinstance(row_offset, int) or row_offset < 0:
+            raise ValueError(f"Learned: expected row_offset to be an int of 0 or more, got {row_offset!r}")
         self.max_length, self.dim, self.row_offset = max_length, dim, row_offset
         self.table = nn.Parameter(torch.empty(max_length + row_offset, dim))
         self.reset_parameters()

@@ -10,6 +10,7 @@ query position - key position. A bias is finite for negative offsets too: forbid
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -27,7 +28,7 @@ Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"]
 """Integer coordinates; an int p means contiguous from p."""
 
 
-# ---- the six terms: everything an encoding can ask of the scores --------------------------------------------------------
+# ---- the six terms: everything an encoding can ask of the scores -----------------------------------------------------
 @dataclass(frozen=True)
 class OffsetBias:
     """score += at(offset). `at` maps offsets [...] to [heads, ...], in float32 or wider."""
@@ -80,7 +81,7 @@ class Transport:
 Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport
 
 
-# ---- the contract ---------------------------------------------------------------------------------------------------------
+# ---- the contract ----------------------------------------------------------------------------------------------------
 class Encoding(nn.Module):
     """Where position enters a transformer. Every method does nothing by default; a class overrides one or two.
 
@@ -137,6 +138,9 @@ class Encoding(nn.Module):
     def at_input(self) -> bool:
         """Whether it acts on the model's input."""
         return type(self).embed is not Encoding.embed
+
+    def reset_parameters(self) -> None:
+        """Give what is learned its initial values."""
 
     # ---- conveniences for readers and checks, derived from the above ----
     def rotate_queries(self, x: Tensor, positions: Positions) -> Tensor:
@@ -264,7 +268,7 @@ def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
     raise ValueError(f"expected an Encoding or a list of them, got {encoding!r}; build one with lg.encoding(name, ...)")
 
 
-# ---- the registry -----------------------------------------------------------------------------------------------------------
+# ---- the registry ----------------------------------------------------------------------------------------------------
 _registry: dict[str, Callable[..., Encoding]] = {}
 Factory = TypeVar("Factory", bound=Callable[..., Encoding])
 
@@ -274,7 +278,9 @@ def register(name: str) -> Callable[[Factory], Factory]:
 
     def add(factory: Factory) -> Factory:
         if name in _registry and _registry[name].__qualname__ != factory.__qualname__:
-            raise ValueError(f"an encoding named {name!r} is registered already: {_registry[name]!r}; choose another name")
+            raise ValueError(
+                f"an encoding named {name!r} is registered already: {_registry[name]!r}; choose another name"
+            )
         _registry[name] = factory
         return factory
 
@@ -328,7 +334,7 @@ def resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, A
     return full
 
 
-# ---- positions --------------------------------------------------------------------------------------------------------------
+# ---- positions -------------------------------------------------------------------------------------------------------
 def explicit(positions: Positions, length: int, device: torch.device | None = None) -> Tensor:
     """Positions as a tensor: an int p becomes p, p+1, ... [length]; a tensor stays."""
     if isinstance(positions, int):
@@ -342,11 +348,13 @@ def require_positions(positions: Tensor, max_length: int | None = None, who: str
     Values raise a ValueError in eager mode on the CPU; under torch.compile and on accelerators, where looking would stop
     the machine, they become an asynchronous assertion."""
     if positions.dtype not in (torch.int64, torch.int32):
-        raise ValueError(f"{who}: expected integer positions (int64), got {positions.dtype}; scale angles, not positions")
+        raise ValueError(
+            f"{who}: expected integer positions (int64), got {positions.dtype}; scale angles, not positions"
+        )
     fine = positions >= 0 if max_length is None else (positions >= 0) & (positions < max_length)
     bound = f"expected positions 0 .. {max_length - 1}" if max_length else "expected positions of 0 or more"
     if torch.compiler.is_compiling() or positions.device.type != "cpu":
-        torch._assert_async(fine.all(), f"{who}: {bound}")
+        torch._assert_async(fine.all(), f"{who}: {bound}")  # pyright: ignore[reportPrivateImportUsage]
     elif not bool(fine.all()):
         raise ValueError(f"{who}: {bound}, got {int(positions.min())} .. {int(positions.max())}")
 
@@ -359,5 +367,12 @@ def wide(device: torch.device) -> torch.dtype:
 def positive(who: str, **numbers: float) -> None:
     """ValueError unless every number is above zero."""
     for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int | float) or number <= 0:
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
             raise ValueError(f"{who}: expected {name} above 0, got {number!r}")
+
+
+def sizes(who: str, **numbers: int) -> None:
+    """ValueError unless every number is an int above zero."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{who}: expected {name} to be an int of 1 or more, got {number!r}")

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, positive, register, wide
+from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, positive, register, sizes, wide
 
 
 def alibi_slopes(num_heads: int) -> list[float]:
@@ -17,7 +17,7 @@ def alibi_slopes(num_heads: int) -> list[float]:
     def geometric(n: int) -> list[float]:
         return [2.0 ** (-8 * h / n) for h in range(1, n + 1)]
 
-    positive("ALiBi", num_heads=num_heads)
+    sizes("ALiBi", num_heads=num_heads)
     power = 1 << (num_heads.bit_length() - 1)
     return geometric(power) + geometric(2 * power)[::2][: num_heads - power]
 
@@ -61,7 +61,8 @@ class Fire(Encoding):
 
     def __init__(self, num_heads: int, width: int = 32, c: float = 0.1, threshold: float = 512.0, eps: float = 1e-6):
         super().__init__()
-        positive("FIRE", num_heads=num_heads, width=width, c=c, threshold=threshold, eps=eps)
+        sizes("FIRE", num_heads=num_heads, width=width)
+        positive("FIRE", c=c, threshold=threshold, eps=eps)
         self.num_heads, self.initial_c, self.threshold, self.eps = num_heads, c, threshold, eps
         self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, num_heads))
         self.c, self.multiplier = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(()))
@@ -70,8 +71,9 @@ class Fire(Encoding):
     def reset_parameters(self) -> None:
         nn.init.constant_(self.c, self.initial_c)
         nn.init.ones_(self.multiplier)
-        for layer in (self.mlp[0], self.mlp[2]):
-            layer.reset_parameters()
+        for layer in self.mlp:
+            if isinstance(layer, nn.Linear):
+                layer.reset_parameters()
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         dtype = torch.promote_types(self.c.dtype, torch.float32)  # never the model's bfloat16

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, OffsetBias, Term, positive, register
+from longitude.positions.base import Columns, Encoding, OffsetBias, Term, register, sizes
 
 
 def t5_bucket(offset: Tensor, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False) -> Tensor:
@@ -39,13 +39,17 @@ class T5Bias(Encoding):
 
     def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False):
         super().__init__()
-        positive("T5", num_heads=num_heads, num_buckets=num_buckets, max_distance=max_distance)
+        sizes("T5", num_heads=num_heads, num_buckets=num_buckets, max_distance=max_distance)
         smallest = 4 if bidirectional else 2
         if num_buckets < smallest or (bidirectional and num_buckets % 2):
-            raise ValueError(f"T5: expected num_buckets of {smallest} or more, even if bidirectional, got {num_buckets}")
+            raise ValueError(
+                f"T5: expected num_buckets of {smallest} or more, even if bidirectional, got {num_buckets}"
+            )
         exact = num_buckets // (4 if bidirectional else 2)
         if max_distance <= exact:
-            raise ValueError(f"T5: expected max_distance above {exact}, the last distance with a bucket of its own, got {max_distance}")
+            raise ValueError(
+                f"T5: expected max_distance above {exact}, the last distance with a bucket of its own, got {max_distance}"
+            )
         self.num_heads, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance
         self.bidirectional = bidirectional
         self.table = nn.Parameter(torch.empty(num_buckets, num_heads))
@@ -73,7 +77,7 @@ class ClippedBias(Encoding):
 
     def __init__(self, num_heads: int, max_distance: int = 127):
         super().__init__()
-        positive("clipped", num_heads=num_heads, max_distance=max_distance)
+        sizes("clipped", num_heads=num_heads, max_distance=max_distance)
         self.num_heads, self.max_distance = num_heads, max_distance
         self.table = nn.Parameter(torch.empty(num_heads, 2 * max_distance + 1))
         self.reset_parameters()

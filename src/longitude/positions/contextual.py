@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, positive, register
+from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register, sizes
 
 
 @register("cope")
@@ -23,7 +23,7 @@ class CoPE(Encoding):
 
     def __init__(self, head_dim: int, max_position: int = 64):
         super().__init__()
-        positive("CoPE", head_dim=head_dim, max_position=max_position)
+        sizes("CoPE", head_dim=head_dim, max_position=max_position)
         self.head_dim, self.max_position = head_dim, max_position
         self.table = nn.Parameter(torch.empty(head_dim, max_position))
         self.reset_parameters()
@@ -56,10 +56,12 @@ class FoX(Encoding):
 
     def __init__(self, dim: int, num_heads: int):
         super().__init__()
-        positive("FoX", dim=dim, num_heads=num_heads)
+        sizes("FoX", dim=dim, num_heads=num_heads)
+        self.num_heads = num_heads
         self.forget = nn.Linear(dim, num_heads)
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
+        _require_width("FoX", x, self.forget.in_features)
         log_f = F.logsigmoid(self.forget(x).to(torch.promote_types(x.dtype, torch.float32)))
         level = log_f.transpose(1, 2).cumsum(-1)
         level = level if carry is None else level + carry
@@ -85,8 +87,11 @@ class PaTH(Encoding):
         self, dim: int, num_heads: int, head_dim: int, num_kv_heads: int | None = None, rank: int = 32, kernel: int = 3
     ):
         super().__init__()
-        positive("PaTH", dim=dim, num_heads=num_heads, head_dim=head_dim, rank=rank, kernel=kernel)
-        self.heads, self.head_dim, self.kernel = num_kv_heads or num_heads, head_dim, kernel
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        sizes(
+            "PaTH", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rank=rank, kernel=kernel
+        )
+        self.num_heads, self.heads, self.head_dim, self.kernel = num_heads, num_kv_heads, head_dim, kernel
         self.down, self.up = nn.Linear(dim, rank, bias=False), nn.Linear(rank, self.heads * head_dim, bias=False)
         self.taps = nn.Parameter(torch.empty(kernel, self.heads * head_dim))  # the newest token last
         self.strength = nn.Linear(dim, self.heads)
@@ -96,6 +101,7 @@ class PaTH(Encoding):
         nn.init.uniform_(self.taps, -(self.kernel**-0.5), self.kernel**-0.5)
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
+        _require_width("PaTH", x, self.down.in_features)
         wider = torch.promote_types(x.dtype, torch.float32)
         if documents is None:
             documents = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
@@ -104,10 +110,10 @@ class PaTH(Encoding):
             carry = new.new_zeros(new.shape[0], tail, new.shape[-1]), documents.new_full((new.shape[0], tail), -(2**62))
         stream, ids = torch.cat([carry[0], new], 1), torch.cat([carry[1], documents], 1)
         length = x.shape[1]
-        mixed = sum(
-            self.taps[t] * stream[:, t : t + length] * (ids[:, t : t + length] == documents)[..., None]
-            for t in range(self.kernel)
-        )
+        mixed = torch.zeros_like(new)
+        for t in range(self.kernel):
+            own = (ids[:, t : t + length] == documents)[..., None]
+            mixed = mixed + self.taps[t] * stream[:, t : t + length] * own
         w = F.silu(mixed).to(wider).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         w = w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6)
         b = 2 * torch.sigmoid(self.strength(x).to(wider)).transpose(1, 2)
@@ -116,3 +122,8 @@ class PaTH(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         return (Transport(context["reflection"], context["strength"]),)
+
+
+def _require_width(who: str, x: Tensor, dim: int) -> None:
+    if x.dim() != 3 or x.shape[-1] != dim:
+        raise ValueError(f"{who}: expected tokens x [B, L, {dim}], got {list(x.shape)}")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, positive, register
+from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, register, sizes
 
 
 @register("shaw")
@@ -20,7 +20,7 @@ class Shaw(Encoding):
 
     def __init__(self, head_dim: int, max_distance: int = 16, values: bool = True):
         super().__init__()
-        positive("Shaw", head_dim=head_dim, max_distance=max_distance)
+        sizes("Shaw", head_dim=head_dim, max_distance=max_distance)
         self.head_dim, self.max_distance, self.values = head_dim, max_distance, values
         rows = 2 * max_distance + 1
         self.key_table = nn.Parameter(torch.empty(rows, head_dim))

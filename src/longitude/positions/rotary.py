@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.positions.base import Encoding, positive, register, require_positions, wide
+from longitude.positions.base import Encoding, positive, register, require_positions, sizes, wide
 
 
 class Frequencies(NamedTuple):
@@ -20,7 +20,8 @@ def rope_frequencies(
 ) -> Frequencies:
     """theta_k = base^(-2k/rotary_dim), k = 0 .. rotary_dim/2 - 1  (Su et al. 2021, section 3.2.2)."""
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    positive("rope", head_dim=head_dim, base=base, rotary_dim=rotary_dim)
+    sizes("rope", head_dim=head_dim, rotary_dim=rotary_dim)
+    positive("rope", base=base)
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(f"rope: expected an even rotary_dim of at most head_dim={head_dim}, got {rotary_dim}")
     pair = torch.arange(0, rotary_dim, 2, device=device, dtype=wide(device or torch.device("cpu")))
@@ -63,7 +64,9 @@ class Rotary(Encoding):
     ):
         super().__init__()
         if layout not in ("half", "interleaved"):
-            raise ValueError(f"rope: expected layout 'half' (GPT-NeoX, Llama) or 'interleaved' (paper, GPT-J), got {layout!r}")
+            raise ValueError(
+                f"rope: expected layout 'half' (GPT-NeoX, Llama) or 'interleaved' (paper, GPT-J), got {layout!r}"
+            )
         if angle_dtype not in ("float64", "float32"):
             raise ValueError(f"rope: expected angle_dtype 'float64' or 'float32', got {angle_dtype!r}")
         rope_frequencies(head_dim, base, rotary_dim)  # validates
@@ -76,7 +79,9 @@ class Rotary(Encoding):
         # Numbers, not buffers: nothing to save, to move, or to round with the model.
         inverse, factor = rope_frequencies(self.head_dim, self.base, self.rotary_dim, positions.device)
         angle_dtype = getattr(torch, self.angle_dtype) if positions.device.type != "mps" else torch.float32
-        angles = positions[..., None].to(angle_dtype) * inverse.to(angle_dtype)  # elementwise: a matmul may round to TF32
+        angles = positions[..., None].to(angle_dtype) * inverse.to(
+            angle_dtype
+        )  # elementwise: a matmul may round to TF32
         if angles.dim() == 3:
             angles = angles[:, None]
         dtype = torch.promote_types(dtype, torch.float32)
@@ -89,7 +94,8 @@ class Rotary(Encoding):
             return self.turned(q, prepared)
         return torch.cat([self.turned(q[..., : self.rotary_dim], prepared), q[..., self.rotary_dim :]], -1)
 
-    keys = queries
+    def keys(self, k: Tensor, prepared: Turn) -> Tensor:
+        return self.queries(k, prepared)
 
     def turned(self, x: Tensor, turn: Turn) -> Tensor:
         """x [B, H, L, rotary_dim] -> the same shape and dtype, turned in float32 or wider."""
