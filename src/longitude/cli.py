@@ -46,14 +46,7 @@ def study(
         from longitude.study.progress import Terminal
 
         planned = runner.plan(config, out)
-    data, cells = planned.data.description, planned.cells
-    console.print(
-        f"{len(cells)} models, each {planned.config.training_tokens:,} training bytes of {data['source']}, "
-        f"measured on {data['validation_documents']} documents; {out}",
-        highlight=False,
-        markup=False,
-    )
-    with Terminal(console, planned.config, len(cells)) as terminal:
+    with Terminal(console, planned.config, len(planned.cells)) as terminal:
         outcome = runner.study(planned, fresh=fresh, watcher=terminal, finished=terminal.finished)
     return _show(outcome.run, json, outcome.complete)
 
@@ -76,8 +69,8 @@ def list_(json: bool = False) -> int:
     Args:
         json: Print JSON instead of a table.
     """
-    from longitude.positions.base import encodings, factory_of, options_of
     import longitude.positions  # noqa: F401  registers them
+    from longitude.positions.base import encodings, factory_of, options_of
 
     entries = []
     for name in encodings():
@@ -113,29 +106,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"longitude: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_USE
+    except BrokenPipeError:  # whoever read our output has stopped reading
+        sys.stdout = None
+        return DONE
+    except OSError as error:
+        if error.errno is None or error.strerror is None:
+            raise
+        print(f"longitude: {error.strerror}: {error.filename or 'while writing'}", file=sys.stderr)
+        return WRONG_USE
     except KeyboardInterrupt:
         print("longitude: interrupted; the same command continues", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # whoever read our output has stopped reading
-        sys.stderr.close()
-        return DONE
 
 
 def _show(run: Path, json: bool, complete: bool) -> int:
     """Write the report of a run; print its table and conclusion, or its rows."""
     from longitude.study import report as reports, statistics
+    from longitude.study.results import read_run
 
-    path = reports.write_report(run)
+    results = read_run(run)
+    path = reports.write_report(results)
     if json:
-        from longitude.measure import read_rows
-
-        _print_json(read_rows(run / "results.parquet"))
+        _print_json(results.rows)
     else:
         from rich.console import Console
 
         console = Console()
-        console.print(statistics.table(run))
-        console.print(statistics.conclusion(run), highlight=False, markup=False)
+        console.print(statistics.table(results))
+        console.print(statistics.conclusion(results), highlight=False, markup=False)
         console.print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
     return DONE if complete else FAILURES
 
@@ -185,7 +183,7 @@ def _dispatch(arguments: list[str]) -> int:
         def bound(*positional, **named) -> Callable[[], int]:
             return lambda: verb(*positional, **named)
 
-        bound.__signature__ = signature(verb)  # type: ignore[attr-defined]
+        bound.__signature__ = signature(verb)
         bound.__doc__ = verb.__doc__
         bound.__annotations__ = verb.__annotations__
         return bound

@@ -41,7 +41,6 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         document_ids: Tensor | None = None,
-        shift_labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -52,12 +51,16 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
 
         attention_mask [B, Lk]: 0 for padding, cached tokens included. document_ids [B, Lk]: packed text; tokens see their own
         document only, and positions start again at each. position_ids [B, L] override that. labels [B, L]: shifted here,
-        -100 is not predicted; shift_labels [B, L]: the token after each input, shifted already. skip_logits: with labels,
+        -100 is not predicted, and neither padding nor a document's last token predicts; shift_labels [B, L]: the token after
+        each input, shifted already, and taken as it is. skip_logits: with labels,
         return no logits; None skips them in training, so that [L, vocab_size] is never held. logits_to_keep: the last so
         many (0: all), or the indices of the wanted ones.
         """
+        # Not in the signature: Trainer evaluates only batches that hold every parameter with "label" in its name.
+        shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
         if kwargs:
-            raise unknown("argument", next(iter(kwargs)), signature(type(self).forward).parameters, "")
+            known = {*signature(type(self).forward).parameters, "shift_labels"}
+            raise unknown("argument", next(iter(kwargs)), known, "")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -70,15 +73,18 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             output_attentions=output_attentions,
         )
         hidden, loss = outputs.last_hidden_state, None
+        for name, given in (("labels", labels), ("shift_labels", shift_labels)):
+            if given is not None and given.shape != hidden.shape[:2]:
+                raise ValueError(f"{name}: expected {list(hidden.shape[:2])}, got {list(given.shape)}")
         if labels is not None and shift_labels is None:
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
             if document_ids is not None:  # a document's last token does not predict the next document's first
                 ends = document_ids[:, -hidden.shape[1] :]
                 crossing = F.pad(ends[:, 1:] != ends[:, :-1], (0, 1), value=False)
                 shift_labels = shift_labels.masked_fill(crossing, IGNORED)
+            if attention_mask is not None:  # and padding predicts nothing
+                shift_labels = shift_labels.masked_fill(attention_mask[:, -hidden.shape[1] :] == 0, IGNORED)
         if shift_labels is not None:
-            if shift_labels.shape != hidden.shape[:2]:
-                raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(shift_labels.shape)}")
             loss = next_token_loss(hidden, self.lm_head.weight, shift_labels, num_items_in_batch)
         skip_logits = (loss is not None and self.training) if skip_logits is None else skip_logits
         logits = None

@@ -8,6 +8,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from longitude.attention.operation import require_backend
 from longitude.errors import unknown
 from longitude.positions.base import factory_of, resolved
 
@@ -79,6 +80,7 @@ class LongitudeConfig(PreTrainedConfig):
             )
         if self.hidden_act not in ACTIVATIONS:
             raise unknown("hidden_act", self.hidden_act, ACTIVATIONS, "")
+        require_backend(self.attention_backend)
         if self.intermediate_size is None:
             gated = math.ceil(self.hidden_size * 8 / 3 / 8) * 8
             self.intermediate_size = gated if self.hidden_act == "swiglu" else 4 * self.hidden_size

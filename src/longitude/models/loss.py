@@ -13,7 +13,7 @@ CHUNK_LOGITS = 2**24
 def next_token_loss(
     hidden: Tensor, weight: Tensor, targets: Tensor, num_items_in_batch: Tensor | int | None = None
 ) -> Tensor:
-    """Mean nats per predicted token, logits in float32.
+    """Mean nats per predicted token, logits in float32 or wider.
 
     hidden [B, L, dim]; weight [vocab, dim]; targets [B, L], the token after each, IGNORED where none is predicted.
     num_items_in_batch: what to divide by instead of the number of targets, for accumulated batches. Where the logits do not
@@ -23,7 +23,9 @@ def next_token_loss(
     rows = max(1, CHUNK_LOGITS // len(weight))
 
     def chunk_loss(hidden: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
-        return F.cross_entropy(F.linear(hidden, weight).float(), targets, ignore_index=IGNORED, reduction="sum")
+        logits = F.linear(hidden, weight)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
     if len(targets) <= rows:
         total = chunk_loss(hidden, targets, weight)

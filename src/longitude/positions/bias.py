@@ -34,10 +34,12 @@ class ALiBi(Encoding):
 
     def __init__(self, num_heads: int, slopes: Sequence[float] | None = None):
         super().__init__()
+        sizes("ALiBi", num_heads=num_heads)
         self.num_heads = num_heads
         self.slopes = alibi_slopes(num_heads) if slopes is None else [float(m) for m in slopes]
         if len(self.slopes) != num_heads:
-            raise ValueError(f"ALiBi: expected {num_heads} slopes, one per head, got {len(self.slopes)}")
+            raise ValueError(f"ALiBi: expected num_heads={num_heads} slopes, one per head, got {len(self.slopes)}")
+        positive("ALiBi", **{f"slopes[{h}]": m for h, m in enumerate(self.slopes)})
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def at(offset: Tensor) -> Tensor:

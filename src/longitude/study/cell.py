@@ -125,7 +125,8 @@ def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | Non
         save(model, cell.folder)
     more: dict[str, Any] = {"training_seconds": training_seconds}
     record("running", config.steps, **more)
-    model = LongitudeForCausalLM.from_pretrained(cell.folder).to(device_of(config))
+    model = LongitudeForCausalLM.from_pretrained(cell.folder)
+    torch.nn.Module.to(model, device_of(config))
     start = time.perf_counter()
     finite, left_out = measure(model, config, cell, data, commit, watcher)
     _forget_checkpoints(cell)
@@ -156,7 +157,8 @@ def train(
     if checkpoint is not None:
         watcher.note(f"{cell.name}: continues from step {step_of(checkpoint)}")
     log.cut(step_of(checkpoint))
-    steps = Steps(model, config, log, lambda step, loss: watcher.trained(cell, step, config.steps, loss))
+    tokens = config.batch_size * config.train_length
+    steps = Steps(model, folder, log, tokens, lambda step, loss: watcher.trained(cell, step, config.steps, loss))
     on_cpu = device_of(config).type == "cpu"
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -193,9 +195,14 @@ class Steps(TrainerCallback):
     """Logs every step's loss as the model computed it, seals checkpoints, and stops at a loss that is not finite."""
 
     def __init__(
-        self, model: LongitudeForCausalLM, config: StudyConfig, log: LossLog, heard: Callable[[int, float], None]
+        self,
+        model: LongitudeForCausalLM,
+        folder: Path,
+        log: LossLog,
+        step_tokens: int,
+        heard: Callable[[int, float], None],
     ):
-        self.log, self.heard, self.tokens = log, heard, config.batch_size * config.train_length
+        self.folder, self.log, self.step_tokens, self.heard = folder, log, step_tokens, heard
         self.diverged: int | None = None
         self.loss = self.rate = math.nan
         self.remove = model.register_forward_hook(self.keep_loss).remove
@@ -212,12 +219,12 @@ class Steps(TrainerCallback):
             self.diverged = step
             control.should_training_stop, control.should_save = True, False
             return
-        self.log.append({"step": step, "loss": loss, "learning_rate": self.rate, "tokens": step * self.tokens})
+        self.log.append({"step": step, "loss": loss, "learning_rate": self.rate, "tokens": step * self.step_tokens})
         self.heard(step, loss)
 
     def on_save(self, args, state, control, **kwargs) -> None:
         self.log.flush()
-        seal(Path(args.output_dir, f"checkpoint-{state.global_step}"))
+        seal(self.folder / f"checkpoint-{state.global_step}")
 
 
 def save(model: LongitudeForCausalLM, folder: Path) -> None:

@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,14 +46,20 @@ def newest(folder: Path, logged: int) -> tuple[Path | None, list[str]]:
     return None, messages
 
 
+def drop_unfinished(folder: Path) -> None:
+    """Remove the checkpoints that nothing can continue from, for the room they take."""
+    for _, checkpoint in _checkpoints(folder):
+        if broken(checkpoint):
+            shutil.rmtree(checkpoint)
+
+
 def step_of(checkpoint: Path | None) -> int:
     return 0 if checkpoint is None else int(checkpoint.name.removeprefix("checkpoint-"))
 
 
-def _checkpoints(folder: Path) -> Iterator[tuple[int, Path]]:
-    for path in folder.glob("checkpoint-*"):
-        if path.name.removeprefix("checkpoint-").isdigit():
-            yield step_of(path), path
+def _checkpoints(folder: Path) -> list[tuple[int, Path]]:
+    paths = [path for path in folder.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    return [(step_of(path), path) for path in paths]
 
 
 def _files(checkpoint: Path) -> list[Path]:

@@ -30,11 +30,11 @@ class StudyConfig:
     """Bytes per training window."""
     test_lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     """Window lengths to measure at, in bytes, ascending."""
-    steps: int = 200
+    steps: int = 400
     """Optimizer steps of every model."""
     seeds: tuple[int, ...] = (0,)
     """One model per encoding and seed; a seed decides the initial weights and the order of the text."""
-    batch_size: int = 16
+    batch_size: int = 8
     """Windows per step."""
     learning_rate: float = 4e-3
     """Peak of the schedule: linear warm-up, then a cosine down to zero."""
@@ -118,8 +118,8 @@ def _with_encodings(config: StudyConfig) -> StudyConfig:
     if "all" in config.encodings:
         if len(config.encodings) > 1:
             raise ValueError(f"--encodings is either all or a list of names, got {_words(config.encodings)}")
-        from longitude.positions.base import encodings
         import longitude.positions  # noqa: F401  registers them
+        from longitude.positions.base import encodings
 
         config = replaced(config, encodings=tuple(encodings()))
     for label in config.encodings:
@@ -149,8 +149,8 @@ def parse_encoding(label: str) -> list[dict[str, Any]]:
 
     Values are int, float, true, false or text. Raises ValueError for an unknown name or option, with the nearest one.
     """
-    from longitude.positions.base import factory_of, options_of
     import longitude.positions  # noqa: F401  registers them
+    from longitude.positions.base import factory_of, options_of
 
     parts = []
     for part in re.split(r"\+(?=[A-Za-z_])", label):

@@ -187,7 +187,9 @@ def read_text(data: str) -> Text:
 
 def _stdlib() -> Text:
     root = Path(sysconfig.get_path("stdlib"))
-    paths = [path for path in _walk(root, NOT_STDLIB) if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")]
+    paths = [
+        path for path in _walk(root, NOT_STDLIB) if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
+    ]
     documents = [(path.relative_to(root).as_posix(), _read(path)) for path in paths]
     documents = [(name, content) for name, content in documents if _is_text(content) and content]
     if not documents:

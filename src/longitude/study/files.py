@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 LOCK = ".lock"
+FULL = 2**20
+"""With fewer bytes free, a disk is full."""
 
 
 @contextmanager
@@ -71,12 +73,14 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def out_of_space(error: BaseException | None) -> bool:
-    """Whether an error, or what caused it, is a full disk; libraries that wrap the system's error keep its words."""
+def out_of_space(error: BaseException | None, directory: Path) -> bool:
+    """Whether an error comes from a full disk. Libraries wrap the system's error, torch in words of its own."""
+    if directory.exists() and shutil.disk_usage(directory).free < FULL:
+        return True
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        if "No space left on device" in str(error) or "os error 28" in str(error):
+        if "No space left on device" in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False

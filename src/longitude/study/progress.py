@@ -18,7 +18,9 @@ class Terminal(Watcher):
 
     def __init__(self, console: Console, config: StudyConfig, cells: int):
         self.console = console
-        scored = config.documents * config.longest * len(config.test_lengths) * (3 if "sliding" in config.methods else 1)
+        scored = (
+            config.documents * config.longest * len(config.test_lengths) * (3 if "sliding" in config.methods else 1)
+        )
         self.step_work = BACKWARD * config.batch_size * config.train_length
         self.train_work = config.steps * self.step_work
         self.cell_work = self.train_work + scored

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from longitude.measure.rows import read_rows
+from longitude.measure.rows import Row, from_frame, read_rows
 from longitude.study.config import safe
 from longitude.study.files import read_json
 
@@ -26,13 +26,14 @@ class CellResult:
     """One encoding and seed.
 
     status: done | diverged | failed | running | not run; reason: why not done, or what of done is left out.
-    losses: step, loss (nats per token), learning_rate, tokens. documents: sums of each document, of done cells only.
+    losses: of each step its step, loss (nats per token), learning_rate, tokens. documents: sums of each document of a
+    done cell.
     """
 
     label: str
     seed: int
     status: str
-    losses: pd.DataFrame
+    losses: list[dict[str, Any]]
     documents: pd.DataFrame
     step: int = 0
     steps: int = 0
@@ -49,7 +50,7 @@ class Run:
     path: Path
     study: dict[str, Any]
     cells: tuple[CellResult, ...]
-    rows: pd.DataFrame
+    rows: list[Row]
 
     @property
     def config(self) -> dict[str, Any]:
@@ -94,7 +95,7 @@ class Run:
     def sums(self, label: str, length: int, method: str) -> tuple[np.ndarray, np.ndarray] | None:
         """(nats, bytes), each [seeds, documents], of the cells that are done; None where nothing was measured."""
         tables = [cell.documents for cell in self.of(label) if cell.status == "done"]
-        parts = [table[(table["length"] == length) & (table["method"] == method)] for table in tables]
+        parts = [table.query(f"length == {length} and method == {method!r}") for table in tables]
         parts = [part.sort_values("document") for part in parts if len(part)]
         if not parts:
             return None
@@ -128,15 +129,14 @@ def read_run(run: Run | Path | str) -> Run:
     cells = tuple(_read_cell(path, label, seed) for label in config["encodings"] for seed in config["seeds"])
     if not (path / "results.parquet").exists():
         raise ValueError(f"{path}: results.parquet is missing, no cell of the study has ended; {REMEDY}")
-    rows = read_rows(path / "results.parquet")
-    done = pd.MultiIndex.from_tuples([(c.label, c.seed) for c in cells if c.status == "done"], names=["label", "seed"])
-    rows = rows[pd.MultiIndex.from_frame(rows[["label", "seed"]]).isin(done)]
-    return Run(path, study, cells, rows.reset_index(drop=True))
+    done = {(cell.label, cell.seed) for cell in cells if cell.status == "done"}
+    rows = [row for row in from_frame(read_rows(path / "results.parquet")) if (row.label, row.seed) in done]
+    return Run(path, study, cells, rows)
 
 
 def _read_cell(run: Path, label: str, seed: int) -> CellResult:
     folder = run / "cells" / f"{safe(label)}-{seed}"
-    status = read_json(folder / "status.json") or {"status": "not run"}
+    status: dict[str, Any] = read_json(folder / "status.json") or {"status": "not run"}
     known = ("status", "step", "steps", "reason", "parameters", "training_seconds", "measuring_seconds")
     said = {name: status[name] for name in known if status.get(name) is not None}
     documents = pd.DataFrame(columns=["method", "length", "document", "nats", "tokens", "bytes"])
@@ -155,8 +155,8 @@ def _read_documents(path: Path) -> pd.DataFrame:
         raise ValueError(f"{path} is not a readable parquet table ({error}); start over with --fresh") from error
 
 
-def _read_losses(path: Path, status: str) -> pd.DataFrame:
-    """One row per step; a last line that a killed process left half-written is dropped."""
+def _read_losses(path: Path, status: str) -> list[dict[str, Any]]:
+    """One entry per step; a last line that a killed process left half-written is dropped."""
     entries = []
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -166,4 +166,4 @@ def _read_losses(path: Path, status: str) -> pd.DataFrame:
                 break
     elif status == "done":
         raise ValueError(f"{path} is missing although its cell is done; start over with --fresh")
-    return pd.DataFrame(entries, columns=["step", "loss", "learning_rate", "tokens"])
+    return entries

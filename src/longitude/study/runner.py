@@ -22,9 +22,10 @@ import transformers
 import longitude
 from longitude.measure import read_rows, to_frame, write_rows
 from longitude.study.cell import Cell, Status, Watcher, build_model, device_of, run_cell
+from longitude.study.checkpoints import drop_unfinished
 from longitude.study.config import StudyConfig, as_dict, checked, option, replaced
 from longitude.study.data import StudyData, prepare
-from longitude.study.files import locked, out_of_space, read_json, remove_unfinished, require_space, write_json
+from longitude.study.files import atomic, locked, out_of_space, read_json, remove_unfinished, require_space, write_json
 
 SCHEMA = 1
 GROWING = ("encodings", "seeds")
@@ -101,6 +102,7 @@ def study(
             if fresh:
                 _remove_study(run)
             planned = _opened(planned, watcher)
+            watcher.note(_introduction(planned))
             commit = commit_of_code()
             outcome = []
             for cell in planned.cells:
@@ -115,12 +117,16 @@ def study(
 
 
 def _attempt(planned: Plan, cell: Cell, commit: str | None, watcher: Watcher) -> Status:
+    trace = cell.folder / "error.txt"
+    trace.unlink(missing_ok=True)
     try:
         return run_cell(planned.config, cell, planned.data, commit, watcher)
     except Exception as error:
-        if out_of_space(error):
+        if out_of_space(error, cell.run):
+            drop_unfinished(cell.folder / "trainer")
             raise
-        (cell.folder / "error.txt").write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        with atomic(trace) as beside:
+            beside.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
         status = Status("failed", cell.label, cell.seed, cell.encoding, 0, planned.config.steps, reason=reason)
         write_json(cell.folder / "status.json", asdict(status))
@@ -132,6 +138,14 @@ def _gather(planned: Plan) -> None:
     paths = [cell.folder / "results.parquet" for cell in planned.cells]
     frames = [read_rows(path) for path in paths if path.exists()]
     write_rows(pd.concat(frames, ignore_index=True) if frames else to_frame([]), planned.run / "results.parquet")
+
+
+def _introduction(planned: Plan) -> str:
+    config, data = planned.config, planned.data.description
+    return (
+        f"{len(planned.cells)} models, each trained on {config.training_tokens:,} bytes of {data['source']} and "
+        f"measured on {data['validation_documents']} documents; {planned.run}"
+    )
 
 
 def _sentence(cell: Cell, status: Status) -> str:
@@ -261,7 +275,7 @@ def _full_disk_is_a_user_error(run: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if not out_of_space(error):
+        if isinstance(error, ValueError) or not out_of_space(error, run):
             raise
         raise ValueError(
             f"no space left on the disk of {run}; free some, then the same command continues where it stopped"

@@ -6,6 +6,7 @@ Every interval is a 95 % bootstrap over the documents, and over the seeds where 
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pandas as pd
 from rich.box import SIMPLE_HEAD
@@ -22,13 +23,36 @@ LISTED = 6
 """Encodings that the sentence lists with their numbers; beyond that it gives ranges."""
 
 
-def summary(run: Run | Path, method: str | None = None) -> pd.DataFrame:
-    """Label by length: what was measured, and how it changed from the reference length (if measured, the training one).
+class Finding(NamedTuple):
+    """One label at one length. What is missing is None.
 
-    Columns: label, length (bytes), seeds, documents, value, low, high (bits per byte, mean over seeds, 95 % interval),
-    change, change_low, change_high (value / value at the reference - 1, paired), verdict. What is missing is None.
-    verdict: `HOLDS` where change_high < `TOLERANCE`, `LOST` where change_low > `TOLERANCE`, else `UNCLEAR`; None at
-    lengths up to the reference. method: by default the first that the study measured. ValueError for one it did not.
+    value, low, high: bits per byte, mean over seeds, with its 95 % interval. change, change_low, change_high: value /
+    value at the reference length - 1, paired. verdict: `HOLDS` where change_high < `TOLERANCE`, `LOST` where
+    change_low > `TOLERANCE`, else `UNCLEAR`; None at lengths up to the training length or the reference.
+    """
+
+    label: str
+    length: int
+    seeds: int = 0
+    documents: int = 0
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    change: float | None = None
+    change_low: float | None = None
+    change_high: float | None = None
+    verdict: str | None = None
+
+
+def summary(run: Run | Path, method: str | None = None) -> pd.DataFrame:
+    """`findings` as a table: a column for each field of `Finding`, a row for each label and length."""
+    return pd.DataFrame(findings(run, method), columns=pd.Index(Finding._fields), dtype=object)
+
+
+def findings(run: Run | Path, method: str | None = None) -> list[Finding]:
+    """What was measured of each label at each length, and how it changed from the reference length.
+
+    method: by default the first that the study measured. ValueError for one that it did not measure.
     """
     run = read_run(run)
     if not run.methods:
@@ -36,25 +60,22 @@ def summary(run: Run | Path, method: str | None = None) -> pd.DataFrame:
     method = run.methods[0] if method is None else method
     if method not in run.methods:
         raise ValueError(f"{run.path} was not measured by {method!r}, but by {' and '.join(run.methods)}")
-    lines = [_line(run, label, length, method) for label in run.labels for length in run.lengths]
-    columns = ("label", "length", "seeds", "documents", "value", "low", "high")
-    columns += ("change", "change_low", "change_high", "verdict")
-    return pd.DataFrame(lines, columns=list(columns), dtype=object)
+    return [_finding(run, label, length, method) for label in run.labels for length in run.lengths]
 
 
-def _line(run: Run, label: str, length: int, method: str) -> tuple:
+def _finding(run: Run, label: str, length: int, method: str) -> Finding:
     sums = run.sums(label, length, method)
     if sums is None:
-        return (label, length, 0, 0, *[None] * 7)
+        return Finding(label, length)
     seeds, documents = sums[0].shape
-    change, verdict = (None, None, None), None
+    value, low, high = interval(*sums)
+    found = Finding(label, length, seeds, documents, value, low, high)
     start = run.sums(label, run.reference, method)
-    if start is not None and length != run.reference:
-        ratio = paired_ratio(sums, start)
-        change = tuple(None if bound is None else bound - 1 for bound in ratio)
-        if length in run.beyond:
-            verdict = _verdict(*change)
-    return (label, length, seeds, documents, *interval(*sums), *change, verdict)
+    if start is None or length == run.reference:
+        return found
+    change, low, high = (None if bound is None else bound - 1 for bound in paired_ratio(sums, start))
+    verdict = _verdict(change, low, high) if length in run.beyond else None
+    return found._replace(change=change, change_low=low, change_high=high, verdict=verdict)
 
 
 def _verdict(change: float | None, low: float | None, high: float | None) -> str | None:
@@ -73,80 +94,80 @@ def _verdict(change: float | None, low: float | None, high: float | None) -> str
 def conclusion(run: Run | Path) -> str:
     """One sentence: which encodings hold at the longest length, which do not, for which the data cannot tell.
 
-    It says nothing that the paired intervals do not carry: see `summary` for the criterion.
+    It says nothing that the paired intervals do not carry: see `Finding` for the criterion.
     """
     run = read_run(run)
     if not run.methods:
         return "Losses were measured by position only, so nothing is said about longer windows."
-    frame = summary(run)
-    found = frame[frame["value"].notna()]
-    clauses = _at_one_length(run, found) if not run.beyond else _at_the_longest(run, found)
+    found = [each for each in findings(run) if each.value is not None]
+    last = [each for each in found if each.length == run.lengths[-1]]
+    if not found:
+        clauses = ["no encoding was measured"]
+    elif not last:
+        clauses = [f"no encoding was measured at {run.lengths[-1]} bytes"]
+    else:
+        clauses = _changes(run, last) if run.beyond else _values(run, last)
+        here = {each.label for each in last}
+        if absent := [named(label) for label in dict.fromkeys(each.label for each in found) if label not in here]:
+            clauses.append(f"{and_(absent)} {'was' if len(absent) == 1 else 'were'} not measured at that length")
     clauses += _undone(run)
-    if len(found):
+    if found:
         clauses.append(_scope(found))
     sentence = "; ".join(clauses) + "."
     return sentence[0].upper() + sentence[1:]
 
 
-def _at_the_longest(run: Run, found: pd.DataFrame) -> list[str]:
+def _changes(run: Run, last: list[Finding]) -> list[str]:
+    """Who holds at the longest length, who does not, of whom the data cannot tell."""
     longest, start = run.lengths[-1], run.reference
-    last = found[found["length"] == longest]
-    if not len(found):
-        return ["no encoding was measured"]
-    if not len(last):
-        return [f"no encoding was measured at {longest} bytes"]
-    clauses, full = [], len(last) <= LISTED
     criterion = f"bits per byte within {TOLERANCE:.0%} of those at {start}"
     criterion += "" if start == run.train_length else ", the nearest length measured"
-    groups = {verdict: last[last["verdict"] == verdict] for verdict in (HOLDS, LOST, UNCLEAR)}
-    interval_word = [", 95% interval "]  # said once, then understood
-
-    def listed(group: pd.DataFrame) -> str:
-        names = [named(label) for label in group["label"]]
-        if not full:
-            ends = percent(group["change"].min()), percent(group["change"].max())
-            return and_(names) + (f" ({' to '.join(ends)})" if ends[0] != ends[1] else f" ({ends[0]})")
-        numbers = []
-        for line in group.itertuples():
-            span = "" if line.change_low is None else f"{percent(line.change_low, '')} to {percent(line.change_high)}"
-            numbers.append(f" ({percent(line.change)}{interval_word[0] + span if span else ''})")
-            interval_word[0] = ", " if span else interval_word[0]
-        return and_([name + number for name, number in zip(names, numbers, strict=True)])
-
-    if len(groups[HOLDS]):
-        clauses.append(f"{listed(groups[HOLDS])} {_verb(groups[HOLDS], 'holds', 'hold')} ({criterion})")
-        if len(groups[LOST]):
-            clauses.append(f"{listed(groups[LOST])} {_verb(groups[LOST], 'does', 'do')} not")
-    elif len(groups[LOST]):
-        clauses.append(f"{listed(groups[LOST])} {_verb(groups[LOST], 'does', 'do')} not hold ({criterion})")
-    if len(groups[UNCLEAR]):
-        explained = "" if clauses else f" whether {_verb(groups[UNCLEAR], 'it holds', 'they hold')} ({criterion})"
-        clauses.append(f"for {listed(groups[UNCLEAR])} the data cannot tell{explained}")
+    hold, lost, unclear = ([each for each in last if each.verdict == verdict] for verdict in (HOLDS, LOST, UNCLEAR))
+    listed = _listed if len(last) <= LISTED else _ranged
+    clauses = []
+    if hold:
+        clauses.append(f"{listed(hold, True)} {'holds' if len(hold) == 1 else 'hold'} ({criterion})")
+    if lost:
+        not_hold = "do not" if len(lost) > 1 else "does not"
+        clauses.append(f"{listed(lost, not hold)} {not_hold}" + ("" if hold else f" hold ({criterion})"))
+    if unclear:
+        they = "they hold" if len(unclear) > 1 else "it holds"
+        explained = "" if clauses else f" whether {they} ({criterion})"
+        clauses.append(f"for {listed(unclear, not clauses)} the data cannot tell{explained}")
+    if uncompared := [named(each.label) for each in last if each.change is None]:
+        clauses.append(f"{and_(uncompared)} cannot be compared with the value at {start}")
     far = f"{longest // run.train_length} times the training length"
     far = far if longest % run.train_length == 0 else f"after training on {run.train_length}"
-    clauses[0] = f"at {longest} bytes, {far}, {clauses[0]}"
-    if absent := [label for label in dict.fromkeys(found["label"]) if label not in set(last["label"])]:
-        was = "was" if len(absent) == 1 else "were"
-        clauses.append(f"{and_([named(label) for label in absent])} {was} not measured at that length")
-    if uncompared := last[last["verdict"].isna()]["label"].tolist():
-        clauses.append(f"{and_([named(label) for label in uncompared])} cannot be compared with its value at {start}")
-    return clauses
+    return [f"at {longest} bytes, {far}, {clauses[0]}", *clauses[1:]]
 
 
-def _at_one_length(run: Run, found: pd.DataFrame) -> list[str]:
+def _listed(group: list[Finding], first: bool) -> str:
+    """rope (+42%, 95% interval +41 to +43%) and t5 (+3.1%, +2.7 to +3.5%); the words are said once in a sentence."""
+    words = []
+    for each in group:
+        said = "95% interval " if first and not words else ""
+        words.append(f"{named(each.label)} ({percent(each.change)}{', ' + said + span(each) if span(each) else ''})")
+    return and_(words)
+
+
+def _ranged(group: list[Finding], first: bool) -> str:
+    """rope and t5 (+3.1% to +42%)"""
+    changes = [each.change for each in group if each.change is not None]
+    ends = dict.fromkeys((percent(min(changes)), percent(max(changes))))
+    return f"{and_([named(each.label) for each in group])} ({' to '.join(ends)})"
+
+
+def _values(run: Run, last: list[Finding]) -> list[str]:
     """No length beyond the training length, or none to compare with: values, and no claim about length."""
-    last = found[found["length"] == run.lengths[-1]].sort_values("value")
-    if not len(last):
-        return ["no encoding was measured"]
-    values = []
-    for line in last.itertuples():
-        said = "" if values else "95% interval "
-        span = "" if line.low is None else f" ({said}{line.low:.2f} to {line.high:.2f})"
-        values.append(f"{line.value:.2f}{span} for {named(line.label)}")
+    words = []
+    for each in sorted(last, key=lambda each: each.value or 0):
+        said = "" if words else "95% interval "
+        bounds = "" if each.low is None else f" ({said}{each.low:.2f} to {each.high:.2f})"
+        words.append(f"{each.value:.2f}{bounds} for {named(each.label)}")
     beyond = run.lengths[-1] > run.train_length
     why = "it was measured at one length only" if beyond else "no length beyond the training length was measured"
     return [
-        f"at {run.lengths[-1]} bytes, after training on {run.train_length}, bits per byte are {and_(values)}",
+        f"at {run.lengths[-1]} bytes, after training on {run.train_length}, bits per byte are {and_(words)}",
         f"{why}, so nothing is known about how loss changes with length",
     ]
 
@@ -159,9 +180,9 @@ def _undone(run: Run) -> list[str]:
     return [f"{and_(names)} {state}" for state, names in by_state.items()]
 
 
-def _scope(found: pd.DataFrame) -> str:
+def _scope(found: list[Finding]) -> str:
     """What the intervals cover, and what they do not."""
-    documents, seeds = found["documents"].max(), sorted(set(found["seeds"]))
+    documents, seeds = found[0].documents, sorted({each.seeds for each in found})
     if documents < 2:
         return "there is one document only, so no interval could be computed"
     if seeds == [1]:
@@ -186,12 +207,17 @@ def and_(words: Sequence[str]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _verb(group: pd.DataFrame, one: str, many: str) -> str:
-    return one if len(group) == 1 else many
+def span(found: Finding) -> str:
+    """The interval of the change: +41 to +43%; empty where there is none."""
+    if found.change_low is None:
+        return ""
+    return f"{percent(found.change_low, '')} to {percent(found.change_high)}"
 
 
-def percent(ratio: float, unit: str = "%") -> str:
-    """0.421 -> +42%, -0.0123 -> −1.2%: signed, one digit after the point where it matters."""
+def percent(ratio: float | None, unit: str = "%") -> str:
+    """0.421 -> +42%, -0.0123 -> −1.2%: signed, one digit after the point where it matters; empty for None."""
+    if ratio is None:
+        return ""
     number = 100 * ratio
     text = f"{number:+.1f}" if abs(number) < 9.95 else f"{number:+.0f}"
     return text.replace("-", "−").replace("−0.0", "0.0").replace("+0.0", "0.0") + unit
@@ -203,11 +229,14 @@ def percent(ratio: float, unit: str = "%") -> str:
 def table(run: Run | Path) -> Table:
     """Encodings by lengths for the terminal: bits per byte ± half the 95 % interval; green holds, red does not."""
     run = read_run(run)
-    frame = summary(run)
-    found = frame[frame["documents"] > 0]
-    half = f"half the 95% interval over {count(found['documents'].max(), 'document')}, " if len(found) else ""
-    half += count(found["seeds"].max(), "seed") if len(found) else "nothing was measured"
-    notes = [f"±  {half}"]
+    if not run.methods:
+        return Table(title="measured by position only: the report shows it", title_justify="left", box=None)
+    lines = findings(run)
+    found = [each for each in lines if each.value is not None]
+    over = "nothing: no encoding was measured"
+    if found:
+        over = f"{count(found[0].documents, 'document')}, {count(max(each.seeds for each in found), 'seed')}"
+    notes = [f"±  half the 95% interval over {over}"]
     made = Table(
         title=f"bits per byte, {run.methods[0]} windows of so many bytes, trained on {run.train_length}",
         box=SIMPLE_HEAD,
@@ -224,7 +253,7 @@ def table(run: Run | Path) -> Table:
         within = f"at {run.lengths[-1]} within {TOLERANCE:.0%} of {run.reference}, with all of the paired 95% interval"
         notes.append(f"holds: {within}")
     for label in run.labels:
-        made.add_row(*_row(run, label, frame[frame["label"] == label]))
+        made.add_row(*_row(run, label, [each for each in lines if each.label == label]))
     made.caption = "\n".join(notes + _undone(run))
     return made
 
@@ -233,25 +262,24 @@ STYLES: dict[str | None, str] = {HOLDS: "green", LOST: "red", UNCLEAR: "yellow",
 SHORT = {HOLDS: "yes", LOST: "no", UNCLEAR: "?"}
 
 
-def _row(run: Run, label: str, lines: pd.DataFrame) -> list[Text]:
+def _row(run: Run, label: str, lines: list[Finding]) -> list[Text]:
     cells = [Text(label)]
-    for line in lines.itertuples():
-        cells.append(Text("-", style="dim") if line.value is None else Text(_value(line), STYLES[line.verdict]))
-    cell = run.of(label)[0]
-    if lines["value"].isna().all():
-        cells[1] = Text(cell.status if cell.status != "done" else "-", "red")
-    last = lines.iloc[-1]
-    if last["verdict"]:
-        cells.append(Text(f"{percent(last['change'])} {SHORT[last['verdict']]:<3}", STYLES[last["verdict"]]))
+    for each in lines:
+        cells.append(Text("-", style="dim") if each.value is None else Text(_value(each), STYLES[each.verdict]))
+    first, last = run.of(label)[0], lines[-1]
+    if first.status != "done" and all(each.value is None for each in lines):
+        cells[1] = Text(first.status, "red")
+    if last.verdict:
+        cells.append(Text(f"{percent(last.change)} {SHORT[last.verdict]:<3}", STYLES[last.verdict]))
     return cells
 
 
-def _value(line) -> str:
+def _value(found: Finding) -> str:
     """2.60 ±.04"""
-    if line.low is None:
-        return f"{line.value:.2f}"
-    half = f"{(line.high - line.low) / 2:.2f}".removeprefix("0")
-    return f"{line.value:.2f} ±{half}"
+    if found.low is None or found.high is None:
+        return f"{found.value:.2f}"
+    half = f"{(found.high - found.low) / 2:.2f}".removeprefix("0")
+    return f"{found.value:.2f} ±{half}"
 
 
 def count(number: int, thing: str) -> str:

@@ -1,0 +1,224 @@
+"""The page of a study: one HTML file that needs nothing else and no network, and its figures as SVG and PNG.
+
+Everything comes from saved results (`results.read_run`); the text and the models are not needed.
+"""
+
+import base64
+import shlex
+import textwrap
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from longitude import __version__
+from longitude.study import charts
+from longitude.study.config import StudyConfig, as_dict, option, parse_encoding
+from longitude.study.files import atomic
+from longitude.study.results import Run, read_run
+from longitude.study.statistics import (
+    HOLDS,
+    LOST,
+    TOLERANCE,
+    UNCLEAR,
+    Finding,
+    conclusion,
+    findings,
+    percent,
+    span,
+    state,
+)
+
+WIDTH = 760
+"""Of the SVG and PNG files, in pixels; the PNG has two dots per pixel."""
+
+
+def write_report(run: Run | Path | str) -> Path:
+    """Write report.html and figures/*.svg, *.png of a run directory, each whole or not at all; returns the page's path.
+
+    A figure without numbers is not made, and one from an earlier report is removed. Raises ValueError as `read_run`.
+    """
+    run = read_run(run)
+    figures = charts.figures(run)
+    folder = run.path / "figures"
+    folder.mkdir(exist_ok=True)
+    pictures = {}
+    for figure in figures:
+        chart = figure.sized(WIDTH)
+        with atomic(folder / f"{figure.name}.svg") as beside:
+            chart.save(str(beside), format="svg")
+            pictures[figure.name] = beside.read_bytes()
+        with atomic(folder / f"{figure.name}.png") as beside:
+            chart.save(str(beside), format="png", scale_factor=2)
+    for name in charts.NAMES:
+        if name not in pictures:
+            for kind in ("svg", "png"):
+                (folder / f"{name}.{kind}").unlink(missing_ok=True)
+    path = run.path / "report.html"
+    with atomic(path) as beside:
+        beside.write_text(page(run, figures, pictures), encoding="utf-8")
+    return path
+
+
+def page(run: Run, figures: list[charts.Figure], pictures: dict[str, bytes]) -> str:
+    """The whole page. pictures: SVG of each figure, shown until the live chart has replaced it, and in print."""
+    environment = Environment(
+        loader=PackageLoader("longitude.study", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    return environment.get_template("report.html.j2").render(
+        run=run,
+        config=run.config,
+        sentence=conclusion(run),
+        facts=_facts(run),
+        figures=[_words(figure) | {"image": base64.b64encode(pictures[figure.name]).decode()} for figure in figures],
+        specs={figure.name: figure.sized("container").to_dict() for figure in figures},
+        javascript=_javascript(),
+        legend=[{"label": label, "colour": charts.colour_of(run, label)} for label in run.labels],
+        tables=_tables(run),
+        encodings=[(label, _described(label)) for label in run.labels],
+        undone=[(cell, state(cell)) for cell in run.undone],
+        left_out=[cell for cell in run.cells if cell.status == "done" and cell.reason],
+        protocol=_protocol(run),
+        command=_command(run),
+        tolerance=f"{TOLERANCE:.0%}",
+        version=__version__,
+    )
+
+
+def _words(figure: charts.Figure) -> dict[str, str]:
+    return {name: getattr(figure, name) for name in ("name", "title", "caption", "alt")}
+
+
+@cache
+def _javascript() -> Markup:
+    """Vega, Vega-Lite and vega-embed, once for all charts. Safe in a page: no end of a script element is in it."""
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    assert "</script" not in bundle.lower() and "<!--" not in bundle
+    return Markup(bundle)
+
+
+# ---- what the page says ---------------------------------------------------------------------------------------------
+
+
+def _facts(run: Run) -> list[tuple[str, str]]:
+    """The study in a few numbers."""
+    parameters = sorted({cell.parameters for cell in run.cells if cell.parameters})
+    size = f"{parameters[0] / 1e6:.2f}" if parameters else ""
+    if parameters and f"{parameters[-1] / 1e6:.2f}" != size:
+        size += f" to {parameters[-1] / 1e6:.2f}"
+    steps, tokens = run.config["steps"], run.config["steps"] * run.config["batch_size"] * run.train_length
+    facts = [
+        ("encodings", str(len(run.labels))),
+        ("seeds" if len(run.config["seeds"]) > 1 else "seed", str(len(run.config["seeds"]))),
+        ("million weights", size),
+        ("million bytes of training", f"{tokens / 1e6:.2g}"),
+        ("steps", f"{steps:,}"),
+        ("validation documents", str(run.study["data"]["validation_documents"])),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _tables(run: Run) -> dict[str, dict[str, Any]]:
+    """Name of a figure -> the table of its numbers: lines of cells, ready to be shown."""
+    return {charts.name_of(method): {"method": method, "lines": _lines(run, method)} for method in run.methods}
+
+
+VERDICTS: dict[str | None, str] = {HOLDS: "holds", LOST: "lost", UNCLEAR: "unclear"}
+
+
+def _lines(run: Run, method: str) -> list[dict[str, Any]]:
+    everything = findings(run, method)
+    lines = []
+    for label in run.labels:
+        part = [each for each in everything if each.label == label]
+        last = part[-1]
+        undone = [state(cell) for cell in run.of(label) if cell.status != "done"]
+        lines.append(
+            {
+                "label": label,
+                "note": "; ".join(dict.fromkeys(undone)),
+                "cells": [_cell(each) for each in part],
+                "change": percent(last.change),
+                "span": span(last),
+                "verdict": last.verdict or "",
+                "kind": VERDICTS.get(last.verdict, ""),
+            }
+        )
+    return lines
+
+
+def _cell(found: Finding) -> dict[str, str]:
+    return {
+        "value": "" if found.value is None else f"{found.value:.3f}",
+        "interval": "" if found.low is None else f"{found.low:.2f} to {found.high:.2f}",
+    }
+
+
+def _described(label: str) -> list[dict[str, str]]:
+    """What each part of a label is, from the docstring of its class: the first paragraph, and a formula set apart."""
+    import longitude.positions  # noqa: F401  registers them
+    from longitude.positions.base import factory_of
+
+    parts = []
+    for part in parse_encoding(label):
+        factory: Callable[..., Any] = factory_of(part["name"])
+        first, _, rest = textwrap.dedent(_docstring(factory)).strip().partition("\n\n")
+        words = " ".join(first.split())
+        formula = " ".join(rest.partition("\n\n")[0].split()) if words.endswith(":") else ""
+        options = ", ".join(f"{name} = {value}" for name, value in part.items() if name != "name")
+        parts.append({"name": part["name"], "words": words, "formula": formula, "options": options})
+    return parts
+
+
+def _docstring(factory: Callable[..., Any]) -> str:
+    first, _, rest = (factory.__doc__ or "It has no description.").partition("\n")
+    return first + "\n" + textwrap.dedent(rest)
+
+
+def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
+    """study.json, legibly: (heading, [(name, value)])."""
+    study, config, data = run.study, run.config, run.study["data"]
+    done = [cell for cell in run.cells if cell.status == "done"]
+    seconds = [(cell.training_seconds or 0, cell.measuring_seconds or 0) for cell in done]
+    time = []
+    if done:
+        trained, measured = (sum(each) / len(done) for each in zip(*seconds, strict=True))
+        time = [("time per model", f"{trained:.0f} s of training, {measured:.0f} s of measuring, on average")]
+        time.append(("time in all", f"{sum(map(sum, seconds)) / 60:.1f} minutes"))
+    tokens = config["steps"] * config["batch_size"] * config["train_length"]
+    machine = {name: value for name, value in study["machine"].items() if value is not None}
+    whole = [
+        ("Text", _plain(data)),
+        ("Models and training", [*_plain(config), ("training bytes per model", f"{tokens:,}")]),
+        ("Machine and time", [*_plain(machine), *time, ("begun", str(study.get("begun", "not recorded")))]),
+        ("Versions", [*_plain(study["versions"]), ("commit", str(study.get("commit") or "not in a repository"))]),
+    ]
+    for later in study.get("continued", []):
+        whole.append((f"Continued {later['at']}", [*_plain(later["machine"]), *_plain(later["versions"])]))
+    return whole
+
+
+def _plain(values: dict[str, Any]) -> list[tuple[str, str]]:
+    def words(value: Any) -> str:
+        if isinstance(value, list):
+            return ", ".join(map(str, value))
+        return "none" if value is None else f"{value:,}" if type(value) is int and value >= 10_000 else str(value)
+
+    return [(name.replace("_", " "), words(value)) for name, value in values.items()]
+
+
+def _command(run: Run) -> str:
+    """The command line of the study: the options that differ from the defaults."""
+    defaults = as_dict(StudyConfig())
+    words = ["longitude", "study"]
+    for name, value in run.config.items():
+        value = tuple(value) if isinstance(value, list) else value
+        if value == defaults.get(name) or name == "device":
+            continue
+        words += [option(name), *(map(str, value) if isinstance(value, tuple) else [str(value)])]
+    return shlex.join([*words, "--out", str(run.path)])

@@ -1,0 +1,263 @@
+"""attend() as its caller sees it: against torch's own attention, by hand, and its every refusal."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import longitude as lg
+from longitude.attention.backends import BACKENDS
+
+
+def randn(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def qkv(rows, keys, heads=4, kv_heads=4, dim=8, dtype=torch.float64, batch=2):
+    """q, k, v that take gradients."""
+    shapes = (batch, heads, rows, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, dim)
+    return [randn(*shape, seed=n, dtype=dtype).requires_grad_() for n, shape in enumerate(shapes)]
+
+
+def same(ours, theirs, inputs, tolerance=1e-12):
+    """Equal outputs, and equal gradients of the inputs."""
+    assert ours.dtype == theirs.dtype
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=0)
+    grad = randn(*theirs.shape, seed=9, dtype=theirs.dtype)
+    both = (torch.autograd.grad(out, inputs, grad, retain_graph=True) for out in (ours, theirs))
+    for x, y in zip(*both, strict=True):
+        torch.testing.assert_close(x, y, atol=tolerance, rtol=0)
+
+
+# ---- without an encoding: torch's own attention -----------------------------------------------------------------------
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("length", [1, 7, 63])
+@pytest.mark.parametrize("scale", [None, 0.7])
+def test_equals_torch(backend, length, scale):
+    q, k, v = inputs = qkv(length, length)
+    ours = lg.attend(q, k, v, scale=scale, backend=backend)
+    same(ours, F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale), inputs)
+    ours = lg.attend(q, k, v, scale=scale, mask=lg.NoMask(), backend=backend)
+    same(ours, F.scaled_dot_product_attention(q, k, v, scale=scale), inputs)
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+def test_fewer_queries_are_the_last(backend):
+    q, k, v = inputs = qkv(5, 12)
+    see = torch.arange(7, 12)[:, None] >= torch.arange(12)
+    ours = lg.attend(q, k, v, backend=backend)
+    same(ours, F.scaled_dot_product_attention(q, k, v, attn_mask=see), inputs)
+    everything = qkv(12, 12)
+    whole = lg.attend(*everything, encoding=lg.ALiBi(4), backend=backend)
+    last = lg.attend(everything[0][:, :, 7:], *everything[1:], encoding=lg.ALiBi(4), backend=backend)
+    same(last, whole[:, :, 7:], everything)
+
+
+@pytest.mark.parametrize("backend", ["auto", *BACKENDS])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("encoding", [None, lg.ALiBi(4)], ids=["plain", "alibi"])
+def test_grouped_heads_are_repeated_heads(backend, kv_heads, encoding):
+    q, k, v = inputs = qkv(7, 9, kv_heads=kv_heads)
+    repeated = (x.repeat_interleave(4 // kv_heads, 1) for x in (k, v))
+    ours = lg.attend(q, k, v, encoding=encoding, backend=backend)
+    same(ours, lg.attend(q, *repeated, encoding=encoding, backend="reference"), inputs)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "chunked", "reference"])
+def test_values_of_another_width(backend):
+    q, k, _ = qkv(6, 6)
+    v = randn(2, 4, 6, 5)
+    out = lg.attend(q, k, v, backend=backend)
+    assert out.shape == (2, 4, 6, 5)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "chunked", "reference"])
+def test_half_precision(dtype, backend):
+    """Rounded inputs, then nothing worse than one rounding of the output beside the exact answer for these inputs."""
+    q, k, v = qkv(63, 63, dtype=dtype)
+    encoding = lg.ALiBi(4) if backend != "sdpa" else None
+    out = lg.attend(q, k, v, encoding=encoding, backend=backend)
+    assert out.dtype == dtype
+    exact = lg.attend(q.double(), k.double(), v.double(), encoding=encoding, backend="reference")
+    torch.testing.assert_close(out.double(), exact, atol=3 * torch.finfo(dtype).eps, rtol=torch.finfo(dtype).eps)
+
+
+# ---- weights and dropout ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("encoding", [None, lg.ALiBi(4)], ids=["plain", "alibi"])
+def test_weights_sum_to_one_and_make_the_output(encoding):
+    q, k, v = inputs = qkv(7, 9, kv_heads=2)
+    out, weights = lg.attend(q, k, v, encoding=encoding, return_weights=True)
+    assert weights.shape == (2, 4, 7, 9)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
+    same(weights @ v.repeat_interleave(2, 1), out, [v], 1e-12)
+    same(out, lg.attend(q, k, v, encoding=encoding), inputs)
+
+
+def test_dropout_drops_and_rescales_the_weights():
+    q, k, v = qkv(40, 40)
+    torch.manual_seed(0)
+    out, weights = lg.attend(q, k, v, mask=lg.NoMask(), dropout=0.3, return_weights=True)
+    _, kept = lg.attend(q, k, v, mask=lg.NoMask(), return_weights=True)
+    dropped = weights == 0
+    assert abs(dropped.double().mean() - 0.3) < 0.02  # of 12,800 weights: 5 standard deviations
+    torch.testing.assert_close(weights[~dropped], kept[~dropped] / 0.7)
+    torch.testing.assert_close(out, weights @ v)
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "chunked", "reference"])
+def test_dropout_is_the_same_in_backward(backend):
+    """The output is linear in v, so <v, dv> = <out, grad> if, and only if, backward drops what forward dropped."""
+    q, k, v = qkv(33, 33)
+    torch.manual_seed(0)
+    out = lg.attend(q, k, v, dropout=0.5, backend=backend)
+    grad = randn(*out.shape, seed=5)
+    (dv,) = torch.autograd.grad(out, v, grad)
+    torch.testing.assert_close((v * dv).sum(), (out * grad).sum())
+    assert not torch.allclose(out, lg.attend(q, k, v, dropout=0.5, backend=backend))
+    many = torch.stack([lg.attend(q, k, v, dropout=0.5, backend=backend) for _ in range(300)]).mean(0)
+    assert (many - lg.attend(q, k, v)).abs().mean() < 0.1
+
+
+# ---- positions -------------------------------------------------------------------------------------------------------
+ROPE = lg.Rotary(8, layout="interleaved")
+
+
+@pytest.mark.parametrize("encoding", [ROPE, lg.ALiBi(4), lg.Fire(4).double()], ids=["rope", "alibi", "fire"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "chunked"])
+def test_an_int_is_the_positions_that_count_from_it(encoding, backend):
+    q, k, v = inputs = qkv(5, 12)
+    rows, keys = torch.arange(107, 112), torch.arange(100, 112)
+    one = lg.attend(q, k, v, encoding=encoding, q_positions=107, k_positions=100, backend=backend)
+    for expand in (lambda p: p, lambda p: p[None], lambda p: p.expand(2, -1)):
+        many = lg.attend(
+            q, k, v, encoding=encoding, q_positions=expand(rows), k_positions=expand(keys), backend=backend
+        )
+        same(many, one, inputs)
+    # What is not said follows: queries are the last of the keys.
+    for said in ({"q_positions": 107}, {"k_positions": 100}, {"k_positions": keys}):
+        same(lg.attend(q, k, v, encoding=encoding, **said, backend=backend), one, inputs)
+    default = lg.attend(q, k, v, encoding=encoding, q_positions=7, k_positions=0, backend=backend)
+    same(lg.attend(q, k, v, encoding=encoding, backend=backend), default, inputs)
+
+
+def test_positions_of_each_row():
+    """A batch with positions of its own per row is its rows alone."""
+    q, k, v = inputs = qkv(6, 6)
+    places = torch.tensor([[0, 2, 3, 9, 11, 40], [5, 6, 7, 8, 9, 10]])
+    for encoding in (ROPE, lg.ALiBi(4), lg.T5Bias(4).double(), lg.Fire(4).double(), lg.Shaw(8).double()):
+        for backend in ("auto", "reference", "chunked"):
+            both = lg.attend(q, k, v, encoding=encoding, q_positions=places, k_positions=places, backend=backend)
+            alone = [
+                lg.attend(
+                    *(x[b : b + 1] for x in inputs), encoding=encoding, q_positions=places[b], k_positions=places[b]
+                )
+                for b in range(2)
+            ]
+            same(both, torch.cat(alone), inputs)
+
+
+def test_the_mask_follows_order_and_the_encoding_positions():
+    """Tokens in another order, with their positions and their order said: the same answers in that order."""
+    q, k, v = qkv(9, 9)
+    mixed = torch.tensor([4, 0, 8, 2, 1, 7, 3, 6, 5])
+    for encoding in (ROPE, lg.ALiBi(4), lg.Fire(4).double()):
+        straight = lg.attend(q, k, v, encoding=encoding, mask=lg.Window(4))
+        permuted = lg.attend(
+            q[:, :, mixed], k[:, :, mixed], v[:, :, mixed],
+            encoding=encoding, mask=lg.Window(4, order=mixed), q_positions=mixed, k_positions=mixed,
+        )  # fmt: skip
+        torch.testing.assert_close(permuted, straight[:, :, mixed])
+
+
+# ---- composition -----------------------------------------------------------------------------------------------------
+def test_rope_and_forgetting_by_hand():
+    torch.manual_seed(0)
+    fox = lg.FoX(dim=16, num_heads=4).double()
+    x, (q, k, v) = randn(2, 11, 16, seed=4), qkv(11, 11)
+    composed = lg.Composed([ROPE, fox])
+    inputs = [q, k, v, *fox.parameters()]
+    ours = lg.attend(q, k, v, encoding=[ROPE, fox], context=composed.context(x)[0])
+
+    angle = torch.arange(11.0, dtype=torch.float64)[:, None] * 10_000.0 ** (-torch.arange(0, 8, 2).double() / 8)
+    turn = torch.polar(torch.ones_like(angle), angle)
+    q, k = (torch.view_as_real(torch.view_as_complex(y.unflatten(-1, (4, 2))) * turn).flatten(-2) for y in (q, k))
+    log_f = F.logsigmoid(x @ fox.forget.weight.T + fox.forget.bias).transpose(1, 2)
+    scores = q @ k.mT / math.sqrt(8)
+    i, j = torch.arange(11)[:, None], torch.arange(11)
+    for t in range(11):  # decay from key j to query i: log f of the tokens after j, up to i
+        scores = scores + log_f[:, :, t, None, None] * ((j < t) & (t <= i))
+    theirs = scores.masked_fill(j > i, -math.inf).softmax(-1) @ v
+    same(ours, theirs, inputs)
+
+
+def test_biases_add():
+    q, k, v = inputs = qkv(7, 7)
+    two = [lg.ALiBi(4), lg.ALiBi(4, slopes=[1.0, 0.5, 2.0, 0.1])]
+    sum_of = [a + b for a, b in zip(two[0].slopes, two[1].slopes)]
+    for backend in BACKENDS:
+        ours = lg.attend(q, k, v, encoding=two, backend=backend)
+        same(ours, lg.attend(q, k, v, encoding=lg.ALiBi(4, slopes=sum_of)), inputs)
+
+
+def test_columns_of_one_name_collide():
+    twice = lg.Composed([lg.FoX(16, 4), lg.FoX(16, 4)])
+    with pytest.raises(ValueError, match=r"both give the columns \['forgotten'\]; use one"):
+        twice.context(torch.randn(1, 3, 16))
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+Q = torch.randn(2, 4, 5, 8)
+REFUSED = {
+    "no list": ((Q.tolist(), Q, Q), {}, r"q: expected a floating-point tensor .*got list"),
+    "three axes": ((Q[0], Q, Q), {}, r"q: .*\[batch, heads, length, head_dim\], got torch.float32 \[4, 5, 8\]"),
+    "integers": ((Q, Q.long(), Q), {}, r"k: .*got torch.int64 \[2, 4, 5, 8\]"),
+    "lengths": ((Q, Q, Q[:, :, :4]), {}, r"same B, D and Lk, .*v \[2, 4, 4, 8\]"),
+    "batches": ((Q[:1], Q, Q), {}, r"q \[1, 4, 5, 8\]"),
+    "widths": ((Q[..., :6], Q, Q), {}, r"same B, D and Lk, got q \[2, 4, 5, 6\]"),
+    "heads": ((Q, Q[:, :3], Q[:, :3]), {}, "heads of k and v to divide those of q, got 3 and 4"),
+    "dtypes": ((Q, Q.double(), Q), {}, "one dtype on one device, got torch.float32 on cpu, torch.float64"),
+    "empty": ((Q[:, :, :0], Q, Q), {}, r"no empty dimension, got q \[2, 4, 0, 8\]"),
+    "scale": ((Q, Q, Q), {"scale": "big"}, r"scale: expected a number or None for head_dim\*\*-0.5, got 'big'"),
+    "dropout": ((Q, Q, Q), {"dropout": 1.0}, "0 <= dropout < 1, got 1.0"),
+    "backend": ((Q, Q, Q), {"backend": "tabel"}, "unknown backend 'tabel': did you mean 'table'.*lg.explain"),
+    "encoding name": ((Q, Q, Q), {"encoding": "rope"}, r"got 'rope'; build one with lg.encoding\(name"),
+    "encoding list": ((Q, Q, Q), {"encoding": [ROPE, "fox"]}, r"expected encodings, got 'fox'"),
+    "encoding heads": ((Q, Q, Q), {"encoding": lg.ALiBi(8)}, "ALiBi was built for 8 heads, q has 4"),
+    "encoding head_dim": ((Q, Q, Q), {"encoding": lg.Shaw(16)}, "Shaw was built for head_dim 16, q has 8"),
+    "rope head_dim": ((Q, Q, Q), {"encoding": lg.Rotary(16, "half")}, r"expected \[B, H, L, 16\], got \[2, 4, 5, 8\]"),
+    "no context": ((Q, Q, Q), {"encoding": lg.FoX(16, 4)}, r"reads the column 'forgotten'.*encoding.context\(x\)\[0\]"),
+    "short context": (
+        (Q, Q, Q),
+        {"encoding": lg.FoX(16, 4), "context": {"forgotten": torch.zeros(2, 4, 3)}},
+        r"context\['forgotten'\]: expected \[2, heads, 5, ...\], got \[2, 4, 3\]",
+    ),
+    "future": ((Q, Q, Q), {"encoding": lg.CoPE(8), "mask": lg.NoMask()}, "no meaning for keys in the future"),
+    "float positions": ((Q, Q, Q), {"q_positions": torch.arange(5.0)}, "integer positions .*scale angles"),
+    "positions": ((Q, Q, Q), {"k_positions": torch.arange(4)}, r"k_positions: expected \[5\] or \[2, 5\], got \[4\]"),
+    "negative": ((Q, Q, Q), {"q_positions": torch.arange(5) - 1}, "0 or more, got -1 .. 3"),
+    "negative int": ((Q, Q, Q), {"q_positions": -1}, "integers of 0 or more, .*got -1"),
+    "fraction": ((Q, Q, Q), {"k_positions": 0.5}, "got 0.5"),
+    "true": ((Q, Q, Q), {"k_positions": True}, "got True"),
+    "keys unsaid": (
+        (Q[:, :, :2], Q, Q),
+        {"q_positions": torch.tensor([3, 4])},
+        "k_positions: say them, for 2 queries .* 5 keys",
+    ),
+    "keys before zero": ((Q[:, :, :2], Q, Q), {"q_positions": 1}, "k_positions: say them, for 2 queries at 1 and 5"),
+    "queries unsaid": (
+        (Q, Q[:, :, :2], Q[:, :, :2]),
+        {"k_positions": torch.tensor([3, 4])},
+        "q_positions: say them, for 5 queries and 2 keys",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("asked", [lg.attend, lg.explain])
+def test_refusals(asked, case):
+    tensors, options, message = REFUSED[case]
+    with pytest.raises(ValueError, match=message):
+        asked(*tensors, **options)

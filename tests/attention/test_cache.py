@@ -1,0 +1,181 @@
+"""The cache layer: what decoding needs of an encoding survives every thing that generate() does to a cache."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+import longitude as lg
+from longitude.attention.cache import LongitudeCache, LongitudeCacheLayer, adopt
+from longitude.positions.base import compose, resolved
+
+NAMES = [name for name in lg.encodings() if name not in ("sinusoidal", "learned")]  # these act at the model's input
+COMPOSED = [*NAMES, "rope+fox"]
+DIM, HEADS, LENGTH = 16, 4, 12
+
+
+def layer(name: str, kv_heads: int = 2, window: int | None = None) -> lg.MultiHeadAttention:
+    """An attention layer in float64 with random learned parameters."""
+    torch.manual_seed(0)
+    shape = {"num_heads": HEADS, "num_kv_heads": kv_heads, "head_dim": DIM // HEADS, "dim": DIM, "layout": "half"}
+    members = [lg.encoding(one, **resolved(one, {}, **shape)) for one in name.split("+")]
+    attention = lg.MultiHeadAttention(DIM, HEADS, kv_heads, encoding=members).double().eval()
+    for parameter in attention.encoding.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return attention
+
+
+def tokens(batch: int = 2, length: int = LENGTH, seed: int = 1) -> torch.Tensor:
+    return torch.randn(batch, length, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def close(x, y):
+    torch.testing.assert_close(x, y, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+@pytest.mark.parametrize("cuts", [(1,) * LENGTH, (5, 1, 1, 5), (LENGTH - 1, 1), (2, 10)], ids=str)
+@torch.no_grad()
+def test_pieces_are_the_whole(name, cuts):
+    attention, x, cache = layer(name), tokens(), LongitudeCacheLayer()
+    pieces = [attention(piece, cache=cache) for piece in x.split(cuts, 1)]
+    close(torch.cat(pieces, 1), attention(x))
+    assert cache.get_seq_length() == LENGTH and cache.positions == 0
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+@torch.no_grad()
+def test_the_batch_may_change(name):
+    """reorder, repeat and select: afterwards each row goes on as the row it came from."""
+    attention, x, new = layer(name), tokens(3), tokens(4, 2, seed=2)
+    ids = torch.tensor([[0] * LENGTH, [0] * 5 + [1] * 7, [0] * LENGTH])
+    for change, origin in (
+        (lambda c: c.reorder_cache(torch.tensor([2, 0, 0, 1])), [2, 0, 0, 1]),
+        (lambda c: c.batch_select_indices(torch.tensor([1, 2, 1, 0])), [1, 2, 1, 0]),
+        (lambda c: (c.batch_select_indices(torch.tensor([2, 1])), c.batch_repeat_interleave(2)), [2, 2, 1, 1]),
+    ):
+        for places, documents in ((None, None), (torch.stack([torch.arange(LENGTH) + 3 * b for b in range(3)]), ids)):
+            cache = LongitudeCacheLayer()
+            attention(x, cache=cache, positions=places, documents=documents)
+            change(cache)
+            later = None if documents is None else documents[origin][:, [*range(LENGTH), -1, -1]]
+            ours = attention(new, cache=cache, documents=later)
+            for row, b in enumerate(origin):
+                place = None if places is None else torch.cat([places[b], places[b, -1] + torch.tensor([1, 2])])
+                document = None if later is None else later[row : row + 1]
+                whole = attention(torch.cat([x[b], new[row]])[None], positions=place, documents=document)
+                close(ours[row : row + 1], whole[:, LENGTH:])
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+@torch.no_grad()
+def test_crop_takes_back_tokens(name):
+    """As assisted decoding does, in transformers' negative numbers; or raises where a state cannot be taken back."""
+    attention, x, other = layer(name), tokens(), tokens(seed=3)
+    for positions in (None, torch.arange(LENGTH)):
+        cache = LongitudeCacheLayer()
+        attention(x, cache=cache, positions=positions)
+        if name in ("fox", "path", "path_fox", "rope+fox"):
+            with pytest.raises(ValueError, match="crop: the encoding carries a state that cannot be taken back"):
+                cache.crop(-4)
+            cache.crop(0)
+            return
+        cache.crop(-4)
+        assert cache.get_seq_length() == LENGTH - 4
+        ours = attention(other[:, :4], cache=cache)
+        close(ours, attention(torch.cat([x[:, :-4], other[:, :4]], 1))[:, -4:])
+
+
+@pytest.mark.parametrize("name", COMPOSED)
+@torch.no_grad()
+def test_reset_forgets_everything(name):
+    attention, x, cache = layer(name), tokens(), LongitudeCacheLayer()
+    attention(x, cache=cache, positions=torch.arange(LENGTH) + 7)
+    cache.reset()
+    assert cache.get_seq_length() == 0
+    assert (cache.positions, cache.columns, cache.carry) == (0, {}, None)
+    close(attention(x, cache=cache), attention(x))
+
+
+@pytest.mark.parametrize("name", ["rope", "alibi", "fire", "shaw"])
+@torch.no_grad()
+def test_ints_and_tensors_may_follow_each_other(name):
+    """0 .. 3 | 4, 5 as a tensor | 9 .. as an int | nothing said | one row for all | a row each."""
+    attention, x, cache = layer(name), tokens(), LongitudeCacheLayer()
+    said = [0, torch.tensor([4, 5]), 9, None, torch.tensor([[20]]), torch.tensor([[21], [30]])]
+    cuts = [4, 2, 2, 2, 1, 1]
+    pieces = [attention(piece, cache=cache, positions=p) for piece, p in zip(x.split(cuts, 1), said, strict=True)]
+    places = torch.tensor([[0, 1, 2, 3, 4, 5, 9, 10, 11, 12, 20, 21], [0, 1, 2, 3, 4, 5, 9, 10, 11, 12, 20, 30]])
+    close(torch.cat(pieces, 1), attention(x, positions=places))
+    assert torch.equal(cache.positions, places)
+    assert cache.next_positions().tolist() == [[22], [31]]
+
+
+@torch.no_grad()
+def test_contiguous_ints_stay_an_int():
+    """So that fast routes need not look at positions while decoding."""
+    attention, cache = layer("alibi"), LongitudeCacheLayer()
+    for start, piece in zip((100, 104, 108), tokens().split(4, 1), strict=True):
+        attention(piece, cache=cache, positions=start)
+    assert cache.positions == 100 and cache.next_positions() == 112
+
+
+@torch.no_grad()
+def test_keys_are_kept_rotated_where_that_stays_right():
+    attention, x, cache = layer("rope"), tokens(), LongitudeCacheLayer()
+    attention(x, cache=cache)
+    raw = attention.k_proj(x).unflatten(-1, (2, -1)).transpose(1, 2)
+    (rope,) = attention.encoding
+    close(cache.keys, rope.rotate_keys(raw, 0))
+    assert not torch.allclose(cache.keys, raw)
+
+
+@torch.no_grad()
+def test_raw_keys_where_rotated_ones_would_drift():
+    """An encoding whose keys depend on the length seen so far: the cache keeps them raw and turns them at every call."""
+
+    class Stretched(lg.Encoding):
+        stable_keys = False
+
+        def prepare(self, positions, length=None, dtype=torch.float32):
+            return positions[:, None] / length
+
+        def queries(self, q, prepared):
+            return q + prepared
+
+        def keys(self, k, prepared):
+            return k * (1 + prepared)
+
+    attention, x, cache = layer("none"), tokens(), LongitudeCacheLayer()
+    attention.encoding = compose(Stretched())
+    attention(x[:, :-3], cache=cache)
+    close(cache.keys, attention.k_proj(x[:, :-3]).unflatten(-1, (2, -1)).transpose(1, 2))
+    close(attention(x[:, -3:], cache=cache), attention(x)[:, -3:])
+
+
+def test_columns_are_float32_or_wider():
+    attention, cache = layer("fox").bfloat16(), LongitudeCacheLayer()
+    attention(tokens().bfloat16(), cache=cache)
+    assert cache.columns["forgotten"].dtype == torch.float32 and cache.keys.dtype == torch.bfloat16
+
+
+def test_adopting_caches():
+    """generate() hands over an empty cache of its own; a filled stranger is refused."""
+    cache = DynamicCache()
+    assert adopt(cache, 3) is cache
+    assert [type(one) for one in cache.layers] == [LongitudeCacheLayer] * 3
+    assert adopt(cache, 3) is cache
+    ours = LongitudeCache(2)
+    assert adopt(ours, 2) is ours
+    stranger = DynamicCache()
+    stranger.update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0)
+    with pytest.raises(ValueError, match="expected an empty cache or a LongitudeCache, got a filled DynamicCache"):
+        adopt(stranger, 1)
+
+
+def test_a_filled_cache_of_another_depth_is_refused():
+    """Layers of another model must not serve here, or some of its tokens would be lost."""
+    ours = LongitudeCache(2)
+    for one in ours.layers:
+        one.extend(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0, {}, None)
+    with pytest.raises(ValueError, match="past_key_values: expected"):
+        adopt(ours, 3)

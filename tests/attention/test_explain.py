@@ -1,0 +1,101 @@
+"""explain(): each backend's verdict in words, its memory, and the one that runs."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude.attention.backends import BACKENDS
+
+Q, K, V = torch.randn(3, 2, 4, 384, 16, generator=torch.Generator().manual_seed(0)).unbind()
+REQUESTS = {
+    "plain": {},
+    "fixed bias": {"encoding": lg.ALiBi(4)},
+    "learned bias": {"encoding": lg.T5Bias(4)},
+    "pairs": {"encoding": lg.Fire(4)},
+    "vectors": {"encoding": lg.Shaw(16)},
+    "rows": {"encoding": lg.CoPE(16)},
+    "packed": {"mask": lg.Causal() & lg.Documents(torch.arange(384) // 100), "encoding": lg.ALiBi(4)},
+    "dropout": {"dropout": 0.1, "encoding": lg.ALiBi(4)},
+    "weights": {"return_weights": True},
+}
+
+
+@pytest.mark.parametrize("case", REQUESTS)
+def test_a_verdict_per_backend_and_the_chosen_one_runs(case, capsys, monkeypatch):
+    verdicts = lg.explain(Q, K, V, **REQUESTS[case])
+    lines = capsys.readouterr().out.splitlines()
+    assert [v.backend for v in verdicts] == list(BACKENDS)
+    assert len(lines) == len(BACKENDS)
+    for verdict, line in zip(verdicts, lines, strict=True):
+        assert verdict.backend in line and line.startswith("->") == verdict.chosen
+        if verdict.refusal is None:
+            assert "takes it" in line and f"{verdict.memory / 2**20:.1f} MiB" in line
+        else:
+            assert f"refuses: {verdict.refusal}" in line
+            with pytest.raises(ValueError, match="cannot"):
+                lg.attend(Q, K, V, **REQUESTS[case], backend=verdict.backend)
+    (chosen,) = (v for v in verdicts if v.chosen)
+    assert chosen.price == min(v.price for v in verdicts if v.refusal is None)
+
+    def never(r):
+        raise AssertionError("not the one that explain said")
+
+    for name, backend in BACKENDS.items():
+        if name != chosen.backend:
+            monkeypatch.setitem(BACKENDS, name, replace(backend, run=never))
+    lg.attend(Q, K, V, **REQUESTS[case])
+
+
+def test_a_named_backend_is_chosen_or_none_is(capsys):
+    asked = {v.backend: v.chosen for v in lg.explain(Q, K, V, backend="chunked")}
+    assert asked == {"sdpa": False, "table": False, "chunked": True, "reference": False}
+    assert not any(v.chosen for v in lg.explain(Q, K, V, encoding=lg.Fire(4), backend="table"))
+    assert "table      refuses: it does not know PairBias" in capsys.readouterr().out
+
+
+def test_an_argument_that_attend_does_not_have():
+    with pytest.raises(ValueError, match="unknown argument 'masks': did you mean 'mask'"):
+        lg.explain(Q, K, V, masks=lg.Causal())
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+def peak_bytes(call) -> int:
+    """The most that was allocated at once during a call, above what was there before."""
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.no_grad(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        out = call()
+    assert out.shape == Q.shape
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    held = peak = 0
+    for event in sorted(events, key=lambda e: e.start_ns()):
+        held += event.nbytes()
+        peak = max(peak, held)
+    return peak
+
+
+def claim(case: str, backend: str) -> int:
+    return next(v.memory for v in lg.explain(Q, K, V, **REQUESTS[case]) if v.backend == backend)
+
+
+@pytest.mark.parametrize("case", ["plain", "fixed bias", "pairs", "vectors", "rows"])
+def test_claimed_memory_is_measured_memory(case):
+    """At most 1.5 times the claim, and at least 0.4 of it: above inputs and output, give or take one MiB."""
+    slack, output = 2**20, Q.numel() * Q.element_size()
+    with torch.no_grad():
+        for verdict in lg.explain(Q, K, V, **REQUESTS[case]):
+            if verdict.refusal is None:
+                lg.attend(Q, K, V, **REQUESTS[case], backend=verdict.backend)  # what the first call keeps
+                call = lambda name=verdict.backend: lg.attend(Q, K, V, **REQUESTS[case], backend=name)  # noqa: E731
+                used = peak_bytes(call) - output
+                assert 0.4 * verdict.memory - slack <= used <= 1.5 * verdict.memory + slack, (verdict, used / 2**20)
+
+
+def test_chunked_and_table_stay_small_at_length():
+    """At 8192 tokens a dense bias would take 1 GiB; `chunked` keeps to its blocks, and `table` to lines."""
+    q = torch.empty(1, 4, 8192, 64)
+    memory = {v.backend: v.memory / 2**20 for v in lg.explain(q, q, q, encoding=lg.ALiBi(4))}
+    assert memory["reference"] >= 4096
+    assert memory["chunked"] <= 32
+    assert memory["table"] <= 16

@@ -1,0 +1,161 @@
+"""The attention layer: projections around attend(), and its bookkeeping of positions, documents and padding."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import longitude as lg
+from longitude.attention.cache import LongitudeCacheLayer
+
+DIM, HEADS = 16, 4
+
+
+def layer(kv_heads=None, encoding=None, **options) -> lg.MultiHeadAttention:
+    torch.manual_seed(0)
+    return lg.MultiHeadAttention(DIM, HEADS, kv_heads, encoding, **options).double()
+
+
+def tokens(batch=2, length=11) -> torch.Tensor:
+    return torch.randn(batch, length, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def close(x, y):
+    torch.testing.assert_close(x, y, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_equals_torch(bias):
+    ours, theirs = layer(bias=bias), nn.MultiheadAttention(DIM, HEADS, bias=bias, batch_first=True).double()
+    parts = zip((ours.q_proj, ours.k_proj, ours.v_proj), theirs.in_proj_weight.chunk(3), strict=True)
+    with torch.no_grad():
+        for n, (projection, weight) in enumerate(parts):
+            projection.weight.copy_(weight)
+            if bias:
+                projection.bias.copy_(
+                    theirs.in_proj_bias.normal_().chunk(3)[n] if n == 0 else theirs.in_proj_bias.chunk(3)[n]
+                )
+        ours.o_proj.load_state_dict(theirs.out_proj.state_dict())
+    x, future = tokens(), torch.ones(11, 11, dtype=torch.bool).triu(1)
+    expected, weights = theirs(x, x, x, attn_mask=future, average_attn_weights=False)
+    out, ours_weights = ours(x, return_weights=True)
+    close(out, expected)
+    close(ours_weights, weights)
+    close(ours(x), expected)
+    close(ours(x, mask=lg.NoMask()), theirs(x, x, x)[0])
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_grouped_heads_are_repeated_heads(kv_heads):
+    grouped, full = layer(kv_heads, lg.ALiBi(HEADS)), layer(encoding=lg.ALiBi(HEADS))
+    full.load_state_dict(grouped.state_dict() | {
+        f"{name}.weight": getattr(grouped, name).weight.unflatten(0, (kv_heads, -1))
+        .repeat_interleave(HEADS // kv_heads, 0).flatten(0, 1)
+        for name in ("k_proj", "v_proj")
+    })  # fmt: skip
+    close(grouped(tokens()), full(tokens()))
+    assert grouped.k_proj.out_features == kv_heads * DIM // HEADS
+
+
+def test_head_dim_and_scale_may_be_said():
+    wide = layer(encoding=lg.Rotary(6, "half"), head_dim=6, scale=0.3)
+    assert wide.q_proj.out_features == 24 and wide.o_proj.in_features == 24
+    x = tokens()
+    q, k, v = (p(x).unflatten(-1, (HEADS, 6)).transpose(1, 2) for p in (wide.q_proj, wide.k_proj, wide.v_proj))
+    by_hand = lg.attend(q, k, v, encoding=lg.Rotary(6, "half"), scale=0.3).transpose(1, 2).flatten(2)
+    close(wide(x), wide.o_proj(by_hand))
+
+
+def test_dropout_acts_in_training_only():
+    dropping, x = layer(dropout=0.5), tokens()
+    close(dropping.eval()(x), layer()(x))
+    assert not torch.allclose(dropping.train()(x), dropping(x))
+
+
+@pytest.mark.parametrize(
+    "encoding", [lg.Rotary(4, "half"), lg.ALiBi(HEADS), lg.T5Bias(HEADS), lg.Fire(HEADS)], ids=type
+)
+def test_documents_are_separate(encoding):
+    """Outputs and gradients, of tokens and weights; padding, a negative number, gives zeros and takes none."""
+    attention, x = layer(2, encoding), tokens(2, 12).requires_grad_()
+    ids = torch.tensor([[0, 0, 0, 0, 3, 3, 3, 3, 3, 3, 7, 7], [-1, -1, 2, 2, 2, 2, 2, 2, 2, 2, -1, -1]])
+    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0, 1], [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 0, 0]])
+    real = ids >= 0
+    packed = attention(x, documents=ids, positions=places)
+    apart = torch.cat([attention(x[b : b + 1, i:j])[0] for b, i, j in ((0, 0, 4), (0, 4, 10), (0, 10, 12), (1, 2, 10))])
+    close(packed[real], apart)
+    assert (packed[~real] == 0).all()
+    grad = torch.randn(apart.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    wanted = [x, *(p for p in attention.parameters() if p.requires_grad)]
+    for ours, theirs in zip(
+        torch.autograd.grad(packed[real], wanted, grad), torch.autograd.grad(apart, wanted, grad), strict=True
+    ):
+        close(ours, theirs)
+
+
+def test_documents_join_the_callers_own():
+    """documents= and a mask of documents hold both at once."""
+    attention, x = layer(), tokens(1, 6)
+    a, b = torch.tensor([[0, 0, 0, 1, 1, 1]]), torch.tensor([0, 0, 1, 1, 1, 2])
+    both = attention(x, mask=lg.Causal() & lg.Documents(b), documents=a)
+    close(both, attention(x, documents=torch.tensor([[0, 0, 1, 2, 2, 3]])))
+
+
+def test_encoding_and_tables_may_be_handed_in():
+    rope = lg.Rotary(4, "half")
+    own, handed, x = layer(encoding=rope), layer(), tokens()
+    close(handed(x, encoding=rope), own(x))
+    tables = (rope.prepare(torch.arange(11), 11, torch.float64),)
+    close(handed(x, encoding=rope, tables=tables), own(x))
+    assert not torch.allclose(handed(x), own(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: lg.MultiHeadAttention(16, 3), "num_heads to divide dim, got 3 and 16; or say head_dim"),
+        (lambda: lg.MultiHeadAttention(16, 4, 3), "num_kv_heads to divide num_heads, got 3 and 4"),
+        (lambda: lg.MultiHeadAttention(16, 4, 0), "expected num_kv_heads .*got 0"),
+        (lambda: lg.MultiHeadAttention(16, 4, encoding="rope"), "got 'rope'; build one"),
+        (lambda: layer()(tokens()[0]), r"x: expected \[B, L, 16\], got \[11, 16\]"),
+        (lambda: layer()(tokens()[..., :8]), r"x: expected \[B, L, 16\], got \[2, 11, 8\]"),
+        (lambda: layer()(tokens(), positions=torch.arange(10)), r"positions: expected \[11\] or \[2, 11\], got \[10\]"),
+        (lambda: layer()(tokens(), positions=torch.arange(11.0)), "integer positions"),
+        (lambda: layer()(tokens(), documents=torch.zeros(2, 10, dtype=torch.long)), r"documents: expected \[2, 11\]"),
+        (lambda: layer()(tokens(), mask="causal"), "mask: expected lg.Causal"),
+        (lambda: layer(encoding=lg.ALiBi(8))(tokens()), "ALiBi was built for 8 heads, q has 4"),
+        (lambda: layer(backend="tabel")(tokens()), "unknown backend 'tabel': did you mean 'table'"),
+    ],
+)
+def test_mistakes(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_documents_cover_the_cache():
+    attention, cache = layer(), LongitudeCacheLayer()
+    attention(tokens(), cache=cache)
+    with pytest.raises(ValueError, match=r"documents: expected \[2, 12\], cached tokens included, got \[2, 1\]"):
+        attention(tokens(length=1), cache=cache, documents=torch.zeros(2, 1, dtype=torch.long))
+
+
+def test_layer_and_every_encoding_work_without_transformers():
+    code = """
+import sys
+sys.modules["transformers"] = None  # importing it now raises
+import torch, longitude as lg
+from longitude.positions.base import resolved
+x = torch.randn(2, 6, 16)
+shape = dict(num_heads=4, num_kv_heads=4, head_dim=4, dim=16, max_length=8, layout="half")
+for name in lg.encodings():
+    encoding = lg.encoding(name, **resolved(name, {}, **shape))
+    layer = lg.MultiHeadAttention(16, 4, encoding=encoding)
+    layer(encoding.embed(x, torch.arange(6))).sum().backward()
+    print(name)
+assert sys.modules["transformers"] is None
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == lg.encodings()

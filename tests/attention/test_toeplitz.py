@@ -1,0 +1,284 @@
+"""The Toeplitz kernel against dense attention in float64, on every shape, band and layout it claims."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from longitude.attention import toeplitz
+from longitude.attention.toeplitz import toeplitz_attention
+
+CAUSAL = {"low": 0, "high": None}
+BANDS = [CAUSAL, {"low": None, "high": None}, {"low": 0, "high": 0}, {"low": 0, "high": 9}, {"low": -3, "high": 70}]
+NAMES = ["q", "k", "v", "table"]
+
+
+def dense(q, k, v, table, low=None, high=None, *, scale):
+    """The specification: every pair written out. A row with nothing to look at gives zeros."""
+    queries, keys = q.shape[2], k.shape[2]
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
+    a, b = torch.arange(queries)[:, None], torch.arange(keys)
+    distance = keys - queries + a - b
+    allowed = torch.ones(queries, keys, dtype=torch.bool)
+    if low is not None:
+        allowed &= distance >= low
+    if high is not None:
+        allowed &= distance <= high
+    scores = (q @ k.mT * scale + table[:, queries - 1 - a + b]).masked_fill(~allowed, -1e30)
+    return scores.softmax(-1).masked_fill(~allowed, 0) @ v
+
+
+def tensors(queries, keys, batch=2, heads=4, kv_heads=4, dim=8, dtype=torch.float64, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = (
+        (batch, heads, queries, dim),
+        (batch, kv_heads, keys, dim),
+        (batch, kv_heads, keys, dim),
+        (heads, queries + keys - 1),
+    )
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+
+
+def run(attention, inputs, grad, **options):
+    """The output and the gradients of the inputs that take one."""
+    wanted = [x for x in inputs if x.requires_grad]
+    out = attention(*inputs, **options)
+    return [out.detach(), *torch.autograd.grad(out, wanted, grad.to(out.dtype))]
+
+
+def compare(inputs, tolerance=1e-10, **options):
+    options = {"scale": 0.3, **options}
+    q = inputs[0]
+    grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    ours = run(toeplitz_attention, inputs, grad, **options)
+    exact = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
+    theirs = run(dense, exact, grad, **options)
+    names = ["out", *(f"d{name}" for name, x in zip(NAMES, inputs) if x.requires_grad)]
+    assert len(ours) == len(theirs) == len(names)
+    for name, x, y in zip(names, ours, theirs):
+        assert torch.isfinite(x).all(), name
+        torch.testing.assert_close(
+            x.double(), y, atol=tolerance, rtol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
+        )
+    return ours
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize("length", [1, 7, 63, 130, 500])
+def test_equals_dense_attention(length, band):
+    compare(tensors(length, length), **band)
+
+
+@pytest.mark.parametrize("length", [63, 500])
+def test_float32_is_as_near_as_float32_can_be(length):
+    compare(tensors(length, length, dtype=torch.float32), tolerance=2e-4, **CAUSAL)
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize(("queries", "keys"), [(1, 700), (3, 131), (65, 300), (300, 65), (130, 1)])
+def test_cross_lengths_and_decoding(queries, keys, band):
+    compare(tensors(queries, keys), **band)
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1), (6, 3)], ids=str)
+@pytest.mark.parametrize("grouped", [True, False], ids=["kernel takes groups", "kernel does not"])
+def test_grouped_and_multi_query_heads(heads, grouped, monkeypatch):
+    if grouped and not toeplitz._takes_grouped_heads():
+        pytest.skip("this torch's kernel does not")
+    monkeypatch.setattr(toeplitz, "_takes_grouped_heads", lambda: grouped)
+    compare(tensors(70, 150, heads=heads[0], kv_heads=heads[1]), **CAUSAL)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_fixed_table_has_no_gradient_and_changes_no_other(learned):
+    inputs = tensors(150, 150)
+    inputs[3].requires_grad_(learned)
+    assert len(compare(inputs, **CAUSAL)) == (5 if learned else 4)
+
+
+def test_only_the_table_is_learned():
+    inputs = tensors(90, 90)
+    for x in inputs[:3]:
+        x.requires_grad_(False)
+    compare(inputs, **CAUSAL)
+
+
+def test_many_batches_are_taken_in_several_steps():
+    batch = 2 * toeplitz.TILE_ELEMENTS // (4 * 64 * 64) + 3
+    together = tensors(100, 100, batch=batch)
+    out, dq, *_, dtable = compare(together, **CAUSAL)
+    alone = [x[-1:].detach().requires_grad_() for x in together[:3]] + [together[3].detach().requires_grad_()]
+    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[-1:]
+    out_1, dq_1, *_ = run(toeplitz_attention, alone, grad, scale=0.3, **CAUSAL)
+    torch.testing.assert_close((out[-1:], dq[-1:]), (out_1, dq_1))
+    assert dtable.shape == together[3].shape
+
+
+@pytest.mark.parametrize("band", [CAUSAL, {"low": None, "high": None}], ids=str)
+def test_layouts_do_not_matter(band):
+    """Queries, keys and values sliced out of one [B, L, 3, H, D] projection; tables cut out of longer and wider ones."""
+    plain = tensors(150, 150, dim=8)
+    expected = compare(plain, **band)
+    fused = torch.stack([x.detach().transpose(1, 2) for x in plain[:3]], 2)
+    strided = [fused[:, :, i].transpose(1, 2).requires_grad_() for i in range(3)]
+    cut = torch.zeros(2 * 299 + 4, 6, dtype=torch.float64)[2:600:2, 1:5].T
+    part = torch.zeros(6, 299, dtype=torch.float64)[1:5]
+    assert not any(x.is_contiguous() for x in (*strided, cut))
+    assert part.is_contiguous() and part.storage_offset() > 0
+    for table in (cut, part):
+        table.copy_(plain[3].detach())
+        for x, y in zip(compare([*strided, table.requires_grad_()], **band), expected):
+            torch.testing.assert_close(x, y)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "band", "empty"),
+    [
+        (90, 30, CAUSAL, slice(0, 60)),
+        (90, 30, {"low": 0, "high": 4}, slice(0, 60)),
+        (30, 30, {"low": 5, "high": 9}, slice(0, 5)),
+        (30, 30, {"low": None, "high": -4}, slice(26, 30)),
+        (200, 200, {"low": None, "high": -100}, slice(100, 200)),
+        (200, 200, {"low": 3, "high": 2}, slice(0, 200)),
+        (70, 70, {"low": 500, "high": None}, slice(0, 70)),
+        (70, 70, {"low": None, "high": -500}, slice(0, 70)),
+    ],
+)
+def test_rows_with_nothing_to_look_at_are_zeros(queries, keys, band, empty):
+    inputs = tensors(queries, keys)
+    out, dq, *_ = compare(inputs, **band)
+    assert (out[:, :, empty] == 0).all()
+    assert (dq[:, :, empty] == 0).all()
+    full = torch.ones(queries, dtype=torch.bool)
+    full[empty] = False
+    assert (out[:, :, full] != 0).all()
+
+
+def test_what_the_band_forbids_cannot_be_seen():
+    inputs = tensors(200, 200)
+    out = toeplitz_attention(*inputs, low=0, high=49, scale=0.3)
+    spoiled = [x.detach().clone() for x in inputs]
+    for x in spoiled[1:3]:
+        x[:, :, 120:] = 1e6
+        x[:, :, :50] = -1e6
+    spoiled[3][:, 200:] = 1e6
+    spoiled[3][:, :150] = 1e6
+    again = toeplitz_attention(*spoiled, low=0, high=49, scale=0.3)
+    assert torch.equal(out[:, :, 99:120], again[:, :, 99:120])
+
+
+def test_steep_and_large_tables_stay_finite():
+    """Probabilities below the smallest number, and scores far from zero."""
+    inputs = tensors(300, 300, dtype=torch.float32)
+    with torch.no_grad():
+        distance = torch.arange(299, -300, -1)
+        inputs[3].copy_(-distance.abs() * torch.tensor([8.0, 0.4, 0.3, 0.05])[:, None] + 900)
+    compare(inputs, tolerance=1e-3, **CAUSAL)
+
+
+@pytest.mark.parametrize("band", [CAUSAL, {"low": -1, "high": 2}], ids=str)
+def test_gradcheck(band):
+    inputs = tensors(5, 4, batch=1, heads=2, kv_heads=1, dim=3)
+    torch.autograd.gradcheck(lambda *x: toeplitz_attention(*x, **band, scale=0.7), inputs)
+
+
+def test_double_backward_raises():
+    inputs = tensors(9, 9)
+    (dq,) = torch.autograd.grad(toeplitz_attention(*inputs, **CAUSAL, scale=0.3).sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="toeplitz_attention_backward"):
+        dq.sum().backward()
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_opcheck(learned):
+    inputs = tensors(9, 12, heads=4, kv_heads=2)
+    inputs[3].requires_grad_(learned)
+    torch.library.opcheck(toeplitz._attention, (*inputs, 0, None, 0.3))
+    q, k, v, table = (x.detach() for x in inputs)
+    out, lse = toeplitz._attention(q, k, v, table, 0, 5, 0.3)
+    torch.library.opcheck(
+        toeplitz._attention_backward, (torch.ones_like(out), q, k, v, table, out, lse, 0, 5, 0.3, learned)
+    )
+
+
+def test_compiles_to_two_graphs_over_twenty_lengths():
+    torch._dynamo.reset()
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def attend(q, k, v, table):
+        return toeplitz_attention(q * 1.0, k, v, table, **CAUSAL, scale=0.3)
+
+    for length in range(30, 70, 2):
+        inputs = tensors(length, length)
+        out = attend(*inputs)
+        expected = dense(*inputs, **CAUSAL, scale=0.3)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(torch.autograd.grad(out.sum(), inputs), torch.autograd.grad(expected.sum(), inputs))
+    assert counter.frame_count <= 2
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most memory, in elements, behind any tensor made inside, also inside the operators."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+        return result
+
+
+@pytest.mark.parametrize("band", [CAUSAL, {"low": 0, "high": 40}, {"low": None, "high": None}], ids=str)
+def test_nothing_of_queries_times_keys_is_allocated(band):
+    length = 1500
+    q, k, v, table = (x.detach() for x in tensors(length, length, batch=1, heads=1, kv_heads=1, dtype=torch.float32))
+    with LargestTensor() as seen:
+        # The operators' own functions: a mode sees an operator as one step, and here its inside matters.
+        out, lse = toeplitz._attention._init_fn(q, k, v, table, *band.values(), 0.3)
+        toeplitz._attention_backward._init_fn(out, q, k, v, table, out, lse, *band.values(), 0.3, True)
+    assert 0 < seen.elements <= 4 * 128 * 128 < length * length / 30
+
+
+def test_a_window_costs_its_width(monkeypatch):
+    """Pairs computed: the fused kernel's and the tiles', for a window of 40 in 3000 positions."""
+    pairs = {"fused": 0, "tiles": 0}
+    fused, hankel = toeplitz._fused, toeplitz._hankel
+
+    def counted_fused(q, k, v, bias, scale):
+        pairs["fused"] += bias[0].numel()
+        return fused(q, k, v, bias, scale)
+
+    def counted_hankel(table, i, j, b, e):
+        pairs["tiles"] += (j - i) * (e - b)
+        return hankel(table, i, j, b, e)
+
+    inputs = tensors(3000, 3000, batch=1, heads=1, kv_heads=1, dtype=torch.float32)
+    monkeypatch.setattr(toeplitz, "_fused", counted_fused)
+    out = toeplitz_attention(*inputs, low=0, high=39, scale=0.3)
+    monkeypatch.setattr(toeplitz, "_hankel", counted_hankel)
+    out.sum().backward()
+    assert 3000 * 40 <= pairs["fused"] <= 3000 * (40 + 64)
+    assert 3000 * 40 <= pairs["tiles"] <= 3000 * 3 * 64
+
+
+def test_mixed_dtypes_are_refused():
+    """The kernel would read a float32 table as float64 and answer nonsense."""
+    q, k, v, table = tensors(5, 5)
+    with pytest.raises(AssertionError, match="float32"):
+        toeplitz_attention(q, k, v, table.float(), scale=0.3)
+
+
+def test_available_says_no_when_the_kernel_is_wrong(monkeypatch):
+    assert toeplitz.available()
+    monkeypatch.setattr(toeplitz, "_kernel_is_right", lambda **kw: False)
+    assert not toeplitz.available.__wrapped__()
+
+    def missing(**kw):
+        raise AttributeError
+
+    monkeypatch.setattr(toeplitz, "_kernel_is_right", missing)
+    assert not toeplitz.available.__wrapped__()

@@ -1,0 +1,45 @@
+"""Small models to ask questions of."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from longitude.models import LongitudeConfig, LongitudeForCausalLM
+
+VOCABULARY = 61
+
+
+@pytest.fixture
+def build() -> Callable[..., LongitudeForCausalLM]:
+    """build("rope", ...options of the config) -> a model in float64 and eval mode, encodings filled with random numbers."""
+
+    def make(encoding="rope", **options) -> LongitudeForCausalLM:
+        torch.manual_seed(0)
+        small = {
+            "vocab_size": VOCABULARY,
+            "hidden_size": 16,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 64,
+            "pad_token_id": 0,
+        }
+        model = LongitudeForCausalLM(LongitudeConfig(encoding=encoding, **{**small, **options})).double().eval()
+        for member in model.model.encodings:
+            for parameter in member.parameters():
+                torch.nn.init.normal_(parameter, std=0.3)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def ids() -> Callable[..., torch.Tensor]:
+    """ids(batch, length, seed) -> token numbers without 0, which pads."""
+
+    def make(batch: int = 2, length: int = 13, seed: int = 1) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(1, VOCABULARY, (batch, length), generator=generator)
+
+    return make

@@ -1,0 +1,189 @@
+"""The config: its refusals, its resolved options, and checkpoints that come back as they went."""
+
+import json
+from copy import deepcopy
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+import longitude as lg
+from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from longitude.positions.base import factory_of, options_of
+
+SPECS = [
+    *lg.encodings(),
+    ["rope", "fox"],
+    {"name": "rope", "layout": "half", "base": 500_000.0, "rotary_dim": 2},
+    [{"name": "alibi", "slopes": [1.0, 0.5, 0.25, 0.1]}, "t5"],
+]
+PER_LAYER = [
+    ["learned", "none"],
+    ["rope", ["rope", "fox"]],
+    [{"name": "alibi", "slopes": [1.0, 1.0, 2.0, 2.0]}, "clipped"],
+    ["t5", "t5"],
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_attention_heads": 3}, "num_attention_heads to divide hidden_size, got 3 and 128"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads to divide num_attention_heads, got 3 and 4"),
+        ({"hidden_size": 0}, "hidden_size: expected 1 or more, got 0"),
+        ({"num_hidden_layers": -1}, "num_hidden_layers: expected 1 or more, got -1"),
+        ({"encoding": "alibbi"}, r"unknown encoding 'alibbi': did you mean 'alibi'\? lg.encodings\(\) lists them"),
+        ({"encoding": {"name": "rope", "bse": 1.0}}, "unknown option of 'rope' 'bse': did you mean 'base'"),
+        ({"encoding": {"layout": "half"}}, 'expected a name, {"name": name'),
+        ({"encoding": ["rope", {"name": "foxx"}]}, "unknown encoding 'foxx': did you mean 'fox'"),
+        ({"encodings": ["rope"] * 3}, "encodings: expected 4, one per layer, got 3"),
+        ({"encodings": ["rope"] * 3 + ["ropee"]}, "unknown encoding 'ropee'"),
+        ({"hidden_act": "swigelu"}, "unknown hidden_act 'swigelu': did you mean 'swiglu'"),
+        ({"hidden_act": "relu"}, "unknown hidden_act 'relu'"),
+        ({"attention_backend": "tabel"}, "unknown backend 'tabel': did you mean 'table'"),
+    ],
+)
+def test_mistakes(options, message):
+    with pytest.raises(ValueError, match=message):
+        LongitudeConfig(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"encoding": {"name": "rope", "layout": "halves"}}, "expected layout 'half'"),
+        ({"encoding": {"name": "alibi", "slopes": [1.0]}}, "slopes, one per head, got 1"),
+        ({"encodings": ["rope", "learned", "rope", "rope"]}, "acts on the model's input must stand in the first layer"),
+    ],
+)
+def test_mistakes_that_the_model_finds(options, message):
+    with pytest.raises(ValueError, match=message):
+        LongitudeForCausalLM(LongitudeConfig(**options))(torch.ones(1, 3, dtype=torch.long))
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_every_option_is_written_out(spec, tmp_path):
+    """A checkpoint never depends on a default: config.json holds each option, the layout of rope among them."""
+    LongitudeConfig(encoding=spec).save_pretrained(tmp_path)
+    saved = json.loads((tmp_path / "config.json").read_text())["encoding"]
+    asked = spec if isinstance(spec, list) else [spec]
+    for one, said in zip(saved if isinstance(saved, list) else [saved], asked, strict=True):
+        said = {"name": said} if isinstance(said, str) else said
+        assert one.keys() == {"name", *options_of(factory_of(one["name"]))}
+        assert said.items() <= one.items()
+        for option, value in {"num_heads": 4, "head_dim": 32, "dim": 128, "max_length": 2048}.items():
+            assert one.get(option, value) == value
+    if spec == "rope":
+        assert saved == {
+            "name": "rope", "head_dim": 32, "layout": "interleaved", "base": 10_000.0, "rotary_dim": None,
+            "angle_dtype": "float64",
+        }  # fmt: skip
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert type(loaded) is LongitudeConfig
+    unnamed = {"_name_or_path": None}
+    assert loaded.to_dict() | unnamed == LongitudeConfig(encoding=spec).to_dict() | unnamed
+
+
+def test_a_preset_keeps_what_a_model_knows():
+    """Grouped heads reach the encodings that follow the heads of keys."""
+    config = LongitudeConfig(encoding=["path"], num_key_value_heads=2)
+    assert config.encoding[0]["num_kv_heads"] == 2
+
+
+def test_sizes_that_are_not_said():
+    for act, wide in (("swiglu", 344), ("gelu", 512)):
+        config = LongitudeConfig(hidden_act=act)
+        assert (config.intermediate_size, config.num_key_value_heads, config.head_dim) == (wide, 4, 32)
+    assert LongitudeConfig().embedding_scale == 128**0.5
+    assert LongitudeConfig(embedding_scale=1.0).embedding_scale == 1.0
+
+
+def same_model(model, path, ids):
+    """Saved and loaded through the Auto classes: the same keys, all found, and the same bits.
+
+    The outputs of a copy are compared, because weights mapped from a file may lie where products round another way."""
+    model.save_pretrained(path)
+    loaded, report = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, dtype=torch.float64)
+    assert type(loaded) is LongitudeForCausalLM
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
+    for name, ours in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], ours), name
+    x = ids()
+    with torch.no_grad():
+        assert torch.equal(deepcopy(loaded)(x).logits, model(x).logits)
+    assert {name for name, _ in model.named_parameters(remove_duplicate=False)} == set(model.state_dict())
+    return loaded
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_round_trip(spec, build, ids, tmp_path):
+    same_model(build(spec), tmp_path, ids)
+
+
+@pytest.mark.parametrize("specs", PER_LAYER, ids=str)
+def test_round_trip_per_layer(specs, build, ids, tmp_path):
+    model = build(None, encodings=specs)
+    loaded = same_model(model, tmp_path, ids)
+    assert loaded.config.encodings == model.config.encodings and loaded.config.encoding is None
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("act", ["swiglu", "gelu"])
+def test_tied_and_gated_by_choice(tied, act, build, ids, tmp_path):
+    model = build("rope", tie_word_embeddings=tied, hidden_act=act, attention_bias=True)
+    loaded = same_model(model, tmp_path, ids)
+    for one in (model, loaded):
+        assert (one.lm_head.weight is one.model.embed_tokens.weight) == tied
+        assert ("model.layers.0.mlp.gate.weight" in one.state_dict()) == (act == "swiglu")
+    assert (loaded.config.tie_word_embeddings, loaded.config.hidden_act) == (tied, act)
+
+
+def test_the_bare_decoder_comes_back_too(build, ids, tmp_path):
+    model = build("t5")
+    model.save_pretrained(tmp_path)
+    bare = AutoModel.from_pretrained(tmp_path, dtype=torch.float64)
+    with torch.no_grad():
+        assert torch.equal(deepcopy(bare)(ids()).last_hidden_state, model.model(ids()).last_hidden_state)
+
+
+@pytest.mark.parametrize("name", lg.encodings())
+def test_nothing_fixed_is_saved(name, build):
+    """state_dict holds what is learned and nothing else: no buffer, no table."""
+    model = build(name)
+    assert not list(model.buffers())
+    held = [key for key in model.state_dict() if "encodings." in key]
+    assert bool(held) == any(member.learned for member in model.model.encodings)
+    assert all(model.get_parameter(key).requires_grad for key in held)
+
+
+def test_shared_encodings_are_one_module(build):
+    """T5's table serves all layers, as published; clipped's is per layer; equal specs share, others do not."""
+    assert len(build("t5").model.encodings) == 1
+    assert len(build("clipped").model.encodings) == 2
+    assert len(build(None, encodings=["t5", {"name": "t5", "num_buckets": 16}]).model.encodings) == 2
+
+
+@pytest.mark.parametrize("name", ["rope", "t5", "fire", "path", "sinusoidal", "learned"])
+def test_made_on_the_meta_device(name, ids):
+    """No number is needed to build a model; filled afterwards, it is the model."""
+    config = LongitudeConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2, encoding=name)
+    with torch.device("meta"):
+        hollow = LongitudeForCausalLM(config)
+    torch.manual_seed(0)
+    model = LongitudeForCausalLM(config).eval()
+    hollow.load_state_dict(model.state_dict(), assign=True)
+    hollow.tie_weights()
+    with torch.no_grad():
+        assert torch.equal(hollow.eval()(ids()).logits, model(ids()).logits)
+
+
+def test_the_initial_state_is_the_seed(ids):
+    """Two models of one seed are equal, and start near knowing nothing: a loss not far above ln(vocabulary)."""
+    losses = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        model = LongitudeForCausalLM(LongitudeConfig(encoding="alibi")).eval()
+        with torch.no_grad():
+            losses.append(model(ids(4, 60), labels=ids(4, 60, seed=8)).loss)
+    assert losses[0] == losses[1]
+    assert 0 < losses[0] - torch.tensor(256.0).log() < 1.5

@@ -1,0 +1,239 @@
+"""One cell: trained on the given order, measured, and the same however often it is killed on the way."""
+
+import json
+import math
+import os
+
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import longitude.models  # noqa: F401  the Auto classes know the model
+from longitude.measure import losses_by_length, read_rows
+from longitude.study import cell as cells, checkpoints
+from longitude.study.cell import Cell, Watcher, build_model, run_cell
+from longitude.study.checkpoints import LossLog, newest, seal
+from longitude.study.config import StudyConfig, replaced
+from longitude.study.data import Text, Windows, split
+
+TINY = StudyConfig(
+    train_length=16, test_lengths=(16, 32, 48), steps=20, batch_size=4, layers=1, hidden=16, heads=2, device="cpu"
+)  # saves at steps 5, 10, 15, 20
+
+
+class Killed(BaseException):
+    """What nothing catches, as nothing catches kill -9."""
+
+
+@pytest.fixture(scope="module")
+def data():
+    text = Text("numbers", [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)])
+    return split(text, 48, 16, 4)
+
+
+@pytest.fixture(scope="module")
+def unkilled(data, tmp_path_factory) -> Cell:
+    cell = Cell(tmp_path_factory.mktemp("unkilled"), "rope", 1)
+    assert run_cell(TINY, cell, data, None, Watcher()).status == "done"
+    return cell
+
+
+def assert_same(one: Cell, other: Cell) -> None:
+    for name in ("results.parquet", "documents.parquet", "losses.jsonl", "model.safetensors", "config.json"):
+        assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes(), name
+
+
+def test_a_cell_leaves_what_the_design_says(unkilled, data):
+    names = {path.relative_to(unkilled.folder).as_posix() for path in unkilled.folder.rglob("*") if path.is_file()}
+    assert names == {
+        "config.json", "generation_config.json", "model.safetensors", "losses.jsonl", "results.parquet",
+        "documents.parquet", "status.json", "trainer/trainer_state.json",
+    }  # fmt: skip
+    status = unkilled.status
+    assert status is not None and (status.status, status.step, status.reason) == ("done", 20, None)
+    losses = [json.loads(line) for line in (unkilled.folder / "losses.jsonl").read_text().splitlines()]
+    assert [entry["step"] for entry in losses] == list(range(1, 21))
+    assert [entry["tokens"] for entry in losses] == [64 * step for step in range(1, 21)]
+    assert max(entry["learning_rate"] for entry in losses) == TINY.learning_rate
+
+
+def test_logged_losses_are_mean_nats_of_the_ordered_windows(unkilled, data):
+    windows = Windows(data.training, 16, 80, seed=1)
+    model = build_model(TINY, "rope", 1)
+    batch = [windows[i] for i in range(4)]
+    logits = model(torch.stack([each["input_ids"] for each in batch])).logits
+    targets = torch.stack([each["shift_labels"] for each in batch])
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
+    first = json.loads((unkilled.folder / "losses.jsonl").read_text().splitlines()[0])
+    assert first["loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_rows_are_those_of_the_saved_checkpoint(unkilled, data):
+    model = AutoModelForCausalLM.from_pretrained(unkilled.folder)
+    again = losses_by_length(model, data.validation, lengths=[16, 32, 48], token_bytes=1, span=48)
+    rows = read_rows(unkilled.folder / "results.parquet")
+    values = dict(zip(rows["length"][rows["method"] == "non-overlapping"], rows["value"]))
+    assert {each.window: each.row().value for each in again if each.method == "non-overlapping"} == values
+    assert set(rows["label"]) == {"rope"} and set(rows["seed"]) == {1} and set(rows["train_length"]) == {16}
+    documents = pd.read_parquet(unkilled.folder / "documents.parquet")
+    assert list(documents.columns) == "label seed method length document nats tokens bytes".split()
+    sums = documents[documents["length"] == 48][["nats", "bytes"]].sum()
+    assert sums["nats"] / sums["bytes"] / math.log(2) == pytest.approx(values[48], rel=1e-12)
+
+
+def test_every_encoding_sees_the_same_tokens_in_the_same_order(data, tmp_path, monkeypatch):
+    seen: dict[str, list] = {}
+    plain = Windows.__getitem__
+
+    def spied(self, index):
+        seen[label].append(index)
+        return plain(self, index)
+
+    monkeypatch.setattr(Windows, "__getitem__", spied)
+    for label in ("none", "t5", "fox"):
+        seen[label] = []
+        assert run_cell(replaced(TINY, steps=3), Cell(tmp_path, label, 0), data, None, Watcher()).status == "done"
+    assert seen["none"] == seen["t5"] == seen["fox"] == list(range(12))
+
+
+def test_initial_weights_follow_the_seed_and_leave_the_random_state_alone():
+    state = torch.get_rng_state()
+    one, again, other = (build_model(TINY, "rope", seed).state_dict() for seed in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(one[name], again[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)
+
+
+# ---- killed ------------------------------------------------------------------------------------------------------------
+
+
+def killed_at(monkeypatch, where, name: str, when: int | str) -> None:
+    """The call of where.name that is the `when`-th, or the first with a path of that name, never returns."""
+    plain, calls = getattr(where, name), []
+
+    def dies(*arguments, **named):
+        calls.append(1)
+        if len(calls) == when or when in [getattr(each, "name", None) for each in arguments]:
+            raise Killed
+        return plain(*arguments, **named)
+
+    monkeypatch.setattr(where, name, dies)
+
+
+KILLS = {
+    "before the first save": (LossLog, "append", 4),
+    "between saves": (LossLog, "append", 13),
+    "in mid-save, most files there": (cells, "seal", 2),
+    "in mid-save, the optimizer missing": (torch, "save", 4),
+    "while the model is moved in": (os, "replace", "config.json"),
+    "while the status is written": (os, "replace", "status.json"),
+    "while measuring": (cells, "losses_by_length", 1),
+    "before the rows are written": (cells, "write_rows", 1),
+}
+
+
+@pytest.mark.parametrize("kill", KILLS)
+def test_a_killed_cell_ends_with_the_same_files(kill, unkilled, data, tmp_path, monkeypatch):
+    cell = Cell(tmp_path, "rope", 1)
+    with monkeypatch.context() as patched:
+        killed_at(patched, *KILLS[kill])
+        with pytest.raises(Killed):
+            run_cell(TINY, cell, data, None, Watcher())
+    assert cell.status is None or cell.status.status == "running"
+    assert run_cell(TINY, cell, data, None, Watcher()).status == "done"
+    assert_same(cell, unkilled)
+
+
+def test_broken_checkpoints_are_dropped_with_a_message(unkilled, data, tmp_path, monkeypatch):
+    cell = Cell(tmp_path, "rope", 1)
+    with monkeypatch.context() as patched:
+        killed_at(patched, LossLog, "append", 17)
+        with pytest.raises(Killed):
+            run_cell(TINY, cell, data, None, Watcher())
+    saved = cell.folder / "trainer" / "checkpoint-15" / "optimizer.pt"
+    saved.write_bytes(saved.read_bytes()[:-100])
+    notes = []
+    watcher = Watcher()
+    watcher.note = notes.append
+    assert run_cell(TINY, cell, data, None, watcher).status == "done"
+    assert notes == [
+        "rope-1: dropped checkpoint-15: optimizer.pt is not as it was saved",
+        "rope-1: continues from step 10",
+    ]
+    assert_same(cell, unkilled)
+
+
+def test_a_checkpoint_is_whole_or_refused(tmp_path):
+    for step in (5, 10, 15):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "model.safetensors").write_bytes(b"weights")
+        (folder / "optimizer.pt").write_bytes(b"moments")
+        if step < 15:
+            seal(folder)
+    found, messages = newest(tmp_path, logged=20)
+    assert found == tmp_path / "checkpoint-10" and messages == ["dropped checkpoint-15: it was not finished"]
+    assert newest(tmp_path, logged=9)[0] == tmp_path / "checkpoint-5"  # its losses are not all there
+    for broken in (b"weightS", b"weight", b""):
+        (tmp_path / "checkpoint-5" / "model.safetensors").write_bytes(broken)
+        assert checkpoints.broken(tmp_path / "checkpoint-5") == "model.safetensors is not as it was saved"
+    (tmp_path / "checkpoint-5" / "model.safetensors").unlink()
+    assert newest(tmp_path, logged=20)[0] is None and not (tmp_path / "checkpoint-5").exists()
+
+
+def test_the_loss_log_ends_before_the_first_doubtful_line(tmp_path):
+    log = LossLog(tmp_path / "losses.jsonl")
+    assert log.read() == []
+    for step in (1, 2, 3):
+        log.append({"step": step, "loss": 0.1 * step})
+    with open(log.path, "a") as file:
+        file.write('{"step": 4, "lo')
+    assert [entry["step"] for entry in log.read()] == [1, 2, 3]
+    log.cut(2)
+    log.append({"step": 3, "loss": 7.0})
+    assert [entry["loss"] for entry in log.read()] == [0.1, 0.2, 7.0]
+    log.append({"step": 5, "loss": 1.0})
+    assert len(log.read()) == 3
+
+
+# ---- what is not a number, and what does not exist -----------------------------------------------------------------------
+
+
+def test_a_loss_that_is_not_finite_ends_the_cell_as_diverged(data, tmp_path, monkeypatch):
+    plain = cells.build_model
+
+    def poisoned(*arguments):
+        model = plain(*arguments)
+        count = iter(range(100))
+
+        def explode(module, inputs, output):
+            if next(count) == 6:
+                output.loss = output.loss * float("nan")
+
+        model.register_forward_hook(explode)
+        return model
+
+    monkeypatch.setattr(cells, "build_model", poisoned)
+    cell = Cell(tmp_path, "rope", 1)
+    status = run_cell(TINY, cell, data, None, Watcher())
+    assert (status.status, status.step, status.reason) == ("diverged", 7, "the loss was not finite at step 7")
+    assert cell.status == status
+    assert len((cell.folder / "losses.jsonl").read_text().splitlines()) == 6
+    assert not (cell.folder / "results.parquet").exists()
+
+
+def test_lengths_beyond_a_table_are_missing_and_said(data, tmp_path):
+    cell = Cell(tmp_path, "learned", 0)
+    status = run_cell(replaced(TINY, steps=2), cell, data, None, Watcher())
+    assert status.status == "done" and "no positions from 16 on" in status.reason
+    assert set(read_rows(cell.folder / "results.parquet")["length"]) == {16}
+    assert set(pd.read_parquet(cell.folder / "documents.parquet")["tokens"]) == {48}  # the targets of all other cells
+
+
+def test_unfinished_files_of_a_killed_process_are_removed(data, tmp_path):
+    cell = Cell(tmp_path, "none", 0)
+    (cell.folder / ".model.1.tmp").mkdir(parents=True)
+    (cell.folder / ".results.parquet.1.tmp").touch()
+    run_cell(replaced(TINY, steps=1), cell, data, None, Watcher())
+    assert not list(cell.folder.glob(".*"))

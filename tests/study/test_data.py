@@ -1,0 +1,166 @@
+"""Text in, documents and windows out: split by document, the same order for every model, no byte crossing over."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from longitude.study.config import StudyConfig
+from longitude.study.data import BLOCK, Text, Windows, prepare, read_text, split
+
+
+def words(count: int, start: int = 0) -> bytes:
+    """`count` bytes of text in which every four bytes are different."""
+    return b"".join(b"%03x " % i for i in range(start, start + count // 4 + 1))[:count]
+
+
+def config(data: Path | str, **more) -> StudyConfig:
+    return StudyConfig(data=str(data), **{"train_length": 16, "test_lengths": (16, 64), "documents": 4} | more)
+
+
+def folder(root: Path, sizes: list[int]) -> Path:
+    for i, size in enumerate(sizes):
+        (root / f"part{i % 3}").mkdir(exist_ok=True)
+        (root / f"part{i % 3}" / f"{i}.txt").write_bytes(words(size, 1000 * i))
+    return root
+
+
+# ---- the split --------------------------------------------------------------------------------------------------------
+
+
+def test_many_documents_are_split_by_document(tmp_path):
+    data = prepare(config(folder(tmp_path, [65 + i for i in range(30)])))
+    assert data.description["unit"] == "documents"
+    assert len(data.validation) == 4 and len(data.training) == 26
+    assert [len(document) for document in data.validation] == [65] * 4
+    training = b"|".join(document.tobytes() for document in data.training)
+    for document in data.validation:
+        assert document.dtype == torch.int64
+        assert bytes(document.tolist()[8:24]) not in training
+
+
+def test_documents_too_short_for_the_longest_window_are_never_validation(tmp_path):
+    data = prepare(config(folder(tmp_path, [64] * 50 + [65] * 20), documents=99))
+    assert len(data.validation) == 4 and all(len(document) == 65 for document in data.validation)
+    assert len(data.training) == 66
+
+
+@pytest.mark.parametrize(("sizes", "size"), [([10_000], 10_000), ([700] * 19, 19 * 701 - 1), ([64] * 40, 40 * 65 - 1)])
+def test_few_documents_become_blocks_of_four_windows_and_the_tail_is_validation(tmp_path, sizes, size):
+    data = prepare(config(folder(tmp_path, sizes), documents=2))
+    count = size // (BLOCK * 64)
+    assert data.description["unit"] == f"contiguous blocks of {BLOCK * 64} bytes"
+    assert data.description["validation_names"] == [f"block {i}" for i in range(count - len(data.validation), count)]
+    assert [len(document) for document in data.training[1:]] == [BLOCK * 64] * (count - len(data.validation) - 1)
+    assert sum(len(document) for document in data.training) + BLOCK * 64 * len(data.validation) == size
+
+
+def test_fewer_documents_give_longer_excerpts():
+    text = Text("text", [("text", words(4 * 256))])
+    one = split(text, longest=64, train_length=16, most=3).validation
+    assert [len(document) for document in one] == [3 * 64 + 1]
+    assert [len(document) for document in split(text, 64, 16, 99).validation] == [3 * 64 + 1]  # 256 bytes: 3 whole
+
+
+def test_validation_names_do_not_depend_on_the_contents_of_others(tmp_path):
+    documents = [(f"{i}.py", words(100, i)) for i in range(40)]
+    longer = [(name, content + b" more") for name, content in documents]
+    names = [split(Text("", each), 64, 16, 5).description["validation_names"] for each in (documents, longer)]
+    assert names[0] == names[1] and len(names[0]) == 5
+
+
+def test_the_hash_is_of_what_is_trained_and_measured_on(tmp_path):
+    hashes = [
+        split(Text("a", [("a", words(2000))]), 64, 16, 4),
+        split(Text("b", [("b", words(2000))]), 64, 16, 4),
+        split(Text("a", [("a", words(2000)[:-1] + b"#")]), 64, 16, 4),
+        split(Text("a", [("a", b"#" + words(2000)[1:])]), 64, 16, 4),
+    ]
+    first, named, tail, head = (data.description["sha256"] for data in hashes)
+    assert first == named and len({first, tail, head}) >= 2 and first != head
+
+
+# ---- windows ----------------------------------------------------------------------------------------------------------
+
+
+def test_windows_never_cross_documents_and_targets_are_the_next_bytes():
+    documents = [np.full(size, value, np.uint8) for value, size in enumerate((17, 33, 100, 41))]
+    documents[2] = np.arange(100, 200, dtype=np.uint8)
+    windows = Windows(documents, 16, 200, seed=3)
+    assert len(windows) == 200
+    for i in range(200):
+        inputs, targets = windows[i]["input_ids"], windows[i]["shift_labels"]
+        assert inputs.shape == targets.shape == (16,) and inputs.dtype == targets.dtype == torch.int64
+        torch.testing.assert_close(inputs[1:], targets[:-1], rtol=0, atol=0)
+        assert set((targets - inputs).tolist()) in ({0}, {1})  # inside one document
+
+
+def test_a_pass_covers_every_document_evenly():
+    documents = [np.zeros(17, np.uint8), np.ones(16 * 50 + 1, np.uint8)]
+    windows = Windows(documents, 16, 50 * 4, seed=0)
+    first = sorted(int(windows[i]["input_ids"][0]) for i in range(50))
+    assert first.count(0) == 1 and first.count(1) == 49
+    starts = windows.starts[:50]
+    assert len(set(starts)) == 50 and all(b - a >= 16 for a, b in zip(sorted(starts), sorted(starts)[1:]))
+
+
+def test_order_is_a_function_of_text_and_seed_alone():
+    documents = [np.frombuffer(words(500, i), np.uint8) for i in range(5)]
+    one, again, other = (Windows(documents, 16, 300, seed) for seed in (0, 0, 1))
+    torch.manual_seed(99)
+    np.testing.assert_array_equal(one.starts, again.starts)
+    assert (one.starts != other.starts).any()
+    np.testing.assert_array_equal(Windows(documents, 16, 100, 0).starts, one.starts[:100])  # more steps only add
+
+
+# ---- sources, and bad ones ---------------------------------------------------------------------------------------------
+
+
+def test_the_standard_library_is_text_enough_for_the_defaults():
+    data = prepare(StudyConfig())
+    assert data.description["unit"] == "documents" and len(data.validation) == 24
+    assert all(len(document) == 4097 for document in data.validation)
+    assert data.description["training_bytes"] > 2_000_000
+    assert "Python 3." in data.description["source"]
+    assert not any(
+        {"site-packages", "test", "tests"} & set(name.split("/")) for name, _ in read_text("stdlib").documents
+    )
+    assert prepare(StudyConfig()).description == data.description
+
+
+def test_a_folder_says_what_it_leaves_out(tmp_path):
+    folder(tmp_path, [3000])
+    (tmp_path / "picture.png").write_bytes(b"\x89PNG\x00\xff")
+    (tmp_path / "latin.txt").write_bytes("größe".encode("latin-1"))
+    (tmp_path / "empty.txt").touch()
+    (tmp_path / ".hidden").write_text("secret")
+    text = read_text(str(tmp_path))
+    assert [name for name, _ in text.documents] == ["part0/0.txt"]
+    assert text.left_out == "2 files that are not UTF-8 text, such as latin.txt; 1 empty files"
+
+
+def test_bad_texts(tmp_path):
+    empty, binary, short = tmp_path / "empty.txt", tmp_path / "model.bin", tmp_path / "short.txt"
+    empty.touch()
+    binary.write_bytes(b"\x00\x01\x02" * 1000)
+    short.write_bytes(words(511))
+    (tmp_path / "nothing").mkdir()
+    for data, message in [
+        (tmp_path / "missing.txt", "no such file or folder"),
+        (empty, "is empty"),
+        (binary, "expected UTF-8 text"),
+        (tmp_path / "nothing", "got no files"),
+        (short, r"511 bytes long and must be at least 512: two blocks of 4 times the longest window 64"),
+        ("datasets:", "datasets"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            prepare(config(data))
+    short.write_bytes(words(512))
+    assert len(prepare(config(short)).validation) == 1
+
+
+def test_training_needs_a_document_longer_than_its_window():
+    documents = [(str(i), words(65)) for i in range(20)]
+    with pytest.raises(ValueError, match="no training document longer than the training length 65"):
+        split(Text("", documents), 64, 65, 4)

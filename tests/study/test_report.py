@@ -1,0 +1,225 @@
+"""The page: whole, alone, true to the rows, safe with any text, and alive in a real browser without a network."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import pytest
+
+from longitude.study import charts
+from longitude.study.report import write_report
+from longitude.study.results import read_run
+from longitude.study.statistics import conclusion, summary
+
+EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)> & </script>'
+
+
+class Page(HTMLParser):
+    """Text of the table cells, of the paragraphs, and every address that the page names."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.rows, self.addresses, self.tags, self.text, self.open = [], [], [], [], []
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        self.open.append(tag)
+        self.addresses += [value for name, value in attributes if name in ("src", "href", "action", "data", "srcset")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        while self.open and self.open.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        if "script" in self.open or "style" in self.open:
+            return
+        self.text.append(data)
+        if "td" in self.open or "th" in self.open:
+            self.rows[-1][-1] += data
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, synthetic):
+    """A run with everything in it, its report written; tests read only."""
+    path = tmp_path_factory.mktemp("run")
+    states = {("sinusoidal", 0): {"status": "diverged", "step": 117, "reason": EVIL}}
+    synthetic.write(path, states=states, source=EVIL, methods=("non-overlapping", "sliding", "per-position"))
+    assert write_report(path) == path / "report.html"
+    return path
+
+
+@pytest.fixture(scope="module")
+def html(run):
+    return (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_figures_are_whole_files(run):
+    assert {path.name for path in (run / "figures").iterdir()} == {
+        f"{name}.{kind}" for name in charts.NAMES for kind in ("svg", "png")
+    }
+    for name in charts.NAMES:
+        assert (run / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+        svg = (run / "figures" / f"{name}.svg").read_text(encoding="utf-8")
+        assert svg.startswith("<svg") and svg.rstrip().endswith("</svg>")
+        assert "alibi" in svg  # the line's own label
+    assert {path.name for path in run.iterdir()} == {"cells", "figures", "report.html", "results.parquet", "study.json"}
+
+
+def test_the_page_needs_nothing_else(html):
+    page = Page(html)
+    assert all(address.startswith("data:") for address in page.addresses)
+    assert "default-src 'none'" in html
+    assert not {"link", "iframe", "object", "base", "form"} & (set(page.tags) - {"link"})
+    assert not re.search(r"@import|url\(", html.partition("</style>")[0])
+    assert len(html) < 3_000_000
+
+
+def test_text_of_others_is_text(html):
+    page = Page(html)
+    assert page.tags.count("script") == 3
+    assert "".join(page.text).count(EVIL) >= 2  # the source of the text, the reason of the failure
+    assert html.count("alert(") == html.count("alert(&#34;x") + html.count("onerror=alert(1)&gt;")
+
+
+def test_the_page_says_what_the_statistics_say(run, html):
+    page = Page(html)
+    assert conclusion(run) in "".join(page.text)
+    rows = {row[0]: row[1:] for row in page.rows[1:8]}
+    for found in summary(run).to_dict("records"):
+        cell = rows["sinusoidaldiverged at step 117" if found["label"] == "sinusoidal" else found["label"]]
+        shown = cell[(256, 512, 1024, 2048, 4096).index(found["length"])]
+        if found["value"] is None:
+            assert shown == "–"
+        else:
+            assert shown == f"{found['value']:.3f} {found['low']:.2f} to {found['high']:.2f}"
+    assert rows["rope"][-1] == "does not hold" and rows["alibi"][-1] == "holds" and rows["learned"][-1] == ""
+    assert len(page.rows) == 16  # non-overlapping and sliding
+
+
+def test_the_charts_hold_the_numbers(run, html):
+    specs = json.loads(re.search(r'id="charts">(.*?)</script>', html, re.DOTALL)[1])
+    assert set(specs) == set(charts.NAMES)
+    points = next(layer["data"]["values"] for layer in specs["by-length"]["layer"] if layer["mark"]["type"] == "line")
+    frame = summary(run)
+    expected = frame[frame["value"].notna()][["label", "length", "value"]].values.tolist()
+    assert [[point["label"], point["length"], point["value"]] for point in points] == expected
+
+
+def test_a_run_with_missing_pieces_keeps_its_old_page(tmp_path, synthetic):
+    synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]})
+    (tmp_path / "report.html").write_text("before")
+    (tmp_path / "cells/rope-0/documents.parquet").unlink()
+    with pytest.raises(ValueError, match=r"documents\.parquet is missing"):
+        write_report(tmp_path)
+    assert (tmp_path / "report.html").read_text() == "before"
+    assert not (tmp_path / "figures").exists()
+
+
+def test_little_was_measured(tmp_path, synthetic):
+    """One length, one document, a label with options, and figures of an earlier report."""
+    bits = {"rope:base=500000": (2.6,), "rope+fox": (2.5,)}
+    synthetic.write(tmp_path, bits, lengths=(256,), documents=1, methods=("non-overlapping",))
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures/by-position.svg").touch()
+    text = "".join(Page(write_report(tmp_path).read_text(encoding="utf-8")).text)
+    assert "one document only" in text and "base = 500000" in text and "hold" not in text.partition("The encodings")[0]
+    assert "longitude study --encodings rope:base=500000 rope+fox --test-lengths 256" in text
+    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
+        "by-length.svg", "by-length.png", "training.svg", "training.png",
+    }  # fmt: skip
+
+
+def test_nothing_was_measured(tmp_path, synthetic):
+    states = {("rope", 0): {"status": "failed", "step": 0, "reason": "RuntimeError: no memory"}}
+    synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]}, states=states)
+    text = "".join(Page(write_report(tmp_path).read_text(encoding="utf-8")).text)
+    assert "No encoding was measured; rope failed." in text and "RuntimeError: no memory" in text
+    assert list((tmp_path / "figures").iterdir()) == []
+
+
+def test_labels_never_overlap_and_keep_their_order():
+    values = [1.0, 1.01, 1.02, 1.5, 1.55, 3.0]
+    apart = charts._apart(values, 0.1)
+    assert all(b - a >= 0.1 - 1e-12 for a, b in pairwise(apart))
+    assert apart[-1] == 3.0 and sum(apart) == pytest.approx(sum(values))
+    assert charts._apart([1.0, 2.0], 0.1) == [1.0, 2.0]
+
+
+def test_a_colour_belongs_to_a_label(run):
+    read = read_run(run)
+    assert len({charts.colour_of(read, label) for label in read.labels}) == len(read.labels)
+
+
+# ---- in a browser -----------------------------------------------------------------------------------------------------
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on this machine")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()
+
+
+def opened(browser, path, width):
+    """The page with the network off, every request and every complaint of the browser noted."""
+    page = browser.new_context(viewport={"width": width, "height": 900}, offline=True).new_page()
+    requests, complaints = [], []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    page.goto(path.as_uri())
+    page.wait_for_function("document.querySelectorAll('[data-chart] svg.marks').length === 4")
+    return page, requests, complaints
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 420])
+def test_a_reader_opens_it_and_points_at_a_number(width, run, browser):
+    path = run / "report.html"
+    page, requests, complaints = opened(browser, path, width)
+    assert requests == [path.as_uri()] and complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    labels = page.locator("[data-chart=by-length] svg .mark-text.role-mark text")
+    boxes = labels.evaluate_all(
+        "e => e.map(e => e.getBoundingClientRect()).map(b => [b.left, b.right, b.top, b.bottom])"
+    )
+    assert len(boxes) == 7  # six labels, and the name of the training length
+    for i, (left, right, top, bottom) in enumerate(boxes):
+        assert left >= 0 and right <= width
+        for other in boxes[:i]:
+            apart = left >= other[1] or other[0] >= right or top >= other[3] - 3 or other[2] >= bottom - 3
+            assert apart, "two labels lie on each other"
+    found = summary(run).query("label == 'rope' and length == 4096").iloc[0]
+    place = page.locator("[data-chart=by-length] svg .mark-symbol path[aria-label*='rope']").last
+    place.scroll_into_view_if_needed()
+    box = place.bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    tooltip = page.locator("#vg-tooltip-element.visible")
+    tooltip.wait_for()
+    text = tooltip.inner_text()
+    for words in ("rope", "4096", f"{found['value']:.3f}", f"{found['low']:.3f} to {found['high']:.3f}"):
+        assert words in text
+    button = page.locator(".legend button[data-label=alibi]")
+    button.click()
+    faded = "[...document.querySelectorAll('[data-chart=by-length] svg .mark-line path')].map(e => e.getAttribute('opacity'))"
+    page.wait_for_function(f"{faded}.filter(o => o === '0.12').length >= 4")
+    assert button.get_attribute("aria-pressed") == "true"
+    page.keyboard.press("Escape")
+    page.wait_for_function(f"{faded}.every(o => o === null || o === '1')")
+    assert requests == [path.as_uri()] and complaints == []

@@ -1,0 +1,193 @@
+"""What a study says about itself: values against sums made by hand, verdicts at their borders, and the sentence."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from longitude.measure import interval
+from longitude.study.results import read_run
+from longitude.study.statistics import HOLDS, LOST, UNCLEAR, conclusion, percent, summary, table
+
+
+def line(frame, label, length):
+    [found] = frame[(frame["label"] == label) & (frame["length"] == length)].to_dict("records")
+    return found
+
+
+def is_one_sentence(text):
+    return text.endswith(".") and ". " not in text and "\n" not in text and text[0] == text[0].upper()
+
+
+def printed(run, width=80):
+    console = Console(width=width, record=True, force_terminal=False, file=None)
+    with console.capture() as capture:
+        console.print(table(run))
+    return capture.get()
+
+
+def test_values_and_changes_are_those_of_the_sums(tmp_path, synthetic):
+    run = synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]}, seeds=(0, 1))
+    sums = [pd.read_parquet(tmp_path / f"cells/rope-{seed}/documents.parquet") for seed in (0, 1)]
+
+    def bits(length):
+        parts = [each[each["length"] == length] for each in sums]
+        return sum(p["nats"].sum() for p in parts) / math.log(2) / sum(p["bytes"].sum() for p in parts)
+
+    frame = summary(run)
+    assert list(frame["length"]) == [256, 512, 1024, 2048, 4096]
+    for length in (256, 4096):
+        found = line(frame, "rope", length)
+        assert found["value"] == pytest.approx(bits(length), rel=1e-12)
+        assert (found["seeds"], found["documents"]) == (2, 24)
+    nats, weights = (np.stack([each[each["length"] == 4096][name] for each in sums]) for name in ("nats", "bytes"))
+    assert (found["value"], found["low"], found["high"]) == interval(nats, weights)
+    assert found["change"] == pytest.approx(bits(4096) / bits(256) - 1, rel=1e-12)
+    assert found["change_low"] < found["change"] < found["change_high"]
+    assert line(frame, "rope", 256)["change"] is None
+
+
+def test_documents_are_paired_whatever_their_order(tmp_path, synthetic):
+    run = synthetic.write(tmp_path, {"rope": (2.6, 2.7)}, lengths=(256, 512), spread=0.5, noise=0.001)
+    before = line(summary(run), "rope", 512)
+    path = tmp_path / "cells/rope-0/documents.parquet"
+    sums = pd.read_parquet(path)
+    pd.concat([sums[sums["length"] == 256], sums[sums["length"] == 512].iloc[::-1]]).to_parquet(path)
+    after = line(summary(run), "rope", 512)
+    assert after == before
+    spread = (after["high"] - after["low"]) / after["value"]
+    assert after["change_high"] - after["change_low"] < spread / 5  # unpaired it would be sqrt(2) times as wide
+    assert after["verdict"] == LOST
+
+
+def test_verdicts_at_their_border(tmp_path, synthetic):
+    bits = {"a": (2.0, 2.0399), "b": (2.0, 2.0401), "c": (2.0, 1.5)}
+    exact = synthetic.write(tmp_path / "exact", bits, lengths=(256, 512), spread=0, noise=0)
+    verdicts = [line(summary(exact), label, 512)["verdict"] for label in "abc"]
+    assert verdicts == [HOLDS, LOST, HOLDS]
+    noisy = synthetic.write(tmp_path / "noisy", bits, lengths=(256, 512), noise=0.1)
+    assert [line(summary(noisy), label, 512)["verdict"] for label in "abc"] == [UNCLEAR, UNCLEAR, HOLDS]
+
+
+def test_the_whole_sentence(tmp_path, synthetic):
+    bits = {name: synthetic.bits[name] for name in ("none", "rope", "alibi", "t5", "learned")}
+    states = {("none", 0): {"status": "diverged", "step": 117, "reason": "the loss was not finite at step 117"}}
+    run = synthetic.write(tmp_path, bits, spread=0, noise=0, states=states)
+    assert conclusion(run) == (
+        "At 4096 bytes, 16 times the training length, alibi (−1.2%, 95% interval −1.2 to −1.2%) holds (bits per byte "
+        "within 2% of those at 256); rope (+42%, +42 to +42%) and t5 (+3.1%, +3.1 to +3.1%) do not; learned was not "
+        'measured at that length; "none" diverged at step 117; intervals are over 24 documents with one seed, so they '
+        "do not cover training again."
+    )
+
+
+CASES = {
+    "no encoding holds": ({"bits": ["rope", "none"]}, ["do not hold (bits per byte within 2%"]),
+    "one encoding": ({"bits": ["rope"]}, ["rope (+4", "does not hold"]),
+    "three seeds": ({"bits": ["rope"], "seeds": (0, 1, 2)}, ["24 documents and 3 seeds"]),
+    "one document": ({"bits": ["rope", "alibi"], "documents": 1}, ["cannot tell whether they hold", "one document only"]),
+    "only the training length": ({"bits": ["rope", "alibi"], "lengths": (256,)}, ["nothing is known about", "for rope"]),
+    "only one length beyond": ({"bits": ["rope"], "lengths": (512,)}, ["measured at one length only"]),
+    "shorter lengths": ({"bits": ["rope"], "lengths": (256,), "train_length": 512}, ["no length beyond"]),
+    "training length not measured": ({"bits": ["rope"], "train_length": 300}, ["after training on 300", "256, the nearest"]),
+    "all diverged": ({"bits": ["rope"], "states": {("rope", 0): {"status": "diverged", "step": 3}}}, ["No encoding", "step 3"]),
+    "one seed failed": (
+        {"bits": ["rope", "t5"], "seeds": (0, 1), "states": {("rope", 1): {"status": "failed", "step": 0}}},
+        ["rope (seed 1) failed", "24 documents and 1 to 2 seeds"],
+    ),
+    "none at the longest": ({"bits": ["learned"]}, ["no encoding was measured at 4096"]),
+    "more than it lists": ({"bits": ["none", "sinusoidal", "rope", "alibi", "t5", "fire", "x", "y"]}, ["to +43%)"]),
+    "by position only": ({"bits": ["rope"], "methods": ("per-position",)}, ["by position only, so nothing is said"]),
+    "sliding only": ({"bits": ["rope"], "methods": ("sliding",)}, ["does not hold"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_sentence_whatever_was_measured(case, tmp_path, synthetic):
+    options, expected = CASES[case]
+    options = dict(options)
+    lengths = options.get("lengths", (1,) * 5)
+    bits = {name: synthetic.bits.get(name, synthetic.bits["rope"])[: len(lengths)] for name in options.pop("bits")}
+    run = synthetic.write(tmp_path, bits, **options)
+    text = conclusion(run)
+    assert is_one_sentence(text)
+    for words in expected:
+        assert words.lower() in text.lower()
+    shown = printed(run)
+    assert max(map(len, shown.splitlines())) <= 80
+    if case == "all diverged":
+        assert "diverged" in shown and "step 3" in shown
+
+
+def test_the_table_shows_value_interval_and_verdict(tmp_path, synthetic):
+    bits = {name: synthetic.bits[name] for name in ("none", "sinusoidal", "rope", "alibi", "t5", "learned")}
+    states = {("sinusoidal", 0): {"status": "diverged", "step": 117}}
+    run = synthetic.write(tmp_path, bits, states=states)
+    rows = {words[0]: words[1:] for words in map(str.split, printed(run).splitlines()[3:9])}
+    found = line(summary(run), "alibi", 4096)
+    half = f"±{(found['high'] - found['low']) / 2:.2f}".replace("0.", ".")
+    assert rows["alibi"][-4:] == [f"{found['value']:.2f}", half, percent(found["change"]), "yes"]
+    assert rows["rope"][-1] == "no"
+    assert rows["sinusoidal"][:2] == ["diverged", "-"]
+    assert rows["learned"][2:] == ["-"] * 4
+    assert "sinusoidal diverged at step 117" in printed(run)
+    styles = [str(getattr(cell, "style", "")) for cell in table(run).columns[-1].cells]
+    assert styles == ["red", "", "red", "green", "red", ""]
+
+
+def test_a_cell_that_is_not_done_counts_for_nothing(tmp_path, synthetic):
+    bits = {"rope": synthetic.bits["rope"]}
+    one = synthetic.write(tmp_path / "one", bits)
+    two = synthetic.write(tmp_path / "two", bits, seeds=(0, 1))
+    status = two / "cells/rope-1/status.json"
+    status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "diverged"}))
+    assert summary(two).equals(summary(one))
+    assert {row.seed for row in read_run(two).rows} == {0}
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        (".", "there is no such run directory"),
+        ("study.json", "study.json is missing"),
+        ("results.parquet", "results.parquet is missing"),
+        ("cells/rope-0/documents.parquet", "documents.parquet is missing although its cell is done"),
+        ("cells/rope-0/losses.jsonl", "losses.jsonl is missing although its cell is done"),
+    ],
+)
+def test_a_missing_piece_is_named(missing, message, tmp_path, synthetic):
+    run = synthetic.write(tmp_path / "run", {"rope": synthetic.bits["rope"]})
+    (run / missing).rename(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=message):
+        read_run(run)
+
+
+def test_a_broken_piece_is_named(tmp_path, synthetic):
+    run = synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]})
+    (run / "cells/rope-0/documents.parquet").write_bytes(b"PAR1 cut off")
+    with pytest.raises(ValueError, match="not a readable parquet table"):
+        read_run(run)
+
+
+def test_a_cell_never_run_is_no_error(tmp_path, synthetic):
+    run = synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]})
+    study = json.loads((run / "study.json").read_text())
+    study["configuration"]["encodings"].append("alibi")
+    (run / "study.json").write_text(json.dumps(study))
+    assert "alibi was not run" in conclusion(run)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "words"), [(0.421, "+42%"), (-0.0123, "−1.2%"), (0.0999, "+10%"), (0, "0.0%"), (-0.0001, "0.0%")]
+)
+def test_percent(ratio, words):
+    assert percent(ratio) == words
+
+
+def test_a_method_not_measured(tmp_path, synthetic):
+    run = synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]})
+    with pytest.raises(ValueError, match="not measured by 'sliding', but by non-overlapping"):
+        summary(run, "sliding")

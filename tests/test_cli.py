@@ -1,0 +1,136 @@
+"""The command line: one result or one line of reason, and the exit code that says which."""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from longitude.cli import main
+
+TINY = "--layers 1 --hidden 16 --heads 2 --train-length 16 --test-lengths 16 32 --steps 3 --batch-size 2".split()
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(" ".join(str(i * i) for i in range(2000)))
+    return str(path)
+
+
+def command(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_study_ends_with_table_conclusion_and_report(text, tmp_path, capsys):
+    run = str(tmp_path / "run")
+    code, out, err = command(capsys, "study", *TINY, "--encodings", "rope", "alibi", "--data", text, "--out", run)
+    assert code == 0
+    assert re.search(r"rope.*\d\.\d\d", out) and re.search(r"alibi.*\d\.\d\d", out)
+    assert out.rstrip().endswith(f"report: {run}/report.html")
+    assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
+    assert "rope seed 0: done" in err and "alibi seed 0: done" in err
+
+    (tmp_path / "run" / "report.html").unlink()
+    code, again, _ = command(capsys, "report", run)
+    assert code == 0 and again == out  # from saved results alone
+    code, out, _ = command(capsys, "report", run, "--json")
+    rows = json.loads(out)
+    assert code == 0 and {row["label"] for row in rows} == {"rope", "alibi"}
+    assert all(row["metric"] == "bits_per_byte" and row["schema"] == 1 for row in rows)
+
+    code, out, err = command(capsys, "study", *TINY, "--data", text, "--out", run, "--steps", "4")
+    assert code == 2 and out == "" and err.count("\n") == 1
+    assert "--fresh" in err
+
+
+def test_a_cell_that_diverges_or_fails_makes_the_exit_code_1(text, tmp_path, capsys):
+    arguments = ["study", *TINY, "--data", text, "--out", str(tmp_path / "run"), "--encodings", "none", "rope"]
+    from longitude.study import cell as cells
+
+    plain = cells.Steps.keep_loss
+
+    def poisoned(self, module, inputs, output):
+        plain(self, module, inputs, output)
+        if module.config.encoding["name"] == "rope":
+            self.loss = self.loss * float("nan")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cells.Steps, "keep_loss", poisoned)
+        code, out, err = command(capsys, *arguments)
+    assert code == 1
+    assert "rope seed 0: diverged, the loss was not finite at step 1" in err
+    assert re.search(r"none.*\d\.\d\d", out) and "diverged" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("stdy", "unknown verb 'stdy': did you mean 'study'"),
+        ("--vresion", "did you mean '--version'"),
+        ("study --encoding rope", "unknown option '--encoding': did you mean '--encodings'"),
+        ("study --step=3", "did you mean '--steps'"),
+        ("study --encodings rop", "unknown encoding 'rop': did you mean 'rope'"),
+        ("study --steps 0", "--steps must be at least 1, got 0"),
+        ("study --steps many", "--steps: invalid literal for int"),
+        ("study --steps", "Missing value for argument '--steps'"),
+        ("study --seeds -1", "--seeds must be numbers from 0"),
+        ("study --test-lengths 512 256", "must ascend"),
+        ("study --test-lengths -1 256", "must be positive"),
+        ("study --heads 3", "--heads must divide --hidden"),
+        ("study --data no/such/text", "no such file or folder"),
+        ("study --device tpu", "must be one of auto cpu cuda mps"),
+        ("study rope", "Unrecognized options: rope"),
+        ("report", "PATH"),
+        ("report no/such/run", "holds no study"),
+        ("list --jsn", "did you mean '--json'"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(arguments, reason, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command(capsys, *arguments.split())
+    assert code == 2 and out == ""
+    assert err.startswith("longitude: ") and err.count("\n") == 1 and reason in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_list_names_every_encoding_with_what_it_is(capsys):
+    import longitude
+
+    code, out, _ = command(capsys, "list", "--json")
+    entries = json.loads(out)
+    assert code == 0 and [entry["name"] for entry in entries] == longitude.encodings()
+    assert all(entry["is"] for entry in entries)
+    assert "base" in next(entry for entry in entries if entry["name"] == "rope")["options"]
+    code, out, _ = command(capsys, "list")
+    assert code == 0 and all(name in out for name in longitude.encodings())
+
+
+def test_help_shows_verbs_and_options(capsys):
+    code, out, _ = command(capsys, "--help")
+    assert code == 0 and all(verb in out for verb in ("study", "report", "list"))
+    assert command(capsys)[1] == out  # no verb: the help
+    code, out, _ = command(capsys, "study", "--help")
+    options = "--encodings --data --train-length --test-lengths --steps --seeds --out --device --fresh".split()
+    assert code == 0 and all(option in out for option in options)
+    assert command(capsys, "--version")[1].startswith("longitude 0.")
+
+
+def test_interrupted_says_that_it_continues(text, monkeypatch, capsys):
+    from longitude.study import runner
+
+    def interrupted(*arguments, **named):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "study", interrupted)
+    code, _, err = command(capsys, "study", *TINY, "--data", text)
+    assert code == 130 and err.endswith("interrupted; the same command continues\n")
+
+
+def test_help_and_wrong_options_do_not_load_torch():
+    code = "import sys; from longitude.cli import main; print(main(['study', '--hlep']), 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["2", "False"]

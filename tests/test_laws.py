@@ -1,0 +1,358 @@
+"""The laws over everything registered, over variants and compositions, and over encodings that break them on purpose."""
+
+from functools import partial
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude import testing
+from longitude.positions.base import sizes
+from longitude.testing.equal import law_backends
+from longitude.testing.toys import learned_of
+
+
+# ---- variants: options and compositions that the defaults do not reach (of SHAPES; no encoding is named twice) -----------------
+def rope_fox(head_dim, dim, num_heads):
+    return lg.Composed([lg.Rotary(head_dim, "half"), lg.FoX(dim, num_heads)])
+
+
+def path_fox(dim, num_heads, head_dim, num_kv_heads):
+    return lg.Composed([lg.PaTH(dim, num_heads, head_dim, num_kv_heads), lg.FoX(dim, num_heads)])
+
+
+def everything_else(dim, num_heads, head_dim):
+    members = (lg.Sinusoidal(dim), lg.ALiBi(num_heads), lg.Fire(num_heads, threshold=8.0), lg.Shaw(head_dim, 4))
+    return lg.Composed([*members, lg.CoPE(head_dim, 8)])
+
+
+class PerHeadVectors(lg.Encoding):
+    """OffsetVectors with vectors of each head and a learned shift of the query, both ways around the query."""
+
+    learned = True
+
+    def __init__(self, num_heads, head_dim):
+        super().__init__()
+        sizes("PerHeadVectors", num_heads=num_heads, head_dim=head_dim)
+        self.num_heads, self.head_dim = num_heads, head_dim
+        self.vectors = torch.nn.Parameter(torch.zeros(num_heads, 9, head_dim))
+        self.start = torch.nn.Parameter(torch.zeros(num_heads, 1, head_dim))
+
+    def terms(self, context):
+        def at(offset):
+            return self.vectors[:, offset.clamp(-4, 4) + 4]
+
+        return (lg.OffsetVectors(at, at, self.start),)
+
+
+class RawKeys(lg.Rotary):
+    """A rotation whose cache must hold keys as they were."""
+
+    stable_keys = False
+
+
+VARIANTS = {
+    "rope half": testing.example("rope", layout="half"),
+    "rope partial": testing.example("rope", rotary_dim=4),
+    "rope half partial": testing.example("rope", rotary_dim=6, layout="half", base=100.0),
+    "rope raw keys": testing.example(RawKeys),
+    "sinusoidal odd": testing.example("sinusoidal", layout="half", frequencies="tensor2tensor"),
+    "learned offset": testing.example("learned", row_offset=2),
+    "alibi slopes": testing.example("alibi", slopes=[0.1, 2.0, 0.5, 1.0]),
+    "t5 bidirectional": testing.example("t5", num_buckets=8, max_distance=20, bidirectional=True),
+    "clipped near": testing.example("clipped", max_distance=3),
+    "fire near": testing.example("fire", threshold=4.0),
+    "shaw keys": testing.example("shaw", max_distance=2, values=False),
+    "cope near": testing.example("cope", max_position=4),
+    "path short": testing.example("path", rank=4, kernel=1),
+    "vectors per head": testing.example(PerHeadVectors),
+    "rope + fox": testing.example(rope_fox),
+    "path + fox": testing.example(path_fox),
+    "everything else": testing.example(everything_else),
+}
+QUICK_COMPILE = ("rope", "alibi", "fox")
+
+
+def cases():
+    every = [(name, law, testing.example(name)) for name, law in testing.cases()]
+    every += [(name, law, build) for name, build in VARIANTS.items() for law in testing.laws()]
+    for name, law, build in every:
+        heavy = law == "compile" and name not in QUICK_COMPILE or law == "dropout" and name in VARIANTS
+        yield pytest.param(law, build, id=f"{law}-{name}", marks=[pytest.mark.slow] if heavy else [])
+
+
+DOES_NOT_APPLY = ("causal_only", "Transport", "its terms are no part")
+
+
+@pytest.mark.parametrize(("law", "build"), list(cases()))
+def test_law(law: str | testing.Law, build: testing.Example) -> None:
+    if law == "backends" and build in VARIANTS.values():  # the other lengths are in the slow tier
+        law = partial(law_backends, lengths=((7, 7), (5, 12)))
+    said = testing.examine(law, build)
+    assert said == testing.HOLDS or said.startswith(DOES_NOT_APPLY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*lg.encodings(), *VARIANTS])
+def test_backends_agree_at_length_500(name: str) -> None:
+    build = VARIANTS.get(name) or testing.example(name)
+    if any(isinstance(m, lg.PaTH) for m in lg.Composed([build()]).modules()):
+        law_backends(build, lengths=((63, 63), (100, 100)))  # the specification walks its tokens one by one
+    else:
+        law_backends(build, lengths=((63, 63), (500, 500), (37, 300)))
+
+
+def test_laws_apply_where_they_should() -> None:
+    """A reason not to apply is rare: for these encodings, and no others."""
+    quick = [law for law in ("permutation", "order", "shift", "export") if law in testing.laws()]
+    skipped = {(law, name) for law in quick for name in lg.encodings() if testing.examine(law, name) != testing.HOLDS}
+    order = {("permutation", name) for name in ("cope", "fox", "path")}
+    plain = {"none", "sinusoidal", "learned", "rope"}
+    assert skipped == order | {("export", name) for name in lg.encodings() if name not in plain}
+
+
+# ---- the battery itself: each law goes red for an encoding that breaks it ----------------------------------------------------
+class Broken(lg.Encoding):
+    """A bias that is right; subclasses spoil one thing."""
+
+    def __init__(self, num_heads, rate=0.5):
+        super().__init__()
+        sizes("Broken", num_heads=num_heads)
+        self.num_heads, self.rate = num_heads, rate
+
+    def of(self, offset):
+        return -self.rate * offset.abs().double()
+
+    def terms(self, context):
+        return (lg.OffsetBias(lambda offset: self.of(offset).expand(self.num_heads, *offset.shape)),)
+
+
+class InBfloat16(Broken):
+    def of(self, offset):
+        return super().of(offset).bfloat16()
+
+
+class InTheModelsDtype(Broken):
+    learned = True
+
+    def __init__(self, num_heads):
+        super().__init__(num_heads)
+        self.rate = torch.nn.Parameter(torch.ones(()))
+
+    def of(self, offset):
+        return -self.rate * offset.abs().to(self.rate.dtype)
+
+
+class SharesATable(Broken):
+    tables = {}
+
+    def of(self, offset):
+        key = tuple(offset.shape)
+        if key not in self.tables:
+            self.tables[key] = super().of(offset)
+        return self.tables[key]
+
+
+class Saves(Broken):
+    def __init__(self, num_heads):
+        super().__init__(num_heads)
+        self.register_buffer("slopes", torch.ones(num_heads))
+
+
+class NotFiniteAhead(Broken):
+    def of(self, offset):
+        return torch.where(offset < 0, -torch.inf, super().of(offset))
+
+
+class Absolute(lg.Sinusoidal):
+    relative = True
+
+
+class SaysAbsolute(Broken):
+    relative = False
+
+
+class DeclaresNothing(lg.ClippedBias):
+    learned = False
+
+
+class NoGradient(lg.ClippedBias):
+    def terms(self, context):
+        return (lg.OffsetBias(lambda offset: self.table.detach()[:, offset.clamp(-9, 9) + 127]),)
+
+
+class WrongGradient(lg.ClippedBias):
+    def terms(self, context):
+        right = self.table.detach() + 2 * (self.table - self.table.detach())
+        return (lg.OffsetBias(lambda offset: right[:, offset.clamp(-9, 9) + 127]),)
+
+
+class Asserts(lg.Learned):
+    def embed(self, x, positions):
+        assert positions.max() < self.max_length
+        return x + self.table[positions].to(x.dtype)
+
+
+class ForgetsCarry(lg.FoX):
+    def context(self, x, carry=None, documents=None):
+        return super().context(x, None, documents)
+
+
+class MixesDocuments(lg.PaTH):
+    def context(self, x, carry=None, documents=None):
+        return super().context(x, carry, None if documents is None else documents * 0)
+
+
+class MixesRows(lg.FoX):
+    def context(self, x, carry=None, documents=None):
+        return super().context(x - x.mean(0), carry, documents)
+
+
+class SeesTheFuture(lg.FoX):
+    def context(self, x, carry=None, documents=None):
+        return super().context(x + x.mean(1, keepdim=True), carry, documents)
+
+
+class HalfSums(lg.FoX):
+    def context(self, x, carry=None, documents=None):
+        columns, carry = super().context(x, carry, documents)
+        return {name: column.to(x.dtype) for name, column in columns.items()}, carry
+
+
+class SaysNothingOfTheFuture(lg.CoPE):
+    causal_only = False
+
+
+class StaleKeys(lg.Rotary):
+    """Turns by the length it is asked for, which grows while decoding, and claims that keys stay right."""
+
+    def prepare(self, positions, length=None, dtype=torch.float32):
+        turn = super().prepare(positions, length, dtype)
+        return type(turn)(*(x * (1 + 0.1 * (length or 0)) for x in turn))
+
+
+class ReadsLength(Broken):
+    """Asks the data how long it is, so that every length makes a graph."""
+
+    def of(self, offset):
+        return super().of(offset) * sum(1.0 for _ in range(offset.shape[0]))
+
+
+RED = [
+    ("far_positions", InTheModelsDtype),
+    ("far_positions", InBfloat16),
+    ("far_positions", HalfSums),
+    ("tables", SharesATable),
+    ("state", Saves),
+    ("state", DeclaresNothing),
+    ("order", NotFiniteAhead),
+    ("shift", Absolute),
+    ("shift", SaysAbsolute),
+    ("gradients", NoGradient),
+    ("gradients", WrongGradient),
+    ("wrong_input", Asserts),
+    ("pieces", ForgetsCarry),
+    ("pieces", StaleKeys),
+    ("packing", MixesDocuments),
+    ("padding", MixesDocuments),
+    ("rows", MixesRows),
+    ("causality", SeesTheFuture),
+    ("compile", ReadsLength),
+    ("permutation", SaysNothingOfTheFuture),
+]
+
+
+@pytest.mark.parametrize(("law", "broken"), RED, ids=[f"{law}-{kind.__name__}" for law, kind in RED])
+def test_law_goes_red(law: str, broken: type) -> None:
+    with pytest.raises(testing.LawBroken, match=f"{broken.__name__} breaks the law '{law}'"):
+        testing.examine(law, broken)
+
+
+def test_a_backend_that_is_wrong_goes_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from longitude.attention.backends import BACKENDS
+
+    table = BACKENDS["table"]
+    monkeypatch.setitem(BACKENDS, "table", replace(table, run=lambda r: 1.001 * table.run(r)))
+    with pytest.raises(testing.LawBroken, match=r"backend table, torch.float64, .*, output: differs by"):
+        testing.examine("backends", "alibi")
+
+
+# ---- the public face ----------------------------------------------------------------------------------------------------
+def test_a_newcomer_gets_the_battery_with_no_second_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+    from longitude.positions import base
+
+    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    lg.register("newcomer")(Broken)
+    assert {law for name, law in testing.cases() if name == "newcomer"} == set(testing.laws())
+    said = testing.check("newcomer", without=("compile",))
+    assert set(said) == set(testing.laws()) - {"compile"}
+    assert set(said.values()) == {testing.HOLDS, "its terms are no part of plain attention"}
+
+
+def test_check_takes_names_classes_functions_and_options() -> None:
+    without = tuple(set(testing.laws()) - {"shift", "state"})
+    for encoding in ("alibi", lg.ALiBi, lambda: lg.ALiBi(4), testing.example("alibi")):
+        assert testing.check(encoding, without=without) == {"shift": "holds", "state": "holds"}
+    assert testing.example("rope", layout="half")().layout == "half"
+    assert testing.example(lg.Rotary, layout="half", base=5.0)(base=7.0).base == 7.0
+
+
+def test_check_refuses_what_it_cannot_mean() -> None:
+    with pytest.raises(ValueError, match="unknown encoding 'alibbi': did you mean 'alibi'"):
+        testing.check("alibbi")
+    with pytest.raises(ValueError, match="unknown option 'slope': did you mean 'slopes'"):
+        testing.check("alibi", slope=1)
+    with pytest.raises(ValueError, match="expected names of laws, backends"):
+        testing.check("alibi", without=("compiled",))
+    with pytest.raises(ValueError, match="got an encoding"):
+        testing.check(lg.ALiBi(4))
+    with pytest.raises(ValueError, match="returns an Encoding"):
+        testing.check(lambda: torch.nn.Linear(2, 2))
+
+
+def test_parameters_are_filled_and_fillings_differ_by_seed() -> None:
+    for name in lg.encodings():
+        build = testing.example(name)
+        one, again, other = (learned_of(build(seed)) for seed in (0, 0, 1))
+        for p in one:
+            assert bool(one[p].ne(0).all()), (name, p)
+            assert torch.equal(one[p], again[p]) and not torch.equal(one[p], other[p])
+
+
+# ---- in a whole model ----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("spec", [*lg.encodings(), ["rope", "fox"], ["path", "fox"]], ids=str)
+def test_model_in_pieces_padded_and_packed(spec) -> None:
+    """Laws 3 and 4 in four layers with grouped heads, over tokens: logits and every gradient."""
+    config = lg.LongitudeConfig(
+        encoding=spec, num_hidden_layers=4, hidden_size=32, num_key_value_heads=2, max_position_embeddings=64
+    )
+    model = lg.LongitudeForCausalLM(config).double().eval()
+    testing.fill(model.model.encodings)
+    tokens = torch.randint(0, 256, (2, 17))
+    near = {"atol": 1e-8, "rtol": 1e-8}
+
+    with torch.no_grad():
+        whole, cache, parts = model(tokens).logits, None, []
+        for a, b in ((0, 7), (7, 8), (8, 9), (9, 17)):
+            out = model(tokens[:, a:b], past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            parts.append(out.logits)
+        torch.testing.assert_close(torch.cat(parts, 1), whole, **near)
+
+        padded = torch.randint(0, 256, (2, 22))
+        seen = torch.ones(2, 22, dtype=torch.long)
+        padded[0, 5:], seen[0, :5] = tokens[0], 0
+        torch.testing.assert_close(model(padded, attention_mask=seen).logits[0, 5:], whole[0], **near)
+
+    def gradients(loss):
+        return torch.autograd.grad(loss, list(model.parameters()))
+
+    ids = torch.tensor([[0] * 9 + [1] * 8] * 2)
+    packed = model(tokens, labels=tokens, document_ids=ids)
+    alone = [model(part, labels=part) for part in (tokens[:, :9], tokens[:, 9:])]
+    torch.testing.assert_close(packed.logits, torch.cat([a.logits for a in alone], 1), **near)
+    mean = (8 * alone[0].loss + 7 * alone[1].loss) / 15  # so many tokens are predicted; a loss is in float32
+    torch.testing.assert_close(packed.loss, mean, atol=2e-6, rtol=0)
+    torch.testing.assert_close(gradients(packed.loss), gradients(mean), atol=2e-6, rtol=0)
