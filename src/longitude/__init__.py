@@ -79,6 +79,8 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"longitude.{_MODULE_OF[name]}"), name)
         globals()[name] = value  # the next access is an ordinary one
         return value
+    if name[:1].isupper() and (kind := import_module("longitude.positions.base").classes().get(name)):
+        return kind  # an encoding that somebody added: lg.encodings() knows its name already
     raise AttributeError(f"module 'longitude' has no attribute {name!r}; dir(longitude) lists its names")
 
 

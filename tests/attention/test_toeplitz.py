@@ -265,11 +265,13 @@ def test_a_window_costs_its_width(monkeypatch):
     assert 3000 * 40 <= pairs["tiles"] <= 3000 * 3 * 64
 
 
-def test_mixed_dtypes_are_refused():
+def test_other_and_mixed_dtypes_are_refused():
     """The kernel would read a float32 table as float64 and answer nonsense."""
     q, k, v, table = tensors(5, 5)
     with pytest.raises(AssertionError, match="float32"):
         toeplitz_attention(q, k, v, table.float(), scale=0.3)
+    with pytest.raises(AssertionError, match="bfloat16"):
+        toeplitz_attention(*(x.bfloat16() for x in (q, k, v, table)), scale=0.3)
 
 
 def test_available_says_no_when_the_kernel_is_wrong(monkeypatch):

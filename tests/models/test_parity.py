@@ -23,7 +23,7 @@ def llama(kv_heads: int, base: float, tied: bool) -> LlamaForCausalLM:
     config = LlamaConfig(
         vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=kv_heads, max_position_embeddings=128, tie_word_embeddings=tied, initializer_range=0.3,
-        rope_parameters={"rope_type": "default", "rope_theta": base}, attn_implementation="eager",
+        rope_parameters={"rope_type": "default", "rope_theta": base}, attn_implementation="sdpa",
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
 

@@ -39,6 +39,7 @@ def toeplitz_attention(
     A query with nothing to look at gives zeros. q, k, v and the table get gradients; double backward raises.
     """
     assert q.dtype == k.dtype == v.dtype == table.dtype, (q.dtype, k.dtype, v.dtype, table.dtype)
+    assert q.dtype in (torch.float32, torch.float64), q.dtype
     assert q.dim() == 4 and k.dim() == 4 and k.shape == v.shape, (q.shape, k.shape, v.shape)
     assert q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and q.shape[1] % k.shape[1] == 0, (q.shape, k.shape)
     assert table.shape == (q.shape[1], q.shape[2] + k.shape[2] - 1), (table.shape, q.shape, k.shape)

@@ -292,6 +292,11 @@ def encodings() -> list[str]:
     return sorted(_registry)
 
 
+def classes() -> dict[str, type[Encoding]]:
+    """The registered classes by the name of the class."""
+    return {factory.__name__: factory for factory in _registry.values() if isinstance(factory, type)}
+
+
 def factory_of(name: str) -> Callable[..., Encoding]:
     """The class or function registered under `name`; ValueError with the nearest name otherwise."""
     if name not in _registry:
