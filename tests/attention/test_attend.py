@@ -85,6 +85,18 @@ def test_half_precision(dtype, backend):
     torch.testing.assert_close(out.double(), exact, atol=3 * torch.finfo(dtype).eps, rtol=torch.finfo(dtype).eps)
 
 
+@pytest.mark.parametrize("encoding", [None, lg.ALiBi(4), lg.T5Bias(4)], ids=["plain", "alibi", "t5"])
+@torch.no_grad()
+def test_autocast_changes_nothing(encoding):
+    """The dtype of q is the dtype of the answer, whichever backend gives it."""
+    q, k, v = qkv(9, 9, dtype=torch.float32)
+    for backend in ("auto", *BACKENDS):
+        plain = lg.attend(q, k, v, encoding=encoding, backend=backend)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            same = lg.attend(q, k, v, encoding=encoding, backend=backend)
+        assert same.dtype == torch.float32 and torch.equal(same, plain)
+
+
 # ---- weights and dropout ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("encoding", [None, lg.ALiBi(4)], ids=["plain", "alibi"])
 def test_weights_sum_to_one_and_make_the_output(encoding):

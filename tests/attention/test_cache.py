@@ -147,9 +147,16 @@ def test_raw_keys_where_rotated_ones_would_drift():
 
     attention, x, cache = layer("none"), tokens(), LongitudeCacheLayer()
     attention.encoding = compose(Stretched())
+    assert not attention.encoding.stable_keys
     attention(x[:, :-3], cache=cache)
     close(cache.keys, attention.k_proj(x[:, :-3]).unflatten(-1, (2, -1)).transpose(1, 2))
-    close(attention(x[:, -3:], cache=cache), attention(x)[:, -3:])
+    whole = attention(x)
+    close(attention(x[:, -3:], cache=cache), whole[:, -3:])
+    heads = (
+        p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
+    )
+    by_hand = lg.attend(*heads, encoding=attention.encoding)
+    close(whole, attention.o_proj(by_hand.transpose(1, 2).flatten(2)))
 
 
 def test_columns_are_float32_or_wider():
@@ -170,6 +177,15 @@ def test_adopting_caches():
     stranger.update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0)
     with pytest.raises(ValueError, match="expected an empty cache or a LongitudeCache, got a filled DynamicCache"):
         adopt(stranger, 1)
+
+
+@pytest.mark.parametrize("kind", ["static", "offloaded"])
+def test_caches_of_another_kind_are_refused(kind):
+    """Not turned into ours in silence: they were asked for, and something else would run."""
+    model = lg.LongitudeForCausalLM(lg.LongitudeConfig(hidden_size=16)).eval()
+    x = torch.ones(1, 5, dtype=torch.long)
+    with pytest.raises(ValueError, match=r"expected a LongitudeCache or a plain DynamicCache, got .*Cache; static"):
+        model.generate(x, attention_mask=x, max_new_tokens=3, cache_implementation=kind)
 
 
 def test_a_filled_cache_of_another_depth_is_refused():

@@ -5,6 +5,7 @@ import torch
 
 import longitude as lg
 
+VOCABULARY = 61
 SPECS = [*lg.encodings(), ["rope", "fox"]]
 
 
@@ -210,6 +211,15 @@ def test_training_drops_and_evaluation_does_not(build, ids):
     close(model(x).logits, build()(x).logits)
     losses = {model.train()(x, labels=x).loss.item() for _ in range(3)}
     assert len(losses) == 3
+
+
+@torch.no_grad()
+def test_the_vocabulary_may_grow(build, ids):
+    model, x = build("rope"), ids()
+    before = model(x).logits
+    model.resize_token_embeddings(VOCABULARY + 9, mean_resizing=False)
+    assert model.config.vocab_size == VOCABULARY + 9 and model.lm_head.weight is model.model.embed_tokens.weight
+    close(model(x).logits[..., :VOCABULARY], before)
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

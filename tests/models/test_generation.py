@@ -5,6 +5,7 @@ import torch
 from transformers import DynamicCache
 
 import longitude as lg
+from longitude.attention.cache import LongitudeCacheLayer
 
 SPECS = [*lg.encodings(), ["rope", "fox"]]
 NEW = 9
@@ -95,6 +96,21 @@ def test_going_on_from_a_returned_cache(spec, build, ids):
     assert torch.equal(more.sequences, whole)
     turn = torch.cat([more.sequences, ids(2, 5, seed=9)], 1)
     assert torch.equal(generate(model, turn, past_key_values=more.past_key_values), generate(model, turn))
+
+
+@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "sinusoidal"])
+def test_guesses_that_are_taken_back(spec, build, ids):
+    """Assisted decoding crops the cache after wrong guesses: the tokens of the model alone."""
+    model, x = build(spec), ids(1, 7)
+    torch.manual_seed(5)
+    assistant = build("none")
+    cropped = []
+    whole = generate(model, x)
+    crop = LongitudeCacheLayer.crop
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LongitudeCacheLayer, "crop", lambda layer, n: cropped.append(n) or crop(layer, n))
+        assert torch.equal(generate(model, x, assistant_model=assistant), whole)
+    assert any(cropped)
 
 
 def test_an_empty_cache_of_transformers_is_adopted(build, ids):

@@ -180,8 +180,20 @@ def sdpa(r: Request) -> Tensor:
         )
         return out.masked_fill(~some, 0.0)
 
-    # A dense row is no larger than the keys: decoding needs no spans.
-    return run(r) if r.rows == 1 or len(r.beyond_band) == 0 or isinstance(spans(r), str) else by_spans(r, run)
+    with torch.autocast(r.q.device.type, enabled=False):  # the dtype of q is the dtype of the answer, as everywhere
+        return by_spans(r, run) if sdpa_by_spans(r) else run(r)
+
+
+def sdpa_by_spans(r: Request) -> bool:
+    """Whether padding and documents are cut away first. A dense row is no larger than the keys: decoding needs no spans."""
+    return r.rows > 1 and len(r.beyond_band) > 0 and not isinstance(spans(r), str)
+
+
+def sdpa_dense(r: Request) -> list[Request]:
+    """The parts of it that need a dense bias."""
+    cut = pieces(r) if sdpa_by_spans(r) else [(slice(None), slice(0, r.rows), r)]
+    assert not isinstance(cut, str), cut
+    return [piece for _, _, piece in cut if not sdpa_is_plain(piece)]
 
 
 def sdpa_bias_bytes(r: Request) -> int:
@@ -192,18 +204,16 @@ def sdpa_bias_bytes(r: Request) -> int:
 
 def sdpa_memory(r: Request) -> int:
     """A term's bias is made in float64, offsets and product, before it is added up in the dtype of q."""
-    if sdpa_is_plain(r):
-        return 0
-    return sdpa_bias_bytes(r) * (2 + 2 * 8 // r.q.element_size() if r.terms else 1) + terms_bytes(r)
+    times = 2 + 2 * 8 // r.q.element_size() if r.terms else 1
+    return max([0, *(sdpa_bias_bytes(part) * times + terms_bytes(part) for part in sdpa_dense(r))])
 
 
 def sdpa_limits(r: Request) -> str | None:
-    if sdpa_is_plain(r):
-        return None
-    if r.terms and r.q.dtype in (torch.bfloat16, torch.float16):
-        return f"its dense bias would be rounded to {r.q.dtype}"
-    if sdpa_bias_bytes(r) > SHORT_BYTES:
-        return f"its dense bias would take {sdpa_bias_bytes(r) / 2**20:.0f} MiB, above {SHORT_BYTES // 2**20}"
+    for part in sdpa_dense(r):
+        if r.terms and r.q.dtype in (torch.bfloat16, torch.float16):
+            return f"its dense bias would be rounded to {r.q.dtype}"
+        if (size := sdpa_bias_bytes(part)) > SHORT_BYTES:
+            return f"its dense bias would take {size / 2**20:.0f} MiB, above {SHORT_BYTES // 2**20}"
     return None
 
 

@@ -109,5 +109,10 @@ def adopt(cache: Cache, num_layers: int) -> Cache:
         raise ValueError(
             f"past_key_values: expected an empty cache or a LongitudeCache, got a filled {type(cache).__name__}"
         )
+    if getattr(cache, "offloading", False) or any(type(layer) is not DynamicLayer for layer in cache.layers):
+        raise ValueError(
+            f"past_key_values: expected a LongitudeCache or a plain DynamicCache, got {type(cache).__name__}; "
+            "static, sliding, quantized and offloaded caches cannot hold what encodings keep"
+        )
     cache.layers[:] = [LongitudeCacheLayer() for _ in range(num_layers)]
     return cache

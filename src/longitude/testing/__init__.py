@@ -21,7 +21,15 @@ from collections.abc import Callable
 from typing import Any
 
 from longitude.positions.base import Encoding, encodings
-from longitude.testing.equal import law_backends, law_dropout, law_packing, law_padding, law_pieces, law_rows
+from longitude.testing.equal import (
+    law_backends,
+    law_dropout,
+    law_packing,
+    law_padding,
+    law_pieces,
+    law_queries_are_last,
+    law_rows,
+)
 from longitude.testing.places import law_causality, law_far_positions, law_order, law_permutation, law_shift
 from longitude.testing.state import law_compile, law_export, law_gradients, law_state, law_tables, law_wrong_input
 from longitude.testing.toys import SHAPES, Example, LawBroken, Stack, example, fill
@@ -33,6 +41,7 @@ HOLDS = "holds"
 _LAWS: tuple[Law, ...] = (
     law_backends,
     law_dropout,
+    law_queries_are_last,
     law_pieces,
     law_padding,
     law_packing,

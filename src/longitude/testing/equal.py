@@ -44,6 +44,8 @@ def masks(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
         "documents": Causal() & Documents(ids),
         "documents by row": Window(half) & Documents(own_ids),
         "padding": Causal() & Padding(pads),
+        "padding on the right": Causal() & Padding(pads.flip(1)),
+        "window, padding on the right": Window(half) & Padding(pads.flip(1)),
         "padded documents": Causal() & Documents(own_ids) & Padding(pads),
         "documents that come back": Causal() & again,
         "holes": Causal() & holes,
@@ -139,6 +141,26 @@ def law_dropout(build: Example) -> str | None:
                 raise LawBroken(
                     f"backend {name}: the mean over {draws} draws with dropout {p} is not the output without"
                 )
+    return None
+
+
+def law_queries_are_last(build: Example) -> str | None:
+    """Law 3. With fewer queries than keys, and positions not said or said of the keys alone, queries are the last."""
+    length = 9
+    encoding = build()
+    q, k, v, x = heads_and_tokens(length, length)
+    with torch.no_grad():
+        context = encoding.context(x)[0]
+        for said in ({}, {"k_positions": 4}, {"k_positions": torch.arange(length) * 2 + 1}):
+            for mask in (Causal(), Window(3)):
+                options: dict = {"encoding": encoding, "context": context, "mask": mask, **said}
+                whole = attend(q, k, v, **options)
+                for rows in (1, 4):
+                    close(
+                        f"the last {rows} queries alone, {said}",
+                        attend(q[:, :, -rows:], k, v, **options),
+                        whole[:, :, -rows:],
+                    )
     return None
 
 
