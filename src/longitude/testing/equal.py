@@ -37,7 +37,7 @@ def masks(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
     own_ids = torch.stack([ids, token // half, *[ids] * batch][:batch])
     pads = torch.stack([token >= min(2, keys - 1), token >= 0, *[token >= 1] * batch][:batch])
     again = Documents(token // third % 2)  # documents that come back
-    holes = Padding(token % 3 != 1)
+    holes = Padding(token % 3 != 0)  # the first query sees nothing
     kinds: dict[str, Mask] = {
         "causal": Causal(),
         "window": Window(3),
@@ -76,7 +76,8 @@ def law_backends(build: Example, lengths: tuple[tuple[int, int], ...] = LENGTHS)
             exact = build().float().double()
             where = f"{rows} queries, {keys} keys, mask {kind}"
             truth = _answer(exact, differentiable(q=q, k=k, v=v, x=x), mask, "reference")
-            for dtype, tolerance in PRECISIONS[: 1 if keys < 12 else 2]:
+            # float32 where it tells more than float64 and no pair of so many stands at a kink (relu, floor) by chance.
+            for dtype, tolerance in PRECISIONS[: 2 if 12 <= keys <= 100 else 1]:
                 encoding = build().float().to(dtype)
                 inputs = differentiable(q=q.to(dtype), k=k.to(dtype), v=v.to(dtype), x=x.to(dtype))
                 for name in BACKENDS:

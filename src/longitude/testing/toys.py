@@ -142,11 +142,13 @@ def with_gradients(forward: Callable[[], Tensor], wanted: Mapping[str, Tensor], 
     out = forward()
     if seen is not None:
         out = out * seen
-    if not (wanted and out.requires_grad):
+    if not wanted:
         return {"output": out.detach()}
     direction = numbers(*out.shape[1:], seed=9).expand(out.shape)  # the same for each row of a batch
     direction = direction if seen is None else direction * seen
-    grads = torch.autograd.grad((out.double() * direction).sum(), list(wanted.values()), allow_unused=True)
+    grads: Sequence[Tensor | None] = [None] * len(wanted)
+    if out.requires_grad:  # nobody sees anything: a constant
+        grads = torch.autograd.grad((out.double() * direction).sum(), list(wanted.values()), allow_unused=True)
     named = {
         f"gradient of {name}": torch.zeros_like(x) if g is None else g
         for (name, x), g in zip(wanted.items(), grads, strict=True)
