@@ -30,7 +30,7 @@ class StudyConfig:
     """Bytes per training window."""
     test_lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     """Window lengths to measure at, in bytes, ascending."""
-    steps: int = 400
+    steps: int = 260
     """Optimizer steps of every model."""
     seeds: tuple[int, ...] = (0,)
     """One model per encoding and seed; a seed decides the initial weights and the order of the text."""
@@ -48,7 +48,7 @@ class StudyConfig:
     """Width of the model."""
     heads: int = 4
     """Attention heads; they divide the width."""
-    documents: int = 24
+    documents: int = 20
     """Validation documents to measure on, at most; fewer documents give longer excerpts each."""
     methods: tuple[str, ...] = ("non-overlapping", "per-position")
     """Ways to measure: non-overlapping, sliding, per-position."""
