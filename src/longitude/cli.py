@@ -80,7 +80,7 @@ def list_(json: bool = False) -> int:
     for name in encodings():
         factory = factory_of(name)
         line = " ".join((factory.__doc__ or "").strip().partition("\n\n")[0].split())
-        entries.append({"name": name, "options": list(options_of(factory)), "is": re.split(r"(?<=\.) ", line)[0]})
+        entries.append({"name": name, "options": list(options_of(factory)), "is": line})
     if json:
         _print_json(entries)
         return DONE
@@ -131,7 +131,9 @@ def _show(run: Path, json: bool, complete: bool) -> int:
     results = read_run(run)
     path = reports.write_report(results)
     if json:
-        _print_json(results.rows)
+        from longitude.measure import to_frame
+
+        _print_json(to_frame(results.rows))
     else:
         from rich.console import Console
 

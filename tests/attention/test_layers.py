@@ -159,3 +159,10 @@ assert sys.modules["transformers"] is None
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == lg.encodings()
+
+
+def test_documents_in_the_mask_alone_are_refused_where_tokens_are_read() -> None:
+    """The encoding's context would not know of them."""
+    layer = lg.MultiHeadAttention(16, 4, encoding=lg.FoX(16, 4))
+    with pytest.raises(ValueError, match="say documents and padding as documents="):
+        layer(torch.zeros(1, 4, 16), mask=lg.Causal() & lg.Documents(torch.tensor([0, 0, 1, 1])))

@@ -261,3 +261,36 @@ def test_a_mask_must_cover_the_cache(build, ids):
     cache = model(x, use_cache=True).past_key_values
     with pytest.raises(ValueError, match=r"attention_mask: expected \[2, 14\], one per token, cached ones included"):
         model(x[:, :1], past_key_values=cache, attention_mask=torch.ones(2, 1, dtype=torch.long))
+
+
+# ---- what has no meaning is refused ----------------------------------------------------------------------------------
+def test_padding_between_tokens_is_refused() -> None:
+    model = lg.LongitudeForCausalLM(lg.LongitudeConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
+    ids, hole = torch.tensor([[5, 6, 0, 7]]), torch.tensor([[1, 1, 0, 1]])
+    with pytest.raises(ValueError, match="padding stands between tokens of one sequence"):
+        model(ids, attention_mask=hole)
+    model(ids, attention_mask=hole, document_ids=torch.tensor([[0, 0, 0, 1]]))  # between documents it may
+    with pytest.raises(ValueError, match="attention_mask: expected 1 for tokens and 0 for padding"):
+        model(ids, attention_mask=torch.tensor([[-1e9, 0.0, 0.0, 0.0]]))
+
+
+def test_an_option_that_is_nearly_ours_is_a_slip() -> None:
+    with pytest.raises(ValueError, match="did you mean 'encoding'"):
+        lg.LongitudeConfig(encodng="alibi")
+
+
+def test_learned_rows_suffice_for_padded_text() -> None:
+    """Padding stands at row 0, so a table of the text's length is enough however much is padded."""
+    config = lg.LongitudeConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=4, encoding="learned"
+    )
+    model = lg.LongitudeForCausalLM(config).eval()
+    ids = torch.tensor([[0] * 6 + [5, 6, 7, 8]])
+    padded = model(ids, attention_mask=(ids > 0).long()).logits[:, 6:]
+    torch.testing.assert_close(padded, model(ids[:, 6:]).logits)
+
+
+def test_what_writes_to_the_residual_stream_starts_smaller_with_depth() -> None:
+    layer = lg.LongitudeForCausalLM(lg.LongitudeConfig(hidden_size=64, num_hidden_layers=8)).model.layers[0]
+    assert float(layer.attention.o_proj.weight.detach().std()) == pytest.approx(64**-0.5 / 4, rel=0.1)
+    assert float(layer.attention.q_proj.weight.detach().std()) == pytest.approx(64**-0.5, rel=0.1)

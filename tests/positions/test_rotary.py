@@ -179,3 +179,10 @@ def test_first_angles_are_positions() -> None:
     cos, sin = lg.Rotary(8, "half").prepare(torch.arange(7), dtype=torch.float64)
     assert cos[:, 0].tolist() == pytest.approx([math.cos(p) for p in range(7)])
     assert sin[:, 0].tolist() == pytest.approx([math.sin(p) for p in range(7)])
+
+
+def test_memory_that_no_complex_number_fits() -> None:
+    """A slice at an odd place in memory turns as its copy does."""
+    rope = lg.Rotary(4, "interleaved")
+    for odd in (torch.arange(5.0).view(1, 1, 1, 5)[..., 1:], torch.arange(81.0)[1:].view(2, 2, 5, 4)):
+        assert torch.equal(rope.rotate(odd, 3), rope.rotate(odd.clone(), 3))

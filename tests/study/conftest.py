@@ -43,7 +43,7 @@ def write_run(
     noise: of every document at every length."""
     config = StudyConfig(
         encodings=tuple(bits), seeds=seeds, test_lengths=lengths, train_length=train_length, methods=methods,
-        documents=documents,
+        documents=documents, steps=200, batch_size=16,
     )  # fmt: skip
     random = np.random.default_rng(0)
     common = random.normal(0, spread, documents)

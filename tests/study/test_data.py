@@ -119,7 +119,7 @@ def test_order_is_a_function_of_text_and_seed_alone():
 
 def test_the_standard_library_is_text_enough_for_the_defaults():
     data = prepare(StudyConfig())
-    assert data.description["unit"] == "documents" and len(data.validation) == 24
+    assert data.description["unit"] == "documents" and len(data.validation) == StudyConfig().documents
     assert all(len(document) == 4097 for document in data.validation)
     assert data.description["training_bytes"] > 2_000_000
     assert "Python 3." in data.description["source"]

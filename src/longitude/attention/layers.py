@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from longitude.attention.masks import Causal, Documents, Mask, Padding
-from longitude.attention.operation import of_transformed, run
+from longitude.attention.masks import Causal, Documents, Mask, Padding, require_mask
+from longitude.attention.operation import of_transformed, require_backend, run
 from longitude.attention.request import validate
 from longitude.positions.base import Encoding, Positions, compose, explicit, require_positions, sizes
 
@@ -23,7 +23,8 @@ class MultiHeadAttention(nn.Module):
 
     x [B, L, dim] -> [B, L, dim]. The projected vectors are split into heads of head_dim = dim / num_heads (or as said).
     num_kv_heads = num_heads is multi-head, 1 is multi-query, between them grouped-query attention. dropout acts on the
-    weights, in training. scale is head_dim**-0.5 unless said.
+    weights, in training. scale is head_dim**-0.5 unless said. What an encoding does at a model's input
+    is not done here: call its embed(x, positions) there.
     """
 
     def __init__(
@@ -44,6 +45,11 @@ class MultiHeadAttention(nn.Module):
         sizes("MultiHeadAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
         if num_heads % num_kv_heads:
             raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
+        if head_dim is not None:
+            sizes("MultiHeadAttention", head_dim=head_dim)
+        require_backend(backend)
+        if not 0.0 <= dropout < 1.0:
+            raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout!r}")
         if head_dim is None and dim % num_heads:
             raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim or dim // num_heads
@@ -78,6 +84,13 @@ class MultiHeadAttention(nn.Module):
         encoding = compose(encoding) if encoding is not None else self.encoding
         past = cache.get_seq_length() if cache is not None else 0
         length, keys = x.shape[1], past + x.shape[1]
+        require_mask(mask)
+        if (
+            documents is None
+            and any(isinstance(m, Documents | Padding) for m in mask.parts())
+            and encoding.reads_tokens
+        ):
+            raise ValueError("mask: the encoding reads the tokens too; say documents and padding as documents= instead")
         if documents is not None:
             if documents.shape != (x.shape[0], keys):
                 raise ValueError(
@@ -88,7 +101,12 @@ class MultiHeadAttention(nn.Module):
             positions = cache.next_positions() if cache is not None else 0
             if isinstance(positions, Tensor):
                 positions = positions + torch.arange(length, device=x.device)
-        elif isinstance(positions, Tensor):
+        elif isinstance(positions, int):
+            if positions < 0:
+                raise ValueError(f"positions: expected 0 or more, got {positions}")
+        elif not isinstance(positions, Tensor):
+            raise ValueError(f"positions: expected an int or a tensor of integers, got {positions!r}")
+        else:
             if positions.shape not in ((length,), (x.shape[0], length), (1, length)):
                 raise ValueError(
                     f"positions: expected [{length}] or [{x.shape[0]}, {length}], got {list(positions.shape)}"

@@ -12,6 +12,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from longitude.errors import nearest
+
 Reach = tuple[int | None, int | None]
 """Smallest and largest allowed (query order - key order); None: unbounded."""
 
@@ -34,9 +36,11 @@ class Mask:
         return (self,)
 
     def __and__(self, other: Mask) -> Mask:
+        require_mask(other)
         return All((*self.parts(), *other.parts()))
 
     def __or__(self, other: Mask) -> Mask:
+        require_mask(other)
         return Any((self, other))
 
 
@@ -51,7 +55,7 @@ class NoMask(Mask):
         return ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Causal(Mask):
     """A token sees itself and what came before it. order [Lk]: the place of each key in its stream, if not 0, 1, 2, ..."""
 
@@ -69,7 +73,7 @@ class Causal(Mask):
         _validate_order("Causal", self.order, rows, keys)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Window(Mask):
     """A token sees itself and the size - 1 before it: size keys. Causal by itself."""
 
@@ -93,7 +97,7 @@ class Window(Mask):
         _validate_order("Window", self.order, rows, keys)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Documents(Mask):
     """Tokens see only tokens with the same number. ids [Lk] or [B, Lk], of the keys; queries are the last of them."""
 
@@ -113,7 +117,7 @@ class Documents(Mask):
             raise ValueError(f"Documents: expected queries among the {keys} keys, got {rows} queries")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Padding(Mask):
     """Keys that are not valid are seen by nobody. valid [B, Lk] (or [Lk]), True or 1 for real tokens."""
 
@@ -131,7 +135,7 @@ class Padding(Mask):
         _validate_tokens("Padding(valid)", self.valid, batch, keys)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class All(Mask):
     """Pairs that every mask allows; written a & b."""
 
@@ -152,7 +156,7 @@ class All(Mask):
         return self.masks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Any(Mask):
     """Pairs that one of the masks allows; written a | b."""
 
@@ -176,6 +180,17 @@ def _meet(a: Reach, b: Reach) -> Reach:
     return max(lows, default=None), min(highs, default=None)
 
 
+def require_mask(mask: object) -> None:
+    """ValueError unless it is a mask; for a name, with the nearest one."""
+    if not isinstance(mask, Mask):
+        near = nearest(mask, ("Causal", "Window", "Documents", "Padding", "NoMask")) if isinstance(mask, str) else None
+        hint = f"; did you mean lg.{near}?" if near else ""
+        raise ValueError(
+            "mask: expected lg.Causal(), Window(size), Documents(ids), Padding(valid), NoMask() or their & and |, "
+            f"got {_kind(mask)}{hint}"
+        )
+
+
 def _places(order: Tensor | None, q_order: Tensor, k_order: Tensor) -> tuple[Tensor, Tensor]:
     return (q_order, k_order) if order is None else (order[q_order], order[k_order])
 
@@ -185,6 +200,8 @@ def _kind(x: object) -> str:
 
 
 def _validate_order(who: str, order: Tensor | None, rows: int, keys: int) -> None:
+    if order is not None and not isinstance(order, Tensor):
+        raise ValueError(f"{who}: expected order as a tensor [{keys}], got {order!r}")
     if order is not None and (order.is_floating_point() or order.shape != (keys,) or rows > keys):
         raise ValueError(f"{who}: expected order [{keys}], one integer per key, got {_kind(order)} with {rows} queries")
 

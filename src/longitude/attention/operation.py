@@ -38,7 +38,8 @@ def attend(
     q [B, H, Lq, D]; k [B, Hkv, Lk, D] and v [B, Hkv, Lk, Dv], where Hkv divides H. With fewer queries than keys and nothing
     said, queries are the last. A query with nothing to look at gives zeros.
 
-    encoding: an Encoding, a list of them (composed), or None. context: the columns of `encoding.context(x)` for all keys,
+    encoding: an Encoding, a list of them (composed), or None; what acts on a model's input (embed) has nothing to do here.
+    context: the columns of `encoding.context(x)` for all keys,
     where the encoding reads content. q_positions, k_positions: integers [L] or [B, L], or an int p for p, p+1, ...: the
     encoding follows positions, causality follows order. scale: head_dim**-0.5 unless said. dropout: of the weights.
     return_weights: also return the weights [B, H, Lq, Lk], as applied. backend: "auto" takes the cheapest that accepts; a
@@ -95,11 +96,8 @@ def of_transformed(
         raise ValueError(
             f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
         ) from None
-    for name, column in (context or {}).items():
-        if column.shape[0] != q.shape[0] or column.shape[2] != keys:
-            raise ValueError(
-                f"context[{name!r}]: expected [{q.shape[0]}, heads, {keys}, ...], got {list(column.shape)}"
-            )
+    if context and not encoding.reads_tokens:
+        raise ValueError(f"context: the encoding reads no columns, got {sorted(context)}; leave context out")
     for member in encoding:
         said = getattr(member, "num_heads", heads)
         if said != heads:
@@ -107,6 +105,12 @@ def of_transformed(
         said = getattr(member, "head_dim", q.shape[3])
         if said != q.shape[3]:
             raise ValueError(f"{type(member).__name__} was built for head_dim {said}, q has {q.shape[3]}")
+    for name, column in (context or {}).items():
+        if column.shape[0] != q.shape[0] or column.shape[1] not in (k.shape[1], heads) or column.shape[2] != keys:
+            raise ValueError(
+                f"context[{name!r}]: expected [{q.shape[0]}, heads, {keys}, ...] with {heads} heads, or {k.shape[1]} as the "
+                f"keys have, got {list(column.shape)}"
+            )
     r = Request(
         q, k, v, terms, mask, q_positions, k_positions,
         scale=q.shape[3] ** -0.5 if scale is None else scale,

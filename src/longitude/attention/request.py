@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.masks import All, Causal, Mask, Window
+from longitude.attention.masks import All, Causal, Mask, Window, require_mask
 from longitude.positions.base import Drift, Positions, Term, Transport, explicit, require_positions
 
 
@@ -143,13 +144,12 @@ def validate(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, d
         )
     if 0 in q.shape or 0 in k.shape:
         raise ValueError(f"expected no empty dimension, got q {list(q.shape)}, k {list(k.shape)}")
-    if not isinstance(mask, Mask):
-        raise ValueError(
-            f"mask: expected lg.Causal(), Window(size), Documents(ids), Padding(valid), NoMask() or their & and |, got {mask!r}"
-        )
+    require_mask(mask)
     mask.validate(q.shape[0], q.shape[2], k.shape[2])
-    if scale is not None and not isinstance(scale, int | float):
-        raise ValueError(f"scale: expected a number or None for head_dim**-0.5, got {scale!r}")
+    if scale is not None and (
+        isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale)
+    ):
+        raise ValueError(f"scale: expected a finite number or None for head_dim**-0.5, got {scale!r}")
     if not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout!r}")
 

@@ -24,9 +24,15 @@ class Span(NamedTuple):
 
 
 def spans(r: Request) -> list[tuple[list[int], list[Span]]] | str:
-    """Sequences of the batch that share their spans, with these spans; or why there are none."""
+    """Sequences of the batch that share their spans, with these spans; or why there are none. Found once per request."""
     if torch.compiler.is_compiling():
         return "where padding and documents begin is not known while compiling"
+    if "spans" not in r.__dict__:
+        r.__dict__["spans"] = _spans(r)
+    return r.__dict__["spans"]
+
+
+def _spans(r: Request) -> list[tuple[list[int], list[Span]]] | str:
     documents = [m.ids for m in r.beyond_band if isinstance(m, Documents)]
     valid = [m.valid for m in r.beyond_band if isinstance(m, Padding)]
     if len(documents) + len(valid) < len(r.beyond_band):

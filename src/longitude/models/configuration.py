@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -60,6 +62,10 @@ class LongitudeConfig(PreTrainedConfig):
     tie_word_embeddings: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
+        own = [field.name for field in fields(self)]
+        for name in kwargs:  # transformers keeps any key; one that nearly is ours is a slip
+            if get_close_matches(name, own, n=1, cutoff=0.8):
+                raise unknown("option of LongitudeConfig", name, own, "")
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
         sizes = (

@@ -233,8 +233,27 @@ def streams_of(
         raise ValueError("document_ids: expected numbers of 0 or more; say padding in attention_mask")
     if attention_mask is None:
         return document_ids
+    if attention_mask.is_floating_point():
+        raise ValueError(
+            f"attention_mask: expected 1 for tokens and 0 for padding, of int or bool, got {attention_mask.dtype}"
+        )
     streams = torch.zeros(batch, keys, dtype=torch.long, device=device) if document_ids is None else document_ids
-    return streams.masked_fill(attention_mask == 0, -1)
+    streams = streams.masked_fill(attention_mask == 0, -1)
+    if not torch.compiler.is_compiling():
+        require_runs(streams)
+    return streams
+
+
+def require_runs(streams: Tensor) -> None:
+    """ValueError where padding stands between two tokens of one stream: places and contexts have no meaning across it."""
+    real, order = streams >= 0, torch.arange(streams.shape[1], device=streams.device).expand_as(streams)
+    before = torch.where(real, order, -1).cummax(1).values[:, :-1]  # the nearest token before each
+    goes_on = (before >= 0) & (streams.gather(1, before.clamp(min=0)) == streams[:, 1:])
+    if bool((real[:, 1:] & ~real[:, :-1] & goes_on).any()):
+        raise ValueError(
+            "attention_mask: padding stands between tokens of one sequence; expected it at one side, "
+            "on the left where a cache goes on"
+        )
 
 
 def places_in(streams: Tensor) -> Tensor:

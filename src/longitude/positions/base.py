@@ -139,6 +139,11 @@ class Encoding(nn.Module):
         """Whether it acts on the model's input."""
         return type(self).embed is not Encoding.embed
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether it has columns, made of the tokens' content."""
+        return type(self).context is not Encoding.context
+
     def reset_parameters(self) -> None:
         """Give what is learned its initial values."""
 
@@ -161,7 +166,7 @@ class Encoding(nn.Module):
             raise ValueError(f"expected x [B, H, L, head_dim] for positions of several rows, got x {list(x.shape)}")
         return transform(x.reshape(1, -1, *x.shape[-2:]), prepared).reshape(x.shape)
 
-    def bias(self, q_positions: Positions, k_positions: Positions, **lengths: int) -> Tensor:
+    def bias(self, q_positions: Positions, k_positions: Positions) -> Tensor:
         """Sum of the content-free biases -> [heads, Lq, Lk]. Positions as tensors [L]."""
         i, j = (torch.as_tensor(p) for p in (q_positions, k_positions))
         if i.dim() != 1 or j.dim() != 1:
@@ -220,6 +225,10 @@ class Composed(Encoding):
     @property
     def at_input(self) -> bool:
         return any(m.at_input for m in self)
+
+    @property
+    def reads_tokens(self) -> bool:
+        return any(m.reads_tokens for m in self)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         for m in self:
@@ -325,7 +334,7 @@ def resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, A
     parameters = options_of(factory_of(name))
     for option in options:
         if option not in parameters:
-            raise unknown(f"option of {name!r}", option, parameters, "")
+            raise unknown(f"option of {name!r}", option, parameters, f"its options: {', '.join(parameters)}.")
     full = {}
     for option, parameter in parameters.items():
         if option in options:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register, sizes
+from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register, sizes, wide
 
 
 @register("cope")
@@ -48,7 +48,7 @@ class FoX(Encoding):
     """score(i, j) += G_i - G_j,   G_t = sum_{l<=t} ln f_l,   f_t = sigmoid(w_h . x_t + b_h)  (Lin et al. 2025).
 
     Each head forgets at a rate that it reads off the tokens; a constant f is ALiBi with the slope -ln f. The columns hold G
-    in float32 or wider, and the carry is the last G.
+    in float32 or wider, and the carry is the last G, summed in float64 where the device has it.
     """
 
     learned = True
@@ -63,9 +63,9 @@ class FoX(Encoding):
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         _require_width("FoX", x, self.forget.in_features)
         log_f = F.logsigmoid(self.forget(x).to(torch.promote_types(x.dtype, torch.float32)))
-        level = log_f.transpose(1, 2).cumsum(-1)
+        level = log_f.transpose(1, 2).to(wide(x.device)).cumsum(-1)  # long sums round; their differences would show it
         level = level if carry is None else level + carry
-        return {"forgotten": level}, level[..., -1:]
+        return {"forgotten": level.to(log_f.dtype)}, level[..., -1:]
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         return (Drift(context["forgotten"]),)

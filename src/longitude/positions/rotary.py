@@ -114,4 +114,4 @@ class Rotary(Encoding):
 def even(x: Tensor) -> Tensor:
     """x itself if its memory can be read as complex numbers, else a copy."""
     readable = x.stride(-1) == 1 and x.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in x.stride()[:-1])
-    return x if readable else x.contiguous()
+    return x if readable else x.clone(memory_format=torch.contiguous_format)

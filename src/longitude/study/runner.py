@@ -67,7 +67,10 @@ def plan(config: StudyConfig, run: Path) -> Plan:
     sizes = []
     for label in config.encodings:
         try:
-            sizes.append(sum(parameter.numel() for parameter in build_model(config, label, 0).parameters()))
+            model = build_model(config, label, 0)
+            sizes.append(sum(parameter.numel() for parameter in model.parameters()))
+            with torch.no_grad():  # options that contradict the model's shape show here
+                model(torch.zeros(1, 2, dtype=torch.long))
         except ValueError as error:
             raise ValueError(f"--encodings {label}: {error}") from error
     planned = Plan(config, prepare(config), run)
@@ -185,8 +188,8 @@ def _opened(planned: Plan, watcher: Watcher) -> Plan:
 def _continued(planned: Plan, saved: dict[str, Any]) -> StudyConfig:
     """The saved study, grown by new encodings and seeds. ValueError naming the first option that differs."""
     remedy = "--fresh starts over, another --out keeps both"
-    if saved.get("schema") != SCHEMA:
-        raise ValueError(f"{planned.run} was written by another release of longitude; {remedy}")
+    if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
+        raise ValueError(f"{planned.run} holds a study.json that this release cannot read; {remedy}")
     config, old = _plain(planned.config), saved["configuration"]
     for name in config:
         if name in GROWING and not set(old[name]) - set(config[name]):
