@@ -54,6 +54,11 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
+        for last in (
+            self.attention.o_proj,
+            self.mlp.down,
+        ):  # what writes to the residual stream starts smaller with depth
+            last.shrink = (2 * config.num_hidden_layers) ** -0.5
 
     def forward(
         self,
@@ -90,18 +95,14 @@ class LongitudePreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         """Linear and embedding N(0, 1/width of the input); what writes to the residual stream shrinks with depth."""
         if isinstance(module, nn.Linear):
-            nn.init.normal_(module.weight, std=self.config.initializer_range or module.in_features**-0.5)
+            std = self.config.initializer_range or module.in_features**-0.5
+            nn.init.normal_(module.weight, std=std * getattr(module, "shrink", 1.0))
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range or module.embedding_dim**-0.5)
         elif isinstance(module, nn.RMSNorm):
             nn.init.ones_(module.weight)
-        elif isinstance(module, DecoderLayer):
-            depth = (2 * self.config.num_hidden_layers) ** -0.5
-            for last in (module.attention.o_proj, module.mlp.down):
-                std = self.config.initializer_range or last.in_features**-0.5
-                nn.init.normal_(last.weight, std=std * depth)
         elif isinstance(module, Encoding):
             module.reset_parameters()
 
