@@ -54,11 +54,6 @@ class DecoderLayer(GradientCheckpointingLayer):
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.hidden_dropout)
-        for last in (
-            self.attention.o_proj,
-            self.mlp.down,
-        ):  # what writes to the residual stream starts smaller with depth
-            last.shrink = (2 * config.num_hidden_layers) ** -0.5
 
     def forward(
         self,
@@ -93,10 +88,10 @@ class LongitudePreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Linear and embedding N(0, 1/width of the input); what writes to the residual stream shrinks with depth."""
+        """Linear layers and embeddings N(0, 1/width of the input), or initializer_range; encodings as they say."""
         if isinstance(module, nn.Linear):
             std = self.config.initializer_range or module.in_features**-0.5
-            nn.init.normal_(module.weight, std=std * getattr(module, "shrink", 1.0))
+            nn.init.normal_(module.weight, std=std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
