@@ -41,8 +41,7 @@ def study(
         fresh: Start over: remove the study that the directory holds.
         json: Print the rows as JSON instead of the table.
     """
-    # Threads that spin while they wait for each other lose tenfold as soon as anything else runs: on two cores with one busy
-    # neighbour of the lowest priority a training step took 2.4 s spinning and 0.2 s sleeping; alone, 0.12 s and 0.15 s.
+    # Threads that spin while they wait for each other lose much as soon as anything else runs; docs/decisions.md has figures.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     console = _stderr()
     with console.status("reading the text, building the models") if console.is_terminal else nullcontext():

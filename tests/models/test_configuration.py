@@ -187,3 +187,8 @@ def test_the_initial_state_is_the_seed(ids):
             losses.append(model(ids(4, 60), labels=ids(4, 60, seed=8)).loss)
     assert losses[0] == losses[1]
     assert 0 < losses[0] - torch.tensor(256.0).log() < 1.5
+
+
+def test_one_encoding_or_one_per_layer():
+    with pytest.raises(ValueError, match="expected encoding or encodings, got both"):
+        LongitudeConfig(num_hidden_layers=2, encoding="alibi", encodings=["rope", "none"])

@@ -93,6 +93,8 @@ class LongitudeConfig(PreTrainedConfig):
         if self.embedding_scale is None:
             self.embedding_scale = math.sqrt(self.hidden_size)
         if self.encodings is not None:
+            if self.encoding not in (None, "rope"):  # None as saved, "rope" as nothing said
+                raise ValueError(f"expected encoding or encodings, got both: {self.encoding!r} and {self.encodings!r}")
             if len(self.encodings) != self.num_hidden_layers:
                 raise ValueError(
                     f"encodings: expected {self.num_hidden_layers}, one per layer, got {len(self.encodings)}"

@@ -79,9 +79,8 @@ class Rotary(Encoding):
         # Numbers, not buffers: nothing to save, to move, or to round with the model.
         inverse, factor = rope_frequencies(self.head_dim, self.base, self.rotary_dim, positions.device)
         angle_dtype = getattr(torch, self.angle_dtype) if positions.device.type != "mps" else torch.float32
-        angles = positions[..., None].to(angle_dtype) * inverse.to(
-            angle_dtype
-        )  # elementwise: a matmul may round to TF32
+        # Elementwise: a matrix product may round to TF32.
+        angles = positions[..., None].to(angle_dtype) * inverse.to(angle_dtype)
         if angles.dim() == 3:
             angles = angles[:, None]
         dtype = torch.promote_types(dtype, torch.float32)
