@@ -65,7 +65,8 @@ import sys
 sys.modules.update(dict.fromkeys("{OPTIONAL}".split()))
 import torch
 import longitude as lg
-from longitude.positions.base import compose, resolved
+from longitude.positions.base import resolved
+from longitude.positions.composed import compose
 
 x, (q, k, v) = torch.randn(1, 5, 16), torch.randn(3, 1, 2, 5, 8)
 for name in lg.encodings():

@@ -30,7 +30,6 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.models import LongitudeConfig as LongitudeConfig, LongitudeForCausalLM as LongitudeForCausalLM
     from longitude.positions.absolute import Learned as Learned, NoPosition as NoPosition, Sinusoidal as Sinusoidal
     from longitude.positions.base import (
-        Composed as Composed,
         Drift as Drift,
         Encoding as Encoding,
         OffsetBias as OffsetBias,
@@ -42,6 +41,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         encodings as encodings,
         register as register,
     )
+    from longitude.positions.composed import Composed as Composed
     from longitude.positions.bias import ALiBi as ALiBi, Fire as Fire
     from longitude.positions.buckets import ClippedBias as ClippedBias, T5Bias as T5Bias
     from longitude.positions.contextual import CoPE as CoPE, FoX as FoX, PaTH as PaTH
@@ -53,8 +53,9 @@ __version__ = "0.1.0"
 _ROOMS = ("positions", "attention", "models", "measure", "study", "testing")
 _NAMES = {
     "positions.base": (
-        "Encoding Composed OffsetBias PairBias Drift OffsetVectors RowBias Transport encoding encodings register"
+        "Encoding OffsetBias PairBias Drift OffsetVectors RowBias Transport encoding encodings register"
     ),
+    "positions.composed": "Composed",
     "positions.absolute": "NoPosition Sinusoidal Learned",
     "positions.rotary": "Rotary rope_frequencies",
     "positions.bias": "ALiBi Fire",

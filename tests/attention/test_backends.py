@@ -10,7 +10,8 @@ import longitude as lg
 from longitude.attention import backends
 from longitude.attention.backends import BACKENDS, refuses
 from longitude.attention.operation import choose, request
-from longitude.positions.base import compose, resolved
+from longitude.positions.base import resolved
+from longitude.positions.composed import compose
 
 HEADS, DIM, WIDTH = 4, 8, 16
 SHAPE = {"num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": DIM, "dim": WIDTH, "max_length": 64, "layout": "half"}

@@ -6,7 +6,8 @@ from transformers import DynamicCache
 
 import longitude as lg
 from longitude.attention.cache import LongitudeCache, LongitudeCacheLayer, adopt
-from longitude.positions.base import compose, resolved
+from longitude.positions.base import resolved
+from longitude.positions.composed import compose
 
 NAMES = [name for name in lg.encodings() if name not in ("sinusoidal", "learned")]  # these act at the model's input
 COMPOSED = [*NAMES, "rope+fox"]
@@ -129,34 +130,80 @@ def test_keys_are_kept_rotated_where_that_stays_right():
     assert not torch.allclose(cache.keys, raw)
 
 
+class ByBlocks(lg.Encoding):
+    """Queries of a block of four positions, and every key they see, are made for the end of that block."""
+
+    stable_keys = False
+
+    def length_at(self, query, newest):
+        return (query // 4 + 1) * 4
+
+    def prepare(self, positions, length=None, dtype=torch.float32):
+        share = positions[..., None].double() / length
+        return share if positions.dim() == 1 else share[:, None]
+
+    def queries(self, q, prepared):
+        return q + prepared
+
+    def keys(self, k, prepared):
+        return k * (1 + prepared)
+
+
+class ByLength(ByBlocks):
+    """Everything is made for the length of the whole sequence, in steps of four: what a cache cannot follow."""
+
+    def length_at(self, query, newest):
+        return (newest // 4 + 1) * 4 + 0 * query
+
+
 @torch.no_grad()
-def test_raw_keys_where_rotated_ones_would_drift():
-    """An encoding whose keys depend on the length seen so far: the cache keeps them raw and turns them at every call."""
-
-    class Stretched(lg.Encoding):
-        stable_keys = False
-
-        def prepare(self, positions, length=None, dtype=torch.float32):
-            return positions[:, None] / length
-
-        def queries(self, q, prepared):
-            return q + prepared
-
-        def keys(self, k, prepared):
-            return k * (1 + prepared)
-
+def test_raw_keys_where_made_ones_would_drift():
+    """Where tables follow a length, the cache keeps keys as they are, and each query sees them through its own tables."""
     attention, x, cache = layer("none"), tokens(), LongitudeCacheLayer()
-    attention.encoding = compose(Stretched())
+    attention.encoding = compose(ByBlocks())
     assert not attention.encoding.stable_keys
-    attention(x[:, :-3], cache=cache)
-    close(cache.keys, attention.k_proj(x[:, :-3]).unflatten(-1, (2, -1)).transpose(1, 2))
     whole = attention(x)
-    close(attention(x[:, -3:], cache=cache), whole[:, -3:])
-    heads = (
+    outs = [attention(x[:, :6], cache=cache)]
+    close(cache.keys, attention.k_proj(x[:, :6]).unflatten(-1, (2, -1)).transpose(1, 2))
+    outs += [attention(x[:, t : t + 1], cache=cache) for t in range(6, x.shape[1])]
+    close(torch.cat(outs, 1), whole)
+    q, k, v = (
         p(x).unflatten(-1, (-1, 4)).transpose(1, 2) for p in (attention.q_proj, attention.k_proj, attention.v_proj)
     )
-    by_hand = lg.attend(*heads, encoding=attention.encoding)
+    by_hand = []
+    for t in range(x.shape[1]):  # one query at a time, against keys made for its block
+        end = (t // 4 + 1) * 4
+        made = k[:, :, : t + 1] * (1 + torch.arange(t + 1)[:, None] / end)
+        by_hand.append(lg.attend(q[:, :, t, None] + t / end, made, v[:, :, : t + 1]))
+    by_hand = torch.cat(by_hand, 2)
     close(whole, attention.o_proj(by_hand.transpose(1, 2).flatten(2)))
+    close(lg.attend(q, k, v, encoding=attention.encoding), by_hand)
+    close(lg.attend(q, k, v, encoding=attention.encoding, return_weights=True)[0], by_hand)
+    positions = torch.stack([torch.arange(x.shape[1]), torch.arange(x.shape[1]) + 2])  # rows whose blocks differ
+    each = [
+        lg.attend(q[b, None], k[b, None], v[b, None], encoding=attention.encoding, q_positions=positions[b])
+        for b in (0, 1)
+    ]
+    close(lg.attend(q, k, v, encoding=attention.encoding, q_positions=positions), torch.cat(each))
+
+
+@torch.no_grad()
+def test_a_cache_never_drifts_across_a_border():
+    """Where every table follows the whole sequence, cached tokens cannot be mended: the cache refuses to go on."""
+    attention, x = layer("none"), tokens()
+    attention.encoding = compose(ByLength())
+    cache = LongitudeCacheLayer()
+    for a, b in ((0, 5), (5, 6), (6, 8)):  # within one length
+        out = attention(x[:, a:b], cache=cache)
+    close(out, attention(x[:, :8])[:, 6:])
+    with pytest.raises(ValueError, match="cached tokens were made with another; .*prefill again"):
+        attention(x[:, 8:9], cache=cache)
+    for positions in (torch.arange(3), torch.arange(3).expand(2, 3)):
+        cache = LongitudeCacheLayer()
+        attention(x[:, :3], cache=cache, positions=positions)
+        attention(x[:, 3:4], cache=cache)
+        with pytest.raises(ValueError, match="prefill again"):
+            attention(x[:, 4:5], cache=cache)
 
 
 def test_columns_are_float32_or_wider():

@@ -236,7 +236,7 @@ REFUSED = {
     "labels of documents": ({"labels": X[:, :5], "document_ids": X}, r"labels: expected \[2, 6\], got \[2, 5\]"),
     "labels of a row": ({"labels": X[0]}, r"labels: expected \[2, 6\], got \[6\]"),
     "shift_labels": ({"shift_labels": X[:, :5]}, r"shift_labels: expected \[2, 6\], got \[2, 5\]"),
-    "positions": ({"position_ids": X[:, :5]}, r"position_ids: expected \[2, 6\], got \[2, 5\]"),
+    "positions": ({"position_ids": X[:, :5]}, r"position_ids: expected \[6\] or \[2, 6\], got \[2, 5\]"),
     "float positions": ({"position_ids": torch.arange(6.0)}, "position_ids: expected integer positions"),
     "negative positions": ({"position_ids": X - 2}, "position_ids: expected positions of 0 or more, got -1"),
 }

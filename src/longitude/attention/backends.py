@@ -115,13 +115,10 @@ def block_rows(r: Request) -> int:
 def chunked(r: Request) -> Tensor:
     """Query blocks against the keys in their reach. Memory stays at a few blocks of [rows, Lk], in backward too."""
     rows = block_rows(r)
-    low, high = r.mask.reach
     outs = []
     for start in range(0, r.rows, rows):
         stop = min(start + rows, r.rows)
-        first = 0 if high is None else max(0, min(r.length - 1, r.order_gap + start - high))
-        last = r.length if low is None else max(first + 1, min(r.length, r.order_gap + stop - low))
-        block = r.piece(slice(start, stop), slice(first, last))
+        block = r.piece(slice(start, stop), r.reachable(start, stop))
         if torch.is_grad_enabled():
             outs.append(checkpoint(lambda b=block: reference(b)[0], use_reentrant=False))
         else:

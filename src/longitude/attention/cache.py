@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_map_only
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
-from longitude.positions.base import Columns, Positions, explicit
+from longitude.attention.transport import carried
+from longitude.positions.base import Columns, Encoding, Positions, Transport, explicit
 
 
 class LongitudeCacheLayer(DynamicLayer):
@@ -35,12 +36,22 @@ class LongitudeCacheLayer(DynamicLayer):
         """Where tokens after the cached ones stand if nothing else is said: an int, or [..., 1] + 1, 2, ..."""
         if isinstance(self.positions, int):
             return self.positions + self.get_seq_length()
+        if self.positions.dim() == 3:  # several axes: text goes on after the largest of all
+            return self.positions.amax((1, 2), keepdim=True) + 1
         return self.positions[..., -1:] + 1
 
     def extend(
-        self, k: Tensor, v: Tensor, positions: Positions, columns: Columns, carry: Any
+        self, k: Tensor, v: Tensor, positions: Positions, columns: Columns, carry: Any, encoding: Encoding | None = None
     ) -> tuple[Tensor, Tensor, Columns]:
-        """Append the tokens of one call -> keys, values and columns of all; self.positions then covers all, too."""
+        """Append the tokens of one call -> keys, values and columns of all; self.positions then covers all, too.
+
+        Columns that the encoding lets pass come back of this call's tokens alone: what the tokens before did is in the keys."""
+        passing = frozenset() if encoding is None else encoding.passing_columns
+        if encoding is not None and passing:
+            k = k.to(
+                torch.promote_types(k.dtype, torch.float32)
+            )  # every new token rewrites it: narrow keys would drift
+            self.settle(encoding)
         past, new = self.get_seq_length(), k.shape[2]
         if not past:
             self.positions = positions
@@ -48,20 +59,32 @@ class LongitudeCacheLayer(DynamicLayer):
             isinstance(positions, int) and isinstance(self.positions, int) and positions == self.positions + past
         ):
             before, after = explicit(self.positions, past, k.device), explicit(positions, new, k.device)
-            if before.dim() != after.dim():
-                before, after = (p.expand(k.shape[0], -1) for p in (before, after))
-            self.positions = torch.cat([before, after], -1)
+            self.positions = appended(before, after, k.shape[0])
         k, v = self.update(k, v)
         if past:
-            columns = {name: torch.cat([self.columns[name], column], 2) for name, column in columns.items()}
+            columns = {
+                name: column if name in passing else torch.cat([self.columns[name], column], 2)
+                for name, column in columns.items()
+            }
         self.columns, self.carry = columns, carry
         return k, v, columns
+
+    def settle(self, encoding: Encoding) -> None:
+        """Rewrite the keys as the last call's tokens leave them: done when the next tokens come, if any do."""
+        for term in encoding.terms(self.columns) if self.columns else ():
+            if isinstance(term, Transport):
+                if term.w.shape[1] != self.keys.shape[1]:
+                    raise ValueError(
+                        f"cache: expected reflections of the {self.keys.shape[1]} heads of keys, which it rewrites, "
+                        f"got {term.w.shape[1]}"
+                    )
+                self.keys = carried(self.keys, term.w, term.b, term.chunk)
 
     def _map(self, keys: Callable[[Tensor], Tensor]) -> None:
         """Apply a change of the batch to everything beside keys and values."""
         self.columns = {name: keys(column) for name, column in self.columns.items()}
         self.carry = tree_map_only(Tensor, keys, self.carry)
-        if isinstance(self.positions, Tensor) and self.positions.dim() == 2:
+        if isinstance(self.positions, Tensor) and self.positions.dim() > 1 and len(self.positions) > 1:
             self.positions = keys(self.positions)
 
     def reset(self) -> None:
@@ -91,7 +114,18 @@ class LongitudeCacheLayer(DynamicLayer):
         keep = self.get_seq_length()
         self.columns = {name: column[:, :, :keep] for name, column in self.columns.items()}
         if isinstance(self.positions, Tensor):
-            self.positions = self.positions[..., :keep]
+            self.positions = self.positions[:keep] if self.positions.dim() == 1 else self.positions[:, :keep]
+
+
+def appended(before: Tensor, after: Tensor, batch: int) -> Tensor:
+    """Positions of cached and new tokens in one tensor: [L], [B, L] or [B, L, axes], whichever both fit in."""
+    if before.dim() == after.dim() == 1:
+        return torch.cat([before, after])
+    before, after = (p[None] if p.dim() == 1 else p for p in (before, after))
+    if before.dim() != after.dim():
+        before, after = (p if p.dim() == 3 else p[..., None] for p in (before, after))
+    shape = batch, -1, *(max(a, b) for a, b in zip(before.shape[2:], after.shape[2:], strict=True))
+    return torch.cat([before.expand(shape), after.expand(shape)], 1)
 
 
 class LongitudeCache(Cache):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from longitude.attention.lengths import require_same_past, transformed, whole
 from longitude.attention.masks import Causal, Documents, Mask, Padding, require_mask
-from longitude.attention.operation import of_transformed, require_backend, run
-from longitude.attention.request import validate
-from longitude.positions.base import Encoding, Positions, compose, explicit, require_positions, sizes
+from longitude.attention.operation import raw_request, require_backend, run
+from longitude.attention.request import canonical, following, validate
+from longitude.positions.base import Encoding, Positions, explicit, sizes
+from longitude.positions.composed import compose
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
@@ -100,42 +101,34 @@ class MultiHeadAttention(nn.Module):
         if positions is None:
             positions = cache.next_positions() if cache is not None else 0
             if isinstance(positions, Tensor):
-                positions = positions + torch.arange(length, device=x.device)
-        elif isinstance(positions, int):
-            if positions < 0:
-                raise ValueError(f"positions: expected 0 or more, got {positions}")
-        elif not isinstance(positions, Tensor):
-            raise ValueError(f"positions: expected an int or a tensor of integers, got {positions!r}")
+                positions = following(positions, length)
         else:
-            if positions.shape not in ((length,), (x.shape[0], length), (1, length)):
-                raise ValueError(
-                    f"positions: expected [{length}] or [{x.shape[0]}, {length}], got {list(positions.shape)}"
-                )
-            require_positions(positions)
-            positions = positions[0] if positions.shape[0] == 1 and positions.dim() == 2 else positions
+            axes = positions.shape[-1] if isinstance(positions, Tensor) and positions.dim() == 3 else encoding.axes
+            positions = canonical("positions", positions, x.shape[0], length, axes)
 
         q = self.q_proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         k = self.k_proj(x).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2)
-        if tables is None:
-            tables = encoding.prepare(explicit(positions, length, x.device), keys, q.dtype)
-        q = encoding.queries(q, tables)
         if encoding.stable_keys:
-            k = encoding.keys(k, tables)
+            if tables is None:
+                tables = encoding.prepare(explicit(positions, length, x.device), None, q.dtype)
+            q, k = encoding.queries(q, tables), encoding.keys(k, tables)
         new_documents = None if documents is None else documents[:, past:]
         columns, carry = encoding.context(x, cache.carry if cache is not None else None, new_documents)
         k_positions = positions
         if cache is not None:
-            k, v, columns = cache.extend(k, v, positions, columns, carry)
+            before = cache.positions
+            k, v, columns = cache.extend(k, v, positions, columns, carry, encoding)
             k_positions = cache.positions
-        if not encoding.stable_keys:
-            k = encoding.keys(k, encoding.prepare(explicit(k_positions, keys, x.device), keys, q.dtype))
+            if past and not encoding.stable_keys:
+                require_same_past(encoding, before, past, k_positions, keys)
 
         dropout = self.dropout if self.training else 0.0
+        q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
         validate(q, k, v, mask, self.scale, dropout)
-        r = of_transformed(
-            q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights
-        )
-        out, weights = run(r, self.backend)
+        r = raw_request(q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights)
+        parts = whole(r) if encoding.stable_keys else transformed(r, encoding, positions, k_positions)
+        out, weights = run(parts, self.backend)
+        out = out.to(x.dtype)
         out = self.o_proj(out.transpose(1, 2).flatten(2))
         return (out, weights) if return_weights else out

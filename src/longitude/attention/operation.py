@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -11,11 +11,22 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS, Backend, refuses
+from longitude.attention.lengths import Part, joined, transformed
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.reference import reference
 from longitude.attention.request import Request, places, validate
 from longitude.errors import unknown
-from longitude.positions.base import Columns, Composed, Encoding, Positions, Transport, compose, explicit
+from longitude.positions.base import (
+    Columns,
+    Encoding,
+    OffsetBias,
+    OffsetVectors,
+    PairBias,
+    Positions,
+    Term,
+    Transport,
+)
+from longitude.positions.composed import Composed, compose
 
 
 def attend(
@@ -45,12 +56,12 @@ def attend(
     return_weights: also return the weights [B, H, Lq, Lk], as applied. backend: "auto" takes the cheapest that accepts; a
     named one raises a ValueError where it cannot, and never falls back; `explain` with the same arguments tells.
     """
-    r = request(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
-    out, weights = run(r, backend)
+    parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
+    out, weights = run(parts, backend)
     return (out, weights) if return_weights else out
 
 
-def request(
+def requests(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -62,20 +73,22 @@ def request(
     scale: float | None,
     dropout: float,
     return_weights: bool,
-) -> Request:
-    """The arguments of attend, checked, with queries and keys transformed."""
+) -> list[Part]:
+    """The arguments of attend, checked, with queries and keys transformed: one request, or one for each length that tables
+    follow."""
     validate(q, k, v, mask, scale, dropout)
     encoding = compose(encoding)
-    q_positions, k_positions = places(q, k, q_positions, k_positions)
-    q_tables = encoding.prepare(explicit(q_positions, q.shape[2], q.device), k.shape[2], q.dtype)
-    alike = isinstance(q_positions, int) and q_positions == k_positions and q.shape[2] == k.shape[2]
-    same = alike or q_positions is k_positions and not isinstance(q_positions, int)
-    k_tables = q_tables if same else encoding.prepare(explicit(k_positions, k.shape[2], q.device), k.shape[2], q.dtype)
-    q, k = encoding.queries(q, q_tables), encoding.keys(k, k_tables)
-    return of_transformed(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
+    q_positions, k_positions = places(q, k, q_positions, k_positions, encoding.axes)
+    r = raw_request(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
+    return transformed(r, encoding, q_positions, k_positions)
 
 
-def of_transformed(
+def request(*arguments: Any) -> Request:
+    """The largest of `requests`, for whoever asks what backends say to a call."""
+    return max((r for _, _, r in requests(*arguments)), key=lambda r: r.rows * r.length)
+
+
+def raw_request(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -88,10 +101,10 @@ def of_transformed(
     dropout: float,
     return_weights: bool,
 ) -> Request:
-    """For layers, whose cache holds keys that are transformed already."""
+    """What is asked of queries and keys as they are: layers, whose cache may hold transformed keys, begin here."""
     heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
     try:
-        terms = encoding.terms(context or {})
+        terms = tuple(_placed(term, keys) for term in encoding.terms(context or {}))
     except KeyError as missing:
         raise ValueError(
             f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
@@ -106,14 +119,17 @@ def of_transformed(
         if said != q.shape[3]:
             raise ValueError(f"{type(member).__name__} was built for head_dim {said}, q has {q.shape[3]}")
     for name, column in (context or {}).items():
-        if column.shape[0] != q.shape[0] or column.shape[1] not in (k.shape[1], heads) or column.shape[2] != keys:
+        tokens = column.shape[2] if name in encoding.passing_columns and rows <= column.shape[2] <= keys else keys
+        if column.shape[0] != q.shape[0] or column.shape[1] not in (k.shape[1], heads) or column.shape[2] != tokens:
             raise ValueError(
                 f"context[{name!r}]: expected [{q.shape[0]}, heads, {keys}, ...] with {heads} heads, or {k.shape[1]} as the "
                 f"keys have, got {list(column.shape)}"
             )
+    if any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions)):
+        q_positions, k_positions = _of_one_axis(q_positions, k_positions, terms, keys - rows)
     r = Request(
         q, k, v, terms, mask, q_positions, k_positions,
-        scale=q.shape[3] ** -0.5 if scale is None else scale,
+        scale=q.shape[3] ** -0.5 * encoding.softmax_factor if scale is None else scale,
         dropout=dropout,
         weights=return_weights,
         learned=torch.is_grad_enabled() and len(terms) > 0 and any(p.requires_grad for p in encoding.parameters()),
@@ -126,6 +142,25 @@ def of_transformed(
     if rows > keys and any(isinstance(term, Transport) for term in terms):
         raise ValueError(f"the encoding expects queries among the keys, got {rows} queries and {keys} keys")
     return r
+
+
+def _placed(term: Term, keys: int) -> Term:
+    """A transport says where in the stream its tokens begin: they are the last of the keys."""
+    return replace(term, first=keys - term.w.shape[2]) if isinstance(term, Transport) else term
+
+
+def _of_one_axis(
+    q_positions: Positions, k_positions: Positions, terms: tuple[Term, ...], gap: int
+) -> tuple[Positions, Positions]:
+    """Positions with a dimension for axes as what terms measure: the number itself where all axes share one."""
+    if not any(isinstance(term, OffsetBias | PairBias | OffsetVectors) for term in terms):
+        return max(gap, 0), max(-gap, 0)  # nobody reads them
+    for positions in (q_positions, k_positions):
+        if isinstance(positions, Tensor) and positions.dim() == 3 and positions.shape[-1] > 1:
+            raise ValueError(
+                f"positions: expected [L] or [B, L], because the encoding's terms measure one axis, got {list(positions.shape)}"
+            )
+    return tuple(p[..., 0] if isinstance(p, Tensor) and p.dim() == 3 else p for p in (q_positions, k_positions))  # type: ignore[return-value]
 
 
 def require_backend(name: str) -> None:
@@ -152,10 +187,14 @@ def cheapest(r: Request) -> Backend:
     return best
 
 
-def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+def run(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """The output, and the weights if they were asked for."""
-    chosen = choose(r, backend)
-    return reference(r) if r.weights else (chosen.run(r), None)
+
+    def one(r: Request) -> tuple[Tensor, Tensor | None]:
+        chosen = choose(r, backend)
+        return reference(r) if r.weights else (chosen.run(r), None)
+
+    return joined(parts, one)
 
 
 @dataclass(frozen=True)
@@ -182,13 +221,13 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
     for name in arguments:
         if name not in known:
             raise unknown("argument", name, known, "explain takes what attend takes.")
-    r = request(
-        q, k, v,
-        mask=arguments.get("mask", Causal()),
-        dropout=arguments.get("dropout", 0.0),
-        return_weights=arguments.get("return_weights", False),
-        **{name: arguments.get(name) for name in names},
-    )  # fmt: skip
+    encoding, context, q_positions, k_positions, scale = (arguments.get(name) for name in names)
+    dropout, return_weights = arguments.get("dropout", 0.0), arguments.get("return_weights", False)
+    mask = arguments.get("mask", Causal())
+    parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
+    r = max((r for _, _, r in parts), key=lambda r: r.rows * r.length)
+    if len(parts) > 1:
+        print(f"tables follow {len(parts)} lengths, each in a call of its own; for the largest:")
     name = arguments.get("backend", "auto")
     require_backend(name)
     refusals = {b.name: refuses(b, r) for b in BACKENDS.values()}

@@ -42,8 +42,9 @@ def added(term: Term, q: Tensor, raw: Tensor, allowed: Tensor, r: Request) -> Te
         case PairBias(at):
             i, j = r.places()
             return at(i[..., :, None], j[..., None, :])
-        case Drift(level):
-            return level[..., r.q_tokens(), None] - level[..., None, r.k_tokens()]
+        case Drift(level, scaled):
+            drift = level[..., r.q_tokens(), None] - level[..., None, r.k_tokens()]
+            return r.scale * drift if scaled else drift
         case OffsetVectors(keys, _, shift):
             return r.scale * against(q + shift, keys, r, "id,ijd->ij")
         case RowBias(of):
@@ -56,12 +57,14 @@ def transported(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Ten
     if len(terms) > 1:
         raise ValueError("two composed encodings both transport keys; use one of them")
     w, b = (per_query_head(x.to(q.dtype), r.heads) for x in (terms[0].w, terms[0].b))
+    first = terms[0].first  # keys before it are carried to it already
     scores: list[Tensor] = []
     moved = k[:, :, :0]
     for t in range(r.length):
-        token = r.k_order + t
-        reflector, strength = w[:, :, token, None], b[:, :, token, None, None]
-        moved = moved - strength * (moved * reflector).sum(-1, keepdim=True) * reflector
+        token = r.k_order + t - first
+        if token >= 0:
+            reflector, strength = w[:, :, token, None], b[:, :, token, None, None]
+            moved = moved - strength * (moved * reflector).sum(-1, keepdim=True) * reflector
         moved = torch.cat([moved, k[:, :, t, None]], 2)
         if 0 <= t - r.order_gap < r.rows:
             row = (moved @ q[:, :, t - r.order_gap, :, None]).squeeze(-1)

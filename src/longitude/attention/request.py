@@ -15,7 +15,7 @@ from longitude.positions.base import Drift, Positions, Term, Transport, explicit
 
 @dataclass(frozen=True)
 class Request:
-    """Queries and keys are transformed already; a backend only adds the terms, softmaxes, and sums values.
+    """Queries and keys are transformed already when a backend sees them; it adds the terms, softmaxes, and sums values.
 
     It may be a piece of a larger one: `q_order` and `k_order` say where its first query and key stand in the stream, and
     per-token columns inside terms and masks always cover the whole stream.
@@ -89,6 +89,13 @@ class Request:
         low, _ = self.mask.reach
         return low is not None and low >= 0
 
+    def reachable(self, start: int, stop: int) -> slice:
+        """The keys that queries start .. stop-1 of this request may see, as far as the mask's reach says."""
+        low, high = self.mask.reach
+        first = 0 if high is None else max(0, min(self.length - 1, self.order_gap + start - high))
+        last = self.length if low is None else max(first + 1, min(self.length, self.order_gap + stop - low))
+        return slice(first, last)
+
     def piece(self, rows: slice, keys: slice, batch: slice | list[int] = slice(None)) -> Request:
         """Queries `rows` against keys `keys`, of the sequences `batch`; slices with plain bounds."""
 
@@ -113,9 +120,9 @@ class Request:
 def _of_batch(term: Term, batch: slice | list[int]) -> Term:
     match term:
         case Drift(level):
-            return Drift(level[batch])
+            return replace(term, level=level[batch])
         case Transport(w, b):
-            return Transport(w[batch], b[batch])
+            return replace(term, w=w[batch], b=b[batch])
     return term
 
 
@@ -154,24 +161,46 @@ def validate(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, d
         raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout!r}")
 
 
+def following(first: Tensor, length: int) -> Tensor:
+    """Positions of `length` tokens from `first` on: [1] -> [L], [B, 1] -> [B, L], [B, 1, 1] -> [B, L, 1]."""
+    step = torch.arange(length, device=first.device)
+    return first + (step[:, None] if first.dim() == 3 else step)
+
+
+def canonical(name: str, positions: Positions, batch: int, length: int, axes: int = 1) -> Positions:
+    """Positions as the house passes them on: an int, [L], [B, L]; or with several axes [B | 1, L, axes | 1], so that a
+    dimension is never mistaken for another. ValueError for any other shape, for no integers, and for negative ones."""
+    if isinstance(positions, bool) or not isinstance(positions, int | Tensor):
+        raise ValueError(
+            f"{name}: expected integers of 0 or more, as a tensor or one int to count from, got {positions!r}"
+        )
+    if isinstance(positions, int):
+        if positions < 0:
+            raise ValueError(f"{name}: expected integers of 0 or more, got {positions}")
+        return positions
+    shape = tuple(positions.shape)
+    if axes > 1 and shape == (length, axes):
+        positions = positions[None]
+    elif axes > 1 and shape in ((batch, length), (1, length)):
+        positions = positions[..., None]
+    elif shape not in ((length,), (batch, length), (1, length)) and not (
+        axes > 1 and len(shape) == 3 and shape[0] in (1, batch) and shape[1] == length and shape[2] in (1, axes)
+    ):
+        with_axes = f", or with axes [{length}, {axes}] or [{batch}, {length}, {axes}]" if axes > 1 else ""
+        raise ValueError(f"{name}: expected [{length}] or [{batch}, {length}]{with_axes}, got {list(shape)}")
+    require_positions(positions, who=name)
+    return positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
+
+
 def places(
-    q: Tensor, k: Tensor, q_positions: Positions | None, k_positions: Positions | None
+    q: Tensor, k: Tensor, q_positions: Positions | None, k_positions: Positions | None, axes: int = 1
 ) -> tuple[Positions, Positions]:
     """Positions of queries and keys, where what is not said follows from: queries are the last Lq of the Lk keys."""
     batch, rows, keys = q.shape[0], q.shape[2], k.shape[2]
-    said = []
-    for name, positions, length in (("q_positions", q_positions, rows), ("k_positions", k_positions, keys)):
-        if isinstance(positions, Tensor):
-            if positions.shape not in ((length,), (batch, length), (1, length)):
-                raise ValueError(f"{name}: expected [{length}] or [{batch}, {length}], got {list(positions.shape)}")
-            require_positions(positions, who=name)
-            positions = positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
-        elif isinstance(positions, bool) or not isinstance(positions, int | None) or (positions or 0) < 0:
-            raise ValueError(
-                f"{name}: expected integers of 0 or more, as a tensor or one int to count from, got {positions!r}"
-            )
-        said.append(positions)
-    q_positions, k_positions = said
+    if q_positions is not None:
+        q_positions = canonical("q_positions", q_positions, batch, rows, axes)
+    if k_positions is not None:
+        k_positions = canonical("k_positions", k_positions, batch, keys, axes)
     if q_positions is None and k_positions is None:
         k_positions = 0 if rows <= keys else rows - keys
     if k_positions is None:
@@ -188,7 +217,8 @@ def places(
         elif isinstance(k_positions, int):
             q_positions = k_positions + keys - rows
         elif rows <= keys:
-            q_positions = k_positions[..., keys - rows :]
+            assert isinstance(k_positions, Tensor)
+            q_positions = k_positions[:, keys - rows :] if k_positions.dim() > 1 else k_positions[keys - rows :]
         if q_positions is None or (isinstance(q_positions, int) and q_positions < 0):
             raise ValueError(f"q_positions: say them, for {rows} queries and {keys} keys at {k_positions!r}")
     return q_positions, k_positions

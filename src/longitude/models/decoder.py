@@ -15,8 +15,10 @@ from transformers.utils import logging
 
 from longitude.attention.cache import LongitudeCache, LongitudeCacheLayer, adopt
 from longitude.attention.layers import MultiHeadAttention
+from longitude.attention.request import canonical, following
 from longitude.models.configuration import LongitudeConfig
-from longitude.positions.base import Composed, Encoding, Positions, encoding, explicit, require_positions
+from longitude.positions.base import Encoding, Positions, encoding, explicit
+from longitude.positions.composed import Composed
 
 logger = logging.get_logger(__name__)
 
@@ -132,7 +134,8 @@ class LongitudeModel(LongitudePreTrainedModel):
             of_layer.append(Composed(own))
         self.encodings = nn.ModuleList(members)
         self.encoding_of_layer = tuple(of_layer)  # a tuple, so that nothing is registered twice
-        if any(member.at_input and member not in set(of_layer[0]) for member in members):
+        self.axes = max(composed.axes for composed in of_layer)
+        if any(one.at_input and one not in set(of_layer[0]) for member in members for one in Composed([member])):
             raise ValueError("encodings: one that acts on the model's input must stand in the first layer")
         self.post_init()
 
@@ -169,13 +172,14 @@ class LongitudeModel(LongitudePreTrainedModel):
         places = explicit(positions, x.shape[1], x.device)
         x = self.encoding_of_layer[0].embed(x, places)
         distinct = {member for composed in self.encoding_of_layer for member in composed}
-        tables = {member: member.prepare(places, past + x.shape[1], x.dtype) for member in distinct}
+        tables = {member: member.prepare(places, None, x.dtype) for member in distinct if member.stable_keys}
         hidden_states, attentions = [x], []
         for i, layer in enumerate(self.layers):
+            own = self.encoding_of_layer[i]
             x, weights = layer(
                 x,
-                self.encoding_of_layer[i],
-                tuple(tables[member] for member in self.encoding_of_layer[i]),
+                own,
+                tuple(tables[member] for member in own) if own.stable_keys else None,
                 positions,
                 streams,
                 None if cache is None else cache.layers[i],
@@ -197,20 +201,19 @@ class LongitudeModel(LongitudePreTrainedModel):
         """Positions of the new tokens: as said, else each token's place in its own document, padding not counted."""
         length = x.shape[1]
         if position_ids is not None:
-            if position_ids.shape not in ((length,), (1, length), (x.shape[0], length)):
-                raise ValueError(f"position_ids: expected [{x.shape[0]}, {length}], got {list(position_ids.shape)}")
-            require_positions(position_ids, who="position_ids")
-            return position_ids[0] if position_ids.dim() == 2 and len(position_ids) == 1 else position_ids
-        if streams is not None:
-            return places_in(streams)[:, -length:]
+            return canonical("position_ids", position_ids, x.shape[0], length, self.axes)
+        axes = self.axes
+        if streams is not None and (axes == 1 or cache is None or not cache.get_seq_length()):
+            places = places_in(streams)[:, -length:]
+            return places[..., None] if axes > 1 else places
         if cache is None:
             return 0
         first = cache.layers[0]
         assert isinstance(first, LongitudeCacheLayer)
-        following = first.next_positions()
-        if isinstance(following, int):
-            return following
-        return following + torch.arange(length, device=x.device)
+        onward = first.next_positions()
+        if isinstance(onward, int):
+            return onward
+        return following(onward, length)
 
 
 def streams_of(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -24,8 +24,8 @@ from longitude.errors import unknown
 Columns = dict[str, Tensor]
 """What content says about position, per token: name -> [B, heads, tokens, ...]."""
 
-Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"]
-"""Integer coordinates; an int p means contiguous from p."""
+Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
+"""Integer coordinates; an int p means contiguous from p. Where an encoding has several axes, one number stands for all."""
 
 
 # ---- the six terms: everything an encoding can ask of the scores -----------------------------------------------------
@@ -45,9 +45,12 @@ class PairBias:
 
 @dataclass(frozen=True)
 class Drift:
-    """score += level of the query's token - level of the key's token; level [B, heads, tokens], float32 or wider."""
+    """score += level of the query's token - level of the key's token; level [B, heads, tokens], float32 or wider.
+
+    scaled: the difference is multiplied by the scale of the scores, as q.k is."""
 
     level: Tensor
+    scaled: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,10 +75,14 @@ class RowBias:
 class Transport:
     """query . H_i H_(i-1) ... H_(j+1) key instead of query . key, where H_t = I - b_t w_t w_t'.
 
-    w [B, heads, tokens, head_dim]; b [B, heads, tokens]; heads may be those of keys."""
+    w [B, heads, tokens, head_dim]; b [B, heads, tokens]; heads may be those of keys. They are of the last tokens among the
+    keys; keys before those are carried to there already, as a cache keeps them. chunk: so many tokens at once; any gives
+    the same result."""
 
     w: Tensor
     b: Tensor
+    chunk: int = 64
+    first: int = 0  # order of the first of these tokens; attention sets it
 
 
 Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport
@@ -102,6 +109,10 @@ class Encoding(nn.Module):
     """One module serves all layers."""
     stable_keys: bool = True
     """A transformed key stays right while the sequence grows, so a cache may keep it."""
+    softmax_factor: float = 1.0
+    """The default scale of the scores, head_dim**-0.5, is multiplied by it."""
+    passing_columns: frozenset[str] = frozenset()
+    """Columns of which only those of new tokens are needed: a cache lets them pass."""
 
     model_defaults: ClassVar[Mapping[str, Any]] = {}
     """Required options that a model of our own decides for the user, and writes into its config."""
@@ -110,10 +121,19 @@ class Encoding(nn.Module):
         """x [B, L, dim], at the model's input -> the same shape."""
         return x
 
+    def length_at(self, query: Any, newest: Any) -> Any:
+        """The length that tables follow, for a query at position `query` whose newest key is at `newest`: ints, or int64
+        tensors of one shape, to the same. None: tables follow none, one set serves every query and key.
+
+        Queries of different lengths see the same key through different tables, so keys are kept as they are (stable_keys
+        is False), and both are transformed by prepare(positions, length) for each length at which queries stand."""
+        return None
+
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
         """Content-free tables for positions [L] or [B, L], built once per forward, shared by layers, queries and keys.
 
-        `length` is the length of the whole sequence, for schemes that follow it; `dtype` that of the activations."""
+        With several axes, positions may end in a dimension for them: [L, axes], [B, L, axes]. `length` is what `length_at`
+        says, None where nothing is known yet; `dtype` that of the activations."""
         return None
 
     def queries(self, q: Tensor, prepared: Any) -> Tensor:
@@ -200,81 +220,6 @@ class Encoding(nn.Module):
     def extra_repr(self) -> str:
         names = options_of(type(self))
         return ", ".join(f"{n}={v!r}" for n in names if isinstance(v := getattr(self, n, None), int | float | str))
-
-
-class Composed(Encoding):
-    """Several encodings as one: transforms chain, terms add, columns join. One encoding, or none, is the short case."""
-
-    def __init__(self, members: Sequence[Encoding]):
-        super().__init__()
-        for member in members:
-            if not isinstance(member, Encoding):
-                raise ValueError(f"expected encodings, got {member!r}; build one by name with lg.encoding(name, ...)")
-        self.members = nn.ModuleList(members)
-        self.relative = all(m.relative for m in members)
-        self.learned = any(m.learned for m in members)
-        self.causal_only = any(m.causal_only for m in members)
-        self.max_length = min((m.max_length for m in members if m.max_length is not None), default=None)
-        self.axes = max((m.axes for m in members), default=1)
-        self.shared = all(m.shared for m in members)
-        self.stable_keys = all(m.stable_keys for m in members)
-
-    def __iter__(self) -> Iterator[Encoding]:
-        return iter(self.members)  # type: ignore[arg-type]
-
-    @property
-    def at_input(self) -> bool:
-        return any(m.at_input for m in self)
-
-    @property
-    def reads_tokens(self) -> bool:
-        return any(m.reads_tokens for m in self)
-
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        for m in self:
-            x = m.embed(x, positions)
-        return x
-
-    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> tuple:
-        return tuple(m.prepare(positions, length, dtype) for m in self)
-
-    def queries(self, q: Tensor, prepared: tuple) -> Tensor:
-        for m, tables in zip(self, prepared, strict=True):
-            q = m.queries(q, tables)
-        return q
-
-    def keys(self, k: Tensor, prepared: tuple) -> Tensor:
-        for m, tables in zip(self, prepared, strict=True):
-            k = m.keys(k, tables)
-        return k
-
-    def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
-        columns: Columns = {}
-        carries = []
-        for m, before in zip(self, carry or [None] * len(self.members), strict=True):
-            new, after = m.context(x, before, documents)
-            if twice := columns.keys() & new.keys():
-                raise ValueError(f"two composed encodings both give the columns {sorted(twice)}; use one of them")
-            columns |= new
-            carries.append(after)
-        return columns, carries
-
-    def terms(self, context: Columns) -> tuple[Term, ...]:
-        return tuple(term for m in self for term in m.terms(context))
-
-
-def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
-    """Whatever a user may write for `encoding=` -> one object."""
-    match encoding:
-        case Composed():
-            return encoding
-        case Encoding():
-            return Composed([encoding])
-        case None:
-            return Composed([])
-        case list() | tuple():
-            return Composed(encoding)
-    raise ValueError(f"expected an Encoding or a list of them, got {encoding!r}; build one with lg.encoding(name, ...)")
 
 
 # ---- the registry ----------------------------------------------------------------------------------------------------

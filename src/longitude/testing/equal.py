@@ -10,7 +10,7 @@ from torch import Tensor
 from longitude.attention.backends import BACKENDS, refuses
 from longitude.attention.masks import Causal, Documents, Mask, NoMask, Padding, Window
 from longitude.attention.operation import attend, request
-from longitude.positions.base import compose
+from longitude.positions.composed import compose
 from longitude.testing.toys import (
     SHAPES,
     Example,

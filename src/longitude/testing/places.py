@@ -19,9 +19,9 @@ from longitude.positions.base import (
     PairBias,
     Term,
     Transport,
-    compose,
     explicit,
 )
+from longitude.positions.composed import compose
 from longitude.testing.toys import (
     SHAPES,
     Example,

@@ -16,7 +16,8 @@ from longitude.attention import backends
 from longitude.attention.layers import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask
 from longitude.errors import unknown
-from longitude.positions.base import Encoding, Positions, compose, explicit, factory_of, options_of
+from longitude.positions.base import Encoding, Positions, explicit, factory_of, options_of
+from longitude.positions.composed import compose
 
 SHAPES = {"dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_length": 600}
 """The toy size: options of these names are filled in; an encoding built otherwise must fit them."""

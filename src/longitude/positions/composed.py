@@ -1,0 +1,109 @@
+"""Several encodings as one: transforms chain, terms add, columns join."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longitude.positions.base import Columns, Encoding, Term
+
+
+class Composed(Encoding):
+    """Several encodings as one: transforms chain, terms add, columns join. One encoding, or none, is the short case."""
+
+    def __init__(self, members: Sequence[Encoding]):
+        super().__init__()
+        for member in members:
+            if not isinstance(member, Encoding):
+                raise ValueError(f"expected encodings, got {member!r}; build one by name with lg.encoding(name, ...)")
+        # Composing is associative: members of members are members.
+        members = [one for m in members for one in (m if isinstance(m, Composed) else [m])]
+        self.members = nn.ModuleList(members)
+        self.relative = all(m.relative for m in members)
+        self.learned = any(m.learned for m in members)
+        self.causal_only = any(m.causal_only for m in members)
+        self.max_length = min((m.max_length for m in members if m.max_length is not None), default=None)
+        self.axes = max((m.axes for m in members), default=1)
+        self.shared = all(m.shared for m in members)
+        self.stable_keys = all(m.stable_keys for m in members)
+        self.softmax_factor = math.prod(m.softmax_factor for m in members)
+        self.passing_columns = frozenset().union(*(m.passing_columns for m in members))
+
+    def __iter__(self) -> Iterator[Encoding]:
+        return iter(self.members)  # type: ignore[arg-type]
+
+    @property
+    def at_input(self) -> bool:
+        return any(m.at_input for m in self)
+
+    @property
+    def reads_tokens(self) -> bool:
+        return any(m.reads_tokens for m in self)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        for m in self:
+            x = m.embed(x, _for(m, positions))
+        return x
+
+    def length_at(self, query: Any, newest: Any) -> Any:
+        lengths = [length for m in self if (length := m.length_at(query, newest)) is not None]
+        if len(lengths) > 1:
+            raise ValueError("two composed encodings both follow the length of the sequence; use one of them")
+        return lengths[0] if lengths else None
+
+    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> tuple:
+        return tuple(m.prepare(_for(m, positions), length, dtype) for m in self)
+
+    def queries(self, q: Tensor, prepared: tuple) -> Tensor:
+        for m, tables in zip(self, prepared, strict=True):
+            q = m.queries(q, tables)
+        return q
+
+    def keys(self, k: Tensor, prepared: tuple) -> Tensor:
+        for m, tables in zip(self, prepared, strict=True):
+            k = m.keys(k, tables)
+        return k
+
+    def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
+        columns: Columns = {}
+        carries = []
+        for m, before in zip(self, carry or [None] * len(self.members), strict=True):
+            new, after = m.context(x, before, documents)
+            if twice := columns.keys() & new.keys():
+                raise ValueError(f"two composed encodings both give the columns {sorted(twice)}; use one of them")
+            columns |= new
+            carries.append(after)
+        return columns, carries
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        return tuple(term for m in self for term in m.terms(context))
+
+
+def _for(member: Encoding, positions: Tensor) -> Tensor:
+    """Positions as a member takes them: one that measures a single axis needs positions that have one."""
+    reads = member.at_input or type(member).prepare is not Encoding.prepare
+    if member.axes > 1 or positions.dim() < 3 or not reads:
+        return positions
+    if positions.shape[-1] > 1:
+        raise ValueError(
+            f"{type(member).__name__} measures one axis: expected positions [L] or [B, L], got {list(positions.shape)}"
+        )
+    return positions[..., 0]
+
+
+def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
+    """Whatever a user may write for `encoding=` -> one object."""
+    match encoding:
+        case Composed():
+            return encoding
+        case Encoding():
+            return Composed([encoding])
+        case None:
+            return Composed([])
+        case list() | tuple():
+            return Composed(encoding)
+    raise ValueError(f"expected an Encoding or a list of them, got {encoding!r}; build one with lg.encoding(name, ...)")
