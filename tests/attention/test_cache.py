@@ -173,7 +173,7 @@ def test_raw_keys_where_made_ones_would_drift():
     by_hand = []
     for t in range(x.shape[1]):  # one query at a time, against keys made for its block
         end = (t // 4 + 1) * 4
-        made = k[:, :, : t + 1] * (1 + torch.arange(t + 1)[:, None] / end)
+        made = k[:, :, : t + 1] * (1 + torch.arange(t + 1)[:, None].double() / end)
         by_hand.append(lg.attend(q[:, :, t, None] + t / end, made, v[:, :, : t + 1]))
     by_hand = torch.cat(by_hand, 2)
     close(whole, attention.o_proj(by_hand.transpose(1, 2).flatten(2)))

@@ -73,6 +73,7 @@ class LongitudeCacheLayer(DynamicLayer):
         """Rewrite the keys as the last call's tokens leave them: done when the next tokens come, if any do."""
         for term in encoding.terms(self.columns) if self.columns else ():
             if isinstance(term, Transport):
+                assert self.keys is not None
                 if term.w.shape[1] != self.keys.shape[1]:
                     raise ValueError(
                         f"cache: expected reflections of the {self.keys.shape[1]} heads of keys, which it rewrites, "

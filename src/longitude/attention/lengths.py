@@ -65,7 +65,7 @@ def require_same_past(encoding: Composed, past: Positions, keys: int, now: Posit
     if isinstance(before, Tensor) != isinstance(after, Tensor):
         before, after = torch.as_tensor(before), torch.as_tensor(after)
     if isinstance(before, Tensor):
-        before, after = torch.broadcast_tensors(before, after)  # type: ignore[arg-type]
+        before, after = torch.broadcast_tensors(before, after)
     then, since = encoding.length_at(before, before), encoding.length_at(before, after)
     changed = then != since
     if bool(changed.any()) if isinstance(changed, Tensor) else changed:
