@@ -12,9 +12,10 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from longitude.attention import toeplitz
-from longitude.attention.reference import added, reference
+from longitude.attention.reference import added, per_query_head, reference
 from longitude.attention.request import Request
 from longitude.attention.spans import by_spans, pieces, spans, steady
+from longitude.attention.transport import transport_attention, transported_scores
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Transport
 
 ALL_TERMS = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport)
@@ -76,8 +77,9 @@ def terms_bytes(r: Request) -> int:
         match term:
             case PairBias():
                 numbers = max(numbers, PAIR_NUMBERS * pairs)
-            case OffsetVectors():
-                numbers = max(numbers, r.q.shape[3] * pairs)
+            case OffsetVectors():  # a column per offset, before it moves to its key; or a vector per pair and head
+                columns = 2 * r.q.shape[0] * r.heads * r.rows * (r.rows + r.length)
+                numbers = max(numbers, columns if r.contiguous else r.heads * r.q.shape[3] * pairs)
             case RowBias():  # gates, their sum, two neighbours of a table, as numbers and as indices
                 numbers = max(numbers, 5 * r.q.shape[0] * r.heads * r.rows * r.length)
     return numbers * _wide_item(r)
@@ -120,10 +122,25 @@ def chunked(r: Request) -> Tensor:
         stop = min(start + rows, r.rows)
         block = r.piece(slice(start, stop), r.reachable(start, stop))
         if torch.is_grad_enabled():
-            outs.append(checkpoint(lambda b=block: reference(b)[0], use_reentrant=False))
+            outs.append(checkpoint(lambda b=block: reference(b, by_chunks)[0], use_reentrant=False))
         else:
-            outs.append(reference(block)[0])
+            outs.append(reference(block, by_chunks)[0])
     return torch.cat(outs, 2)
+
+
+def by_chunks(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Tensor:
+    """The scores of a transport, its tokens a chunk at a time; zero for keys after the query."""
+    scores = transported_scores(q, *transport_window(terms[0], k, r), terms[0].chunk)
+    return F.pad(scores, (0, r.length - scores.shape[3]))  # crops, too, where queries outlast the keys
+
+
+def transport_window(term: Transport, k: Tensor, r: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys up to the last query, and w and b of those of their tokens that they are not carried past.
+
+    Where queries outlast the keys that they may see, as beside padding, zeros stand for the keys between."""
+    tokens = slice(max(0, r.k_order - term.first), r.q_order + r.rows - term.first)
+    w, b = (per_query_head(x[:, :, tokens], r.heads) for x in (term.w, term.b))
+    return F.pad(k, (0, 0, 0, r.order_gap + r.rows - r.length)), w, b
 
 
 CHUNKED = Backend(
@@ -280,7 +297,57 @@ TABLE = Backend(
     price=lambda r: 2.0 if r.learned else 1.2,
 )
 
-BACKENDS = {backend.name: backend for backend in (SDPA, TABLE, CHUNKED, REFERENCE)}
+
+# ---- transport: products of reflections between queries and keys, in memory linear in the length ----------------------
+def transport(r: Request) -> Tensor:
+    def run(r: Request) -> Tensor:
+        (term,) = (term for term in r.terms if isinstance(term, Transport))
+        k, v = (per_query_head(x, r.heads) for x in (r.k, r.v))
+        k, w, b = transport_window(term, k, r)
+        v = v[:, :, : k.shape[2]]
+        level = None
+        for drift in r.terms:
+            if isinstance(drift, Drift):
+                own = per_query_head(drift.level[:, :, r.k_order : r.k_order + k.shape[2]], r.heads)
+                own = r.scale * own if drift.scaled else own
+                level = own if level is None else level + own
+        return transport_attention(r.q, k, v, w, b, r.scale, level, r.band[1], term.chunk)
+
+    return by_spans(r, run)
+
+
+def transport_limits(r: Request) -> str | None:
+    if not any(isinstance(term, Transport) for term in r.terms):
+        return "there is no transport to follow"
+    if r.band[0] != 0:
+        return "it follows plain order: it needs Causal() or Window(size)"
+    cut = pieces(r)
+    assert not isinstance(cut, str), cut
+    if any(piece.order_gap + piece.rows > piece.length for _, _, piece in cut):
+        return "some queries, as of padding on the right, outlast the keys that they may see"
+    return None
+
+
+TRANSPORT = Backend(
+    "transport",
+    run=transport,
+    terms=(Transport, Drift),
+    any_mask=False,
+    dtypes=FLOATS,
+    devices=None,
+    table_gradients=True,
+    dropout=False,
+    weights=False,
+    limits=transport_limits,
+    # keys and queries in wide copies, the chunks' products, and the scores of one chunk of queries
+    memory=lambda r: (
+        (6 * (r.q.numel() + r.heads * r.q.shape[0] * r.length * 64) + 4 * r.q.shape[0] * r.heads * 64 * r.length)
+        * _wide_item(r)
+    ),
+    price=lambda r: 4.0,
+)
+
+BACKENDS = {backend.name: backend for backend in (SDPA, TABLE, TRANSPORT, CHUNKED, REFERENCE)}
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

@@ -139,6 +139,8 @@ def raw_request(
         raise ValueError(
             "the encoding has no meaning for keys in the future: expected a mask with lg.Causal() or Window(size)"
         )
+    if sum(isinstance(term, Transport) for term in terms) > 1:
+        raise ValueError("two composed encodings both transport keys; use one of them")
     if rows > keys and any(isinstance(term, Transport) for term in terms):
         raise ValueError(f"the encoding expects queries among the keys, got {rows} queries and {keys} keys")
     return r

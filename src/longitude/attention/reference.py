@@ -1,35 +1,39 @@
 """The specification: dense, readable, in float32 or wider, on any device. Every other backend must equal it."""
 
-import re
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.request import Request
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Term, Transport
 
+Transporter = Callable[[list[Transport], Tensor, Tensor, Request], Tensor]
 
-def reference(r: Request) -> tuple[Tensor, Tensor]:
-    """-> output [B, H, Lq, Dv] and the weights that made it, after dropout, [B, H, Lq, Lk]."""
+
+def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor, Tensor]:
+    """-> output [B, H, Lq, Dv] and the weights that made it, after dropout, [B, H, Lq, Lk].
+
+    transport: another way to the scores of `transported`, for backends that know a faster one."""
     dtype = torch.promote_types(r.q.dtype, torch.float32)
     with torch.autocast(r.q.device.type, enabled=False):
         q = r.q.to(dtype)
         k, v = (per_query_head(x.to(dtype), r.heads) for x in (r.k, r.v))
         allowed = r.allowed()
         transports = [term for term in r.terms if isinstance(term, Transport)]
-        scores = raw = r.scale * (transported(transports, q, k, r) if transports else q @ k.mT)
+        scores = raw = r.scale * ((transport or transported)(transports, q, k, r) if transports else q @ k.mT)
         for term in r.terms:
             if not isinstance(term, Transport):
                 scores = scores + added(term, q, raw, allowed, r).to(dtype)
         # The lowest finite number, not -inf: a query with nothing to look at then has zeros, in its gradients too.
         weights = scores.masked_fill(~allowed, torch.finfo(dtype).min).softmax(-1).masked_fill(~allowed, 0.0)
         if r.dropout:
-            weights = torch.nn.functional.dropout(weights, r.dropout)
+            weights = F.dropout(weights, r.dropout)
         out = weights @ v
         for term in r.terms:
             if isinstance(term, OffsetVectors) and term.values is not None:
-                out = out + against(weights, term.values, r, "ij,ijd->id")
+                out = out + collected(weights, term.values, r)
     return out.to(r.q.dtype), weights.to(r.q.dtype)
 
 
@@ -46,7 +50,7 @@ def added(term: Term, q: Tensor, raw: Tensor, allowed: Tensor, r: Request) -> Te
             drift = level[..., r.q_tokens(), None] - level[..., None, r.k_tokens()]
             return r.scale * drift if scaled else drift
         case OffsetVectors(keys, _, shift):
-            return r.scale * against(q + shift, keys, r, "id,ijd->ij")
+            return r.scale * met(q + shift, keys, r)
         case RowBias(of):
             return of(q, raw, allowed)
     raise AssertionError(f"no rule for {term!r}")
@@ -54,8 +58,6 @@ def added(term: Term, q: Tensor, raw: Tensor, allowed: Tensor, r: Request) -> Te
 
 def transported(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Tensor:
     """q_i . H_i ... H_(j+1) k_j, one token t at a time: every key before t is reflected by it, [B, H, Lq, Lk]."""
-    if len(terms) > 1:
-        raise ValueError("two composed encodings both transport keys; use one of them")
     w, b = (per_query_head(x.to(q.dtype), r.heads) for x in (terms[0].w, terms[0].b))
     first = terms[0].first  # keys before it are carried to it already
     scores: list[Tensor] = []
@@ -68,7 +70,7 @@ def transported(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Ten
         moved = torch.cat([moved, k[:, :, t, None]], 2)
         if 0 <= t - r.order_gap < r.rows:
             row = (moved @ q[:, :, t - r.order_gap, :, None]).squeeze(-1)
-            scores.append(torch.nn.functional.pad(row, (0, r.length - t - 1)))
+            scores.append(F.pad(row, (0, r.length - t - 1)))
     return torch.stack(scores, 2)
 
 
@@ -78,13 +80,38 @@ def offsets(r: Request) -> Tensor:
     return i[..., :, None] - j[..., None, :]
 
 
-def against(x: Tensor, at: Callable[[Tensor], Tensor], r: Request, rule: str) -> Tensor:
-    """x [B, H, Lq, .] times the vectors `at` every offset, by an einsum rule without the axes of batch and heads."""
-    offset = offsets(r)
-    vectors = at(offset).to(x.dtype)  # offset.shape + [D], perhaps with heads in front
-    lead = ("h" if vectors.dim() > offset.dim() + 1 else "") + ("b" if offset.dim() == 3 else "")
-    one, pairs, out = re.split(",|->", rule)
-    return torch.einsum(f"bh{one},{lead}{pairs}->bh{out}", x, vectors)
+def met(q: Tensor, keys: Callable[[Tensor], Tensor], r: Request) -> Tensor:
+    """Each query times the vector of each offset, [B, H, Lq, Lk]."""
+    if not r.contiguous:
+        vectors = keys(offsets(r)).to(q.dtype)
+        return torch.einsum(f"bhid,{_lead(vectors, r)}ijd->bhij", q, vectors)
+    every = q @ keys(descending(r)).to(q.dtype).mT  # [B, H, Lq, Lq + Lk]; row a has its own offsets from Lq - 1 - a on
+    rows, width = every.shape[2:]
+    return every.flatten(2)[..., rows - 1 : rows * width - 1].unflatten(-1, (rows, width - 1))[..., : r.length]
+
+
+def collected(weights: Tensor, values: Callable[[Tensor], Tensor], r: Request) -> Tensor:
+    """The vectors of offsets, summed by weight, [B, H, Lq, D]."""
+    if not r.contiguous:
+        vectors = values(offsets(r)).to(weights.dtype)
+        return torch.einsum(f"bhij,{_lead(vectors, r)}ijd->bhid", weights, vectors)
+    rows, width = r.rows, r.rows + r.length  # back to one column per offset: `met` in reverse
+    flat = F.pad(F.pad(weights, (0, width - 1 - r.length)).flatten(2), (rows - 1, 1))
+    return flat.unflatten(-1, (rows, width)) @ values(descending(r)).to(weights.dtype)
+
+
+def descending(r: Request) -> Tensor:
+    """The offsets of contiguous positions, each once: from the last query's to the first key down to one below the lowest."""
+    assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
+    top = r.q_positions + r.rows - 1 - r.k_positions
+    return top - torch.arange(r.rows + r.length, device=r.q.device)
+
+
+def _lead(vectors: Tensor, r: Request) -> str:
+    """The axes that vectors have in front of [Lq, Lk, D]: heads, and rows of the batch where positions have them."""
+    i, j = r.places()
+    batch = "b" if max(i.dim(), j.dim()) == 2 else ""
+    return ("h" if vectors.dim() > 3 + len(batch) else "") + batch
 
 
 def per_query_head(x: Tensor, heads: int) -> Tensor:

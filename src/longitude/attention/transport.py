@@ -1,0 +1,143 @@
+"""Products of reflections between keys and queries, a chunk of tokens at a time (Yang et al. 2025).
+
+Token t turns what it sees of the past by H_t = I - b_t w_t w_t', and query i meets key j as q_i . H_i H_(i-1) ... H_(j+1) k_j.
+The product over a chunk of tokens, whose w are the rows of W, has a closed form:
+
+    H_last ... H_first = I - W' M W,    M = (I + strictly_lower(b W W'))^-1 diag(b).
+
+M is lower triangular, and its corners give the products that begin or end inside the chunk. Chunks of any size give the same
+numbers; b = 0 leaves everything as it is.
+
+Shapes: q [B, H, Lq, D] are the last Lq of the Lk keys k [B, H, Lk, D]; w [B, H, n, D] and b [B, H, n] are those of the last n
+tokens, Lq <= n <= Lk, and keys before these tokens are carried to their beginning already, as a cache keeps them. All is
+computed in float32 or wider, and differentiable.
+"""
+
+import math
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+
+def chunk_product(w: Tensor, b: Tensor) -> Tensor:
+    """M [..., C, C] of a chunk with w [..., C, D] and b [..., C]."""
+    below = (b[..., None] * (w @ w.mT)).tril(-1)
+    return torch.linalg.solve_triangular(below, torch.diag_embed(b), upper=False, unitriangular=True)
+
+
+def transported_scores(q: Tensor, k: Tensor, w: Tensor, b: Tensor, chunk: int = 64) -> Tensor:
+    """q_i . H_i ... H_(j+1) k_j -> [B, H, Lq, Lk], not scaled; zero for keys after the query."""
+    q, k, w, b = to_first_query(q, k, w, b, chunk)
+    scores = []
+    for rows, (_, keys, met, own, m) in zip(q.split(chunk, 2), walk(k, w, b, chunk), strict=True):
+        part = rows @ keys.mT - (rows @ own.mT).tril() @ m @ met.mT
+        scores.append(F.pad(part.tril(keys.shape[2] - rows.shape[2]), (0, k.shape[2] - keys.shape[2])))
+    return torch.cat(scores, 2)
+
+
+def carried(k: Tensor, w: Tensor, b: Tensor, chunk: int = 64) -> Tensor:
+    """H_last ... H_(j+1) k_j -> [B, H, Lk, D], float32 or wider: what a cache keeps once all n tokens have passed.
+
+    For one new token it is the rank-one update k_j - b (k_j . w) w of every key but the new one."""
+    k, w, b = _wide(k, w, b)
+    moved = k[:, :, : k.shape[2] - w.shape[2]]
+    for moved, *_ in walk(k, w, b, chunk):  # noqa: B007 (the last one is wanted)
+        pass
+    return moved
+
+
+def walk(k: Tensor, w: Tensor, b: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """Chunk by chunk, the oldest first -> keys so far carried past it, and what made them:
+
+    the same keys before (the chunk's own, and older ones carried to its beginning) [.., J, D]; what they show to each of its
+    tokens, k_j . w_t for t after j, [.., J, C]; the chunk's W [.., C, D] and M [.., C, C]."""
+    first = k.shape[2] - w.shape[2]
+    moved = k[:, :, :first]
+    for new, own, strength in zip(k[:, :, first:].split(chunk, 2), w.split(chunk, 2), b.split(chunk, 2), strict=True):
+        keys, m = torch.cat([moved, new], 2), chunk_product(own, strength)
+        met = (keys @ own.mT).triu(1 - moved.shape[2])
+        moved = keys - met @ m.mT @ own
+        yield moved, keys, met, own, m
+
+
+def to_first_query(q: Tensor, k: Tensor, w: Tensor, b: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same with n = Lq: keys before the first query are carried to it."""
+    rows, tokens, length = q.shape[2], w.shape[2], k.shape[2]
+    assert rows <= tokens <= length, (rows, tokens, length)
+    q, k, w, b = _wide(q, k, w, b)
+    if rows < tokens:
+        early = tokens - rows
+        before = carried(k[:, :, : length - rows], w[:, :, :early], b[:, :, :early], chunk)
+        k, w, b = torch.cat([before, k[:, :, length - rows :]], 2), w[:, :, early:], b[:, :, early:]
+    return q, k, w, b
+
+
+def _wide(*xs: Tensor) -> tuple[Tensor, ...]:
+    """In one dtype, float32 or wider."""
+    dtype = torch.float32
+    for x in xs:
+        dtype = torch.promote_types(dtype, x.dtype)
+    return tuple(x.to(dtype) for x in xs)
+
+
+# ---- attention in memory linear in the length ------------------------------------------------------------------------
+def transport_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    b: Tensor,
+    scale: float,
+    level: Tensor | None = None,
+    high: int | None = None,
+    chunk: int = 128,
+) -> Tensor:
+    """softmax_j(scale q_i . H_i ... H_(j+1) k_j + level_i - level_j) v_j, over keys with 0 <= i - j <= high.
+
+    v [B, H, Lk, Dv]; level [B, H, Lk], per token -> [B, H, Lq, Dv] in the dtype of q. Queries are taken a chunk at a time and
+    carried backward over the chunks before them, the nearest first. So the weights of one chunk of queries are all that
+    is held, in backward too.
+    """
+    dtype, first = q.dtype, k.shape[2] - q.shape[2]
+    q, k, w, b = to_first_query(q, k, w, b, chunk)
+    q, v = q * scale, v.to(q.dtype)
+    past, keys, ws = k[:, :, :first], k[:, :, first:].split(chunk, 2), w.split(chunk, 2)
+    products = [chunk_product(own, strength) for own, strength in zip(ws, b.split(chunk, 2), strict=True)]
+    meets = [(key @ own.mT).triu(1) for key, own in zip(keys, ws, strict=True)]
+    ends = [(key - met @ m.mT @ own).mT for key, met, m, own in zip(keys, meets, products, ws, strict=True)]
+    turns = [own.mT @ m @ own for m, own in zip(products, ws, strict=True)]
+
+    def attend(n: int, rows: Tensor) -> Tensor:
+        """The n-th chunk of queries."""
+        start = begin = first + n * chunk
+        stop = start + rows.shape[2]
+        oldest = 0 if high is None else max(0, start - high)  # the first key that a query here may see
+        ahead = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
+        met = (rows @ ws[n].mT).tril() @ products[n]
+        parts = [(rows @ keys[n].mT - met @ meets[n].mT).masked_fill(ahead, -math.inf)]
+        rows = rows - met @ ws[n]
+        while begin > max(first, oldest):
+            begin, n = begin - chunk, n - 1
+            parts.append(rows @ ends[n])
+            rows = rows - rows @ turns[n]
+        if begin > oldest:
+            begin = oldest
+            parts.append(rows @ past[:, :, begin:].mT)
+        scores = torch.cat(parts[::-1], 3)
+        if level is not None:
+            scores = scores + (level[:, :, start:stop, None] - level[:, :, None, begin:stop]).to(scores.dtype)
+        if high is not None:
+            i, j = (torch.arange(a, stop, device=q.device) for a in (start, begin))
+            scores = scores.masked_fill(i[:, None] - j > high, -math.inf)
+        return scores.softmax(-1) @ v[:, :, begin:stop]
+
+    outs = []
+    for n, rows in enumerate(q.split(chunk, 2)):
+        if torch.is_grad_enabled():
+            outs.append(checkpoint(attend, n, rows, use_reentrant=False))
+        else:
+            outs.append(attend(n, rows))
+    return torch.cat(outs, 2).to(dtype)
