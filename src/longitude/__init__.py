@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     )
     from longitude.attention.operation import attend as attend, explain as explain
     from longitude.models import LongitudeConfig as LongitudeConfig, LongitudeForCausalLM as LongitudeForCausalLM
+    from longitude.positions import samplers as samplers, scaling as scaling
     from longitude.positions.absolute import Learned as Learned, NoPosition as NoPosition, Sinusoidal as Sinusoidal
     from longitude.positions.base import (
         Drift as Drift,
@@ -41,26 +42,42 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         encodings as encodings,
         register as register,
     )
-    from longitude.positions.composed import Composed as Composed
-    from longitude.positions.bias import ALiBi as ALiBi, Fire as Fire
+    from longitude.positions.bias import ALiBi as ALiBi, Fire as Fire, Kerple as Kerple, Sandwich as Sandwich
     from longitude.positions.buckets import ClippedBias as ClippedBias, T5Bias as T5Bias
+    from longitude.positions.composed import Composed as Composed
     from longitude.positions.contextual import CoPE as CoPE, FoX as FoX, PaTH as PaTH
-    from longitude.positions.relative import Shaw as Shaw
-    from longitude.positions.rotary import Rotary as Rotary, rope_frequencies as rope_frequencies
+    from longitude.positions.hugging_face import (
+        Rope as Rope,
+        from_hugging_face as from_hugging_face,
+        to_hugging_face as to_hugging_face,
+    )
+    from longitude.positions.layouts import convert_layout as convert_layout
+    from longitude.positions.multimodal import multimodal_positions as multimodal_positions
+    from longitude.positions.relative import Shaw as Shaw, TransformerXL as TransformerXL
+    from longitude.positions.rotary import (
+        AxialRotary as AxialRotary,
+        MultimodalRotary as MultimodalRotary,
+        Rotary as Rotary,
+        XPos as XPos,
+    )
+    from longitude.positions.scaling import rope_frequencies as rope_frequencies
 
 __version__ = "0.1.0"
 
 _ROOMS = ("positions", "attention", "models", "measure", "study", "testing")
 _NAMES = {
-    "positions.base": (
-        "Encoding OffsetBias PairBias Drift OffsetVectors RowBias Transport encoding encodings register"
-    ),
+    "positions": "samplers scaling",
+    "positions.base": "Encoding OffsetBias PairBias Drift OffsetVectors RowBias Transport encoding encodings register",
     "positions.composed": "Composed",
     "positions.absolute": "NoPosition Sinusoidal Learned",
-    "positions.rotary": "Rotary rope_frequencies",
-    "positions.bias": "ALiBi Fire",
+    "positions.rotary": "Rotary XPos AxialRotary MultimodalRotary",
+    "positions.scaling": "rope_frequencies",
+    "positions.hugging_face": "Rope from_hugging_face to_hugging_face",
+    "positions.layouts": "convert_layout",
+    "positions.multimodal": "multimodal_positions",
+    "positions.bias": "ALiBi Kerple Sandwich Fire",
     "positions.buckets": "T5Bias ClippedBias",
-    "positions.relative": "Shaw",
+    "positions.relative": "Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
     "attention.operation": "attend explain",
     "attention.masks": "Mask Causal Window Documents Padding NoMask",

@@ -103,7 +103,9 @@ class MultiHeadAttention(nn.Module):
             if isinstance(positions, Tensor):
                 positions = following(positions, length)
         else:
-            axes = positions.shape[-1] if isinstance(positions, Tensor) and positions.dim() == 3 else encoding.axes
+            # A model hands positions with axes to all its layers, those that measure one included.
+            with_axes = isinstance(positions, Tensor) and positions.dim() == 3
+            axes = max(2, positions.shape[-1]) if with_axes else encoding.axes
             positions = canonical("positions", positions, x.shape[0], length, axes)
 
         q = self.q_proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

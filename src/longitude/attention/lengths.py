@@ -87,7 +87,7 @@ def _runs(
 ) -> Iterator[tuple[slice, slice, int | None]]:
     everything = slice(0, r.q.shape[0]), slice(0, r.rows)
     last = newest(k_positions, r.length)
-    if isinstance(q_positions, int) and isinstance(last, int):
+    if not isinstance(q_positions, Tensor) and not isinstance(last, Tensor):
         length = encoding.length_at(q_positions, last)
         if length is None or length == encoding.length_at(q_positions + r.rows - 1, last):  # it never falls
             yield *everything, length

@@ -129,7 +129,7 @@ def raw_request(
         q_positions, k_positions = _of_one_axis(q_positions, k_positions, terms, keys - rows)
     r = Request(
         q, k, v, terms, mask, q_positions, k_positions,
-        scale=q.shape[3] ** -0.5 * encoding.softmax_factor if scale is None else scale,
+        scale=q.shape[3] ** -0.5 if scale is None else scale,
         dropout=dropout,
         weights=return_weights,
         learned=torch.is_grad_enabled() and len(terms) > 0 and any(p.requires_grad for p in encoding.parameters()),

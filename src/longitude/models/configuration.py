@@ -123,7 +123,9 @@ class LongitudeConfig(PreTrainedConfig):
             "head_dim": self.head_dim,
             "max_length": self.max_position_embeddings,
         }
-        return {"name": name, **resolved(name, {**defaults, **options}, **known)}
+        full = resolved(name, {**defaults, **options}, **known)
+        # A scaling scheme may be said as an object; config.json holds its name and options.
+        return {"name": name, **{n: v.as_dict() if hasattr(v, "as_dict") else v for n, v in full.items()}}
 
     def layer_specs(self) -> list[list[dict[str, Any]]]:
         """For each layer, the resolved encodings that compose its own."""

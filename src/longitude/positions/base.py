@@ -110,7 +110,7 @@ class Encoding(nn.Module):
     stable_keys: bool = True
     """A transformed key stays right while the sequence grows, so a cache may keep it."""
     softmax_factor: float = 1.0
-    """The default scale of the scores, head_dim**-0.5, is multiplied by it."""
+    """What its source multiplies the scale of the scores by; a model says so in `scale`, nothing here does."""
     passing_columns: frozenset[str] = frozenset()
     """Columns of which only those of new tokens are needed: a cache lets them pass."""
 

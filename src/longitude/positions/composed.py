@@ -50,10 +50,13 @@ class Composed(Encoding):
         return x
 
     def length_at(self, query: Any, newest: Any) -> Any:
-        lengths = [length for m in self if (length := m.length_at(query, newest)) is not None]
-        if len(lengths) > 1:
-            raise ValueError("two composed encodings both follow the length of the sequence; use one of them")
-        return lengths[0] if lengths else None
+        found = None
+        for m in self:
+            length = m.length_at(query, newest)
+            if length is not None and found is not None:
+                raise ValueError("two composed encodings both follow a length; use one of them")
+            found = length if found is None else found
+        return found
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> tuple:
         return tuple(m.prepare(_for(m, positions), length, dtype) for m in self)

@@ -143,25 +143,37 @@ def law_far_positions(build: Example) -> str | None:
     half = torch.bfloat16
 
     with torch.no_grad(), torch.autocast("cpu", half):
-        exactly = exact.prepare(positions, None, torch.float64)
-        for got, want in zip(tensors_in(low.prepare(positions, None, half)), tensors_in(exactly), strict=True):
-            _wide("a table of prepare", got)
-            close("a table of prepare, under bfloat16", got, want, 1e-6)
+        for own, length in _lengths(low, positions):
+            tables, exactly = low.prepare(positions[own], length, half), exact.prepare(positions[own], length, torch.float64)
+            for got, want in zip(tensors_in(tables), tensors_in(exactly), strict=True):
+                _wide("a table of prepare", got)
+                close("a table of prepare, under bfloat16", got, want, 1e-6)
 
         x, zeros = numbers(1, len(positions), SHAPES["dim"]), torch.zeros(1, len(positions), SHAPES["dim"])
         q = numbers(1, SHAPES["num_heads"], len(positions), SHAPES["head_dim"])
         for dtype, tolerance in ((torch.float32, 2e-6), (half, 2**-8)):
             want = exact.embed(zeros.double(), positions)
             close(f"embed in {dtype}", low.embed(zeros.to(dtype), positions), want, tolerance)
-            for what in ("queries", "keys"):
-                got = getattr(low, what)(q.to(dtype), low.prepare(positions, None, dtype))
-                close(f"{what} in {dtype}", got, getattr(exact, what)(q.to(dtype).double(), exactly), tolerance)
+            for own, length in _lengths(low, positions):
+                here = q[:, :, own].to(dtype)
+                for what in ("queries", "keys"):
+                    got = getattr(low, what)(here, low.prepare(positions[own], length, dtype))
+                    exactly = exact.prepare(positions[own], length, torch.float64)
+                    close(f"{what} in {dtype}", got, getattr(exact, what)(here.double(), exactly), tolerance)
 
         columns, columns_exact = low.context(x.to(half))[0], exact.context(x.to(half).double())[0]
         for ours, theirs in zip(low.terms(columns), exact.terms(columns_exact), strict=True):
             _same_term(ours, theirs, positions, low.learned)
     _attention_far_away(low, exact, positions)
     return None
+
+
+def _lengths(encoding: Encoding, positions: Tensor) -> list[tuple[Tensor, int | None]]:
+    """Which positions are prepared together, and for which length, as attention does it."""
+    lengths = encoding.length_at(positions, positions)
+    if lengths is None:
+        return [(torch.ones_like(positions, dtype=torch.bool), None)]
+    return [(lengths == length, int(length)) for length in lengths.unique()]
 
 
 def _wide(what: str, x: Tensor) -> None:
