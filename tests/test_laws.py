@@ -17,7 +17,7 @@ def rope_fox(head_dim, dim, num_heads):
     return lg.Composed([lg.Rotary(head_dim, "half"), lg.FoX(dim, num_heads)])
 
 
-def path_fox(dim, num_heads, head_dim, num_kv_heads):
+def path_and_fox(dim, num_heads, head_dim, num_kv_heads):
     return lg.Composed([lg.PaTH(dim, num_heads, head_dim, num_kv_heads), lg.FoX(dim, num_heads)])
 
 
@@ -51,23 +51,36 @@ class RawKeys(lg.Rotary):
     stable_keys = False
 
 
+TWO_LISTS = lg.scaling.LongRoPE([1.0, 1.0, 1.5, 2.0], [1.0, 2.0, 4.0, 8.0], 6, factor=8, follow="row")
 VARIANTS = {
     "rope half": testing.example("rope", layout="half"),
     "rope partial": testing.example("rope", rotary_dim=4),
     "rope half partial": testing.example("rope", rotary_dim=6, layout="half", base=100.0),
     "rope raw keys": testing.example(RawKeys),
+    "rope yarn": testing.example("rope", scaling=lg.scaling.YaRN(8, 64, beta_fast=4)),
+    "rope by row": testing.example("rope", scaling=lg.scaling.DynamicNTK(2, 8, follow="row")),
+    "rope by row, two lists": testing.example("rope", scaling=TWO_LISTS, layout="half"),
+    "rope p": testing.example("rope", proportion=0.5),
+    "xpos steep": testing.example("xpos", layout="half", scale_base=8),
+    "axial_rope of four": testing.example("axial_rope", axes=4),
+    "mrope interleaved": testing.example("mrope", sections=(2, 1, 1), arrangement="interleaved"),
     "sinusoidal odd": testing.example("sinusoidal", layout="half", frequencies="tensor2tensor"),
     "learned offset": testing.example("learned", row_offset=2),
+    "learned interpolated": testing.example("learned", max_length=16, beyond="interpolate", length=600),
+    "learned clamped": testing.example("learned", max_length=16, beyond="clamp"),
+    "alibi one-sided": testing.example("alibi", future="one-sided"),
+    "alibi on two heads": testing.example("alibi", biased_heads=2),
     "alibi slopes": testing.example("alibi", slopes=[0.1, 2.0, 0.5, 1.0]),
     "t5 bidirectional": testing.example("t5", num_buckets=8, max_distance=20, bidirectional=True),
     "clipped near": testing.example("clipped", max_distance=3),
     "fire near": testing.example("fire", threshold=4.0),
+    "transformer_xl clamped": testing.example("transformer_xl", clamp_length=4),
     "shaw keys": testing.example("shaw", max_distance=2, values=False),
     "cope near": testing.example("cope", max_position=4),
     "path short": testing.example("path", rank=4, kernel=1),
     "vectors per head": testing.example(PerHeadVectors),
     "rope + fox": testing.example(rope_fox),
-    "path + fox": testing.example(path_fox),
+    "path + fox": testing.example(path_and_fox),
     "everything else": testing.example(everything_else),
 }
 QUICK_COMPILE = ("rope", "alibi", "fox")
@@ -81,7 +94,7 @@ def cases():
         yield pytest.param(law, build, id=f"{law}-{name}", marks=[pytest.mark.slow] if heavy else [])
 
 
-DOES_NOT_APPLY = ("causal_only", "Transport", "its terms are no part")
+DOES_NOT_APPLY = ("causal_only", "Transport", "its terms are no part", "its tables follow")
 
 
 @pytest.mark.parametrize(("law", "build"), list(cases()))
@@ -107,8 +120,8 @@ def test_laws_apply_where_they_should() -> None:
     """A reason not to apply is rare: for these encodings, and no others."""
     quick = [law for law in ("permutation", "order", "shift", "export") if law in testing.laws()]
     skipped = {(law, name) for law in quick for name in lg.encodings() if testing.examine(law, name) != testing.HOLDS}
-    order = {("permutation", name) for name in ("cope", "fox", "path")}
-    plain = {"none", "sinusoidal", "learned", "rope"}
+    order = {("permutation", name) for name in ("cope", "fox", "path", "path_fox", "xpos")}
+    plain = {"none", "sinusoidal", "learned", "rope", "xpos", "axial_rope", "mrope"}
     assert skipped == order | {("export", name) for name in lg.encodings() if name not in plain}
 
 
@@ -225,11 +238,11 @@ class SaysNothingOfTheFuture(lg.CoPE):
 
 
 class StaleKeys(lg.Rotary):
-    """Turns by the length it is asked for, which grows while decoding, and claims that keys stay right."""
+    """Turns by the newest position it sees, which grows while decoding, and claims that keys stay right."""
 
     def prepare(self, positions, length=None, dtype=torch.float32):
         turn = super().prepare(positions, length, dtype)
-        return type(turn)(*(x * (1 + 0.1 * (length or 0)) for x in turn))
+        return type(turn)(*(x * (1 + 0.1 * int(positions.max())) for x in turn))
 
 
 class ReadsLength(Broken):

@@ -196,7 +196,7 @@ def test_a_cache_never_drifts_across_a_border():
     for a, b in ((0, 5), (5, 6), (6, 8)):  # within one length
         out = attention(x[:, a:b], cache=cache)
     close(out, attention(x[:, :8])[:, 6:])
-    with pytest.raises(ValueError, match="cached tokens were made with another; .*prefill again"):
+    with pytest.raises(ValueError, match=r"cached tokens were made with another; .*prefill again"):
         attention(x[:, 8:9], cache=cache)
     for positions in (torch.arange(3), torch.arange(3).expand(2, 3)):
         cache = LongitudeCacheLayer()

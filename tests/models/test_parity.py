@@ -1,12 +1,15 @@
-"""Given the weights of another's model, its logits: transformers' Llama, and T5's scale by hand."""
+"""Given the weights of another's model, its logits: transformers' Llama with every rope type, SmolLM3, and T5's scale by hand."""
+
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
 import longitude as lg
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from longitude.positions.hugging_face import from_hugging_face
 
 NAMES = {
     "input_layernorm": "attention_norm",
@@ -16,26 +19,38 @@ NAMES = {
     "up_proj": "up",
     "down_proj": "down",
 }
+SMALL: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+BASE: dict[str, Any] = {"rope_theta": 10_000.0}
 
 
-def llama(kv_heads: int, base: float, tied: bool) -> LlamaForCausalLM:
+def llama(rope: dict | None = None, **options) -> LlamaForCausalLM:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=61, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=kv_heads, max_position_embeddings=128, tie_word_embeddings=tied, initializer_range=0.3,
-        rope_parameters={"rope_type": "default", "rope_theta": base}, attn_implementation="sdpa",
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+    rope = rope or {"rope_type": "default", **BASE}
+    return LlamaForCausalLM(LlamaConfig(**SMALL | {"rope_parameters": rope} | options)).eval()
 
 
-def ours(theirs: LlamaForCausalLM, layout: str = "half", angle_dtype: str = "float32") -> LongitudeForCausalLM:
+def ours(theirs, layout: str = "half", angle_dtype: str = "float32", follow: str | None = None) -> LongitudeForCausalLM:
+    """Our model with their weights, and the rotation that we read from their config. The import turns all dimensions of
+    Llama's heads whatever partial_rotary_factor says, as Llama does; p-RoPE says its part otherwise."""
     c = theirs.config
-    rope = {"name": "rope", "layout": layout, "base": c.rope_parameters["rope_theta"], "angle_dtype": angle_dtype}
+    rope = from_hugging_face(c, follow=follow)
+    options = rope.options(c.hidden_size // c.num_attention_heads)
+    options["scaling"] = options["scaling"] and options["scaling"].as_dict()
+    turning = {"name": "rope", "layout": layout, "angle_dtype": angle_dtype, **options}
+    turns = getattr(c, "no_rope_layers", [1] * c.num_hidden_layers)  # SmolLM3: 0 where a layer does not turn
     config = LongitudeConfig(
-        vocab_size=c.vocab_size, hidden_size=c.hidden_size, intermediate_size=c.intermediate_size,
-        num_hidden_layers=c.num_hidden_layers, num_attention_heads=c.num_attention_heads,
-        num_key_value_heads=c.num_key_value_heads, max_position_embeddings=c.max_position_embeddings,
-        tie_word_embeddings=c.tie_word_embeddings, encoding=rope, embedding_scale=1.0, rms_norm_eps=c.rms_norm_eps,
+        **{name: getattr(c, name) for name in SMALL if name != "initializer_range"},
+        tie_word_embeddings=c.tie_word_embeddings, encodings=[turning if t else "none" for t in turns],
+        embedding_scale=1.0, rms_norm_eps=c.rms_norm_eps,
     )  # fmt: skip
     model = LongitudeForCausalLM(config).eval()
     weights = {}
@@ -45,14 +60,19 @@ def ours(theirs: LlamaForCausalLM, layout: str = "half", angle_dtype: str = "flo
     return model
 
 
+def same(mine: torch.Tensor, theirs: torch.Tensor, within: float = 1e-5) -> None:
+    """Up to float32's roundings, measured in standard deviations of the logits."""
+    assert theirs.std() > 0.5  # not a comparison of zeros
+    torch.testing.assert_close(mine, theirs, atol=within * float(theirs.std()), rtol=within)
+
+
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize(("base", "tied"), [(10_000.0, False), (500_000.0, True)])
 @torch.no_grad()
 def test_llama(kv_heads, base, tied, ids):
-    theirs, x = llama(kv_heads, base, tied), ids(2, 50)
-    expected = theirs(x).logits
-    assert expected.std() > 0.5  # not a comparison of zeros
-    torch.testing.assert_close(ours(theirs)(x).logits, expected, atol=1e-5 * float(expected.std()), rtol=1e-5)
+    rope = {"rope_type": "default", "rope_theta": base}
+    theirs, x = llama(rope, num_key_value_heads=kv_heads, tie_word_embeddings=tied), ids(2, 50)
+    same(ours(theirs)(x).logits, theirs(x).logits)
 
     exact, theirs = ours(theirs, angle_dtype="float64").double(), in_float64(theirs)
     torch.testing.assert_close(exact(x).logits, theirs(x).logits, atol=1e-10, rtol=0)
@@ -69,21 +89,107 @@ def in_float64(theirs: LlamaForCausalLM) -> LlamaForCausalLM:
             angles = torch.cat([angles, angles], -1)
             return angles.cos(), angles.sin()
 
+    theirs.model.rotary_emb = Angles()
+    return norms_in_float64(theirs)
+
+
+def norms_in_float64(theirs):
+    """Its norms would go through float32 in a model of any dtype."""
+
     def norm(old):
         new = nn.RMSNorm(32, eps=theirs.config.rms_norm_eps)
         new.weight.data = old.weight.data
         return new
 
-    theirs.model.norm, theirs.model.rotary_emb = norm(theirs.model.norm), Angles()
+    theirs.model.norm = norm(theirs.model.norm)
     for layer in theirs.model.layers:
         layer.input_layernorm = norm(layer.input_layernorm)
         layer.post_attention_layernorm = norm(layer.post_attention_layernorm)
     return theirs.double()
 
 
+# ---- every rope type -------------------------------------------------------------------------------------------------
+ORIGINAL = "original_max_position_embeddings"
+YARN = {"rope_type": "yarn", **BASE, "factor": 8.0, ORIGINAL: 16}
+LONG = {
+    "rope_type": "longrope",
+    **BASE,
+    "short_factor": [1.0, 1.1, 1.3, 1.7],
+    "long_factor": [1.0, 2.5, 6.0, 8.0],
+    ORIGINAL: 24,
+}
+ROPES = {
+    "default": {"rope_type": "default", "rope_theta": 500.0},
+    "linear": {"rope_type": "linear", **BASE, "factor": 3.0},
+    "dynamic": {"rope_type": "dynamic", **BASE, "factor": 2.5},
+    "yarn": YARN,
+    "yarn, not truncated": YARN | {"truncate": False},
+    "yarn, other ramp": YARN | {"beta_fast": 8.0, "beta_slow": 0.5},
+    "yarn, its factor": YARN | {"attention_factor": 0.7},
+    "yarn, mscale": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
+    "yarn, one mscale": YARN | {"mscale": 0.7},
+    "longrope": LONG,
+    "longrope, its factors": LONG | {"factor": 3.0, "attention_factor": 1.4},
+    "llama3": {
+        "rope_type": "llama3", **BASE, "factor": 8.0, ORIGINAL: 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    },
+    "proportional": {"rope_type": "proportional", **BASE, "partial_rotary_factor": 0.5},
+    "proportional, slowed": {"rope_type": "proportional", **BASE, "partial_rotary_factor": 0.75, "factor": 2.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("length", [24, 25, 70])  # on both sides of where dynamic (32) and longrope (24) change
+@pytest.mark.parametrize("name", ROPES)
+@torch.no_grad()
+def test_every_rope_type(name, length, ids):
+    """Whole passes: dynamic and longrope follow the sequence there, so here too, as the import says by itself. YaRN's second
+    factor, for the scale of scores, is for latent attention alone: Llama leaves it out."""
+    longest = 32 if name == "dynamic" else 128
+    theirs, x = norms_in_float64(llama(dict(ROPES[name]), max_position_embeddings=longest)), ids(2, length)
+    mine = ours(theirs, angle_dtype="float64").double()
+    same(mine(x).logits, theirs(x).logits)
+
+    plain = llama({"rope_type": "default", **BASE})
+    plain.load_state_dict(theirs.state_dict())
+    changed = (plain.double()(x).logits - theirs(x).logits).abs().max()
+    assert (changed > 0.1) == (name != "dynamic" or length > longest)  # the type does something
+
+
+@pytest.mark.parametrize("follow", ["row", "declared"])
+@torch.no_grad()
+def test_other_lengths_to_follow_are_other_models(follow, ids):
+    theirs, x = llama(dict(LONG)), ids(1, 40)
+    assert (ours(theirs, follow="sequence")(x).logits - theirs(x).logits).abs().max() < 1e-3
+    differs = (ours(theirs, follow=follow)(x).logits - theirs(x).logits).abs().max()
+    assert (differs > 0.1) == (follow == "row")  # declared: 128, beyond 24, hence long from the start
+
+
+@pytest.mark.parametrize("name", ["default", "yarn", "llama3"])
+@torch.no_grad()
+def test_llama_padded_and_cached(name, ids):
+    """Left-padded rows token by token, both with their caches: the logits of every real token."""
+    theirs, x = norms_in_float64(llama(dict(ROPES[name]))), ids(2, 40)
+    mine = ours(theirs, angle_dtype="float64").double()
+    mask = (torch.arange(40) >= torch.tensor([[0], [9]])).long()
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    steps = [slice(0, 12), *(slice(i, i + 1) for i in range(12, 20)), slice(20, 33), slice(33, 40)]
+    caches, logits = [None, None], [[], []]
+    for step in steps:
+        for which, model in enumerate((theirs, mine)):
+            out = model(
+                x[:, step], attention_mask=mask[:, : step.stop], position_ids=positions[:, step],
+                past_key_values=caches[which], use_cache=True,
+            )  # fmt: skip
+            caches[which] = out.past_key_values
+            logits[which].append(out.logits)
+    expected, got = (torch.cat(found, 1)[mask.bool()] for found in logits)
+    same(got, expected)
+    same(mine(x, attention_mask=mask).logits[mask.bool()], expected)  # positions from the mask
+
+
 @torch.no_grad()
 def test_llama_padded_and_generating(ids):
-    theirs, x = llama(2, 10_000.0, False), ids(2, 12)
+    theirs, x = llama(), ids(2, 12)
     model, mask = ours(theirs), torch.arange(12) >= torch.tensor([[0], [5]])
     for options in ({}, {"num_beams": 3}):
         out = [
@@ -93,17 +199,36 @@ def test_llama_padded_and_generating(ids):
         assert torch.equal(*out)
 
 
+@pytest.mark.parametrize("turns", [[1, 0, 1], [0, 1, 1], [1, 1, 0]])
+@torch.no_grad()
+def test_smollm3(turns, ids):
+    """Layers without rotation among layers that turn."""
+    torch.manual_seed(0)
+    rope = {"rope_type": "default", "rope_theta": 5_000.0}
+    config = SmolLM3Config(
+        **SMALL, rope_parameters=rope, no_rope_layers=turns, pad_token_id=0, tie_word_embeddings=False
+    )
+    theirs, x = SmolLM3ForCausalLM(config).eval(), ids(2, 40)
+    mine = ours(theirs)
+    same(mine(x).logits, theirs(x).logits)
+    config.no_rope_layers = [1, 1, 1]
+    assert (ours(theirs)(x).logits - mine(x).logits).abs().max() > 0.1
+
+
 @torch.no_grad()
 def test_both_layouts_are_one_model(ids):
     """Pairs (2k, 2k+1) instead of (k, k + half): the same logits once the rows of q_proj and k_proj are reordered."""
-    theirs, x = llama(2, 10_000.0, False), ids(2, 30)
+    theirs, x = llama(), ids(2, 30)
     half, inter = (ours(theirs, layout, "float64").double() for layout in ("half", "interleaved"))
     assert not torch.allclose(half(x).logits, inter(x).logits, atol=1e-3)
     for layer in inter.model.layers:
         for projection in (layer.attention.q_proj, layer.attention.k_proj):
             rows = projection.weight.data.unflatten(0, (-1, 2, 4))  # heads, halves, pairs
-            projection.weight.data = rows.transpose(1, 2).flatten(0, 2).contiguous()
+            converted = lg.convert_layout(projection.weight.data, 8, to="interleaved")
+            assert torch.equal(converted, rows.transpose(1, 2).flatten(0, 2))
+            projection.weight.data = converted
     torch.testing.assert_close(inter(x).logits, half(x).logits, atol=1e-10, rtol=0)
+    same(inter(x).logits, theirs.double()(x).logits)
 
 
 @torch.no_grad()

@@ -1,12 +1,17 @@
 """none, sinusoidal, learned: codes against the published numbers."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 
 import longitude as lg
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "biases.json").read_text())
+EXACT = {"atol": 1e-12, "rtol": 0}
 
 
 def codes(encoding: lg.Sinusoidal, *positions: int) -> torch.Tensor:
@@ -52,6 +57,24 @@ def test_tensor2tensor_frequencies() -> None:
     assert slowest[1] == pytest.approx(math.sin(1.0366329e-4), rel=1e-7)
 
 
+def test_tensor2tensor_codes_are_those_of_independent_ports() -> None:
+    """fairseq's, in two ports: all sines, all cosines, and a column of zeros where the width is odd."""
+    for row in GOLDEN["fairseq_sinusoids_at_0_to_11"]:
+        ours = codes(lg.Sinusoidal(row["dim"], layout="half", frequencies="tensor2tensor"), *range(12))
+        torch.testing.assert_close(ours, torch.tensor(row["codes"], dtype=torch.float64), atol=2e-6, rtol=0)
+        assert not row["dim"] % 2 or not bool(ours[:, -1].any())
+
+
+def test_tensor2tensor_frequencies_interleaved() -> None:
+    """w_i = base^(-i/(dim/2 - 1)): 1, 1/10, 1/100 for base 100. An odd width ends in zeros."""
+    for dim in (6, 7):
+        ours = codes(lg.Sinusoidal(dim, base=100.0, frequencies="tensor2tensor"), 5)[0]
+        want = [f(5 * w) for w in (1, 0.1, 0.01) for f in (math.sin, math.cos)] + [0] * (dim - 6)
+        torch.testing.assert_close(ours, torch.tensor(want, dtype=torch.float64), **EXACT)
+    pair = codes(lg.Sinusoidal(2, frequencies="tensor2tensor"), 5)[0]  # one frequency: 1
+    assert pair.tolist() == pytest.approx([math.sin(5), math.cos(5)], abs=1e-12)
+
+
 @pytest.mark.parametrize("layout", ["interleaved", "half"])
 def test_odd_width_drops_the_last_cosine(layout: str) -> None:
     odd = codes(lg.Sinusoidal(5, layout=layout), 0, 3)
@@ -62,6 +85,21 @@ def test_odd_width_drops_the_last_cosine(layout: str) -> None:
     s, c = half
     want = [s[0], c[0], s[1], c[1], s[2]] if layout == "interleaved" else [*s, *c]
     torch.testing.assert_close(odd[1], torch.tensor(want, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("layout", ["interleaved", "half"])
+@pytest.mark.parametrize("frequencies", ["paper", "tensor2tensor"])
+def test_rows_of_positions(layout: str, frequencies: str) -> None:
+    """Positions [B, L]: each row as it is alone, of an even and an odd width."""
+    for dim in (6, 7):
+        encoding, positions = (
+            lg.Sinusoidal(dim, layout=layout, frequencies=frequencies),
+            torch.tensor([[0, 1, 2], [9, 4, 0]]),
+        )
+        want = torch.stack([codes(encoding, *row) for row in positions.tolist()])
+        assert torch.equal(encoding.embed(torch.zeros(2, 3, dim, dtype=torch.float64), positions), want)
+    assert not lg.Sinusoidal(4).relative and lg.Sinusoidal(4).shared and lg.NoPosition().shared
+    assert not lg.Learned(4, 4).relative and lg.Learned(4, 4).learned and lg.Learned(4, 4).shared
 
 
 def test_dot_product_of_two_codes_knows_their_offset_alone() -> None:
@@ -100,7 +138,132 @@ def test_learned_ends_at_its_table() -> None:
         lg.Learned(10, 4).embed(torch.zeros(1, 8, 4), torch.arange(3, 11))
 
 
+# ---- beyond the table: Gehring et al. 2017 say nothing of it ------------------------------------------------------------
+def columns(*rows: float, **options) -> lg.Learned:
+    """A table of one column with these numbers."""
+    encoding = lg.Learned(len(rows), 1, **options).double()
+    with torch.no_grad():
+        encoding.table[encoding.row_offset :, 0] = torch.tensor(rows)
+    return encoding
+
+
+def read(encoding: lg.Learned, positions: torch.Tensor) -> torch.Tensor:
+    """What is added to zeros, [tokens]."""
+    return encoding.embed(torch.zeros(1, positions.shape[-1], 1, dtype=torch.float64), positions)[0, :, 0].detach()
+
+
+@pytest.mark.parametrize("row_offset", [0, 2])
+@pytest.mark.parametrize(
+    ("align", "golden"),
+    [("end", [0, 6, 12, 18, 24, 30]), ("start", [0, 20 / 3, 40 / 3, 20, 80 / 3, 30])],
+)
+def test_interpolated_golden(align: str, golden: list[float], row_offset: int) -> None:
+    encoding = columns(0, 10, 20, 30, beyond="interpolate", length=6, align=align, row_offset=row_offset)
+    assert encoding.max_length == 6 and encoding.table.shape == (4 + row_offset, 1)
+    torch.testing.assert_close(read(encoding, torch.arange(6)), torch.tensor(golden, dtype=torch.float64), **EXACT)
+    torch.testing.assert_close(
+        read(encoding, torch.tensor([5, 1, 1]).int()), torch.tensor([30.0, golden[1], golden[1]]).double()
+    )
+    with pytest.raises(ValueError, match=r"Learned: expected positions 0 .. 5, got 0 .. 6"):
+        read(encoding, torch.arange(7))
+
+
+def test_interpolated_from_the_end_by_default() -> None:
+    assert read(columns(0, 10, beyond="interpolate", length=3), torch.arange(3)).tolist() == [0, 5, 10]
+    assert read(columns(7, beyond="interpolate", length=3), torch.arange(3)).tolist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("align", ["end", "start"])
+def test_interpolation_is_exact_for_whole_rows_and_a_long_table(align: str) -> None:
+    """Rows that are read whole are the table's very numbers, where p (M-1)/(L-1) in floating point may fall short."""
+    encoding = lg.Learned(4096, 3, beyond="interpolate", length=8191 if align == "end" else 8192, align=align)
+    got = encoding.embed(torch.zeros(1, 4096, 3), torch.arange(0, 8191, 2))[0]
+    assert torch.equal(got, encoding.table)
+
+
+@pytest.mark.parametrize("align", ["end", "start"])
+def test_interpolated_gradients(align: str) -> None:
+    encoding = lg.Learned(4, 3, row_offset=1, beyond="interpolate", length=9, align=align).double()
+    x, positions = torch.randn(2, 9, 3, dtype=torch.float64), torch.arange(9)
+
+    assert torch.autograd.gradcheck(lambda table: encoding.embed(x, positions), [encoding.table])  # moves it in place
+    (grad,) = torch.autograd.grad(encoding.embed(x, positions).sum(), [encoding.table])
+    assert not bool(grad[0].any()) and bool((grad[1:] != 0).all())
+
+
+def test_interpolation_is_not_in_the_models_bfloat16() -> None:
+    """Between 256 and 260 bfloat16 has 258 alone; the embedding in float32 is told a third of the way."""
+    low = columns(256, 260, beyond="interpolate", length=4).bfloat16()
+    got = low.embed(torch.zeros(1, 4, 1), torch.arange(4))[0, :, 0]
+    assert got.tolist() == pytest.approx([256, 256 + 4 / 3, 256 + 8 / 3, 260], abs=1e-4)
+    assert low.embed(torch.zeros(1, 4, 1).bfloat16(), torch.arange(4)).dtype == torch.bfloat16
+
+
+def test_clamped() -> None:
+    encoding = columns(1, 2, 3, beyond="clamp", row_offset=1)
+    assert encoding.max_length is None
+    assert read(encoding, torch.tensor([0, 1, 2, 3, 131_071])).tolist() == [1, 2, 3, 3, 3]
+    (grad,) = torch.autograd.grad(encoding.codes(torch.tensor([1, 2, 7])).sum(), [encoding.table])
+    assert grad[:, 0].tolist() == [0, 0, 1, 2]
+    with pytest.raises(ValueError, match=r"positions of 0 or more, got -1 .. 4"):
+        read(encoding, torch.tensor([4, -1]))
+
+
+def test_truncated() -> None:
+    encoding = columns(1, 2, 3, beyond="truncate")
+    assert encoding.max_length == 3
+    x = torch.randn(2, 5, 1, dtype=torch.float64)
+    want = x[:, :3] + torch.tensor([[1], [2], [3]])
+    torch.testing.assert_close(encoding.embed(x, torch.arange(5)), want)
+    torch.testing.assert_close(encoding.embed(x, torch.arange(5).expand(2, 5)), want)
+    torch.testing.assert_close(encoding.embed(x[:, :2], torch.arange(2)), want[:, :2])
+    with pytest.raises(ValueError, match=r"Learned: expected positions 0 .. 2, got 2 .. 3"):
+        encoding.embed(x[:, :2], torch.arange(2, 4))
+
+
+@pytest.mark.parametrize("beyond", ["error", "truncate"])
+def test_truncate_cuts_what_belongs_to_the_tokens(beyond: str) -> None:
+    encoding = lg.Learned(3, 2, beyond=beyond)
+    ids, vectors = torch.arange(10).view(2, 5), torch.randn(2, 5, 4)
+    first = encoding.truncate(ids, vectors)
+    assert torch.equal(first[0], ids[:, :3]) and torch.equal(first[1], vectors[:, :3])
+    last = encoding.truncate(ids, vectors, side="last")
+    assert torch.equal(last[0], ids[:, 2:]) and torch.equal(last[1], vectors[:, 2:])
+    for side in ("first", "last"):
+        assert torch.equal(encoding.truncate(ids[:, :2], side=side)[0], ids[:, :2])
+
+
+def test_truncate_of_an_interpolated_table_keeps_its_length() -> None:
+    assert lg.Learned(2, 2, beyond="interpolate", length=4).truncate(torch.zeros(1, 9))[0].shape == (1, 4)
+
+
 WRONG = [
+    (lambda: lg.Sinusoidal(1, frequencies="tensor2tensor"), "dim of 2 or more for frequencies of tensor2tensor, got 1"),
+    (lambda: lg.Learned(8, 0), "dim"),
+    (lambda: lg.Learned(8, 4, row_offset=True), "row_offset"),
+    (lambda: lg.Learned(8, 4, beyond="clip"), "beyond its table 'clip': did you mean 'clamp'"),
+    (lambda: lg.Learned(8, 4, length=9), "length and align only with beyond='interpolate', got length=9"),
+    (lambda: lg.Learned(8, 4, beyond="clamp", length=9), "with beyond='clamp'; leave them out"),
+    (
+        lambda: lg.Learned(8, 4, beyond="truncate", align="start"),
+        "got length=None, align='start' with beyond='truncate'",
+    ),
+    (lambda: lg.Learned(8, 4, beyond="interpolate"), "keys cached at another length would be stale"),
+    (lambda: lg.Learned(8, 4, beyond="interpolate", length=8), "length above max_length=8, got 8"),
+    (lambda: lg.Learned(8, 4, beyond="interpolate", length=9.5), "length to be an int"),
+    (lambda: lg.Learned(8, 4, beyond="interpolate", length=9, align="middle"), "'end' or 'start', got 'middle'"),
+    (lambda: lg.Learned(8, 4).truncate(torch.zeros(1, 9), side="left"), "side 'first' or 'last', got 'left'"),
+    (
+        lambda: lg.Learned(8, 4).truncate(torch.zeros(1, 9), torch.zeros(1, 8)),
+        r"of one length, got \[\[1, 9\], \[1, 8\]\]",
+    ),
+    (lambda: lg.Learned(8, 4).truncate(torch.zeros(9)), r"tensors \[B, L, ...\] of one length, got \[\[9\]\]"),
+    (lambda: lg.Learned(8, 4, beyond="clamp").truncate(torch.zeros(1, 9)), "beyond='clamp', where all exist"),
+    (lambda: lg.Learned(8, 4).embed(torch.zeros(1, 2, 5), torch.arange(2)), r"\[B, L, 4\], got \[1, 2, 5\]"),
+    (
+        lambda: lg.Sinusoidal(4).embed(torch.zeros(1, 2, 4), torch.tensor([-1, 0])),
+        "positions of 0 or more, got -1 .. 0",
+    ),
     (lambda: lg.Sinusoidal(0), "dim"),
     (lambda: lg.Sinusoidal(4, base=0.0), "base"),
     (lambda: lg.Sinusoidal(4, base=float("nan")), "base"),

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.positions.base import compose, explicit, factory_of, options_of, require_positions, resolved
+from longitude.positions.base import explicit, factory_of, options_of, require_positions, resolved
+from longitude.positions.composed import compose
 
 #       relative, learned, causal_only, shared
 DECLARED = {
@@ -20,6 +21,14 @@ DECLARED = {
     "cope": (True, True, True, False),
     "fox": (True, True, True, False),
     "path": (True, True, True, False),
+    "path_fox": (True, True, True, False),
+    "xpos": (True, False, True, True),
+    "axial_rope": (True, False, False, True),
+    "mrope": (True, False, False, True),
+    "kerple_log": (True, True, False, True),
+    "kerple_power": (True, True, False, True),
+    "sandwich": (True, False, False, True),
+    "transformer_xl": (True, True, False, False),
 }
 
 
@@ -28,12 +37,13 @@ def test_declared_properties(name: str) -> None:
     encoding = lg.testing.example(name)()
     assert (encoding.relative, encoding.learned, encoding.causal_only, encoding.shared) == DECLARED[name]
     assert encoding.max_length == (600 if name == "learned" else None)
-    assert encoding.axes == 1 and encoding.stable_keys
+    assert encoding.axes == {"mrope": 3, "axial_rope": 2}.get(name, 1)
+    assert encoding.stable_keys == (name != "xpos")
     assert encoding.at_input == (name in ("sinusoidal", "learned"))
 
 
 def test_every_name_is_known_and_declared() -> None:
-    assert set(lg.encodings()) >= set(DECLARED)
+    assert set(lg.encodings()) == set(DECLARED)
     assert lg.encodings() == sorted(lg.encodings())
 
 
@@ -41,12 +51,12 @@ def test_names_options_and_classes_agree() -> None:
     rope = lg.encoding("rope", head_dim=8, layout="half", base=500.0)
     assert isinstance(rope, lg.Rotary) and (rope.head_dim, rope.layout, rope.base) == (8, "half", 500.0)
     assert factory_of("alibi") is lg.ALiBi
-    assert list(options_of(lg.T5Bias)) == ["num_heads", "num_buckets", "max_distance", "bidirectional"]
+    assert list(options_of(lg.T5Bias)) == ["num_heads", "num_buckets", "max_distance", "bidirectional", "shared"]
 
 
 def test_resolved_writes_out_every_option() -> None:
     assert resolved("t5", {"num_buckets": 16}, num_heads=4, head_dim=8) == {
-        "num_heads": 4, "num_buckets": 16, "max_distance": 128, "bidirectional": False,
+        "num_heads": 4, "num_buckets": 16, "max_distance": 128, "bidirectional": False, "shared": True,
     }  # fmt: skip
     assert resolved("path", {}, dim=16, num_heads=4, head_dim=4, num_kv_heads=2)["num_kv_heads"] == 2
 

@@ -1,13 +1,17 @@
-"""alibi and fire: slopes and biases against the papers, and against an independent port."""
+"""alibi, kerple, sandwich and fire: slopes and biases against the papers, and against independent ports."""
 
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor
 
 import longitude as lg
-from longitude.positions.bias import alibi_slopes
+from longitude.positions.bias import FORBIDDEN, Kerple, Sandwich, alibi_slopes
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "biases.json").read_text())["alibi"]
 
 # Press et al. 2022, section 3, and the slopes of their code where the number of heads is no power of two.
 SLOPES = {
@@ -61,14 +65,243 @@ def test_alibi_far_neighbours_differ() -> None:
     assert bias[7].tolist() == [-100_002 / 256, -100_003 / 256, -131_071 / 256]
 
 
+@pytest.mark.parametrize("name", ["alibi", "kerple_log", "kerple_power", "sandwich", "fire"])
+def test_declared(name: str) -> None:
+    encoding = lg.encoding(name, num_heads=2)
+    assert encoding.relative == (name != "fire")
+    assert encoding.learned == (name in ("kerple_log", "kerple_power", "fire"))
+    assert encoding.shared == (name != "fire")
+
+
+@pytest.mark.parametrize("source", ["x_transformers", "bloom", "falcon_bfloat16"])
+def test_slopes_equal_independent_ports(source: str) -> None:
+    """For 1 to 40 heads. Falcon's port rounds them to bfloat16."""
+    tolerance = 2**-8 if source == "falcon_bfloat16" else 1e-6
+    assert [len(slopes) for slopes in GOLDEN[source]] == list(range(1, 41))
+    for heads, slopes in enumerate(GOLDEN[source], 1):
+        assert alibi_slopes(heads) == pytest.approx(slopes, rel=tolerance)
+
+
+def test_mpt_slopes() -> None:
+    """The MPT models have a recipe of their own; it gives the paper's numbers, however many heads."""
+    assert [len(slopes) for slopes in GOLDEN["mpt"]] == list(range(1, 34))
+    for heads, slopes in enumerate(GOLDEN["mpt"], 1):
+        assert alibi_slopes(heads, "mpt") == pytest.approx(slopes, rel=1e-6)
+        assert lg.ALiBi(heads, slopes="mpt").slopes == alibi_slopes(heads, "mpt") == alibi_slopes(heads)
+
+
+def test_only_the_first_heads_are_biased() -> None:
+    for row in GOLDEN["x_transformers_bias"]:
+        encoding = lg.ALiBi(row["num_heads"], biased_heads=row["biased_heads"])
+        bias = encoding.bias(torch.arange(2, 6), torch.arange(6))
+        torch.testing.assert_close(bias.float(), torch.tensor(row["bias"]), atol=1e-6, rtol=0)
+        assert encoding.slopes == alibi_slopes(row["biased_heads"]) + [0] * (row["num_heads"] - row["biased_heads"])
+    assert lg.ALiBi(3, slopes=[2], biased_heads=1).bias_at(-3).tolist() == [-6, 0, 0]
+
+
+def test_alibi_of_other_slopes_for_the_future() -> None:
+    encoding = lg.ALiBi(3, slopes=[1, 2], future=[3, 0.5], biased_heads=2)
+    assert encoding.bias_at(torch.tensor([-4, 0, 4])).tolist() == [[-12, 0, -4], [-2, 0, -8], [0, 0, 0]]
+
+
+def test_one_sided_alibi() -> None:
+    """Two heads of the past, two of the future, one of neither; each pair with the slopes of two heads."""
+    encoding = lg.ALiBi(5, future="one-sided", biased_heads=4)
+    assert encoding.slopes == [2**-4, 2**-8, 2**-4, 2**-8, 0]
+    past, future = encoding.bias_at(torch.tensor([16, -16])).T.tolist()
+    assert past == [-1, -(2**-4), FORBIDDEN, FORBIDDEN, 0]
+    assert future == [FORBIDDEN, FORBIDDEN, -1, -(2**-4), 0]
+    assert encoding.bias_at(0).tolist() == [0, 0, 0, 0, 0]
+    assert lg.ALiBi(4, [1, 2, 3, 4], future="one-sided").bias_at(1).tolist() == [-1, -2, FORBIDDEN, FORBIDDEN]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["reference", "table", "sdpa", "chunked"])
+def test_a_one_sided_head_gives_the_other_side_a_weight_of_exactly_zero(backend: str, dtype: torch.dtype) -> None:
+    encoding = lg.ALiBi(2, future="one-sided")
+    q, k = (8 * torch.randn(1, 2, 9, 4, dtype=dtype) for _ in range(2))
+    v = torch.eye(9, dtype=dtype).expand(1, 2, 9, 9)
+    kinds = {"encoding": encoding, "mask": lg.NoMask(), "backend": backend}
+    if backend == "table":  # it takes values as wide as keys
+        q, k = (torch.nn.functional.pad(x, (0, 5)) for x in (q, k))
+    try:
+        weights = lg.attend(q, k, v, **kinds)
+    except ValueError:
+        assert backend in ("table", "sdpa") and dtype in (torch.bfloat16, torch.float16)
+        return
+    assert bool(weights.isfinite().all())
+    assert not bool(weights[0, 0].triu(1).any()) and not bool(weights[0, 1].tril(-1).any())
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 9, dtype=dtype), atol=2e-2, rtol=0)
+
+
+def test_forbidden_is_one_number_in_every_dtype() -> None:
+    assert FORBIDDEN == -4096
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert torch.tensor(FORBIDDEN, dtype=dtype).item() == FORBIDDEN
+        scores = torch.tensor([0, FORBIDDEN], dtype=dtype) + torch.tensor([-1000.0, 1000.0], dtype=dtype)
+        assert scores.softmax(-1).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("backend", ["table", "sdpa", "chunked"])
+def test_a_one_sided_head_that_sees_only_the_other_side(backend: str) -> None:
+    """Its own token is padding: the scores keep their digits, so every backend gives the same weights and gradients."""
+    q, k, v = torch.randn(3, 1, 2, 6, 4, dtype=torch.float64).requires_grad_().unbind()
+    visible = torch.tensor([[True] * 2 + [False] * 4])
+    kinds = {"encoding": lg.ALiBi(2, future="one-sided"), "mask": lg.NoMask() & lg.Padding(visible)}
+    want, got = (lg.attend(q, k, v, backend=name, **kinds) for name in ("reference", backend))
+    torch.testing.assert_close(got, want, atol=1e-10, rtol=0)
+    grads = [torch.autograd.grad(out.square().sum(), [q, k, v]) for out in (got, want)]
+    torch.testing.assert_close(*grads, atol=1e-10, rtol=0)
+
+
+def gradients_are_right(encoding: lg.Encoding, i: torch.Tensor, j: torch.Tensor) -> None:
+    """Of every parameter, against finite differences in float64 (gradcheck moves the parameters in place)."""
+    assert torch.autograd.gradcheck(lambda *_: encoding.bias(i, j), list(encoding.double().parameters()))
+
+
+# ---- KERPLE: Chi et al. 2022, section 4 ----------------------------------------------------------------------------------
+def kerple(kind: str, a: float, p: float) -> Kerple:
+    encoding = Kerple(1, kind).double()
+    with torch.no_grad():
+        encoding.a.fill_(a)
+        encoding.p.fill_(p)
+    return encoding
+
+
+@pytest.mark.parametrize(
+    ("kind", "a", "p", "offset", "golden"),
+    [
+        ("log", 1, 1, 1, -0.6931472),
+        ("log", 1, 1, 10, -2.3978953),
+        ("log", 0.5, 2, 100, -7.8636513),
+        ("power", 0.1, 0.5, 4, -0.2),
+        ("power", 3, 2, 5, -75),
+        ("power", 3, 0.5, 1, -3),
+        ("power", 3, 1, 5, -15),  # ALiBi with a slope of 3
+        ("log", 0, 1, 100, -math.log(2)),  # a is at least 0.01
+        ("log", 1, -1, 9, -0.01 * math.log(10)),  # so is p
+        ("log", 1, 3, 9, -3 * math.log(10)),  # which has no upper bound here
+        ("power", -1, 1, 7, -0.07),
+        ("power", 1, 0, 7, -(7**0.01)),
+        ("power", 1, 3, 7, -49),  # but here: 2
+        ("power", 5, 1, 7, -35),
+    ],
+)
+def test_kerple_golden(kind: str, a: float, p: float, offset: int, golden: float) -> None:
+    encoding = kerple(kind, a, p)
+    there, back, here = encoding.bias_at(torch.tensor([offset, -offset, 0]))[0].tolist()
+    assert there == back == pytest.approx(golden, rel=5e-8)
+    assert here == 0
+
+
+@pytest.mark.parametrize("kind", ["log", "power"])
+def test_kerple_gradients(kind: str) -> None:
+    encoding = lg.testing.example(f"kerple_{kind}")()
+    assert all(bool((x > 0.01).all()) for x in (encoding.a, encoding.p))  # inside the bounds
+    gradients_are_right(encoding, torch.arange(3, 9), torch.arange(10))
+    encoding = lg.encoding(f"kerple_{kind}", num_heads=3)
+    a, p = torch.autograd.grad(encoding.bias_at(0).sum(), [encoding.a, encoding.p])
+    assert a.tolist() == p.tolist() == [0, 0, 0]  # at offset 0
+
+
+@pytest.mark.parametrize("kind", ["log", "power"])
+def test_a_bound_of_kerple_does_not_stop_a_gradient(kind: str) -> None:
+    """Outside, the value is the bound's, and the gradient that which the bound has."""
+    outside, bound = kerple(kind, -1.0, -3.0), kerple(kind, 0.01, 0.01)
+    grads = [torch.autograd.grad(e.bias_at(torch.tensor([2, 7])).sum(), [e.a, e.p]) for e in (outside, bound)]
+    torch.testing.assert_close(grads[0], grads[1])
+    assert all(g.item() != 0 for g in grads[0])
+    if kind == "power":
+        high, two = kerple(kind, 1.0, 5.0), kerple(kind, 1.0, 2.0)
+        grads = [torch.autograd.grad(e.bias_at(7).sum(), [e.p])[0] for e in (high, two)]
+        torch.testing.assert_close(grads[0], grads[1])
+        assert grads[0].item() == pytest.approx(-49 * math.log(7))
+
+
+@pytest.mark.parametrize("kind", ["log", "power"])
+def test_kerple_starts_as_the_authors_do(kind: str) -> None:
+    encoding = lg.encoding(f"kerple_{kind}", num_heads=4000)
+    assert isinstance(encoding, Kerple) and encoding.kind == kind
+    for name, highest in (("a", 1), ("p", 2)):
+        x = getattr(encoding, name).detach()
+        assert x.min() >= 0 and x.max() <= highest
+        assert float(x.mean()) == pytest.approx(highest / 2, abs=0.05 * highest)
+        assert float(x.std()) == pytest.approx(highest / math.sqrt(12), rel=0.05)
+    assert encoding.shared and not lg.encoding(f"kerple_{kind}", num_heads=2, shared=False).shared
+
+
+@pytest.mark.parametrize("kind", ["log", "power"])
+def test_kerple_far_away_in_bfloat16(kind: str) -> None:
+    low = kerple(kind, 0.75, 1.25).bfloat16()
+    got = low.bias_at(torch.tensor([100_003, 131_071]))[0]
+    assert got.dtype == torch.float32
+    want = [-1.25 * math.log1p(0.75 * x) if kind == "log" else -0.75 * x**1.25 for x in (100_003, 131_071)]
+    assert got.tolist() == pytest.approx(want, rel=1e-6)
+
+
+# ---- Sandwich: Chi et al. 2023, section 5 --------------------------------------------------------------------------------
+def test_sandwich_golden() -> None:
+    near = {"atol": 0, "rtol": 5e-7}
+    offset = torch.tensor([1, 10, 100, 1000])
+    first = torch.tensor([-1.446619, -19.34091, -33.31891, -53.38965], dtype=torch.float64)
+    torch.testing.assert_close(Sandwich(8).bias_at(offset)[0], first, **near)
+    torch.testing.assert_close(Sandwich(8).bias_at(-offset)[0], first, **near)
+    last = torch.tensor([-0.1808273, -4.164864], dtype=torch.float64)
+    torch.testing.assert_close(Sandwich(8).bias_at(torch.tensor([1, 100]))[7], last, **near)
+    from_zero = torch.tensor([-1.906316, -21.17998, -33.45655, -53.82227], dtype=torch.float64)
+    torch.testing.assert_close(Sandwich(8, index_start=0).bias_at(offset)[0], from_zero, **near)
+
+
+@pytest.mark.parametrize("start", [0, 1])
+def test_sandwich_is_its_formula(start: int) -> None:
+    """Of 3 heads and 6 numbers, at far positions too, to 1e-12."""
+    for offset in (0, 1, 77, 100_003, 131_071):
+        cosines = [math.cos(offset / 10_000 ** (2 * k / 6)) for k in range(start, start + 3)]
+        want = [(sum(cosines) - 3) / (8 * h / 3) for h in (1, 2, 3)]
+        got = Sandwich(3, dim=6, index_start=start).bfloat16().bias_at(torch.tensor(offset))
+        assert got.tolist() == pytest.approx(want, abs=1e-12)
+    assert Sandwich(3).bias_at(0).tolist() == [0, 0, 0]
+
+
+def test_sandwich_is_the_product_of_two_sinusoidal_codes() -> None:
+    codes = lg.Sinusoidal(128).table(torch.arange(50))
+    want = (codes @ codes.T - 64) / 8
+    torch.testing.assert_close(Sandwich(1, index_start=0).bias(torch.arange(50), torch.arange(50))[0], want)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: lg.ALiBi(0), "num_heads"),
         (lambda: lg.ALiBi(2.0), "num_heads"),
-        (lambda: lg.ALiBi(4, slopes=[1.0, 2.0]), "num_heads=4 slopes, one per head, got 2"),
+        (lambda: lg.ALiBi(4, slopes=[1.0, 2.0]), "expected 4 numbers as slopes, one per biased head, got 2"),
         (lambda: lg.ALiBi(2, slopes=[1.0, -2.0]), r"slopes\[1\] above 0, got -2.0"),
+        (lambda: lg.ALiBi(2, slopes=[1.0, float("nan")]), r"slopes\[1\] above 0, got nan"),
+        (lambda: lg.ALiBi(2, slopes="papers"), "expected slopes 'paper', 'mpt' or one number per head, got 'papers'"),
+        (lambda: lg.ALiBi(2, slopes=None), "expected slopes to be a name or a sequence of numbers, got None"),
+        (lambda: lg.ALiBi(2, slopes=["x", "y"]), "expected slopes to be a name or a sequence of numbers"),
+        (lambda: lg.ALiBi(2, future="causal"), "future 'symmetric', 'one-sided' or one slope per head, got 'causal'"),
+        (lambda: lg.ALiBi(2, future=[1]), "expected 2 numbers as future, one per biased head, got 1"),
+        (lambda: lg.ALiBi(2, future=[0, 1]), r"future\[0\] above 0, got 0.0"),
+        (lambda: lg.ALiBi(2, slopes=[1, 1], biased_heads=1), "expected 1 numbers as slopes"),
+        (lambda: lg.ALiBi(2, future=[1, 1], biased_heads=1), "expected 1 numbers as future"),
+        (lambda: lg.ALiBi(2, biased_heads=3), "biased_heads of at most num_heads=2, got 3"),
+        (lambda: lg.ALiBi(2, biased_heads=0), "biased_heads"),
+        (lambda: lg.ALiBi(3, future="one-sided"), "an even number of biased heads for future='one-sided', got 3"),
+        (lambda: lg.ALiBi(4, future="one-sided", biased_heads=1), "an even number of biased heads"),
+        (lambda: alibi_slopes(3, "bloom"), "'paper', 'mpt' or one number per head, got 'bloom'"),
+        (lambda: alibi_slopes(0), "num_heads"),
+        (lambda: Kerple(0), "Kerple: expected num_heads"),
+        (lambda: Kerple(2, "exp"), "kind 'log' or 'power', got 'exp'"),
+        (lambda: Sandwich(0), "num_heads"),
+        (lambda: Sandwich(2, dim=0), "dim"),
+        (lambda: Sandwich(2, dim=7), "an even dim, got 7"),
+        (lambda: Sandwich(2, index_start=2), r"index_start 1 \(the paper's\) or 0, got 2"),
+        (lambda: Sandwich(2, index_start=True), "index_start"),
+        (lambda: lg.Fire(0), "num_heads"),
         (lambda: lg.Fire(4, c=0.0), "c above 0"),
+        (lambda: lg.Fire(4, threshold=0), "threshold above 0"),
+        (lambda: lg.Fire(4, eps=0), "eps above 0"),
         (lambda: lg.Fire(4, width=1.5), "width"),
         (lambda: lg.Fire(4).bias_at(3), "depends on both positions"),
     ],
@@ -131,3 +364,29 @@ def test_fire_in_the_whole_formula() -> None:
     hidden = (p["mlp.0.weight"][:, 0] * share + p["mlp.0.bias"]).clamp(min=0)
     want = p["mlp.2.weight"] @ hidden + p["mlp.2.bias"]
     torch.testing.assert_close(encoding.bias(torch.tensor([i]), torch.tensor([j]))[:, 0, 0].detach(), want)
+
+
+def test_fire_measures_keys_in_the_future_by_their_distance() -> None:
+    share = fire(1, 0, c=0.1, threshold=8.0, eps=1e-12)
+    got = share.bias(torch.tensor([2]), torch.tensor([0, 4, 14]))[0, 0].tolist()
+    want = [math.log(1 + 0.1 * d) / math.log(1.8) for d in (2, 2, 12)]
+    assert got == pytest.approx(want, rel=1e-8)
+    assert got[2] > 1
+
+
+def test_fire_gradients() -> None:
+    """Positions below the threshold, where L is learned, and beyond it."""
+    gradients_are_right(lg.testing.example("fire", threshold=6.0)(), torch.arange(9), torch.arange(9))
+
+
+def test_fire_does_not_round_in_a_bfloat16_model() -> None:
+    low = lg.testing.example("fire")().bfloat16()
+    i = torch.tensor([100_003, 131_071])
+    with torch.autocast("cpu", torch.bfloat16):
+        got = low.bias(i, i - 1)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), low.double().bias(i, i - 1), atol=1e-6, rtol=1e-6)
+
+
+def test_fire_of_one_module_for_all_layers() -> None:
+    assert not lg.Fire(2).shared and lg.Fire(2, shared=True).shared

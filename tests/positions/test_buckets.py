@@ -1,11 +1,16 @@
 """t5 and clipped: buckets against the published code's, and the order of rows."""
 
+import json
+from pathlib import Path
+
 import pytest
 import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import longitude as lg
 from longitude.positions.buckets import t5_bucket
+
+ROWS = json.loads((Path(__file__).parents[1] / "golden" / "biases.json").read_text())["t5_buckets_from_-300_to_300"]
 
 # Raffel et al. 2020, section 2.1 with 32 buckets up to 128; relative = key - query -> bucket.
 BIDIRECTIONAL = {
@@ -27,6 +32,62 @@ def test_buckets_equal_transformers(shape: tuple[int, int], bidirectional: bool)
     offset = torch.arange(-300, 301)
     theirs = T5Attention._relative_position_bucket(-offset, bidirectional, *shape)
     assert torch.equal(t5_bucket(offset, *shape, bidirectional), theirs)
+
+
+@pytest.mark.parametrize(
+    "row", ROWS, ids=lambda row: f"{row['num_buckets']}-{row['max_distance']}-{row['bidirectional']}"
+)
+def test_buckets_equal_two_independent_ports(row: dict) -> None:
+    """A bucket for each key - query from -300 to 300."""
+    offset = torch.arange(300, -301, -1)
+    ours = t5_bucket(offset, row["num_buckets"], row["max_distance"], row["bidirectional"])
+    assert ours.tolist() == row["buckets"]
+    assert ours.dtype == torch.int64
+
+
+def test_defaults_are_those_of_a_t5_decoder() -> None:
+    encoding, offset = lg.T5Bias(1), torch.arange(-300, 301)
+    assert (encoding.num_buckets, encoding.max_distance, encoding.bidirectional) == (32, 128, False)
+    assert torch.equal(t5_bucket(offset), t5_bucket(offset, 32, 128, False))
+    assert encoding.learned and lg.ClippedBias(1).learned and encoding.relative and lg.ClippedBias(1).relative
+
+
+@pytest.mark.parametrize(
+    ("num_buckets", "max_distance", "bidirectional", "want"),
+    [
+        (2, 2, False, [0, 0, 1, 1, 1]),  # the smallest: this token and the past
+        (3, 2, False, [0, 0, 1, 2, 2]),
+        (4, 2, True, [3, 2 + 1, 1, 1, 1]),
+        (6, 4, True, [5, 4, 1, 2, 2]),  # halves of 3 buckets: 0, 1, and 2 from distance 2 on
+    ],
+)
+def test_few_buckets_work(num_buckets: int, max_distance: int, bidirectional: bool, want: list[int]) -> None:
+    encoding = lg.T5Bias(1, num_buckets, max_distance, bidirectional)
+    with torch.no_grad():
+        encoding.table[:, 0] = torch.arange(num_buckets)
+    assert encoding.bias_at(torch.tensor([-4, -1, 1, 2, 4]))[0].tolist() == want
+    assert encoding.bias_at(0).tolist() == [0]
+
+
+def test_one_table_or_one_per_layer() -> None:
+    assert lg.T5Bias(2).shared and not lg.T5Bias(2, shared=False).shared
+    assert not lg.ClippedBias(2).shared and lg.ClippedBias(2, shared=True).shared
+
+
+def test_t5_starts_small() -> None:
+    table = lg.T5Bias(64).table.detach()
+    assert float(table.mean()) == pytest.approx(0, abs=2e-3)
+    assert float(table.std()) == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize("build", [lambda: lg.T5Bias(2, 8, 20, True), lambda: lg.ClippedBias(2, 3)])
+def test_gradients(build) -> None:
+    """Against finite differences in float64."""
+    encoding = build().double()
+    with torch.no_grad():
+        encoding.table.normal_()
+    i, j = torch.arange(2, 9), torch.arange(12)
+    assert torch.autograd.gradcheck(lambda table: encoding.bias(i, j), [encoding.table])  # moves the table in place
 
 
 def test_buckets_grow_with_distance_and_mirror() -> None:
@@ -64,6 +125,17 @@ def test_clipped_rows() -> None:
         (lambda: lg.T5Bias(4, num_buckets=1), "num_buckets of 2 or more"),
         (lambda: lg.T5Bias(4, num_buckets=2, bidirectional=True), "num_buckets of 4 or more"),
         (lambda: lg.T5Bias(4, num_buckets=32, max_distance=16), "max_distance above 16"),
+        (lambda: lg.T5Bias(4, num_buckets=0), "num_buckets"),
+        (
+            lambda: lg.T5Bias(4, num_buckets=3, bidirectional=True),
+            "num_buckets of 4 or more, even if bidirectional, got 3",
+        ),
+        (lambda: lg.T5Bias(4, num_buckets=5, bidirectional=True), "even if bidirectional, got 5"),
+        (lambda: lg.T5Bias(4, num_buckets=2, max_distance=1), "max_distance above 1"),
+        (lambda: lg.T5Bias(4, num_buckets=32, max_distance=8, bidirectional=True), "max_distance above 8"),
+        (lambda: lg.T5Bias(4, num_buckets=6, max_distance=1, bidirectional=True), "max_distance above 1, .*, got 1"),
+        (lambda: lg.T5Bias(4, max_distance=0), "max_distance"),
+        (lambda: lg.ClippedBias(0), "num_heads"),
         (lambda: lg.T5Bias(0), "num_heads"),
         (lambda: lg.ClippedBias(4, max_distance=0), "max_distance"),
         (lambda: lg.ClippedBias(4, max_distance=1.5), "max_distance"),

@@ -1,12 +1,67 @@
-"""cope, fox, path: the papers' formulas written out, and numbers."""
+"""cope, fox, path, path_fox: the papers' formulas written out, and numbers.
 
+golden/contextual.json holds those of flash-linear-attention and x-transformers; golden/make_contextual.py says how they came.
+"""
+
+import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 import longitude as lg
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "contextual.json").read_text())
+
+
+def golden(table: str, name: str) -> torch.Tensor:
+    return torch.tensor(GOLDEN[table][name], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["fox", "path", "path_fox"])
+@pytest.mark.parametrize("chunk", [1, 4, 64])
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_equals_flash_linear_attention(name: str, chunk: int, backend: str) -> None:
+    """Its naive forms, in float32, two heads of queries on one of keys; the gate is scaled beside reflections alone."""
+    q, k, v, w, out = (golden("gated", n).transpose(0, 1)[None] for n in ("q", "k", "v", "w", name))
+    b, g = (golden("gated", n).T[None] for n in ("b", "g"))
+    encoding = {
+        "fox": lambda: lg.FoX(5, 2),
+        "path": lambda: lg.PaTH(5, 2, 3, num_kv_heads=1, chunk_size=chunk),
+        "path_fox": lambda: lg.encoding("path_fox", dim=5, num_heads=2, head_dim=3, num_kv_heads=1, chunk_size=chunk),
+    }[name]()
+    context = {"reflection": w, "strength": b, "forgotten": g.cumsum(-1)}
+    if name != "path_fox":
+        context = {
+            "fox": {"forgotten": context["forgotten"]},
+            "path": {n: context[n] for n in ("reflection", "strength")},
+        }[name]
+    got = lg.attend(q, k, v, encoding=encoding, context=context, backend=backend)
+    torch.testing.assert_close(got, out, atol=2e-6, rtol=0)
+
+
+def test_fox_equals_x_transformers() -> None:
+    encoding = lg.FoX(5, 2).double()
+    with torch.no_grad():
+        encoding.forget.weight.copy_(golden("forgetting", "weight"))
+        encoding.forget.bias.copy_(golden("forgetting", "bias"))
+    level = encoding.context(golden("forgetting", "x")[None])[0]["forgotten"][0]
+    torch.testing.assert_close(
+        level[:, :, None] - level[:, None], golden("forgetting", "difference"), atol=2e-6, rtol=0
+    )
+
+
+def test_cope_equals_x_transformers() -> None:
+    """It adds q . E unscaled."""
+    encoding = lg.CoPE(3, max_position=4, scaled=False).double()
+    with torch.no_grad():
+        encoding.table.copy_(golden("counted", "table"))
+    q, k, added = (golden("counted", n)[None] for n in ("q", "k", "added"))
+    ahead = torch.ones(9, 9, dtype=torch.bool).triu(1)
+    want = (q @ k.mT / 3**0.5 + added).masked_fill(ahead, -torch.inf).softmax(-1) @ k
+    torch.testing.assert_close(lg.attend(q, k, k, encoding=encoding), want, atol=2e-6, rtol=0)
 
 
 # ---- FoX: Lin et al. 2025, equation 6 ---------------------------------------------------------------------------------------
@@ -40,10 +95,56 @@ def test_fox_written_out() -> None:
     torch.testing.assert_close(lg.attend(q, k, v, encoding=encoding, context=encoding.context(x)[0]), want)
 
 
+def test_fox_scale_gate() -> None:
+    """The difference of levels, times the scale of the scores; an explicit scale, too."""
+    encoding = lg.testing.example("fox", scale_gate=True)()
+    context, _ = encoding.context(torch.randn(1, 7, 16, dtype=torch.float64))
+    q, k, v = torch.randn(3, 1, 4, 7, 8, dtype=torch.float64)
+    level, ahead = context["forgotten"], torch.ones(7, 7, dtype=torch.bool).triu(1)
+    for scale in (None, 0.7):
+        scores = (8**-0.5 if scale is None else scale) * (q @ k.mT + level[..., :, None] - level[..., None, :])
+        want = scores.masked_fill(ahead, -torch.inf).softmax(-1) @ v
+        torch.testing.assert_close(lg.attend(q, k, v, encoding=encoding, context=context, scale=scale), want)
+    (plain,) = lg.FoX(16, 4).terms(context)
+    (scaled,) = encoding.terms(context)
+    assert (plain.scaled, scaled.scaled) == (False, True)
+
+
+def test_fox_decay_times() -> None:
+    """Where x is zero, head h has forgotten all but 1/e after T_h tokens: here 2, 8, 32."""
+    encoding = lg.FoX(4, 3, decay_times=(2, 32))
+    f = torch.sigmoid(encoding.forget.bias.double())
+    torch.testing.assert_close(-1 / f.log(), torch.tensor([2.0, 8.0, 32.0], dtype=torch.float64), atol=2e-5, rtol=0)
+    assert lg.FoX(4, 3, decay_times=[2, 2]).forget.bias.tolist() == pytest.approx([-math.log(math.expm1(0.5))] * 3)
+    torch.nn.init.zeros_(encoding.forget.bias)
+    encoding.reset_parameters()
+    assert bool(encoding.forget.bias.ne(0).all())
+    torch.manual_seed(0)
+    plain, (_, linear) = lg.FoX(4, 3), (torch.manual_seed(0), torch.nn.Linear(4, 3))
+    assert torch.equal(plain.forget.bias, linear.bias) and torch.equal(plain.forget.weight, linear.weight)
+
+
+def test_fox_carries_the_sum_on() -> None:
+    encoding, x = lg.testing.example("fox")(), torch.randn(2, 9, 16, dtype=torch.float64)
+    whole, last = encoding.context(x)
+    first, carry = encoding.context(x[:, :5])
+    second, end = encoding.context(x[:, 5:], carry)
+    torch.testing.assert_close(torch.cat([first["forgotten"], second["forgotten"]], 2), whole["forgotten"])
+    torch.testing.assert_close(end, last)
+    assert carry.shape == (2, 4, 1)
+
+
 def test_fox_sums_in_float32() -> None:
     context, carry = lg.FoX(16, 4).bfloat16().context(torch.randn(1, 7, 16, dtype=torch.bfloat16))
     assert context["forgotten"].dtype == torch.float32
     assert carry.dtype == torch.float64
+    x = torch.full((1, 60_000, 1), 8.0)
+    encoding = lg.FoX(1, 1)
+    with torch.no_grad():
+        encoding.forget.weight.fill_(1.0)
+        encoding.forget.bias.zero_()
+    want = 60_000 * torch.nn.functional.logsigmoid(torch.tensor(8.0)).double()
+    torch.testing.assert_close(encoding.context(x)[1].squeeze(), want, atol=0, rtol=1e-9)
 
 
 # ---- CoPE: Golovneva et al. 2024, equations 4 to 7 ---------------------------------------------------------------------------
@@ -58,9 +159,18 @@ def test_cope_golden() -> None:
     assert added.tolist() == pytest.approx([2, 1.5, 1, 0.5], abs=1e-12)
 
 
-def test_cope_written_out() -> None:
-    """z_ij between the two nearest columns of E, scaled like the score, positions clipped to the last."""
-    encoding = lg.testing.example("cope", max_position=3)()
+def test_cope_defaults() -> None:
+    encoding = lg.CoPE(8)
+    assert encoding.table.shape == (8, 64) and not encoding.table.any()
+    assert encoding.max_position == 64 and encoding.scaled is True
+    assert encoding.learned and encoding.causal_only and encoding.relative and not encoding.shared
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_cope_written_out(scaled: bool) -> None:
+    """z_ij between the two nearest columns of E, scaled like the score or not, positions clipped to the last."""
+    encoding = lg.testing.example("cope", max_position=3, scaled=scaled)()
+    factor = 8**0.5 if scaled else 1.0
     q, k, v = torch.randn(3, 1, 1, 9, 8, dtype=torch.float64)
     scores, want = q[0, 0] @ k[0, 0].T / 8**0.5, torch.zeros(9, 8, dtype=torch.float64)
     for i in range(9):
@@ -68,17 +178,29 @@ def test_cope_written_out() -> None:
         for j in range(i + 1):
             place = min(sum(torch.sigmoid(scores[i, n]).item() for n in range(j, i + 1)), 2.0)
             low, high = (
-                q[0, 0, i] @ encoding.table[:, at].detach() / 8**0.5 for at in (math.floor(place), math.ceil(place))
+                q[0, 0, i] @ encoding.table[:, at].detach() / factor for at in (math.floor(place), math.ceil(place))
             )
             row.append(scores[i, j] + low + (high - low) * (place - math.floor(place)))
         want[i] = torch.stack(row).softmax(-1) @ v[0, 0, : i + 1]
     torch.testing.assert_close(lg.attend(q, k, v, encoding=encoding)[0, 0].detach(), want)
 
 
+def test_cope_gradient_reaches_the_gates() -> None:
+    """Positions move with the scores, so q and k get a gradient through them; floor and ceil are constants."""
+    encoding = lg.testing.example("cope", max_position=3)()
+    q, k, v = torch.randn(3, 1, 2, 6, 8, dtype=torch.float64)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+        return lg.attend(q, k, v, encoding=encoding, backend="reference")
+
+    inputs = (q.requires_grad_(), k.requires_grad_(), encoding.table)
+    assert torch.autograd.gradcheck(attend, inputs, atol=1e-7, fast_mode=True)
+
+
 # ---- PaTH: Yang et al. 2025, equations 2 to 4 ---------------------------------------------------------------------------------
 def test_path_golden() -> None:
     """Two dimensions, three tokens, seen from the last. In the wrong order of reflections the first score is 0.395."""
-    encoding = lg.PaTH(4, 1, 2)
+    encoding = lg.PaTH(4, 1, 2).double()
     tensor = {"dtype": torch.float64}
     q = torch.tensor([[0, 0], [0, 0], [1, 2]], **tensor)[None, None]
     k = torch.tensor([[0.5, -1], [1, -1], [0.25, 0.5]], **tensor)[None, None]
@@ -92,19 +214,76 @@ def test_path_golden() -> None:
     torch.testing.assert_close(weights[0, 0, 2], (scores / 2**0.5).softmax(-1))
 
 
-def test_path_columns_written_out() -> None:
-    """w = l2norm(silu(causal depthwise conv(up(down(x))))), b = 2 sigmoid(linear(x))."""
-    encoding = lg.testing.example("path")()
+@pytest.mark.parametrize("rank", [32, 4, None])
+@pytest.mark.parametrize("kernel", [3, 2, 1])
+def test_path_columns_written_out(rank: int | None, kernel: int) -> None:
+    """w = l2norm(silu(causal depthwise conv(up(down(x))))), b = 2 sigmoid(linear(x)); rank None: one matrix."""
+    encoding = lg.testing.example("path", rank=rank, kernel=kernel)()
+    assert encoding.up.weight.shape == (16, 16 if rank is None else rank) and encoding.up.bias is None
+    assert rank is None or encoding.down.weight.shape == (rank, 16) and encoding.down.bias is None
     x = torch.randn(2, 7, 16, dtype=torch.float64)
     stream = encoding.up(encoding.down(x)).mT
     taps = encoding.taps.T[:, None]  # [channels, 1, kernel], the newest token last
-    mixed = F.conv1d(F.pad(stream, (2, 0)), taps, groups=stream.shape[1])
+    mixed = F.conv1d(F.pad(stream, (kernel - 1, 0)), taps, groups=stream.shape[1])
     w = F.silu(mixed).unflatten(1, (2, 8)).transpose(2, 3)
     w = w / (w.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     context, _ = encoding.context(x)
     torch.testing.assert_close(context["reflection"], w)
     torch.testing.assert_close(context["strength"], 2 * torch.sigmoid(encoding.strength(x)).mT)
     assert context["strength"].min() > 0 and context["strength"].max() < 2
+
+
+def test_path_length_of_reflectors() -> None:
+    """x / sqrt(|x|^2 + 1e-6): of length one, unless it is next to nothing."""
+    encoding = lg.testing.example("path")()
+    x = torch.randn(1, 5, 16, dtype=torch.float64)
+    length = encoding.context(x)[0]["reflection"].norm(dim=-1)
+    torch.testing.assert_close(length, torch.ones_like(length), atol=1e-3, rtol=0)
+    small = encoding.context(1e-4 * x)[0]["reflection"]
+    mixed = F.conv1d(F.pad(encoding.up(encoding.down(1e-4 * x)).mT, (2, 0)), encoding.taps.T[:, None], groups=16)
+    mixed = F.silu(mixed).unflatten(1, (2, 8)).transpose(2, 3)
+    torch.testing.assert_close(small, mixed / (mixed.square().sum(-1, keepdim=True) + 1e-6).sqrt())
+    assert float(small.detach().norm(dim=-1).max()) < 0.9
+
+
+def test_path_pieces_and_documents() -> None:
+    """The convolution goes on over pieces, and does not reach into another document."""
+    encoding, x = lg.testing.example("path")(), torch.randn(2, 9, 16, dtype=torch.float64)
+    whole, tail = encoding.context(x)
+    first, carry = encoding.context(x[:, :1])
+    second, carry = encoding.context(x[:, 1:5], carry)
+    third, end = encoding.context(x[:, 5:], carry)
+    for name in ("reflection", "strength"):
+        torch.testing.assert_close(torch.cat([first[name], second[name], third[name]], 2), whole[name])
+    torch.testing.assert_close(end, tail)
+    documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [3, 3, 3, 3, 3, 3, 3, 3, 2]])
+    packed, _ = encoding.context(x, None, documents)
+    alone = torch.cat([encoding.context(x[:1, :4])[0]["reflection"], encoding.context(x[:1, 4:])[0]["reflection"]], 2)
+    torch.testing.assert_close(packed["reflection"][:1], alone)
+    torch.testing.assert_close(packed["reflection"][1:, :, 8:], encoding.context(x[1:, 8:])[0]["reflection"])
+
+
+def test_path_in_bfloat16_reflects_in_float32() -> None:
+    context, _ = lg.PaTH(16, 4, 8).bfloat16().context(torch.randn(1, 7, 16, dtype=torch.bfloat16))
+    assert {column.dtype for column in context.values()} == {torch.float32}
+
+
+def test_path_defaults() -> None:
+    """As the authors' layer; a cache carries keys past the columns instead of keeping these."""
+    torch.manual_seed(0)
+    encoding = lg.PaTH(24, 4, 8)
+    shapes = {name: tuple(p.shape) for name, p in encoding.named_parameters()}
+    assert shapes == {
+        "taps": (3, 32), "down.weight": (32, 24), "up.weight": (32, 32), "strength.weight": (4, 24), "strength.bias": (4,)
+    }  # fmt: skip
+    assert 0.5 < float(encoding.taps.detach().abs().max()) <= 3**-0.5 and float(encoding.taps.detach().min()) < -0.5
+    assert lg.PaTH(24, 4, 8, num_kv_heads=2).taps.shape == (3, 16)
+    assert "down.weight" not in dict(lg.PaTH(24, 4, 8, rank=None).named_parameters())
+    assert encoding.passing_columns == {"reflection", "strength"}
+    assert encoding.learned and encoding.causal_only and encoding.relative and not encoding.shared
+    context, _ = encoding.context(torch.randn(1, 5, 24))
+    assert encoding.terms(context)[0].chunk == 128
+    assert lg.PaTH(24, 4, 8, chunk_size=5).terms(context)[0].chunk == 5
 
 
 def test_path_of_strength_zero_is_no_position() -> None:
@@ -134,6 +313,52 @@ def test_path_written_out() -> None:
     torch.testing.assert_close(lg.attend(q, k, v, encoding=encoding, context=context), want)
 
 
+# ---- PaTH-FoX: Yang et al. 2025 -----------------------------------------------------------------------------------------------
+def test_path_fox_is_its_parts() -> None:
+    build = lg.testing.example("path_fox")
+    encoding = build()
+    path, fox = encoding
+    assert isinstance(path, lg.PaTH) and isinstance(fox, lg.FoX)
+    assert fox.scale_gate is True and (path.rank, path.kernel, path.chunk_size, path.heads) == (32, 3, 128, 2)
+    assert lg.encoding("path_fox", dim=16, num_heads=4, head_dim=8).members[0].heads == 4
+    other = lg.encoding("path_fox", dim=16, num_heads=4, head_dim=8, rank=5, kernel=2, chunk_size=7, scale_gate=False)
+    assert (other.members[0].rank, other.members[0].kernel, other.members[0].chunk_size) == (5, 2, 7)
+    assert other.members[1].scale_gate is False
+    x, q = torch.randn(1, 7, 16, dtype=torch.float64), torch.randn(1, 4, 7, 8, dtype=torch.float64)
+    k, v = torch.randn(2, 1, 2, 7, 8, dtype=torch.float64)
+    context, _ = encoding.context(x)
+    still = {**context, "strength": 0 * context["strength"]}
+    alone = lg.attend(q, k, v, encoding=fox, context={"forgotten": context["forgotten"]})
+    torch.testing.assert_close(lg.attend(q, k, v, encoding=encoding, context=still), alone)
+
+
+@pytest.mark.parametrize("name", ["fox", "path", "path_fox"])
+def test_gradients_of_what_is_learned(name: str) -> None:
+    encoding = lg.testing.example(name, **({} if name == "fox" else {"rank": 2, "kernel": 2}))()
+    x, q = torch.randn(1, 5, 16, dtype=torch.float64), torch.randn(1, 4, 5, 8, dtype=torch.float64)
+    k, v = torch.randn(2, 1, 2, 5, 8, dtype=torch.float64)
+    names, values = zip(*encoding.named_parameters(), strict=True)
+
+    def attend(*values: torch.Tensor) -> torch.Tensor:
+        context = torch.func.functional_call(
+            Reads(encoding), dict(zip([f"of.{n}" for n in names], values, strict=True)), x
+        )
+        return lg.attend(q, k, v, encoding=encoding, context=context, backend="reference")
+
+    assert torch.autograd.gradcheck(attend, values, atol=1e-7, fast_mode=True)
+
+
+class Reads(torch.nn.Module):
+    """The columns of an encoding as the output of a module."""
+
+    def __init__(self, of: lg.Encoding):
+        super().__init__()
+        self.of = of
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self.of.context(x)[0]
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -141,6 +366,19 @@ def test_path_written_out() -> None:
         (lambda: lg.CoPE(8, max_position=0), "max_position"),
         (lambda: lg.PaTH(16, 4, 8, num_kv_heads=0), "num_kv_heads"),
         (lambda: lg.PaTH(16, 4, 8, kernel=0), "kernel"),
+        (lambda: lg.PaTH(16, 4, 8, rank=0), "rank"),
+        (lambda: lg.PaTH(16, 4, 8, chunk_size=0), "chunk_size"),
+        (lambda: lg.PaTH(0, 4, 8), "PaTH: expected dim"),
+        (lambda: lg.PaTH(16, 0, 8), "num_heads"),
+        (lambda: lg.PaTH(16, 4, 0), "head_dim"),
+        (lambda: lg.FoX(16, 0), "num_heads"),
+        (lambda: lg.FoX(16, 4, decay_times=(0, 5)), r"FoX: expected decay_times\[0\] above 0, got 0"),
+        (lambda: lg.FoX(16, 4, decay_times=(5, -1)), r"FoX: expected decay_times\[1\] above 0, got -1"),
+        (lambda: lg.FoX(16, 4, decay_times=5), r"FoX: expected decay_times to be \(first, last\) in tokens, got 5"),
+        (lambda: lg.FoX(16, 4, decay_times=(5,)), r"decay_times to be \(first, last\)"),
+        (lambda: lg.CoPE(0), "head_dim"),
+        (lambda: lg.PaTH(16, 4, 8).context(torch.zeros(1, 7, 15)), r"PaTH: expected tokens x \[B, L, 16\], got \[1, 7, 15\]"),
+        (lambda: lg.PaTH(16, 4, 8).context(torch.zeros(7, 16)), r"expected tokens x \[B, L, 16\], got \[7, 16\]"),
         (lambda: lg.FoX(16, 4).context(torch.zeros(1, 7, 15)), r"FoX: expected tokens x \[B, L, 16\], got \[1, 7, 15\]"),
         (lambda: lg.attend(*torch.zeros(3, 1, 6, 7, 8), encoding=lg.FoX(16, 4), context={"forgotten": torch.zeros(1, 4, 7)}),
          "FoX was built for 4 heads, q has 6"),

@@ -1,8 +1,21 @@
-"""shaw: the paper's sign and order of rows."""
+"""shaw and transformer_xl: the papers' signs, order of rows and terms, and numbers.
 
+golden/contextual.json holds those of XLNet's attention in transformers; golden/make_contextual.py says how they came.
+"""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
 import torch
 
 import longitude as lg
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "contextual.json").read_text())
+
+
+# ---- Shaw et al. 2018 ---------------------------------------------------------------------------------------------------
 
 
 def test_shaw_golden() -> None:
@@ -35,3 +48,216 @@ def test_shaw_without_values() -> None:
     encoding = lg.Shaw(8, values=False)
     assert encoding.key_table.shape == (33, 8) and encoding.value_table is None
     assert [name for name, _ in encoding.named_parameters()] == ["key_table"]
+
+
+def test_shaw_defaults() -> None:
+    """16, as in the paper's models; 2 k + 1 rows, as Xavier fills them; tables for each layer unless told otherwise."""
+    torch.manual_seed(0)
+    encoding = lg.Shaw(24)
+    assert encoding.key_table.shape == encoding.value_table.shape == (33, 24)
+    bound = math.sqrt(6 / (33 + 24))
+    for table in encoding.parameters():
+        assert 0.95 * bound < float(table.detach().abs().max()) <= bound
+    assert encoding.shared is False and lg.Shaw(24, shared=True).shared is True
+    assert encoding.learned and encoding.relative and not encoding.causal_only and encoding.values is True
+
+
+def test_shaw_rows() -> None:
+    """Row 0 is the key max_distance before the query or farther, the middle one the query's own, the last the far future."""
+    with torch.no_grad():
+        offset = torch.tensor([9, 2, 1, 0, -1, -2, -9])
+        rows = lg.Shaw(1, max_distance=2)
+        rows.key_table.copy_(torch.arange(5.0)[:, None])
+        rows.value_table.copy_(10 + torch.arange(5.0)[:, None])
+        (term,) = rows.terms({})
+        assert term.keys(offset)[:, 0].tolist() == [0, 0, 1, 2, 3, 4, 4]
+        assert term.values is not None and term.values(offset)[:, 0].tolist() == [10, 10, 11, 12, 13, 14, 14]
+        assert term.shift == 0.0
+
+
+def test_shaw_gradients() -> None:
+    encoding = lg.testing.example("shaw", max_distance=2)()
+    q, k, v = torch.randn(3, 1, 2, 5, 8, dtype=torch.float64)
+    tables = (encoding.key_table, encoding.value_table)
+
+    def attend(*_: torch.Tensor) -> torch.Tensor:
+        return lg.attend(q, k, v, encoding=encoding, backend="reference", mask=lg.NoMask())
+
+    assert torch.autograd.gradcheck(attend, tables, atol=1e-7, fast_mode=True)
+
+
+# ---- Transformer-XL: Dai et al. 2019 --------------------------------------------------------------------------------------
+def scores_of(encoding: lg.Encoding, q: torch.Tensor, k: torch.Tensor, **options) -> torch.Tensor:
+    """Scores up to a number per query, made zero at the first key."""
+    _, weights = lg.attend(q, k, k, encoding=encoding, return_weights=True, mask=lg.NoMask(), **options)
+    return (weights / weights[..., :1]).log()
+
+
+def test_transformer_xl_golden() -> None:
+    """One dimension, q = 2, u = 0.5, v = 0.25, k = [1, -1], projected R(1) = 0.3, R(0) = 0.1: scores 3.175 and -2.275."""
+    encoding = lg.TransformerXL(1, 1, 2).double()
+    with torch.no_grad():
+        encoding.u.fill_(0.5)
+        encoding.v.fill_(0.25)
+        encoding.project.weight.copy_(torch.tensor([[(0.3 - 0.1 * math.cos(1)) / math.sin(1), 0.1]]))
+    q, k = (torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in ([2], [1, -1]))
+    (term,) = encoding.terms({})
+    torch.testing.assert_close(term.keys(torch.tensor([1, 0])).flatten().detach(), torch.tensor([0.3, 0.1]).double())
+    content = encoding.queries(q, None) @ k.mT
+    position = (encoding.queries(q, None) + term.shift) * term.keys(torch.tensor([1, 0])).view(1, 1, 1, 2)
+    assert (content + position).flatten().tolist() == pytest.approx([3.175, -2.275], abs=1e-7)
+    gap = scores_of(encoding, q, k, scale=1.0).flatten().tolist()
+    assert gap == pytest.approx([0, -2.275 - 3.175], abs=1e-7)
+
+
+def test_transformer_xl_written_out() -> None:
+    """e_ij = [(q_i + u) . k_j + (q_i + v) . (W R(i - j))] / sqrt(d), R of all sines, then all cosines; the future included."""
+    encoding = lg.testing.example("transformer_xl", num_heads=2)()
+    q, k = torch.randn(2, 1, 2, 9, 8, dtype=torch.float64)
+    want = torch.zeros(2, 9, 9, dtype=torch.float64)
+    u, v, weight = (p.detach() for p in (encoding.u, encoding.v, encoding.project.weight))
+    for h in range(2):
+        for i in range(9):
+            for j in range(9):
+                angles = [(i - j) / 10_000 ** (2 * n / 16) for n in range(8)]
+                r = torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
+                row = weight[8 * h : 8 * h + 8] @ r
+                want[h, i, j] = ((q[0, h, i] + u[h]) @ k[0, h, j] + (q[0, h, i] + v[h]) @ row) / 8**0.5
+    torch.testing.assert_close(scores_of(encoding, q, k)[0], want - want[..., :1], atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(2, 3), (5, 5), (4, 9), (1, 6)])
+def test_transformer_xl_equals_a_relative_shift(rows: int, keys: int) -> None:
+    """The authors' way: distances keys-1 .. 0, a column of zeros in front, another view; queries are the last."""
+
+    def shift(x: torch.Tensor) -> torch.Tensor:
+        padded = torch.nn.functional.pad(x, (1, 0))
+        return padded.view(*x.shape[:-2], x.shape[-1] + 1, x.shape[-2])[..., 1:, :].reshape(x.shape)
+
+    assert shift(torch.arange(6.0).view(2, 3)).tolist() == [[1, 2, 0], [3, 4, 5]]
+    encoding = lg.testing.example("transformer_xl", num_heads=2)()
+    q, k = (torch.randn(1, 2, n, 8, dtype=torch.float64) for n in (rows, keys))
+    r = encoding.project(encoding.sinusoid(torch.arange(keys - 1, -1, -1))).unflatten(-1, (2, 8)).transpose(0, 1)
+    scores = ((q + encoding.u[:, None]) @ k.mT + shift((q + encoding.v[:, None]) @ r.mT)) / 8**0.5
+    ahead = torch.ones(rows, keys, dtype=torch.bool).triu(keys - rows + 1)
+    want = scores.masked_fill(ahead, -torch.inf).softmax(-1) @ k
+    torch.testing.assert_close(lg.attend(q, k, k, encoding=encoding), want)
+
+
+@pytest.mark.parametrize("case", GOLDEN["relative_attention"], ids=lambda c: f"clamp {c['clamp']}")
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_transformer_xl_equals_xlnet(case: dict, backend: str) -> None:
+    """The same terms, with and without memory, a clamp, and the future, in float32."""
+    table = {name: torch.tensor(x, dtype=torch.float64) for name, x in case.items() if isinstance(x, list)}
+    encoding = lg.TransformerXL(2, 3, 6, clamp_length=None if case["clamp"] < 0 else case["clamp"]).double()
+    with torch.no_grad():
+        encoding.u.copy_(table["u"])
+        encoding.v.copy_(table["v"])
+        encoding.project.weight.copy_(table["W"].flatten(1).T)
+    q, k, v = (table[name].transpose(0, 1)[None] for name in ("q", "k", "values"))
+    mask = lg.Causal() if case["causal"] else lg.NoMask()
+    out = lg.attend(q, k, v, encoding=encoding, mask=mask, backend=backend)[0].transpose(0, 1)
+    torch.testing.assert_close(out.detach(), table["out"], atol=2e-6, rtol=0)
+    rows, keys = len(q[0, 0]), len(k[0, 0])
+    distances = torch.arange(keys, -rows, -1)
+    torch.testing.assert_close(encoding.sinusoid(distances), table["r"], atol=2e-7, rtol=0)
+
+
+def test_transformer_xl_golden_sinusoid() -> None:
+    """All sines, then all cosines: dim 4 at 3, the numbers of Vaswani et al. 2017 in this order; odd in its sines."""
+    encoding = lg.TransformerXL(1, 1, 4)
+    got = encoding.sinusoid(torch.tensor([3, -3]))
+    want = [0.1411200, 0.0299955, -0.9899925, 0.9995500]
+    assert got.dtype == torch.float64
+    assert got[0].tolist() == pytest.approx(want, abs=5e-8)
+    assert got[1].tolist() == pytest.approx([-want[0], -want[1], *want[2:]], abs=5e-8)
+    far = lg.TransformerXL(1, 1, 4).bfloat16().sinusoid(torch.tensor([131_071]))
+    closed = [math.sin(131_071), math.sin(1310.71), math.cos(131_071), math.cos(1310.71)]
+    assert far[0].tolist() == pytest.approx(closed, abs=1e-10)
+
+
+def test_transformer_xl_clamp() -> None:
+    encoding = lg.TransformerXL(2, 3, 6, clamp_length=4)
+    (term,) = encoding.terms({})
+    offset = torch.tensor([9, 5, 4, 3, -3, -4, -5, -9])
+    clipped = torch.tensor([4, 4, 4, 3, -3, -4, -4, -4])
+    assert torch.equal(encoding.sinusoid(offset), encoding.sinusoid(clipped))
+    assert term.keys(offset).shape == (2, 8, 3)
+    free = lg.TransformerXL(2, 3, 6)
+    assert not torch.equal(free.sinusoid(offset), free.sinusoid(clipped))
+
+
+def test_transformer_xl_makes_each_offset_once() -> None:
+    """Where many pairs share an offset its vector is made once; far and few offsets are made as they are."""
+    encoding = lg.testing.example("transformer_xl")()
+    (term,) = encoding.terms({})
+    made: list[int] = []
+    whole = encoding.sinusoid
+    encoding.sinusoid = lambda offset: made.append(offset.numel()) or whole(offset)  # type: ignore[method-assign]
+    near = torch.arange(3, 10)[:, None] - torch.arange(12)
+    far = torch.tensor([[0, 100_000], [70_000, -5]])
+    row = torch.arange(12)
+    for offset, count in ((near, 18), (far, 4), (row, 12), (torch.tensor([5]), 1)):
+        want = encoding.project(whole(offset)).unflatten(-1, (4, 8)).movedim(-2, 0)
+        made.clear()
+        torch.testing.assert_close(term.keys(offset), want)
+        assert made == [count]
+
+
+def test_transformer_xl_defaults() -> None:
+    torch.manual_seed(0)
+    encoding = lg.TransformerXL(40, 25, 6)
+    assert {name: tuple(p.shape) for name, p in encoding.named_parameters()} == {
+        "u": (40, 25), "v": (40, 25), "project.weight": (1000, 6)
+    }  # fmt: skip
+    for bias in (encoding.u, encoding.v):
+        assert float(bias.detach().std()) == pytest.approx(0.02, rel=0.1)
+        assert abs(float(bias.detach().mean())) < 0.003
+    assert encoding.clamp_length is None and encoding.shared is False
+    assert lg.TransformerXL(4, 2, 6, shared=True).shared is True
+    assert encoding.learned and encoding.relative and not encoding.causal_only
+
+
+def test_transformer_xl_in_bfloat16_projects_in_float32() -> None:
+    encoding = lg.testing.example("transformer_xl")().bfloat16()
+    (term,) = encoding.terms({})
+    vectors, shift = term.keys(torch.tensor([131_071, 7])), term.shift
+    assert vectors.dtype == torch.float32 and isinstance(shift, torch.Tensor) and shift.dtype == torch.float32
+    weight = encoding.project.weight.double()
+    want = (encoding.sinusoid(torch.tensor([131_071, 7])) @ weight.T).unflatten(-1, (4, 8)).movedim(-2, 0)
+    torch.testing.assert_close(vectors.double(), want, atol=1e-5, rtol=0)
+    torch.testing.assert_close(shift, (encoding.v.float() - encoding.u.float())[:, None], atol=0, rtol=0)
+    q = torch.randn(2, 4, 3, 8, dtype=torch.bfloat16)
+    assert encoding.queries(q, None).dtype == torch.bfloat16
+    single = lg.testing.example("transformer_xl")().float()
+    assert single.queries(q, None).dtype == torch.bfloat16
+
+
+def test_transformer_xl_gradients() -> None:
+    encoding = lg.testing.example("transformer_xl", num_heads=2, dim=4)()
+    q, k, v = torch.randn(3, 1, 2, 5, 8, dtype=torch.float64)
+
+    def attend(*_: torch.Tensor) -> torch.Tensor:
+        return lg.attend(q, k, v, encoding=encoding, backend="reference", mask=lg.NoMask())
+
+    assert torch.autograd.gradcheck(attend, tuple(encoding.parameters()), atol=1e-7, fast_mode=True)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: lg.Shaw(0), "Shaw: expected head_dim"),
+        (lambda: lg.Shaw(8, max_distance=0), "Shaw: expected max_distance"),
+        (lambda: lg.TransformerXL(0, 8, 16), "TransformerXL: expected num_heads"),
+        (lambda: lg.TransformerXL(4, 0, 16), "TransformerXL: expected head_dim"),
+        (lambda: lg.TransformerXL(4, 8, 0), "TransformerXL: expected dim"),
+        (lambda: lg.TransformerXL(4, 8, 15), "TransformerXL: expected an even dim, for as many sines as cosines, got 15"),
+        (lambda: lg.TransformerXL(4, 8, 16, clamp_length=0), "TransformerXL: expected clamp_length"),
+        (lambda: lg.TransformerXL(4, 8, 16, clamp_length=2.5), "TransformerXL: expected clamp_length"),
+        (lambda: lg.TransformerXL(4, 8, 16).queries(torch.zeros(1, 3, 5, 8), None),
+         r"TransformerXL: expected q \[B, 4, L, 8\], got \[1, 3, 5, 8\]"),
+    ],
+)  # fmt: skip
+def test_wrong_options(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

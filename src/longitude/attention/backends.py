@@ -328,6 +328,13 @@ def transport_limits(r: Request) -> str | None:
     return None
 
 
+def transport_memory(r: Request) -> int:
+    """Keys, w, b, their products and queries in wide copies; the scores of one chunk of queries, and their weights."""
+    chunk = max((term.chunk for term in r.terms if isinstance(term, Transport)), default=1)
+    per_token = 6 * r.q.shape[3] + 2 * chunk
+    return r.q.shape[0] * r.heads * (r.length * per_token + 4 * min(chunk, r.rows) * r.length) * _wide_item(r)
+
+
 TRANSPORT = Backend(
     "transport",
     run=transport,
@@ -339,11 +346,7 @@ TRANSPORT = Backend(
     dropout=False,
     weights=False,
     limits=transport_limits,
-    # keys and queries in wide copies, the chunks' products, and the scores of one chunk of queries
-    memory=lambda r: (
-        (6 * (r.q.numel() + r.heads * r.q.shape[0] * r.length * 64) + 4 * r.q.shape[0] * r.heads * 64 * r.length)
-        * _wide_item(r)
-    ),
+    memory=transport_memory,
     price=lambda r: 4.0,
 )
 

@@ -104,8 +104,9 @@ class MultiHeadAttention(nn.Module):
                 positions = following(positions, length)
         else:
             # A model hands positions with axes to all its layers, those that measure one included.
-            with_axes = isinstance(positions, Tensor) and positions.dim() == 3
-            axes = max(2, positions.shape[-1]) if with_axes else encoding.axes
+            axes = encoding.axes
+            if isinstance(positions, Tensor) and positions.dim() == 3:
+                axes = max(2, positions.shape[-1])
             positions = canonical("positions", positions, x.shape[0], length, axes)
 
         q = self.q_proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)

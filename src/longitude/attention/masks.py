@@ -35,6 +35,10 @@ class Mask:
         """The masks that must all allow a pair."""
         return (self,)
 
+    def of(self, batch: slice | list[int]) -> Mask:
+        """The mask of these rows of the batch."""
+        return self
+
     def __and__(self, other: Mask) -> Mask:
         require_mask(other)
         return All((*self.parts(), *other.parts()))
@@ -111,6 +115,9 @@ class Documents(Mask):
         same = self.ids[..., q_order][..., :, None] == self.ids[..., k_order][..., None, :]
         return same[:, None] if same.dim() == 3 else same
 
+    def of(self, batch: slice | list[int]) -> Mask:
+        return Documents(_rows(self.ids, batch))
+
     def validate(self, batch: int, rows: int, keys: int) -> None:
         _validate_tokens("Documents(ids)", self.ids, batch, keys)
         if rows > keys:
@@ -130,6 +137,9 @@ class Padding(Mask):
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         seen = self.valid[..., k_order].bool()[..., None, :] & (q_order[:, None] >= q_order[:1, None])
         return seen[:, None] if seen.dim() == 3 else seen
+
+    def of(self, batch: slice | list[int]) -> Mask:
+        return Padding(_rows(self.valid, batch))
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
         _validate_tokens("Padding(valid)", self.valid, batch, keys)
@@ -155,6 +165,9 @@ class All(Mask):
     def parts(self) -> tuple[Mask, ...]:
         return self.masks
 
+    def of(self, batch: slice | list[int]) -> Mask:
+        return All(tuple(mask.of(batch) for mask in self.masks))
+
 
 @dataclass(frozen=True, eq=False)
 class Any(Mask):
@@ -169,6 +182,9 @@ class Any(Mask):
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         return reduce(torch.logical_or, (mask.allowed(q_order, k_order) for mask in self.masks))
+
+    def of(self, batch: slice | list[int]) -> Mask:
+        return Any(tuple(mask.of(batch) for mask in self.masks))
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
         for mask in self.masks:
@@ -193,6 +209,10 @@ def require_mask(mask: object) -> None:
 
 def _places(order: Tensor | None, q_order: Tensor, k_order: Tensor) -> tuple[Tensor, Tensor]:
     return (q_order, k_order) if order is None else (order[q_order], order[k_order])
+
+
+def _rows(tokens: Tensor, batch: slice | list[int]) -> Tensor:
+    return tokens[batch] if tokens.dim() == 2 and len(tokens) > 1 else tokens
 
 
 def _kind(x: object) -> str:

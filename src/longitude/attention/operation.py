@@ -83,11 +83,6 @@ def requests(
     return transformed(r, encoding, q_positions, k_positions)
 
 
-def request(*arguments: Any) -> Request:
-    """The largest of `requests`, for whoever asks what backends say to a call."""
-    return max((r for _, _, r in requests(*arguments)), key=lambda r: r.rows * r.length)
-
-
 def raw_request(
     q: Tensor,
     k: Tensor,
@@ -171,32 +166,37 @@ def require_backend(name: str) -> None:
         raise unknown("backend", name, ["auto", *BACKENDS], "lg.explain(...) shows what each takes.")
 
 
-def choose(r: Request, name: str) -> Backend:
-    """The backend of that name, or the cheapest that accepts; ValueError in words otherwise."""
+def refusal(backend: Backend, requests: Sequence[Request]) -> str | None:
+    """Why a backend does not take all of them, in words; None if it does."""
+    for r in requests:
+        if (why := refuses(backend, r)) is not None:
+            return why
+    return None
+
+
+def choose(requests: Sequence[Request], name: str) -> Backend:
+    """The backend of that name, or the cheapest that takes all; ValueError in words otherwise."""
     require_backend(name)
-    best = cheapest(r) if name == "auto" else BACKENDS[name]
-    if name != "auto" and (refusal := refuses(best, r)):
-        raise ValueError(f"backend {name!r} cannot: {refusal}; {cheapest(r).name!r} can, and 'auto' takes it")
-    return best
+    if name == "auto":
+        return cheapest(requests)
+    if why := refusal(BACKENDS[name], requests):
+        raise ValueError(f"backend {name!r} cannot: {why}; {cheapest(requests).name!r} can, and 'auto' takes it")
+    return BACKENDS[name]
 
 
-def cheapest(r: Request) -> Backend:
-    """The backend of the lowest price among those that accept; `reference` accepts everything."""
-    best = BACKENDS["reference"]
+def cheapest(requests: Sequence[Request]) -> Backend:
+    """The backend of the lowest price among those that take all; `reference` does."""
+    best, last = BACKENDS["reference"], requests[-1]
     for backend in BACKENDS.values():  # a loop, because compilers do not follow min(key=...)
-        if backend.price(r) < best.price(r) and refuses(backend, r) is None:
+        if backend.price(last) < best.price(last) and refusal(backend, requests) is None:
             best = backend
     return best
 
 
 def run(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """The output, and the weights if they were asked for."""
-
-    def one(r: Request) -> tuple[Tensor, Tensor | None]:
-        chosen = choose(r, backend)
-        return reference(r) if r.weights else (chosen.run(r), None)
-
-    return joined(parts, one)
+    chosen = choose([r for _, _, r in parts], backend)
+    return joined(parts, lambda r: reference(r) if r.weights else (chosen.run(r), None))
 
 
 @dataclass(frozen=True)
@@ -227,15 +227,17 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
     dropout, return_weights = arguments.get("dropout", 0.0), arguments.get("return_weights", False)
     mask = arguments.get("mask", Causal())
     parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
-    r = max((r for _, _, r in parts), key=lambda r: r.rows * r.length)
+    asked = [r for _, _, r in parts]
+    largest = max(asked, key=lambda r: r.rows * r.length)
     if len(parts) > 1:
-        print(f"tables follow {len(parts)} lengths, each in a call of its own; for the largest:")
+        print(f"tables follow {len(parts)} lengths, each in a call of its own; memory is of the largest")
     name = arguments.get("backend", "auto")
     require_backend(name)
-    refusals = {b.name: refuses(b, r) for b in BACKENDS.values()}
-    chosen = choose(r, name).name if name == "auto" or refusals[name] is None else None
+    refusals = {b.name: refusal(b, asked) for b in BACKENDS.values()}
+    chosen = choose(asked, name).name if name == "auto" or refusals[name] is None else None
     verdicts = tuple(
-        Verdict(b.name, refusals[b.name], b.memory(r), b.price(r), b.name == chosen) for b in BACKENDS.values()
+        Verdict(b.name, refusals[b.name], b.memory(largest), b.price(largest), b.name == chosen)
+        for b in BACKENDS.values()
     )
     print("\n".join(map(str, verdicts)))
     return verdicts

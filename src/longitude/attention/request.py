@@ -110,6 +110,7 @@ class Request:
             k=self.k[batch][:, :, keys],
             v=self.v[batch][:, :, keys],
             terms=tuple(_of_batch(term, batch) for term in self.terms),
+            mask=self.mask.of(batch),
             q_positions=cut(self.q_positions, rows),
             k_positions=cut(self.k_positions, keys),
             q_order=self.q_order + rows.start,

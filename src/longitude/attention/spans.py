@@ -42,7 +42,8 @@ def _spans(r: Request) -> list[tuple[list[int], list[Span]]] | str:
     for b in range(r.q.shape[0]):
         rows = [x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in documents]
         seen = [x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in valid]
-        cuts = sorted({0, stop}.union(*(_changes(ids) for ids in rows)))
+        inside = (cut for ids in rows for cut in _changes(ids) if r.k_order < cut < stop)
+        cuts = sorted({r.k_order, stop, *inside})
         labels = [tuple(int(ids[start]) for ids in rows) for start in cuts[:-1]]
         if len(set(labels)) < len(labels):
             return "a document's tokens do not stand together"

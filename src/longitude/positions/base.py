@@ -81,7 +81,7 @@ class Transport:
 
     w: Tensor
     b: Tensor
-    chunk: int = 64
+    chunk: int = 128
     first: int = 0  # order of the first of these tokens; attention sets it
 
 

@@ -8,43 +8,192 @@ from torch import Tensor, nn
 
 from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, positive, register, sizes, wide
 
+FORBIDDEN = -(2.0**12)
+"""The bias of a key that a one-sided head does not see: finite, as every bias is, and the same number in every dtype, float16
+included. Beside the query's own token, whose bias is 0, its softmax weight is exactly 0 in float32 and bfloat16, where exp
+vanishes below -104. A far lower number would swallow the digits of the scores in a row that has only such keys (as where a
+query's own token is padding), and two ways to add them up would disagree."""
 
-def alibi_slopes(num_heads: int) -> list[float]:
+
+def alibi_slopes(num_heads: int, recipe: str = "paper") -> list[float]:
     """The published slopes: 2^(-8h/H), h = 1 .. H, where H is a power of two.
 
-    Otherwise those of the power of two below, followed by every second slope of the power of two above; so not sorted."""
+    Otherwise those of the power of two below, followed by every second slope of the power of two above; so not sorted. recipe:
+    "paper", or "mpt". MPT's code takes the slopes of the power of two above, every second from the second and then every second
+    from the first. These are the same numbers (with its alibi_bias_max of 8, as released), so both names give one list."""
 
     def geometric(n: int) -> list[float]:
         return [2.0 ** (-8 * h / n) for h in range(1, n + 1)]
 
     sizes("ALiBi", num_heads=num_heads)
+    if recipe not in ("paper", "mpt"):
+        raise ValueError(f"ALiBi: expected slopes 'paper', 'mpt' or one number per head, got {recipe!r}")
     power = 1 << (num_heads.bit_length() - 1)
     return geometric(power) + geometric(2 * power)[::2][: num_heads - power]
 
 
 @register("alibi")
 class ALiBi(Encoding):
-    """score_h(i, j) += -m_h |i - j|: each head prefers the near past, at its own slope  (Press et al. 2022).
+    """score_h(i, j) += -m_h |i - j|: each head prefers what is near, at its own slope  (Press et al. 2022).
 
-    The bias is added after the 1/sqrt(head_dim) scaling and is not a mask: the future needs one. For keys in the future it
-    is symmetric, for encoders. slopes: one positive number per head instead of the published ones.
+    The bias is added after the 1/sqrt(head_dim) scaling and is not a mask: the future needs one.
+
+    slopes: a published recipe, "paper" or "mpt" (the same numbers, see alibi_slopes), or positive numbers, one per biased head.
+    future: what encoders do with keys in the future. "symmetric": as above. Numbers: slopes for keys in the future, one per
+    biased head. "one-sided": the first half of the biased heads sees only the past, the second half only the future, and each
+    half has the recipe's slopes for so many heads, as the paper's authors propose; every head sees the query's own token. The
+    side that is not seen has the finite number FORBIDDEN.
+    biased_heads: only so many heads, the first, are biased, with the recipe's slopes for so many; the rest have exactly 0.
     """
 
     shared = True
 
-    def __init__(self, num_heads: int, slopes: Sequence[float] | None = None):
+    def __init__(
+        self,
+        num_heads: int,
+        slopes: str | Sequence[float] = "paper",
+        future: str | Sequence[float] = "symmetric",
+        biased_heads: int | None = None,
+    ):
         super().__init__()
         sizes("ALiBi", num_heads=num_heads)
-        self.num_heads = num_heads
-        self.slopes = alibi_slopes(num_heads) if slopes is None else [float(m) for m in slopes]
-        if len(self.slopes) != num_heads:
-            raise ValueError(f"ALiBi: expected num_heads={num_heads} slopes, one per head, got {len(self.slopes)}")
-        positive("ALiBi", **{f"slopes[{h}]": m for h, m in enumerate(self.slopes)})
+        biased = num_heads if biased_heads is None else biased_heads
+        sizes("ALiBi", biased_heads=biased)
+        if biased > num_heads:
+            raise ValueError(f"ALiBi: expected biased_heads of at most num_heads={num_heads}, got {biased}")
+        one_sided = isinstance(future, str) and future == "one-sided"
+        if one_sided and biased % 2:
+            raise ValueError(f"ALiBi: expected an even number of biased heads for future='one-sided', got {biased}")
+        if isinstance(future, str) and future not in ("symmetric", "one-sided"):
+            raise ValueError(f"ALiBi: expected future 'symmetric', 'one-sided' or one slope per head, got {future!r}")
+
+        self.num_heads, self.biased_heads, self.future = num_heads, biased_heads, future
+        unbiased = [0.0] * (num_heads - biased)
+        if isinstance(slopes, str):
+            found = 2 * alibi_slopes(biased // 2, slopes) if one_sided else alibi_slopes(biased, slopes)
+        else:
+            found = _numbers("slopes", slopes, biased)
+        self.slopes = found + unbiased
+        self.future_slopes = self.slopes if isinstance(future, str) else _numbers("future", future, biased) + unbiased
+        # The sign of the offsets that a head sees; 0: all.
+        half = biased // 2
+        self.sides = [1] * half + [-1] * half + [0] * (num_heads - biased) if one_sided else [0] * num_heads
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def at(offset: Tensor) -> Tensor:
-            slopes = torch.tensor(self.slopes, dtype=wide(offset.device), device=offset.device)
-            return -slopes.view(-1, *[1] * offset.dim()) * offset.abs()
+            def per_head(numbers: Sequence[float]) -> Tensor:
+                column = torch.tensor(numbers, dtype=wide(offset.device), device=offset.device)
+                return column.view(-1, *[1] * offset.dim())
+
+            slopes = per_head(self.slopes)
+            if self.future_slopes != self.slopes:
+                slopes = torch.where(offset < 0, per_head(self.future_slopes), slopes)
+            bias = -slopes * offset.abs()
+            return bias.masked_fill(per_head(self.sides) * offset < 0, FORBIDDEN) if any(self.sides) else bias
+
+        return (OffsetBias(at),)
+
+
+def _numbers(option: str, given: Sequence[float], heads: int) -> list[float]:
+    """One positive number per biased head."""
+    try:
+        numbers = [float(m) for m in given]
+    except (TypeError, ValueError):
+        raise ValueError(f"ALiBi: expected {option} to be a name or a sequence of numbers, got {given!r}") from None
+    if len(numbers) != heads:
+        raise ValueError(f"ALiBi: expected {heads} numbers as {option}, one per biased head, got {len(numbers)}")
+    positive("ALiBi", **{f"{option}[{h}]": m for h, m in enumerate(numbers)})
+    return numbers
+
+
+class Kerple(Encoding):
+    """A kernel of the distance, with two learned numbers per head  (Chi et al. 2022).
+
+    kind "log":   score_h(i, j) += -p_h ln(1 + a_h |i - j|)     the paper's best
+    kind "power": score_h(i, j) += -a_h |i - j|^p_h             p = 1 is ALiBi with learned slopes
+
+    a and p [num_heads] start uniform in (0, 1) and (0, 2), as in the authors' code, and act as numbers of at least 0.01, p of the
+    power also of at most 2. Beyond a bound the value stays at it and the gradient passes as if there were none, so that a
+    number can always come back. (The authors overwrite the parameter at each pass; a plain clamp would stop its gradient.)
+    shared: one module serves all layers, as in the authors' code.
+    """
+
+    learned = True
+    smallest = 0.01
+
+    def __init__(self, num_heads: int, kind: str = "log", shared: bool = True):
+        super().__init__()
+        sizes("Kerple", num_heads=num_heads)
+        if kind not in ("log", "power"):
+            raise ValueError(f"Kerple: expected kind 'log' or 'power', got {kind!r}")
+        self.num_heads, self.kind, self.shared = num_heads, kind, shared
+        self.a, self.p = nn.Parameter(torch.empty(num_heads)), nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.a, 0, 1)
+        nn.init.uniform_(self.p, 0, 2)
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        def at(offset: Tensor) -> Tensor:
+            a = _within(self.a, self.smallest).view(-1, *[1] * offset.dim())
+            p = _within(self.p, self.smallest, 2.0 if self.kind == "power" else None).view(a.shape)
+            distance = offset.abs().to(a.dtype)
+            if self.kind == "log":
+                return -p * torch.log1p(a * distance)
+            # 0^p is 0, but its derivative by p would be 0 times -inf.
+            return -a * torch.where(offset == 0, 0.0, distance.clamp(min=1) ** p)
+
+        return (OffsetBias(at),)
+
+
+def _within(x: Tensor, low: float, high: float | None = None) -> Tensor:
+    """The value clamped, in float32 or wider; the gradient as if it were not."""
+    x = x.to(torch.promote_types(x.dtype, torch.float32))
+    return x.detach().clamp(low, high) + (x - x.detach())  # x - x is exactly 0
+
+
+@register("kerple_log")
+def kerple_log(num_heads: int, shared: bool = True) -> Kerple:
+    """score_h(i, j) += -p_h ln(1 + a_h |i - j|), with a, p > 0 learned: Kerple of kind "log"  (Chi et al. 2022)."""
+    return Kerple(num_heads, "log", shared)
+
+
+@register("kerple_power")
+def kerple_power(num_heads: int, shared: bool = True) -> Kerple:
+    """score_h(i, j) += -a_h |i - j|^p_h, with a > 0, 0 < p <= 2 learned: Kerple of kind "power"  (Chi et al. 2022)."""
+    return Kerple(num_heads, "power", shared)
+
+
+@register("sandwich")
+class Sandwich(Encoding):
+    """score_h(i, j) += ( sum_k cos((i - j) / 10000^(2k/dim)) - dim/2 ) / (8h/H),   k = 1 .. dim/2  (Chi et al. 2023).
+
+    The dot product of two sinusoidal codes, moved to 0 at offset 0 and divided by a ratio of head h = 1 .. H: the first head is
+    biased the most. It falls about as a logarithm of the distance does, though not monotonously. Nothing is learned.
+    dim: the width of those codes, even; apart from the model's. index_start: k counts from 1, as in the paper, or from 0.
+    """
+
+    shared = True
+
+    def __init__(self, num_heads: int, dim: int = 128, index_start: int = 1):
+        super().__init__()
+        sizes("Sandwich", num_heads=num_heads, dim=dim)
+        if dim % 2:
+            raise ValueError(f"Sandwich: expected an even dim, got {dim}")
+        if isinstance(index_start, bool) or index_start not in (0, 1):
+            raise ValueError(f"Sandwich: expected index_start 1 (the paper's) or 0, got {index_start!r}")
+        self.num_heads, self.dim, self.index_start = num_heads, dim, index_start
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        def at(offset: Tensor) -> Tensor:
+            distance = offset.to(wide(offset.device))
+            fallen = torch.zeros_like(distance)
+            # One by one: all cosines at once would take dim/2 times the memory of the bias.
+            for k in range(self.index_start, self.index_start + self.dim // 2):
+                fallen = fallen + (distance * 10_000 ** (-2 * k / self.dim)).cos() - 1
+            head = torch.arange(1, self.num_heads + 1, dtype=distance.dtype, device=offset.device)
+            return fallen / (8 * head / self.num_heads).view(-1, *[1] * offset.dim())
 
         return (OffsetBias(at),)
 
@@ -55,14 +204,25 @@ class Fire(Encoding):
 
     The argument of the mlp stays in [0, 1] however long the sequence (progressive interpolation): for i below the threshold
     L the denominator is constant, beyond it the offset is measured against the query's own position, which must therefore be
-    absolute. c and the multiplier of L are learned; mlp is Linear(1, width), ReLU, Linear(width, num_heads).
+    absolute. For keys in the future psi measures |i - j|, and the argument may leave [0, 1]. L = |multiplier threshold|; c
+    and the multiplier are learned; mlp is Linear(1, width), ReLU, Linear(width, num_heads).
+    shared: one module serves all layers (FIRE-S in the paper); by default each layer has its own.
     """
 
     relative = False
     learned = True
 
-    def __init__(self, num_heads: int, width: int = 32, c: float = 0.1, threshold: float = 512.0, eps: float = 1e-6):
+    def __init__(
+        self,
+        num_heads: int,
+        width: int = 32,
+        c: float = 0.1,
+        threshold: float = 512.0,
+        eps: float = 1e-6,
+        shared: bool = False,
+    ):
         super().__init__()
+        self.shared = shared
         sizes("FIRE", num_heads=num_heads, width=width)
         positive("FIRE", c=c, threshold=threshold, eps=eps)
         self.num_heads, self.initial_c, self.threshold, self.eps = num_heads, c, threshold, eps

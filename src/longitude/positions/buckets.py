@@ -29,15 +29,21 @@ def t5_bucket(offset: Tensor, num_buckets: int = 32, max_distance: int = 128, bi
 class T5Bias(Encoding):
     """score_h(i, j) += table[bucket(i - j), h]: a learned number per head and bucket  (Raffel et al. 2020).
 
-    One table serves all layers of a stack. T5 itself leaves out the 1/sqrt(head_dim) scaling: its models ask for scale=1.
+    T5 itself leaves out the 1/sqrt(head_dim) scaling: its models ask for scale=1.
     bidirectional: True in encoders, where keys to the right have buckets of their own; False in decoders.
-    table [num_buckets, num_heads] starts as N(0, 0.02^2).
+    shared: one table serves all layers of a stack, as in T5. table [num_buckets, num_heads] starts as N(0, 0.02^2).
     """
 
     learned = True
-    shared = True
 
-    def __init__(self, num_heads: int, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False):
+    def __init__(
+        self,
+        num_heads: int,
+        num_buckets: int = 32,
+        max_distance: int = 128,
+        bidirectional: bool = False,
+        shared: bool = True,
+    ):
         super().__init__()
         sizes("T5", num_heads=num_heads, num_buckets=num_buckets, max_distance=max_distance)
         smallest = 4 if bidirectional else 2
@@ -51,7 +57,7 @@ class T5Bias(Encoding):
                 f"T5: expected max_distance above {exact}, the last distance with a bucket of its own, got {max_distance}"
             )
         self.num_heads, self.num_buckets, self.max_distance = num_heads, num_buckets, max_distance
-        self.bidirectional = bidirectional
+        self.bidirectional, self.shared = bidirectional, shared
         self.table = nn.Parameter(torch.empty(num_buckets, num_heads))
         self.reset_parameters()
 
@@ -69,16 +75,17 @@ class T5Bias(Encoding):
 class ClippedBias(Encoding):
     """score_h(i, j) += table[h, clamp(i - j, -D, D) + D]: a learned number per head and offset, clipped at D.
 
-    table [num_heads, 2 max_distance + 1] starts at zero; row 0 belongs to the far future, the last to the far past. Listings
+    table [num_heads, 2 max_distance + 1] starts at zero; column 0 belongs to the far future, the last to the far past. Listings
     that say r_max = r clamp at r - 1: they are max_distance = r - 1, hence the default of 127.
+    shared: one table serves all layers; by default each has its own.
     """
 
     learned = True
 
-    def __init__(self, num_heads: int, max_distance: int = 127):
+    def __init__(self, num_heads: int, max_distance: int = 127, shared: bool = False):
         super().__init__()
         sizes("clipped", num_heads=num_heads, max_distance=max_distance)
-        self.num_heads, self.max_distance = num_heads, max_distance
+        self.num_heads, self.max_distance, self.shared = num_heads, max_distance, shared
         self.table = nn.Parameter(torch.empty(num_heads, 2 * max_distance + 1))
         self.reset_parameters()
 

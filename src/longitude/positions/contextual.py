@@ -1,12 +1,15 @@
 """Position that depends on content: counted (CoPE), forgotten (FoX), or carried by reflections (PaTH)."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register, sizes, wide
+from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, positive, register, sizes, wide
+from longitude.positions.composed import Composed
 
 
 @register("cope")
@@ -15,16 +18,17 @@ class CoPE(Encoding):
 
     A position counts the tokens that the query's gates let through, so it may be a count of words or of sentences. It is
     clipped to max_position - 1, and E [head_dim, max_position], shared by heads, zero at first, is read between its columns
-    by linear interpolation. scale is head_dim^-1/2, as in the authors' code.
+    by linear interpolation. scale is head_dim^-1/2, as in the authors' code; scaled=False adds q_i . E[p_ij] as it is, which
+    is their variant "nodiv".
     """
 
     learned = True
     causal_only = True
 
-    def __init__(self, head_dim: int, max_position: int = 64):
+    def __init__(self, head_dim: int, max_position: int = 64, scaled: bool = True):
         super().__init__()
         sizes("CoPE", head_dim=head_dim, max_position=max_position)
-        self.head_dim, self.max_position = head_dim, max_position
+        self.head_dim, self.max_position, self.scaled = head_dim, max_position, scaled
         self.table = nn.Parameter(torch.empty(head_dim, max_position))
         self.reset_parameters()
 
@@ -35,7 +39,7 @@ class CoPE(Encoding):
         def of(q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
             gates = torch.sigmoid(scores) * allowed
             place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.max_position - 1)
-            logits = q @ self.table.to(q.dtype) * self.head_dim**-0.5
+            logits = q @ self.table.to(q.dtype) * (self.head_dim**-0.5 if self.scaled else 1.0)
             low = place.detach().floor()
             below, above = (logits.gather(-1, at.long()) for at in (low, place.detach().ceil()))
             return torch.lerp(below, above, place - low)
@@ -49,16 +53,32 @@ class FoX(Encoding):
 
     Each head forgets at a rate that it reads off the tokens; a constant f is ALiBi with the slope -ln f. The columns hold G
     in float32 or wider, and the carry is the last G, summed in float64 where the device has it.
+
+    scale_gate: the difference is multiplied by the scale of the scores, as q.k is; so do the authors of PaTH-FoX, and not
+    those of FoX. decay_times (first, last): head h starts with the bias b_h for which f_h^T_h = 1/e where x is zero, so that it
+    forgets over T_h tokens, spaced evenly in ln T: b = -ln(expm1(1/T)). Otherwise b starts as in any linear layer.
     """
 
     learned = True
     causal_only = True
 
-    def __init__(self, dim: int, num_heads: int):
+    def __init__(self, dim: int, num_heads: int, scale_gate: bool = False, decay_times: Sequence[float] | None = None):
         super().__init__()
         sizes("FoX", dim=dim, num_heads=num_heads)
-        self.num_heads = num_heads
+        if decay_times is not None:
+            if not isinstance(decay_times, list | tuple) or len(decay_times) != 2:
+                raise ValueError(f"FoX: expected decay_times to be (first, last) in tokens, got {decay_times!r}")
+            positive("FoX", **dict(zip(("decay_times[0]", "decay_times[1]"), decay_times, strict=True)))
+        self.num_heads, self.scale_gate, self.decay_times = num_heads, scale_gate, decay_times
         self.forget = nn.Linear(dim, num_heads)
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        if self.decay_times is not None:
+            first, last = (math.log(time) for time in self.decay_times)
+            times = torch.linspace(first, last, self.num_heads, dtype=torch.float64).exp()
+            self.forget.bias.copy_(-(1 / times).expm1().log())
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         _require_width("FoX", x, self.forget.in_features)
@@ -68,7 +88,7 @@ class FoX(Encoding):
         return {"forgotten": level.to(log_f.dtype)}, level[..., -1:]
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        return (Drift(context["forgotten"]),)
+        return (Drift(context["forgotten"], scaled=self.scale_gate),)
 
 
 @register("path")
@@ -78,30 +98,43 @@ class PaTH(Encoding):
     w = l2norm(silu(conv(up(down(x))))) per head of the keys, with a causal depthwise convolution over `kernel` tokens, and
     b = 2 sigmoid(.) in (0, 2): 0 leaves a key as it is, 1 projects, 2 reflects. The carry is the convolution's tail. Tokens
     of another document, and padding, count as zeros for the convolution.
+
+    rank: width between down and up; None is one full matrix, as the authors take where heads of keys are shared by queries.
+    chunk_size: tokens whose reflections are multiplied at once; every size gives the same result.
     """
 
     learned = True
     causal_only = True
+    passing_columns = frozenset({"reflection", "strength"})  # a cache carries its keys past them instead
 
     def __init__(
-        self, dim: int, num_heads: int, head_dim: int, num_kv_heads: int | None = None, rank: int = 32, kernel: int = 3
+        self,
+        dim: int,
+        num_heads: int,
+        head_dim: int,
+        num_kv_heads: int | None = None,
+        rank: int | None = 32,
+        kernel: int = 3,
+        chunk_size: int = 128,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        sizes(
-            "PaTH", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rank=rank, kernel=kernel
-        )
-        self.num_heads, self.heads, self.head_dim, self.kernel = num_heads, num_kv_heads, head_dim, kernel
-        self.down, self.up = nn.Linear(dim, rank, bias=False), nn.Linear(rank, self.heads * head_dim, bias=False)
+        sizes("PaTH", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        sizes("PaTH", rank=1 if rank is None else rank, kernel=kernel, chunk_size=chunk_size)
+        self.dim, self.num_heads, self.heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
+        self.rank, self.kernel, self.chunk_size = rank, kernel, chunk_size
+        self.down = nn.Identity() if rank is None else nn.Linear(dim, rank, bias=False)
+        self.up = nn.Linear(dim if rank is None else rank, self.heads * head_dim, bias=False)
         self.taps = nn.Parameter(torch.empty(kernel, self.heads * head_dim))  # the newest token last
         self.strength = nn.Linear(dim, self.heads)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
+        """As a depthwise nn.Conv1d starts."""
         nn.init.uniform_(self.taps, -(self.kernel**-0.5), self.kernel**-0.5)
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
-        _require_width("PaTH", x, self.down.in_features)
+        _require_width("PaTH", x, self.dim)
         wider = torch.promote_types(x.dtype, torch.float32)
         if documents is None:
             documents = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
@@ -121,7 +154,26 @@ class PaTH(Encoding):
         return {"reflection": w, "strength": b}, carry
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        return (Transport(context["reflection"], context["strength"]),)
+        return (Transport(context["reflection"], context["strength"], self.chunk_size),)
+
+
+@register("path_fox")
+def path_fox(
+    dim: int,
+    num_heads: int,
+    head_dim: int,
+    num_kv_heads: int | None = None,
+    rank: int | None = 32,
+    kernel: int = 3,
+    chunk_size: int = 128,
+    scale_gate: bool = True,
+) -> Composed:
+    """scale (q_i . H_i ... H_(j+1) k_j + G_i - G_j): PaTH's reflections and FoX's forget gate  (Yang et al. 2025, PaTH-FoX).
+
+    The authors' code scales the gate with the scores; scale_gate=False adds it as FoX does alone. Options as of PaTH.
+    """
+    path = PaTH(dim, num_heads, head_dim, num_kv_heads, rank, kernel, chunk_size)
+    return Composed([path, FoX(dim, num_heads, scale_gate)])
 
 
 def _require_width(who: str, x: Tensor, dim: int) -> None:

@@ -1,11 +1,12 @@
-"""Position as a learned vector per offset, read through the query."""
+"""Position as a vector per offset, read through the query."""
 
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, register, sizes
+from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, register, sizes, wide
 
 
 @register("shaw")
@@ -13,15 +14,16 @@ class Shaw(Encoding):
     """score(i, j) += scale q_i . K[j - i],  output_i += sum_j weight_ij V[j - i]  (Shaw et al. 2018).
 
     key_table K and value_table V [2 max_distance + 1, head_dim], shared by heads; j - i is clipped to max_distance, and rows
-    are in the paper's order: row 0 is the far past. values=False leaves V out: the paper found K sufficient.
+    are in the paper's order: row 0 is the far past. values=False leaves V out: the paper found K sufficient. shared: one
+    module serves all layers; the paper's layers have tables of their own.
     """
 
     learned = True
 
-    def __init__(self, head_dim: int, max_distance: int = 16, values: bool = True):
+    def __init__(self, head_dim: int, max_distance: int = 16, values: bool = True, shared: bool = False):
         super().__init__()
         sizes("Shaw", head_dim=head_dim, max_distance=max_distance)
-        self.head_dim, self.max_distance, self.values = head_dim, max_distance, values
+        self.head_dim, self.max_distance, self.values, self.shared = head_dim, max_distance, values, shared
         rows = 2 * max_distance + 1
         self.key_table = nn.Parameter(torch.empty(rows, head_dim))
         self.value_table = nn.Parameter(torch.empty(rows, head_dim)) if values else None
@@ -37,3 +39,67 @@ class Shaw(Encoding):
 
         values = None if self.value_table is None else look(self.value_table)
         return (OffsetVectors(look(self.key_table), values),)
+
+
+@register("transformer_xl")
+class TransformerXL(Encoding):
+    """score(i, j) = scale [(q_i + u) . k_j + (q_i + v) . W R(i - j)],  R(d) = [sin(d f) | cos(d f)]  (Dai et al. 2019).
+
+    f_k = 10000^(-2k/dim), k = 0 .. dim/2 - 1: all sines, then all cosines. Learned: u and v [num_heads, head_dim], N(0, 0.02^2)
+    at first, and W = project, from dim to head_dim for each head, without bias. Offsets are clipped to clamp_length, if one
+    is given; keys in the future have negative offsets (XLNet). shared: one module serves all layers; in the authors' code u
+    and v serve all, and each layer has a W of its own.
+    """
+
+    learned = True
+
+    def __init__(self, num_heads: int, head_dim: int, dim: int, clamp_length: int | None = None, shared: bool = False):
+        super().__init__()
+        sizes("TransformerXL", num_heads=num_heads, head_dim=head_dim, dim=dim)
+        if clamp_length is not None:
+            sizes("TransformerXL", clamp_length=clamp_length)
+        if dim % 2:
+            raise ValueError(f"TransformerXL: expected an even dim, for as many sines as cosines, got {dim}")
+        self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim
+        self.clamp_length, self.shared = clamp_length, shared
+        self.u, self.v = (nn.Parameter(torch.empty(num_heads, head_dim)) for _ in range(2))
+        self.project = nn.Linear(dim, num_heads * head_dim, bias=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.u, std=0.02)
+        nn.init.normal_(self.v, std=0.02)
+
+    def queries(self, q: Tensor, prepared: None) -> Tensor:
+        if q.shape[1:2] != (self.num_heads,):
+            raise ValueError(
+                f"TransformerXL: expected q [B, {self.num_heads}, L, {self.head_dim}], got {list(q.shape)}"
+            )
+        return (q + self.u[:, None]).to(q.dtype)
+
+    def sinusoid(self, offset: Tensor) -> Tensor:
+        """R at offsets [...] -> [..., dim], float64 where the device has it."""
+        k = torch.arange(self.dim // 2, dtype=wide(offset.device), device=offset.device)
+        if self.clamp_length is not None:
+            offset = offset.clamp(-self.clamp_length, self.clamp_length)
+        angles = offset[..., None] * 10_000.0 ** (-2 * k / self.dim)
+        return torch.cat([angles.sin(), angles.cos()], -1)
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        dtype = torch.promote_types(self.u.dtype, torch.float32)
+
+        def vectors(offset: Tensor) -> Tensor:
+            with torch.autocast(offset.device.type, enabled=False):
+                projected = F.linear(self.sinusoid(offset).to(dtype), self.project.weight.to(dtype))
+            return projected.unflatten(-1, (self.num_heads, self.head_dim)).movedim(-2, 0)
+
+        def at(offset: Tensor) -> Tensor:
+            """offset [...] -> [heads, ..., head_dim], each offset once where many pairs of tokens share it."""
+            if torch.compiler.is_compiling():
+                return vectors(offset)
+            low, high = (int(end) for end in offset.aminmax())
+            if high - low >= offset.numel():
+                return vectors(offset)
+            return vectors(torch.arange(low, high + 1, device=offset.device))[:, offset - low]
+
+        return (OffsetVectors(at, shift=(self.v.to(dtype) - self.u.to(dtype))[:, None]),)

@@ -1,35 +1,21 @@
 """Position by rotation: queries and keys turn with their place, so their product knows the offset alone."""
 
-from typing import NamedTuple
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from longitude.positions.base import Encoding, positive, register, require_positions, sizes, wide
-
-
-class Frequencies(NamedTuple):
-    """inverse [rotary_dim/2]: radians per position, float64. attention_factor: multiplies cos and sin."""
-
-    inverse: Tensor
-    attention_factor: float
-
-
-def rope_frequencies(
-    head_dim: int, base: float = 10_000.0, rotary_dim: int | None = None, device: torch.device | None = None
-) -> Frequencies:
-    """theta_k = base^(-2k/rotary_dim), k = 0 .. rotary_dim/2 - 1  (Su et al. 2021, section 3.2.2)."""
-    rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    sizes("rope", head_dim=head_dim, rotary_dim=rotary_dim)
-    positive("rope", base=base)
-    if rotary_dim % 2 or rotary_dim > head_dim:
-        raise ValueError(f"rope: expected an even rotary_dim of at most head_dim={head_dim}, got {rotary_dim}")
-    pair = torch.arange(0, rotary_dim, 2, device=device, dtype=wide(device or torch.device("cpu")))
-    return Frequencies(base ** (-pair / rotary_dim), 1.0)
+from longitude.positions.frequencies import Frequencies
+from longitude.positions.scaling import from_dict, rope_frequencies
 
 
 class Turn(NamedTuple):
-    """cos and sin of position * frequency, [L, rotary_dim/2] or [B, 1, L, rotary_dim/2]: one table for all heads."""
+    """cos and sin of the angle of each pair, [L, pairs] or [B, 1, L, pairs]: one table for all heads."""
 
     cos: Tensor
     sin: Tensor
@@ -45,14 +31,19 @@ class Rotary(Encoding):
 
     layout, required, because checkpoints of both kinds exist and differ: "interleaved" turns neighbours (2k, 2k+1), as in
     the paper, GPT-J and DeepSeek; "half" turns (k, k + rotary_dim/2), as in GPT-NeoX and Llama. rotary_dim: only the first
-    rotary_dim dimensions turn (default: all). angle_dtype "float64" makes angles in float64 where the device has it;
-    "float32" repeats the rounding of most ports.
+    rotary_dim dimensions turn (default: all). proportion: only this part of the pairs turns, the fastest; the others have
+    theta = 0 (p-RoPE, Barbero et al. 2024). scaling: a scheme of lg.scaling or its dict, which makes theta reach further;
+    its attention_factor multiplies cos and sin, its softmax_factor is for the model's scale. angle_dtype: "float64" makes
+    angles in float64 where the device has it; "float32" repeats the rounding of most ports, without scaling to the bit.
 
     Errors: ValueError for an odd or too large rotary_dim, an unknown layout, positions that are negative or no integers.
     """
 
     shared = True
     model_defaults = {"layout": "interleaved"}  # one complex product; q.k is the same in both layouts when trained so
+    known_as: str = "rope"
+    axis_of_pair: Sequence[int] = ()
+    """With several axes: the one that each pair reads."""
 
     def __init__(
         self,
@@ -60,27 +51,46 @@ class Rotary(Encoding):
         layout: str,
         base: float = 10_000.0,
         rotary_dim: int | None = None,
+        scaling: Any = None,
+        proportion: float = 1.0,
         angle_dtype: str = "float64",
     ):
         super().__init__()
         if layout not in ("half", "interleaved"):
             raise ValueError(
-                f"rope: expected layout 'half' (GPT-NeoX, Llama) or 'interleaved' (paper, GPT-J), got {layout!r}"
+                f"{self.known_as}: expected layout 'half' (GPT-NeoX, Llama) or 'interleaved' (paper, GPT-J), got {layout!r}"
             )
         if angle_dtype not in ("float64", "float32"):
-            raise ValueError(f"rope: expected angle_dtype 'float64' or 'float32', got {angle_dtype!r}")
-        rope_frequencies(head_dim, base, rotary_dim)  # validates
+            raise ValueError(f"{self.known_as}: expected angle_dtype 'float64' or 'float32', got {angle_dtype!r}")
         self.head_dim, self.layout, self.base, self.angle_dtype = head_dim, layout, base, angle_dtype
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
+        self.scaling, self.proportion = from_dict(scaling), proportion
+        self.softmax_factor = self.frequencies().softmax_factor  # validates, too
+        self.stable_keys = self.relative = self.length_at(0, 0) is None
+
+    def length_at(self, query: Any, newest: Any) -> Any:
+        return None if self.scaling is None else self.scaling.length_at(query, newest)
+
+    def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
+        """theta of each pair, and the two factors."""
+        found = rope_frequencies(
+            self.head_dim, self.base, self.scaling, self.rotary_dim, length, self.proportion, device
+        )
+        if self.angle_dtype == "float32" and self.scaling is None:  # sign: theta stays 0 where it is 0
+            found = found._replace(inverse=found.inverse.sign() * ported(self.rotary_dim, self.base, device))
+        return found
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Turn:
-        """positions [L] or [B, L] -> cos and sin, float32 or wider."""
-        require_positions(positions, who="rope")
+        """positions [L] or [B, L], with several axes [L, axes] or [B, L, axes] too -> cos and sin, float32 or wider."""
+        require_positions(positions, who=self.known_as)
         # Numbers, not buffers: nothing to save, to move, or to round with the model.
-        inverse, factor = rope_frequencies(self.head_dim, self.base, self.rotary_dim, positions.device)
-        angle_dtype = getattr(torch, self.angle_dtype) if positions.device.type != "mps" else torch.float32
+        theta, factor, _ = self.frequencies(length, positions.device)
+        place = by_axis(positions, self.axes, self.known_as)
+        if place.shape[-1] > 1:
+            place = place[..., torch.tensor(self.axis_of_pair, device=place.device)]
+        exact = torch.float32 if self.angle_dtype == "float32" else wide(place.device)
         # Elementwise: a matrix product may round to TF32.
-        angles = positions[..., None].to(angle_dtype) * inverse.to(angle_dtype)
+        angles = place.to(exact) * theta.to(exact)
         if angles.dim() == 3:
             angles = angles[:, None]
         dtype = torch.promote_types(dtype, torch.float32)
@@ -88,7 +98,7 @@ class Rotary(Encoding):
 
     def queries(self, q: Tensor, prepared: Turn) -> Tensor:
         if q.shape[-1] != self.head_dim:
-            raise ValueError(f"rope: expected [B, H, L, {self.head_dim}], got {list(q.shape)}")
+            raise ValueError(f"{self.known_as}: expected [B, H, L, {self.head_dim}], got {list(q.shape)}")
         if self.rotary_dim == self.head_dim:
             return self.turned(q, prepared)
         return torch.cat([self.turned(q[..., : self.rotary_dim], prepared), q[..., self.rotary_dim :]], -1)
@@ -108,6 +118,191 @@ class Rotary(Encoding):
             return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
         pairs = torch.view_as_complex(even(wider).unflatten(-1, (-1, 2)))
         return torch.view_as_real(pairs * torch.complex(cos, sin).to(pairs.dtype)).flatten(-2).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", scaling={self.scaling!r}" if self.scaling is not None else "")
+
+
+@register("axial_rope")
+class AxialRotary(Rotary):
+    """RoPE along each coordinate of a grid, with its own equal part of the pairs  (axial RoPE, as in Qwen2-VL's vision
+    tower; Wang et al. 2024):
+
+        angles = [p_1 phi | p_2 phi | ...],    phi_k = base^(-2k/d),  k = 0 .. d/2 - 1,  d = head_dim/axes
+
+    so that q_i . k_j depends on the offsets along all axes. Positions: [L, axes] or [B, L, axes]; [L] or [B, L] stand for
+    the same number on every axis. layout, angle_dtype: as for Rotary; pairs count through all axes.
+
+    Errors: ValueError for a head_dim that 2 axes do not divide, for positions of another number of axes.
+    """
+
+    known_as = "axial_rope"
+
+    def __init__(self, head_dim: int, layout: str, axes: int = 2, base: float = 10_000.0, angle_dtype: str = "float64"):
+        sizes("axial_rope", head_dim=head_dim, axes=axes)
+        if head_dim % (2 * axes):
+            raise ValueError(
+                f"axial_rope: expected head_dim to be a multiple of {2 * axes}, pairs for each of {axes} axes, got {head_dim}"
+            )
+        super().__init__(head_dim, layout, base, angle_dtype=angle_dtype)
+        self.axes = axes
+        self.axis_of_pair = [axis for axis in range(axes) for _ in range(head_dim // axes // 2)]
+
+    def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
+        along = self.head_dim // self.axes
+        if self.angle_dtype == "float32":
+            phi = ported(along, self.base, device)
+        else:
+            phi = rope_frequencies(along, self.base, device=device).inverse
+        return Frequencies(phi.repeat(self.axes), 1.0, 1.0)
+
+
+@register("mrope")
+class MultimodalRotary(Rotary):
+    """RoPE whose pairs read one of three coordinates, time, height and width  (M-RoPE, Wang et al. 2024, Qwen2-VL):
+
+        pair k turns by p_axis(k) theta_k,    theta_k = base^(-2k/rotary_dim)
+
+    Text has three equal coordinates, [L] or [B, L], and turns as by rope; for positions [L, 3] or [B, L, 3] of text with
+    images and videos see multimodal_positions. Causality follows the order of tokens, not their coordinates.
+
+    arrangement: "contiguous", the first pairs read time, the next height, the last width, as in Qwen2-VL; "interleaved",
+    pairs read time, height, width, time, ... and the slowest time alone, as in Qwen3-VL. sections: the number of pairs for
+    time, height and width; default: Qwen2-VL's 16:24:24 contiguous, Qwen3-VL's 24:20:20 interleaved, time taking what
+    division leaves. The other options are those of Rotary.
+
+    Errors: ValueError for sections that are not three, do not sum to the pairs, or cannot interleave; for positions of
+    another number of axes.
+    """
+
+    known_as = "mrope"
+    axes = 3
+
+    def __init__(
+        self,
+        head_dim: int,
+        layout: str,
+        base: float = 10_000.0,
+        sections: Sequence[int] | None = None,
+        arrangement: str = "contiguous",
+        rotary_dim: int | None = None,
+        scaling: Any = None,
+        angle_dtype: str = "float64",
+    ):
+        super().__init__(head_dim, layout, base, rotary_dim, scaling, angle_dtype=angle_dtype)
+        pairs = self.rotary_dim // 2
+        if arrangement not in ("contiguous", "interleaved"):
+            raise ValueError(f"mrope: expected arrangement 'contiguous' or 'interleaved', got {arrangement!r}")
+        if sections is None:
+            side = pairs * 3 // 8 if arrangement == "contiguous" else pairs * 5 // 16
+            sections = (pairs - 2 * side, side, side)
+        if len(sections) != 3 or any(type(n) is not int or n < 0 for n in sections) or sum(sections) != pairs:
+            raise ValueError(
+                f"mrope: expected sections of pairs for time, height and width that sum to rotary_dim/2 = {pairs}, got "
+                f"{sections!r}"
+            )
+        self.sections, self.arrangement = tuple(sections), arrangement
+        if arrangement == "contiguous":
+            self.axis_of_pair = [axis for axis in range(3) for _ in range(sections[axis])]
+        else:
+            self.axis_of_pair = [k % 3 if k < 3 * sections[k % 3] else 0 for k in range(pairs)]
+        counts = tuple(self.axis_of_pair.count(axis) for axis in range(3))
+        if counts != self.sections:
+            raise ValueError(
+                f"mrope: expected sections that interleave, got {sections!r}; {pairs} pairs in turn read {counts}: say that, "
+                "or arrangement='contiguous'"
+            )
+
+
+class ScaledTurn(NamedTuple):
+    """The turns of queries and of keys, each times its magnitude."""
+
+    queries: Turn
+    keys: Turn
+
+
+@register("xpos")
+class XPos(Encoding):
+    """Rotation whose scores fall with the distance, slow pairs slower  (xPos, Sun et al. 2022): between query position n and
+    key position m, pair k of rope's score is multiplied by
+
+        zeta_k^((n - m)/scale_base),    zeta_k = (2k/head_dim + gamma)/(1 + gamma)
+
+    as a query's zeta^((n - c)/scale_base) times a key's zeta^((c - m)/scale_base). Any centre c gives the same products,
+    but the numbers grow without bound away from it. So each block of query positions has its own, in its middle, where a
+    query's magnitude is at most 16; keys are kept as they are and turned anew for each block. Keys after a block, which no
+    query in it may see, take the magnitude of its end. Without a length, as in rotate_queries, the centre is position 0.
+
+    Causal only: beyond the query, scores would grow with the distance. layout, base: as for Rotary.
+
+    Errors: those of Rotary; ValueError for a scale_base or gamma that is not above 0, and, where no length is given, for
+    positions so far from 0 that the magnitudes do not fit the dtype.
+    """
+
+    causal_only = True
+    shared = True
+    stable_keys = False
+    model_defaults = Rotary.model_defaults
+
+    def __init__(self, head_dim: int, layout: str, base: float = 10_000.0, scale_base: float = 512, gamma: float = 0.4):
+        super().__init__()
+        self.rope = Rotary(head_dim, layout, base)
+        self.rope.known_as = "xpos"
+        positive("xpos", scale_base=scale_base, gamma=gamma)
+        self.head_dim, self.layout, self.base, self.scale_base, self.gamma = head_dim, layout, base, scale_base, gamma
+        self.half_block = max(1, self.distance_to(16))
+
+    def distance_to(self, fall: float) -> int:
+        """Over how many positions the fastest pair, zeta_0, falls to no less than 1/fall. zeta_0 may be all but 1."""
+        return int(min(2**40, math.log(fall) * self.scale_base / math.log1p(1 / self.gamma)))
+
+    def length_at(self, query: Any, newest: Any) -> Any:
+        """The end of the query's block."""
+        return (query // (2 * self.half_block) + 1) * (2 * self.half_block)
+
+    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> ScaledTurn:
+        """positions [L] or [B, L], length: the end of a block -> turns of queries and keys, float32 or wider."""
+        exact = wide(positions.device)
+        turn = self.rope.prepare(positions, None, exact)
+        place = positions.reshape(*turn.cos.shape[:-1], 1)
+        to_query, to_key = place, place
+        if length is None:
+            reach = self.distance_to(math.sqrt(torch.finfo(dtype).max))
+            require_positions(positions, reach, who=f"xpos without a length, in {dtype}")
+        else:
+            place = place - (length - self.half_block)
+            to_query, to_key = place.clamp(min=-self.half_block), place.clamp(max=self.half_block)
+        pair = torch.arange(0, self.head_dim, 2, dtype=exact, device=positions.device)
+        fall = (pair / self.head_dim + self.gamma).log() - math.log1p(self.gamma)  # log zeta
+        dtype = torch.promote_types(dtype, torch.float32)
+
+        def times(magnitude: Tensor) -> Turn:
+            return Turn((turn.cos * magnitude).to(dtype), (turn.sin * magnitude).to(dtype))
+
+        return ScaledTurn(
+            times((to_query.to(exact) / self.scale_base * fall).exp()),
+            times((-to_key.to(exact) / self.scale_base * fall).exp()),
+        )
+
+    def queries(self, q: Tensor, prepared: ScaledTurn) -> Tensor:
+        return self.rope.queries(q, prepared.queries)
+
+    def keys(self, k: Tensor, prepared: ScaledTurn) -> Tensor:
+        return self.rope.queries(k, prepared.keys)
+
+
+def ported(rotary_dim: int, base: float, device: torch.device | None) -> Tensor:
+    """theta in float32, with the roundings of 1 / base^(2k/rotary_dim) on a CPU: those of most ports."""
+    return (1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)).to(device)
+
+
+def by_axis(positions: Tensor, axes: int, who: str) -> Tensor:
+    """[L] or [B, L] -> [..., 1], the same number on every axis; [L, axes], [B, L, axes] and [B, L, 1] stay."""
+    if positions.dim() == 1 or positions.dim() == 2 and (axes == 1 or positions.shape[1] != axes):
+        return positions[..., None]
+    if positions.dim() == 2 or positions.dim() == 3 and positions.shape[2] in (1, axes):
+        return positions
+    raise ValueError(f"{who}: expected positions [L], [B, L] or [B, L, {axes}], got {list(positions.shape)}")
 
 
 def even(x: Tensor) -> Tensor:

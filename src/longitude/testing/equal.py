@@ -7,9 +7,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from longitude.attention.backends import BACKENDS, refuses
+from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal, Documents, Mask, NoMask, Padding, Window
-from longitude.attention.operation import attend, request
+from longitude.attention.operation import attend, refusal, requests
 from longitude.positions.composed import compose
 from longitude.testing.toys import (
     SHAPES,
@@ -117,8 +117,8 @@ def _answer(encoding: torch.nn.Module, inputs: Named, mask: Mask, backend: str) 
 def _refusal(encoding: torch.nn.Module, inputs: Named, mask: Mask, backend: str) -> str | None:
     context = _context(encoding, inputs, mask)
     q, k, v = (inputs[name] for name in "qkv")
-    r = request(q, k, v, encoding, context, mask, None, None, None, 0.0, False)  # type: ignore[arg-type]
-    return refuses(BACKENDS[backend], r)
+    parts = requests(q, k, v, encoding, context, mask, None, None, None, 0.0, False)  # type: ignore[arg-type]
+    return refusal(BACKENDS[backend], [r for _, _, r in parts])
 
 
 def law_dropout(build: Example) -> str | None:
@@ -130,8 +130,8 @@ def law_dropout(build: Example) -> str | None:
         context = compose(encoding).context(x)[0]
         plain = attend(q, k, v, encoding=encoding, context=context, backend="reference")
         for name, backend in BACKENDS.items():
-            r = request(q, k, v, encoding, context, Causal(), None, None, None, p, False)
-            if refuses(backend, r) is not None:
+            parts = requests(q, k, v, encoding, context, Causal(), None, None, None, p, False)
+            if refusal(backend, [r for _, _, r in parts]) is not None:
                 continue
             torch.manual_seed(0)
             out = attend(q, k, v, encoding=encoding, context=context, dropout=p, backend=name)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.backends import BACKENDS, refuses
+from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal, NoMask
-from longitude.attention.operation import attend, request
+from longitude.attention.operation import attend, refusal, requests
 from longitude.positions.base import (
     Drift,
     Encoding,
@@ -144,7 +144,10 @@ def law_far_positions(build: Example) -> str | None:
 
     with torch.no_grad(), torch.autocast("cpu", half):
         for own, length in _lengths(low, positions):
-            tables, exactly = low.prepare(positions[own], length, half), exact.prepare(positions[own], length, torch.float64)
+            tables, exactly = (
+                low.prepare(positions[own], length, half),
+                exact.prepare(positions[own], length, torch.float64),
+            )
             for got, want in zip(tensors_in(tables), tensors_in(exactly), strict=True):
                 _wide("a table of prepare", got)
                 close("a table of prepare, under bfloat16", got, want, 1e-6)
@@ -219,8 +222,8 @@ def _attention_far_away(low: Encoding, exact: Encoding, positions: Tensor) -> No
             *(t.double() for t in (q, k, v)), encoding=exact, context=context_exact, **places, backend="reference"
         )
         for name, backend in BACKENDS.items():
-            r = request(q, k, v, low, context, Causal(), positions, positions, None, 0.0, False)
-            if refuses(backend, r) is None:
+            parts = requests(q, k, v, low, context, Causal(), positions, positions, None, 0.0, False)
+            if refusal(backend, [r for _, _, r in parts]) is None:
                 with torch.autocast("cpu", torch.bfloat16):
                     got = attend(q, k, v, encoding=low, context=context, **places, backend=name)
                 close(f"backend {name} in bfloat16 at positions up to {int(positions.max())}", got, want, 0.03)

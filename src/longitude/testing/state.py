@@ -181,7 +181,9 @@ def law_compile(build: Example) -> str | None:
     """Law 10. torch.compile(fullgraph=True) makes at most 2 graphs for 20 lengths, with the same output and gradients. No
     compiler is needed: the graphs run as they are."""
     if _walks(build()):
-        return "Transport: attention walks its tokens one by one, so each length is a graph"
+        return "Transport: attention walks its tokens chunk by chunk, so each length is a graph"
+    if _cut(build(), 42):
+        return "its tables follow the length, so each length is a call of its own"
     from torch._dynamo import reset
     from torch._dynamo.testing import CompileCounter
 
@@ -217,12 +219,19 @@ def law_export(build: Example) -> str | None:
     q, k, v, x = (t.float() for t in heads_and_tokens(7, 7))
     if encoding.terms(encoding.context(x)[0]):
         return "its terms are no part of plain attention"
+    if _cut(encoding, 500):
+        return "its tables follow the length, so each length is a call of its own"
     attention = _Attention(encoding)
     free = {2: torch.export.Dim("length", min=2, max=500)}
     exported = torch.export.export(attention, (q, k, v), dynamic_shapes=(free, free, free)).module()
     longer = [t.float() for t in heads_and_tokens(63, 63)[:3]]
     close("exported", exported(*longer), attention(*longer), 1e-5)
     return None
+
+
+def _cut(encoding: Encoding, length: int) -> bool:
+    """Whether the queries of one call may have tables of different lengths."""
+    return encoding.length_at(0, length - 1) != encoding.length_at(length - 1, length - 1)
 
 
 def _walks(encoding: Encoding) -> bool:

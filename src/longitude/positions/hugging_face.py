@@ -1,0 +1,274 @@
+"""Rotary options of Hugging Face configs, read and written: rope_parameters (transformers 5) and rope_scaling (before)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from longitude.errors import unknown
+from longitude.positions.base import positive
+from longitude.positions.frequencies import Scaling
+from longitude.positions.scaling import (
+    NTK,
+    BaseChange,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    NTKByParts,
+    YaRN,
+    ntk_base,
+)
+
+
+class Rope(NamedTuple):
+    """What a config says about one kind of layers. sections: pairs per axis (mrope), interleaved or one after the other."""
+
+    base: float
+    scaling: Scaling | None = None
+    partial_rotary_factor: float = 1.0
+    proportion: float = 1.0
+    sections: tuple[int, ...] | None = None
+    interleaved: bool = False
+
+    def rotary_dim(self, head_dim: int) -> int:
+        """int(head_dim partial_rotary_factor), which must be even: ports disagree on what an odd one means."""
+        dim = int(head_dim * self.partial_rotary_factor)
+        if dim % 2:
+            share = f"head_dim={head_dim} times partial_rotary_factor={self.partial_rotary_factor}"
+            raise ValueError(f"rope: expected {share} to be even, got {dim}")
+        return dim
+
+    def options(self, head_dim: int) -> dict[str, Any]:
+        """For Rotary(head_dim, layout, **options) and rope_frequencies(head_dim, **options)."""
+        shared = {"base": self.base, "scaling": self.scaling, "proportion": self.proportion}
+        return shared | {"rotary_dim": self.rotary_dim(head_dim)}
+
+
+LAYERS = Mapping[str, Rope | None]
+
+ORIGINAL = "original_max_position_embeddings"
+COMMON = ("rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+OLD_TYPES = {"su": "longrope", "mrope": "default"}  # names that early checkpoints use
+
+# type -> its scheme; the keys it must have, and may have, as {their name: ours}
+TYPES: dict[str, tuple[type[Scaling] | None, dict[str, str], dict[str, str]]] = {
+    "default": (None, {}, {}),
+    "linear": (Linear, {"factor": "factor"}, {}),
+    "proportional": (Linear, {}, {"factor": "factor"}),
+    "dynamic": (DynamicNTK, {"factor": "factor"}, {}),
+    "yarn": (
+        YaRN,
+        {},
+        {ORIGINAL: "original_max_length"}
+        | {k: k for k in "factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate".split()},
+    ),
+    "longrope": (
+        LongRoPE,
+        {"short_factor": "short_factor", "long_factor": "long_factor"},
+        {ORIGINAL: "original_max_length", "factor": "factor", "attention_factor": "attention_factor"},
+    ),
+    "llama3": (
+        Llama3,
+        {k: k for k in "factor low_freq_factor high_freq_factor".split()},
+        {ORIGINAL: "original_max_length"},
+    ),
+}
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+def from_hugging_face(
+    config: Mapping[str, Any] | Any, follow: str | None = None, max_length: int | None = None
+) -> Rope | dict[str, Rope | None]:
+    """A config, as a mapping or an object with to_dict(), -> its Rope, or one per layer type (None: layers that do not turn).
+
+    As transformers reads them: yarn, longrope and llama3 without an original length take max_position_embeddings for it, and
+    a config's own original_max_position_embeddings comes before that of flat parameters; yarn and longrope without a factor take
+    max_position_embeddings / original length; dynamic's original length is max_position_embeddings. dynamic and longrope
+    follow the sequence there, and here unless `follow` says otherwise; max_length is the length that they declare, for
+    longrope max_position_embeddings by default. Some models ignore partial_rotary_factor (Llama): that is theirs to know.
+
+    Errors: ValueError for a missing base (never 10000 by default), an unknown type or key, a key of another type."""
+    config = config if isinstance(config, Mapping) else config.to_dict()
+    config = {key: value for key, value in config.items() if value is not None}
+    old, new = config.get("rope_scaling"), config.get("rope_parameters")
+    if old and new and old != new:
+        raise ValueError(
+            f"expected rope_parameters or rope_scaling, got both: {new!r} and {old!r}; remove the wrong one"
+        )
+    parameters = new or old or {}
+    base = next((config[k] for k in ("rope_theta", "rotary_emb_base", "global_rope_theta") if k in config), None)
+    local = next((config[k] for k in ("rope_local_base_freq", "local_rope_theta") if k in config), None)
+    partial = next((config[k] for k in ("partial_rotary_factor", "rotary_pct") if k in config), 1.0)
+    outside = {"rope_theta": base, "partial_rotary_factor": partial}
+
+    def read(parameters: Mapping[str, Any], config: Mapping[str, Any] = config, **outside: Any) -> Rope:
+        given = {key: value for key, value in parameters.items() if value is not None}
+        if "max_position_embeddings" in given and given["max_position_embeddings"] == config.get(
+            "max_position_embeddings"
+        ):
+            del given["max_position_embeddings"]  # a copy
+        given = {key: value for key, value in outside.items() if value is not None} | given
+        return rope_of(given, config, follow, max_length)
+
+    if any(isinstance(value, Mapping) for value in parameters.values()):
+        for layer, inner in parameters.items():
+            if inner is not None and not isinstance(inner, Mapping):
+                raise ValueError(f"expected a mapping for each layer type, got {layer}={inner!r} beside them")
+        inside = {key: value for key, value in config.items() if key != ORIGINAL}  # of flat parameters only
+        return {layer: None if inner is None else read(inner, inside, **outside) for layer, inner in parameters.items()}
+    if local is not None:  # Gemma 3 and ModernBERT before transformers 5: scaling is for full attention
+        sliding = read({}, **outside | {"rope_theta": local})
+        return {"full_attention": read(parameters, **outside), "sliding_attention": sliding}
+    return read(parameters, **outside)
+
+
+def rope_of(given: dict[str, Any], config: Mapping[str, Any], follow: str | None, max_length: int | None) -> Rope:
+    """One flat dict of rope parameters -> Rope."""
+    old = given.pop("type", "default")
+    kind = given.pop("rope_type", old)
+    kind = OLD_TYPES.get(kind, kind)
+    if kind not in TYPES:
+        raise unknown("rope_type", kind, TYPES, f"all: {', '.join(TYPES)}.")
+    if "rope_theta" not in given:
+        raise ValueError(
+            "expected rope_theta, the base of the frequencies, got none; it is never assumed. A config of text and images "
+            "has it in its text_config"
+        )
+    _, needed, optional = TYPES[kind]
+    names = needed | optional
+    for key in given:
+        if key not in names and key not in COMMON:
+            raise unknown(
+                f"key of rope_type {kind!r}", key, [*names, *COMMON], f"its keys: {', '.join([*names, *COMMON])}."
+            )
+    if missing := [key for key in needed if key not in given]:
+        raise ValueError(f"rope_type {kind!r}: expected {', '.join(missing)}, got {sorted(given)}")
+    share, proportional = given["partial_rotary_factor"], kind == "proportional"
+    positive("rope", base=given["rope_theta"])
+    if not isinstance(share, int | float) or not 0 <= share <= 1 or (share == 0 and not proportional):
+        raise ValueError(f"rope_type {kind!r}: expected partial_rotary_factor above 0 and at most 1, got {share!r}")
+    sections = given.get("mrope_section")
+    return Rope(
+        given["rope_theta"],
+        scaling_of(
+            kind, {names[key]: value for key, value in given.items() if key in names}, config, follow, max_length
+        ),
+        1.0 if proportional else share,
+        share if proportional else 1.0,
+        sections and tuple(sections),
+        given.get("mrope_interleaved", False),
+    )
+
+
+def scaling_of(
+    kind: str, options: dict[str, Any], config: Mapping[str, Any], follow: str | None, max_length: int | None
+) -> Scaling | None:
+    """The scheme of a type, with the lengths that stand outside its dict."""
+    scheme = TYPES[kind][0]
+    if scheme is None or (kind == "proportional" and options.get("factor", 1.0) == 1):
+        return None
+    declared = config.get("max_position_embeddings")
+    if kind in ("yarn", "longrope", "llama3") and ORIGINAL in config:
+        options["original_max_length"] = config[ORIGINAL]
+    if kind == "yarn" and "factor" not in options:
+        if declared is None or "original_max_length" not in options:
+            raise ValueError(
+                f"rope_type 'yarn': expected factor, or {ORIGINAL} and max_position_embeddings, got {options}"
+            )
+        options["factor"] = declared / options["original_max_length"]
+    if kind in ("yarn", "longrope", "llama3", "dynamic") and "original_max_length" not in options:
+        if declared is None:
+            raise ValueError(f"rope_type {kind!r}: expected {ORIGINAL} or max_position_embeddings, got neither")
+        options["original_max_length"] = declared
+    if kind == "longrope" and declared is not None:
+        options.setdefault("factor", max(1.0, declared / options["original_max_length"]))
+        max_length = max_length or (declared if follow == "declared" else None)
+    if kind in ("longrope", "dynamic"):
+        options |= {"follow": follow or "sequence", "max_length": max_length}
+    return scheme(**options)
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+def to_hugging_face(rope: Rope | LAYERS, head_dim: int | None = None, style: str = "rope_parameters") -> dict[str, Any]:
+    """A Rope, or one per layer type, -> the entries of a config that say the same, for config.update(...).
+
+    style: "rope_parameters" (transformers 5), or "rope_scaling" beside rope_theta, which knows no layer types. What follows
+    the length follows the whole sequence in transformers, whatever `follow` is; max_position_embeddings is among the entries
+    where tables depend on it (dynamic, longrope). NTK has no type of its own: it becomes "default" with the larger
+    rope_theta, which needs head_dim; BaseChange likewise. NTKByParts becomes "yarn" with attention_factor 1, and with the
+    paper's ramp "llama3", the same formula; YaRN with the paper's ramp, and p-RoPE with a scaling other than Linear, have
+    no type: ValueError."""
+    if style not in ("rope_parameters", "rope_scaling"):
+        raise ValueError(f"expected style 'rope_parameters' or 'rope_scaling', got {style!r}")
+    if not isinstance(rope, Rope):
+        if style == "rope_scaling":
+            raise ValueError(
+                "expected one Rope for style 'rope_scaling', got one per layer type; use 'rope_parameters'"
+            )
+        both = {layer: (None, {}) if one is None else entries(one, head_dim) for layer, one in rope.items()}
+        outside: dict[str, Any] = {}
+        for layer, (_, more) in both.items():
+            if clash := [key for key in more if outside.get(key, more[key]) != more[key]]:
+                raise ValueError(f"expected the same {clash[0]} for all layer types, got another for {layer!r}")
+            outside |= more
+        return {"rope_parameters": {layer: inner for layer, (inner, _) in both.items()}} | outside
+    inner, outside = entries(rope, head_dim)
+    if style == "rope_parameters":
+        return {"rope_parameters": inner} | outside
+    outside |= {key: inner.pop(key) for key in ("rope_theta", "partial_rotary_factor") if key in inner}
+    if inner["rope_type"] == "longrope":  # where transformers 4 looks for it
+        outside[ORIGINAL] = inner[ORIGINAL]
+    return {"rope_scaling": None if inner == {"rope_type": "default"} else inner} | outside
+
+
+def entries(rope: Rope, head_dim: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A Rope -> its rope parameters, and what the config says outside of them."""
+    kind, base, scaling = type_of(rope, head_dim)
+    inner: dict[str, Any] = {"rope_type": kind, "rope_theta": base}
+    if kind == "proportional":
+        inner["partial_rotary_factor"] = rope.proportion
+    elif rope.partial_rotary_factor != 1:
+        inner["partial_rotary_factor"] = rope.partial_rotary_factor
+    if rope.sections is not None:
+        inner |= {"mrope_section": list(rope.sections)} | ({"mrope_interleaved": True} if rope.interleaved else {})
+    if scaling is None:
+        return inner, {}
+    ours, (_, needed, optional) = scaling.as_dict(), TYPES[kind]
+    inner |= {key: ours[name] for key, name in (needed | optional).items() if ours[name] is not None}
+    if isinstance(scaling, DynamicNTK):
+        return inner, {"max_position_embeddings": scaling.original_max_length}
+    if isinstance(scaling, LongRoPE) and scaling.max_length is not None:
+        return inner, {"max_position_embeddings": scaling.max_length}
+    return inner, {}
+
+
+def type_of(rope: Rope, head_dim: int | None) -> tuple[str, float, Scaling | None]:
+    """(rope_type, rope_theta, scheme of that type)."""
+    if rope.proportion != 1:
+        if rope.partial_rotary_factor != 1 or not isinstance(rope.scaling, Linear | None):
+            raise ValueError(f"expected p-RoPE alone or with Linear scaling, got {rope}; no rope_type says this")
+        return "proportional", rope.base, rope.scaling
+    match rope.scaling:
+        case None:
+            return "default", rope.base, None
+        case BaseChange(base=base):
+            return "default", base, None
+        case NTK():
+            if head_dim is None:
+                raise ValueError("NTK: expected head_dim, on which the exported rope_theta depends, got None")
+            return "default", ntk_base("ntk", rope.base, rope.scaling.factor, rope.rotary_dim(head_dim)), None
+        case YaRN(ramp="dimensions"):
+            return "yarn", rope.base, rope.scaling
+        case NTKByParts(ramp="rotations", factor=s, original_max_length=original) as parts if not isinstance(
+            parts, YaRN
+        ):
+            return "llama3", rope.base, Llama3(s, original, parts.beta_slow, parts.beta_fast)
+        case NTKByParts(ramp="dimensions") as parts:
+            options = {name: value for name, value in parts.as_dict().items() if name != "name"}
+            return "yarn", rope.base, YaRN(**options, attention_factor=1.0)
+        case scaling:
+            for kind, (scheme, _, _) in TYPES.items():
+                if type(scaling) is scheme and scheme is not YaRN:
+                    return kind, rope.base, scaling
+    raise ValueError(f"expected a scaling that a rope_type exists for, got {rope.scaling}; the published ramp has one")

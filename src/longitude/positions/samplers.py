@@ -1,0 +1,102 @@
+"""Where training positions come from: small rules that a training loop calls for each batch.
+
+A model trained at one length may learn positions of a longer range, when the tokens of a window are given positions with gaps.
+Order and causality stay as they are; only positions change, for any encoding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.errors import unknown
+from longitude.positions.base import options_of, sizes
+
+
+@dataclass(frozen=True)
+class Contiguous:
+    """p = 0, 1, .., length-1 in each row: the ordinary positions."""
+
+    def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        """-> int64 [batch, length], on the device of the generator, from which nothing is drawn."""
+        sizes("Contiguous", batch=batch, length=length)
+        return torch.arange(length, device=generator.device).repeat(batch, 1)
+
+
+@dataclass(frozen=True)
+class Randomized:
+    """p = a random subset of 0 .. max_length-1, sorted; any is as likely as any other; new in each row  (Ruoss et al. 2023)."""
+
+    max_length: int
+
+    def __post_init__(self) -> None:
+        sizes("Randomized", max_length=self.max_length)
+
+    def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        """-> int64 [batch, length], on the device of the generator."""
+        _fits("Randomized", batch, length, self.max_length)
+        return _subset(batch, self.max_length, length, generator)
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """The window is cut into `chunks` runs, and each run after the first is moved on by a skip  (PoSE: Zhu et al. 2024).
+
+    p = t + u_c for token t of run c. The first run starts at 0 (u_0 = 0), as in the authors' revised code; u_c is uniform in
+    u_(c-1) .. max_length - length, so all fit. Cuts are anywhere between tokens, any set of them as likely as any other.
+    (The authors cut their two runs in the first half of the window only, so that the second run is the longer one.)
+    """
+
+    max_length: int
+    chunks: int = 2
+
+    def __post_init__(self) -> None:
+        sizes("Skipped", max_length=self.max_length, chunks=self.chunks)
+
+    def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
+        """-> int64 [batch, length], on the device of the generator."""
+        _fits("Skipped", batch, length, self.max_length)
+        if self.chunks > length:
+            raise ValueError(f"Skipped: expected length of at least chunks={self.chunks}, a token each, got {length}")
+        positions = Contiguous()(batch, length, generator)
+        cuts = _subset(batch, length - 1, self.chunks - 1, generator) + 1  # a run begins at each
+        skip, longest = positions.new_zeros(batch), self.max_length - length
+        tokens = positions.clone()
+        for cut in cuts.unbind(1):
+            share = torch.rand(batch, generator=generator, dtype=torch.float64, device=generator.device)
+            more = (share * (longest - skip + 1)).long()  # uniform in 0 .. longest - skip
+            skip = skip + more
+            positions = positions + more[:, None] * (tokens >= cut[:, None])
+        return positions
+
+
+SAMPLERS = {"contiguous": Contiguous, "randomized": Randomized, "skipped": Skipped}
+Sampler = Contiguous | Randomized | Skipped
+
+
+def sampler(name: str, **options: Any) -> Sampler:
+    """Build a sampler by name: sampler("randomized", max_length=2048)."""
+    if name not in SAMPLERS:
+        raise unknown("sampler", name, SAMPLERS, f"samplers: {', '.join(SAMPLERS)}.")
+    known = options_of(SAMPLERS[name])
+    for option in options:
+        if option not in known:
+            raise unknown(f"option of {name!r}", option, known, f"its options: {', '.join(known) or 'none'}.")
+    if "max_length" in known and "max_length" not in options:
+        raise ValueError(f"{name!r} needs the option 'max_length': sampler({name!r}, max_length=...)")
+    return SAMPLERS[name](**options)
+
+
+def _fits(who: str, batch: int, length: int, max_length: int) -> None:
+    sizes(who, batch=batch, length=length)
+    if length > max_length:
+        raise ValueError(f"{who}: expected length of at most max_length={max_length}, got {length}; raise max_length")
+
+
+def _subset(batch: int, of: int, size: int, generator: torch.Generator) -> Tensor:
+    """So many of 0 .. of-1, sorted, in each row: the places of the largest of random numbers."""
+    draws = torch.rand(batch, of, generator=generator, dtype=torch.float64, device=generator.device)
+    return draws.topk(size).indices.sort(-1).values

@@ -1,0 +1,173 @@
+"""Chunks of reflections: equal to the product of matrices written out, whatever the chunk."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longitude.attention.transport import carried, chunk_product, transport_attention, transported_scores
+
+CLOSE = {"atol": 1e-12, "rtol": 1e-12}
+SHAPES = [
+    (1, 1, 1), (7, 7, 7), (63, 63, 63), (130, 130, 130), (5, 7, 9), (13, 13, 20), (1, 1, 30), (1, 30, 30), (30, 67, 70)
+]  # fmt: skip
+"""(queries, tokens with a reflection, keys)"""
+
+
+def drawn(rows: int, tokens: int, length: int, dim: int = 4) -> tuple[Tensor, ...]:
+    """q, k, v, w, b, level"""
+    torch.manual_seed(rows + 7 * tokens + 31 * length)
+    tensor = {"dtype": torch.float64}
+    q, k, v = (torch.randn(2, 2, n, d, **tensor) for n, d in ((rows, dim), (length, dim), (length, 3)))
+    w = F.normalize(torch.randn(2, 2, tokens, dim, **tensor), dim=-1)
+    return q, k, v, w, 2 * torch.rand(2, 2, tokens, **tensor), -torch.rand(2, 2, length, **tensor).cumsum(-1)
+
+
+def written_out(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
+    """q_i H_i H_(i-1) ... H_(j+1) k_j with the matrices H = I - b w w' themselves; the identity for tokens without one."""
+    rows, length, dim = q.shape[2], k.shape[2], q.shape[3]
+    H = torch.eye(dim, dtype=q.dtype).repeat(*q.shape[:2], length, 1, 1)
+    H[:, :, length - w.shape[2] :] -= b[..., None, None] * w[..., :, None] * w[..., None, :]
+    scores = q.new_zeros(*q.shape[:3], length)
+    for row in range(rows):
+        i, product = length - rows + row, torch.eye(dim, dtype=q.dtype)
+        for j in range(i, -1, -1):
+            scores[:, :, row, j] = torch.einsum(
+                "bhd,bhde,bhe->bh", q[:, :, row], product.expand_as(H[:, :, j]), k[:, :, j]
+            )
+            product = product @ H[:, :, j]
+    return scores
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_scores_of_any_chunk_equal_the_product_of_matrices(shape: tuple[int, int, int]) -> None:
+    q, k, _, w, b, _ = drawn(*shape)
+    want = written_out(q, k, w, b)
+    for chunk in (1, 4, 64, 200):
+        torch.testing.assert_close(transported_scores(q, k, w, b, chunk), want, **CLOSE)
+    torch.testing.assert_close(transported_scores(q, k, w, b), want, **CLOSE)
+
+
+@pytest.mark.parametrize("high", [None, 0, 5, 40])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_attention_of_any_chunk_equals_softmax_of_the_scores(shape: tuple[int, int, int], high: int | None) -> None:
+    q, k, v, w, b, level = drawn(*shape)
+    rows, _, length = shape
+    offset = torch.arange(length - rows, length)[:, None] - torch.arange(length)
+    hidden = (offset < 0) | (offset > (length if high is None else high))
+    scores = 0.3 * transported_scores(q, k, w, b)
+    fallen = scores + level[:, :, length - rows :, None] - level[:, :, None]
+    for chunk in (1, 4, 64, 200):
+        for own, told in ((scores, None), (fallen, level)):
+            want = own.masked_fill(hidden, -torch.inf).softmax(-1) @ v
+            torch.testing.assert_close(transport_attention(q, k, v, w, b, 0.3, told, high, chunk), want, **CLOSE)
+
+
+@pytest.mark.parametrize(("tokens", "length"), [(1, 1), (7, 7), (63, 130), (1, 20), (0, 5)])
+def test_carried_keys_are_what_later_tokens_meet(tokens: int, length: int) -> None:
+    """H_last ... H_(j+1) k_j, one token at a time: each new token is a rank-one update of every key before it."""
+    _, k, _, w, b, _ = drawn(1, tokens, length)
+    want = k[:, :, : length - tokens]
+    for t in range(tokens):
+        reflector, strength = w[:, :, t, None], b[:, :, t, None, None]
+        want = want - strength * (want @ reflector.mT) * reflector
+        want = torch.cat([want, k[:, :, length - tokens + t, None]], 2)
+    for chunk in (1, 4, 64, 200):
+        torch.testing.assert_close(carried(k, w, b, chunk), want, **CLOSE)
+
+
+def test_carrying_then_continuing_is_the_whole() -> None:
+    q, k, _, w, b, _ = drawn(30, 30, 30)
+    past = carried(k[:, :, :17], w[:, :, :17], b[:, :, :17], 4)
+    later = transported_scores(q[:, :, 17:], torch.cat([past, k[:, :, 17:]], 2), w[:, :, 17:], b[:, :, 17:], 4)
+    torch.testing.assert_close(later, transported_scores(q, k, w, b)[:, :, 17:], **CLOSE)
+
+
+def test_golden() -> None:
+    """Yang et al. 2025, two dimensions, three tokens. In the wrong order of reflections the first score is 0.395."""
+    tensor = {"dtype": torch.float64}
+    q = torch.tensor([[0, 0], [0, 0], [1, 2]], **tensor)[None, None]
+    k = torch.tensor([[0.5, -1], [1, -1], [0.25, 0.5]], **tensor)[None, None]
+    w = torch.tensor([[1, 0], [0.6, 0.8], [1, 0]], **tensor)[None, None]
+    b = torch.tensor([[[1.0, 1.5, 0.5]]], **tensor)
+    for chunk in (1, 2, 3):
+        scores = transported_scores(q, k, w, b, chunk)[0, 0, 2]
+        torch.testing.assert_close(scores, torch.tensor([-0.325, -1.5, 1.25], **tensor), **CLOSE)
+        first = carried(k, w, b, chunk)[0, 0, 0]
+        torch.testing.assert_close(first, torch.tensor([0.475, -0.4], **tensor), **CLOSE)
+        out = transport_attention(q, k, torch.eye(3, **tensor)[None, None], w, b, 2**-0.5, chunk=chunk)[0, 0, 2]
+        assert out.tolist() == pytest.approx([0.2231513, 0.0972222, 0.6796264], abs=1e-7)
+    one, two = (torch.eye(2, **tensor) - b[0, 0, t] * torch.outer(w[0, 0, t], w[0, 0, t]) for t in (1, 2))
+    assert float(q[0, 0, 2] @ two @ one @ k[0, 0, 0]) == pytest.approx(-0.325)
+    assert float(q[0, 0, 2] @ one @ two @ k[0, 0, 0]) == pytest.approx(0.395)
+
+
+def test_product_of_a_chunk() -> None:
+    """I - W' M W is the product of its reflections, the newest on the left."""
+    _, _, _, w, b, _ = drawn(1, 9, 9)
+    want = torch.eye(4, dtype=torch.float64)
+    for t in range(9):
+        want = (
+            torch.eye(4, dtype=torch.float64) - b[..., t, None, None] * w[:, :, t, :, None] * w[:, :, t, None]
+        ) @ want
+    torch.testing.assert_close(torch.eye(4, dtype=torch.float64) - w.mT @ chunk_product(w, b) @ w, want, **CLOSE)
+
+
+@pytest.mark.parametrize("shape", [(7, 7, 7), (63, 63, 63), (5, 9, 13)], ids=str)
+def test_gradients_equal_those_of_the_matrices(shape: tuple[int, int, int]) -> None:
+    q, k, v, w, b, level = (x.requires_grad_() for x in drawn(*shape))
+    rows, _, length = shape
+    ahead = torch.arange(length - rows, length)[:, None] < torch.arange(length)
+    scores = written_out(q, k, w, b)
+    fallen = 0.3 * scores + level[:, :, length - rows :, None] - level[:, :, None]
+    out = fallen.masked_fill(ahead, -torch.inf).softmax(-1) @ v
+    direction = torch.randn_like(out)
+    want = torch.autograd.grad((out * direction).sum(), (q, k, v, w, b, level))
+    for chunk in (1, 4, 64):
+        got = transport_attention(q, k, v, w, b, 0.3, level, chunk=chunk)
+        got = torch.autograd.grad((got * direction).sum(), (q, k, v, w, b, level))
+        torch.testing.assert_close(got, want, atol=1e-11, rtol=1e-10)
+    direction = torch.randn_like(scores) * ~ahead
+    want = torch.autograd.grad((written_out(q, k, w, b) * direction).sum(), (q, k, w, b))
+    got = torch.autograd.grad((transported_scores(q, k, w, b, 4) * direction).sum(), (q, k, w, b))
+    torch.testing.assert_close(got, want, atol=1e-11, rtol=1e-10)
+
+
+def test_strength_zero_leaves_plain_attention() -> None:
+    q, k, v, w, b, _ = drawn(9, 9, 9)
+    want = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    torch.testing.assert_close(transport_attention(q, k, v, w, 0 * b, 0.5, chunk=4), want, **CLOSE)
+
+
+def test_keys_after_the_query_are_zero() -> None:
+    q, k, _, w, b, _ = drawn(9, 9, 12)
+    scores = transported_scores(q, k, w, b, 4)
+    assert bool((scores.triu(4) == 0).all()) and bool((scores.tril(3)[..., 3:].diagonal(dim1=2, dim2=3) != 0).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_short_floats_are_computed_in_float32(dtype: torch.dtype) -> None:
+    q, k, v, w, b, _ = (x.to(dtype) for x in drawn(70, 70, 70))
+    long = [x.float() for x in (q, k, v, w, b)]
+    assert transported_scores(q, k, w, b).dtype == carried(k, w, b).dtype == torch.float32
+    torch.testing.assert_close(transported_scores(q, k, w, b), transported_scores(long[0], long[1], long[3], long[4]))
+    out = transport_attention(q, k, v, w, b, 0.3)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out, transport_attention(*long, 0.3).to(dtype), atol=0, rtol=0)
+
+
+def test_memory_of_attention_grows_with_the_length_alone() -> None:
+    """What autograd keeps for backward: twice the length, about twice the numbers."""
+    kept = []
+    for length in (128, 256):
+        q, k, v, w, b, level = (x.requires_grad_() for x in drawn(length, length, length))
+        held: dict[int, int] = {}
+
+        def pack(x: Tensor, held: dict[int, int] = held) -> Tensor:
+            held[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            transport_attention(q, k, v, w, b, 0.3, level, chunk=16)
+        kept.append(sum(held.values()))
+    assert kept[1] < 2.2 * kept[0]

@@ -1,0 +1,231 @@
+"""transformers' models of text, images and videos: positions, text layers and vision towers of Qwen2-VL and Qwen3-VL."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+import longitude as lg
+from longitude.positions.hugging_face import from_hugging_face
+from longitude.positions.multimodal import multimodal_positions
+from longitude.positions.rotary import AxialRotary, MultimodalRotary
+
+IMAGE, VIDEO = 61, 62
+SPECIAL: dict[str, Any] = {
+    "image_token_id": IMAGE,
+    "video_token_id": VIDEO,
+    "vision_start_token_id": 63,
+    "vision_end_token_id": 64,
+}
+TEXT: dict[str, Any] = {
+    "vocab_size": 70, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2, "bos_token_id": 1,
+    "eos_token_id": 2,
+}  # fmt: skip
+VISION: dict[str, Any] = {
+    "depth": 2,
+    "hidden_size": 64,
+    "num_heads": 2,
+    "patch_size": 2,
+    "temporal_patch_size": 1,
+    "in_channels": 3,
+}
+VISION |= {"spatial_merge_size": 2}
+
+# Texts, images and videos: tokens, or frames, height and width in tokens. A token merges two by two patches.
+FIRST = [3, (1, 2, 3), 5, (4, 2, 2), 4]
+SECOND = [2, (1, 3, 2), 9]
+Segments = Sequence[int | tuple[int, int, int]]
+
+
+def qwen2() -> nn.Module:
+    rope = {"rope_type": "default", "rope_theta": 300.0, "mrope_section": [2, 3, 3]}
+    vision = VISION | {"embed_dim": 32}
+    return built(
+        Qwen2VLForConditionalGeneration,
+        Qwen2VLConfig(text_config=TEXT | {"rope_parameters": rope}, vision_config=vision, **SPECIAL),
+    )
+
+
+def qwen3() -> nn.Module:
+    rope = {"rope_type": "default", "rope_theta": 300.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    vision = VISION | {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64, "num_position_embeddings": 16}
+    vision |= {"deepstack_visual_indexes": [0]}
+    text = TEXT | {"head_dim": 16, "rope_parameters": rope}
+    return built(Qwen3VLForConditionalGeneration, Qwen3VLConfig(text_config=text, vision_config=vision, **SPECIAL))
+
+
+def built(model: type, config) -> nn.Module:
+    torch.manual_seed(0)
+    theirs = model(config).eval()
+    for parameter in theirs.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    return theirs
+
+
+def watched(model: nn.Module, outputs: str, last: str) -> dict[str, dict[str, list[Tensor]]]:
+    """Per attention layer, filled by each pass: outputs of some of its modules, and the input of its last projection."""
+    seen: dict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+    for name, module in model.named_modules():
+        layer, _, own = name.rpartition(".")
+        if not layer.endswith("attn"):
+            continue
+        if own in outputs.split():
+            module.register_forward_hook(lambda _, __, out, at=(layer, own): seen[at[0]][at[1]].append(out))
+        if own == last:
+            module.register_forward_pre_hook(lambda _, given, at=layer: seen[at]["mixed"].append(given[0]))
+    return seen
+
+
+def tokens(segments: Segments) -> Tensor:
+    found = []
+    for segment in segments:
+        if isinstance(segment, int):
+            found.append(torch.randint(3, 60, (segment,)))
+        else:
+            frames, height, width = segment
+            found.append(torch.full((frames * height * width,), IMAGE if frames == 1 else VIDEO))
+    return torch.cat(found)
+
+
+def batch(rows: Sequence[Segments], pixels: bool = True) -> dict[str, Tensor]:
+    """Rows of segments, padded on the left, as the models take them; grids are counted in patches."""
+    length = max(len(tokens(row)) for row in rows)
+    ids, mask = torch.zeros(len(rows), length, dtype=torch.long), torch.zeros(len(rows), length, dtype=torch.long)
+    grids: dict[str, list] = {"image": [], "video": []}
+    for b, row in enumerate(rows):
+        own = tokens(row)
+        ids[b, length - len(own) :], mask[b, length - len(own) :] = own, 1
+        for segment in row:
+            if not isinstance(segment, int):
+                frames, height, width = segment
+                grids["image" if frames == 1 else "video"].append([frames, 2 * height, 2 * width])
+    given = {
+        "input_ids": ids,
+        "attention_mask": mask,
+        "mm_token_type_ids": (ids == IMAGE).int() + 2 * (ids == VIDEO).int(),
+    }
+    for kind, own in grids.items():
+        if own:
+            given[f"{kind}_grid_thw"] = torch.tensor(own)
+            patches = int(torch.tensor(own).prod(1).sum())
+            if pixels:
+                given["pixel_values" if kind == "image" else "pixel_values_videos"] = torch.randn(patches, 12)
+    return given
+
+
+def places(rows: Sequence[Segments], mask: Tensor, next_text: str) -> Tensor:
+    """Our positions [B, L, 3], 0 at padding."""
+    found = torch.zeros(*mask.shape, 3, dtype=torch.long)
+    for b, row in enumerate(rows):
+        found[b, mask[b].bool()] = multimodal_positions(row, next_text)
+    return found
+
+
+def same(mine: Tensor, theirs: Tensor, real: Tensor) -> None:
+    """[B, H, L, D] against [B, L, H * D] at real tokens, up to float32."""
+    mine, theirs = mine.transpose(1, 2).flatten(2)[real], theirs[real]
+    torch.testing.assert_close(mine, theirs, atol=2e-5 * float(theirs.std()), rtol=0)
+
+
+# ---- positions -------------------------------------------------------------------------------------------------------
+IMAGES_ONLY = [[[(1, 1, 1)], [7]], [[2, (1, 4, 2), 1, (1, 2, 7), 2, (1, 3, 3), 5], [1, (1, 6, 1)]]]
+VIDEOS = [[FIRST, SECOND], [[(2, 3, 2), 4], [1, (3, 1, 2), 2]], [[2, (9, 2, 2), 3, (1, 2, 2), (5, 1, 4), 2]]]
+
+
+@pytest.mark.parametrize("rows", IMAGES_ONLY + VIDEOS)
+def test_positions(rows):
+    """Text and images as published; after a video, text goes on at its larger side, not after its last frame: say "extent"."""
+    given = batch(rows, pixels=False)
+    theirs, deltas = qwen2().model.get_rope_index(**given)
+    mask = given["attention_mask"]
+    theirs = theirs.permute(1, 2, 0) * mask[..., None]
+    assert torch.equal(places(rows, mask, "extent"), theirs)
+    after = any(
+        not isinstance(s, int) and s[0] > max(s[1:]) and i + 1 < len(row) for row in rows for i, s in enumerate(row)
+    )
+    assert torch.equal(places(rows, mask, "max"), theirs) != after
+    for row, delta in zip(rows, deltas, strict=True):  # generated text goes on after the largest of all
+        own = multimodal_positions(row, "extent")
+        assert own.max() + 1 == len(own) + delta
+
+
+# ---- text layers -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model", [qwen2, qwen3])
+@torch.no_grad()
+def test_text_layers_padded_and_cached(model, ids):
+    """A prompt of texts, images and (Qwen2-VL) a video, padded on the left, then text token by token with the cache."""
+    rows = [FIRST, SECOND] if model is qwen2 else [[3, (1, 2, 3), 5, (1, 4, 5), 4], SECOND]
+    theirs, given = model(), batch(rows)
+    names = ["q_proj", "k_proj"] if model is qwen2 else ["q_norm", "k_norm"]
+    seen = watched(theirs.model.language_model, " ".join([*names, "v_proj"]), "o_proj")
+    cache = theirs(**given).past_key_values
+    real, positions = given["attention_mask"].bool(), places(rows, given["attention_mask"], "extent")
+    start, more = real.shape[1], ids(2, 6)
+    for step in range(6):
+        real = torch.cat([real, torch.ones(2, 1, dtype=torch.bool)], 1)
+        after = positions.amax((1, 2), keepdim=True) + 1
+        positions = torch.cat([positions, after.expand(2, 1, 3)], 1)
+        new = (real.sum(1, keepdim=True) - 1 + theirs.model.rope_deltas).expand(3, 2, 1)  # as generate() does
+        theirs(more[:, step : step + 1], attention_mask=real.long(), past_key_values=cache, position_ids=new)
+
+    rope = from_hugging_face(theirs.config.text_config)
+    options = {"base": rope.base, "sections": rope.sections}
+    encoding = MultimodalRotary(16, "half", **options, arrangement="interleaved" if rope.interleaved else "contiguous")
+    assert rope.interleaved == (model is qwen3)
+    text = lg.Rotary(16, "half", base=rope.base)
+    assert len(seen) == 2
+    for layer in seen.values():
+        q, k, v = (torch.cat(layer[name], 1) for name in (*names, "v_proj"))
+        q, k, v = (x.flatten(2).unflatten(-1, (-1, 16)).transpose(1, 2) for x in (q, k, v))
+        first = 0
+        for mixed in layer["mixed"]:
+            now = slice(first, first + mixed.shape[1])
+            keys = slice(0, now.stop)
+            call = {
+                "mask": lg.Causal() & lg.Padding(real[:, keys]),
+                "q_positions": positions[:, now],
+                "k_positions": positions[:, keys],
+            }
+            mine = lg.attend(q[:, :, now], k[:, :, keys], v[:, :, keys], encoding=encoding, **call)
+            same(mine, mixed, real[:, now])
+            order = {"q_positions": now.start, "k_positions": 0}
+            plain = lg.attend(q[:, :, now], k[:, :, keys], v[:, :, keys], encoding=text, **call | order)
+            assert (plain - mine).abs().max() > 1e-3
+            first = now.stop
+        assert first == start + 6
+
+
+# ---- vision towers ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model", [qwen2, qwen3])
+@torch.no_grad()
+def test_vision_layers(model):
+    """Patches turn by their row and column, in blocks of two by two; each frame is on its own; nothing is causal."""
+    theirs = model().model.visual
+    grids = [(1, 4, 6), (3, 4, 4), (1, 2, 8)]
+    seen = watched(theirs, "qkv", "proj")
+    theirs(torch.randn(sum(t * h * w for t, h, w in grids), 12), grid_thw=torch.tensor(grids))
+    positions, frames = [], []
+    for t, h, w in grids:
+        at = torch.cartesian_prod(
+            *(torch.arange(n) for n in (h // 2, w // 2, 2, 2))
+        )  # block row and column, inner ones
+        for _ in range(t):
+            positions.append(2 * at[:, :2] + at[:, 2:])
+            frames.append(torch.full((h * w,), len(frames)))
+    where, frame = torch.cat(positions), torch.cat(frames)
+    encoding = AxialRotary(16, "half")
+    call = {"mask": lg.NoMask() & lg.Documents(frame[None]), "q_positions": where, "k_positions": where}
+    assert len(seen) == 2
+    for layer in seen.values():
+        q, k, v = layer["qkv"][0].unflatten(-1, (3, 2, 16)).permute(1, 2, 0, 3)[:, None]
+        mine = lg.attend(q, k, v, encoding=encoding, **call)
+        same(mine, layer["mixed"][0][None], torch.ones(1, len(where), dtype=torch.bool))
+        swapped = lg.attend(
+            q, k, v, encoding=encoding, mask=call["mask"], q_positions=where.flip(1), k_positions=where.flip(1)
+        )
+        assert (swapped - mine).abs().max() > 1e-3

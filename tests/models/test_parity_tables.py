@@ -1,0 +1,197 @@
+"""Rotary tables of configurations that nobody thought of: transformers' modules and our import read the same random config."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, Phi3Config, Qwen2VLTextConfig, Qwen3VLTextConfig
+from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
+from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
+
+import longitude as lg
+from longitude.positions.hugging_face import Rope, from_hugging_face
+from longitude.positions.rotary import MultimodalRotary
+
+ORIGINAL = "original_max_position_embeddings"
+
+
+def maybe(r: random.Random, **options: Any) -> dict[str, Any]:
+    """Each option or not."""
+    return {name: value for name, value in options.items() if r.random() < 0.5}
+
+
+def parameters(r: random.Random, kind: str, pairs: int) -> dict[str, Any]:
+    """Random options of a rope type, beside its base."""
+    factor = r.choice([2, 3.5, 8.0, 32.0, r.uniform(1.0, 50.0)])
+    original = r.choice([32, 64, 1000, 4096])
+    match kind:
+        case "linear" | "dynamic":
+            return {"factor": factor}
+        case "proportional":
+            return {"partial_rotary_factor": r.choice([0.25, 0.3, 0.5, 0.9])} | maybe(r, factor=factor)
+        case "llama3":
+            low = r.choice([1.0, 0.5, 2.0])
+            return {"factor": factor, "low_freq_factor": low, "high_freq_factor": low * r.choice([1.5, 4.0])} | maybe(
+                r, **{ORIGINAL: original}
+            )
+        case "yarn":
+            given = {"factor": factor} | maybe(r, **{ORIGINAL: original}, truncate=r.random() < 0.5)
+            given |= maybe(r, mscale=r.uniform(0.5, 1.5), mscale_all_dim=r.uniform(0.5, 1.5))
+            if r.random() < 0.3:
+                given |= {"beta_fast": r.choice([16, 64.0]), "beta_slow": r.choice([0.5, 2])}
+            return given | ({"attention_factor": r.uniform(0.5, 2.0)} if r.random() < 0.3 else {})
+        case "longrope":
+            lists = {
+                name: sorted(r.uniform(1.0, 9.0) for _ in range(pairs)) for name in ("short_factor", "long_factor")
+            }
+            return lists | {ORIGINAL: r.choice([32, 64, 100])} | maybe(r, factor=factor)
+    return {}
+
+
+KINDS = ["default", "linear", "dynamic", "yarn", "longrope", "llama3", "proportional"]
+
+
+def close(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], length: int) -> None:
+    """cos and sin [L, pairs], theirs doubled [1, L, 2 pairs], up to what float32 angles of `length` positions allow."""
+    for got, want in zip(mine, theirs, strict=True):
+        pairs = got.shape[-1]
+        assert torch.equal(want[0, :, :pairs], want[0, :, pairs:])
+        torch.testing.assert_close(got.float(), want[0, :, :pairs], atol=4e-7 * length, rtol=0)
+
+
+@pytest.mark.parametrize("style", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(6))
+def test_random_llama(kind, style, seed):
+    """Both styles of config, on both sides of the length that dynamic and longrope follow. Llama ignores
+    partial_rotary_factor for "default" alone, so it is not given there."""
+    r = random.Random(f"{kind} {style} {seed}")
+    head_dim, base = r.choice([8, 16, 20, 64, 128]), r.choice([100.0, 10_000.0, 500_000.0, 1e7, r.uniform(50, 1e6)])
+    share = r.choice([1.0, 0.5]) if kind not in ("default", "proportional") else 1.0
+    given = parameters(r, kind, int(head_dim * share) // 2)
+    most = 128 if kind == "longrope" else r.choice([40, 128])
+    said: dict[str, Any] = {"hidden_size": 4 * head_dim, "num_attention_heads": 4, "max_position_embeddings": most}
+    if share != 1:
+        given["partial_rotary_factor"] = share
+    if style == "rope_parameters":
+        said["rope_parameters"] = {"rope_type": kind, "rope_theta": base, **given}
+    else:
+        said |= {"rope_theta": base, "rope_scaling": {r.choice(["type", "rope_type"]): kind, **given}}
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**{k: dict(v) if isinstance(v, dict) else v for k, v in said.items()}))
+    rope = from_hugging_face(said)
+    assert isinstance(rope, Rope)
+    mine = lg.Rotary(head_dim, "half", **rope.options(head_dim))
+    assert mine.frequencies().attention_factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
+    for length in (20, 41, 120):
+        places = torch.arange(length)
+        turn = mine.prepare(places, mine.length_at(length - 1, length - 1))
+        close(turn, theirs(torch.zeros(1), places[None]), length)
+        inverse = mine.frequencies(mine.length_at(length - 1, length - 1)).inverse
+        torch.testing.assert_close(inverse.float(), theirs.inv_freq, rtol=3e-6, atol=1e-12)
+
+
+@pytest.mark.parametrize("inside", [{}, {ORIGINAL: 32}])
+@pytest.mark.parametrize("kind", ["yarn", "llama3", "longrope"])
+def test_original_length_outside_of_the_dict(kind, inside):
+    """Beside the dict, it comes first, as saved by Phi-3 and DeepSeek."""
+    own: dict[str, Any] = {"factor": 8.0}
+    if kind == "llama3":
+        own |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    if kind == "longrope":
+        own |= {"short_factor": [1.0] * 8, "long_factor": [float(n) for n in range(1, 9)]}
+    given = {"rope_type": kind, "rope_theta": 10_000.0, **own, **inside}
+    said: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 512, ORIGINAL: 64}
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**said, rope_parameters=dict(given)))
+    rope = from_hugging_face(said | {"rope_parameters": given})
+    assert isinstance(rope, Rope)
+    mine = lg.Rotary(16, "half", **rope.options(16))
+    for length in (60, 100):
+        places = torch.arange(length)
+        turn = mine.prepare(places, mine.length_at(length - 1, length - 1))
+        close(turn, theirs(torch.zeros(1), places[None]), length)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_random_partial(seed):
+    """GPT-NeoX and Phi-3 (which knows only LongRoPE) honour partial_rotary_factor; exponents count the dimensions that turn."""
+    r, phi = random.Random(seed), seed % 3 == 0
+    head_dim, share, base = r.choice([16, 48, 96]), r.choice([0.25, 0.5, 0.75, 1.0]), r.uniform(100, 1e6)
+    kind = "longrope" if phi else r.choice([kind for kind in KINDS if kind != "proportional"])
+    pairs = int(head_dim * share) // 2
+    given = {"rope_type": kind, "rope_theta": base, "partial_rotary_factor": share, **parameters(r, kind, pairs)}
+    config_class, module = (Phi3Config, Phi3RotaryEmbedding) if phi else (GPTNeoXConfig, GPTNeoXRotaryEmbedding)
+    config = config_class(
+        hidden_size=2 * head_dim, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=90,
+        rope_parameters=given, pad_token_id=0, original_max_position_embeddings=given.get(ORIGINAL, 90),
+    )  # fmt: skip
+    theirs, rope = module(config), from_hugging_face(config)
+    assert isinstance(rope, Rope)
+    mine = lg.Rotary(head_dim, "half", **rope.options(head_dim))
+    assert mine.rotary_dim == 2 * pairs
+    for length in (25, 110):
+        places = torch.arange(length)
+        turn = mine.prepare(places, mine.length_at(length - 1, length - 1))
+        close(turn, theirs(torch.zeros(1), places[None]), length)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_layer_types(seed):
+    """Gemma 3: one rotation for layers that see all, another for those with a window."""
+    r = random.Random(seed)
+    kinds = ["default", "linear", "yarn", "llama3", "proportional"]
+    ropes = {}
+    for layer in ("full_attention", "sliding_attention"):
+        kind = r.choice(kinds)
+        own = {"rope_type": kind, "rope_theta": r.uniform(100, 1e6), **parameters(r, kind, 8)}
+        own.pop("truncate", None)  # transformers looks for it outside of the layer's own dict
+        ropes[layer] = own
+    types = ["sliding_attention", "full_attention"]
+    config = Gemma3TextConfig(
+        hidden_size=32, num_attention_heads=2, head_dim=16, num_hidden_layers=2, layer_types=types,
+        max_position_embeddings=64, rope_parameters=ropes,
+    )  # fmt: skip
+    theirs, read = Gemma3RotaryEmbedding(config), from_hugging_face(config)
+    assert isinstance(read, dict) and read.keys() == ropes.keys()
+    places = torch.arange(100)
+    for layer, rope in read.items():
+        assert rope is not None
+        turn = lg.Rotary(16, "half", **rope.options(16)).prepare(places)
+        close(turn, theirs(torch.zeros(1), places[None], layer), 100)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_sections(seed):
+    """Qwen2-VL: sections of time, height and width, with every scaling that its text may have."""
+    r = random.Random(seed)
+    cuts = sorted(r.randint(1, 15) for _ in range(2))
+    sections = [cuts[0], cuts[1] - cuts[0], 16 - cuts[1]]
+    kind = r.choice(["default", "linear", "yarn", "llama3"])
+    given = {"rope_type": kind, "rope_theta": r.uniform(100, 1e6), "mrope_section": sections, **parameters(r, kind, 16)}
+    config = Qwen2VLTextConfig(
+        hidden_size=64, num_attention_heads=2, num_hidden_layers=1, max_position_embeddings=64, rope_parameters=given
+    )
+    theirs, rope = Qwen2VLRotaryEmbedding(config), from_hugging_face(config)
+    assert isinstance(rope, Rope)
+    options = rope.options(32)
+    mine = MultimodalRotary(32, "half", sections=rope.sections, base=rope.base, scaling=options["scaling"])
+    places = torch.randint(0, 100, (50, 3), generator=torch.Generator().manual_seed(seed))
+    close(mine.prepare(places), theirs(torch.zeros(1), places.T[:, None]), 100)
+
+
+@pytest.mark.parametrize("sections", [[6, 5, 5], [8, 4, 4], [10, 3, 3], [12, 2, 2], [14, 1, 1], [9, 4, 3], [16, 0, 0]])
+def test_interleaved_sections(sections):
+    """Qwen3-VL: time, height, width in turn, and what is left is time."""
+    given = {"rope_type": "default", "rope_theta": 700.0, "mrope_section": sections, "mrope_interleaved": True}
+    size = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "num_hidden_layers": 1}
+    config = Qwen3VLTextConfig(**size, max_position_embeddings=64, rope_parameters=given)
+    theirs, rope = Qwen3VLTextRotaryEmbedding(config), from_hugging_face(config)
+    assert isinstance(rope, Rope) and rope.interleaved
+    mine = MultimodalRotary(32, "half", sections=rope.sections, base=rope.base, arrangement="interleaved")
+    places = torch.randint(0, 100, (50, 3), generator=torch.Generator().manual_seed(1))
+    close(mine.prepare(places), theirs(torch.zeros(1), places.T[:, None]), 100)

@@ -1,0 +1,327 @@
+"""Rotary options of Hugging Face configs: both forms, both directions, and transformers' own tables of what we write."""
+
+import json
+
+import pytest
+import torch
+from transformers import DeepseekV3Config, Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, Phi3Config, Qwen2VLTextConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_mscale
+
+from longitude.positions.hugging_face import Rope, from_hugging_face, to_hugging_face
+from longitude.positions.scaling import (
+    NTK,
+    BaseChange,
+    DynamicNTK,
+    Linear,
+    Llama3,
+    LongRoPE,
+    NTKByParts,
+    YaRN,
+    rope_frequencies,
+)
+
+SHORT, LONG = [1.0 + k / 32 for k in range(32)], [1.2**k for k in range(32)]
+ORIGINAL = "original_max_position_embeddings"
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, ORIGINAL: 2048}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": SHORT, "long_factor": LONG, ORIGINAL: 4096}
+
+
+def parameters(**given) -> Rope:
+    rope = from_hugging_face({"rope_parameters": {"rope_theta": 1e4} | given, "max_position_embeddings": 8192})
+    assert isinstance(rope, Rope)
+    return rope
+
+
+# ---- reading ---------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("given", "want"),
+    [
+        ({}, None),
+        ({"rope_type": "default"}, None),
+        ({"rope_type": None}, None),
+        ({"type": "linear", "factor": 2}, Linear(2)),
+        ({"rope_type": "linear", "factor": 2.0, "type": "yarn"}, Linear(2.0)),  # the new name counts
+        ({"rope_type": "dynamic", "factor": 2.0}, DynamicNTK(2.0, 8192, follow="sequence")),
+        (YARN, YaRN(4.0, 2048)),
+        ({"rope_type": "yarn", "factor": 4.0}, YaRN(4.0, 8192)),
+        ({"rope_type": "yarn", ORIGINAL: 2048}, YaRN(4.0, 2048)),
+        ({"rope_type": "yarn", "factor": None, ORIGINAL: 2048, "beta_fast": None}, YaRN(4.0, 2048)),
+        (
+            YARN | {"beta_fast": 64, "beta_slow": 2, "attention_factor": 1.5, "mscale": 1.0, "mscale_all_dim": 0.5},
+            YaRN(4.0, 2048, 64, 2, 1.5, 1.0, 0.5),
+        ),
+        (YARN | {"truncate": False}, YaRN(4.0, 2048, truncate=False)),
+        (LONGROPE, LongRoPE(SHORT, LONG, 4096, factor=2.0, follow="sequence")),
+        (LONGROPE | {"rope_type": "su"}, LongRoPE(SHORT, LONG, 4096, factor=2.0, follow="sequence")),
+        (
+            LONGROPE | {"factor": 8, "attention_factor": 1.1},
+            LongRoPE(SHORT, LONG, 4096, 8, attention_factor=1.1, follow="sequence"),
+        ),
+        (LONGROPE | {ORIGINAL: None}, LongRoPE(SHORT, LONG, 8192, factor=1.0, follow="sequence")),
+        (LONGROPE | {ORIGINAL: 10_000}, LongRoPE(SHORT, LONG, 10_000, factor=1.0, follow="sequence")),
+        ({"rope_type": "llama3", "factor": 8, "low_freq_factor": 2, "high_freq_factor": 3}, Llama3(8, 8192, 2, 3)),
+        ({"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 2.0}, Linear(2.0)),
+        ({"rope_type": "proportional", "partial_rotary_factor": 0.5, "factor": 1.0}, None),
+    ],
+)
+def test_types(given: dict, want) -> None:
+    rope = parameters(**given)
+    assert rope.scaling == want
+    assert rope.base == given.get("rope_theta", 1e4)
+    share = given.get("partial_rotary_factor", 1.0)
+    assert (rope.partial_rotary_factor, rope.proportion) == (1.0, share)
+    if ORIGINAL not in given or given[ORIGINAL] is not None:  # the old form says the same
+        inner = {name: value for name, value in given.items() if name != "rope_theta"}
+        old = {"rope_theta": rope.base, "rope_scaling": inner, "max_position_embeddings": 8192}
+        assert from_hugging_face(old) == rope
+
+
+def test_follow_as_asked() -> None:
+    config = {"rope_parameters": LONGROPE, "max_position_embeddings": 8192}
+    declared = LongRoPE(SHORT, LONG, 4096, 2.0, 8192)
+    assert from_hugging_face(config, follow="declared").scaling == declared  # type: ignore[union-attr]
+    longer = from_hugging_face(config, follow="declared", max_length=9000)
+    assert longer.scaling == LongRoPE(SHORT, LONG, 4096, 2.0, 9000)  # type: ignore[union-attr]
+    row = from_hugging_face(config, follow="row")
+    assert row.scaling == LongRoPE(SHORT, LONG, 4096, 2.0, follow="row")  # type: ignore[union-attr]
+    dynamic = {"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 100}
+    rope = from_hugging_face(dynamic, follow="declared", max_length=300)
+    assert rope.scaling == DynamicNTK(2.0, 100, max_length=300)  # type: ignore[union-attr]
+
+
+def test_partial_and_legacy_names() -> None:
+    assert from_hugging_face({"rope_theta": 5e5}) == Rope(5e5)
+    assert from_hugging_face({"rope_theta": 5e5, "rope_scaling": None, "partial_rotary_factor": 0.5}) == Rope(
+        5e5, None, 0.5
+    )
+    assert from_hugging_face({"rotary_emb_base": 10_000, "rotary_pct": 0.25}) == Rope(10_000, None, 0.25)
+    assert parameters(partial_rotary_factor=0.25) == Rope(1e4, None, 0.25)
+    nearer = {"rope_theta": 1.0, "partial_rotary_factor": 0.1, "rope_parameters": {"rope_theta": 2.0}}
+    assert from_hugging_face(nearer) == Rope(2.0, None, 0.1)
+    same = {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2}}
+    assert from_hugging_face(same | {"rope_parameters": same["rope_scaling"]}) == Rope(1e4, Linear(2))
+
+
+def test_layer_types() -> None:
+    """Each with its own base and scheme; None for layers that do not turn; and the older two-base form."""
+    nested = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default"},
+        "none": None,
+    }
+    ropes = from_hugging_face({"rope_parameters": nested, "rope_theta": 1e4, "partial_rotary_factor": 0.5})
+    assert ropes == {
+        "full_attention": Rope(1e6, Linear(8.0), 0.5),
+        "sliding_attention": Rope(1e4, None, 0.5),
+        "none": None,
+    }
+    old = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    want = {"full_attention": Rope(1e6, Linear(8.0)), "sliding_attention": Rope(1e4)}
+    assert from_hugging_face(old) == want
+    assert from_hugging_face({"global_rope_theta": 1e6, "local_rope_theta": 1e4}) == {
+        "full_attention": Rope(1e6),
+        "sliding_attention": Rope(1e4),
+    }
+
+
+def test_sections() -> None:
+    rope = parameters(type="mrope", mrope_section=[16, 24, 24])
+    assert rope == Rope(1e4, sections=(16, 24, 24))
+    assert parameters(mrope_section=[8, 4, 4], mrope_interleaved=True).interleaved is True
+
+
+def test_original_length_outside_comes_first() -> None:
+    """Phi-3 keeps it beside max_position_embeddings; transformers reads it first for flat parameters of every type."""
+    config = {"rope_theta": 1e4, "max_position_embeddings": 131_072, ORIGINAL: 4096}
+    config["rope_scaling"] = {"type": "longrope", "short_factor": SHORT, "long_factor": LONG, ORIGINAL: 1}
+    rope = from_hugging_face(config)
+    assert isinstance(rope, Rope) and rope.scaling == LongRoPE(SHORT, LONG, 4096, 32.0, follow="sequence")
+    yarn = config | {"rope_scaling": {"type": "yarn", "factor": 4.0, ORIGINAL: 2048}}
+    assert from_hugging_face(yarn).scaling == YaRN(4.0, 4096)  # type: ignore[union-attr]
+    nested = {"rope_theta": 1e4, ORIGINAL: 4096, "rope_parameters": {"full_attention": yarn["rope_scaling"]}}
+    assert from_hugging_face(nested)["full_attention"].scaling == YaRN(4.0, 2048)  # type: ignore[index]
+    copied = {"max_position_embeddings": 8192} | yarn
+    copied["rope_scaling"] = yarn["rope_scaling"] | {"max_position_embeddings": copied["max_position_embeddings"]}
+    assert from_hugging_face(copied) == from_hugging_face(yarn)
+
+
+def test_configs_of_transformers() -> None:
+    """Objects with to_dict(); each model's own way to say it."""
+    assert from_hugging_face(LlamaConfig(rope_theta=5e5)) == Rope(5e5)
+    assert from_hugging_face(GPTNeoXConfig(rotary_pct=0.5)) == Rope(10_000.0, None, 0.5)
+    llama = LlamaConfig(rope_parameters=YARN, max_position_embeddings=8192)
+    assert from_hugging_face(llama) == Rope(1e6, YaRN(4.0, 2048))
+    lists = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
+    options = {"hidden_size": 3072, "num_attention_heads": 32, "max_position_embeddings": 131_072, "pad_token_id": 0}
+    phi = Phi3Config(**options, original_max_position_embeddings=4096, rope_scaling={"type": "longrope"} | lists)
+    rope = from_hugging_face(phi)
+    assert rope == Rope(10_000.0, LongRoPE(**lists, original_max_length=4096, factor=32.0, follow="sequence"))
+    sections = {"type": "mrope", "mrope_section": [16, 24, 24]}
+    assert from_hugging_face(Qwen2VLTextConfig(rope_theta=1e6, rope_scaling=sections)) == Rope(
+        1e6, sections=(16, 24, 24)
+    )
+    deepseek = {"type": "yarn", "factor": 40, ORIGINAL: 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
+    v3 = from_hugging_face(DeepseekV3Config(rope_scaling=deepseek, rope_theta=10_000))
+    assert v3 == Rope(10_000, YaRN(40, 4096, mscale=1.0, mscale_all_dim=1.0))
+    gemma = from_hugging_face(Gemma3TextConfig())
+    assert gemma == {"full_attention": Rope(1e6), "sliding_attention": Rope(1e4)}
+
+
+# ---- writing ---------------------------------------------------------------------------------------------------------
+ROPES = [
+    Rope(5e5),
+    Rope(1e4, None, 0.25),
+    Rope(1e4, None, proportion=0.75),
+    Rope(1e4, None, proportion=0.0),
+    Rope(1e4, Linear(4.0)),
+    Rope(1e4, Linear(4.0), proportion=0.5),
+    Rope(1e4, DynamicNTK(2.0, 2048, follow="sequence"), 0.5),
+    Rope(1e6, YaRN(4.0, 2048)),
+    Rope(1e6, YaRN(4.0, 2048, 64, 2, 1.2, truncate=False), 0.5),
+    Rope(1e4, YaRN(40.0, 4096, mscale=0.707, mscale_all_dim=1.0), sections=(8, 12, 12)),
+    Rope(1e4, LongRoPE(SHORT, LONG, 4096, 32.0, follow="sequence")),
+    Rope(1e4, LongRoPE(SHORT, LONG, 4096, 32.0, attention_factor=1.1, follow="sequence")),
+    Rope(5e5, Llama3(8.0, 8192, 1.0, 4.0)),
+    Rope(5e5, sections=(8, 12, 12), interleaved=True),
+]
+
+
+@pytest.mark.parametrize("style", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("rope", ROPES, ids=str)
+def test_there_and_back(rope: Rope, style: str) -> None:
+    written = json.loads(json.dumps(to_hugging_face(rope, style=style)))
+    assert from_hugging_face(written) == rope
+    assert (style in written) and ("rope_theta" in written) == (style == "rope_scaling")
+    if style == "rope_scaling":
+        assert "partial_rotary_factor" not in (written["rope_scaling"] or {})
+
+
+def test_written_forms() -> None:
+    """Exactly what stands in a config.json."""
+    assert to_hugging_face(Rope(5e5)) == {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    assert to_hugging_face(Rope(5e5), style="rope_scaling") == {"rope_scaling": None, "rope_theta": 5e5}
+    yarn = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 2048, "beta_fast": 32, "beta_slow": 1, "truncate": True}
+    assert to_hugging_face(Rope(1e6, YaRN(4.0, 2048), 0.5), style="rope_scaling") == {
+        "rope_scaling": yarn,
+        "rope_theta": 1e6,
+        "partial_rotary_factor": 0.5,
+    }
+    dynamic = to_hugging_face(Rope(1e4, DynamicNTK(2.0, 2048, follow="row")))
+    assert dynamic["max_position_embeddings"] == 2048 and dynamic["rope_parameters"]["rope_type"] == "dynamic"
+    declared = Rope(1e4, LongRoPE(SHORT, LONG, 4096, max_length=8192))
+    written = to_hugging_face(declared, style="rope_scaling")
+    assert written["max_position_embeddings"] == 8192 and written[ORIGINAL] == 4096
+    sections = to_hugging_face(Rope(1e4, sections=(8, 12, 12)))["rope_parameters"]
+    assert sections == {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        *[rope for rope in ROPES if rope.scaling is not None or rope.proportion != 1],
+        Rope(1e4, NTKByParts(4.0, 2048, 16, 2)),
+        Rope(1e4, NTKByParts(4.0, 2048, truncate=False), 0.5),
+        Rope(1e4, NTKByParts(4.0, 2048, 8, 2, ramp="rotations")),
+        Rope(1e4, NTK(4.0)),
+        Rope(1e4, NTK(4.0), 0.5),
+        Rope(1e4, BaseChange(5e5), 0.5),
+    ],
+    ids=str,
+)
+def test_transformers_computes_our_tables(rope: Rope) -> None:
+    """Their functions on the exported config: the table at any length, and the factor of cos and sin."""
+    written = to_hugging_face(rope, head_dim=64)
+    config = LlamaConfig(hidden_size=128, num_attention_heads=2, **{"max_position_embeddings": 131_072} | written)
+    kind = config.rope_parameters["rope_type"]
+    for length in (None, 2048, 4096, 4097, 20_000):
+        ours = rope_frequencies(64, length=length, **rope.options(64))
+        if kind == "default":  # a base and nothing else
+            share = config.rope_parameters.get("partial_rotary_factor", 1.0)
+            theirs, factor = rope_frequencies(int(64 * share), config.rope_parameters["rope_theta"])[:2]
+        else:
+            theirs, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
+        torch.testing.assert_close(ours.inverse, theirs.double(), rtol=1e-6, atol=0)
+        assert ours.attention_factor == pytest.approx(factor, rel=1e-12)
+
+
+@pytest.mark.parametrize("more", [{}, {"mscale_all_dim": 0.707}, {"mscale": 1.0}, {"mscale": 0.5, "mscale_all_dim": 1}])
+def test_softmax_factor_is_deepseeks(more: dict) -> None:
+    """An explicit attention_factor is for cos and sin alone."""
+    for given in (YARN | more, YARN | more | {"attention_factor": 1.5}):
+        ours = rope_frequencies(64, scaling=parameters(**given).scaling).softmax_factor
+        assert 192**-0.5 * ours == pytest.approx(yarn_apply_mscale(given, 192**-0.5), rel=1e-12)
+
+
+def test_layer_types_there_and_back() -> None:
+    ropes = {"full_attention": Rope(1e6, YaRN(4.0, 2048)), "sliding_attention": Rope(1e4), "none": None}
+    written = json.loads(json.dumps(to_hugging_face(ropes)))
+    assert from_hugging_face(written) == ropes
+    dynamic = {"a": Rope(1e4, DynamicNTK(2.0, 2048, follow="sequence")), "b": Rope(1e4)}
+    assert to_hugging_face(dynamic)["max_position_embeddings"] == 2048
+    assert from_hugging_face(to_hugging_face(dynamic)) == dynamic
+
+
+def test_options_feed_the_frequencies() -> None:
+    rope = Rope(1e4, Linear(2.0), 0.25, 0.5)
+    assert rope.options(64) == {"base": 1e4, "scaling": Linear(2.0), "rotary_dim": 16, "proportion": 0.5}
+    assert rope.rotary_dim(128) == 32
+    assert rope._replace(partial_rotary_factor=0.4).rotary_dim(80) == 32
+
+
+# ---- errors ----------------------------------------------------------------------------------------------------------
+def wrong(**given):
+    return lambda: parameters(**given)
+
+
+WRONG = [
+    (lambda: from_hugging_face({"rope_scaling": {"type": "linear", "factor": 2}}), "expected rope_theta, the base"),
+    (lambda: from_hugging_face({}), "it is never assumed"),
+    (lambda: from_hugging_face({"rope_parameters": {"a": {"rope_type": "default"}}}), "expected rope_theta"),
+    (wrong(rope_type="yarm"), "unknown rope_type 'yarm': did you mean 'yarn'?"),
+    (wrong(rope_type="linear", factr=2), "unknown key of rope_type 'linear' 'factr': did you mean 'factor'?"),
+    (wrong(rope_type="default", factor=2), "unknown key of rope_type 'default' 'factor'"),
+    (wrong(rope_type="linear", factor=2, beta_fast=32), "unknown key of rope_type 'linear' 'beta_fast'"),
+    (wrong(rope_type="dynamic", factor=2, **{ORIGINAL: 4096}), "unknown key of rope_type 'dynamic'"),
+    (wrong(rope_type="yarn", factor=2, short_factor=SHORT), "unknown key of rope_type 'yarn' 'short_factor'"),
+    (wrong(rope_type="linear"), "rope_type 'linear': expected factor, got"),
+    (wrong(rope_type="dynamic"), "rope_type 'dynamic': expected factor, got"),
+    (wrong(rope_type="longrope", short_factor=SHORT), "'longrope': expected long_factor"),
+    (wrong(rope_type="llama3", factor=8), "expected low_freq_factor, high_freq_factor"),
+    (wrong(rope_type="yarn"), "rope_type 'yarn': expected factor, or original_max_position_embeddings and"),
+    (lambda: from_hugging_face({"rope_parameters": YARN | {"factor": None}}), "expected factor, or original"),
+    (
+        lambda: from_hugging_face({"rope_parameters": YARN | {ORIGINAL: None}}),
+        "or max_position_embeddings, got neither",
+    ),
+    (wrong(rope_theta=-1.0), "rope: expected base above 0, got -1.0"),
+    (wrong(partial_rotary_factor=1.5), "partial_rotary_factor above 0 and at most 1, got 1.5"),
+    (wrong(partial_rotary_factor=0), "partial_rotary_factor above 0 and at most 1, got 0"),
+    (wrong(partial_rotary_factor="all"), "partial_rotary_factor above 0 and at most 1, got 'all'"),
+    (wrong(rope_type="linear", factor=0.5), "linear: expected a factor of 1 or more, got 0.5"),
+    (
+        lambda: from_hugging_face({"rope_theta": 1e4, "rope_parameters": {"a": {"rope_type": "default"}, "b": 3}}),
+        "expected a mapping for each layer type, got b=3",
+    ),
+    (
+        lambda: from_hugging_face({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": YARN}),
+        "expected rope_parameters or rope_scaling, got both",
+    ),
+    (lambda: to_hugging_face(Rope(1e4), style="old"), "'rope_parameters' or 'rope_scaling', got 'old'"),
+    (lambda: to_hugging_face({"a": Rope(1e4)}, style="rope_scaling"), "got one per layer type; use 'rope_parameters'"),
+    (lambda: to_hugging_face(Rope(1e4, NTK(2.0))), "NTK: expected head_dim"),
+    (lambda: to_hugging_face(Rope(1e4, YaRN(2.0, 9, ramp="rotations"))), "a scaling that a rope_type exists for"),
+    (lambda: to_hugging_face(Rope(1e4, NTK(2.0), proportion=0.5)), "p-RoPE alone or with Linear"),
+    (lambda: to_hugging_face(Rope(1e4, None, 0.5, 0.5)), "p-RoPE alone or with Linear"),
+    (
+        lambda: to_hugging_face({"a": Rope(1e4, DynamicNTK(2.0, 9)), "b": Rope(1e4, DynamicNTK(2.0, 8))}),
+        "the same max_position_embeddings for all layer types, got another for 'b'",
+    ),
+    (lambda: Rope(1e4, None, 0.3).rotary_dim(50), "head_dim=50 times partial_rotary_factor=0.3 to be even, got 15"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_wrong_configs(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,142 @@
+"""Conversion of rotary weights: exactly a permutation, the same scores, and the same logits as the model it came from."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import longitude as lg
+from longitude.positions.layouts import convert_layout, pair_order
+
+OTHER = {"half": "interleaved", "interleaved": "half"}
+
+
+def test_pair_order() -> None:
+    assert pair_order(8, "half").tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
+    assert pair_order(8, "interleaved").tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    for dim in (2, 6, 64):
+        there, back = pair_order(dim, "half"), pair_order(dim, "interleaved")
+        assert there[back].tolist() == back[there].tolist() == list(range(dim))
+
+
+@pytest.mark.parametrize("to", ["half", "interleaved"])
+def test_rows_move_inside_the_rotary_block_of_each_head(to: str) -> None:
+    names = torch.arange(12.0)  # two heads of six, four of them rotary
+    moved = {"half": [0, 2, 1, 3], "interleaved": [0, 2, 1, 3]}[to]
+    assert convert_layout(names, 6, to, rotary_dim=4).tolist() == [*moved, 4, 5, *(6 + n for n in moved), 10, 11]
+    order = {"half": [0, 2, 4, 1, 3, 5], "interleaved": [0, 3, 1, 4, 2, 5]}[to]
+    assert convert_layout(names, 6, to).tolist() == [*order, *(6 + n for n in order)]
+    assert convert_layout(names[:6], 6, to).tolist() == order  # the norm inside a head
+    matrix = torch.randn(12, 5)
+    assert torch.equal(convert_layout(matrix, 6, to), matrix[[*order, *(6 + n for n in order)]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rotary_dim", [None, 8, 2])
+@pytest.mark.parametrize("shape", [(48, 20), (16, 20), (48,), (16,)])
+def test_there_and_back_gives_the_same_bits(shape: tuple, rotary_dim: int | None, dtype: torch.dtype) -> None:
+    weight = torch.randn(shape).to(dtype)
+    for to, other in OTHER.items():
+        there = convert_layout(weight, 16, to, rotary_dim)
+        assert there.dtype == dtype
+        assert there.shape == weight.shape
+        assert torch.equal(convert_layout(there, 16, other, rotary_dim), weight)
+        assert torch.equal(there.flatten().sort().values, weight.flatten().sort().values)
+        assert torch.equal(there, weight) == (rotary_dim == 2)
+
+
+@pytest.mark.parametrize("options", [{}, {"rotary_dim": 8}, {"proportion": 0.5}], ids=["all", "partial", "p-rope"])
+@pytest.mark.parametrize("to", ["half", "interleaved"])
+def test_scores_stay(to: str, options: dict[str, Any]) -> None:
+    """Grouped heads, biases, and norms inside heads, from layout to layout."""
+    heads, kv_heads, dim, width = 4, 2, 16, 24
+    x = torch.randn(2, 7, width, dtype=torch.float64)
+    weights = {name: torch.randn(h * dim, width, dtype=torch.float64) for name, h in (("q", heads), ("k", kv_heads))}
+    biases = {name: torch.randn(len(w), dtype=torch.float64) for name, w in weights.items()}
+    norms = {name: torch.rand(dim, dtype=torch.float64) for name in weights}
+
+    def converted(tensor: Tensor) -> Tensor:
+        return convert_layout(tensor, dim, to, options.get("rotary_dim"))
+
+    def scores(layout: str, convert) -> Tensor:
+        rope = lg.Rotary(dim, layout, **options)
+
+        def made(name: str) -> Tensor:
+            y = nn.functional.linear(x, convert(weights[name]), convert(biases[name])).unflatten(-1, (-1, dim))
+            return nn.functional.rms_norm(y, (dim,), convert(norms[name])).transpose(1, 2)
+
+        q, k = rope.rotate_queries(made("q"), 3), rope.rotate_keys(made("k"), 3)
+        return q @ k.repeat_interleave(heads // kv_heads, 1).mT
+
+    want = scores(OTHER[to], lambda tensor: tensor)
+    torch.testing.assert_close(scores(to, converted), want, atol=1e-12, rtol=0)
+    assert not torch.allclose(scores(to, lambda tensor: tensor), want, atol=0.1)
+
+
+class Ours(nn.Module):
+    """In the place of a Llama layer's attention: its projections, then lg.attend."""
+
+    def __init__(self, theirs: nn.Module, encoding: lg.Encoding):
+        super().__init__()
+        self.theirs, self.encoding = theirs, encoding
+
+    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
+        of = self.theirs
+        q, k, v = (
+            p(hidden_states).unflatten(-1, (-1, of.head_dim)).transpose(1, 2) for p in (of.q_proj, of.k_proj, of.v_proj)
+        )
+        return of.o_proj(lg.attend(q, k, v, encoding=self.encoding).transpose(1, 2).flatten(2)), None
+
+
+def test_logits_of_a_converted_llama() -> None:
+    """A Llama of the half layout, its queries and keys converted, turned by our interleaved layout: the same logits."""
+    config = LlamaConfig(
+        vocab_size=50,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attention_bias=True,
+        rope_theta=500.0,
+        attn_implementation="eager",
+    )
+    model = LlamaForCausalLM(config).double().eval()
+    for p in model.parameters():
+        nn.init.normal_(p, std=0.2)
+    tokens = torch.randint(50, (2, 33))
+    with torch.no_grad():
+        want = model(tokens).logits
+        for convert in (False, True):
+            for layer in model.model.layers:
+                if not convert:
+                    layer.self_attn = Ours(layer.self_attn, lg.Rotary(16, "interleaved", base=500.0))
+                    continue
+                for projection in (layer.self_attn.theirs.q_proj, layer.self_attn.theirs.k_proj):
+                    for p in projection.parameters():
+                        p.copy_(convert_layout(p, 16, "interleaved"))
+            error = float((model(tokens).logits - want).abs().max())
+            assert (error < 1e-5) == convert, error  # their angles are of float32
+
+
+WRONG = [
+    (lambda: pair_order(7, "half"), "even rotary_dim, got 7"),
+    (lambda: pair_order(0, "half"), "rotary_dim"),
+    (lambda: pair_order(8, "neox"), "to='half' or 'interleaved', got 'neox'"),
+    (lambda: convert_layout(torch.zeros(30, 4), 8, "half"), r"multiple of head_dim=8 rows, got \[30, 4\]"),
+    (lambda: convert_layout(torch.zeros(0, 4), 8, "half"), "multiple of head_dim=8"),
+    (lambda: convert_layout(torch.tensor(1.0), 8, "half"), "multiple of head_dim=8"),
+    (lambda: convert_layout(torch.zeros(16, 4), 8, "half", rotary_dim=10), "at most head_dim=8, got 10"),
+    (lambda: convert_layout(torch.zeros(16, 4), 8, "half", rotary_dim=3), "even rotary_dim, got 3"),
+    (lambda: convert_layout(torch.zeros(16, 4), 8, "half", rotary_dim=0), "rotary_dim"),
+    (lambda: convert_layout(torch.zeros(16, 4), 0, "half"), "head_dim"),
+    (lambda: convert_layout(torch.zeros(16, 4), 8, "other"), "got 'other'"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
+def test_wrong_options(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,142 @@
+"""Where training positions come from: sorted, distinct, within range, and drawn as their papers say."""
+
+from collections import Counter
+from itertools import combinations
+
+import pytest
+import torch
+
+from longitude.positions.samplers import Contiguous, Randomized, Skipped, sampler
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def is_uniform(counts: Counter, outcomes: list) -> None:
+    """Each outcome and no other, about as often: chi square within 5 standard deviations of what chance gives."""
+    assert set(counts) == set(outcomes)
+    expected = counts.total() / len(outcomes)
+    chi_square = sum((counts[outcome] - expected) ** 2 / expected for outcome in outcomes)
+    free = len(outcomes) - 1
+    assert chi_square < free + 5 * (2 * free) ** 0.5
+
+
+def test_contiguous() -> None:
+    positions = Contiguous()(2, 3, seeded())
+    assert positions.tolist() == [[0, 1, 2], [0, 1, 2]] and positions.dtype == torch.int64
+
+
+EVERY = [
+    Contiguous(),
+    Randomized(100),
+    Randomized(17),
+    Skipped(100),
+    Skipped(100, chunks=5),
+    Skipped(40, 1),
+    Skipped(17, 17),
+]
+
+
+@pytest.mark.parametrize("draw", EVERY, ids=str)
+def test_positions_are_sorted_distinct_and_within_range(draw) -> None:
+    positions = draw(200, 17, seeded())
+    assert positions.shape == (200, 17) and positions.dtype == torch.int64
+    assert bool((positions.diff(dim=1) > 0).all())
+    assert positions.min() >= 0 and positions.max() < getattr(draw, "max_length", 17)
+
+
+@pytest.mark.parametrize("draw", EVERY, ids=str)
+def test_a_generator_decides_them(draw) -> None:
+    one, again, other = (draw(8, 17, seeded(seed)) for seed in (1, 1, 2))
+    assert torch.equal(one, again)
+    fixed = isinstance(draw, Contiguous) or draw.max_length == 17 or getattr(draw, "chunks", 2) == 1
+    assert torch.equal(one, other) == fixed
+    state = torch.get_rng_state()
+    draw(8, 17, seeded())
+    assert torch.equal(torch.get_rng_state(), state)  # the global generator is left alone
+
+
+@pytest.mark.parametrize("draw", [Randomized(9), Skipped(9), Skipped(9, 4)], ids=str)
+def test_a_range_as_long_as_the_window_leaves_no_choice(draw) -> None:
+    assert draw(3, 9, seeded()).tolist() == [list(range(9))] * 3
+
+
+def test_samplers_are_values() -> None:
+    """Frozen, so two of the same options are one key."""
+    assert len({Contiguous(), Contiguous(), Randomized(7), Randomized(7), Skipped(7), Skipped(7)}) == 3
+
+
+def test_randomized_subsets_are_uniform() -> None:
+    """Ruoss et al. 2023, section 3: sampled without replacement, sorted."""
+    rows = Randomized(6)(20_000, 3, seeded()).tolist()
+    is_uniform(Counter(map(tuple, rows)), list(combinations(range(6), 3)))
+
+
+def test_rows_of_a_batch_differ() -> None:
+    for draw in (Randomized(1000), Skipped(1000)):
+        assert len(set(map(tuple, draw(50, 20, seeded()).tolist()))) > 45
+
+
+def runs(row: list[int]) -> tuple[int, ...]:
+    """Where positions do not count up by one."""
+    return tuple(t for t in range(1, len(row)) if row[t] != row[t - 1] + 1)
+
+
+def test_skipped_moves_the_second_run() -> None:
+    """Zhu et al. 2024, section 3.2 with two chunks: the first stays at 0, the second is moved on by 0 .. max_length - length,
+    each as likely, and the cut is anywhere between two tokens."""
+    rows = Skipped(9)(20_000, 5, seeded()).tolist()
+    assert all(row[0] == 0 for row in rows)
+    is_uniform(Counter(row[-1] - 4 for row in rows), [0, 1, 2, 3, 4])
+    moved = [row for row in rows if row[-1] > 4]
+    is_uniform(Counter(map(runs, moved)), [(1,), (2,), (3,), (4,)])
+
+
+def test_skipped_draws_each_skip_from_the_one_before() -> None:
+    """u_c is uniform in u_(c-1) .. max_length - length. Three tokens in three chunks: p = 0, 1 + u_1, 2 + u_2."""
+    rows = Skipped(6, chunks=3)(20_000, 3, seeded()).tolist()
+    is_uniform(Counter(row[1] - 1 for row in rows), [0, 1, 2, 3])
+    for first in (0, 1, 2):
+        is_uniform(Counter(row[2] - 2 for row in rows if row[1] - 1 == first), list(range(first, 4)))
+
+
+def test_skipped_cuts_are_uniform() -> None:
+    rows = Skipped(10_000, chunks=3)(20_000, 5, seeded()).tolist()
+    cuts = [runs(row) for row in rows if len(runs(row)) == 2]
+    assert len(cuts) > 19_900
+    is_uniform(Counter(cuts), list(combinations(range(1, 5), 2)))
+
+
+def test_skipped_in_two_chunks_by_default() -> None:
+    assert Skipped(10) == Skipped(max_length=10, chunks=2)
+    assert {len(runs(row)) for row in Skipped(10_000, 1)(50, 9, seeded()).tolist()} == {0}
+
+
+def test_sampler_by_name() -> None:
+    assert sampler("contiguous") == Contiguous()
+    assert sampler("randomized", max_length=7) == Randomized(7)
+    assert sampler("skipped", max_length=7, chunks=3) == Skipped(7, 3)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: sampler("randomised", max_length=7), "unknown sampler 'randomised': did you mean 'randomized'"),
+        (lambda: sampler("skipped", max_len=7), "option of 'skipped' 'max_len': did you mean 'max_length'"),
+        (lambda: sampler("contiguous", max_length=7), "option of 'contiguous' 'max_length': .* its options: none"),
+        (lambda: sampler("skipped", chunks=2), "'skipped' needs the option 'max_length'"),
+        (lambda: Randomized(0), "Randomized: expected max_length"),
+        (lambda: Skipped(0), "Skipped: expected max_length"),
+        (lambda: Skipped(5, 0), "chunks"),
+        (lambda: Randomized(5)(1, 6, seeded()), "Randomized: expected length of at most max_length=5, got 6"),
+        (lambda: Skipped(5)(1, 6, seeded()), "Skipped: expected length of at most max_length=5, got 6"),
+        (lambda: Skipped(9, 5)(1, 4, seeded()), "length of at least chunks=5, a token each, got 4"),
+        (lambda: Contiguous()(0, 3, seeded()), "Contiguous: expected batch"),
+        (lambda: Randomized(5)(2, 0, seeded()), "Randomized: expected length"),
+        (lambda: Skipped(5)(2.0, 3, seeded()), "Skipped: expected batch"),
+    ],
+)
+def test_wrong_use(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()

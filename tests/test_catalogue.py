@@ -1,0 +1,87 @@
+"""What the catalogue says of each encoding, against what is known of it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude import catalogue
+from longitude.attention.backends import BACKENDS
+
+FACTS = catalogue.catalogue()
+BY_NAME = {entry["name"]: SimpleNamespace(**entry) for entry in FACTS["encodings"]}
+
+
+@pytest.mark.parametrize(
+    ("where", "names"),
+    [
+        ([], "none"),
+        (["input"], "sinusoidal learned"),
+        (["rotation"], "rope xpos axial_rope mrope"),
+        (["bias"], "alibi t5 clipped kerple_log kerple_power sandwich fire"),
+        (["vectors"], "shaw transformer_xl"),
+        (["content"], "cope fox path path_fox"),
+    ],
+)
+def test_where_it_acts(where, names):
+    assert {name: BY_NAME[name].acts for name in names.split()} == dict.fromkeys(names.split(), where)
+
+
+def test_composed_acts_everywhere():
+    assert catalogue.acts(lg.Composed([lg.Rotary(8, "half"), lg.FoX(16, 4)])) == ["rotation", "content"]
+    assert catalogue.acts(lg.FoX(24, 4), dim=24) == ["content"]
+
+
+def test_properties_are_the_declared_ones():
+    names = {
+        flag: {n for n, facts in BY_NAME.items() if getattr(facts, flag)} for flag in ("causal_only", "max_length")
+    }
+    assert names["max_length"] == {"learned"} and BY_NAME["learned"].max_length == "max_length"
+    assert names["causal_only"] >= {"cope", "fox", "path", "path_fox", "xpos"}
+    assert {n for n, facts in BY_NAME.items() if not facts.relative} == {"sinusoidal", "learned", "fire"}
+    assert (BY_NAME["axial_rope"].axes, BY_NAME["mrope"].axes, BY_NAME["rope"].axes) == (2, 3, 1)
+    assert not BY_NAME["xpos"].stable_keys and BY_NAME["rope"].stable_keys
+    assert BY_NAME["path_fox"].__dict__["class"] == "PaTH + FoX"
+
+
+def test_backends_are_those_that_do_not_refuse():
+    assert BY_NAME["t5"].backends["training"][0] == "table"
+    assert "sdpa" not in BY_NAME["t5"].backends["training"] and "sdpa" in BY_NAME["t5"].backends["reading"]
+    assert BY_NAME["none"].backends["reading"][0] == "sdpa"  # the cheapest first
+    q, k = torch.zeros(1, 4, 64, 8), torch.zeros(1, 2, 64, 8)
+    for name in ("alibi", "rope", "shaw"):
+        encoding = lg.testing.example(name)().float()
+        for takers, wanted in ((BY_NAME[name].backends["training"], True), (BY_NAME[name].backends["reading"], False)):
+            with torch.set_grad_enabled(wanted):
+                verdicts = lg.explain(q.requires_grad_(wanted), k, k, encoding=encoding)
+            assert {v.backend for v in verdicts if v.refusal is None} == {*takers}
+            assert next(v.backend for v in verdicts if v.chosen) == takers[0]
+    assert all({"chunked", "reference"} <= {*facts.backends["training"]} <= {*BACKENDS} for facts in BY_NAME.values())
+
+
+def test_source():
+    def paper():
+        """score += x (see (2)), of 1990 things  (First et al. 2020; BERT, GPT-2; Second et al. 2021).
+
+        Not this one (Third et al. 2022).
+        """
+
+    def words():
+        """No year here (at all)."""
+
+    assert catalogue.source_of(paper) == "First et al. 2020; Second et al. 2021"
+    assert catalogue.source_of(words) is None
+    assert catalogue.source_of(lambda: None) is None
+    assert {name for name, facts in BY_NAME.items() if not facts.source} <= {"clipped"}  # a table that has no paper
+    assert all(entry["source"] for entry in FACTS["scaling"])
+
+
+def test_options_and_machine():
+    yarn = next(entry for entry in FACTS["scaling"] if entry["name"] == "yarn")
+    assert yarn["required"] == ["factor", "original_max_length"] and yarn["options"]["beta_fast"] == 32
+    assert yarn["options"].keys() >= {*yarn["required"], "attention_factor", "mscale", "truncate"}
+    [skipped] = [entry for entry in FACTS["samplers"] if entry["name"] == "skipped"]
+    assert (skipped["options"], skipped["required"]) == ({"max_length": None, "chunks": 2}, ["max_length"])
+    assert FACTS["machine"]["torch"] == torch.__version__ and FACTS["machine"]["threads"] == torch.get_num_threads()
+    assert {"table_kernel", "cuda", "mps", "transformers", "python"} <= FACTS["machine"].keys()

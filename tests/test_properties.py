@@ -1,0 +1,145 @@
+"""The table of properties: distances of codes against closed forms, and the words that a line is shown in."""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import longitude as lg
+
+spec = importlib.util.spec_from_file_location("properties", Path(__file__).parents[1] / "benchmarks" / "properties.py")
+assert spec is not None and spec.loader is not None
+properties = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(properties)
+
+N, DIM, HEADS, HEAD_DIM = 600, 16, 4, 8
+
+
+def codes(encoding):
+    found = properties.codes(encoding, N, DIM, HEAD_DIM)
+    assert found is None or found.dtype == torch.float64
+    return found
+
+
+def of_waves(frequencies):
+    """min over offsets of sqrt(sum of |1 - e^(i offset w)|^2 / number of waves)"""
+    gaps = [sum(2 - 2 * math.cos(offset * w) for w in frequencies) / len(frequencies) for offset in range(1, N)]
+    return math.sqrt(min(gaps))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "frequencies"),
+    [
+        (lg.Sinusoidal(DIM), [10_000 ** (-2 * i / DIM) for i in range(DIM // 2)]),
+        (lg.Rotary(HEAD_DIM, "half"), [10_000 ** (-2 * k / HEAD_DIM) for k in range(HEAD_DIM // 2)]),
+        (lg.Rotary(HEAD_DIM, "interleaved", base=100.0), [100 ** (-2 * k / HEAD_DIM) for k in range(HEAD_DIM // 2)]),
+    ],
+    ids=["sinusoidal", "rope", "rope interleaved"],
+)
+def test_waves(encoding, frequencies):
+    assert properties.separation(codes(encoding)) == pytest.approx(of_waves(frequencies), rel=1e-9)
+
+
+def test_neighbours_of_a_sinusoid():
+    smallest, norm = properties.smallest_distance(codes(lg.Sinusoidal(DIM)))
+    assert norm == pytest.approx(math.sqrt(DIM / 2), rel=1e-12)  # sin^2 + cos^2 of each pair
+    assert smallest == pytest.approx(
+        math.sqrt(sum(2 - 2 * math.cos(10_000 ** (-i / (DIM / 2))) for i in range(DIM // 2))), rel=1e-12
+    )
+
+
+def test_alibi_with_one_head():
+    smallest, norm = properties.smallest_distance(codes(lg.ALiBi(num_heads=1)))
+    assert smallest == 2.0**-8
+    assert norm == pytest.approx(2.0**-8 * math.sqrt(sum(p * p for p in range(N)) / N), rel=1e-12)
+
+
+def test_what_cannot_tell_two_positions_apart():
+    for encoding in (lg.NoPosition(), lg.T5Bias(HEADS), lg.Shaw(HEAD_DIM, max_distance=16)):
+        assert properties.separation(codes(encoding)) == 0.0, encoding
+
+
+def test_what_content_decides():
+    names = ["cope", "fox", "path", "path_fox"]
+    found = {name for name in lg.encodings() if codes(lg.testing.example(name)()) is None}
+    assert found >= {*names} and properties.separation(None) == "content"
+    assert codes(lg.Composed([lg.ALiBi(HEADS), lg.FoX(DIM, HEADS)])) is None
+    other_width = lg.encoding("fox", dim=24, num_heads=2)
+    assert properties.codes(other_width, N, 24, 12) is None
+
+
+def test_codes_are_what_the_encoding_makes_of_a_position():
+    positions = torch.arange(N)
+    learned = lg.testing.example("learned", max_length=50)()
+    assert torch.equal(codes(learned), learned.table)  # of its positions only
+    fire = lg.testing.example("fire")()
+    torch.testing.assert_close(codes(fire), fire.bias(torch.tensor([N - 1]), N - 1 - positions)[:, 0].T)
+    kerple = lg.testing.example("kerple_log")()
+    torch.testing.assert_close(codes(kerple), kerple.bias_at(positions).T)
+    one_per_head = lg.testing.example("transformer_xl")()
+    [term] = one_per_head.terms({})
+    keys = term.keys(positions)  # [heads, N, head_dim]
+    assert codes(one_per_head).shape == (N, HEADS * HEAD_DIM)
+    torch.testing.assert_close(codes(one_per_head)[7].view(HEADS, HEAD_DIM), keys[:, 7])
+    both = lg.Composed([lg.Sinusoidal(DIM), lg.ALiBi(HEADS)])
+    assert codes(both).shape == (N, DIM + HEADS)
+
+
+def test_every_encoding_has_codes_or_content():
+    for name in lg.encodings():
+        found = properties.separation(codes(lg.testing.example(name)()))
+        assert found == "content" or (isinstance(found, float) and 0 <= found < 2), name
+
+
+def test_the_smallest_distance_is_found_wherever_it_is():
+    random = torch.randn(700, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for i, j in ((0, 1), (255, 256), (3, 699), (600, 10)):
+        near = random.clone()
+        near[j] = near[i]
+        near[j, 2] += 1e-9
+        assert properties.smallest_distance(near)[0] == pytest.approx(1e-9, rel=1e-6)
+    norms = random.square().sum(1)
+    assert properties.smallest_distance(random)[1] == pytest.approx(norms.mean().sqrt().item(), rel=1e-12)
+
+
+def test_words():
+    line = {"encoding": "t5", "codes": 0.0, "relative": True, "loss": (1.234, 1.2, 1.3), "cost": 1.1}
+    assert properties.worded(line) == ["t5", "0", "yes", "1.23 (1.20 to 1.30)", "1.10"]
+    line = {"encoding": "learned", "codes": 0.0123, "relative": False, "loss": None, "cost": 1.0}
+    assert properties.worded(line) == ["learned", "0.012", "no", "-", "1.00"]
+    line = {"encoding": "cope", "codes": "content", "relative": True, "loss": (0.5, None, None), "cost": 1.0}
+    assert properties.worded(line)[1:4] == ["content", "yes", "0.50"]
+
+
+@pytest.mark.slow
+def test_the_whole_table(tmp_path, monkeypatch, capsys):
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(str(i * i) for i in range(20_000)))
+    tiny = (
+        "--train-length 16 --steps 2 --hidden 16 --heads 2 --layers 1 --batch-size 2 --documents 4 --runs 1 --threads 1"
+    )
+    names = ["none", "alibi", "learned"]
+    command = [*tiny.split(), "--encodings", *names, "--data", str(text), "--out", str(tmp_path / "run")]
+    monkeypatch.setattr(sys, "argv", ["properties.py", *command, "--markdown", str(tmp_path / "table.md")])
+    monkeypatch.setattr(properties, "LENGTH", 64)
+    threads = torch.get_num_threads()
+    try:
+        assert properties.main() == 0
+    finally:
+        torch.set_num_threads(threads)
+    said = json.loads((tmp_path / "run" / "properties.json").read_text())
+    assert [row["encoding"] for row in said["rows"]] == names
+    assert [row["relative"] for row in said["rows"]] == [True, True, False]
+    none, alibi, learned = said["rows"]
+    assert none["codes"] == 0 and alibi["codes"] > 0 and all(row["cost"] > 0 for row in said["rows"])
+    assert alibi["loss"][1] <= alibi["loss"][0] <= alibi["loss"][2]
+    assert learned["loss"] is None and "no positions from 16 on" in learned["missing"]
+    assert said["protocol"]["study"]["configuration"]["test_lengths"] == [16, 128]
+    written = (tmp_path / "table.md").read_text().splitlines()
+    assert written[0] == "| encoding | distance of codes | relative | loss at 128 / at 16 | cost |"
+    assert [row.split("|")[1].strip() for row in written[2:5]] == names
+    assert "learned has no positions from 16 on" in capsys.readouterr().out
