@@ -22,12 +22,12 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report test test-all check format bench clean new-torch
+.PHONY: help install study report test test-all check format bench properties clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
 	@echo
-	@echo '  ARGS="--encodings rope alibi"   options for study, report, bench'
+	@echo '  ARGS="--encodings rope alibi"   options for study, report, bench, properties'
 	@echo '  PYTHON=python3.12               the Python that makes .venv (3.11 to 3.13)'
 	@echo '  TORCH="REQUIREMENT"             another torch build: a requirement, a wheel, with options of pip'
 
@@ -57,6 +57,9 @@ format: $(VENV)/test.stamp ## let ruff format and fix what it can
 
 bench: $(VENV)/study.stamp ## attention with a bias beside plain attention, side by side
 	$(BIN)/python benchmarks/table.py $(ARGS)
+
+properties: $(VENV)/study.stamp ## the four properties of every encoding, measured: codes, offsets, length, cost (an hour)
+	$(BIN)/python benchmarks/properties.py $(ARGS)
 
 # ---- the environment: torch first, so that nothing drags another build in; then two levels, study and test ----
 install: $(VENV)/test.stamp ## everything needed to work on the project

@@ -62,7 +62,7 @@ def test_backends_are_those_that_do_not_refuse():
 
 def test_source():
     def paper():
-        """score += x (see (2)), of 1990 things  (First et al. 2020; BERT, GPT-2; Second et al. 2021).
+        """score += x (as in 1990) (see (2))  (First et al. 2020; BERT, GPT-2; Second et al. 2021).
 
         Not this one (Third et al. 2022).
         """

@@ -84,6 +84,10 @@ def test_a_cell_that_diverges_or_fails_makes_the_exit_code_1(text, tmp_path, cap
         ("study --data no/such/text", "no such file or folder"),
         ("study --device tpu", "must be one of auto cpu cuda mps"),
         ("study rope", "Unrecognized options: rope"),
+        ("study --positions randomised", "unknown sampler of --positions 'randomised': did you mean 'randomized'"),
+        ("study --position-range 512", "--positions is contiguous; leave it out"),
+        ("study --positions skipped --position-range 8", "at least the training length 256, got 8"),
+        ("study --encodings rope:scaling=yarm(factor=2)", "unknown scaling 'yarm': did you mean 'yarn'"),
         ("report", "PATH"),
         ("report no/such/run", "holds no study"),
         ("list --jsn", "did you mean '--json'"),
@@ -97,16 +101,31 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments, reason, tmp_path, monk
     assert not list(tmp_path.iterdir())
 
 
-def test_list_names_every_encoding_with_what_it_is(capsys):
+def test_list_describes_everything(capsys, monkeypatch):
     import longitude
+    from longitude.positions.samplers import SAMPLERS
+    from longitude.positions.scaling import SCHEMES
 
+    monkeypatch.setenv("COLUMNS", "100")
     code, out, _ = command(capsys, "list", "--json")
-    entries = json.loads(out)
-    assert code == 0 and [entry["name"] for entry in entries] == longitude.encodings()
-    assert all(entry["is"] for entry in entries)
-    assert "base" in next(entry for entry in entries if entry["name"] == "rope")["options"]
+    found = json.loads(out)
+    assert code == 0 and list(found) == ["encodings", "scaling", "samplers", "machine"]
+    assert [entry["name"] for entry in found["encodings"]] == longitude.encodings()
+    assert [entry["name"] for entry in found["scaling"]] == [*SCHEMES]
+    assert [entry["name"] for entry in found["samplers"]] == [*SAMPLERS]
+    assert all(entry["is"] for part in ("encodings", "scaling", "samplers") for entry in found[part])
+    rope = next(entry for entry in found["encodings"] if entry["name"] == "rope")
+    assert "base" in rope["options"] and rope["class"] == "Rotary" and rope["source"] == "RoPE, Su et al. 2021"
+
     code, out, _ = command(capsys, "list")
-    assert code == 0 and all(name in out for name in longitude.encodings())
+    lines = out.splitlines()
+    assert code == 0 and max(map(len, lines)) <= 100
+    for entry in (*found["encodings"], *found["scaling"], *found["samplers"]):
+        assert any(line.startswith(entry["name"] + " ") for line in lines), entry["name"]
+    assert re.search(r"^t5 +T5Bias +bias +relative, learned, +Raffel et al. 2020 +table \(sdpa\)", out, re.MULTILINE)
+    assert re.search(r"^yarn +factor original_max_length beta_fast=32 .*Peng et al. 2023", out, re.MULTILINE)
+    assert re.search(r"^rope .*\bbase\b.*\bscaling\b", out, re.MULTILINE)  # options, for variants on the command line
+    assert f"torch {found['machine']['torch']}, threads " in out and "CUDA" in out and "transformers" in out
 
 
 def test_help_shows_verbs_and_options(capsys):
@@ -114,8 +133,8 @@ def test_help_shows_verbs_and_options(capsys):
     assert code == 0 and all(verb in out for verb in ("study", "report", "list"))
     assert command(capsys)[1] == out  # no verb: the help
     code, out, _ = command(capsys, "study", "--help")
-    options = "--encodings --data --train-length --test-lengths --steps --seeds --out --device --fresh".split()
-    assert code == 0 and all(option in out for option in options)
+    options = "--encodings --data --train-length --test-lengths --steps --seeds --out --device --fresh --positions"
+    assert code == 0 and all(option in out for option in options.split())
     assert command(capsys, "--version")[1].startswith("longitude 0.")
 
 

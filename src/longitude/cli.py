@@ -9,12 +9,12 @@ import io
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext, redirect_stderr
 from dataclasses import fields
 from inspect import signature
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -67,31 +67,93 @@ def report(run: Annotated[Path, tyro.conf.Positional], json: bool = False) -> in
 
 
 def list_(json: bool = False) -> int:
-    """List the encodings: names, options, and what each is.
+    """List what there is: encodings, scaling schemes, samplers of positions, and what runs on this machine.
 
     Args:
-        json: Print JSON instead of a table.
+        json: Print JSON instead of tables.
     """
-    import longitude.positions  # noqa: F401  registers them
-    from longitude.positions.base import encodings, factory_of, options_of
+    from longitude.catalogue import catalogue
 
-    entries = []
-    for name in encodings():
-        factory = factory_of(name)
-        line = " ".join((factory.__doc__ or "").strip().partition("\n\n")[0].split())
-        entries.append({"name": name, "options": list(options_of(factory)), "is": line})
+    found = catalogue()
     if json:
-        _print_json(entries)
+        _print_json(found)
         return DONE
     from rich.console import Console
+
+    console = Console()
+    for part in _tables(found):
+        console.print(part, highlight=False)
+    return DONE
+
+
+def _tables(found: dict[str, Any]) -> Iterator[Any]:
+    """The catalogue for the terminal."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table("encoding", "options", "is", box=None, pad_edge=False)
+    def table(title: str, *columns: str) -> Table:
+        made = Table(
+            *columns, title=f"[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False
+        )
+        made.columns[0].no_wrap = True
+        return made
+
+    entries = found["encodings"]
+    everyone = set.intersection(*(set(takers) for entry in entries for takers in entry["backends"].values()))
+    shown = table("encodings", "name", "class", "acts as", "properties", "source", "backends")
     for entry in entries:
-        table.add_row(Text(entry["name"], "bold"), Text(" ".join(entry["options"])), Text(entry["is"]))
-    Console().print(table)
-    return DONE
+        training, reading = entry["backends"]["training"], entry["backends"]["reading"]
+        takers = [name if name in training else f"({name})" for name in reading if name not in everyone]
+        shown.add_row(
+            Text(entry["name"], "bold"),
+            entry["class"],
+            " ".join(entry["acts"]) or "-",
+            _properties(entry),
+            entry["source"] or "-",
+            " ".join(takers) or "-",
+        )
+    yield shown
+    yield (
+        "relative: one number added to all positions changes nothing. causal: keys in the future have no meaning. raw keys: "
+        "a cache keeps keys as they came. one for all: layers share one module, as in the paper. "
+        f"backends: {' and '.join(sorted(everyone))} take all encodings; those in parentheses only without gradients.\n"
+    )
+    shown = table("their options", "name", "options; models give dim, num_heads, head_dim, max_length from their shape")
+    for entry in entries:
+        shown.add_row(Text(entry["name"], "bold"), " ".join(entry["options"]) or "-")
+    yield shown
+    shown = table("\nscaling of rotations", "name", "options (those with = may be left out)", "source")
+    for entry in found["scaling"]:
+        shown.add_row(Text(entry["name"], "bold"), _options(entry), entry["source"] or "-")
+    yield shown
+    shown = table("\nsamplers of training positions", "name", "options", "what it is")
+    for entry in found["samplers"]:
+        shown.add_row(Text(entry["name"], "bold"), _options(entry) or "-", entry["is"])
+    yield shown
+    here = found["machine"]
+    yield (
+        f"\nhere: longitude {here['longitude']}, torch {here['torch']}, threads {here['threads']}, the kernel of the backend "
+        f"table {'works' if here['table_kernel'] else 'is missing'}, CUDA {here['cuda'] or 'no'}, "
+        f"MPS {'yes' if here['mps'] else 'no'}, transformers {here['transformers'] or 'not installed'}"
+    )
+
+
+def _properties(entry: dict[str, Any]) -> str:
+    said = {
+        "relative": entry["relative"],
+        "absolute": not entry["relative"],
+        "learned": entry["learned"],
+        "causal": entry["causal_only"],
+        f"up to {entry['max_length']}": entry["max_length"],
+        f"{entry['axes']} axes": entry["axes"] > 1,
+        "raw keys": not entry["stable_keys"],
+        "one for all": entry["learned"] and entry["shared"],
+    }
+    return ", ".join(words for words, is_so in said.items() if is_so)
+
+
+def _options(entry: dict[str, Any]) -> str:
+    return " ".join(n if n in entry["required"] else f"{n}={default}" for n, default in entry["options"].items())
 
 
 VERBS: dict[str, Callable[..., int]] = {"study": study, "report": report, "list": list_}

@@ -288,3 +288,101 @@ def test_learned_rows_suffice_for_padded_text() -> None:
     ids = torch.tensor([[0] * 6 + [5, 6, 7, 8]])
     padded = model(ids, attention_mask=(ids > 0).long()).logits[:, 6:]
     torch.testing.assert_close(padded, model(ids[:, 6:]).logits)
+
+
+# ---- images between text ---------------------------------------------------------------------------------------------
+@torch.no_grad()
+def test_text_after_an_image_goes_on_behind_it(build, ids):
+    """Positions of several axes: said for the prompt, they are followed by 1 + the largest so far; in a padded batch, and
+    where another document begins, too."""
+    model, x = build("mrope"), ids(2, 14)
+    prompt = lg.multimodal_positions([2, (1, 2, 3), 1])  # 9 tokens: the image reaches 4, text is at 5
+    every = lg.multimodal_positions([2, (1, 2, 3), 6])
+    whole = model(x, position_ids=every).logits
+    close(model(x, position_ids=every.expand(2, -1, -1)).logits, whole)
+    assert (model(x).logits - whole).abs().max() > 1e-2
+    first = model(x[:, :9], position_ids=prompt, use_cache=True)
+    close(first.logits, whole[:, :9])
+    for stop in range(10, 15):
+        step = model(x[:, stop - 1 : stop], past_key_values=first.past_key_values)
+        close(step.logits, whole[:, stop - 1 : stop])
+
+    ones, padding = torch.ones(2, 14, dtype=torch.long), torch.tensor([[0] * 3, [1] * 3])
+    mask = torch.cat([padding, ones], 1)
+    padded = torch.stack(
+        [torch.cat([torch.zeros(3, 3, dtype=torch.long), every]), lg.multimodal_positions([2, (1, 2, 3), 9])]
+    )
+    tokens = ids(2, 17)
+    whole = model(tokens, position_ids=padded, attention_mask=mask).logits
+    first = model(tokens[:, :12], position_ids=padded[:, :12], attention_mask=mask[:, :12], use_cache=True)
+    rest = [
+        model(tokens[:, t, None], attention_mask=mask[:, : t + 1], past_key_values=first.past_key_values).logits
+        for t in range(12, 17)
+    ]
+    close(torch.cat(rest, 1), whole[:, 12:])
+
+    documents = torch.tensor([[0] * 11 + [1] * 3]).expand(2, -1)
+    packed = torch.cat([every[:11], torch.arange(3)[:, None].expand(-1, 3)])
+    whole = model(x, position_ids=packed, document_ids=documents).logits
+    first = model(x[:, :9], position_ids=packed[:9], document_ids=documents[:, :9], use_cache=True)
+    close(model(x[:, 9:], document_ids=documents, past_key_values=first.past_key_values).logits, whole[:, 9:])
+
+
+@torch.no_grad()
+def test_layers_that_turn_by_three_axes_one_or_none(build, ids):
+    """Positions with axes pass layers without positions, and are refused by those that measure one."""
+    image = lg.multimodal_positions([2, (1, 2, 3), 1])
+    model, x = build(None, encodings=["mrope", "none"]), ids(2, 9)
+    whole = model(x, position_ids=image).logits
+    first = model(x[:, :4], position_ids=image[:4], use_cache=True)
+    close(model(x[:, 4:], position_ids=image[4:], past_key_values=first.past_key_values).logits, whole[:, 4:])
+    for other in ("alibi", "rope", "fire"):
+        mixed = build(None, encodings=["mrope", other])
+        mixed(x)
+        with pytest.raises(ValueError, match="one axis|expected positions"):
+            mixed(x, position_ids=image)
+
+
+# ---- memory of earlier segments --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("spec", ["transformer_xl", "rope", "path_fox", "xpos", "sinusoidal", "fire", "mrope"])
+def test_a_segment_with_memory_is_the_end_of_a_whole_pass(build, ids, spec):
+    """Hidden states do not depend on what comes later, so remembering all of them changes nothing; gradients stop there."""
+    model, x = build(spec), ids(length=14)
+    whole = model(x, use_cache=False).logits
+    first = model(x[:, :5], output_hidden_states=True)
+    second = model(x[:, 5:], memories=first.hidden_states, output_hidden_states=True)
+    close(second.logits, whole[:, 5:])
+    assert second.past_key_values is None
+    third = model(
+        x[:, 9:],
+        memories=[torch.cat(pair, 1) for pair in zip(first.hidden_states, (h[:, :4] for h in second.hidden_states))],
+    )
+    close(third.logits, whole[:, 9:])
+    kept = [h.detach().requires_grad_() for h in first.hidden_states]
+    assert torch.autograd.grad(model(x[:, 5:], memories=kept).logits.sum(), kept, allow_unused=True) == (None,) * len(
+        kept
+    )
+    mask = torch.ones_like(x)
+    mask[0, :2] = 0
+    padded = model(x, attention_mask=mask, use_cache=False).logits
+    first = model(x[:, :5], attention_mask=mask[:, :5], output_hidden_states=True)
+    close(model(x[:, 5:], attention_mask=mask, memories=first.hidden_states).logits, padded[:, 5:])
+
+
+def test_memories_that_cannot_be(build, ids):
+    model, x = build("rope"), ids(length=6)
+    states = model(x, output_hidden_states=True, use_cache=True)
+    for options, message in (
+        ({"memories": states.hidden_states[:1]}, "memories: expected 2, one for each layer, got 1"),
+        (
+            {"memories": states.hidden_states, "past_key_values": states.past_key_values},
+            "neither a cache nor position_ids",
+        ),
+        ({"memories": states.hidden_states, "position_ids": x}, "neither a cache nor position_ids"),
+        (
+            {"memories": [h[:1] for h in states.hidden_states]},
+            r"memory: expected \[2, M, 16\] and no cache, got \[1, 6, 16\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model(x, **options)

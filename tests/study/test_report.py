@@ -9,7 +9,7 @@ from itertools import pairwise
 import pytest
 
 from longitude.study import charts
-from longitude.study.report import write_report
+from longitude.study.report import page, write_report
 from longitude.study.results import read_run
 from longitude.study.statistics import conclusion, summary
 
@@ -155,6 +155,18 @@ def test_labels_never_overlap_and_keep_their_order():
 def test_a_colour_belongs_to_a_label(run):
     read = read_run(run)
     assert len({charts.colour_of(read, label) for label in read.labels}) == len(read.labels)
+
+
+def test_twenty_labels_can_be_told_apart(tmp_path, synthetic):
+    labels = [f"rope:base={100 * i}" for i in range(1, 21)]
+    read = read_run(synthetic.write(tmp_path, dict.fromkeys(labels, (2.5, 2.6)), lengths=(256, 512)))
+    looks = {(charts.colour_of(read, label), charts.round_of(read, label)) for label in labels}
+    assert len(looks) == 20
+    figures = charts.figures(read)
+    html = page(read, figures, {figure.name: b"" for figure in figures})
+    assert html.count('stroke-dasharray="7 3"') == 3 * 7 and html.count('stroke-dasharray="2 2"') == 3 * 6
+    drawn = json.dumps(figures[0].chart.to_dict(), ensure_ascii=False)
+    assert all(f'"{name}"' in drawn for name in ("— rope:base=100", "-- rope:base=800", "·· rope:base=2000"))
 
 
 # ---- in a browser -----------------------------------------------------------------------------------------------------

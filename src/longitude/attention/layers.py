@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from longitude.attention.lengths import require_same_past, transformed, whole
+from longitude.attention.lengths import part_of, require_same_past, transformed, whole
 from longitude.attention.masks import Causal, Documents, Mask, Padding, require_mask
 from longitude.attention.operation import raw_request, require_backend, run
 from longitude.attention.request import canonical, following, validate
@@ -69,6 +70,7 @@ class MultiHeadAttention(nn.Module):
         positions: Positions | None = None,
         documents: Int[Tensor, "B Lk"] | None = None,
         cache: LongitudeCacheLayer | None = None,
+        memory: Float[Tensor, "B M dim"] | None = None,
         encoding: Encoding | None = None,
         tables: Any = None,
         return_weights: bool = False,
@@ -77,11 +79,20 @@ class MultiHeadAttention(nn.Module):
 
         positions: of x, an int to count from, [L] or [B, L]; None continues the cache. documents: a number per token,
         cached ones included; tokens see their own document only, and nobody sees a negative number: padding. cache: keeps
-        this call's tokens and lets x see those before. encoding, tables: an encoding and its prepared tables held by a model
-        for all its layers, instead of the layer's own.
+        this call's tokens and lets x see those before. memory: the layer's input at an earlier segment, which x sees and no
+        gradient enters (Dai et al. 2019); positions and documents are then of both together. encoding, tables: an encoding
+        and its prepared tables held by a model for all its layers, instead of the layer's own.
         """
         if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features:
             raise ValueError(f"x: expected [B, L, {self.q_proj.in_features}], got {list(x.shape)}")
+        before_x = 0
+        if memory is not None:
+            if cache is not None or memory.dim() != 3 or (memory.shape[0], memory.shape[2]) != (x.shape[0], x.shape[2]):
+                with_cache = " and a cache; a cache remembers by itself" if cache is not None else ""
+                raise ValueError(
+                    f"memory: expected [{x.shape[0]}, M, {x.shape[2]}] and no cache, got {list(memory.shape)}{with_cache}"
+                )
+            x, before_x = torch.cat([memory.detach(), x], 1), memory.shape[1]
         encoding = compose(encoding) if encoding is not None else self.encoding
         past = cache.get_seq_length() if cache is not None else 0
         length, keys = x.shape[1], past + x.shape[1]
@@ -126,6 +137,8 @@ class MultiHeadAttention(nn.Module):
             if past and not encoding.stable_keys:
                 require_same_past(encoding, before, past, k_positions, keys)
 
+        if before_x:  # the memory asks nothing
+            q, positions = q[:, :, before_x:], part_of(positions, slice(None), slice(before_x, None))
         dropout = self.dropout if self.training else 0.0
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
         validate(q, k, v, mask, self.scale, dropout)

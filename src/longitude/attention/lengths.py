@@ -31,7 +31,7 @@ def transformed(r: Request, encoding: Composed, q_positions: Positions, k_positi
         if len(parts) > 1:
             keys = keys if r.weights else r.reachable(rows.start, rows.stop)
             piece = r.piece(rows, keys, batch)
-        q_places, k_places = _cut(q_positions, batch, rows), _cut(k_positions, batch, keys)
+        q_places, k_places = part_of(q_positions, batch, rows), part_of(k_positions, batch, keys)
         q_tables = encoding.prepare(explicit(q_places, piece.rows, r.q.device), length, r.q.dtype)
         alike = piece.rows == piece.length and _same(q_places, k_places)
         k_tables = (
@@ -108,7 +108,8 @@ def _runs(
             start += count
 
 
-def _cut(positions: Positions, batch: slice, part: slice) -> Positions:
+def part_of(positions: Positions, batch: slice, part: slice) -> Positions:
+    """Positions of some rows of the batch and some tokens."""
     if isinstance(positions, int):
         return positions + part.start
     if positions.dim() == 1:

@@ -94,8 +94,10 @@ def transport_attention(
     level: Tensor | None = None,
     high: int | None = None,
     chunk: int = 128,
+    hidden: int = 0,
 ) -> Tensor:
-    """softmax_j(scale q_i . H_i ... H_(j+1) k_j + level_i - level_j) v_j, over keys with 0 <= i - j <= high.
+    """softmax_j(scale q_i . H_i ... H_(j+1) k_j + level_i - level_j) v_j, over keys with 0 <= i - j <= high, but for the
+    last `hidden` keys. Every query must see one.
 
     v [B, H, Lk, Dv]; level [B, H, Lk], per token -> [B, H, Lq, Dv] in the dtype of q. Queries are taken a chunk at a time and
     carried backward over the chunks before them, the nearest first. So the weights of one chunk of queries are all that
@@ -132,6 +134,8 @@ def transport_attention(
         if high is not None:
             i, j = (torch.arange(a, stop, device=q.device) for a in (start, begin))
             scores = scores.masked_fill(i[:, None] - j > high, -math.inf)
+        if (seen := k.shape[2] - hidden) < stop:
+            scores = scores.masked_fill(torch.arange(begin, stop, device=q.device) >= seen, -math.inf)
         return scores.softmax(-1) @ v[:, :, begin:stop]
 
     outs = []

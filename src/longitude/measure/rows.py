@@ -42,6 +42,8 @@ class Row:
         low, high: 95 % interval over documents. None with fewer than two documents or no value.
     With what:
         dtype: of the model's weights; backend: attention implementation; commit: of the code that measured.
+        train_positions: where positions of training examples came from, unless they were 0, 1, 2, ...: a sampler with its
+            options, "randomized(max_length=4096)". Added later (`ADDED`).
 
     Raises ValueError for a float that is not finite.
     """
@@ -72,6 +74,7 @@ class Row:
     dtype: str | None = None
     backend: str | None = None
     commit: str | None = None
+    train_positions: str | None = None
 
     def __post_init__(self):
         for name in ("value", "low", "high"):
@@ -87,20 +90,24 @@ def _dtype(annotation) -> str:
 
 # Column order is field order. The nullable dtypes keep integers integers, and a missing value apart from NaN.
 COLUMNS = {field.name: _dtype(field.type) for field in fields(Row)}
+ADDED = ("train_positions",)
+"""Columns that came after the first release. They stand in a table only where a row says something in them: all other tables
+are as they were, and any release reads them."""
 
 
 def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
     """The rows as a table with the columns of `Row` in order and nullable dtypes; an empty one for no rows."""
     rows = list(rows)
     columns = {name: [getattr(row, name) for row in rows] for name in COLUMNS}
-    return pd.DataFrame({name: pd.array(columns[name], dtype=dtype) for name, dtype in COLUMNS.items()})
+    columns = {name: said for name, said in columns.items() if name not in ADDED or any(x is not None for x in said)}
+    return pd.DataFrame({name: pd.array(said, dtype=COLUMNS[name]) for name, said in columns.items()})
 
 
 def from_frame(frame: pd.DataFrame) -> list[Row]:
     """The table as rows again; the inverse of `to_frame`. Raises ValueError as `check_frame` does."""
     frame = check_frame(frame)
-    columns = [[None if value is pd.NA else value for value in frame[name].array.astype(object)] for name in COLUMNS]
-    return [Row(**dict(zip(COLUMNS, values, strict=True))) for values in zip(*columns, strict=True)]
+    columns = [[None if value is pd.NA else value for value in frame[name].array.astype(object)] for name in frame]
+    return [Row(**dict(zip(frame, values, strict=True))) for values in zip(*columns, strict=True)]
 
 
 def check_frame(frame: pd.DataFrame) -> pd.DataFrame:
@@ -112,14 +119,15 @@ def check_frame(frame: pd.DataFrame) -> pd.DataFrame:
             f"results have schema version {got}, this longitude reads version {SCHEMA}; measure again, or read them "
             f"with the release of longitude that wrote them"
         )
-    if list(frame.columns) != list(COLUMNS):
-        missing = [name for name in COLUMNS if name not in frame]
+    expected = [name for name in COLUMNS if name not in ADDED or name in frame]
+    if list(frame.columns) != expected:
+        missing = [name for name in expected if name not in frame]
         unknown = [name for name in frame if name not in COLUMNS]
         raise ValueError(
-            f"results of schema version {SCHEMA} have the {len(COLUMNS)} columns of longitude.measure.Row in their "
+            f"results of schema version {SCHEMA} have the {len(expected)} columns of longitude.measure.Row in their "
             f"order; missing: {missing}, unknown: {unknown}; build the table with to_frame"
         )
-    return frame.astype(COLUMNS)
+    return frame.astype({name: COLUMNS[name] for name in expected})
 
 
 def write_rows(rows: Iterable[Row] | pd.DataFrame, path: str | os.PathLike) -> None:

@@ -27,7 +27,7 @@ from longitude.measure.rows import Row
 from longitude.measure.windows import Progress, Run, plan_windows
 
 METHODS = ("non-overlapping", "sliding", "per-position")
-LABELS = ("task", "model", "encoding", "label", "seed", "train_length", "bos", "backend", "commit")
+LABELS = ("task", "model", "encoding", "label", "seed", "train_length", "train_positions", "bos", "backend", "commit")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from inspect import signature
 from typing import Any
 
@@ -41,6 +42,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         document_ids: Tensor | None = None,
+        memories: Sequence[Tensor] | None = None,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
         output_hidden_states: bool | None = None,
@@ -54,7 +56,8 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         -100 is not predicted, and neither padding nor a document's last token predicts; shift_labels [B, L]: the token after
         each input, shifted already, and taken as it is. skip_logits: with labels,
         return no logits; None skips them in training, so that [L, vocab_size] is never held. logits_to_keep: the last so
-        many (0: all), or the indices of the wanted ones.
+        many (0: all), or the indices of the wanted ones. memories: hidden_states of an earlier segment, which this one sees
+        and no gradient enters; masks and documents then cover both.
         """
         # Not in the signature: Trainer evaluates only batches that hold every parameter with "label" in its name.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
@@ -69,6 +72,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             document_ids=document_ids,
+            memories=memories,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
         )

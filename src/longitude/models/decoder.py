@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -65,6 +66,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         positions: Positions,
         documents: Tensor | None,
         cache: LongitudeCacheLayer | None,
+        memory: Tensor | None,
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
         mixed = self.attention(
@@ -72,6 +74,7 @@ class DecoderLayer(GradientCheckpointingLayer):
             positions=positions,
             documents=documents,
             cache=cache,
+            memory=None if memory is None else self.attention_norm(memory),
             encoding=encoding,
             tables=tables,
             return_weights=return_weights,
@@ -148,15 +151,19 @@ class LongitudeModel(LongitudePreTrainedModel):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         document_ids: Tensor | None = None,
+        memories: Sequence[Tensor] | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPast:
+        """memories: for each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states gives them;
+        masks and documents then cover both segments."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         x = inputs_embeds * self.config.embedding_scale
-        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and memories is None
         if self.gradient_checkpointing and self.training and (use_cache or past_key_values is not None):
             logger.warning_once("gradient checkpointing makes layers twice, so this call goes without a cache")
             use_cache, past_key_values = False, None
@@ -166,11 +173,14 @@ class LongitudeModel(LongitudePreTrainedModel):
         elif use_cache:
             cache = LongitudeCache(len(self.layers))
         past = cache.get_seq_length() if cache is not None else 0
+        if memories is not None:
+            past = self.require_memories(memories, cache, position_ids)
         streams = streams_of(attention_mask, document_ids, x.shape[0], past + x.shape[1], x.device)
-        positions = self.positions_of(position_ids, streams, cache, x)
+        remembered = 0 if memories is None else past
+        positions = self.positions_of(position_ids, streams, cache, x.shape[0], remembered + x.shape[1])
 
-        places = explicit(positions, x.shape[1], x.device)
-        x = self.encoding_of_layer[0].embed(x, places)
+        places = explicit(positions, remembered + x.shape[1], x.device)
+        x = self.encoding_of_layer[0].embed(x, places[remembered:] if places.dim() == 1 else places[:, remembered:])
         distinct = {member for composed in self.encoding_of_layer for member in composed}
         tables = {member: member.prepare(places, None, x.dtype) for member in distinct if member.stable_keys}
         hidden_states, attentions = [x], []
@@ -183,6 +193,7 @@ class LongitudeModel(LongitudePreTrainedModel):
                 positions,
                 streams,
                 None if cache is None else cache.layers[i],
+                None if memories is None else memories[i],
                 bool(output_attentions),
             )
             hidden_states.append(x)
@@ -195,25 +206,28 @@ class LongitudeModel(LongitudePreTrainedModel):
             attentions=tuple(attentions) if output_attentions else None,
         )
 
+    def require_memories(self, memories: Sequence[Tensor], cache: Cache | None, position_ids: Tensor | None) -> int:
+        """The length of what is remembered."""
+        if len(memories) < len(self.layers):
+            raise ValueError(f"memories: expected {len(self.layers)}, one for each layer, got {len(memories)}")
+        if cache is not None or position_ids is not None:
+            raise ValueError("memories: expected neither a cache nor position_ids beside them; say use_cache=False")
+        return memories[0].shape[1]
+
     def positions_of(
-        self, position_ids: Tensor | None, streams: Tensor | None, cache: Cache | None, x: Tensor
+        self, position_ids: Tensor | None, streams: Tensor | None, cache: Cache | None, batch: int, length: int
     ) -> Positions:
         """Positions of the new tokens: as said, else each token's place in its own document, padding not counted."""
-        length = x.shape[1]
         if position_ids is not None:
-            return canonical("position_ids", position_ids, x.shape[0], length, self.axes)
-        axes = self.axes
-        if streams is not None and (axes == 1 or cache is None or not cache.get_seq_length()):
-            places = places_in(streams)[:, -length:]
-            return places[..., None] if axes > 1 else places
-        if cache is None:
-            return 0
-        first = cache.layers[0]
-        assert isinstance(first, LongitudeCacheLayer)
-        onward = first.next_positions()
-        if isinstance(onward, int):
-            return onward
-        return following(onward, length)
+            return canonical("position_ids", position_ids, batch, length, self.axes)
+        first = None if cache is None else cache.layers[0]
+        assert isinstance(first, LongitudeCacheLayer | None)
+        if streams is not None:
+            cached = None if first is None else first.positions
+            places = places_after(streams, cached if isinstance(cached, Tensor) else None)[:, -length:]
+            return places[..., None] if self.axes > 1 else places
+        onward = 0 if first is None else first.next_positions()
+        return onward if isinstance(onward, int) else following(onward, length)
 
 
 def streams_of(
@@ -258,7 +272,24 @@ def require_runs(streams: Tensor) -> None:
 def places_in(streams: Tensor) -> Tensor:
     """Each token's place in its own run of streams [B, L] -> [B, L]; 0 for padding."""
     order = torch.arange(streams.shape[1], device=streams.device).expand_as(streams)
+    return (order - starts_of(streams)).masked_fill(streams < 0, 0)
+
+
+def starts_of(streams: Tensor) -> Tensor:
+    """Where each token's own run of streams [B, L] begins -> [B, L]."""
+    order = torch.arange(streams.shape[1], device=streams.device).expand_as(streams)
     first = torch.ones_like(streams, dtype=torch.bool)
     first[:, 1:] = streams[:, 1:] != streams[:, :-1]
-    start = torch.where(first, order, 0).cummax(1).values
-    return (order - start).masked_fill(streams < 0, 0)
+    return torch.where(first, order, 0).cummax(1).values
+
+
+def places_after(streams: Tensor, cached: Tensor | None) -> Tensor:
+    """`places_in`, where the run that cached positions [B, past, axes] end in may hold images: what follows these stands
+    behind the largest coordinate of that run."""
+    places = places_in(streams)
+    if cached is None or cached.dim() < 3:
+        return places
+    starts, past = starts_of(streams), cached.shape[1]
+    last = starts[:, past - 1, None]
+    largest = cached.amax(-1).expand(len(streams), -1).masked_fill(starts[:, :past] != last, -1).amax(1, keepdim=True)
+    return places + (largest - places[:, past - 1, None]).where(starts == last, 0)

@@ -22,6 +22,7 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from longitude.measure import DocumentLosses, losses_by_length, write_rows
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.positions.base import Encoding
+from longitude.positions.samplers import Sampler, sampler
 from longitude.study.checkpoints import LossLog, newest, seal, step_of
 from longitude.study.config import VOCABULARY, StudyConfig, parse_encoding, safe
 from longitude.study.data import StudyData, Windows
@@ -95,10 +96,17 @@ def build_model(config: StudyConfig, label: str, seed: int) -> LongitudeForCausa
                 hidden_size=config.hidden,
                 num_hidden_layers=config.layers,
                 num_attention_heads=config.heads,
-                max_position_embeddings=config.train_length,
+                max_position_embeddings=config.position_range or config.train_length,
                 encoding=parts if len(parts) > 1 else parts[0],
             )
         )
+
+
+def sampler_of(config: StudyConfig) -> Sampler | None:
+    """Where the positions of training windows come from; None: the model counts them itself."""
+    if config.positions == "contiguous":
+        return None
+    return sampler(config.positions, max_length=config.position_range)
 
 
 def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | None, watcher: Watcher) -> Status:
@@ -183,7 +191,9 @@ def train(
         disable_tqdm=True,
     )
     arguments._n_gpu = min(1, arguments.n_gpu)  # one cell, one device: never split over several GPUs
-    windows = Windows(data.training, config.train_length, config.steps * config.batch_size, cell.seed)
+    windows = Windows(
+        data.training, config.train_length, config.steps * config.batch_size, cell.seed, sampler_of(config)
+    )
     trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[steps])
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
@@ -284,6 +294,7 @@ def measure(
         "train_length": config.train_length,
         "backend": model.config.attention_backend,
         "commit": commit,
+        "train_positions": None if config.positions == "contiguous" else config.train_positions,
     }
     rows = [each.row(**labels) for each in losses]
     with atomic(cell.folder / "documents.parquet") as beside:

@@ -16,9 +16,10 @@ from longitude.study.results import Run
 from longitude.study.statistics import Finding, findings, percent, span, state
 
 # Okabe and Ito's colours, distinct for colour-blind readers, less yellow and black, the light ones darkened so that
-# words in them can be read on white. A second round of them is dashed.
+# words in them can be read on white. A second round of them is dashed, a third dotted, and labels show it, too.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6b6b6b")
 DASHES = ([1, 0], [7, 3], [2, 2])
+SAMPLES = ("—", "--", "··")
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 INK, QUIET, LINE = "#1d2733", "#5b6673", "#e4e8ec"
 HEIGHT = 380
@@ -257,6 +258,11 @@ def colour_of(run: Run, label: str) -> str:
     return COLOURS[run.labels.index(label) % len(COLOURS)]
 
 
+def round_of(run: Run, label: str) -> int:
+    """Which round of the colours a label is in: the index of its dash."""
+    return run.labels.index(label) // len(COLOURS) % len(DASHES)
+
+
 def _colour(run: Run) -> alt.Color:
     colours = [colour_of(run, label) for label in run.labels]
     return alt.Color("label:N", scale=alt.Scale(domain=run.labels, range=colours), legend=None)
@@ -264,7 +270,7 @@ def _colour(run: Run) -> alt.Color:
 
 def _marks(run: Run) -> dict[str, Any]:
     """Colour, dash and fading of a line."""
-    dashes = [DASHES[i // len(COLOURS) % len(DASHES)] for i in range(len(run.labels))]
+    dashes = [DASHES[round_of(run, label)] for label in run.labels]
     dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=run.labels, range=dashes), legend=None)
     return {"color": _colour(run), "strokeDash": dash, "opacity": _faded(1, 0.12)}
 
@@ -298,6 +304,11 @@ def _ends(run: Run, points: list[dict], field: str, domain: list[float]) -> alt.
     for point in points:
         if point["label"] not in last or point[field] >= last[point["label"]][field]:
             last[point["label"]] = point
+
+    def named(point: dict) -> str:
+        sample = f"{SAMPLES[round_of(run, point['label'])]} " if len(run.labels) > len(COLOURS) else ""
+        return sample + point.get("end", point["label"])
+
     far = max(point[field] for point in last.values())
     gap = 15 / HEIGHT * (domain[1] - domain[0])
     ends = []
@@ -306,9 +317,7 @@ def _ends(run: Run, points: list[dict], field: str, domain: list[float]) -> alt.
         above = 0.0 if place == far else gap  # a line that stops early: its label must not lie on the others
         heights = _apart([point["value"] + above for point in here], gap)
         up = max(0.0, domain[0] + gap / 2 - heights[0])  # off the axis
-        ends += [
-            {**p, "name": p.get("end", p["label"]), "at": height + up} for p, height in zip(here, heights, strict=True)
-        ]
+        ends += [{**p, "name": named(p), "at": height + up} for p, height in zip(here, heights, strict=True)]
     text = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=150)
     return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=_colour(run), opacity=_faded(1, 0.25))
 

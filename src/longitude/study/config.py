@@ -10,6 +10,7 @@ from longitude.errors import unknown
 
 METHODS = ("non-overlapping", "sliding", "per-position")
 DEVICES = ("auto", "cpu", "cuda", "mps")
+POSITIONS = ("contiguous", "randomized", "skipped")
 VOCABULARY = 256  # every model of a study reads bytes
 
 
@@ -28,6 +29,11 @@ class StudyConfig:
     "datasets:NAME:CONFIG" from the Hugging Face hub."""
     train_length: int = 256
     """Bytes per training window."""
+    positions: str = "contiguous"
+    """Positions of a training window: contiguous, randomized (a sorted subset of a longer range) or skipped (two runs, the
+    second moved on). Measuring is contiguous always."""
+    position_range: int | None = None
+    """Positions that randomized and skipped draw from, 0 to below it; by default the longest length of the study."""
     test_lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
     """Window lengths to measure at, in bytes, ascending."""
     steps: int = 260
@@ -61,6 +67,11 @@ class StudyConfig:
     def longest(self) -> int:
         """The longest window of the study, in bytes."""
         return max(self.train_length, *self.test_lengths)
+
+    @property
+    def train_positions(self) -> str:
+        """The sampler of training positions in words: contiguous, or randomized(max_length=4096)."""
+        return self.positions + (f"(max_length={self.position_range})" if self.position_range is not None else "")
 
     @property
     def training_tokens(self) -> int:
@@ -104,12 +115,32 @@ def checked(config: StudyConfig) -> StudyConfig:
             raise ValueError("--stride is of sliding windows; add sliding to --methods, or leave --stride out")
         if not 1 <= config.stride <= lengths[0]:
             raise ValueError(f"--stride must be 1 to the shortest test length {lengths[0]}, got {config.stride}")
+    config = _with_range(config)
     if config.device not in DEVICES:
         raise ValueError(
             f"--device must be one of {_words(DEVICES)}, got {config.device}; where there are several GPUs, "
             f"CUDA_VISIBLE_DEVICES chooses one"
         )
     return _with_encodings(config)
+
+
+def _with_range(config: StudyConfig) -> StudyConfig:
+    """The range of positions spelled out, where a sampler draws from one."""
+    if config.positions not in POSITIONS:
+        raise unknown("sampler of --positions", config.positions, POSITIONS, "`longitude list` explains them.")
+    if config.positions == "contiguous":
+        if config.position_range is not None:
+            raise ValueError(
+                "--position-range is what randomized and skipped draw from, and --positions is contiguous; leave it out"
+            )
+        return config
+    if config.position_range is None:
+        return replaced(config, position_range=config.longest)
+    if config.position_range < config.train_length:
+        raise ValueError(
+            f"--position-range must be at least the training length {config.train_length}, got {config.position_range}"
+        )
+    return config
 
 
 def _with_encodings(config: StudyConfig) -> StudyConfig:
@@ -147,30 +178,39 @@ def option(name: str) -> str:
 def parse_encoding(label: str) -> list[dict[str, Any]]:
     """ "rope:base=500000+fox" -> [{"name": "rope", "base": 500000}, {"name": "fox"}].
 
-    Values are int, float, true, false or text. Raises ValueError for an unknown name or option, with the nearest one.
+    Values are int, float, true, false, text, numbers 2/1/1 -> [2, 1, 1], or a scheme with its options:
+    scaling=yarn(factor=16,original_max_length=256) -> {"name": "yarn", "factor": 16, "original_max_length": 256}. Raises
+    ValueError for an unknown name or option, with the nearest one.
     """
     import longitude.positions  # noqa: F401  registers them
     from longitude.positions.base import factory_of, options_of
 
     parts = []
     for part in re.split(r"\+(?=[A-Za-z_])", label):
-        name, _, rest = part.partition(":")
+        name, colon, rest = part.partition(":")
         try:
             valid = options_of(factory_of(name))
         except ValueError as error:
             raise ValueError(f"{error} `longitude list` does too.") from None
-        options = {}
-        for item in rest.split(",") if rest else ():
-            key, equals, value = item.partition("=")
-            if not equals or not key or not value:
-                raise ValueError(f"expected {name}:option=value,option=value, got {part!r}")
+        if colon and not rest:
+            raise ValueError(f"expected {name}:option=value after the colon, got {part!r}")
+        options = _options(rest, f"{name}:option=value,option=value", part)
+        for key in options:
             if key not in valid:
                 raise unknown(f"option of {name!r}", key, valid, f"`longitude list` shows the options of {name}.")
-            options[key] = _value(value)
-        if rest == "" and part.endswith(":"):
-            raise ValueError(f"expected {name}:option=value after the colon, got {part!r}")
         parts.append({"name": name} | options)
     return parts
+
+
+def _options(text: str, expected: str, got: str) -> dict[str, Any]:
+    """ "base=5e5,layout=half" -> {"base": 5e5, "layout": "half"}; a comma inside parentheses belongs to a value."""
+    options = {}
+    for item in re.split(r",(?![^(]*\))", text) if text else ():
+        key, equals, value = item.partition("=")
+        if not equals or not key or not value:
+            raise ValueError(f"expected {expected}, got {got!r}")
+        options[key] = _value(value)
+    return options
 
 
 def safe(label: str) -> str:
@@ -178,15 +218,24 @@ def safe(label: str) -> str:
     return re.sub(r"[^\w.,=+-]", "_", label)
 
 
-def _value(text: str) -> int | float | bool | str:
+def _value(text: str) -> Any:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
+    if scheme := re.fullmatch(r"(\w+)\((.*)\)", text):
+        return {"name": scheme[1]} | _options(scheme[2], f"{scheme[1]}(option=value,option=value)", text)
+    numbers = [_number(part) for part in text.split("/")]
+    if any(number is None for number in numbers):
+        return text
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _number(text: str) -> int | float | None:
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             pass
-    return text
+    return None
 
 
 def _once(what: str, values: Any) -> None:

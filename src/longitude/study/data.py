@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longitude.positions.samplers import Sampler
 from longitude.study.config import StudyConfig
 
 ENOUGH = 20
@@ -135,11 +136,15 @@ def _hash(name: str) -> str:
 
 
 class Windows(torch.utils.data.Dataset):
-    """`count` training windows in their order: window i is {"input_ids": [length], "shift_labels": [length]}, int64."""
+    """`count` training windows in their order: window i is {"input_ids": [length], "shift_labels": [length]}, int64.
 
-    def __init__(self, documents: Sequence[np.ndarray], length: int, count: int, seed: int):
+    With a sampler also "position_ids" [length], which the seed and i decide, whatever was drawn before."""
+
+    def __init__(
+        self, documents: Sequence[np.ndarray], length: int, count: int, seed: int, positions: Sampler | None = None
+    ):
         self.text = np.concatenate(documents)
-        self.length = length
+        self.length, self.seed, self.positions = length, seed, positions
         sizes = np.array([len(document) for document in documents])
         begins = np.cumsum(sizes) - sizes
         random = np.random.default_rng(seed)
@@ -159,7 +164,11 @@ class Windows(torch.utils.data.Dataset):
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         start = self.starts[index]
         window = torch.from_numpy(self.text[start : start + self.length + 1].astype(np.int64))
-        return {"input_ids": window[:-1], "shift_labels": window[1:]}
+        item = {"input_ids": window[:-1], "shift_labels": window[1:]}
+        if self.positions is not None:
+            own = np.random.SeedSequence(self.seed, spawn_key=(index,)).generate_state(1)[0]
+            item["position_ids"] = self.positions(1, self.length, torch.Generator().manual_seed(int(own)))[0]
+        return item
 
 
 # ---- reading --------------------------------------------------------------------------------------------------------

@@ -78,7 +78,10 @@ def page(run: Run, figures: list[charts.Figure], pictures: dict[str, bytes]) -> 
         figures=[_words(figure) | {"image": base64.b64encode(pictures[figure.name]).decode()} for figure in figures],
         specs={figure.name: figure.sized("container").to_dict() for figure in figures},
         javascript=_javascript(),
-        legend=[{"label": label, "colour": charts.colour_of(run, label)} for label in run.labels],
+        legend=[
+            {"label": label, "colour": charts.colour_of(run, label), "dash": charts.DASHES[charts.round_of(run, label)]}
+            for label in run.labels
+        ],
         tables=_tables(run),
         encodings=[(label, _described(label)) for label in run.labels],
         undone=[(cell, state(cell)) for cell in run.undone],
@@ -117,6 +120,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("seeds" if len(run.config["seeds"]) > 1 else "seed", str(len(run.config["seeds"]))),
         ("million weights", size),
         ("million bytes of training", f"{tokens / 1e6:.2g}"),
+        ("in training", run.sampled_positions),
         ("steps", f"{steps:,}"),
         ("validation documents", str(run.study["data"]["validation_documents"])),
     ]

@@ -66,6 +66,12 @@ class Run:
         return self.config["train_length"]
 
     @property
+    def sampled_positions(self) -> str:
+        """Positions of the training windows, in words; empty where they were 0, 1, 2, ..."""
+        sampler = self.config.get("positions", "contiguous")  # studies of the first release do not say
+        return "" if sampler == "contiguous" else f"{sampler} positions out of {self.config['position_range']}"
+
+    @property
     def lengths(self) -> list[int]:
         return list(self.config["test_lengths"])
 

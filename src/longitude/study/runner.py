@@ -71,6 +71,9 @@ def plan(config: StudyConfig, run: Path) -> Plan:
             sizes.append(sum(parameter.numel() for parameter in model.parameters()))
             with torch.no_grad():  # options that contradict the model's shape show here
                 model(torch.zeros(1, 2, dtype=torch.long))
+                if config.position_range is not None:  # or the range of positions
+                    ends = torch.tensor([[0, config.position_range - 1]])
+                    model(torch.zeros(1, 2, dtype=torch.long), position_ids=ends)
         except ValueError as error:
             raise ValueError(f"--encodings {label}: {error}") from error
     planned = Plan(config, prepare(config), run)
@@ -190,12 +193,13 @@ def _continued(planned: Plan, saved: dict[str, Any]) -> StudyConfig:
     remedy = "--fresh starts over, another --out keeps both"
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
         raise ValueError(f"{planned.run} holds a study.json that this release cannot read; {remedy}")
-    config, old = _plain(planned.config), saved["configuration"]
+    config = _plain(planned.config)
+    old = _plain(StudyConfig()) | saved["configuration"]  # an option that came later was at its default before
     for name in config:
         if name in GROWING and not set(old[name]) - set(config[name]):
             continue
-        if name not in old or old[name] != config[name]:
-            before, now = (_value(each) for each in (old.get(name), config[name]))
+        if old[name] != config[name]:
+            before, now = (_value(each) for each in (old[name], config[name]))
             raise ValueError(f"{planned.run} holds a study with {option(name)} {before}, not {now}; {remedy}")
     before, now = saved["data"]["sha256"], planned.data.description["sha256"]
     if before != now:

@@ -111,6 +111,8 @@ def conclusion(run: Run | Path) -> str:
         if absent := [named(label) for label in dict.fromkeys(each.label for each in found) if label not in here]:
             clauses.append(f"{and_(absent)} {'was' if len(absent) == 1 else 'were'} not measured at that length")
     clauses += _undone(run)
+    if run.sampled_positions:
+        clauses.append(f"training windows had {run.sampled_positions}")
     if found:
         clauses.append(_scope(found))
     sentence = "; ".join(clauses) + "."
@@ -237,8 +239,9 @@ def table(run: Run | Path) -> Table:
     if found:
         over = f"{count(found[0].documents, 'document')}, {count(max(each.seeds for each in found), 'seed')}"
     notes = [f"±  half the 95% interval over {over}"]
+    trained = f"trained on {run.train_length}" + (f" at {run.sampled_positions}" if run.sampled_positions else "")
     made = Table(
-        title=f"bits per byte, {run.methods[0]} windows of so many bytes, trained on {run.train_length}",
+        title=f"bits per byte, {run.methods[0]} windows of so many bytes, {trained}",
         box=SIMPLE_HEAD,
         padding=(0, 1, 0, 0),
         show_edge=False,

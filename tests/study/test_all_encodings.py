@@ -1,0 +1,33 @@
+"""Everything registered goes through a study: trained, resumable, measured past its length, or said why not."""
+
+import pytest
+
+from longitude.measure import read_rows
+from longitude.positions.base import encodings
+from longitude.study.cell import Cell, Watcher, run_cell
+from longitude.study.config import StudyConfig, checked, replaced
+from longitude.study.data import Text, split
+
+TINY = StudyConfig(
+    train_length=16, test_lengths=(16, 48), steps=4, batch_size=2, layers=2, hidden=32, heads=4, device="cpu",
+    methods=("non-overlapping",),
+)  # fmt: skip
+DOCUMENTS = [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", ["contiguous", "skipped"])
+@pytest.mark.parametrize("name", encodings())
+def test_it_is_trained_and_measured(name, positions, tmp_path):
+    config = checked(replaced(TINY, positions=positions))
+    cell = Cell(tmp_path, name, 0)
+    status = run_cell(config, cell, split(Text("numbers", DOCUMENTS), 48, 16, 4), None, Watcher())
+    assert status.status == "done" and status.step == 4
+    rows = read_rows(cell.folder / "results.parquet")
+    bounded = name == "learned" and positions == "contiguous"
+    assert list(rows["length"]) == ([16] if bounded else [16, 48]) and rows["value"].notna().all()
+    assert ("no positions from 16 on" in (status.reason or "")) == bounded
+
+
+def test_all_is_every_registered_name():
+    assert checked(StudyConfig(encodings=("all",))).encodings == tuple(encodings())
