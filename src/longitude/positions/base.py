@@ -182,7 +182,8 @@ class Encoding(nn.Module):
         prepared = self.prepare(explicit(positions, x.shape[-2], x.device), dtype=x.dtype)
         if x.dim() == 4:
             return transform(x, prepared)
-        if x.dim() > 4 or not isinstance(positions, int) and positions.dim() > 1:
+        on_axes = not isinstance(positions, int) and self.axes > 1 and positions.shape == (x.shape[-2], self.axes)
+        if x.dim() > 4 or not isinstance(positions, int) and positions.dim() > 1 and not on_axes:
             raise ValueError(f"expected x [B, H, L, head_dim] for positions of several rows, got x {list(x.shape)}")
         return transform(x.reshape(1, -1, *x.shape[-2:]), prepared).reshape(x.shape)
 

@@ -73,7 +73,8 @@ class T5Bias(Encoding):
 
 @register("clipped")
 class ClippedBias(Encoding):
-    """score_h(i, j) += table[h, clamp(i - j, -D, D) + D]: a learned number per head and offset, clipped at D.
+    """score_h(i, j) += table[h, clamp(i - j, -D, D) + D]: a learned number per head and offset, clipped at D  (a bias for
+    every offset: Liu et al. 2021, Swin; clipping: Shaw et al. 2018).
 
     table [num_heads, 2 max_distance + 1] starts at zero; column 0 belongs to the far future, the last to the far past. Listings
     that say r_max = r clamp at r - 1: they are max_distance = r - 1, hence the default of 127.
