@@ -96,7 +96,7 @@ def takers(encoding: Encoding, training: bool, length: int = 64) -> list[str]:
     with torch.set_grad_enabled(training):
         columns = _columns(encoding.to(device), SHAPES["dim"], length)
         parts = requests(q, k, k, encoding, columns, Causal(), None, None, None, 0.0, False)
-        asked = [r for _, _, r in parts]
+        asked = [part.request for part in parts]
         able = [backend for backend in BACKENDS.values() if refusal(backend, asked) is None]
     return [backend.name for backend in sorted(able, key=lambda backend: backend.price(asked[-1]))]
 

@@ -22,8 +22,8 @@ NAMES = [*lg.encodings(), "rope+fox", "alibi+t5", "path+fox", "shaw+clipped"]
 
 def request(*arguments):
     """The only request of a call."""
-    ((_, _, r),) = requests(*arguments)
-    return r
+    (part,) = requests(*arguments)
+    return part.ready(part.request)
 
 
 def build(names: str, **shape) -> lg.Composed:

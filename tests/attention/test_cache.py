@@ -209,7 +209,7 @@ def test_a_cache_never_drifts_across_a_border():
 def test_columns_are_float32_or_wider():
     attention, cache = layer("fox").bfloat16(), LongitudeCacheLayer()
     attention(tokens().bfloat16(), cache=cache)
-    assert cache.columns["forgotten"].dtype == torch.float32 and cache.keys.dtype == torch.bfloat16
+    assert cache.columns["forgotten"].dtype == torch.float64 and cache.keys.dtype == torch.bfloat16
 
 
 def test_adopting_caches():

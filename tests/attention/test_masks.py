@@ -251,7 +251,8 @@ def test_random_spans_on_every_backend():
                 torch.stack([long(keys, draw.randint(0, keys // 2), draw.randint(0, keys // 3)) for _ in range(2)])
             )
         encoding = draw.choice([None, lg.ALiBi(2), lg.Rotary(4, "half")])
-        ((_, _, r),) = requests(q, k, v, encoding, None, mask, None, None, None, 0.0, False)
+        (part,) = requests(q, k, v, encoding, None, mask, None, None, None, 0.0, False)
+        r = part.ready(part.request)
         expected = BACKENDS["reference"].run(r)
         for name, backend in BACKENDS.items():
             if refuses(backend, r) is None:

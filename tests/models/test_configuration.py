@@ -52,7 +52,7 @@ def test_mistakes(options, message):
     ("options", "message"),
     [
         ({"encoding": {"name": "rope", "layout": "halves"}}, "expected layout 'half'"),
-        ({"encoding": {"name": "alibi", "slopes": [1.0]}}, "slopes, one per head, got 1"),
+        ({"encoding": {"name": "alibi", "slopes": [1.0]}}, "expected 4 numbers as slopes"),
         ({"encodings": ["rope", "learned", "rope", "rope"]}, "acts on the model's input must stand in the first layer"),
     ],
 )
@@ -76,7 +76,7 @@ def test_every_option_is_written_out(spec, tmp_path):
     if spec == "rope":
         assert saved == {
             "name": "rope", "head_dim": 32, "layout": "interleaved", "base": 10_000.0, "rotary_dim": None,
-            "angle_dtype": "float64",
+            "scaling": None, "proportion": 1.0, "angle_dtype": "float64",
         }  # fmt: skip
     loaded = AutoConfig.from_pretrained(tmp_path)
     assert type(loaded) is LongitudeConfig

@@ -94,6 +94,32 @@ def test_the_published_rule_never_drifts(build, ids, scheme) -> None:
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("scheme", ["dynamic", "longrope"])
+def test_nor_after_tokens_were_taken_back(build, ids, scheme) -> None:
+    """Cached tokens were made beyond the border: a shorter sequence would have been made otherwise. A refused call leaves
+    every layer of the cache as it was."""
+    model, x = model_of(build, scheme, "sequence"), ids(1, 14)
+    cache = model(x[:, :12], use_cache=True).past_key_values
+    cache.crop(L0 - 2 - 12)
+    with pytest.raises(ValueError, match="prefill again"):
+        model(x[:, L0 - 2 : L0 - 1], past_key_values=cache)
+    assert [layer.get_seq_length() for layer in cache.layers] == [L0 - 2] * 4
+    cache = model(x[:, :L0], use_cache=True).past_key_values
+    for _ in range(2):
+        with pytest.raises(ValueError, match="prefill again"):
+            model(x[:, L0 : L0 + 1], past_key_values=cache)
+        assert [layer.get_seq_length() for layer in cache.layers] == [L0] * 4
+
+
+def test_keys_cannot_be_kept_raw_and_rewritten() -> None:
+    path = {"dim": 16, "num_heads": 4, "head_dim": 4}
+    for rotation in (lg.XPos(4, "half"), lg.Rotary(4, "half", scaling=SCHEMES["dynamic"]("row"))):
+        with pytest.raises(ValueError, match="another rewrites them there"):
+            lg.Composed([rotation, lg.PaTH(**path)])
+    lg.Composed([lg.Rotary(4, "half", scaling=SCHEMES["dynamic"]("declared")), lg.PaTH(**path)])
+
+
+@torch.no_grad()
 def test_row_with_raw_keys_and_the_published_rule_differ_in_deep_models_only_by_their_rule(build, ids) -> None:
     """The last token of a whole pass: one layer sees the same keys under both rules; two layers do not."""
     x = ids(1, 13)

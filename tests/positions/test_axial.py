@@ -31,6 +31,9 @@ def test_axial_golden(layout: str) -> None:
     assert angles_of(three, 1, 2, 3) == pytest.approx([1, 0.1, 2, 0.2, 3, 0.3], abs=1e-12)
     assert (three.axes, AxialRotary(16, layout).axes, lg.Rotary.axes) == (3, 2, 1)
     assert "axes=3" in repr(three)
+    assert (three.softmax_factor, three.stable_keys, three.length_at(3, 9)) == (1.0, True, None)
+    cos, sin = three.prepare(torch.tensor([[1, 2, 3]]), dtype=torch.float64)
+    torch.testing.assert_close(torch.hypot(cos, sin), torch.ones(1, 6, dtype=torch.float64), atol=1e-15, rtol=0)
 
 
 def test_axial_equals_the_vision_tower_of_qwen2_vl() -> None:
@@ -223,7 +226,8 @@ def test_turned_at_such_positions() -> None:
 WRONG = [
     (lambda: AxialRotary(14, "half"), "axial_rope: expected head_dim to be a multiple of 4, .* got 14"),
     (lambda: AxialRotary(8, "half", axes=3), "multiple of 6"),
-    (lambda: AxialRotary(8, "half", axes=0), "axes"),
+    (lambda: AxialRotary(8, "half", axes=0), "axial_rope: expected axes to be an int of 1 or more, got 0"),
+    (lambda: AxialRotary(0, "half"), "axial_rope: expected head_dim to be an int of 1 or more, got 0"),
     (lambda: AxialRotary(8, "neox"), "axial_rope: expected layout"),
     (lambda: AxialRotary(8, "half", angle_dtype="float16"), "axial_rope: expected angle_dtype"),
     (lambda: AxialRotary(8, "half", base=0.0), "base"),

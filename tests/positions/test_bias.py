@@ -327,11 +327,13 @@ def test_fire_argument() -> None:
     got = share.bias(torch.tensor([10, 1000]), torch.tensor([4, 994]))
     assert got[0, 0, 0].item() == pytest.approx(0.1188354, abs=5e-8)  # below the threshold: ln 1.6 / ln 52.2
     assert got[0, 1, 1].item() == pytest.approx(0.1018399, abs=5e-8)  # beyond it: ln 1.6 / ln 101
+    damped = fire(1, 0, threshold=8.0, eps=0.5).bias(torch.tensor([2]), torch.tensor([0])).item()
+    assert damped == pytest.approx(math.log(1.2) / (math.log(1.8) + 0.5), rel=1e-6)
 
 
 def test_fire_row() -> None:
-    row = fire(2, -1, c=0.1, threshold=8.0).bias(torch.tensor([2]), torch.arange(3))
-    assert row[0, 0].tolist() == pytest.approx([-0.3796346, -0.6756986, -1.0], abs=1e-6)
+    row = fire(2, -1, c=0.1, threshold=8.0).bias(torch.tensor([2]), torch.arange(3))[0, 0].tolist()
+    assert row == pytest.approx([-0.3796346, -0.6756986, -1.0], abs=1e-6)
 
 
 def test_fire_argument_never_leaves_what_was_trained() -> None:
@@ -343,12 +345,20 @@ def test_fire_argument_never_leaves_what_was_trained() -> None:
 
 def test_fire_starts_at_the_papers_numbers() -> None:
     encoding = lg.Fire(4)
-    assert (encoding.c.item(), encoding.multiplier.item(), encoding.threshold) == (pytest.approx(0.1), 1.0, 512.0)
+    assert (encoding.c.item(), encoding.multiplier.item()) == (pytest.approx(0.1), 1.0)
+    assert (encoding.threshold, encoding.eps) == (512.0, 1e-6)
+    assert not encoding.shared and lg.Fire(2, shared=True).shared  # FIRE-S has one module for all layers
     assert [tuple(p.shape) for p in encoding.mlp.parameters()] == [(32, 1), (32,), (4, 32), (4,)]
     with torch.no_grad():
+        for p in encoding.parameters():
+            p.fill_(math.nan)
+        encoding.reset_parameters()
+        assert all(bool(p.isfinite().all()) for p in encoding.parameters())
         encoding.c.fill_(-0.1)  # its sign does not matter: ln(|c x| + 1)
+        encoding.multiplier.fill_(-1)  # nor does that of L
         flipped = encoding.bias(torch.arange(9), torch.arange(9))
         encoding.c.fill_(0.1)
+        encoding.multiplier.fill_(1)
         torch.testing.assert_close(encoding.bias(torch.arange(9), torch.arange(9)), flipped)
 
 
@@ -386,7 +396,3 @@ def test_fire_does_not_round_in_a_bfloat16_model() -> None:
         got = low.bias(i, i - 1)
     assert got.dtype == torch.float32
     torch.testing.assert_close(got.double(), low.double().bias(i, i - 1), atol=1e-6, rtol=1e-6)
-
-
-def test_fire_of_one_module_for_all_layers() -> None:
-    assert not lg.Fire(2).shared and lg.Fire(2, shared=True).shared

@@ -116,6 +116,8 @@ def test_fox_decay_times() -> None:
     f = torch.sigmoid(encoding.forget.bias.double())
     torch.testing.assert_close(-1 / f.log(), torch.tensor([2.0, 8.0, 32.0], dtype=torch.float64), atol=2e-5, rtol=0)
     assert lg.FoX(4, 3, decay_times=[2, 2]).forget.bias.tolist() == pytest.approx([-math.log(math.expm1(0.5))] * 3)
+    many = lg.FoX(4, 12, decay_times=(2, 2000)).forget.bias.tolist()  # exact to the last bit but one
+    assert many == pytest.approx([-math.log(math.expm1(0.5 * 1000 ** (-h / 11))) for h in range(12)], rel=1.2e-7)
     torch.nn.init.zeros_(encoding.forget.bias)
     encoding.reset_parameters()
     assert bool(encoding.forget.bias.ne(0).all())
@@ -134,9 +136,9 @@ def test_fox_carries_the_sum_on() -> None:
     assert carry.shape == (2, 4, 1)
 
 
-def test_fox_sums_in_float32() -> None:
+def test_fox_sums_in_float64() -> None:
     context, carry = lg.FoX(16, 4).bfloat16().context(torch.randn(1, 7, 16, dtype=torch.bfloat16))
-    assert context["forgotten"].dtype == torch.float32
+    assert context["forgotten"].dtype == torch.float64
     assert carry.dtype == torch.float64
     x = torch.full((1, 60_000, 1), 8.0)
     encoding = lg.FoX(1, 1)
@@ -144,7 +146,9 @@ def test_fox_sums_in_float32() -> None:
         encoding.forget.weight.fill_(1.0)
         encoding.forget.bias.zero_()
     want = 60_000 * torch.nn.functional.logsigmoid(torch.tensor(8.0)).double()
-    torch.testing.assert_close(encoding.context(x)[1].squeeze(), want, atol=0, rtol=1e-9)
+    context, carry = encoding.context(x)
+    torch.testing.assert_close(carry.squeeze(), want, atol=0, rtol=1e-9)
+    torch.testing.assert_close(context["forgotten"][0, 0, -1], want, atol=0, rtol=1e-9)
 
 
 # ---- CoPE: Golovneva et al. 2024, equations 4 to 7 ---------------------------------------------------------------------------
@@ -183,6 +187,14 @@ def test_cope_written_out(scaled: bool) -> None:
             row.append(scores[i, j] + low + (high - low) * (place - math.floor(place)))
         want[i] = torch.stack(row).softmax(-1) @ v[0, 0, : i + 1]
     torch.testing.assert_close(lg.attend(q, k, v, encoding=encoding)[0, 0].detach(), want)
+
+
+def test_cope_in_the_dtype_of_queries() -> None:
+    """A table of another dtype is read in that of the queries: the scores of a float64 problem stay so."""
+    encoding, exact = lg.testing.example("cope")().float(), lg.testing.example("cope")()
+    exact.load_state_dict(encoding.state_dict())
+    q, k, v = torch.randn(3, 1, 2, 6, 8, dtype=torch.float64)
+    torch.testing.assert_close(lg.attend(q, k, v, encoding=encoding), lg.attend(q, k, v, encoding=exact))
 
 
 def test_cope_gradient_reaches_the_gates() -> None:
@@ -256,11 +268,19 @@ def test_path_pieces_and_documents() -> None:
     for name in ("reflection", "strength"):
         torch.testing.assert_close(torch.cat([first[name], second[name], third[name]], 2), whole[name])
     torch.testing.assert_close(end, tail)
+    second, _ = encoding.context(x[:, 5:], encoding.context(x[:, :5])[1], torch.zeros(2, 4).long())
+    torch.testing.assert_close(
+        second["reflection"], whole["reflection"][:, :, 5:]
+    )  # without documents all are of number 0
     documents = torch.tensor([[0, 0, 0, 0, 1, 1, 1, 1, 1], [3, 3, 3, 3, 3, 3, 3, 3, 2]])
     packed, _ = encoding.context(x, None, documents)
     alone = torch.cat([encoding.context(x[:1, :4])[0]["reflection"], encoding.context(x[:1, 4:])[0]["reflection"]], 2)
     torch.testing.assert_close(packed["reflection"][:1], alone)
     torch.testing.assert_close(packed["reflection"][1:, :, 8:], encoding.context(x[1:, 8:])[0]["reflection"])
+    narrow, _ = encoding.context(x, None, documents.int())  # numbers of any width
+    torch.testing.assert_close(narrow["reflection"], packed["reflection"], atol=0, rtol=0)
+    negative, _ = encoding.context(x, None, documents - 4)  # and of any sign
+    torch.testing.assert_close(negative["reflection"], packed["reflection"], atol=0, rtol=0)
 
 
 def test_path_in_bfloat16_reflects_in_float32() -> None:
@@ -372,6 +392,8 @@ class Reads(torch.nn.Module):
         (lambda: lg.PaTH(16, 0, 8), "num_heads"),
         (lambda: lg.PaTH(16, 4, 0), "head_dim"),
         (lambda: lg.FoX(16, 0), "num_heads"),
+        (lambda: lg.FoX(16, 4, scale_gate="no"), "FoX: expected scale_gate to be True or False, got 'no'"),
+        (lambda: lg.CoPE(8, scaled=1), "CoPE: expected scaled to be True or False, got 1"),
         (lambda: lg.FoX(16, 4, decay_times=(0, 5)), r"FoX: expected decay_times\[0\] above 0, got 0"),
         (lambda: lg.FoX(16, 4, decay_times=(5, -1)), r"FoX: expected decay_times\[1\] above 0, got -1"),
         (lambda: lg.FoX(16, 4, decay_times=5), r"FoX: expected decay_times to be \(first, last\) in tokens, got 5"),

@@ -139,6 +139,10 @@ def test_original_length_outside_comes_first() -> None:
     assert isinstance(rope, Rope) and rope.scaling == LongRoPE(SHORT, LONG, 4096, 32.0, follow="sequence")
     yarn = config | {"rope_scaling": {"type": "yarn", "factor": 4.0, ORIGINAL: 2048}}
     assert from_hugging_face(yarn).scaling == YaRN(4.0, 4096)  # type: ignore[union-attr]
+    llama3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 2, "high_freq_factor": 3}
+    assert from_hugging_face(config | {"rope_scaling": llama3}).scaling == Llama3(8, 4096, 2, 3)  # type: ignore[union-attr]
+    dynamic = config | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}  # which has no such key
+    assert from_hugging_face(dynamic).scaling == DynamicNTK(2.0, 131_072, follow="sequence")  # type: ignore[union-attr]
     nested = {"rope_theta": 1e4, ORIGINAL: 4096, "rope_parameters": {"full_attention": yarn["rope_scaling"]}}
     assert from_hugging_face(nested)["full_attention"].scaling == YaRN(4.0, 2048)  # type: ignore[index]
     copied = {"max_position_embeddings": 8192} | yarn
@@ -297,6 +301,7 @@ WRONG = [
     (wrong(rope_theta=-1.0), "rope: expected base above 0, got -1.0"),
     (wrong(partial_rotary_factor=1.5), "partial_rotary_factor above 0 and at most 1, got 1.5"),
     (wrong(partial_rotary_factor=0), "partial_rotary_factor above 0 and at most 1, got 0"),
+    (wrong(partial_rotary_factor=-0.5), "partial_rotary_factor above 0 and at most 1, got -0.5"),
     (wrong(partial_rotary_factor="all"), "partial_rotary_factor above 0 and at most 1, got 'all'"),
     (wrong(rope_type="linear", factor=0.5), "linear: expected a factor of 1 or more, got 0.5"),
     (

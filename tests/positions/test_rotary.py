@@ -11,6 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import longitude as lg
+from longitude.positions.rotary import even
 from longitude.positions.scaling import from_dict
 
 LAYOUTS = ("half", "interleaved")
@@ -135,6 +136,9 @@ def test_far_angles(dtype: torch.dtype, base: float) -> None:
 
 
 def test_tables_of_rows_serve_all_heads() -> None:
+    one_each = torch.tensor([[3], [40]])  # two rows of one token, as in decoding
+    cos, _ = lg.Rotary(8, "half").prepare(one_each)
+    assert torch.equal(cos, lg.Rotary(8, "half").prepare(one_each[:, 0]).cos.view(2, 1, 1, 4))
     rope, x = lg.Rotary(8, "half"), torch.randn(2, 3, 5, 8)
     positions = torch.tensor([[0, 1, 2, 3, 4], [7, 8, 9, 20, 30]])
     rows = [rope.rotate(x[b], positions[b]) for b in range(2)]
@@ -154,6 +158,21 @@ def test_any_memory_layout(layout: str) -> None:
     back = (rope.rotate(torch.eye(8, dtype=torch.float64).expand(5, 8, 8).transpose(0, 1), 4) * 1).transpose(0, 1)
     want = torch.einsum("bhlo,lio->bhli", weight, back)  # the turn of each unit vector, at each position
     torch.testing.assert_close(gradient[1:, :, :, 1:].transpose(1, 2), want)
+
+
+@pytest.mark.parametrize("rotary_dim", [8, 6])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_form_for_compilers_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rotary_dim: int
+) -> None:
+    """Interleaved pairs turn as complex numbers; compilers are given the same in real ones."""
+    rope, x = lg.Rotary(8, "interleaved", rotary_dim=rotary_dim), torch.randn(2, 3, 5, 8).to(dtype)
+    want = rope.rotate(x, 900)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch, "view_as_complex", None)  # which no compiler knows
+    got = rope.rotate(x, 900)
+    assert got.dtype == dtype
+    torch.testing.assert_close(got, want, atol=1e-12 if dtype == torch.float64 else 0.02, rtol=0)
 
 
 # ---- p-RoPE ----------------------------------------------------------------------------------------------------------
@@ -241,6 +260,7 @@ WRONG = [
     (lambda: lg.Rotary(8, "half", scaling={"name": "yarm"}), "did you mean 'yarn'"),
     (lambda: lg.Rotary(8, "half", scaling="yarn"), "expected a scheme"),
     (lambda: lg.Rotary(8, "half").rotate(torch.zeros(2, 6), 0), r"rope: expected \[B, H, L, 8\], got \[1, 1, 2, 6\]"),
+    (lambda: lg.Rotary(8, "half").prepare(torch.tensor(3)), r"rope: expected positions \[L\], \[B, L\] .* got \[\]"),
     (lambda: lg.Rotary(8, "half").prepare(torch.zeros(2, 3, 2, dtype=torch.long)), r"\[B, L\].* got \[2, 3, 2\]"),
     (lambda: lg.Rotary(8, "half").prepare(torch.tensor([1.5])), "integer positions"),
     (lambda: lg.Rotary(8, "half").prepare(torch.tensor([-3])), "got -3 .. -3"),
@@ -259,6 +279,16 @@ def test_values_do_not_turn() -> None:
     torch.testing.assert_close(lg.attend(q, k, v, encoding=lg.Rotary(8, "half"), q_positions=77), v)
 
 
+def test_defaults() -> None:
+    """Su et al. 2021: all dimensions, base 10,000; the layout of a model of our own is the paper's, of checkpoints none."""
+    rope = lg.Rotary(8, "half")
+    assert (rope.base, rope.rotary_dim, rope.scaling, rope.proportion) == (10_000.0, 8, None, 1.0)
+    assert (rope.angle_dtype, rope.softmax_factor, rope.axes, rope.shared) == ("float64", 1.0, 1, True)
+    assert (rope.relative, rope.stable_keys, rope.length_at(3, 9)) == (True, True, None)
+    for kind in (lg.Rotary, lg.AxialRotary, lg.MultimodalRotary, lg.XPos):
+        assert kind.model_defaults == {"layout": "interleaved"}
+
+
 def test_first_angles_are_positions() -> None:
     """The fastest pair turns one radian per position."""
     cos, sin = lg.Rotary(8, "half").prepare(torch.arange(7), dtype=torch.float64)
@@ -271,3 +301,20 @@ def test_memory_that_no_complex_number_fits() -> None:
     rope = lg.Rotary(4, "interleaved")
     for odd in (torch.arange(5.0).view(1, 1, 1, 5)[..., 1:], torch.arange(81.0)[1:].view(2, 2, 5, 4)):
         assert torch.equal(rope.rotate(odd, 3), rope.rotate(odd.clone(), 3))
+
+
+def test_memory_that_reads_as_complex_numbers_is_not_copied() -> None:
+    whole = torch.randn(4, 6, 8)
+    for readable in (whole, whole[1:], whole.transpose(0, 1), whole[..., 2:6], whole[:, ::2]):
+        assert even(readable) is readable
+    for odd in (
+        whole[..., 1:5],
+        torch.randn(3, 4, 7)[..., :6],
+        torch.randn(6, 4).T,
+        whole[..., ::2],
+        whole.permute(1, 2, 0),
+    ):
+        copy = even(odd)
+        assert torch.equal(copy, odd)
+        pairs = torch.view_as_complex(copy.unflatten(-1, (-1, 2)))
+        assert torch.equal(torch.view_as_real(pairs).flatten(-2), odd)

@@ -124,6 +124,7 @@ def test_sampler_by_name() -> None:
     [
         (lambda: sampler("randomised", max_length=7), "unknown sampler 'randomised': did you mean 'randomized'"),
         (lambda: sampler("skipped", max_len=7), "option of 'skipped' 'max_len': did you mean 'max_length'"),
+        (lambda: sampler("skipped", max_length=7, chunk=3), "option of 'skipped' 'chunk': did you mean 'chunks'"),
         (lambda: sampler("contiguous", max_length=7), "option of 'contiguous' 'max_length': .* its options: none"),
         (lambda: sampler("skipped", chunks=2), "'skipped' needs the option 'max_length'"),
         (lambda: Randomized(0), "Randomized: expected max_length"),
@@ -133,6 +134,7 @@ def test_sampler_by_name() -> None:
         (lambda: Skipped(5)(1, 6, seeded()), "Skipped: expected length of at most max_length=5, got 6"),
         (lambda: Skipped(9, 5)(1, 4, seeded()), "length of at least chunks=5, a token each, got 4"),
         (lambda: Contiguous()(0, 3, seeded()), "Contiguous: expected batch"),
+        (lambda: Contiguous()(2, 0, seeded()), "Contiguous: expected length"),
         (lambda: Randomized(5)(2, 0, seeded()), "Randomized: expected length"),
         (lambda: Skipped(5)(2.0, 3, seeded()), "Skipped: expected batch"),
     ],

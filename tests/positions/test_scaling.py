@@ -103,6 +103,7 @@ def test_ntk_base(factor: float, ratio: float) -> None:
     exact(inverse(NTK(factor)), [theta(k, 64, 10_000 * ratio) for k in range(32)], 1e-6)
     exact(inverse(NTK(factor))[-1:], [theta(31) / factor])  # the slowest is divided by the factor
     assert inverse(NTK(factor))[0] == 1.0
+    exact(inverse(NTK(factor), head_dim=4), [1, 0.01 / factor])  # two pairs suffice
 
 
 def test_dynamic_ntk() -> None:
@@ -146,7 +147,8 @@ def test_dynamic_ntk_is_plain_up_to_the_original_length(length: int) -> None:
     ],
 )
 def test_borders_of_the_published_ramp(dim: int, original: int, truncate: bool, want: tuple) -> None:
-    assert NTKByParts(4.0, original, truncate=truncate).borders(dim, 10_000.0) == pytest.approx(want, abs=5e-4)
+    got = NTKByParts(4.0, original, truncate=truncate).borders(dim, 10_000.0)
+    assert got == (pytest.approx(want, abs=5e-4) if not truncate else want)
 
 
 def test_yarn_frequency() -> None:
@@ -257,7 +259,7 @@ def test_longrope_lists_switch_after_the_original_length() -> None:
     exact(inverse(LongRoPE(**LISTS, original_max_length=100, max_length=400, follow="row"), 8), long)
 
 
-@pytest.mark.parametrize(("s", "want"), [(1, 1.0), (8, 1.1180340), (32, 1.1902381)])
+@pytest.mark.parametrize(("s", "want"), [(1, 1.0), (2, 1.0408330), (8, 1.1180340), (32, 1.1902381)])
 def test_longrope_attention_factor(s: int, want: float) -> None:
     """sqrt(1 + ln s / ln L), L = 4096; the same for both lists."""
     options = [{"factor": s}, {"max_length": 4096 * s}, {"factor": s, "max_length": 10**6}]
@@ -267,6 +269,7 @@ def test_longrope_attention_factor(s: int, want: float) -> None:
             assert got[1:] == (pytest.approx(want, abs=5e-8), 1.0)
     assert LongRoPE(**ONES, original_max_length=4096, factor=8, attention_factor=1.3).factors() == (1.3, 1.0)
     assert LongRoPE(**ONES, original_max_length=4096, max_length=1000).factors() == (1.0, 1.0)
+    assert LongRoPE(**ONES, original_max_length=2, factor=4).factors() == (pytest.approx(3**0.5), 1.0)  # the shortest
 
 
 # ---- which length ----------------------------------------------------------------------------------------------------
@@ -282,6 +285,7 @@ QUERY = torch.tensor([0, 98, 99, 100, 106, 107, 108, 250])
             [100, 100, 100, 101, 107, 108, 109, 251],
         ),
         (DynamicNTK(2.0, 100), [100, 100, 100, 106, 112, 112, 112, 256], [100, 100, 100, 101, 107, 108, 109, 251]),
+        (DynamicNTK(2.0, 90), [90, 100, 100, 105, 110, 110, 110, 255], [90, 99, 100, 101, 107, 108, 109, 251]),
         (DynamicNTK(2.0, 15), [15, 99, 100, 101, 107, 108, 109, 251], [15, 99, 100, 101, 107, 108, 109, 251]),
         (LongRoPE(**ONES, original_max_length=100, factor=2), [100] * 3 + [101] * 5, [100] * 3 + [101] * 5),
     ],

@@ -9,6 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from longitude.positions import frequencies as frequencies_module, scaling as scaling_module
+from longitude.positions.frequencies import Frequencies
 from longitude.positions.scaling import (
     NTK,
     SCHEMES,
@@ -139,12 +141,15 @@ def test_defaults_are_the_published_ones() -> None:
 
 
 def test_names() -> None:
+    assert Scaling().as_dict() == {"name": "none"}
+    assert Frequencies(torch.ones(1), 1.5).softmax_factor == 1.0
     assert list(SCHEMES) == "linear ntk dynamic_ntk ntk_by_parts yarn longrope llama3 base_change".split()
 
 
 @pytest.mark.parametrize("scaling", EXAMPLES, ids=lambda scaling: scaling.name)
 def test_json_there_and_back(scaling: Scaling) -> None:
     spec = json.loads(json.dumps(scaling.as_dict()))
+    assert spec == scaling.as_dict()  # lists, not tuples
     assert spec["name"] == scaling.name
     assert from_dict(spec) == scaling and hash(from_dict(spec)) == hash(scaling)
     assert set(spec) == {"name"} | {field.name for field in dataclasses.fields(scaling)}
@@ -159,6 +164,15 @@ def test_from_dict_passes_schemes_and_none() -> None:
 def test_frequencies_go_to_the_device_asked_for() -> None:
     for scaling in [None, *EXAMPLES]:
         assert inverse(scaling, device=torch.device("meta")).device.type == "meta"
+
+
+def test_frequencies_are_as_wide_as_the_device_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some devices have no float64; the one here plays such a device."""
+    for module in (scaling_module, frequencies_module):
+        monkeypatch.setattr(module, "wide", lambda device: torch.float32 if device.type == "meta" else torch.float64)
+    for scaling in [None, *EXAMPLES]:
+        assert inverse(scaling, device=torch.device("meta")).dtype == torch.float32
+        assert inverse(scaling).dtype == torch.float64
 
 
 def test_frequencies_compile_in_one_graph() -> None:
@@ -179,6 +193,7 @@ WRONG = [
     (lambda: rope_frequencies(7), "even rotary_dim of at most head_dim=7, got 7"),
     (lambda: rope_frequencies(8, rotary_dim=10), "at most head_dim=8, got 10"),
     (lambda: rope_frequencies(8, rotary_dim=0), "rotary_dim to be an int of 1 or more, got 0"),
+    (lambda: rope_frequencies(8.0, rotary_dim=8), "head_dim to be an int of 1 or more, got 8.0"),
     (lambda: rope_frequencies(8, base=0), "base above 0, got 0"),
     (lambda: rope_frequencies(8, proportion=1.1), "proportion from 0 to 1, got 1.1"),
     (lambda: rope_frequencies(8, proportion=-0.1), "proportion from 0 to 1, got -0.1"),
@@ -211,6 +226,7 @@ WRONG = [
     ),
     (lambda: YaRN(4, 2048, 1, 1), "above beta_slow, got 1 and 1"),
     (lambda: YaRN(4, 2048, 32, 0), "beta_slow above 0, got 0"),
+    (lambda: YaRN(4, 2048, math.nan), "beta_fast above 0, got nan"),
     (lambda: YaRN(4, 2048, ramp="paper"), r"'dimensions' \(published code\) or 'rotations' \(paper\), got 'paper'"),
     (lambda: YaRN(4, 2048, truncate="no"), "truncate True, or False with ramp='dimensions', got 'no'"),
     (lambda: YaRN(4, 2048, truncate=False, ramp="rotations"), "the ramp in rotations has nothing to round"),
@@ -221,6 +237,7 @@ WRONG = [
     (lambda: Llama3(0.5, 2048), "llama3: expected a factor of 1 or more"),
     (lambda: Llama3(8, 2048, 4, 4), "llama3: expected high_freq_factor above low_freq_factor, got 4 and 4"),
     (lambda: Llama3(8, 2048, 0, 4), "llama3: expected low_freq_factor above 0, got 0"),
+    (lambda: Llama3(8, 2048, 1, math.nan), "llama3: expected high_freq_factor above 0, got nan"),
     (lambda: BaseChange(-1.0), "base_change: expected base above 0, got -1.0"),
     (lambda: LongRoPE(1.0, ONES, 2048, 4), "longrope: expected short_factor to be a list of numbers, got 1.0"),
     (lambda: LongRoPE(ONES, [1.0, "2"], 2048, 4), r"expected long_factor\[1\] above 0, got '2'"),
@@ -235,6 +252,7 @@ WRONG = [
     (lambda: inverse(LongRoPE(ONES, ONES * 2, 9, 2)), r"long_factor of 32 numbers \(rotary_dim/2\), got 64"),
     (lambda: from_dict({"name": "yarm", "factor": 4}), "unknown scaling 'yarm': did you mean 'yarn'?"),
     (lambda: from_dict({"name": "linear", "facter": 4}), "option of scaling 'linear' 'facter': did you mean 'factor'?"),
+    (lambda: from_dict({"name": "linear", "factor": 4, "facter": 4}), "'facter': did you mean 'factor'?"),
     (lambda: from_dict({"name": "yarn"} | L), "scaling 'yarn': expected the options factor, got"),
     (lambda: from_dict({"rope_type": "yarn"}), "a Hugging Face config is read by from_hugging_face"),
     (lambda: from_dict("yarn"), "expected a scheme, .* got 'yarn'"),

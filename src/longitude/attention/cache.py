@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
+from longitude.attention.lengths import later, newest
 from longitude.attention.transport import carried
 from longitude.positions.base import Columns, Encoding, Positions, Transport, explicit
 
@@ -31,6 +32,7 @@ class LongitudeCacheLayer(DynamicLayer):
         self.positions: Positions = 0
         self.columns: Columns = {}
         self.carry: Any = None
+        self.reached: int | Tensor = 0  # the newest position so far, tokens that were taken back included
 
     def next_positions(self) -> Positions:
         """Where tokens after the cached ones stand if nothing else is said: an int, or [..., 1] + 1, 2, ..."""
@@ -53,6 +55,7 @@ class LongitudeCacheLayer(DynamicLayer):
             )  # every new token rewrites it: narrow keys would drift
             self.settle(encoding)
         past, new = self.get_seq_length(), k.shape[2]
+        self.reached = later(self.reached, newest(positions, new))
         if not past:
             self.positions = positions
         elif not (
@@ -81,12 +84,14 @@ class LongitudeCacheLayer(DynamicLayer):
                     )
                 self.keys = carried(self.keys, term.w, term.b, term.chunk)
 
-    def _map(self, keys: Callable[[Tensor], Tensor]) -> None:
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply a change of the batch to everything beside keys and values."""
-        self.columns = {name: keys(column) for name, column in self.columns.items()}
-        self.carry = tree_map_only(Tensor, keys, self.carry)
+        self.columns = {name: change(column) for name, column in self.columns.items()}
+        self.carry = tree_map_only(Tensor, change, self.carry)
+        if isinstance(self.reached, Tensor) and len(self.reached) > 1:
+            self.reached = change(self.reached)
         if isinstance(self.positions, Tensor) and self.positions.dim() > 1 and len(self.positions) > 1:
-            self.positions = keys(self.positions)
+            self.positions = change(self.positions)
 
     def reset(self) -> None:
         super().reset()

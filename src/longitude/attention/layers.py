@@ -9,11 +9,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from longitude.attention.lengths import part_of, require_same_past, transformed, whole
+from longitude.attention.lengths import later, newest, parted, require_same_past, whole
 from longitude.attention.masks import Causal, Documents, Mask, Padding, require_mask
-from longitude.attention.operation import raw_request, require_backend, run
-from longitude.attention.request import canonical, following, validate
-from longitude.positions.base import Encoding, Positions, explicit, sizes
+from longitude.attention.operation import raw_request, require_backend, require_causal, run
+from longitude.attention.request import following, part_of, validate
+from longitude.positions.base import Encoding, Positions, canonical, explicit, sizes
 from longitude.positions.composed import compose
 
 if TYPE_CHECKING:
@@ -120,6 +120,13 @@ class MultiHeadAttention(nn.Module):
                 axes = max(2, positions.shape[-1])
             positions = canonical("positions", positions, x.shape[0], length, axes)
 
+        # Every refusal comes before the cache takes the tokens in.
+        mask.validate(x.shape[0], length - before_x, keys)
+        require_causal(encoding, mask)
+        if cache is not None and past and not encoding.stable_keys:
+            now = later(newest(cache.positions, past), newest(positions, length))
+            require_same_past(encoding, cache.reached, now)
+
         q = self.q_proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
         k = self.k_proj(x).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2)
         v = self.v_proj(x).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2)
@@ -131,11 +138,8 @@ class MultiHeadAttention(nn.Module):
         columns, carry = encoding.context(x, cache.carry if cache is not None else None, new_documents)
         k_positions = positions
         if cache is not None:
-            before = cache.positions
             k, v, columns = cache.extend(k, v, positions, columns, carry, encoding)
             k_positions = cache.positions
-            if past and not encoding.stable_keys:
-                require_same_past(encoding, before, past, k_positions, keys)
 
         if before_x:  # the memory asks nothing
             q, positions = q[:, :, before_x:], part_of(positions, slice(None), slice(before_x, None))
@@ -143,7 +147,7 @@ class MultiHeadAttention(nn.Module):
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
         validate(q, k, v, mask, self.scale, dropout)
         r = raw_request(q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights)
-        parts = whole(r) if encoding.stable_keys else transformed(r, encoding, positions, k_positions)
+        parts = whole(r) if encoding.stable_keys else parted(r, encoding, positions, k_positions)
         out, weights = run(parts, self.backend)
         out = out.to(x.dtype)
         out = self.o_proj(out.transpose(1, 2).flatten(2))

@@ -3,76 +3,107 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from longitude.attention.request import Request
+from longitude.attention.request import Request, part_of
 from longitude.positions.base import Positions, explicit
 from longitude.positions.composed import Composed
 
-Part = tuple[slice, slice, Request]
-"""Rows of the batch, queries, and the request that answers them, its queries and keys transformed."""
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of the batch and queries of a call, and what is asked for them: of queries and keys as they are, which `ready`
+    transforms. They are transformed one part at a time, because every part has its own keys."""
+
+    batch: slice
+    rows: slice
+    request: Request
+    ready: Callable[[Request], Request] = lambda r: r
 
 
 def whole(r: Request) -> list[Part]:
-    """A request that needs no cutting."""
-    return [(slice(0, r.q.shape[0]), slice(0, r.rows), r)]
+    """A request whose queries and keys are transformed already."""
+    return [Part(slice(0, r.q.shape[0]), slice(0, r.rows), r)]
 
 
-def transformed(r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions) -> list[Part]:
-    """The request with queries and keys as their tables make them; one part for each length that tables follow."""
-    parts = list(_runs(encoding, q_positions, k_positions, r))
-    parted = []
-    for batch, rows, length in parts:
-        keys = slice(0, r.length)
-        piece = r
-        if len(parts) > 1:
+def parted(r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions) -> list[Part]:
+    """A part for each length that tables follow; one, where they follow none."""
+    runs = list(_runs(encoding, q_positions, k_positions, r))
+    parts = []
+    for batch, rows, length in runs:
+        keys, piece = slice(0, r.length), r
+        if len(runs) > 1:
             keys = keys if r.weights else r.reachable(rows.start, rows.stop)
             piece = r.piece(rows, keys, batch)
-        q_places, k_places = part_of(q_positions, batch, rows), part_of(k_positions, batch, keys)
-        q_tables = encoding.prepare(explicit(q_places, piece.rows, r.q.device), length, r.q.dtype)
-        alike = piece.rows == piece.length and _same(q_places, k_places)
-        k_tables = (
-            q_tables if alike else encoding.prepare(explicit(k_places, piece.length, r.q.device), length, r.q.dtype)
-        )
-        piece = replace(piece, q=encoding.queries(piece.q, q_tables), k=encoding.keys(piece.k, k_tables))
-        parted.append((batch, rows, piece))
-    return parted
+        places = part_of(q_positions, batch, rows), part_of(k_positions, batch, keys)
+        parts.append(Part(batch, rows, piece, partial(_transformed, encoding, *places, length)))
+    return parts
+
+
+def _transformed(
+    encoding: Composed, q_positions: Positions, k_positions: Positions, length: int | None, r: Request
+) -> Request:
+    """The request with queries and keys as the tables of `length` make them."""
+    device, dtype = r.q.device, r.q.dtype
+    q_tables = k_tables = encoding.prepare(explicit(q_positions, r.rows, device), length, dtype)
+    if r.rows != r.length or not _same(q_positions, k_positions):
+        k_tables = encoding.prepare(explicit(k_positions, r.length, device), length, dtype)
+    made = replace(r, q=encoding.queries(r.q, q_tables), k=encoding.keys(r.k, k_tables))
+    made.__dict__.update(
+        {name: found for name, found in r.__dict__.items() if name == "spans"}
+    )  # the mask's, found once
+    return made
 
 
 def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Output and weights of all parts, in their places."""
+    """Output and weights of all parts, in their places. Where there are several, backward transforms each again."""
+
+    def one(part: Part) -> tuple[Tensor, Tensor | None]:
+        return run(part.ready(part.request))
+
     if len(parts) == 1:
-        return run(parts[0][2])
-    answers = [run(piece) for _, _, piece in parts]
-    size = max(batch.stop for batch, _, _ in parts), max(rows.stop for _, rows, _ in parts)
-    together: list[Tensor | None] = []
-    for own in zip(*answers, strict=True):
-        whole = None if own[0] is None else own[0].new_zeros(size[0], own[0].shape[1], size[1], own[0].shape[3])
-        for (batch, rows, _), part in zip(parts, own, strict=True):
-            if whole is not None:
-                whole[batch, :, rows] = part
-        together.append(whole)
-    return together[0], together[1]  # type: ignore[return-value]
+        return one(parts[0])
+    batch, rows = max(part.batch.stop for part in parts), max(part.rows.stop for part in parts)
+    r = parts[0].request
+    out = r.q.new_zeros(batch, r.heads, rows, r.v.shape[3])
+    weights = r.q.new_zeros(batch, r.heads, rows, r.length) if r.weights else None
+    for part in parts:
+        own, own_weights = checkpoint(one, part, use_reentrant=False) if torch.is_grad_enabled() else one(part)
+        out[part.batch, :, part.rows] = own
+        if weights is not None and own_weights is not None:
+            weights[part.batch, :, part.rows] = own_weights
+    return out, weights
 
 
-def require_same_past(encoding: Composed, past: Positions, keys: int, now: Positions, all_keys: int) -> None:
+def require_same_past(encoding: Composed, reached: int | Tensor, now: int | Tensor) -> None:
     """ValueError where the tables that cached tokens were made with are not those that a whole pass would use now: upper
-    layers have seen what lower ones made of them, so no rotation of raw keys could mend it."""
-    before, after = newest(past, keys), newest(now, all_keys)
-    if isinstance(before, Tensor) != isinstance(after, Tensor):
-        before, after = torch.as_tensor(before), torch.as_tensor(after)
-    if isinstance(before, Tensor):
-        before, after = torch.broadcast_tensors(before, after)
-    then, since = encoding.length_at(before, before), encoding.length_at(before, after)
+    layers have seen what lower ones made of them, so no rotation of raw keys could mend it.
+
+    reached: the newest position when they were made; now: the newest position with this call's tokens."""
+    if isinstance(reached, Tensor) or isinstance(now, Tensor):
+        reached, now = torch.broadcast_tensors(*both(reached, now))
+    then, since = encoding.length_at(reached, reached), encoding.length_at(reached, now)
     changed = then != since
     if bool(changed.any()) if isinstance(changed, Tensor) else changed:
         raise ValueError(
-            "cache: the sequence grew out of the length that its rotation followed, and cached tokens were made with another; "
+            "cache: the sequence left the length that its rotation followed, and cached tokens were made with another; "
             "expected a sequence that stays within it: prefill again from the start, or say follow='row' or 'declared'"
         )
+
+
+def later(a: int | Tensor, b: int | Tensor) -> int | Tensor:
+    """The greater position, row by row."""
+    return torch.maximum(*both(a, b)) if isinstance(a, Tensor) or isinstance(b, Tensor) else max(a, b)
+
+
+def both(a: int | Tensor, b: int | Tensor) -> tuple[Tensor, Tensor]:
+    device = a.device if isinstance(a, Tensor) else b.device if isinstance(b, Tensor) else None
+    return torch.as_tensor(a, device=device), torch.as_tensor(b, device=device)
 
 
 def newest(positions: Positions, count: int) -> int | Tensor:
@@ -106,15 +137,6 @@ def _runs(
         for length, count in zip(values.tolist(), counts.tolist(), strict=True):
             yield everything[0] if alike else slice(b, b + 1), slice(start, start + count), length
             start += count
-
-
-def part_of(positions: Positions, batch: slice, part: slice) -> Positions:
-    """Positions of some rows of the batch and some tokens."""
-    if isinstance(positions, int):
-        return positions + part.start
-    if positions.dim() == 1:
-        return positions[part]
-    return (positions if positions.shape[0] == 1 else positions[batch])[:, part]
 
 
 def _same(a: Positions, b: Positions) -> bool:

@@ -11,7 +11,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS, Backend, refuses
-from longitude.attention.lengths import Part, joined, transformed
+from longitude.attention.lengths import Part, joined, parted
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.reference import reference
 from longitude.attention.request import Request, places, validate
@@ -80,7 +80,7 @@ def requests(
     encoding = compose(encoding)
     q_positions, k_positions = places(q, k, q_positions, k_positions, encoding.axes)
     r = raw_request(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
-    return transformed(r, encoding, q_positions, k_positions)
+    return parted(r, encoding, q_positions, k_positions)
 
 
 def raw_request(
@@ -98,6 +98,12 @@ def raw_request(
 ) -> Request:
     """What is asked of queries and keys as they are: layers, whose cache may hold transformed keys, begin here."""
     heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
+    if context is not None and (
+        not isinstance(context, dict) or any(not isinstance(x, Tensor) or x.dim() < 3 for x in context.values())
+    ):
+        raise ValueError(
+            f"context: expected the columns of encoding.context(x)[0], name -> [B, heads, Lk, ...], got {context!r}"
+        )
     try:
         terms = tuple(_placed(term, keys) for term in encoding.terms(context or {}))
     except KeyError as missing:
@@ -113,6 +119,13 @@ def raw_request(
         said = getattr(member, "head_dim", q.shape[3])
         if said != q.shape[3]:
             raise ValueError(f"{type(member).__name__} was built for head_dim {said}, q has {q.shape[3]}")
+    for term in terms:
+        if isinstance(term, Transport) and term.w.shape[-1] != q.shape[3]:
+            raise ValueError(f"context: expected reflections of head_dim {q.shape[3]}, got {list(term.w.shape)}")
+        if isinstance(term, OffsetVectors) and term.values is not None and v.shape[3] != q.shape[3]:
+            raise ValueError(
+                f"v: expected head_dim {q.shape[3]}, as the encoding's own values have, got {list(v.shape)}"
+            )
     for name, column in (context or {}).items():
         tokens = column.shape[2] if name in encoding.passing_columns and rows <= column.shape[2] <= keys else keys
         if column.shape[0] != q.shape[0] or column.shape[1] not in (k.shape[1], heads) or column.shape[2] != tokens:
@@ -130,10 +143,7 @@ def raw_request(
         learned=torch.is_grad_enabled() and len(terms) > 0 and any(p.requires_grad for p in encoding.parameters()),
         q_order=keys - rows,
     )  # fmt: skip
-    if encoding.causal_only and not r.causal:
-        raise ValueError(
-            "the encoding has no meaning for keys in the future: expected a mask with lg.Causal() or Window(size)"
-        )
+    require_causal(encoding, mask)
     if sum(isinstance(term, Transport) for term in terms) > 1:
         raise ValueError("two composed encodings both transport keys; use one of them")
     if rows > keys and any(isinstance(term, Transport) for term in terms):
@@ -158,6 +168,15 @@ def _of_one_axis(
                 f"positions: expected [L] or [B, L], because the encoding's terms measure one axis, got {list(positions.shape)}"
             )
     return tuple(p[..., 0] if isinstance(p, Tensor) and p.dim() == 3 else p for p in (q_positions, k_positions))  # type: ignore[return-value]
+
+
+def require_causal(encoding: Encoding, mask: Mask) -> None:
+    """ValueError where the mask lets a query see a future that means nothing to the encoding."""
+    low, _ = mask.reach
+    if encoding.causal_only and (low is None or low < 0):
+        raise ValueError(
+            "the encoding has no meaning for keys in the future: expected a mask with lg.Causal() or Window(size)"
+        )
 
 
 def require_backend(name: str) -> None:
@@ -195,7 +214,7 @@ def cheapest(requests: Sequence[Request]) -> Backend:
 
 def run(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """The output, and the weights if they were asked for."""
-    chosen = choose([r for _, _, r in parts], backend)
+    chosen = choose([part.request for part in parts], backend)
     return joined(parts, lambda r: reference(r) if r.weights else (chosen.run(r), None))
 
 
@@ -227,7 +246,7 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
     dropout, return_weights = arguments.get("dropout", 0.0), arguments.get("return_weights", False)
     mask = arguments.get("mask", Causal())
     parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
-    asked = [r for _, _, r in parts]
+    asked = [part.request for part in parts]
     largest = max(asked, key=lambda r: r.rows * r.length)
     if len(parts) > 1:
         print(f"tables follow {len(parts)} lengths, each in a call of its own; memory is of the largest")

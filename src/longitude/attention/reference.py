@@ -47,6 +47,7 @@ def added(term: Term, q: Tensor, raw: Tensor, allowed: Tensor, r: Request) -> Te
             i, j = r.places()
             return at(i[..., :, None], j[..., None, :])
         case Drift(level, scaled):
+            level = per_query_head(level, r.heads)
             drift = level[..., r.q_tokens(), None] - level[..., None, r.k_tokens()]
             return r.scale * drift if scaled else drift
         case OffsetVectors(keys, _, shift):

@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.masks import All, Causal, Mask, Window, require_mask
-from longitude.positions.base import Drift, Positions, Term, Transport, explicit, require_positions
+from longitude.positions.base import Drift, Positions, Term, Transport, canonical, explicit
 
 
 @dataclass(frozen=True)
@@ -99,11 +99,6 @@ class Request:
     def piece(self, rows: slice, keys: slice, batch: slice | list[int] = slice(None)) -> Request:
         """Queries `rows` against keys `keys`, of the sequences `batch`; slices with plain bounds."""
 
-        def cut(positions: Positions, part: slice) -> Positions:
-            if isinstance(positions, int):
-                return positions + part.start
-            return positions[part] if positions.dim() == 1 else positions[batch][:, part]
-
         return replace(
             self,
             q=self.q[batch][:, :, rows],
@@ -111,8 +106,8 @@ class Request:
             v=self.v[batch][:, :, keys],
             terms=tuple(_of_batch(term, batch) for term in self.terms),
             mask=self.mask.of(batch),
-            q_positions=cut(self.q_positions, rows),
-            k_positions=cut(self.k_positions, keys),
+            q_positions=part_of(self.q_positions, batch, rows),
+            k_positions=part_of(self.k_positions, batch, keys),
             q_order=self.q_order + rows.start,
             k_order=self.k_order + keys.start,
         )
@@ -158,39 +153,23 @@ def validate(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, d
         isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale)
     ):
         raise ValueError(f"scale: expected a finite number or None for head_dim**-0.5, got {scale!r}")
-    if not 0.0 <= dropout < 1.0:
+    if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout!r}")
+
+
+def part_of(positions: Positions, batch: slice | list[int], part: slice) -> Positions:
+    """Positions of some rows of the batch and some tokens."""
+    if isinstance(positions, int):
+        return positions + part.start
+    if positions.dim() == 1:
+        return positions[part]
+    return (positions if positions.shape[0] == 1 else positions[batch])[:, part]
 
 
 def following(first: Tensor, length: int) -> Tensor:
     """Positions of `length` tokens from `first` on: [1] -> [L], [B, 1] -> [B, L], [B, 1, 1] -> [B, L, 1]."""
     step = torch.arange(length, device=first.device)
     return first + (step[:, None] if first.dim() == 3 else step)
-
-
-def canonical(name: str, positions: Positions, batch: int, length: int, axes: int = 1) -> Positions:
-    """Positions as the house passes them on: an int, [L], [B, L]; or with several axes [B | 1, L, axes | 1], so that a
-    dimension is never mistaken for another. ValueError for any other shape, for no integers, and for negative ones."""
-    if isinstance(positions, bool) or not isinstance(positions, int | Tensor):
-        raise ValueError(
-            f"{name}: expected integers of 0 or more, as a tensor or one int to count from, got {positions!r}"
-        )
-    if isinstance(positions, int):
-        if positions < 0:
-            raise ValueError(f"{name}: expected integers of 0 or more, got {positions}")
-        return positions
-    shape = tuple(positions.shape)
-    if axes > 1 and shape == (length, axes):
-        positions = positions[None]
-    elif axes > 1 and shape in ((batch, length), (1, length)):
-        positions = positions[..., None]
-    elif shape not in ((length,), (batch, length), (1, length)) and not (
-        axes > 1 and len(shape) == 3 and shape[0] in (1, batch) and shape[1] == length and shape[2] in (1, axes)
-    ):
-        with_axes = f", or with axes [{length}, {axes}] or [{batch}, {length}, {axes}]" if axes > 1 else ""
-        raise ValueError(f"{name}: expected [{length}] or [{batch}, {length}]{with_axes}, got {list(shape)}")
-    require_positions(positions, who=name)
-    return positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
 
 
 def places(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from inspect import signature
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache
@@ -102,3 +103,28 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )
+
+    # ---- generate() with positions of several axes: transformers hands them around as [axes, B, L] ----
+    def generate(self, *arguments: Any, position_ids: Tensor | None = None, **named: Any) -> Any:
+        """As in transformers; position_ids of the prompt, [B, L] or [B, L, axes], are gone on with as in forward."""
+        if position_ids is not None:
+            named["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids
+        return super().generate(*arguments, **named)
+
+    def prepare_inputs_for_generation(self, *arguments: Any, **kwargs: Any) -> dict[str, Any]:
+        inputs = super().prepare_inputs_for_generation(*arguments, **kwargs)
+        if (positions := inputs.get("position_ids")) is not None and positions.dim() == 3:
+            inputs["position_ids"] = positions.movedim(0, -1)
+        return inputs
+
+    def _update_model_kwargs_for_generation(
+        self, outputs: Any, model_kwargs: dict[str, Any], is_encoder_decoder: bool = False, num_new_tokens: int = 1
+    ) -> dict[str, Any]:
+        model_kwargs = super()._update_model_kwargs_for_generation(
+            outputs, model_kwargs, is_encoder_decoder, num_new_tokens
+        )
+        if (positions := model_kwargs.get("position_ids")) is not None and positions.dim() == 3:
+            said = positions[..., :-num_new_tokens]  # text goes on behind the largest coordinate, not behind each
+            new = said.amax((0, 2), keepdim=True) + 1 + torch.arange(num_new_tokens, device=said.device)
+            model_kwargs["position_ids"] = torch.cat([said, new.expand(said.shape[0], -1, -1)], -1)
+        return model_kwargs

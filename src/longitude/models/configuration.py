@@ -13,6 +13,9 @@ from transformers import PreTrainedConfig
 from longitude.attention.operation import require_backend
 from longitude.errors import unknown
 from longitude.positions.base import factory_of, resolved
+from longitude.positions.frequencies import Scaling
+from longitude.positions.rotary import Rotary
+from longitude.positions.scaling import from_dict
 
 Spec = str | dict[str, Any] | list[Any]
 """An encoding: a name, {"name": name, **options}, or a list of them, composed."""
@@ -124,13 +127,23 @@ class LongitudeConfig(PreTrainedConfig):
             "max_length": self.max_position_embeddings,
         }
         full = resolved(name, {**defaults, **options}, **known)
-        # A scaling scheme may be said as an object; config.json holds its name and options.
-        return {"name": name, **{n: v.as_dict() if hasattr(v, "as_dict") else v for n, v in full.items()}}
+        if "scaling" in full and isinstance(factory := factory_of(name), type) and issubclass(factory, Rotary):
+            full["scaling"] = from_dict(full["scaling"])
+        return {"name": name, **{option: _plain(value) for option, value in full.items()}}
 
     def layer_specs(self) -> list[list[dict[str, Any]]]:
         """For each layer, the resolved encodings that compose its own."""
         specs = self.encodings if self.encodings is not None else [self.encoding] * self.num_hidden_layers
         return [_listed(spec) for spec in specs]
+
+
+def _plain(value: Any) -> Any:
+    """What config.json can hold: schemes as their name and every option, arrays and tuples as lists of plain numbers."""
+    if isinstance(value, Scaling):
+        return value.as_dict()
+    if isinstance(value, list | tuple):
+        return [_plain(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value  # numpy and torch, single numbers too
 
 
 def _listed(spec: Any) -> list[dict[str, Any]]:

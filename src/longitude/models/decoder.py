@@ -16,10 +16,10 @@ from transformers.utils import logging
 
 from longitude.attention.cache import LongitudeCache, LongitudeCacheLayer, adopt
 from longitude.attention.layers import MultiHeadAttention
-from longitude.attention.request import canonical, following
+from longitude.attention.request import following
 from longitude.models.configuration import LongitudeConfig
-from longitude.positions.base import Encoding, Positions, encoding, explicit
-from longitude.positions.composed import Composed
+from longitude.positions.base import Encoding, Positions, canonical, encoding, explicit
+from longitude.positions.composed import Composed, of_axes
 
 logger = logging.get_logger(__name__)
 
@@ -180,9 +180,14 @@ class LongitudeModel(LongitudePreTrainedModel):
         positions = self.positions_of(position_ids, streams, cache, x.shape[0], remembered + x.shape[1])
 
         places = explicit(positions, remembered + x.shape[1], x.device)
-        x = self.encoding_of_layer[0].embed(x, places[remembered:] if places.dim() == 1 else places[:, remembered:])
+        length, own = x.shape[1], places[remembered:] if places.dim() == 1 else places[:, remembered:]
+        x = self.encoding_of_layer[0].embed(x, own)
+        if x.shape[1] != length:
+            raise ValueError(
+                f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"
+            )
         distinct = {member for composed in self.encoding_of_layer for member in composed}
-        tables = {member: member.prepare(places, None, x.dtype) for member in distinct if member.stable_keys}
+        tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in distinct if m.stable_keys}
         hidden_states, attentions = [x], []
         for i, layer in enumerate(self.layers):
             own = self.encoding_of_layer[i]
@@ -219,6 +224,8 @@ class LongitudeModel(LongitudePreTrainedModel):
     ) -> Positions:
         """Positions of the new tokens: as said, else each token's place in its own document, padding not counted."""
         if position_ids is not None:
+            if self.axes > 1 and tuple(position_ids.shape) == (batch, length):  # one number for all axes
+                position_ids = position_ids[..., None]
             return canonical("position_ids", position_ids, batch, length, self.axes)
         first = None if cache is None else cache.layers[0]
         assert isinstance(first, LongitudeCacheLayer | None)
@@ -284,11 +291,12 @@ def starts_of(streams: Tensor) -> Tensor:
 
 
 def places_after(streams: Tensor, cached: Tensor | None) -> Tensor:
-    """`places_in`, where the run that cached positions [B, past, axes] end in may hold images: what follows these stands
-    behind the largest coordinate of that run."""
+    """`places_in`, but for the run that cached positions [past], [B, past] or [B, past, axes] end in: what follows stands
+    behind the largest of them, whatever they were said to be, images among them."""
     places = places_in(streams)
-    if cached is None or cached.dim() < 3:
+    if cached is None:
         return places
+    cached = cached[None, :, None] if cached.dim() == 1 else cached[..., None] if cached.dim() == 2 else cached
     starts, past = starts_of(streams), cached.shape[1]
     last = starts[:, past - 1, None]
     largest = cached.amax(-1).expand(len(streams), -1).masked_fill(starts[:, :past] != last, -1).amax(1, keepdim=True)

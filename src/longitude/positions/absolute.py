@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.errors import unknown
-from longitude.positions.base import Encoding, positive, register, require_positions, sizes, wide
+from longitude.positions.base import Encoding, canonical, explicit, positive, register, require_positions, sizes, wide
 
 
 @register("none")
@@ -65,7 +65,7 @@ class Sinusoidal(Encoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         if x.shape[-1] != self.dim:
             raise ValueError(f"Sinusoidal: expected x [B, L, {self.dim}], got {list(x.shape)}")
-        require_positions(positions, who="Sinusoidal")
+        positions = explicit(canonical("Sinusoidal", positions, x.shape[0], x.shape[-2]), x.shape[-2], x.device)
         return x + self.table(positions).to(x.dtype)
 
 
@@ -85,7 +85,8 @@ class Learned(Encoding):
                    p M/length, at most M-1, if it is "start". Every row but the first moves with `length`, which is therefore
                    said beforehand and stays: keys cached under another length would be stale.
 
-    max_length, the property, is how many positions exist: M, `length` where interpolated, None where clamped.
+    max_length, the property, is how many positions exist: M, `length` where interpolated, None where clamped. A model that
+    truncates cannot generate past M.
     """
 
     relative = False
@@ -137,13 +138,14 @@ class Learned(Encoding):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         if x.shape[-1] != self.dim:
             raise ValueError(f"Learned: expected x [B, L, {self.dim}], got {list(x.shape)}")
+        positions = explicit(canonical("Learned", positions, x.shape[0], x.shape[-2]), x.shape[-2], x.device)
         if self.beyond == "truncate":
             x, positions = x[:, : self.rows], positions[..., : self.rows]
         require_positions(positions, self.max_length, "Learned")
         return x + self.codes(positions).to(x.dtype)
 
     def codes(self, positions: Tensor) -> Tensor:
-        """positions [...] -> rows of the table, or between two of them, [..., dim]."""
+        """Positions [...] that exist -> rows of the table, or between two of them, [..., dim]."""
         last = self.rows - 1
         if self.length is None:
             return self.table[positions.clamp(max=last) + self.row_offset]

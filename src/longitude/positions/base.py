@@ -165,7 +165,7 @@ class Encoding(nn.Module):
         return type(self).context is not Encoding.context
 
     def reset_parameters(self) -> None:
-        """Give what is learned its initial values."""
+        """Give its own parameters their initial values; layers inside it have theirs."""
 
     # ---- conveniences for readers and checks, derived from the above ----
     def rotate_queries(self, x: Tensor, positions: Positions) -> Tensor:
@@ -179,12 +179,14 @@ class Encoding(nn.Module):
     rotate = rotate_queries
 
     def _rotate(self, transform: Callable[[Tensor, Any], Tensor], x: Tensor, positions: Positions) -> Tensor:
+        if not x.is_floating_point() or x.dim() < 2:
+            raise ValueError(f"expected x [..., L, head_dim] of floats, got {x.dtype} {list(x.shape)}")
+        if x.dim() > 4 or x.dim() < 4 and isinstance(positions, Tensor) and positions.dim() > 1 and self.axes == 1:
+            raise ValueError(f"expected x [B, H, L, head_dim] for positions of several rows, got x {list(x.shape)}")
+        positions = canonical("positions", positions, x.shape[0] if x.dim() == 4 else 1, x.shape[-2], self.axes)
         prepared = self.prepare(explicit(positions, x.shape[-2], x.device), dtype=x.dtype)
         if x.dim() == 4:
             return transform(x, prepared)
-        on_axes = not isinstance(positions, int) and self.axes > 1 and positions.shape == (x.shape[-2], self.axes)
-        if x.dim() > 4 or not isinstance(positions, int) and positions.dim() > 1 and not on_axes:
-            raise ValueError(f"expected x [B, H, L, head_dim] for positions of several rows, got x {list(x.shape)}")
         return transform(x.reshape(1, -1, *x.shape[-2:]), prepared).reshape(x.shape)
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Tensor:
@@ -192,6 +194,9 @@ class Encoding(nn.Module):
         i, j = (torch.as_tensor(p) for p in (q_positions, k_positions))
         if i.dim() != 1 or j.dim() != 1:
             raise ValueError(f"expected positions [Lq] and [Lk], got {list(i.shape)} and {list(j.shape)}")
+        for name, positions in (("q_positions", i), ("k_positions", j)):
+            require_positions(positions, who=name)
+        i, j = i.long(), j.long()
         biases = []
         for term in self._content_free("bias"):
             match term:
@@ -204,6 +209,9 @@ class Encoding(nn.Module):
     def bias_at(self, offset: Tensor | int) -> Tensor:
         """Sum of the biases that depend on the offset alone -> [heads, *offset.shape]."""
         offset = torch.as_tensor(offset)
+        if offset.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"offset: expected integers (int64), got {offset.dtype}")
+        offset = offset.long()
         terms = self._content_free("bias_at")
         if any(isinstance(term, PairBias) for term in terms):
             raise ValueError(f"{type(self).__name__} depends on both positions, not on their offset alone; use .bias()")
@@ -254,8 +262,8 @@ def classes() -> dict[str, type[Encoding]]:
 
 def factory_of(name: str) -> Callable[..., Encoding]:
     """The class or function registered under `name`; ValueError with the nearest name otherwise."""
-    if name not in _registry:
-        raise unknown("encoding", name, _registry, "lg.encodings() lists them.")
+    if not isinstance(name, str) or name not in _registry:
+        raise unknown("encoding", str(name), _registry, "lg.encodings() lists them.")
     return _registry[name]
 
 
@@ -302,6 +310,35 @@ def explicit(positions: Positions, length: int, device: torch.device | None = No
     return positions
 
 
+def canonical(name: str, positions: Positions, batch: int, length: int, axes: int = 1) -> Positions:
+    """Positions as the house passes them on: an int, [L], [B, L]; or with several axes [B | 1, L, axes | 1], so that a
+    dimension is never mistaken for another. ValueError for any other shape, for no integers, and for negative ones."""
+    if isinstance(positions, bool) or not isinstance(positions, int | Tensor):
+        raise ValueError(
+            f"{name}: expected integers of 0 or more, as a tensor or one int to count from, got {positions!r}"
+        )
+    if isinstance(positions, int):
+        if positions < 0:
+            raise ValueError(f"{name}: expected integers of 0 or more, got {positions}")
+        return positions
+    shape = tuple(positions.shape)
+    if axes > 1 and shape == (length, axes) == (batch, length):
+        raise ValueError(
+            f"{name}: {list(shape)} may mean [B, L] or [L, axes] here; say [{batch}, {length}, 1] or [1, {length}, {axes}]"
+        )
+    if axes > 1 and shape == (length, axes):
+        positions = positions[None]
+    elif axes > 1 and shape in ((batch, length), (1, length)):
+        positions = positions[..., None]
+    elif shape not in ((length,), (batch, length), (1, length)) and not (
+        axes > 1 and len(shape) == 3 and shape[0] in (1, batch) and shape[1] == length and shape[2] in (1, axes)
+    ):
+        with_axes = f", or with axes [{length}, {axes}] or [{batch}, {length}, {axes}]" if axes > 1 else ""
+        raise ValueError(f"{name}: expected [{length}] or [{batch}, {length}]{with_axes}, got {list(shape)}")
+    require_positions(positions, who=name)
+    return positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
+
+
 def require_positions(positions: Tensor, max_length: int | None = None, who: str = "positions") -> None:
     """Integers, none negative, none beyond a table.
 
@@ -329,6 +366,13 @@ def positive(who: str, **numbers: float) -> None:
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
             raise ValueError(f"{who}: expected {name} above 0, got {number!r}")
+
+
+def flags(who: str, **given: bool) -> None:
+    """ValueError unless every one is True or False: any other text would count as True."""
+    for name, value in given.items():
+        if not isinstance(value, bool):
+            raise ValueError(f"{who}: expected {name} to be True or False, got {value!r}")
 
 
 def sizes(who: str, **numbers: int) -> None:

@@ -6,7 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, positive, register, sizes, wide
+from longitude.positions.base import (
+    Columns,
+    Encoding,
+    OffsetBias,
+    PairBias,
+    Term,
+    flags,
+    positive,
+    register,
+    sizes,
+    wide,
+)
 
 FORBIDDEN = -(2.0**12)
 """The bias of a key that a one-sided head does not see: finite, as every bias is, and the same number in every dtype, float16
@@ -123,6 +134,7 @@ class Kerple(Encoding):
 
     def __init__(self, num_heads: int, kind: str = "log", shared: bool = True):
         super().__init__()
+        flags("Kerple", shared=shared)
         sizes("Kerple", num_heads=num_heads)
         if kind not in ("log", "power"):
             raise ValueError(f"Kerple: expected kind 'log' or 'power', got {kind!r}")
@@ -223,6 +235,7 @@ class Fire(Encoding):
     ):
         super().__init__()
         self.shared = shared
+        flags("FIRE", shared=shared)
         sizes("FIRE", num_heads=num_heads, width=width)
         positive("FIRE", c=c, threshold=threshold, eps=eps)
         self.num_heads, self.initial_c, self.threshold, self.eps = num_heads, c, threshold, eps

@@ -32,6 +32,11 @@ class Composed(Encoding):
         self.stable_keys = all(m.stable_keys for m in members)
         self.softmax_factor = math.prod(m.softmax_factor for m in members)
         self.passing_columns = frozenset().union(*(m.passing_columns for m in members))
+        if self.passing_columns and not self.stable_keys:
+            raise ValueError(
+                "one of these encodings needs keys as they came in a cache, and another rewrites them there; use a rotation "
+                "that does not follow the length, such as plain rotary or follow='declared'"
+            )
 
     def __iter__(self) -> Iterator[Encoding]:
         return iter(self.members)  # type: ignore[arg-type]
@@ -46,7 +51,7 @@ class Composed(Encoding):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         for m in self:
-            x = m.embed(x, _for(m, positions))
+            x = m.embed(x, of_axes(m, positions))
         return x
 
     def length_at(self, query: Any, newest: Any) -> Any:
@@ -59,7 +64,7 @@ class Composed(Encoding):
         return found
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> tuple:
-        return tuple(m.prepare(_for(m, positions), length, dtype) for m in self)
+        return tuple(m.prepare(of_axes(m, positions), length, dtype) for m in self)
 
     def queries(self, q: Tensor, prepared: tuple) -> Tensor:
         for m, tables in zip(self, prepared, strict=True):
@@ -86,7 +91,7 @@ class Composed(Encoding):
         return tuple(term for m in self for term in m.terms(context))
 
 
-def _for(member: Encoding, positions: Tensor) -> Tensor:
+def of_axes(member: Encoding, positions: Tensor) -> Tensor:
     """Positions as a member takes them: one that measures a single axis needs positions that have one."""
     reads = member.at_input or type(member).prepare is not Encoding.prepare
     if member.axes > 1 or positions.dim() < 3 or not reads:

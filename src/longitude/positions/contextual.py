@@ -8,7 +8,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, positive, register, sizes, wide
+from longitude.positions.base import (
+    Columns,
+    Drift,
+    Encoding,
+    RowBias,
+    Term,
+    Transport,
+    flags,
+    positive,
+    register,
+    sizes,
+    wide,
+)
 from longitude.positions.composed import Composed
 
 
@@ -27,6 +39,7 @@ class CoPE(Encoding):
 
     def __init__(self, head_dim: int, max_position: int = 64, scaled: bool = True):
         super().__init__()
+        flags("CoPE", scaled=scaled)
         sizes("CoPE", head_dim=head_dim, max_position=max_position)
         self.head_dim, self.max_position, self.scaled = head_dim, max_position, scaled
         self.table = nn.Parameter(torch.empty(head_dim, max_position))
@@ -51,8 +64,8 @@ class CoPE(Encoding):
 class FoX(Encoding):
     """score(i, j) += G_i - G_j,   G_t = sum_{l<=t} ln f_l,   f_t = sigmoid(w_h . x_t + b_h)  (Lin et al. 2025).
 
-    Each head forgets at a rate that it reads off the tokens; a constant f is ALiBi with the slope -ln f. The columns hold G
-    in float32 or wider, and the carry is the last G, summed in float64 where the device has it.
+    Each head forgets at a rate that it reads off the tokens; a constant f is ALiBi with the slope -ln f. The columns hold G in
+    float64 where the device has it, because differences of long sums show their rounding; the carry is the last G.
 
     scale_gate: the difference is multiplied by the scale of the scores, as q.k is; so do the authors of PaTH-FoX, and not
     those of FoX. decay_times (first, last): head h starts with the bias b_h for which f_h^T_h = 1/e where x is zero, so that it
@@ -64,6 +77,7 @@ class FoX(Encoding):
 
     def __init__(self, dim: int, num_heads: int, scale_gate: bool = False, decay_times: Sequence[float] | None = None):
         super().__init__()
+        flags("FoX", scale_gate=scale_gate)
         sizes("FoX", dim=dim, num_heads=num_heads)
         if decay_times is not None:
             if not isinstance(decay_times, list | tuple) or len(decay_times) != 2:
@@ -83,9 +97,9 @@ class FoX(Encoding):
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         _require_width("FoX", x, self.forget.in_features)
         log_f = F.logsigmoid(self.forget(x).to(torch.promote_types(x.dtype, torch.float32)))
-        level = log_f.transpose(1, 2).to(wide(x.device)).cumsum(-1)  # long sums round; their differences would show it
+        level = log_f.transpose(1, 2).to(wide(x.device)).cumsum(-1)
         level = level if carry is None else level + carry
-        return {"forgotten": level.to(log_f.dtype)}, level[..., -1:]
+        return {"forgotten": level}, level[..., -1:]
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         return (Drift(context["forgotten"], scaled=self.scale_gate),)
@@ -120,6 +134,8 @@ class PaTH(Encoding):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         sizes("PaTH", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        if num_heads % num_kv_heads:
+            raise ValueError(f"PaTH: expected num_kv_heads to divide num_heads={num_heads}, got {num_kv_heads}")
         sizes("PaTH", rank=1 if rank is None else rank, kernel=kernel, chunk_size=chunk_size)
         self.dim, self.num_heads, self.heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
         self.rank, self.kernel, self.chunk_size = rank, kernel, chunk_size
@@ -138,6 +154,7 @@ class PaTH(Encoding):
         wider = torch.promote_types(x.dtype, torch.float32)
         if documents is None:
             documents = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        documents = documents.long()
         new, tail = self.up(self.down(x)), self.kernel - 1
         if carry is None:  # before the first token: nothing, of no document
             carry = new.new_zeros(new.shape[0], tail, new.shape[-1]), documents.new_full((new.shape[0], tail), -(2**62))

@@ -82,7 +82,8 @@ class Follows(Scaling):
 
     "declared": max_length, once and for all; rotated keys stay right. "row": each query's own, its position + 1; whole
     passes, pieces and single steps agree exactly. "sequence": the whole sequence's, the newest key's position + 1: the
-    published rule, which makes what was computed before wrong whenever the tables change.
+    published rule, which makes what was computed before wrong whenever the tables change. With it, documents packed into one
+    row all follow the row's newest position, so a document is not what it is alone; with the others it is.
 
     Where no length is given, max_length counts if given, else original_max_length; "declared" needs one: ValueError."""
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from longitude.errors import unknown
-from longitude.positions.base import positive
+from longitude.positions.base import positive, sizes
 from longitude.positions.frequencies import Scaling
+from longitude.positions.rotary import MultimodalRotary, Rotary
 from longitude.positions.scaling import (
     NTK,
     BaseChange,
@@ -22,7 +23,9 @@ from longitude.positions.scaling import (
 
 
 class Rope(NamedTuple):
-    """What a config says about one kind of layers. sections: pairs per axis (mrope), interleaved or one after the other."""
+    """What a config says about one kind of layers. sections: pairs per axis (mrope), interleaved or one after the other.
+
+    Example: from_hugging_face(config).encoding(head_dim, "half") is the encoding that the config describes."""
 
     base: float
     scaling: Scaling | None = None
@@ -40,9 +43,23 @@ class Rope(NamedTuple):
         return dim
 
     def options(self, head_dim: int) -> dict[str, Any]:
-        """For Rotary(head_dim, layout, **options) and rope_frequencies(head_dim, **options)."""
-        shared = {"base": self.base, "scaling": self.scaling, "proportion": self.proportion}
-        return shared | {"rotary_dim": self.rotary_dim(head_dim)}
+        """For Rotary(head_dim, layout, **options) and rope_frequencies(head_dim, **options); where there are sections, for
+        MultimodalRotary(head_dim, layout, **options). `encoding` chooses between them."""
+        options = {"base": self.base, "scaling": self.scaling, "rotary_dim": self.rotary_dim(head_dim)}
+        if self.sections is None:
+            return options | {"proportion": self.proportion}
+        if self.proportion != 1:
+            raise ValueError(
+                f"mrope: expected sections without p-RoPE, got sections={self.sections} and proportion={self.proportion}"
+            )
+        arrangement = "interleaved" if self.interleaved else "contiguous"
+        return options | {"sections": self.sections, "arrangement": arrangement}
+
+    def encoding(self, head_dim: int, layout: str) -> Rotary:
+        """The encoding that the config describes: MultimodalRotary where there are sections, else Rotary. No config says its
+        layout: "half" for most models, "interleaved" for GPT-J, DeepSeek and their kin."""
+        kind = Rotary if self.sections is None else MultimodalRotary
+        return kind(head_dim, layout, **self.options(head_dim))
 
 
 LAYERS = Mapping[str, Rope | None]
@@ -89,8 +106,14 @@ def from_hugging_face(
     longrope max_position_embeddings by default. Some models ignore partial_rotary_factor (Llama): that is theirs to know.
 
     Errors: ValueError for a missing base (never 10000 by default), an unknown type or key, a key of another type."""
-    config = config if isinstance(config, Mapping) else config.to_dict()
+    if not isinstance(config, Mapping):
+        if not hasattr(config, "to_dict"):
+            raise ValueError(f"expected a config as a mapping or an object with to_dict(), got {config!r}")
+        config = config.to_dict()
     config = {key: value for key, value in config.items() if value is not None}
+    for name in ("rope_scaling", "rope_parameters"):
+        if not isinstance(config.get(name, {}), Mapping):
+            raise ValueError(f"expected {name} to be a mapping or None, got {config[name]!r}")
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if old and new and old != new:
         raise ValueError(
@@ -127,8 +150,8 @@ def rope_of(given: dict[str, Any], config: Mapping[str, Any], follow: str | None
     """One flat dict of rope parameters -> Rope."""
     old = given.pop("type", "default")
     kind = given.pop("rope_type", old)
-    kind = OLD_TYPES.get(kind, kind)
-    if kind not in TYPES:
+    kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else kind
+    if not isinstance(kind, str) or kind not in TYPES:
         raise unknown("rope_type", kind, TYPES, f"all: {', '.join(TYPES)}.")
     if "rope_theta" not in given:
         raise ValueError(
@@ -146,9 +169,10 @@ def rope_of(given: dict[str, Any], config: Mapping[str, Any], follow: str | None
         raise ValueError(f"rope_type {kind!r}: expected {', '.join(missing)}, got {sorted(given)}")
     share, proportional = given["partial_rotary_factor"], kind == "proportional"
     positive("rope", base=given["rope_theta"])
-    if not isinstance(share, int | float) or not 0 <= share <= 1 or (share == 0 and not proportional):
+    number = isinstance(share, int | float) and not isinstance(share, bool)
+    if not number or not 0 <= share <= 1 or (share == 0 and not proportional):
         raise ValueError(f"rope_type {kind!r}: expected partial_rotary_factor above 0 and at most 1, got {share!r}")
-    sections = given.get("mrope_section")
+    sections, interleaved = sections_of(given)
     return Rope(
         given["rope_theta"],
         scaling_of(
@@ -156,9 +180,23 @@ def rope_of(given: dict[str, Any], config: Mapping[str, Any], follow: str | None
         ),
         1.0 if proportional else share,
         share if proportional else 1.0,
-        sections and tuple(sections),
-        given.get("mrope_interleaved", False),
+        sections,
+        interleaved,
     )
+
+
+def sections_of(given: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, bool]:
+    """(pairs per axis, whether they interleave) of flat rope parameters."""
+    sections, interleaved = given.get("mrope_section"), given.get("mrope_interleaved", False)
+    if not isinstance(interleaved, bool):
+        raise ValueError(f"expected mrope_interleaved True or False, got {interleaved!r}")
+    if sections is None:
+        if interleaved:
+            raise ValueError("expected mrope_section, the pairs per axis, beside mrope_interleaved, got none")
+        return None, False
+    if not isinstance(sections, list | tuple) or not sections or any(type(n) is not int or n < 0 for n in sections):
+        raise ValueError(f"expected mrope_section to be a list of numbers of pairs, got {sections!r}")
+    return tuple(sections), interleaved
 
 
 def scaling_of(
@@ -169,8 +207,12 @@ def scaling_of(
     if scheme is None or (kind == "proportional" and options.get("factor", 1.0) == 1):
         return None
     declared = config.get("max_position_embeddings")
+    if kind not in ("linear", "proportional") and declared is not None:
+        sizes(f"rope_type {kind!r}", max_position_embeddings=declared)
     if kind in ("yarn", "longrope", "llama3") and ORIGINAL in config:
         options["original_max_length"] = config[ORIGINAL]
+    if "original_max_length" in options:
+        sizes(f"rope_type {kind!r}", **{ORIGINAL: options["original_max_length"]})
     if kind == "yarn" and "factor" not in options:
         if declared is None or "original_max_length" not in options:
             raise ValueError(

@@ -74,7 +74,7 @@ class Rotary(Encoding):
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
         """theta of each pair, and the two factors."""
         found = rope_frequencies(
-            self.head_dim, self.base, self.scaling, self.rotary_dim, length, self.proportion, device
+            self.head_dim, self.base, self.scaling, self.rotary_dim, length, self.proportion, device, self.known_as
         )
         if self.angle_dtype == "float32" and self.scaling is None:  # sign: theta stays 0 where it is 0
             found = found._replace(inverse=found.inverse.sign() * ported(self.rotary_dim, self.base, device))
@@ -153,7 +153,7 @@ class AxialRotary(Rotary):
         if self.angle_dtype == "float32":
             phi = ported(along, self.base, device)
         else:
-            phi = rope_frequencies(along, self.base, device=device).inverse
+            phi = rope_frequencies(along, self.base, device=device, who=self.known_as).inverse
         return Frequencies(phi.repeat(self.axes), 1.0, 1.0)
 
 
@@ -196,7 +196,8 @@ class MultimodalRotary(Rotary):
         if sections is None:
             side = pairs * 3 // 8 if arrangement == "contiguous" else pairs * 5 // 16
             sections = (pairs - 2 * side, side, side)
-        if len(sections) != 3 or any(type(n) is not int or n < 0 for n in sections) or sum(sections) != pairs:
+        three = isinstance(sections, list | tuple) and len(sections) == 3
+        if not three or any(type(n) is not int or n < 0 for n in sections) or sum(sections) != pairs:
             raise ValueError(
                 f"mrope: expected sections of pairs for time, height and width that sum to rotary_dim/2 = {pairs}, got "
                 f"{sections!r}"
@@ -219,6 +220,12 @@ class ScaledTurn(NamedTuple):
 
     queries: Turn
     keys: Turn
+
+
+class RotaryOfXPos(Rotary):
+    """Rotary whose errors name xpos."""
+
+    known_as = "xpos"
 
 
 @register("xpos")
@@ -246,8 +253,7 @@ class XPos(Encoding):
 
     def __init__(self, head_dim: int, layout: str, base: float = 10_000.0, scale_base: float = 512, gamma: float = 0.4):
         super().__init__()
-        self.rope = Rotary(head_dim, layout, base)
-        self.rope.known_as = "xpos"
+        self.rope = RotaryOfXPos(head_dim, layout, base)
         positive("xpos", scale_base=scale_base, gamma=gamma)
         self.head_dim, self.layout, self.base, self.scale_base, self.gamma = head_dim, layout, base, scale_base, gamma
         self.half_block = max(1, self.distance_to(16))

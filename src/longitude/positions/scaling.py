@@ -30,19 +30,20 @@ def rope_frequencies(
     length: int | Tensor | None = None,
     proportion: float = 1.0,
     device: torch.device | None = None,
+    who: str = "rope",
 ) -> Frequencies:
     """theta_k = base^(-2k/rotary_dim), k = 0 .. rotary_dim/2 - 1  (Su et al. 2021, section 3.2.2), as `scaling` changes them.
 
     rotary_dim: the dimensions that turn (all). proportion p: only the int(p rotary_dim) // 2 fastest pairs turn, at the same
     frequencies; the others have frequency 0 (p-RoPE, Barbero et al. 2024). length: what a scheme that follows the length
-    follows; None: its declared length, else the original one."""
+    follows; None: its declared length, else the original one. who: whose mistake an error names."""
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    sizes("rope", head_dim=head_dim, rotary_dim=rotary_dim)
-    positive("rope", base=base)
+    sizes(who, head_dim=head_dim, rotary_dim=rotary_dim)
+    positive(who, base=base)
     if rotary_dim % 2 or rotary_dim > head_dim:
-        raise ValueError(f"rope: expected an even rotary_dim of at most head_dim={head_dim}, got {rotary_dim}")
+        raise ValueError(f"{who}: expected an even rotary_dim of at most head_dim={head_dim}, got {rotary_dim}")
     if isinstance(proportion, bool) or not isinstance(proportion, int | float) or not 0 <= proportion <= 1:
-        raise ValueError(f"rope: expected a proportion from 0 to 1, got {proportion!r}")
+        raise ValueError(f"{who}: expected a proportion from 0 to 1, got {proportion!r}")
     scheme = from_dict(scaling) or Scaling()
     inverse = scheme.frequencies(rotary_dim, base, length, device)
     turning = int(proportion * rotary_dim) // 2
@@ -174,7 +175,10 @@ class NTKByParts(Scaling):
 
     ramp="dimensions", as in the published code and all checkpoints: gamma falls linearly with k from the pair of beta_fast
     turns to that of beta_slow, both rounded outwards unless truncate=False. ramp="rotations", as in the paper: gamma is
-    linear in the turns r_k, from beta_slow to beta_fast. The two differ by up to 0.37."""
+    linear in the turns r_k, from beta_slow to beta_fast. The two differ by up to 0.37.
+
+    Errors: ValueError, besides those of single options, for ramp="dimensions" with an original_max_length so short or so long
+    that the published bounds of the ramp change places: pairs that should be scaled would stay, or the reverse."""
 
     name = "ntk_by_parts"
     factor: float
@@ -215,7 +219,8 @@ class NTKByParts(Scaling):
 
     def borders(self, rotary_dim: int, base: float) -> tuple[float, float]:
         """The pair that turns beta_fast times within L, and the one that turns beta_slow times. The published code clamps at
-        d - 1, not at the last pair d/2 - 1, and sets the two apart by 0.001 where they are equal."""
+        d - 1, not at the last pair d/2 - 1, and sets the two apart by 0.001 where they are equal. ValueError where these clamps
+        leave the first above the second."""
         if base <= 1:
             raise ValueError(f"{self.name}: expected a base above 1, got {base!r}")
 
@@ -225,6 +230,12 @@ class NTKByParts(Scaling):
         low, high = pair_of(self.beta_fast), pair_of(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
+        if high < 0 or low > rotary_dim - 1:
+            turns = f"beta_slow={self.beta_slow} times" if high < 0 else f"less than beta_fast={self.beta_fast} times"
+            raise ValueError(
+                f"{self.name}: expected an original_max_length in which a pair turns {turns}, got "
+                f"{self.original_max_length} with base={base}; ramp='rotations' has no such limit"
+            )
         low, high = max(low, 0), min(high, rotary_dim - 1)
         return low, high + 0.001 if low == high else high
 
@@ -341,7 +352,7 @@ def from_dict(spec: Scaling | Mapping[str, Any] | None) -> Scaling | None:
         )
     options = dict(spec)
     name = options.pop("name")
-    if name not in SCHEMES:
+    if not isinstance(name, str) or name not in SCHEMES:
         raise unknown("scaling", name, SCHEMES, f"all: {', '.join(SCHEMES)}.")
     fields = {field.name: field for field in dataclasses.fields(SCHEMES[name])}
     for option in options:

@@ -219,8 +219,8 @@ def safe(label: str) -> str:
 
 
 def _value(text: str) -> Any:
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
+    if text.lower() in (words := {"true": True, "false": False, "none": None}):
+        return words[text.lower()]
     if scheme := re.fullmatch(r"(\w+)\((.*)\)", text):
         return {"name": scheme[1]} | _options(scheme[2], f"{scheme[1]}(option=value,option=value)", text)
     numbers = [_number(part) for part in text.split("/")]

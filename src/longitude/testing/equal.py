@@ -118,7 +118,7 @@ def _refusal(encoding: torch.nn.Module, inputs: Named, mask: Mask, backend: str)
     context = _context(encoding, inputs, mask)
     q, k, v = (inputs[name] for name in "qkv")
     parts = requests(q, k, v, encoding, context, mask, None, None, None, 0.0, False)  # type: ignore[arg-type]
-    return refusal(BACKENDS[backend], [r for _, _, r in parts])
+    return refusal(BACKENDS[backend], [part.request for part in parts])
 
 
 def law_dropout(build: Example) -> str | None:
@@ -131,7 +131,7 @@ def law_dropout(build: Example) -> str | None:
         plain = attend(q, k, v, encoding=encoding, context=context, backend="reference")
         for name, backend in BACKENDS.items():
             parts = requests(q, k, v, encoding, context, Causal(), None, None, None, p, False)
-            if refusal(backend, [r for _, _, r in parts]) is not None:
+            if refusal(backend, [part.request for part in parts]) is not None:
                 continue
             torch.manual_seed(0)
             out = attend(q, k, v, encoding=encoding, context=context, dropout=p, backend=name)

@@ -223,7 +223,7 @@ def _attention_far_away(low: Encoding, exact: Encoding, positions: Tensor) -> No
         )
         for name, backend in BACKENDS.items():
             parts = requests(q, k, v, low, context, Causal(), positions, positions, None, 0.0, False)
-            if refusal(backend, [r for _, _, r in parts]) is None:
+            if refusal(backend, [part.request for part in parts]) is None:
                 with torch.autocast("cpu", torch.bfloat16):
                     got = attend(q, k, v, encoding=low, context=context, **places, backend=name)
                 close(f"backend {name} in bfloat16 at positions up to {int(positions.max())}", got, want, 0.03)
