@@ -147,6 +147,8 @@ def test_resolved_writes_out_every_option() -> None:
             lambda: lg.ALiBi(4).bias(torch.arange(3), torch.zeros(2, 3)),
             r"positions \[Lq\] and \[Lk\], got \[3\] and \[2, 3\]",
         ),
+        (lambda: lg.ALiBi(4).bias(torch.tensor([-1]), torch.arange(3)), "q_positions: .* got -1 .. -1"),
+        (lambda: lg.ALiBi(4).bias(torch.arange(3), torch.tensor([0.5])), "k_positions: expected integer positions"),
         (lambda: lg.ALiBi(4).bias(3, 4), r"positions \[Lq\] and \[Lk\], got \[\] and \[\]"),
         (
             lambda: lg.Rotary(8, "half").bias(torch.arange(3), torch.arange(3)),
@@ -266,6 +268,7 @@ def test_positions_that_may_mean_two_things_are_refused() -> None:
         (torch.tensor(3), 1, r"me: expected \[3\] or \[2, 3\], got \[\]$"),
         (torch.arange(4), 1, r"me: expected \[3\] or \[2, 3\], got \[4\]$"),
         (torch.zeros(3, 3).long(), 1, r"got \[3, 3\]$"),
+        (torch.zeros(3, 1).long(), 1, r"got \[3, 1\]$"),
         (torch.zeros(2, 3, 1).long(), 1, r"got \[2, 3, 1\]$"),
         (torch.zeros(2, 3, 3).long(), 2, r"or with axes \[3, 2\] or \[2, 3, 2\], got \[2, 3, 3\]$"),
         (torch.zeros(3, 3, 2).long(), 2, r"got \[3, 3, 2\]$"),
@@ -352,6 +355,8 @@ def test_rotate_conveniences() -> None:
     place = torch.tensor([[0, 3], [1, 1], [2, 9], [5, 5], [7, 0]])
     assert torch.equal(axial.rotate(heads[:1], place), axial.rotate(heads[:1], place[None]))
     torch.testing.assert_close(axial.rotate(heads[0], place), axial.rotate(heads, place)[0], atol=0, rtol=0)
+    with pytest.raises(ValueError, match=r"positions: expected \[5\] or \[1, 5\], or with axes .* got \[2, 5\]"):
+        axial.rotate(heads[0], torch.zeros(2, 5).long())
     several = r"expected x \[B, H, L, head_dim\] for positions of several rows, got x "
     for y, positions in ((x, torch.zeros(2, 5).long()), (heads[0], torch.zeros(2, 5).long()), (heads[None], 3)):
         with pytest.raises(ValueError, match=several + rf"\[{', '.join(map(str, y.shape))}\]"):

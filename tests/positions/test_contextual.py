@@ -32,12 +32,8 @@ def test_equals_flash_linear_attention(name: str, chunk: int, backend: str) -> N
         "path": lambda: lg.PaTH(5, 2, 3, num_kv_heads=1, chunk_size=chunk),
         "path_fox": lambda: lg.encoding("path_fox", dim=5, num_heads=2, head_dim=3, num_kv_heads=1, chunk_size=chunk),
     }[name]()
-    context = {"reflection": w, "strength": b, "forgotten": g.cumsum(-1)}
-    if name != "path_fox":
-        context = {
-            "fox": {"forgotten": context["forgotten"]},
-            "path": {n: context[n] for n in ("reflection", "strength")},
-        }[name]
+    columns = {"path": {"reflection": w, "strength": b}, "fox": {"forgotten": g.cumsum(-1)}}
+    context = columns.get(name, columns["path"] | columns["fox"])
     got = lg.attend(q, k, v, encoding=encoding, context=context, backend=backend)
     torch.testing.assert_close(got, out, atol=2e-6, rtol=0)
 
@@ -105,9 +101,7 @@ def test_fox_scale_gate() -> None:
         scores = (8**-0.5 if scale is None else scale) * (q @ k.mT + level[..., :, None] - level[..., None, :])
         want = scores.masked_fill(ahead, -torch.inf).softmax(-1) @ v
         torch.testing.assert_close(lg.attend(q, k, v, encoding=encoding, context=context, scale=scale), want)
-    (plain,) = lg.FoX(16, 4).terms(context)
-    (scaled,) = encoding.terms(context)
-    assert (plain.scaled, scaled.scaled) == (False, True)
+    assert (lg.FoX(16, 4).terms(context)[0].scaled, encoding.terms(context)[0].scaled) == (False, True)
 
 
 def test_fox_decay_times() -> None:
@@ -116,8 +110,6 @@ def test_fox_decay_times() -> None:
     f = torch.sigmoid(encoding.forget.bias.double())
     torch.testing.assert_close(-1 / f.log(), torch.tensor([2.0, 8.0, 32.0], dtype=torch.float64), atol=2e-5, rtol=0)
     assert lg.FoX(4, 3, decay_times=[2, 2]).forget.bias.tolist() == pytest.approx([-math.log(math.expm1(0.5))] * 3)
-    many = lg.FoX(4, 12, decay_times=(2, 2000)).forget.bias.tolist()  # exact to the last bit but one
-    assert many == pytest.approx([-math.log(math.expm1(0.5 * 1000 ** (-h / 11))) for h in range(12)], rel=1.2e-7)
     torch.nn.init.zeros_(encoding.forget.bias)
     encoding.reset_parameters()
     assert bool(encoding.forget.bias.ne(0).all())
@@ -138,8 +130,7 @@ def test_fox_carries_the_sum_on() -> None:
 
 def test_fox_sums_in_float64() -> None:
     context, carry = lg.FoX(16, 4).bfloat16().context(torch.randn(1, 7, 16, dtype=torch.bfloat16))
-    assert context["forgotten"].dtype == torch.float64
-    assert carry.dtype == torch.float64
+    assert context["forgotten"].dtype == carry.dtype == torch.float64
     x = torch.full((1, 60_000, 1), 8.0)
     encoding = lg.FoX(1, 1)
     with torch.no_grad():
@@ -277,10 +268,8 @@ def test_path_pieces_and_documents() -> None:
     alone = torch.cat([encoding.context(x[:1, :4])[0]["reflection"], encoding.context(x[:1, 4:])[0]["reflection"]], 2)
     torch.testing.assert_close(packed["reflection"][:1], alone)
     torch.testing.assert_close(packed["reflection"][1:, :, 8:], encoding.context(x[1:, 8:])[0]["reflection"])
-    narrow, _ = encoding.context(x, None, documents.int())  # numbers of any width
-    torch.testing.assert_close(narrow["reflection"], packed["reflection"], atol=0, rtol=0)
-    negative, _ = encoding.context(x, None, documents - 4)  # and of any sign
-    torch.testing.assert_close(negative["reflection"], packed["reflection"], atol=0, rtol=0)
+    for same in (documents.int(), documents - 4):  # numbers of any width and sign
+        assert torch.equal(encoding.context(x, None, same)[0]["reflection"], packed["reflection"])
 
 
 def test_path_in_bfloat16_reflects_in_float32() -> None:
@@ -296,14 +285,15 @@ def test_path_defaults() -> None:
     assert shapes == {
         "taps": (3, 32), "down.weight": (32, 24), "up.weight": (32, 32), "strength.weight": (4, 24), "strength.bias": (4,)
     }  # fmt: skip
-    assert 0.5 < float(encoding.taps.detach().abs().max()) <= 3**-0.5 and float(encoding.taps.detach().min()) < -0.5
+    torch.manual_seed(1), encoding.reset_parameters(), torch.manual_seed(1)
+    uniform = (2 * torch.rand(3, 32) - 1) / 3**0.5
+    torch.testing.assert_close(encoding.taps.detach(), uniform, atol=1e-6, rtol=0)
     assert lg.PaTH(24, 4, 8, num_kv_heads=2).taps.shape == (3, 16)
     assert "down.weight" not in dict(lg.PaTH(24, 4, 8, rank=None).named_parameters())
     assert encoding.passing_columns == {"reflection", "strength"}
     assert encoding.learned and encoding.causal_only and encoding.relative and not encoding.shared
     context, _ = encoding.context(torch.randn(1, 5, 24))
-    assert encoding.terms(context)[0].chunk == 128
-    assert lg.PaTH(24, 4, 8, chunk_size=5).terms(context)[0].chunk == 5
+    assert [e.terms(context)[0].chunk for e in (encoding, lg.PaTH(24, 4, 8, chunk_size=5))] == [128, 5]
 
 
 def test_path_of_strength_zero_is_no_position() -> None:
@@ -342,8 +332,8 @@ def test_path_fox_is_its_parts() -> None:
     assert fox.scale_gate is True and (path.rank, path.kernel, path.chunk_size, path.heads) == (32, 3, 128, 2)
     assert lg.encoding("path_fox", dim=16, num_heads=4, head_dim=8).members[0].heads == 4
     other = lg.encoding("path_fox", dim=16, num_heads=4, head_dim=8, rank=5, kernel=2, chunk_size=7, scale_gate=False)
-    assert (other.members[0].rank, other.members[0].kernel, other.members[0].chunk_size) == (5, 2, 7)
-    assert other.members[1].scale_gate is False
+    path, gate = other
+    assert (path.rank, path.kernel, path.chunk_size, gate.scale_gate) == (5, 2, 7, False)
     x, q = torch.randn(1, 7, 16, dtype=torch.float64), torch.randn(1, 4, 7, 8, dtype=torch.float64)
     k, v = torch.randn(2, 1, 2, 7, 8, dtype=torch.float64)
     context, _ = encoding.context(x)
@@ -360,9 +350,8 @@ def test_gradients_of_what_is_learned(name: str) -> None:
     names, values = zip(*encoding.named_parameters(), strict=True)
 
     def attend(*values: torch.Tensor) -> torch.Tensor:
-        context = torch.func.functional_call(
-            Reads(encoding), dict(zip([f"of.{n}" for n in names], values, strict=True)), x
-        )
+        named = {f"of.{name}": value for name, value in zip(names, values, strict=True)}
+        context = torch.func.functional_call(Reads(encoding), named, x)
         return lg.attend(q, k, v, encoding=encoding, context=context, backend="reference")
 
     assert torch.autograd.gradcheck(attend, values, atol=1e-7, fast_mode=True)

@@ -60,7 +60,7 @@ INVERTED = [
     (YaRN(4.0, 8, beta_slow=16), 64, 10.0, SHORT.format("yarn", 16, 8)),
     (YaRN(4.0, 6, truncate=False), 64, 1e4, SHORT.format("yarn", 1, 6)),  # 6 / 2 pi is just below one turn
     (YaRN(4.0, 100_000), 64, 10.0, LONG.format("yarn", 32, 100_000)),
-    (NTKByParts(4.0, 40_000, truncate=False), 64, 15.0, LONG.format("ntk_by_parts", 32, 40_000)),
+    (NTKByParts(4.0, 45_000, truncate=False), 64, 15.0, LONG.format("ntk_by_parts", 32, 45_000)),
 ]
 
 
@@ -81,6 +81,7 @@ def test_ramps_that_would_run_backwards(scaling, dim: int, base: float, message:
         (YaRN(4.0, 7, truncate=False), 64, 1e4, [1.0] + [0.0] * 31),  # between pairs 0 and 1
         (YaRN(4.0, 63, 2, 1), 2, 1e4, [1.0]),
         (YaRN(4.0, 30_000), 64, 15.0, [1.0] * 32),  # low is pair 59 of 64: every real pair turns often
+        (YaRN(4.0, 45_000), 64, 15.0, [1.0] * 32),  # low is 63.9, rounded down to d - 1
     ],
     ids=str,
 )

@@ -102,6 +102,8 @@ def test_turns_add_and_norms_stay(layout: str) -> None:
     there = rope.rotate(rope.rotate(x, torch.full((9,), 40)), torch.full((9,), 2))
     torch.testing.assert_close(there, rope.rotate(x, torch.full((9,), 42)))
     assert torch.equal(rope.rotate(x, torch.zeros(9, dtype=torch.long)), x)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):  # the dtype stays as well
+        assert rope.rotate(x.to(dtype), 3).dtype == dtype
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

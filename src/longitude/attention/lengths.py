@@ -18,7 +18,8 @@ from longitude.positions.composed import Composed
 @dataclass(frozen=True)
 class Part:
     """Rows of the batch and queries of a call, and what is asked for them: of queries and keys as they are, which `ready`
-    transforms. They are transformed one part at a time, because every part has its own keys."""
+    transforms. They are transformed one part at a time, because every part has its own keys. The only part of a call has
+    slices without bounds: compilers would take a bound for a constant."""
 
     batch: slice
     rows: slice
@@ -28,20 +29,20 @@ class Part:
 
 def whole(r: Request) -> list[Part]:
     """A request whose queries and keys are transformed already."""
-    return [Part(slice(0, r.q.shape[0]), slice(0, r.rows), r)]
+    return [Part(slice(None), slice(None), r)]
 
 
 def parted(r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions) -> list[Part]:
     """A part for each length that tables follow; one, where they follow none."""
     runs = list(_runs(encoding, q_positions, k_positions, r))
+    if len(runs) == 1:
+        ready = partial(_transformed, encoding, q_positions, k_positions, runs[0][2])
+        return [Part(slice(None), slice(None), r, ready)]
     parts = []
     for batch, rows, length in runs:
-        keys, piece = slice(0, r.length), r
-        if len(runs) > 1:
-            keys = keys if r.weights else r.reachable(rows.start, rows.stop)
-            piece = r.piece(rows, keys, batch)
+        keys = slice(0, r.length) if r.weights else r.reachable(rows.start, rows.stop)
         places = part_of(q_positions, batch, rows), part_of(k_positions, batch, keys)
-        parts.append(Part(batch, rows, piece, partial(_transformed, encoding, *places, length)))
+        parts.append(Part(batch, rows, r.piece(rows, keys, batch), partial(_transformed, encoding, *places, length)))
     return parts
 
 

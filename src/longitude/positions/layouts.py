@@ -39,6 +39,8 @@ def convert_layout(weight: Tensor, head_dim: int, to: str, rotary_dim: int | Non
     sizes("convert_layout", head_dim=head_dim, rotary_dim=rotary_dim)
     if rotary_dim > head_dim:
         raise ValueError(f"convert_layout: expected a rotary_dim of at most head_dim={head_dim}, got {rotary_dim}")
+    if not isinstance(weight, Tensor):
+        raise ValueError(f"convert_layout: expected a tensor [heads * {head_dim}, ...], got {weight!r}")
     if weight.dim() < 1 or not len(weight) or len(weight) % head_dim:
         raise ValueError(
             f"convert_layout: expected [heads * {head_dim}, ...], a multiple of head_dim={head_dim} rows, got "

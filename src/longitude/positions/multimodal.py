@@ -20,6 +20,8 @@ def multimodal_positions(segments: Sequence[int | tuple[int, int, int]], next_te
     """
     if next_text not in ("max", "extent"):
         raise ValueError(f"multimodal_positions: expected next_text 'max' or 'extent', got {next_text!r}")
+    if not isinstance(segments, Sequence) or isinstance(segments, str):
+        raise ValueError(f"multimodal_positions: expected a list of texts, images and videos, got {segments!r}")
     start, found = 0, [torch.empty(0, 3, dtype=torch.int64)]
     for segment in segments:
         counts = tuple(segment) if isinstance(segment, Sequence) else (segment,)
