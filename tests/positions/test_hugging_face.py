@@ -239,7 +239,7 @@ def test_transformers_computes_our_tables(rope: Rope) -> None:
     config = LlamaConfig(hidden_size=128, num_attention_heads=2, **{"max_position_embeddings": 131_072} | written)
     kind = config.rope_parameters["rope_type"]
     for length in (None, 2048, 4096, 4097, 20_000):
-        ours = rope_frequencies(64, length=length, **rope.options(64))
+        ours = rope.encoding(64, "half").frequencies(length)
         if kind == "default":  # a base and nothing else
             share = config.rope_parameters.get("partial_rotary_factor", 1.0)
             theirs, factor = rope_frequencies(int(64 * share), config.rope_parameters["rope_theta"])[:2]

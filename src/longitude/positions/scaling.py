@@ -177,8 +177,9 @@ class NTKByParts(Scaling):
     turns to that of beta_slow, both rounded outwards unless truncate=False. ramp="rotations", as in the paper: gamma is
     linear in the turns r_k, from beta_slow to beta_fast. The two differ by up to 0.37.
 
-    Errors: ValueError, besides those of single options, for ramp="dimensions" with an original_max_length so short or so long
-    that the published bounds of the ramp change places: pairs that should be scaled would stay, or the reverse."""
+    Errors: ValueError, besides those of single options, for ramp="dimensions" with an original_max_length in which no pair
+    turns beta_slow times: the published ramp would run backwards there and scale nothing. At the other end, where even the
+    slowest pairs turn far more than beta_fast times, the published code divides all of them by s, and so does this."""
 
     name = "ntk_by_parts"
     factor: float
@@ -219,8 +220,8 @@ class NTKByParts(Scaling):
 
     def borders(self, rotary_dim: int, base: float) -> tuple[float, float]:
         """The pair that turns beta_fast times within L, and the one that turns beta_slow times. The published code clamps at
-        d - 1, not at the last pair d/2 - 1, and sets the two apart by 0.001 where they are equal. ValueError where these clamps
-        leave the first above the second."""
+        d - 1, not at the last pair d/2 - 1, and sets the two apart by 0.001 where they are equal. ValueError where the second
+        lies below pair 0."""
         if base <= 1:
             raise ValueError(f"{self.name}: expected a base above 1, got {base!r}")
 
@@ -230,11 +231,10 @@ class NTKByParts(Scaling):
         low, high = pair_of(self.beta_fast), pair_of(self.beta_slow)
         if self.truncate:
             low, high = math.floor(low), math.ceil(high)
-        if high < 0 or low > rotary_dim - 1:
-            turns = f"beta_slow={self.beta_slow} times" if high < 0 else f"less than beta_fast={self.beta_fast} times"
+        if high < 0:  # below the lower clamp: the ramp would run backwards, and nothing be scaled
             raise ValueError(
-                f"{self.name}: expected an original_max_length in which a pair turns {turns}, got "
-                f"{self.original_max_length} with base={base}; ramp='rotations' has no such limit"
+                f"{self.name}: expected an original_max_length in which a pair turns beta_slow={self.beta_slow} times, got "
+                f"{self.original_max_length}; ramp='rotations' has no such limit"
             )
         low, high = max(low, 0), min(high, rotary_dim - 1)
         return low, high + 0.001 if low == high else high
