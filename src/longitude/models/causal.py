@@ -105,14 +105,15 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         )
 
     # ---- generate() with positions of several axes: transformers hands them around as [axes, B, L] ----
+    # (its mixin asks for a protocol that its own models do not keep, says pyright)
     def generate(self, *arguments: Any, position_ids: Tensor | None = None, **named: Any) -> Any:
         """As in transformers; position_ids of the prompt, [B, L] or [B, L, axes], are gone on with as in forward."""
         if position_ids is not None:
             named["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids
-        return super().generate(*arguments, **named)
+        return super().generate(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
     def prepare_inputs_for_generation(self, *arguments: Any, **kwargs: Any) -> dict[str, Any]:
-        inputs = super().prepare_inputs_for_generation(*arguments, **kwargs)
+        inputs = super().prepare_inputs_for_generation(*arguments, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if (positions := inputs.get("position_ids")) is not None and positions.dim() == 3:
             inputs["position_ids"] = positions.movedim(0, -1)
         return inputs
