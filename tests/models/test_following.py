@@ -13,7 +13,9 @@ SCHEMES = {
     "dynamic": lambda follow: lg.scaling.DynamicNTK(
         2.0, L0, max_length=None if follow != "declared" else 24, follow=follow
     ),
-    "dynamic, steps of 5": lambda follow: lg.scaling.DynamicNTK(2.0, L0, max_length=24, follow=follow, step=5),
+    "dynamic, steps of 5": lambda follow: lg.scaling.DynamicNTK(
+        2.0, L0, max_length=24, follow=follow, step=5 if follow == "row" else None
+    ),
     "longrope": lambda follow: lg.scaling.LongRoPE(*LISTS, L0, factor=4.0, follow=follow),
 }
 

@@ -121,7 +121,7 @@ def test_clipped_rows() -> None:
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: lg.T5Bias(4, num_buckets=31, bidirectional=True), "even if bidirectional, got 31"),
+        (lambda: lg.T5Bias(4, num_buckets=31, bidirectional=True), "or more and even, got 31"),
         (lambda: lg.T5Bias(4, num_buckets=1), "num_buckets of 2 or more"),
         (lambda: lg.T5Bias(4, num_buckets=2, bidirectional=True), "num_buckets of 4 or more"),
         (lambda: lg.T5Bias(4, num_buckets=32, max_distance=16), "max_distance above 16"),
@@ -129,9 +129,9 @@ def test_clipped_rows() -> None:
         (lambda: lg.T5Bias(4, num_buckets=32.0), "num_buckets to be an int of 1 or more, got 32.0"),
         (
             lambda: lg.T5Bias(4, num_buckets=3, bidirectional=True),
-            "num_buckets of 4 or more, even if bidirectional, got 3",
+            "num_buckets of 4 or more and even, got 3",
         ),
-        (lambda: lg.T5Bias(4, num_buckets=5, bidirectional=True), "even if bidirectional, got 5"),
+        (lambda: lg.T5Bias(4, num_buckets=5, bidirectional=True), "or more and even, got 5"),
         (lambda: lg.T5Bias(4, num_buckets=2, max_distance=1), "max_distance above 1"),
         (lambda: lg.T5Bias(4, num_buckets=32, max_distance=8, bidirectional=True), "max_distance above 8"),
         (lambda: lg.T5Bias(4, num_buckets=6, max_distance=1, bidirectional=True), "max_distance above 1, .*, got 1"),

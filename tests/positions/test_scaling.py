@@ -280,7 +280,7 @@ QUERY = torch.tensor([0, 98, 99, 100, 106, 107, 108, 250])
     ("scaling", "row", "sequence"),
     [
         (
-            DynamicNTK(2.0, 100, step=8),
+            DynamicNTK(2.0, 100, follow="row", step=8),
             [100, 100, 100, 108, 108, 108, 116, 252],
             [100, 100, 100, 101, 107, 108, 109, 251],
         ),
@@ -292,8 +292,10 @@ QUERY = torch.tensor([0, 98, 99, 100, 106, 107, 108, 250])
 )
 def test_length_at(scaling: Scaling, row: list[int], sequence: list[int]) -> None:
     """One number for equal tables: the original length up to it, then steps (rows) or the exact length (sequence)."""
-    assert scaling.length_at(3, 1000) is None and scaling.length_at(QUERY, QUERY) is None
-    rows, sequences = replace(scaling, follow="row"), replace(scaling, follow="sequence")
+    without_step = {"step": None} if isinstance(scaling, DynamicNTK) else {}
+    declared, sequences = (replace(scaling, follow=follow, **without_step) for follow in ("declared", "sequence"))
+    assert declared.length_at(3, 1000) is None and declared.length_at(QUERY, QUERY) is None
+    rows = replace(scaling, follow="row")
     assert rows.length_at(QUERY, QUERY * 0 + 1000).tolist() == row
     assert sequences.length_at(QUERY * 0, QUERY).tolist() == sequence
     assert rows.length_at(QUERY, QUERY).dtype == torch.int64

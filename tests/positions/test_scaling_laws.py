@@ -119,7 +119,7 @@ def test_without_a_length_the_declared_or_the_original_one_counts() -> None:
 EXAMPLES = [
     Linear(4.0),
     NTK(4.0),
-    DynamicNTK(2.0, 2048, max_length=8192, step=100),
+    DynamicNTK(2.0, 2048, max_length=8192, follow="row", step=100),
     DynamicNTK(2.0, 2048, follow="sequence"),
     NTKByParts(4.0, 2048, 16, 2, ramp="rotations"),
     YaRN(4.0, 2048, mscale=0.7, mscale_all_dim=0.7, truncate=False),
@@ -211,6 +211,10 @@ WRONG = [
     (lambda: DynamicNTK(2, 2048.5), "dynamic_ntk: expected original_max_length to be an int of 1 or more, got 2048.5"),
     (lambda: DynamicNTK(2, 2048, 0), "expected max_length to be an int of 1 or more, got 0"),
     (lambda: DynamicNTK(2, 2048, step=0), "expected step to be an int of 1 or more, got 0"),
+    (
+        lambda: DynamicNTK(2, 2048, max_length=4096, step=8),
+        "expected step only with follow='row', got follow='declared'",
+    ),
     (lambda: DynamicNTK(2, 2048, follow="rows"), "follow='declared', 'row' or 'sequence', got 'rows'"),
     (lambda: inverse(DynamicNTK(2, 2048)), "expected max_length, the length that follow='declared' chooses"),
     (lambda: rope_frequencies(2, scaling=NTK(2)), "ntk: expected a rotary_dim of 4 or more, got 2"),

@@ -50,7 +50,7 @@ class T5Bias(Encoding):
         smallest = 4 if bidirectional else 2
         if num_buckets < smallest or (bidirectional and num_buckets % 2):
             raise ValueError(
-                f"T5: expected num_buckets of {smallest} or more, even if bidirectional, got {num_buckets}"
+                f"T5: expected num_buckets of {smallest} or more{' and even' if bidirectional else ''}, got {num_buckets}"
             )
         exact = num_buckets // (4 if bidirectional else 2)
         if max_distance <= exact:

@@ -118,6 +118,10 @@ class DynamicNTK(Follows):
         super().__post_init__()
         if self.step is not None:
             sizes(self.name, step=self.step)
+            if self.follow != "row":
+                raise ValueError(
+                    f"{self.name}: expected step only with follow='row', got follow={self.follow!r}; leave it out"
+                )
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         s, original = self.factor, self.original_max_length
