@@ -19,8 +19,9 @@ from longitude.positions.base import Columns, Encoding, Positions, Transport, ex
 class LongitudeCacheLayer(DynamicLayer):
     """Keys, values and what an encoding must know about the tokens that passed.
 
-    keys [B, Hkv, L, head_dim], rotated where a rotated key stays right, raw otherwise; values [B, Hkv, L, head_dim];
-    positions of the keys, an int where they count up from it, else [L] or [B, L]; columns, per token [B, heads, L, ...];
+    keys [B, Hkv, L, head_dim], rotated where a rotated key stays right, raw otherwise, and rewritten where the tokens after
+    them move them; values [B, Hkv, L, head_dim]; positions of the keys, an int where they count up from it, else [L], [B, L]
+    or, with several axes, [B, L, axes]; columns, per token [B, heads, L, ...];
     carry, the O(1) rest of a context (a convolution's tail, a last sum), every tensor of it with the batch in front.
     """
 
@@ -50,9 +51,8 @@ class LongitudeCacheLayer(DynamicLayer):
         Columns that the encoding lets pass come back of this call's tokens alone: what the tokens before did is in the keys."""
         passing = frozenset() if encoding is None else encoding.passing_columns
         if encoding is not None and passing:
-            k = k.to(
-                torch.promote_types(k.dtype, torch.float32)
-            )  # every new token rewrites it: narrow keys would drift
+            # Every new token rewrites the keys: narrow ones would drift.
+            k = k.to(torch.promote_types(k.dtype, torch.float32))
             self.settle(encoding)
         past, new = self.get_seq_length(), k.shape[2]
         self.reached = later(self.reached, newest(positions, new))

@@ -50,9 +50,9 @@ def attend(
     said, queries are the last. A query with nothing to look at gives zeros.
 
     encoding: an Encoding, a list of them (composed), or None; what acts on a model's input (embed) has nothing to do here.
-    context: the columns of `encoding.context(x)` for all keys,
-    where the encoding reads content. q_positions, k_positions: integers [L] or [B, L], or an int p for p, p+1, ...: the
-    encoding follows positions, causality follows order. scale: head_dim**-0.5 unless said. dropout: of the weights.
+    context: the columns of `encoding.context(x)` for all keys, where the encoding reads content. q_positions, k_positions:
+    integers [L] or [B, L], with several axes [L, axes] or [B, L, axes] too, or an int p for p, p+1, ...: the encoding follows
+    positions, causality follows order. scale: head_dim**-0.5 unless said. dropout: of the weights.
     return_weights: also return the weights [B, H, Lq, Lk], as applied. backend: "auto" takes the cheapest that accepts; a
     named one raises a ValueError where it cannot, and never falls back; `explain` with the same arguments tells.
     """
@@ -74,8 +74,7 @@ def requests(
     dropout: float,
     return_weights: bool,
 ) -> list[Part]:
-    """The arguments of attend, checked, with queries and keys transformed: one request, or one for each length that tables
-    follow."""
+    """The arguments of attend, checked: one part, or one for each length that tables follow."""
     validate(q, k, v, mask, scale, dropout)
     encoding = compose(encoding)
     q_positions, k_positions = places(q, k, q_positions, k_positions, encoding.axes)
