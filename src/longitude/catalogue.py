@@ -16,7 +16,8 @@ import torch
 
 import longitude.positions  # noqa: F401  registers them
 from longitude import __version__
-from longitude.attention.backends import BACKENDS, TABLE_KERNEL
+from longitude.attention.backends import BACKENDS
+from longitude.attention.backends.table import TABLE_KERNEL
 from longitude.attention.masks import Causal
 from longitude.attention.operation import refusal, requests
 from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias, encodings, factory_of, options_of

@@ -21,11 +21,24 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from longitude.attention.reference import per_query_head
+from longitude.attention.request import Request
+from longitude.positions.base import Transport
+
 
 def chunk_product(w: Tensor, b: Tensor) -> Tensor:
     """M [..., C, C] of a chunk with w [..., C, D] and b [..., C]."""
     below = (b[..., None] * (w @ w.mT)).tril(-1)
     return torch.linalg.solve_triangular(below, torch.diag_embed(b), upper=False, unitriangular=True)
+
+
+def transport_window(term: Transport, k: Tensor, r: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys up to the last query, and w and b of those of their tokens that they are not carried past.
+
+    Where queries outlast the keys that they may see, as beside padding, zeros stand for the keys between."""
+    tokens = slice(max(0, r.k_order - term.first), r.q_order + r.rows - term.first)
+    w, b = (per_query_head(x[:, :, tokens], r.heads) for x in (term.w, term.b))
+    return F.pad(k, (0, 0, 0, r.order_gap + r.rows - r.length)), w, b
 
 
 def transported_scores(q: Tensor, k: Tensor, w: Tensor, b: Tensor, chunk: int = 64) -> Tensor:

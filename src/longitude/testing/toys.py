@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from longitude.attention import backends
+from longitude.attention.backends import dense
 from longitude.attention.layers import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask
 from longitude.errors import unknown
@@ -211,9 +211,9 @@ def refused(what: str, call: Callable[[], Any], *said: str) -> str:
 @contextmanager
 def small_blocks(rows: int, batch: int, keys: int, heads: int = SHAPES["num_heads"]) -> Iterator[None]:
     """Lets the backends that work in blocks take about so many queries at a time, so that a toy has several blocks."""
-    before = backends.BLOCK_BYTES
-    backends.BLOCK_BYTES = rows * 4 * batch * heads * keys * 8
+    before = dense.BLOCK_BYTES
+    dense.BLOCK_BYTES = rows * 4 * batch * heads * keys * 8
     try:
         yield
     finally:
-        backends.BLOCK_BYTES = before
+        dense.BLOCK_BYTES = before
