@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
+OUT    ?= benchmarks/results/$(shell date +%F).json
 PYTEST_ARGS ?= -n 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -55,13 +56,13 @@ format: $(VENV)/test.stamp ## let ruff format and fix what it can
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(VENV)/study.stamp ## attention with a bias beside plain attention, side by side
-	$(BIN)/python benchmarks/table.py $(ARGS)
+bench: $(VENV)/bench.stamp ## what each encoding costs, against our targets and other libraries (under ten minutes, quiet)
+	$(BIN)/longitude bench --set --out $(OUT) $(ARGS)
 
 properties: $(VENV)/study.stamp ## the four properties of every encoding, measured: codes, offsets, length, cost (an hour)
 	$(BIN)/python benchmarks/properties.py $(ARGS)
 
-# ---- the environment: torch first, so that nothing drags another build in; then two levels, study and test ----
+# ---- the environment: torch first, so that nothing drags another build in; then what each job needs on top ----
 install: $(VENV)/test.stamp ## everything needed to work on the project
 
 $(BIN)/pip: # the last thing that venv writes
@@ -80,6 +81,10 @@ $(VENV)/torch.stamp: constraints.txt $(NEW_TORCH) | $(BIN)/pip
 
 $(VENV)/study.stamp: $(VENV)/torch.stamp pyproject.toml
 	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[study]'
+	@touch $@
+
+$(VENV)/bench.stamp: $(VENV)/study.stamp
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[bench]'
 	@touch $@
 
 $(VENV)/test.stamp: $(VENV)/study.stamp

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         Window as Window,
     )
     from longitude.attention.operation import attend as attend, explain as explain
+    from longitude.attention.partial import merge as merge
     from longitude.models import LongitudeConfig as LongitudeConfig, LongitudeForCausalLM as LongitudeForCausalLM
     from longitude.positions import samplers as samplers, scaling as scaling
     from longitude.positions.absolute import Learned as Learned, NoPosition as NoPosition, Sinusoidal as Sinusoidal
@@ -80,6 +81,7 @@ _NAMES = {
     "positions.relative": "Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
     "attention.operation": "attend explain",
+    "attention.partial": "merge",
     "attention.masks": "Mask Causal Window Documents Padding NoMask",
     "attention.layers": "MultiHeadAttention",
     "attention.cache": "LongitudeCache LongitudeCacheLayer",

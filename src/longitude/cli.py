@@ -19,6 +19,7 @@ from typing import Annotated, Any
 import tyro
 
 from longitude import __version__
+from longitude.bench.config import BenchConfig
 from longitude.errors import unknown
 from longitude.study.config import StudyConfig, option
 
@@ -64,6 +65,47 @@ def report(run: Annotated[Path, tyro.conf.Positional], json: bool = False) -> in
     if not (run / "study.json").is_file():
         raise ValueError(f"{run} holds no study: expected a directory with study.json, as `longitude study` writes")
     return _show(run, json, True)
+
+
+def bench(
+    config: Annotated[BenchConfig, tyro.conf.arg(name="")],
+    out: Path = Path("runs/bench.json"),
+    set: bool = False,
+    json: bool = False,
+) -> int:
+    """Time and memory of encodings by backend and length, beside plain attention and other libraries; table, JSON, chart.
+
+    Args:
+        config: What to measure.
+        out: The JSON; the chart stands beside it as .svg and .html.
+        set: Measure the targets of this project instead, a fixed set of comparisons: under ten minutes on two quiet cores.
+        json: Print the JSON instead of the table.
+    """
+    from longitude.bench.config import checked, checked_for_set, require_place
+
+    config = checked_for_set(config) if set else checked(config)
+    require_place(out)
+    console = _stderr()
+    with console.status("loading") if console.is_terminal else nullcontext():
+        from longitude.bench import report, run
+
+    with run.Progress(console) as progress:
+        try:
+            measured = run.run(config, set, progress)
+        except KeyboardInterrupt:
+            print("longitude: interrupted; nothing was written", file=sys.stderr)
+            return INTERRUPTED
+    run.write(out, measured)
+    if json:
+        _print_json(measured)
+    else:
+        from rich.console import Console
+
+        shown = Console()
+        for part in report.parts(measured):
+            shown.print(part, highlight=False, markup=False)
+        shown.print(f"chart: {out.with_suffix('.html')}", highlight=False, markup=False, soft_wrap=True)
+    return FAILURES if report.failures(measured) else DONE
 
 
 def list_(json: bool = False) -> int:
@@ -156,7 +198,8 @@ def _options(entry: dict[str, Any]) -> str:
     return " ".join(n if n in entry["required"] else f"{n}={default}" for n, default in entry["options"].items())
 
 
-VERBS: dict[str, Callable[..., int]] = {"study": study, "report": report, "list": list_}
+VERBS: dict[str, Callable[..., int]] = {"study": study, "report": report, "bench": bench, "list": list_}
+OPTIONS: dict[str, type] = {"study": StudyConfig, "bench": BenchConfig}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -231,8 +274,8 @@ def _require_known(arguments: list[str]) -> None:
     if verb not in VERBS:
         raise unknown("verb", verb, VERBS, "`longitude --help` shows them.")
     names = [name for name in signature(VERBS[verb]).parameters if name != "config"]
-    if verb == "study":
-        names += [field.name for field in fields(StudyConfig)]
+    if verb in OPTIONS:
+        names += [field.name for field in fields(OPTIONS[verb])]
     valid = [*map(option, names), "--help"]
     for argument in arguments[1:]:
         name = option(argument.partition("=")[0].removeprefix("--"))

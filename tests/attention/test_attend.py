@@ -66,6 +66,38 @@ def test_grouped_heads_are_repeated_heads(backend, kv_heads, encoding):
     same(ours, lg.attend(q, *repeated, encoding=encoding, backend="reference"), inputs)
 
 
+ONE_QUERY = {
+    "causal": lg.Causal(),
+    "none": lg.NoMask(),
+    "window": lg.Window(3),
+    "padding": lg.Causal() & lg.Padding(torch.tensor([[0] * 4 + [1] * 5, [0] * 9])),  # one row sees nothing
+    "order": lg.Causal(order=torch.tensor([8, 3, 5, 1, 7, 2, 6, 0, 4])),
+}
+
+
+@pytest.mark.parametrize("mask", ONE_QUERY.values(), ids=ONE_QUERY)
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("positions", [{}, {"q_positions": 11, "k_positions": torch.arange(9) * 2}], ids=["", "tensor"])
+def test_one_query_is_the_last_row(mask, kv_heads, positions):
+    """Decoding: heads that share keys are rows there, a bias is a row of its table, and nothing is masked that need not be."""
+    encodings = [None, lg.ALiBi(4), [lg.ALiBi(4), lg.Sandwich(4)], lg.T5Bias(4).double(), lg.Fire(4).double()]
+    q, k, v = inputs = qkv(1, 9, kv_heads=kv_heads)
+    for encoding in encodings:
+        for module in [] if encoding is None else encoding if isinstance(encoding, list) else [encoding]:
+            module.requires_grad_(False)
+        options = {"encoding": encoding, "mask": mask, **positions}
+        expected = lg.attend(q, k, v, **options, backend="reference")
+        for backend in ("sdpa", "auto"):
+            same(lg.attend(q, k, v, **options, backend=backend), expected, inputs)
+
+
+def test_a_single_query_is_decoded_by_torchs_kernel(capsys):
+    q, k, _ = qkv(1, 9)
+    with torch.no_grad():
+        for encoding in (None, lg.ALiBi(4), lg.T5Bias(4)):
+            assert [x.backend for x in lg.explain(q, k, k, encoding=encoding) if x.chosen] == ["sdpa"]
+
+
 @pytest.mark.parametrize("backend", ["sdpa", "chunked", "reference"])
 def test_values_of_another_width(backend):
     q, k, _ = qkv(6, 6)

@@ -152,8 +152,13 @@ def test_a_named_backend_raises_and_names_one_that_works(backend, case):
             options = {"encoding": build(name).float()}
     with pytest.raises(ValueError, match=f"backend '{backend}' cannot: .*{LIMITS[backend][case]}") as error:
         lg.attend(q, q, v, **options, backend=backend)
-    works = str(error.value).split("; ")[-1].split("'")[1]
-    lg.attend(q, q, v, **options, backend=works)
+    *able, taken = str(error.value).rsplit("; ", 1)[1].replace("'auto'", "").split("'")[1::2]
+    assert able == [name for name in able if name != backend] and taken in able
+    for works in able:
+        lg.attend(q, q, v, **options, backend=works)
+    for refuses_too in BACKENDS.keys() - {*able}:
+        with pytest.raises(ValueError, match="cannot"):
+            lg.attend(q, q, v, **options, backend=refuses_too)
 
 
 def test_sdpa_refuses_a_bias_it_would_round_or_that_is_long():

@@ -1,5 +1,7 @@
 """The cache layer: what decoding needs of an encoding survives every thing that generate() does to a cache."""
 
+import copy
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -242,3 +244,94 @@ def test_a_filled_cache_of_another_depth_is_refused():
         one.extend(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0, {}, None)
     with pytest.raises(ValueError, match="past_key_values: expected"):
         adopt(ours, 3)
+
+
+# ---- room to grow in -------------------------------------------------------------------------------------------------
+def kv(length: int, seed: int = 0, batch: int = 1, dtype=torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    made = torch.randn(2, batch, 2, length, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return tuple(made.to(dtype))
+
+
+@torch.no_grad()
+def test_tokens_are_written_behind_those_before():
+    """The same memory, mostly; and what was given out stays as it was."""
+    cache, given, places = LongitudeCacheLayer(), [], set()
+    tokens = [kv(n, seed) for seed, n in enumerate([5, *[1] * 200, 3])]
+    for n, (k, v) in enumerate(tokens):
+        given.append(cache.update(k, v))
+        places.add(given[-1][0].data_ptr())
+        for part in (0, 1):
+            assert torch.equal(given[-1][part], torch.cat([t[part] for t in tokens[: n + 1]], 2))
+    assert len(places) <= 5
+    for n, (k, v) in enumerate(given):
+        assert torch.equal(k, torch.cat([t[0] for t in tokens[: n + 1]], 2))
+        assert torch.equal(v, torch.cat([t[1] for t in tokens[: n + 1]], 2))
+    assert cache.rooms[0].space.shape[2] <= 1.2 * cache.get_seq_length() + 64
+
+
+CHANGES = {
+    "crop": lambda c: c.crop(-2),
+    "reorder": lambda c: c.reorder_cache(torch.tensor([1, 0])),
+    "select": lambda c: c.batch_select_indices(torch.tensor([1, 1])),
+    "reset": lambda c: c.reset(),
+    "assigned": lambda c: setattr(c, "keys", c.keys + 1),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@torch.no_grad()
+def test_what_was_changed_outside_goes_on_from_there(change):
+    cache = LongitudeCacheLayer()
+    k, v = cache.update(*kv(7, batch=2))
+    before = k.clone(), v.clone()
+    CHANGES[change](cache)
+    now = [] if cache.keys is None else [cache.keys.clone(), cache.values.clone()]
+    new = kv(1, seed=1, batch=2)
+    for held, got, one in zip(now or [new[0][:, :, :0], new[1][:, :, :0]], cache.update(*new), new, strict=True):
+        assert torch.equal(got, torch.cat([held, one], 2))
+    assert torch.equal(k, before[0]) and torch.equal(v, before[1])  # nobody wrote into what was given out
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy], ids=["copy", "deepcopy"])
+@torch.no_grad()
+def test_copies_part_ways(copied):
+    cache = LongitudeCacheLayer()
+    old, _ = cache.update(*kv(4))
+    twin = copied(cache)
+    first, second = kv(1, seed=1), kv(1, seed=2)
+    ours, theirs = cache.update(*first)[0], twin.update(*second)[0]
+    assert torch.equal(ours, torch.cat([old, first[0]], 2)) and torch.equal(theirs, torch.cat([old, second[0]], 2))
+
+
+def test_gradients_reach_cached_tokens():
+    """Where a backward may follow, nothing is written over, whatever came before."""
+    cache = LongitudeCacheLayer()
+    with torch.no_grad():
+        cache.update(*kv(3))
+    steps = [[x.requires_grad_() for x in kv(1, seed)] for seed in (1, 2)]
+    outs = [cache.update(k, v)[0].square() for k, v in steps]
+    with torch.no_grad():
+        cache.update(*kv(1, seed=3))
+    gradient = torch.autograd.grad(outs[0].sum() + outs[1].sum(), steps[0][0])[0]
+    assert torch.equal(gradient, 4 * steps[0][0])
+
+
+def test_room_made_in_inference_mode_is_left_there():
+    cache = LongitudeCacheLayer()
+    with torch.inference_mode():
+        cache.update(*kv(3))
+        cache.update(*kv(1, seed=1))
+    with torch.no_grad():
+        k, _ = cache.update(*kv(1, seed=2))
+        cache.update(*kv(1, seed=3))
+    assert torch.equal(k, torch.cat([kv(n, seed)[0] for seed, n in enumerate([3, 1, 1])], 2))
+
+
+@torch.no_grad()
+def test_other_dtypes_and_batches_are_not_squeezed_in():
+    cache = LongitudeCacheLayer()
+    cache.update(*kv(3, dtype=torch.float32))
+    k, _ = cache.update(*kv(1, seed=1))
+    assert k.dtype == torch.float64 and torch.equal(k[:, :, 3:], kv(1, seed=1)[0])
+    with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+        cache.update(*kv(1, batch=2))

@@ -37,6 +37,12 @@ def test_a_verdict_per_backend_and_the_chosen_one_runs(case, capsys, monkeypatch
             with pytest.raises(ValueError, match="cannot"):
                 lg.attend(Q, K, V, **REQUESTS[case], backend=verdict.backend)
     (chosen,) = (v for v in verdicts if v.chosen)
+    assert chosen.passed_over is None and "passed over" not in str(chosen)
+    for verdict in verdicts:
+        if verdict.refusal is None and not verdict.chosen:
+            assert f"about {verdict.price:.1f} times the time of plain attention, '{chosen.backend}'" in str(verdict)
+        elif verdict.refusal is not None:
+            assert verdict.passed_over is None
     assert chosen.price == min(v.price for v in verdicts if v.refusal is None)
 
     def never(r):
@@ -53,6 +59,33 @@ def test_a_named_backend_is_chosen_or_none_is(capsys):
     assert asked == {name: name == "chunked" for name in BACKENDS}
     assert not any(v.chosen for v in lg.explain(Q, K, V, encoding=lg.Fire(4), backend="table"))
     assert "table      refuses: it does not know PairBias" in capsys.readouterr().out
+
+
+def test_why_others_were_passed_over():
+    """Cheaper ones come first, what takes too much memory last, and a name that was asked for before all."""
+
+    def why(q, **arguments):
+        return {v.backend: v.passed_over for v in lg.explain(q, q, q, **arguments)}
+
+    assert why(Q, encoding=lg.Fire(4))["chunked"].startswith("about 8.0 times the time of plain attention, '")
+    long = torch.empty(1, 4, 8192, 64)
+    assert why(long)["reference"] == "4096.0 MiB are more than it is taken for unasked"
+    asked = why(Q, encoding=lg.ALiBi(4), backend="chunked")
+    assert asked["chunked"] is None
+    assert asked["sdpa"] == asked["reference"] == "'chunked' was asked for"
+    assert set(why(Q, encoding=lg.Fire(4), backend="table").values()) >= {None, "'table' was asked for"}
+
+
+def test_equal_prices_are_taken_in_order(monkeypatch):
+    monkeypatch.setitem(BACKENDS, "chunked", replace(BACKENDS["chunked"], price=BACKENDS["sdpa"].price))
+    verdicts = {v.backend: v for v in lg.explain(Q, K, V)}
+    assert verdicts["sdpa"].chosen
+    assert verdicts["chunked"].passed_over == "no cheaper than 'sdpa', which comes first"
+
+
+def test_the_logsumexp_is_asked_for_as_of_attend():
+    refusals = {v.backend: v.refusal for v in lg.explain(Q, K, V, return_lse=True)}
+    assert refusals["sdpa"] == "it does not tell the logsumexp of the scores" and refusals["reference"] is None
 
 
 def test_an_argument_that_attend_does_not_have():

@@ -1,19 +1,24 @@
 """The Toeplitz kernel against dense attention in float64, on every shape, band and layout it claims."""
 
+import math
+from importlib import import_module
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longitude.attention import toeplitz
-from longitude.attention.toeplitz import toeplitz_attention
+from longitude.attention.toeplitz import kernel, toeplitz_attention
+from longitude.attention.toeplitz.band import Band
 
+forward, backward = (import_module(f"longitude.attention.toeplitz.{name}") for name in ("forward", "backward"))
 CAUSAL = {"low": 0, "high": None}
 BANDS = [CAUSAL, {"low": None, "high": None}, {"low": 0, "high": 0}, {"low": 0, "high": 9}, {"low": -3, "high": 70}]
 NAMES = ["q", "k", "v", "table"]
 
 
 def dense(q, k, v, table, low=None, high=None, *, scale):
-    """The specification: every pair written out. A row with nothing to look at gives zeros."""
+    """The specification for tables: every pair written out. A row with nothing to look at gives zeros, and an lse of -inf."""
     queries, keys = q.shape[2], k.shape[2]
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     a, b = torch.arange(queries)[:, None], torch.arange(keys)
@@ -24,7 +29,8 @@ def dense(q, k, v, table, low=None, high=None, *, scale):
     if high is not None:
         allowed &= distance <= high
     scores = (q @ k.mT * scale + table[:, queries - 1 - a + b]).masked_fill(~allowed, -1e30)
-    return scores.softmax(-1).masked_fill(~allowed, 0) @ v
+    out = scores.softmax(-1).masked_fill(~allowed, 0) @ v
+    return out, scores.logsumexp(-1).masked_fill(~allowed.any(-1), -math.inf)
 
 
 def tensors(queries, keys, batch=2, heads=4, kv_heads=4, dim=8, dtype=torch.float64, seed=0):
@@ -38,24 +44,30 @@ def tensors(queries, keys, batch=2, heads=4, kv_heads=4, dim=8, dtype=torch.floa
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
 
 
-def run(attention, inputs, grad, **options):
-    """The output and the gradients of the inputs that take one."""
+def run(attention, inputs, grads, **options):
+    """The output, the logsumexp, and the gradients through both of the inputs that take one."""
     wanted = [x for x in inputs if x.requires_grad]
-    out = attention(*inputs, **options)
-    return [out.detach(), *torch.autograd.grad(out, wanted, grad.to(out.dtype))]
+    out, lse = attention(*inputs, **options)
+    got = torch.autograd.grad((out, lse), wanted, [grad.to(x.dtype) for grad, x in zip(grads, (out, lse))])
+    return [out.detach(), lse.detach(), *got]
+
+
+def random_grads(q):
+    """Of the output and of the logsumexp."""
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in (q.shape, q.shape[:3])]
 
 
 def compare(inputs, tolerance=1e-10, **options):
     options = {"scale": 0.3, **options}
-    q = inputs[0]
-    grad = torch.randn(q.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    ours = run(toeplitz_attention, inputs, grad, **options)
+    grads = random_grads(inputs[0])
+    ours = run(toeplitz_attention, inputs, grads, **options)
     exact = [x.detach().double().requires_grad_(x.requires_grad) for x in inputs]
-    theirs = run(dense, exact, grad, **options)
-    names = ["out", *(f"d{name}" for name, x in zip(NAMES, inputs) if x.requires_grad)]
+    theirs = run(dense, exact, grads, **options)
+    names = ["out", "lse", *(f"d{name}" for name, x in zip(NAMES, inputs) if x.requires_grad)]
     assert len(ours) == len(theirs) == len(names)
     for name, x, y in zip(names, ours, theirs):
-        assert torch.isfinite(x).all(), name
+        assert torch.isfinite(x).all() if name != "lse" else not x.isnan().any(), name
         torch.testing.assert_close(
             x.double(), y, atol=tolerance, rtol=tolerance, msg=lambda m, name=name: f"{name}: {m}"
         )
@@ -82,9 +94,9 @@ def test_cross_lengths_and_decoding(queries, keys, band):
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (4, 1), (6, 3)], ids=str)
 @pytest.mark.parametrize("grouped", [True, False], ids=["kernel takes groups", "kernel does not"])
 def test_grouped_and_multi_query_heads(heads, grouped, monkeypatch):
-    if grouped and not toeplitz._takes_grouped_heads():
+    if grouped and not kernel.takes_grouped_heads():
         pytest.skip("this torch's kernel does not")
-    monkeypatch.setattr(toeplitz, "_takes_grouped_heads", lambda: grouped)
+    monkeypatch.setattr(kernel, "takes_grouped_heads", lambda: grouped)
     compare(tensors(70, 150, heads=heads[0], kv_heads=heads[1]), **CAUSAL)
 
 
@@ -92,7 +104,7 @@ def test_grouped_and_multi_query_heads(heads, grouped, monkeypatch):
 def test_a_fixed_table_has_no_gradient_and_changes_no_other(learned):
     inputs = tensors(150, 150)
     inputs[3].requires_grad_(learned)
-    assert len(compare(inputs, **CAUSAL)) == (5 if learned else 4)
+    assert len(compare(inputs, **CAUSAL)) == (6 if learned else 5)
 
 
 def test_only_the_table_is_learned():
@@ -103,13 +115,13 @@ def test_only_the_table_is_learned():
 
 
 def test_many_batches_are_taken_in_several_steps():
-    batch = 2 * toeplitz.TILE_ELEMENTS // (4 * 64 * 64) + 3
+    batch = 2 * backward.TILE_ELEMENTS // (4 * 64 * 64) + 3
     together = tensors(100, 100, batch=batch)
-    out, dq, *_, dtable = compare(together, **CAUSAL)
+    out, lse, dq, *_, dtable = compare(together, **CAUSAL)
     alone = [x[-1:].detach().requires_grad_() for x in together[:3]] + [together[3].detach().requires_grad_()]
-    grad = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)[-1:]
-    out_1, dq_1, *_ = run(toeplitz_attention, alone, grad, scale=0.3, **CAUSAL)
-    torch.testing.assert_close((out[-1:], dq[-1:]), (out_1, dq_1))
+    grads = [x[-1:] for x in random_grads(together[0])]
+    out_1, lse_1, dq_1, *_ = run(toeplitz_attention, alone, grads, scale=0.3, **CAUSAL)
+    torch.testing.assert_close((out[-1:], lse[-1:], dq[-1:]), (out_1, lse_1, dq_1))
     assert dtable.shape == together[3].shape
 
 
@@ -145,8 +157,9 @@ def test_layouts_do_not_matter(band):
 )
 def test_rows_with_nothing_to_look_at_are_zeros(queries, keys, band, empty):
     inputs = tensors(queries, keys)
-    out, dq, *_ = compare(inputs, **band)
+    out, lse, dq, *_ = compare(inputs, **band)
     assert (out[:, :, empty] == 0).all()
+    assert (lse[:, :, empty] == -math.inf).all()
     assert (dq[:, :, empty] == 0).all()
     full = torch.ones(queries, dtype=torch.bool)
     full[empty] = False
@@ -155,15 +168,15 @@ def test_rows_with_nothing_to_look_at_are_zeros(queries, keys, band, empty):
 
 def test_what_the_band_forbids_cannot_be_seen():
     inputs = tensors(200, 200)
-    out = toeplitz_attention(*inputs, low=0, high=49, scale=0.3)
+    out, lse = toeplitz_attention(*inputs, low=0, high=49, scale=0.3)
     spoiled = [x.detach().clone() for x in inputs]
     for x in spoiled[1:3]:
         x[:, :, 120:] = 1e6
         x[:, :, :50] = -1e6
     spoiled[3][:, 200:] = 1e6
     spoiled[3][:, :150] = 1e6
-    again = toeplitz_attention(*spoiled, low=0, high=49, scale=0.3)
-    assert torch.equal(out[:, :, 99:120], again[:, :, 99:120])
+    for x, again in zip((out, lse), toeplitz_attention(*spoiled, low=0, high=49, scale=0.3)):
+        assert torch.equal(x[:, :, 99:120], again[:, :, 99:120])
 
 
 def test_steep_and_large_tables_stay_finite():
@@ -178,26 +191,48 @@ def test_steep_and_large_tables_stay_finite():
 @pytest.mark.parametrize("band", [CAUSAL, {"low": -1, "high": 2}], ids=str)
 def test_gradcheck(band):
     inputs = tensors(5, 4, batch=1, heads=2, kv_heads=1, dim=3)
-    torch.autograd.gradcheck(lambda *x: toeplitz_attention(*x, **band, scale=0.7), inputs)
+
+    def both(*x):
+        out, lse = toeplitz_attention(*x, **band, scale=0.7)
+        return out, lse.masked_fill(lse == -math.inf, 0.0)  # where a row sees nothing: differences of infinities
+
+    torch.autograd.gradcheck(both, inputs)
 
 
 def test_double_backward_raises():
     inputs = tensors(9, 9)
-    (dq,) = torch.autograd.grad(toeplitz_attention(*inputs, **CAUSAL, scale=0.3).sum(), inputs[0], create_graph=True)
+    out, _ = toeplitz_attention(*inputs, **CAUSAL, scale=0.3)
+    (dq,) = torch.autograd.grad(out.sum(), inputs[0], create_graph=True)
     with pytest.raises(RuntimeError, match="toeplitz_attention_backward"):
         dq.sum().backward()
 
 
-@pytest.mark.parametrize("learned", [True, False])
-def test_opcheck(learned):
+# ---- the operators, by their own signatures --------------------------------------------------------------------------
+NO_TERMS = (None,) * 4  # levels of queries and keys, vectors of keys and values
+
+
+def terms_of(inputs):
+    """Levels of queries and keys, and vectors of keys and values at all but the first three diagonals."""
+    q, k, *_ = inputs
+    generator = torch.Generator().manual_seed(3)
+    vectors = 1, q.shape[2] + k.shape[2] - 4, q.shape[3]
+    shapes = q.shape[:3], (*q.shape[:2], k.shape[2]), vectors, vectors
+    return [torch.randn(shape, generator=generator, dtype=q.dtype).requires_grad_() for shape in shapes]
+
+
+@pytest.mark.parametrize(("terms", "learned"), [(True, True), (False, False)], ids=["all terms", "a fixed table"])
+def test_opcheck(terms, learned):
     inputs = tensors(9, 12, heads=4, kv_heads=2)
+    with torch.no_grad():
+        inputs[3][:, :3] = 0
     inputs[3].requires_grad_(learned)
-    torch.library.opcheck(toeplitz._attention, (*inputs, 0, None, 0.3))
-    q, k, v, table = (x.detach() for x in inputs)
-    out, lse = toeplitz._attention(q, k, v, table, 0, 5, 0.3)
-    torch.library.opcheck(
-        toeplitz._attention_backward, (torch.ones_like(out), q, k, v, table, out, lse, 0, 5, 0.3, learned)
-    )
+    others, near = (terms_of(inputs), 3) if terms else (NO_TERMS, 0)
+    torch.library.opcheck(toeplitz._attention, (*inputs, *others, near, None, None, 0.3))
+    inputs, others = ([None if x is None else x.detach() for x in xs] for xs in (inputs, others))
+    out, lse = toeplitz._attention(*inputs, *others, near, None, 5, 0.3)
+    grad_lse = torch.ones_like(lse) if terms else None
+    arguments = torch.ones_like(out), grad_lse, *inputs, *others, out, lse, near, None, 5, 0.3, learned
+    torch.library.opcheck(toeplitz._attention_backward, arguments)
 
 
 def test_compiles_to_two_graphs_over_twenty_lengths():
@@ -210,10 +245,10 @@ def test_compiles_to_two_graphs_over_twenty_lengths():
 
     for length in range(30, 70, 2):
         inputs = tensors(length, length)
-        out = attend(*inputs)
-        expected = dense(*inputs, **CAUSAL, scale=0.3)
-        torch.testing.assert_close(out, expected)
-        torch.testing.assert_close(torch.autograd.grad(out.sum(), inputs), torch.autograd.grad(expected.sum(), inputs))
+        results, expected = attend(*inputs), dense(*inputs, **CAUSAL, scale=0.3)
+        torch.testing.assert_close(results, expected)
+        ours, theirs = (torch.autograd.grad(out.sum() + lse.sin().sum(), inputs) for out, lse in (results, expected))
+        torch.testing.assert_close(ours, theirs)
     assert counter.frame_count <= 2
 
 
@@ -233,23 +268,32 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("band", [CAUSAL, {"low": 0, "high": 40}, {"low": None, "high": None}], ids=str)
-def test_nothing_of_queries_times_keys_is_allocated(band):
+@pytest.mark.parametrize("terms", [True, False], ids=["all terms", "a table"])
+def test_nothing_of_queries_times_keys_is_allocated(terms, band):
     length = 1500
-    q, k, v, table = (x.detach() for x in tensors(length, length, batch=1, heads=1, kv_heads=1, dtype=torch.float32))
+    inputs = [x.detach() for x in tensors(length, length, batch=1, heads=1, kv_heads=1, dtype=torch.float32)]
+    others = [x.detach() for x in terms_of(inputs)] if terms else NO_TERMS
+    band = Band.of(length, length, **band)
+    if terms:  # the operators expect vectors as far as the band goes, or less
+        others[2:] = [x[:, : band.last + 1 - 3] for x in others[2:]]
+        inputs[3][:, :3] = 0
+    options = 3 if terms else 0, length - 1 - band.last, length - 1 - band.first, 0.3
     with LargestTensor() as seen:
         # The operators' own functions: a mode sees an operator as one step, and here its inside matters.
-        out, lse = toeplitz._attention._init_fn(q, k, v, table, *band.values(), 0.3)
-        toeplitz._attention_backward._init_fn(out, q, k, v, table, out, lse, *band.values(), 0.3, True)
-    assert 0 < seen.elements <= 4 * 128 * 128 < length * length / 30
+        out, lse = toeplitz._attention._init_fn(*inputs, *others, *options)
+        toeplitz._attention_backward._init_fn(out, lse, *inputs, *others, out, lse, *options, True)
+    # A block of 188 queries times 1500 keys, where queries meet vectors; a tile of 128 x 128 otherwise.
+    most = 188 * (length + 188) if terms else 4 * 128 * 128
+    assert 0 < seen.elements <= most < length * length / 6
 
 
 def test_a_window_costs_its_width(monkeypatch):
     """Pairs computed: the fused kernel's and the tiles', for a window of 40 in 3000 positions."""
     pairs = {"fused": 0, "tiles": 0}
-    fused, hankel = toeplitz._fused, toeplitz._hankel
+    fused, hankel = kernel.fused, toeplitz.band.hankel
 
     def counted_fused(q, k, v, bias, scale):
-        pairs["fused"] += bias[0].numel()
+        pairs["fused"] += q.shape[2] * k.shape[2]
         return fused(q, k, v, bias, scale)
 
     def counted_hankel(table, i, j, b, e):
@@ -257,9 +301,9 @@ def test_a_window_costs_its_width(monkeypatch):
         return hankel(table, i, j, b, e)
 
     inputs = tensors(3000, 3000, batch=1, heads=1, kv_heads=1, dtype=torch.float32)
-    monkeypatch.setattr(toeplitz, "_fused", counted_fused)
-    out = toeplitz_attention(*inputs, low=0, high=39, scale=0.3)
-    monkeypatch.setattr(toeplitz, "_hankel", counted_hankel)
+    monkeypatch.setattr(forward, "fused", counted_fused)
+    out, _ = toeplitz_attention(*inputs, low=0, high=39, scale=0.3)
+    monkeypatch.setattr(backward, "hankel", counted_hankel)
     out.sum().backward()
     assert 3000 * 40 <= pairs["fused"] <= 3000 * (40 + 64)
     assert 3000 * 40 <= pairs["tiles"] <= 3000 * 3 * 64
@@ -268,19 +312,51 @@ def test_a_window_costs_its_width(monkeypatch):
 def test_other_and_mixed_dtypes_are_refused():
     """The kernel would read a float32 table as float64 and answer nonsense."""
     q, k, v, table = tensors(5, 5)
-    with pytest.raises(AssertionError, match="float32"):
+    with pytest.raises(AssertionError):
         toeplitz_attention(q, k, v, table.float(), scale=0.3)
+    with pytest.raises(AssertionError):
+        toeplitz_attention(q, k.float(), v, table, scale=0.3)
     with pytest.raises(AssertionError, match="bfloat16"):
         toeplitz_attention(*(x.bfloat16() for x in (q, k, v, table)), scale=0.3)
 
 
-def test_available_says_no_when_the_kernel_is_wrong(monkeypatch):
-    assert toeplitz.available()
-    monkeypatch.setattr(toeplitz, "_kernel_is_right", lambda **kw: False)
-    assert not toeplitz.available.__wrapped__()
+def test_the_kernel_is_probed_for_each_dtype(monkeypatch):
+    probed = kernel.dtypes.__wrapped__  # without what it remembers
+    assert probed() == toeplitz.dtypes() == kernel.DTYPES
 
-    def missing(**kw):
-        raise AttributeError
+    def wrong_in_halves(heads, kv_heads, dtype):
+        return dtype.itemsize > 2
 
-    monkeypatch.setattr(toeplitz, "_kernel_is_right", missing)
-    assert not toeplitz.available.__wrapped__()
+    monkeypatch.setattr(kernel, "is_right", wrong_in_halves)
+    assert probed() == (torch.float64, torch.float32)
+    for error in (AttributeError, RuntimeError, TypeError):
+
+        def missing(error=error, **kw):
+            raise error
+
+        monkeypatch.setattr(kernel, "is_right", missing)
+        assert probed() == ()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "dtype"),
+    [
+        (w, d)
+        for w in ("out", "lse", "rows of the bias", "no bias")
+        for d in kernel.DTYPES
+        if w != "rows of the bias" or d.itemsize > 2
+    ],
+    ids=str,
+)
+def test_the_probe_sees_a_wrong_kernel(wrong, dtype, monkeypatch):
+    """One that is off by a twentieth, that reads the strided view by other strides, or not at all."""
+    right = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+    def broken(*arguments, attn_mask, **options):
+        read = {"rows of the bias": attn_mask[:, :, :1].expand_as(attn_mask), "no bias": torch.zeros_like(attn_mask)}
+        out, lse = right(*arguments, attn_mask=read.get(wrong, attn_mask), **options)
+        return out * (1.05 if wrong == "out" else 1.0), lse * (1.05 if wrong == "lse" else 1.0)
+
+    assert kernel.is_right(2, 2, dtype)
+    monkeypatch.setattr(torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu", broken)
+    assert not kernel.is_right(2, 2, dtype)

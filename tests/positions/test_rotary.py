@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import longitude as lg
-from longitude.positions.rotary import even
+from longitude.positions.rotation import even
 from longitude.positions.scaling import from_dict
 
 LAYOUTS = ("half", "interleaved")

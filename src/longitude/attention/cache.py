@@ -16,6 +16,28 @@ from longitude.attention.transport import carried
 from longitude.positions.base import Columns, Encoding, Positions, Transport, explicit
 
 
+class Room:
+    """Space in which a tensor [B, heads, L, head_dim] grows along L, written behind what stands there: to copy all keys for
+    each token costs as much as to attend to them."""
+
+    def __init__(self) -> None:
+        self.space: Tensor | None = None
+        self.given: Tensor | None = None  # the tensor of last time; any other was made elsewhere, and is copied
+
+    def append(self, held: Tensor, new: Tensor) -> Tensor:
+        past = held.shape[-2] if held.numel() else 0
+        length = past + new.shape[2]
+        fits = held is self.given and held.shape[:2] == new.shape[:2] and held.dtype == new.dtype
+        writable = fits and (torch.is_inference_mode_enabled() or not held.is_inference())
+        if writable and self.space is not None and length <= self.space.shape[2]:
+            self.space[:, :, past:length] = new
+        else:
+            spare = new.new_empty(*new.shape[:2], length // 8 + 64, new.shape[3])
+            self.space = torch.cat([held, new, spare], 2)
+        self.given = self.space[:, :, :length]
+        return self.given
+
+
 class LongitudeCacheLayer(DynamicLayer):
     """Keys, values and what an encoding must know about the tokens that passed.
 
@@ -34,6 +56,7 @@ class LongitudeCacheLayer(DynamicLayer):
         self.columns: Columns = {}
         self.carry: Any = None
         self.reached: int | Tensor = 0  # the newest position so far, tokens that were taken back included
+        self.rooms = Room(), Room()  # of keys and of values
 
     def next_positions(self) -> Positions:
         """Where tokens after the cached ones stand if nothing else is said: an int, or [..., 1] + 1, 2, ..."""
@@ -71,6 +94,16 @@ class LongitudeCacheLayer(DynamicLayer):
             }
         self.columns, self.carry = columns, carry
         return k, v, columns
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if torch.is_grad_enabled() or torch.compiler.is_compiling():  # what a backward or a graph holds stays as it is
+            return super().update(key_states, value_states, *args, **kwargs)
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None and self.values is not None
+        keys, values = self.rooms
+        self.keys, self.values = keys.append(self.keys, key_states), values.append(self.values, value_states)
+        return self.keys, self.values
 
     def settle(self, encoding: Encoding) -> None:
         """Rewrite the keys as the last call's tokens leave them: done when the next tokens come, if any do."""

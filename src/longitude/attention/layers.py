@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from longitude.attention.lengths import later, newest, parted, require_same_past, whole
 from longitude.attention.masks import Causal, Documents, Mask, Padding, require_mask
 from longitude.attention.operation import raw_request, require_backend, require_causal, run
-from longitude.attention.request import following, part_of, validate
+from longitude.attention.request import following, part_of, require_options
 from longitude.positions.base import Encoding, Positions, canonical, explicit, sizes
 from longitude.positions.composed import compose
 
@@ -50,8 +50,7 @@ class MultiHeadAttention(nn.Module):
         if head_dim is not None:
             sizes("MultiHeadAttention", head_dim=head_dim)
         require_backend(backend)
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout!r}")
+        require_options(scale, dropout)
         if head_dim is None and dim % num_heads:
             raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim or dim // num_heads
@@ -83,8 +82,10 @@ class MultiHeadAttention(nn.Module):
         gradient enters (Dai et al. 2019); positions and documents are then of both together. encoding, tables: an encoding
         and its prepared tables held by a model for all its layers, instead of the layer's own.
         """
-        if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features:
-            raise ValueError(f"x: expected [B, L, {self.q_proj.in_features}], got {list(x.shape)}")
+        if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features or x.numel() == 0:
+            raise ValueError(
+                f"x: expected [B, L, {self.q_proj.in_features}] with one token or more, got {list(x.shape)}"
+            )
         before_x = 0
         if memory is not None:
             if cache is not None or memory.dim() != 3 or (memory.shape[0], memory.shape[2]) != (x.shape[0], x.shape[2]):
@@ -127,9 +128,8 @@ class MultiHeadAttention(nn.Module):
             now = later(newest(cache.positions, past), newest(positions, length))
             require_same_past(encoding, cache.reached, now)
 
-        q = self.q_proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-        k = self.k_proj(x).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2)
-        v = self.v_proj(x).unflatten(-1, (self.num_kv_heads, -1)).transpose(1, 2)
+        heads = x.shape[0], length, -1, self.head_dim
+        q, k, v = (project(x).view(heads).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
         if encoding.stable_keys:
             if tables is None:
                 tables = encoding.prepare(explicit(positions, length, x.device), None, q.dtype)
@@ -145,7 +145,6 @@ class MultiHeadAttention(nn.Module):
             q, positions = q[:, :, before_x:], part_of(positions, slice(None), slice(before_x, None))
         dropout = self.dropout if self.training else 0.0
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
-        validate(q, k, v, mask, self.scale, dropout)
         r = raw_request(q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights)
         parts = whole(r) if encoding.stable_keys else parted(r, encoding, positions, k_positions)
         out, weights = run(parts, self.backend)

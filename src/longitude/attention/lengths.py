@@ -62,7 +62,7 @@ def _transformed(
 
 
 def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Output and weights of all parts, in their places. Where there are several, backward transforms each again."""
+    """Output, and weights or logsumexp, of all parts, in their places. Where there are several, backward transforms each again."""
 
     def one(part: Part) -> tuple[Tensor, Tensor | None]:
         return run(part.ready(part.request))
@@ -72,13 +72,15 @@ def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | No
     batch, rows = max(part.batch.stop for part in parts), max(part.rows.stop for part in parts)
     r = parts[0].request
     out = r.q.new_zeros(batch, r.heads, rows, r.v.shape[3])
-    weights = r.q.new_zeros(batch, r.heads, rows, r.length) if r.weights else None
+    second = None
     for part in parts:
-        own, own_weights = checkpoint(one, part, use_reentrant=False) if torch.is_grad_enabled() else one(part)
+        own, own_second = checkpoint(one, part, use_reentrant=False) if torch.is_grad_enabled() else one(part)
         out[part.batch, :, part.rows] = own
-        if weights is not None and own_weights is not None:
-            weights[part.batch, :, part.rows] = own_weights
-    return out, weights
+        if own_second is not None:
+            if second is None:
+                second = own_second.new_zeros(batch, r.heads, rows, *own_second.shape[3:])
+            second[part.batch, :, part.rows] = own_second
+    return out, second
 
 
 def require_same_past(encoding: Composed, reached: int | Tensor, now: int | Tensor) -> None:

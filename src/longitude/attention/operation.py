@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,6 +43,7 @@ def attend(
     scale: float | None = None,
     dropout: float = 0.0,
     return_weights: bool = False,
+    return_lse: bool = False,
     backend: str = "auto",
 ) -> Any:
     """softmax(scale q.k + what the encoding adds, over the keys the mask allows) v  -> [B, H, Lq, Dv].
@@ -53,12 +55,16 @@ def attend(
     context: the columns of `encoding.context(x)` for all keys, where the encoding reads content. q_positions, k_positions:
     integers [L] or [B, L], with several axes [L, axes] or [B, L, axes] too, or an int p for p, p+1, ...: the encoding follows
     positions, causality follows order. scale: head_dim**-0.5 unless said. dropout: of the weights.
-    return_weights: also return the weights [B, H, Lq, Lk], as applied. backend: "auto" takes the cheapest that accepts; a
+    return_weights: also return the weights [B, H, Lq, Lk], as applied. return_lse: also return the logsumexp of each query's
+    scores [B, H, Lq], in float32 or wider, -inf where it sees nothing: `merge` puts attention over parts of the keys together
+    by it. backend: "auto" takes the cheapest that accepts; a
     named one raises a ValueError where it cannot, and never falls back; `explain` with the same arguments tells.
     """
     parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
-    out, weights = run(parts, backend)
-    return (out, weights) if return_weights else out
+    if return_lse:
+        parts = [replace(part, request=part.request.with_lse()) for part in parts]
+    out, second = run(parts, backend)
+    return (out, second) if return_weights or return_lse else out
 
 
 def requests(
@@ -198,46 +204,75 @@ def choose(requests: Sequence[Request], name: str) -> Backend:
     if name == "auto":
         return cheapest(requests)
     if why := refusal(BACKENDS[name], requests):
-        raise ValueError(f"backend {name!r} cannot: {why}; {cheapest(requests).name!r} can, and 'auto' takes it")
+        able = [repr(other) for other, backend in BACKENDS.items() if refusal(backend, requests) is None]
+        named = " and ".join([", ".join(able[:-1]), able[-1]] if len(able) > 1 else able)
+        raise ValueError(f"backend {name!r} cannot: {why}; {named} can, and 'auto' takes {cheapest(requests).name!r}")
     return BACKENDS[name]
 
 
 def cheapest(requests: Sequence[Request]) -> Backend:
     """The backend of the lowest price among those that take all; `reference` does."""
-    best, last = BACKENDS["reference"], requests[-1]
+    best, lowest = BACKENDS["reference"], math.inf
     for backend in BACKENDS.values():  # a loop, because compilers do not follow min(key=...)
-        if backend.price(last) < best.price(last) and refusal(backend, requests) is None:
-            best = backend
+        price = backend.price(requests[-1])
+        if price < lowest and refusal(backend, requests) is None:
+            best, lowest = backend, price
+        if lowest <= 1.0:  # plain attention: nothing costs less
+            break
     return best
 
 
 def run(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """The output, and the weights if they were asked for."""
+    """The output, and the weights or the logsumexp if they were asked for."""
     chosen = choose([part.request for part in parts], backend)
-    return joined(parts, lambda r: reference(r) if r.weights else (chosen.run(r), None))
+
+    def one(r: Request) -> tuple[Tensor, Tensor | None]:
+        if r.weights:
+            return reference(r)
+        return chosen.partial(r) if r.lse and chosen.partial is not None else (chosen.run(r), None)
+
+    return joined(parts, one)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a backend says to a request: refusal in words (None: it takes it), bytes beyond inputs and output, price."""
+    """What a backend says to a request: refusal in words (None: it takes it), bytes beyond inputs and output, price over plain
+    causal attention; and why it was passed over, though it takes it."""
 
     backend: str
     refusal: str | None
     memory: int
     price: float
     chosen: bool
+    passed_over: str | None = None
 
     def __str__(self) -> str:
         mark = "->" if self.chosen else "  "
         if self.refusal is not None:
             return f"{mark} {self.backend:10s} refuses: {self.refusal}"
-        return f"{mark} {self.backend:10s} takes it, with about {self.memory / 2**20:.1f} MiB beyond inputs and output"
+        why = f"; passed over: {self.passed_over}" if self.passed_over else ""
+        return f"{mark} {self.backend:10s} takes it, with about {_mib(self.memory)} beyond inputs and output{why}"
+
+
+def _mib(memory: int) -> str:
+    return f"{memory / 2**20:.1f} MiB"
+
+
+def _passed_over(backend: Backend, chosen: Backend, r: Request) -> str:
+    """Why "auto" took another."""
+    price, best = backend.price(r), chosen.price(r)
+    if price == math.inf:
+        return f"{_mib(backend.memory(r))} are more than it is taken for unasked"
+    if price == best:
+        return f"no cheaper than {chosen.name!r}, which comes first"
+    return f"about {price:.1f} times the time of plain attention, {chosen.name!r} about {best:.1f}"
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict, ...]:
-    """Print each backend's verdict on the same arguments as attend, in words and with its memory; return the verdicts."""
+    """Print each backend's verdict on the same arguments as attend: its memory, and why it refuses or was passed over; return
+    the verdicts."""
     names = ("encoding", "context", "q_positions", "k_positions", "scale")
-    known = {*names, "mask", "dropout", "return_weights", "backend"}
+    known = {*names, "mask", "dropout", "return_weights", "return_lse", "backend"}
     for name in arguments:
         if name not in known:
             raise unknown("argument", name, known, "explain takes what attend takes.")
@@ -245,17 +280,21 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
     dropout, return_weights = arguments.get("dropout", 0.0), arguments.get("return_weights", False)
     mask = arguments.get("mask", Causal())
     parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
-    asked = [part.request for part in parts]
+    asked = [part.request.with_lse() if arguments.get("return_lse") else part.request for part in parts]
     largest = max(asked, key=lambda r: r.rows * r.length)
     if len(parts) > 1:
         print(f"tables follow {len(parts)} lengths, each in a call of its own; memory is of the largest")
     name = arguments.get("backend", "auto")
     require_backend(name)
     refusals = {b.name: refusal(b, asked) for b in BACKENDS.values()}
-    chosen = choose(asked, name).name if name == "auto" or refusals[name] is None else None
-    verdicts = tuple(
-        Verdict(b.name, refusals[b.name], b.memory(largest), b.price(largest), b.name == chosen)
-        for b in BACKENDS.values()
-    )
+    chosen = choose(asked, name) if name == "auto" or refusals[name] is None else None
+    verdicts = []
+    for b in BACKENDS.values():
+        why = None
+        if refusals[b.name] is None and b is not chosen:
+            why = f"{name!r} was asked for" if chosen is None or name != "auto" else _passed_over(b, chosen, asked[-1])
+        verdicts.append(
+            Verdict(b.name, refusals[b.name], b.memory(largest), b.price(asked[-1]), b is chosen, why)
+        )
     print("\n".join(map(str, verdicts)))
-    return verdicts
+    return tuple(verdicts)

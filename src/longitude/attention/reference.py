@@ -1,5 +1,6 @@
 """The specification: dense, readable, in float32 or wider, on any device. Every other backend must equal it."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -13,7 +14,8 @@ Transporter = Callable[[list[Transport], Tensor, Tensor, Request], Tensor]
 
 
 def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor, Tensor]:
-    """-> output [B, H, Lq, Dv] and the weights that made it, after dropout, [B, H, Lq, Lk].
+    """-> output [B, H, Lq, Dv] and the weights that made it, after dropout, [B, H, Lq, Lk]; where the request asks for the
+    logsumexp of the scores, that instead of the weights, [B, H, Lq] in float32 or wider, -inf where a query sees nothing.
 
     transport: another way to the scores of `transported`, for backends that know a faster one."""
     dtype = torch.promote_types(r.q.dtype, torch.float32)
@@ -27,13 +29,16 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
             if not isinstance(term, Transport):
                 scores = scores + added(term, q, raw, allowed, r).to(dtype)
         # The lowest finite number, not -inf: a query with nothing to look at then has zeros, in its gradients too.
-        weights = scores.masked_fill(~allowed, torch.finfo(dtype).min).softmax(-1).masked_fill(~allowed, 0.0)
+        scores = scores.masked_fill(~allowed, torch.finfo(dtype).min)
+        weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
         if r.dropout:
             weights = F.dropout(weights, r.dropout)
         out = weights @ v
         for term in r.terms:
             if isinstance(term, OffsetVectors) and term.values is not None:
                 out = out + collected(weights, term.values, r)
+        if r.lse:
+            return out.to(r.q.dtype), scores.logsumexp(-1).masked_fill(~allowed.any(-1), -math.inf)
     return out.to(r.q.dtype), weights.to(r.q.dtype)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Bool, Float
@@ -31,9 +31,25 @@ class Request:
     scale: float
     dropout: float = 0.0
     weights: bool = False
+    lse: bool = False
     learned: bool = False  # whether something inside the terms wants a gradient
     q_order: int = 0
     k_order: int = 0
+    band: tuple[int | None, int | None] = field(init=False)
+    """Reach of the mask's parts that are nothing but their reach: causality and windows by plain order."""
+    beyond_band: tuple[Mask, ...] = field(init=False)
+    """The other parts of the mask: spans (documents, padding) and free predicates."""
+
+    def __post_init__(self) -> None:  # found once: every backend asks
+        parts = self.mask.parts()
+        object.__setattr__(self, "band", All(tuple(m for m in parts if is_band(m))).reach)
+        object.__setattr__(self, "beyond_band", tuple(m for m in parts if not is_band(m)))
+
+    def with_lse(self) -> Request:
+        """The request that asks for the logsumexp of the scores, too."""
+        if self.weights:
+            raise ValueError("expected return_weights or return_lse, got both; the weights are e^(score - lse)")
+        return replace(self, lse=True)
 
     @property
     def rows(self) -> int:
@@ -75,14 +91,16 @@ class Request:
         return self.mask.allowed(self.q_tokens(), self.k_tokens())
 
     @property
-    def band(self) -> tuple[int | None, int | None]:
-        """Reach of the parts that are nothing but their reach: causality and windows by plain order."""
-        return All(tuple(m for m in self.mask.parts() if is_band(m))).reach
+    def sees_all(self) -> bool:
+        """Every query sees every key: no mask, or one that asks no more than where the queries stand."""
+        low, high = self.band
+        late_enough = low is None or self.order_gap - low >= self.length - 1
+        return late_enough and high is None and len(self.beyond_band) == 0
 
     @property
-    def beyond_band(self) -> tuple[Mask, ...]:
-        """The other parts of the mask: spans (documents, padding) and free predicates."""
-        return tuple(m for m in self.mask.parts() if not is_band(m))
+    def square(self) -> bool:
+        """Causality alone, by the index of queries and keys."""
+        return self.band == (0, None) and self.order_gap == 0 and len(self.beyond_band) == 0
 
     @property
     def causal(self) -> bool:
@@ -149,6 +167,11 @@ def validate(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, d
         raise ValueError(f"expected no empty dimension, got q {list(q.shape)}, k {list(k.shape)}")
     require_mask(mask)
     mask.validate(q.shape[0], q.shape[2], k.shape[2])
+    require_options(scale, dropout)
+
+
+def require_options(scale: float | None, dropout: float) -> None:
+    """ValueError unless scale is a finite number or None, and dropout a number of 0 or more below 1."""
     if scale is not None and (
         isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale)
     ):
@@ -170,6 +193,15 @@ def following(first: Tensor, length: int) -> Tensor:
     """Positions of `length` tokens from `first` on: [1] -> [L], [B, 1] -> [B, L], [B, 1, 1] -> [B, L, 1]."""
     step = torch.arange(length, device=first.device)
     return first + (step[:, None] if first.dim() == 3 else step)
+
+
+def as_int(positions: Positions) -> Positions:
+    """The int that positions [L] or [B, L] count up from in every row, where a look at them is free; else themselves."""
+    if not isinstance(positions, Tensor) or positions.dim() > 2 or not positions.is_cpu or torch.compiler.is_compiling():
+        return positions
+    first = int(positions.flatten()[0])
+    counted = positions == torch.arange(first, first + positions.shape[-1])
+    return first if bool(counted.all()) else positions
 
 
 def places(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -83,14 +84,24 @@ def pieces(r: Request) -> list[tuple[slice | list[int], slice, Request]] | str:
 
 def by_spans(r: Request, run: Callable[[Request], Tensor]) -> Tensor:
     """Run a backend that knows bands only, once per group of sequences and span."""
+    return partial_by_spans(r, lambda piece: (run(piece), None))[0]
+
+
+def partial_by_spans(
+    r: Request, run: Callable[[Request], tuple[Tensor, Tensor | None]]
+) -> tuple[Tensor, Tensor | None]:
+    """The same for a backend that tells the logsumexp of the scores, if the request asks for it."""
     if len(r.beyond_band) == 0:
         return run(r)
     cut = pieces(r)
     assert not isinstance(cut, str), cut
     out = r.q.new_zeros(*r.q.shape[:3], r.v.shape[3])
+    lse = out.new_full(out.shape[:3], -math.inf, dtype=torch.promote_types(out.dtype, torch.float32)) if r.lse else None
     for which, rows, piece in cut:
-        out[which, :, rows] = run(piece)
-    return out
+        out[which, :, rows], own = run(piece)
+        if lse is not None and own is not None:
+            lse[which, :, rows] = own
+    return out, lse
 
 
 def steady(r: Request) -> Request | None:

@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from longitude.attention.cache import LongitudeCache, LongitudeCacheLayer, adopt
 from longitude.attention.layers import MultiHeadAttention
-from longitude.attention.request import following
+from longitude.attention.request import as_int, following
 from longitude.models.configuration import LongitudeConfig
 from longitude.positions.base import Encoding, Positions, canonical, encoding, explicit
 from longitude.positions.composed import Composed, of_axes
@@ -56,7 +56,7 @@ class DecoderLayer(GradientCheckpointingLayer):
         )
         self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.mlp = MLP(config)
-        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.dropout = config.hidden_dropout
 
     def forward(
         self,
@@ -80,8 +80,11 @@ class DecoderLayer(GradientCheckpointingLayer):
             return_weights=return_weights,
         )
         mixed, weights = mixed if return_weights else (mixed, None)
-        x = x + self.dropout(mixed)
-        return x + self.dropout(self.mlp(self.mlp_norm(x))), weights
+        x = x + self.dropped(mixed)
+        return x + self.dropped(self.mlp(self.mlp_norm(x))), weights
+
+    def dropped(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout) if self.training and self.dropout else x
 
 
 class LongitudePreTrainedModel(PreTrainedModel):
@@ -177,7 +180,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             past = self.require_memories(memories, cache, position_ids)
         streams = streams_of(attention_mask, document_ids, x.shape[0], past + x.shape[1], x.device)
         remembered = 0 if memories is None else past
-        positions = self.positions_of(position_ids, streams, cache, x.shape[0], remembered + x.shape[1])
+        positions = as_int(self.positions_of(position_ids, streams, cache, x.shape[0], remembered + x.shape[1]))
 
         places = explicit(positions, remembered + x.shape[1], x.device)
         length, own = x.shape[1], places[remembered:] if places.dim() == 1 else places[:, remembered:]

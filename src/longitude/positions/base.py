@@ -31,9 +31,11 @@ Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes
 # ---- the six terms: everything an encoding can ask of the scores -----------------------------------------------------
 @dataclass(frozen=True)
 class OffsetBias:
-    """score += at(offset). `at` maps offsets [...] to [heads, ...], in float32 or wider."""
+    """score += at(offset). `at` maps offsets [...] to [heads, ...], in float32 or wider. reach: all offsets of `reach` or more
+    have the bias of `reach`; None: each may have its own."""
 
     at: Callable[[Tensor], Tensor]
+    reach: int | None = None
 
 
 @dataclass(frozen=True)
@@ -57,11 +59,13 @@ class Drift:
 class OffsetVectors:
     """score += scale * (query + shift) . keys(offset), and output += sum of weight * values(offset).
 
-    `keys` and `values` map offsets [...] to [..., head_dim] or, one per head, [heads, ..., head_dim]."""
+    `keys` and `values` map offsets [...] to [..., head_dim] or, one per head, [heads, ..., head_dim]. reach: all offsets of
+    `reach` or more have the vectors of `reach`; None: each may have its own."""
 
     keys: Callable[[Tensor], Tensor]
     values: Callable[[Tensor], Tensor] | None = None
     shift: Tensor | float = 0.0
+    reach: int | None = None
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class T5Bias(Encoding):
         def at(offset: Tensor) -> Tensor:
             return self.table[t5_bucket(offset, self.num_buckets, self.max_distance, self.bidirectional)].movedim(-1, 0)
 
-        return (OffsetBias(at),)
+        return (OffsetBias(at, reach=self.max_distance),)
 
 
 @register("clipped")
@@ -99,4 +99,4 @@ class ClippedBias(Encoding):
         def at(offset: Tensor) -> Tensor:
             return self.table[:, offset.clamp(-self.max_distance, self.max_distance) + self.max_distance]
 
-        return (OffsetBias(at),)
+        return (OffsetBias(at, reach=self.max_distance),)

@@ -39,7 +39,7 @@ class Shaw(Encoding):
             return lambda offset: table[(-offset).clamp(-self.max_distance, self.max_distance) + self.max_distance]
 
         values = None if self.value_table is None else look(self.value_table)
-        return (OffsetVectors(look(self.key_table), values),)
+        return (OffsetVectors(look(self.key_table), values, reach=self.max_distance),)
 
 
 @register("transformer_xl")
@@ -104,4 +104,4 @@ class TransformerXL(Encoding):
                 return vectors(offset)
             return vectors(torch.arange(low, high + 1, device=offset.device))[:, offset - low]
 
-        return (OffsetVectors(at, shift=(self.v.to(dtype) - self.u.to(dtype))[:, None]),)
+        return (OffsetVectors(at, shift=(self.v.to(dtype) - self.u.to(dtype))[:, None], reach=self.clamp_length),)

@@ -11,14 +11,8 @@ from torch import Tensor
 
 from longitude.positions.base import Encoding, positive, register, require_positions, sizes, wide
 from longitude.positions.frequencies import Frequencies
+from longitude.positions.rotation import Turn, turned
 from longitude.positions.scaling import from_dict, rope_frequencies
-
-
-class Turn(NamedTuple):
-    """cos and sin of the angle of each pair, [L, pairs] or [B, 1, L, pairs]: one table for all heads."""
-
-    cos: Tensor
-    sin: Tensor
 
 
 @register("rope")
@@ -100,24 +94,11 @@ class Rotary(Encoding):
         if q.shape[-1] != self.head_dim:
             raise ValueError(f"{self.known_as}: expected [B, H, L, {self.head_dim}], got {list(q.shape)}")
         if self.rotary_dim == self.head_dim:
-            return self.turned(q, prepared)
-        return torch.cat([self.turned(q[..., : self.rotary_dim], prepared), q[..., self.rotary_dim :]], -1)
+            return turned(q, prepared, self.layout)
+        return torch.cat([turned(q[..., : self.rotary_dim], prepared, self.layout), q[..., self.rotary_dim :]], -1)
 
     def keys(self, k: Tensor, prepared: Turn) -> Tensor:
         return self.queries(k, prepared)
-
-    def turned(self, x: Tensor, turn: Turn) -> Tensor:
-        """x [B, H, L, rotary_dim] -> the same shape and dtype, turned in float32 or wider."""
-        cos, sin = turn
-        wider = x.to(torch.promote_types(x.dtype, cos.dtype))
-        if self.layout == "half":
-            a, b = wider.chunk(2, -1)
-            return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
-        if torch.compiler.is_compiling():  # compilers fuse the real form and know no complex numbers
-            a, b = wider.unflatten(-1, (-1, 2)).unbind(-1)
-            return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-2).to(x.dtype)
-        pairs = torch.view_as_complex(even(wider).unflatten(-1, (-1, 2)))
-        return torch.view_as_real(pairs * torch.complex(cos, sin).to(pairs.dtype)).flatten(-2).to(x.dtype)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", scaling={self.scaling!r}" if self.scaling is not None else "")
@@ -309,9 +290,3 @@ def by_axis(positions: Tensor, axes: int, who: str) -> Tensor:
     if positions.dim() == 2 or positions.dim() == 3 and positions.shape[2] in (1, axes):
         return positions
     raise ValueError(f"{who}: expected positions [L], [B, L] or [B, L, {axes}], got {list(positions.shape)}")
-
-
-def even(x: Tensor) -> Tensor:
-    """x itself if its memory can be read as complex numbers, else a copy."""
-    readable = x.stride(-1) == 1 and x.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in x.stride()[:-1])
-    return x if readable else x.clone(memory_format=torch.contiguous_format)

@@ -32,6 +32,7 @@ class Backend:
     limits: Callable[[Request], str | None]
     memory: Callable[[Request], int]  # bytes beyond inputs and output, forward
     price: Callable[[Request], float]  # rough time over plain causal attention, to choose by
+    partial: Callable[[Request], tuple[Tensor, Tensor]] | None = None  # the output and the logsumexp of the scores
 
 
 def refuses(backend: Backend, r: Request) -> str | None:
@@ -49,6 +50,8 @@ def refuses(backend: Backend, r: Request) -> str | None:
         return "it has no dropout"
     if r.weights and not backend.weights:
         return "it never holds the weights"
+    if r.lse and backend.partial is None:
+        return "it does not tell the logsumexp of the scores"
     if r.beyond_band and not backend.any_mask and isinstance(why := spans(r), str):
         return f"it runs span by span, and {why}"
     return backend.limits(r)

@@ -42,6 +42,7 @@ def terms_bytes(r: Request) -> int:
 REFERENCE = Backend(
     "reference",
     run=lambda r: reference(r)[0],
+    partial=reference,
     terms=ALL_TERMS,
     any_mask=True,
     dtypes=FLOATS,
@@ -63,18 +64,27 @@ def block_rows(r: Request) -> int:
     return max(1, min(r.rows, BLOCK_BYTES // max(1, dense_bytes(r) // r.rows)))
 
 
-def chunked(r: Request) -> Tensor:
-    """Query blocks against the keys in their reach. Memory stays at a few blocks of [rows, Lk], in backward too."""
+def chunked(r: Request) -> tuple[Tensor, Tensor]:
+    """Query blocks against the keys in their reach. Memory stays at a few blocks of [rows, Lk], in backward too.
+
+    -> output, and what `reference` gives beside it, where the request asks for the logsumexp."""
     rows = block_rows(r)
     outs = []
     for start in range(0, r.rows, rows):
         stop = min(start + rows, r.rows)
         block = r.piece(slice(start, stop), r.reachable(start, stop))
         if torch.is_grad_enabled():
-            outs.append(checkpoint(lambda b=block: reference(b, by_chunks)[0], use_reentrant=False))
+            outs.append(checkpoint(lambda b=block: answer(b), use_reentrant=False))
         else:
-            outs.append(reference(block, by_chunks)[0])
-    return torch.cat(outs, 2)
+            outs.append(answer(block))
+    out, lse = zip(*outs, strict=True)
+    return torch.cat(out, 2), torch.cat(lse, 2)
+
+
+def answer(block: Request) -> tuple[Tensor, Tensor]:
+    """The output and the logsumexp, an empty one where nobody asks."""
+    out, second = reference(block, by_chunks)
+    return out, second if block.lse else out.new_empty(0, 0, 0)
 
 
 def by_chunks(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Tensor:
@@ -85,7 +95,8 @@ def by_chunks(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Tenso
 
 CHUNKED = Backend(
     "chunked",
-    run=chunked,
+    run=lambda r: chunked(r)[0],
+    partial=chunked,
     terms=ALL_TERMS,
     any_mask=True,
     dtypes=FLOATS,

@@ -10,47 +10,78 @@ from torch import Tensor
 
 from longitude.attention.backends.base import FLOATS, Backend
 from longitude.attention.backends.dense import terms_bytes
+from longitude.attention.offsets import bias_of
 from longitude.attention.reference import added
 from longitude.attention.request import Request
 from longitude.attention.spans import by_spans, pieces, spans
-from longitude.positions.base import Drift, OffsetBias, PairBias
+from longitude.positions.base import Drift, OffsetBias, PairBias, Term
 
 SHORT_BYTES = 2**26
 
 
 def sdpa_is_plain(r: Request) -> bool:
-    """Nothing but causality that torch's own flag states (a query sees keys up to its own index), or no mask."""
-    low, high = r.band
-    all_seen = (low is None or r.order_gap - low >= r.length - 1) and high is None
-    return len(r.terms) == len(r.beyond_band) == 0 and (all_seen or ((low, high) == (0, None) and r.order_gap == 0))
+    """No terms, and nothing but causality that torch's own flag states (a query sees keys up to its index), or no mask."""
+    return len(r.terms) == 0 and (r.sees_all or r.square)
 
 
 def sdpa(r: Request) -> Tensor:
     def run(r: Request) -> Tensor:
-        grouped = r.k.shape[1] != r.heads
-        if sdpa_is_plain(r):
-            causal = r.band == (0, None) and r.order_gap == 0
-            return F.scaled_dot_product_attention(
-                r.q,
-                r.k,
-                r.v,
-                dropout_p=r.dropout,
-                is_causal=True if causal else False,  # noqa: SIM210 (a compiler's symbolic bool is no bool)
-                scale=r.scale,
-                enable_gqa=grouped,
-            )
-        allowed = r.allowed()
-        some = allowed.any(-1, keepdim=True)  # a query with nothing to look at looks at all, and is then set to zero
-        bias = torch.zeros_like(allowed, dtype=r.q.dtype).masked_fill(~(allowed | ~some), -math.inf)
-        for term in r.terms:
-            bias = bias + added(term, r.q, r.q, allowed, r).to(r.q.dtype)
+        plain, grouped = sdpa_is_plain(r), r.k.shape[1] != r.heads
+        causal = plain and not r.sees_all
+        q, (bias, some) = r.q, (None, None) if plain else dense_bias(r)
+        # The one query of each head that shares its keys becomes a row among theirs: keys are read once for all of them.
+        if folded := grouped and r.rows == 1 and not causal:
+            q = by_key_head(q, r)
+            bias = bias if bias is None or bias.shape[1] == 1 else by_key_head(bias, r)
         out = F.scaled_dot_product_attention(
-            r.q, r.k, r.v, attn_mask=bias, dropout_p=r.dropout, scale=r.scale, enable_gqa=grouped
+            q,
+            r.k,
+            r.v,
+            attn_mask=bias,
+            dropout_p=r.dropout,
+            is_causal=True if causal else False,  # noqa: SIM210 (a compiler's symbolic bool is no bool)
+            scale=r.scale,
+            enable_gqa=grouped and not folded,
         )
-        return out.masked_fill(~some, 0.0)
+        out = out.flatten(1, 2)[:, :, None] if folded else out
+        return out if some is None else out.masked_fill(~some, 0.0)
 
-    with torch.autocast(r.q.device.type, enabled=False):  # the dtype of q is the dtype of the answer, as everywhere
-        return by_spans(r, run) if sdpa_by_spans(r) else run(r)
+    if torch.is_autocast_enabled(r.q.device.type):  # the dtype of q is the dtype of the answer, as everywhere
+        with torch.autocast(r.q.device.type, enabled=False):
+            return sdpa(r)
+    return by_spans(r, run) if sdpa_by_spans(r) else run(r)
+
+
+def by_key_head(x: Tensor, r: Request) -> Tensor:
+    """[B, H, 1, n] -> [B, Hkv, H / Hkv, n]."""
+    return x[:, :, 0].unflatten(1, (r.k.shape[1], -1))
+
+
+def dense_bias(r: Request) -> tuple[Tensor | None, Tensor | None]:
+    """What is added to the scores, or a mask, [B or 1, H or 1, Lq, Lk]; and which queries see anything at all."""
+    bias = None
+    for term in r.terms:
+        more = added_by(term, r)
+        bias = more if bias is None else bias + more
+    if r.sees_all:
+        return bias, None
+    allowed = r.allowed()
+    allowed = allowed[(None,) * (4 - allowed.dim())]
+    some = allowed.any(-1, keepdim=True)  # a query with nothing to look at looks at all, and is then set to zero
+    seen = allowed | ~some
+    return seen if bias is None else bias.masked_fill(~seen, -math.inf), some
+
+
+def added_by(term: Term, r: Request) -> Tensor:
+    """What a term adds, [B or 1, H, Lq, Lk]. Where an offset decides it, each row is the one below, moved on by one."""
+    if isinstance(term, OffsetBias) and isinstance(r.q_positions, int) and isinstance(r.k_positions, int):
+        newest = r.q_positions + r.rows - 1 - r.k_positions
+        along = bias_of(term, newest, newest - (r.rows + r.length - 2), r.q, r.q.dtype)
+        bias = along.unfold(1, r.length, 1)
+        bias = bias.flip(1) if r.rows > 1 else bias
+    else:
+        bias = added(term, r.q, r.q, r.q, r).to(r.q.dtype)  # raw scores and the mask matter to none of these terms
+    return bias if bias.dim() == 4 else bias[None]
 
 
 def sdpa_by_spans(r: Request) -> bool:
@@ -86,6 +117,11 @@ def sdpa_limits(r: Request) -> str | None:
     return None
 
 
+def sdpa_price(r: Request) -> float:
+    """The bias of a single query is far smaller than its keys."""
+    return 1.0 if sdpa_is_plain(r) else 1.1 if r.rows == 1 and r.band[1] is None else 4.0
+
+
 SDPA = Backend(
     "sdpa",
     run=sdpa,
@@ -98,5 +134,5 @@ SDPA = Backend(
     weights=False,
     limits=sdpa_limits,
     memory=sdpa_memory,
-    price=lambda r: 1.0 if sdpa_is_plain(r) else 4.0,
+    price=sdpa_price,
 )

@@ -1,61 +1,151 @@
-"""Every bias of the offset is one table of Lq + Lk - 1 numbers per head."""
+"""What offsets decide is a table of Lq + Lk - 1 entries, what tokens add is a number each: attention in linear memory."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention import toeplitz
-from longitude.attention.backends.base import Backend
+from longitude.attention.backends.base import Backend, wide_item
+from longitude.attention.reference import per_query_head
 from longitude.attention.request import Request
-from longitude.attention.spans import by_spans, pieces, steady
-from longitude.positions.base import OffsetBias
+from longitude.attention.spans import partial_by_spans, pieces, steady
+from longitude.attention.toeplitz import dtypes, toeplitz_attention
+from longitude.positions.base import Drift, OffsetBias, OffsetVectors
 
-TABLE_KERNEL = toeplitz.available()  # probed here, about a millisecond, because a compiler may not look later
+TABLE_DTYPES = dtypes()  # probed here, a few milliseconds, because a compiler may not look later
 
 
-def table(r: Request) -> Tensor:
-    def run(r: Request) -> Tensor:
-        r = steady(r) or r
-        assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
-        diagonal = torch.arange(r.rows + r.length - 1, device=r.q.device)
-        offset = r.q_positions - r.k_positions + r.rows - 1 - diagonal
-        bias = torch.zeros(r.heads, offset.shape[0], dtype=r.q.dtype, device=r.q.device)
-        for term in r.terms:
-            assert isinstance(term, OffsetBias)
-            bias = bias + term.at(offset).to(r.q.dtype)
-        # The kernel counts orders so that the last query meets the last key.
-        late = r.order_gap + r.rows - r.length
-        low, high = (None if bound is None else bound - late for bound in r.band)
-        return toeplitz.toeplitz_attention(r.q, r.k, r.v, bias, low=low, high=high, scale=r.scale)
+def table(r: Request) -> tuple[Tensor, Tensor]:
+    out, lse = partial_by_spans(r, dense)
+    assert lse is not None or not r.lse
+    return out, lse  # type: ignore[return-value]
 
-    return by_spans(r, run)
+
+def counting(r: Request) -> Request | None:
+    """The request with ints for positions, if they count up by one as far as anyone reads them; None otherwise."""
+    if not any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms):
+        return replace(r, q_positions=0, k_positions=0)
+    return steady(r)
+
+
+def dense(r: Request) -> tuple[Tensor, Tensor]:
+    """out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq], of a request that knows bands only."""
+    r = counting(r) or r
+    assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
+    wide = torch.promote_types(r.q.dtype, torch.float32)
+    # The kernel counts orders so that the last query meets the last key.
+    late = r.order_gap + r.rows - r.length
+    low, high = (None if bound is None else bound - late for bound in r.band)
+    diagonals = r.rows + r.length - 1
+    newest = r.q_positions - r.k_positions + r.rows - 1  # the offset of the first diagonal
+
+    # What all far offsets share moves all scores of a row alike, and the weights not at all: the rest is counted from it.
+    of_offsets = [term for term in r.terms if isinstance(term, OffsetBias | OffsetVectors)]
+    reaches = [term.reach for term in of_offsets]
+    reach = None if None in reaches else max((x for x in reaches if x is not None), default=None)
+    near = 0 if reach is None else max(0, min(diagonals - 1, newest - reach))
+
+    def counted(of: Callable[[Tensor], Tensor]) -> Tensor:
+        """[H or 1, N, ...] of the diagonals from `near` on."""
+        offsets = newest - near - torch.arange(diagonals - near, device=r.q.device)
+        return of(offsets) if reach is None else of(offsets) - of(offsets.new_tensor([reach]))
+
+    def vectors(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda offset: x if (x := of(offset).to(wide)).dim() == 3 else x[None]
+
+    biases, keys, values = [], [], []
+    for term in of_offsets:
+        if isinstance(term, OffsetBias):
+            biases.append(F.pad(counted(term.at).to(wide), (near, 0)))
+            continue
+        keys.append(counted(vectors(term.keys)))
+        if term.values is not None:
+            values.append(counted(vectors(term.values)))
+        if isinstance(term.shift, Tensor) or term.shift:  # a shift of the queries meets each vector once
+            shift = torch.as_tensor(term.shift, device=r.q.device).to(wide).expand(r.heads, 1, r.q.shape[3])
+            biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, 0)))
+
+    levels = [
+        (r.scale if term.scaled else 1.0) * per_query_head(term.level, r.heads)
+        for term in r.terms
+        if isinstance(term, Drift)
+    ]
+    level = total(levels)
+    queries, others = (slice(start, start + n) for start, n in ((r.q_order, r.rows), (r.k_order, r.length)))
+    out, lse = toeplitz_attention(
+        r.q,
+        r.k,
+        r.v,
+        total(biases),
+        levels=None if level is None else (level[:, :, queries], level[:, :, others]),
+        key_vectors=total(keys),
+        value_vectors=total(values),
+        near=near,
+        low=low,
+        high=high,
+        scale=r.scale,
+    )
+    for term in of_offsets if reach is not None else ():
+        far = torch.tensor([reach], device=r.q.device)
+        if isinstance(term, OffsetVectors) and term.values is not None:
+            out = out + (vectors(term.values)(far) * (lse != -math.inf)[..., None]).to(out.dtype)
+        if r.lse and isinstance(term, OffsetBias):
+            lse = lse + term.at(far).to(wide)
+        if r.lse and isinstance(term, OffsetVectors):
+            lse = lse + (r.scale * (r.q.to(wide) + term.shift) @ vectors(term.keys)(far).mT)[..., 0]
+    return out, lse
+
+
+def total(parts: list[Tensor]) -> Tensor | None:
+    return sum(parts[1:], parts[0]) if parts else None
 
 
 def table_limits(r: Request) -> str | None:
-    if not TABLE_KERNEL:
+    if r.q.dtype not in TABLE_DTYPES:
         return "this build of torch lacks the fused CPU kernel it reads its table through"
     cut = pieces(r)
     assert not isinstance(cut, str), cut
-    if any(steady(piece) is None for _, _, piece in cut):
+    if any(counting(piece) is None for _, _, piece in cut):
         return "positions do not count up by one, as far as it may look; say one int p for p, p+1, p+2, ..."
     if r.v.shape[3] != r.k.shape[3]:
         return f"it needs values as wide as keys, not {r.v.shape[3]} and {r.k.shape[3]}"
     return None
 
 
+def table_memory(r: Request) -> int:
+    """A block of queries in reverse; offsets, biases and their band; vectors of the near offsets, and a block of their bias."""
+    rows, keys, heads, dim = min(256, r.rows), r.length, r.heads, r.q.shape[3]
+    numbers = 2 * r.q.shape[0] * heads * rows * dim + 6 * heads * (r.rows + keys)
+    for term in r.terms:
+        if isinstance(term, OffsetVectors):
+            near = keys if term.reach is None else min(keys, rows + term.reach)
+            numbers += r.q.shape[0] * heads * rows * (rows + near) + 2 * heads * near * dim
+    return numbers * wide_item(r)
+
+
+def table_price(r: Request) -> float:
+    if any(isinstance(term, OffsetVectors) for term in r.terms):
+        return 2.5
+    return 2.0 if r.learned else 1.2
+
+
 TABLE = Backend(
     "table",
-    run=table,
-    terms=(OffsetBias,),
+    run=lambda r: table(r)[0],
+    partial=table,
+    terms=(OffsetBias, OffsetVectors, Drift),
     any_mask=False,
-    dtypes=(torch.float64, torch.float32),
+    dtypes=(torch.float64, torch.float32, torch.bfloat16, torch.float16),
     devices=("cpu",),
     table_gradients=True,
     dropout=False,
     weights=False,
     limits=table_limits,
-    # the queries in reverse, and the table: its offsets, its bias, its band
-    memory=lambda r: (r.q.numel() + 6 * r.heads * (r.rows + r.length)) * r.q.element_size(),
-    price=lambda r: 2.0 if r.learned else 1.2,
+    memory=table_memory,
+    price=table_price,
 )

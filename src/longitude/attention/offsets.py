@@ -1,0 +1,47 @@
+"""The bias of contiguous positions: one number per head and offset, made once where nothing in it is learned."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from longitude.positions.base import OffsetBias
+from longitude.positions.bias import FixedBias
+
+
+def bias_of(
+    term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dtype
+) -> Float[Tensor, "heads offsets"]:
+    """The bias at the offsets first, first - 1, ..., last, where q is; to be read only.
+
+    A fixed bias comes out of a remembered table: made again for each token, it could cost more than the attention. Beyond
+    its reach a bias is one number per head."""
+    count = first - last + 1
+    if torch.compiler.is_compiling():
+        return _made(term, first, count, q.device, dtype)
+    if term.reach is not None and first > term.reach:
+        near = _made(term, term.reach, max(1, term.reach - last + 1), q.device, dtype)
+        far = near[:, :1].expand(-1, min(count, first - term.reach))
+        return torch.cat([far, near], 1) if last <= term.reach else far
+    # Fake tensors make their own, and a table made on one stream of a GPU may not be there on another.
+    if isinstance(term.at, FixedBias) and type(q) is Tensor and q.is_cpu:
+        size = 1 << (count - 1).bit_length()  # a power of two, so that a growing sequence asks rarely
+        lowest = last // size * size
+        start = lowest + 2 * size - 1 - first
+        return _table(term.at, lowest, size, dtype)[:, start : start + count]
+    return _made(term, first, count, q.device, dtype)
+
+
+def _made(term: OffsetBias, first: int, count: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return term.at(first - torch.arange(count, device=device)).to(dtype)
+
+
+@lru_cache(maxsize=32)  # by the numbers of the bias: equal ones are the same function
+@torch.inference_mode(False)
+@torch.no_grad()
+def _table(at: FixedBias, lowest: int, size: int, dtype: torch.dtype) -> Tensor:
+    """The bias at 2 size offsets, descending to the lowest."""
+    return at(lowest + 2 * size - 1 - torch.arange(2 * size, device="cpu")).to(dtype)

@@ -1,0 +1,67 @@
+"""Attention over parts of the keys, put together: what a ring of machines, or a cache in pieces, needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+
+def merge(
+    outs: Sequence[Float[Tensor, "B H Lq Dv"]], lses: Sequence[Float[Tensor, "B H Lq"]]
+) -> tuple[Float[Tensor, "B H Lq Dv"], Float[Tensor, "B H Lq"]]:
+    """Attention of the same queries over disjoint sets of keys -> attention over all of them, and its logsumexp:
+
+        lse = log sum_p e^lse_p,    out = sum_p e^(lse_p - lse) out_p.
+
+    outs: one [B, H, Lq, Dv] per part. lses: the logsumexp of each part's scores, one [B, H, Lq] per part, -inf where a query
+    sees none of its keys; `attend(..., return_lse=True)` gives both. Computed in the dtype of lses or wider, which is that of
+    the second result; the first has the dtype of outs. A query that sees nothing in any part gets zeros and -inf. Both
+    results have gradients, and a part that a query does not see gets zeros. Parts may come in any order.
+
+    ValueError where there are no parts, or their numbers, shapes, dtypes or devices differ.
+    """
+    _require_parts(outs, lses)
+    dtype = torch.promote_types(lses[0].dtype, torch.promote_types(outs[0].dtype, torch.float32))
+    lse = torch.stack([x.to(dtype) for x in lses])
+    top = lse.detach().amax(0)
+    top = top.masked_fill(top == -math.inf, 0.0)  # of a query that sees nothing: -inf - -inf would be NaN
+    weights = (lse - top).exp()
+    total = weights.sum(0)
+    nothing = total == 0
+    total = total.masked_fill(nothing, 1.0)
+    weights = (weights / total).unsqueeze(-1)
+    out = sum((weight * part for weight, part in zip(weights[1:], outs[1:], strict=True)), weights[0] * outs[0])
+    return out.to(outs[0].dtype), (top + total.log()).masked_fill(nothing, -math.inf)
+
+
+def _require_parts(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
+    if not isinstance(outs, list | tuple) or not isinstance(lses, list | tuple) or not 0 < len(outs) == len(lses):
+        raise ValueError(
+            "merge: expected a list of outputs and one of as many logsumexps, one of each per part, "
+            f"got {_count(outs)} and {_count(lses)}"
+        )
+    out, lse = outs[0], lses[0]
+    for n, (o, z) in enumerate(zip(outs, lses, strict=True)):
+        if not isinstance(o, Tensor) or not isinstance(z, Tensor) or o.dim() != 4 or z.shape != o.shape[:3]:
+            raise ValueError(
+                f"merge: expected out [B, H, Lq, Dv] and lse [B, H, Lq], got {_kind(o)} and {_kind(z)} as part {n}"
+            )
+        if (o.shape, o.dtype, o.device, z.dtype, z.device) != (out.shape, out.dtype, out.device, lse.dtype, out.device):
+            raise ValueError(
+                "merge: expected parts of one shape, dtype and device, "
+                f"got {_kind(out)} with {_kind(lse)} as part 0 and {_kind(o)} with {_kind(z)} as part {n}"
+            )
+        if not o.is_floating_point() or not z.is_floating_point():
+            raise ValueError(f"merge: expected floating-point tensors, got {_kind(o)} and {_kind(z)} as part {n}")
+
+
+def _count(parts: object) -> str:
+    return str(len(parts)) if isinstance(parts, list | tuple) else repr(type(parts).__name__)
+
+
+def _kind(x: object) -> str:
+    return f"{x.dtype} {list(x.shape)} on {x.device}" if isinstance(x, Tensor) else type(x).__name__

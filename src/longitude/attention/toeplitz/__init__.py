@@ -1,0 +1,170 @@
+"""Attention whose scores depend on offsets and on one number per token, at about the price of plain causal attention.
+
+A bias of head and offset is one table of Lq + Lk - 1 numbers per head, and causality or a sliding window is -inf entries of
+it. With the queries reversed (i = Lq - 1 - a) query i and key b meet at diagonal i + b: their bias is a Hankel matrix, which
+is a *strided view* of the table (strides 1 and 1). A vector per offset is read by a block of queries in one product whose
+columns are diagonals, and its bias is a strided view of that (a row begins one further than the row above). A number per
+token (a forget gate's level) is constant along a column. Nothing of Lq x Lk elements is ever allocated.
+
+    forward     the fused CPU kernel takes the view as its mask: one call per block of queries, over the keys they see; where
+                nothing but the near offsets have a bias, the far keys need none, and two calls meet by their logsumexp
+    backward    tile by tile, in tiles that fit the cache; a tile of weights is built once and serves every gradient, those
+                of tables (anti-diagonal sums of the scores' gradient) and vectors (one product per tile) among them
+
+Below this function, i always counts queries in reverse. band.py has the geometry, bias.py what is added, then forward.py and
+backward.py; kernel.py calls torch's private kernel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from longitude.attention.toeplitz.backward import backward
+from longitude.attention.toeplitz.band import Band, heads_last
+from longitude.attention.toeplitz.bias import Bias
+from longitude.attention.toeplitz.forward import forward
+from longitude.attention.toeplitz.kernel import dtypes
+
+__all__ = ["dtypes", "toeplitz_attention"]
+
+
+def toeplitz_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None = None,
+    *,
+    levels: tuple[Tensor, Tensor] | None = None,
+    key_vectors: Tensor | None = None,
+    value_vectors: Tensor | None = None,
+    near: int = 0,
+    low: int | None = None,
+    high: int | None = None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """out [B, H, Lq, D] = weights v, and lse [B, H, Lq], the logsumexp of each row's scores, in O(Lq + Lk) memory:
+
+        scores[h, a, b] = scale q_a . k_b + table[h, n] + q_level[a] - k_level[b] + scale q_a . key_vectors[h, n]
+        out[h, a]       = sum over b of weights[h, a, b] (v_b + value_vectors[h, n]),          n = (Lq - 1 - a) + b
+
+    q [B, H, Lq, D]; k, v [B, Hkv, Lk, D], Hkv divides H; on the CPU. In float32 or wider: table [H, Lq + Lk - 1], finite;
+    levels [B, H, Lq] and [B, H, Lk]; vectors [H or 1, N, D], those of the diagonals from `near` on, as far as the band goes or
+    further. Before `near` vectors and table are zero, and these keys cost what plain attention costs.
+    Query row a has order Lk - Lq + a and key b has order b; the pair is allowed when low <= order_q - order_k <= high (None:
+    unbounded): causal is low=0, a window of w keys is low=0, high=w-1. A query with nothing to look at gives zeros, and an
+    lse of -inf. Everything gets gradients, through both results; double backward raises.
+    """
+    wide = torch.promote_types(q.dtype, torch.float32)
+    assert q.dim() == 4 and k.dim() == 4 and k.shape == v.shape and q.dtype == k.dtype == v.dtype, (q, k, v)
+    assert q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and q.shape[1] % k.shape[1] == 0, (q.shape, k.shape)
+    assert table is None or (table.shape == (q.shape[1], q.shape[2] + k.shape[2] - 1) and table.dtype == wide), table
+    q_level, k_level = (None, None) if levels is None else levels
+    vectors = [None if x is None else x[:, : _room(q, k, low) - near] for x in (key_vectors, value_vectors)]
+    out, lse = _attention(q, k, v, table, q_level, k_level, *vectors, near, low, high, scale)
+    return out, lse
+
+
+def _room(q: Tensor, k: Tensor, low: int | None) -> int:
+    """One past the last diagonal of the band."""
+    return Band.of(q.shape[2], k.shape[2], low, None).last + 1
+
+
+# ---- the operators: compiled graphs hold these two, whatever the length ----------------------------------------------
+@torch.library.custom_op("longitude::toeplitz_attention", mutates_args=(), device_types="cpu")
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    q_level: Tensor | None,
+    k_level: Tensor | None,
+    key_vectors: Tensor | None,
+    value_vectors: Tensor | None,
+    near: int,
+    low: int | None,
+    high: int | None,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    band = Band.of(q.shape[2], k.shape[2], low, high)
+    bias = _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near)
+    return forward(q, k, v, bias, scale)
+
+
+@torch.library.custom_op("longitude::toeplitz_attention_backward", mutates_args=(), device_types="cpu")
+def _attention_backward(
+    grad: Tensor,
+    grad_lse: Tensor | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor | None,
+    q_level: Tensor | None,
+    k_level: Tensor | None,
+    key_vectors: Tensor | None,
+    value_vectors: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    near: int,
+    low: int | None,
+    high: int | None,
+    scale: float,
+    learned: bool,
+) -> list[Tensor]:
+    """Gradients of q, k, v, table, k_level, key_vectors, value_vectors; empty ones where there is nothing to learn."""
+    band = Band.of(q.shape[2], k.shape[2], low, high)
+    bias = _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near)
+    grads = backward(grad, grad_lse, q, k, v, out, lse, bias, scale, learned)
+    return [q.new_empty(0) if x is None else x for x in grads]
+
+
+def _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near) -> Bias:
+    like = q.new_empty(0, dtype=torch.promote_types(q.dtype, torch.float32))
+    return Bias.of(band, near, like, table, (q_level, k_level), (key_vectors, value_vectors))
+
+
+@_attention.register_fake
+def _(q, k, v, table, q_level, k_level, key_vectors, value_vectors, near, low, high, scale):
+    return heads_last(q), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+
+
+@_attention_backward.register_fake
+def _(
+    grad, grad_lse, q, k, v, table, q_level, k_level, key_vectors, value_vectors, out, lse, near, low, high, scale,
+    learned,
+):  # fmt: skip
+    others = table if learned else None, k_level, key_vectors, value_vectors
+    rest = [q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in others]
+    return [heads_last(q), heads_last(k), heads_last(v), *rest]
+
+
+def _setup_context(ctx, inputs, output):
+    *tensors, ctx.near, ctx.low, ctx.high, ctx.scale = inputs
+    ctx.save_for_backward(*tensors, *output)
+    ctx.set_materialize_grads(False)
+
+
+def _autograd_backward(ctx, grad, grad_lse):
+    q, k, v, table, q_level, k_level, key_vectors, value_vectors, out, lse = ctx.saved_tensors
+    if grad is None:
+        grad = torch.zeros_like(out)
+    learned = table is not None and ctx.needs_input_grad[3]
+    options = ctx.near, ctx.low, ctx.high, ctx.scale, learned
+    inputs = q, k, v, table, q_level, k_level, key_vectors, value_vectors
+    dq, dk, dv, dtable, dk_level, dkeys, dvalues = _attention_backward(grad, grad_lse, *inputs, out, lse, *options)
+    # The weights of a row sum to one, so its own level moves nothing but the logsumexp.
+    dq_level = None
+    if q_level is not None:
+        dq_level = torch.zeros_like(q_level) if grad_lse is None else grad_lse.to(q_level.dtype)
+    return (
+        dq, dk, dv,
+        dtable if learned else None,
+        dq_level,
+        None if k_level is None else dk_level,
+        None if key_vectors is None else dkeys,
+        None if value_vectors is None else dvalues,
+        None, None, None, None,
+    )  # fmt: skip
+
+
+_attention.register_autograd(_autograd_backward, setup_context=_setup_context)

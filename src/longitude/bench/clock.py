@@ -1,0 +1,65 @@
+"""How time is measured: everything that is compared is called in turn, in one process, and ratios are taken turn by turn."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Clock = Callable[[], float]
+CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median of some numbers, and their quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, numbers: list[float]) -> "Spread":
+        if len(numbers) == 1:
+            return cls(numbers[0], numbers[0], numbers[0])
+        low, median, high = statistics.quantiles(numbers, n=4, method="inclusive")
+        return cls(median, low, high)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """seconds: of one call. ratio: to the baseline in the same turn; None for the baseline itself."""
+
+    seconds: Spread
+    ratio: Spread | None
+
+
+def interleaved(
+    cases: Mapping[str, Callable[[], object]],
+    baseline: str | Mapping[str, str],
+    turns: int,
+    clock: Clock = time.perf_counter,
+    called: Callable[[str], None] = lambda name: None,
+) -> dict[str, Timing]:
+    """Name -> its timing. Each turn calls every case once, so that a slow moment of the machine meets all of them.
+
+    baseline: the name of the case that ratios are to, or case -> that name, one of its own. The first turn warms up and is
+    not counted. A ratio divides by the baseline of the same turn; its median and quartiles are over turns. called: told
+    the name of each case that was called.
+    """
+    against = dict.fromkeys(cases, baseline) if isinstance(baseline, str) else dict(baseline)
+    seconds: dict[str, list[float]] = {name: [] for name in cases}
+    for turn in range(turns + 1):
+        for name, call in cases.items():
+            start = clock()
+            call()
+            spent = clock() - start
+            if turn:
+                seconds[name].append(spent)
+            called(name)
+    timings = {}
+    for name, spent in seconds.items():
+        base = against.get(name, name)
+        pairs = zip(spent, seconds[base], strict=True)
+        ratio = None if base == name else Spread.of([own / plain for own, plain in pairs])
+        timings[name] = Timing(Spread.of(spent), ratio)
+    return timings

@@ -1,0 +1,76 @@
+"""One measurement with its protocol."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from longitude.bench.cases import Work
+from longitude.bench.clock import Timing
+
+FAILED = "failed"
+"""How the note of a row begins where something raised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of results; what was not measured is None, and note says why.
+
+    group: the target it belongs to, "" for none. kind: "plain", "ours" or "peer". asked: the backend that was asked for;
+    backend: what ran it. work: what was done.
+    passed: "forward", "forward+backward", or whatever the work is one of. seconds: median of one call. ratio: to `against`,
+    the median over turns, with its quartiles. memory_mib: by how much forward and backward lift the peak of a fresh process;
+    memory_beyond_mib: the same less plain attention's own.
+    """
+
+    group: str = ""
+    name: str
+    kind: str
+    asked: str = ""
+    backend: str
+    work: str = "attention"
+    passed: str
+    batch: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    length: int
+    dtype: str
+    seconds: float | None = None
+    seconds_low: float | None = None
+    seconds_high: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    against: str | None = None
+    score: float | None = None
+    memory_mib: float | None = None
+    memory_beyond_mib: float | None = None
+    threads: int
+    clock: str
+    turns: int
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sized(work: Work) -> dict[str, Any]:
+    """The fields of a row that a size says."""
+    return asdict(work)
+
+
+def timed(timing: Timing, against: str) -> dict[str, Any]:
+    """The fields of a row that a timing says."""
+    seconds, ratio = timing.seconds, timing.ratio
+    fields: dict[str, Any] = {
+        "seconds": seconds.median,
+        "seconds_low": seconds.low,
+        "seconds_high": seconds.high,
+    }
+    if ratio is not None:
+        fields |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high, "against": against}
+    return fields
+
+
+def counted(threads: int) -> str:
+    """In words."""
+    return f"{threads} thread" + "s" * (threads != 1)

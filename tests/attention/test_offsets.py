@@ -1,0 +1,103 @@
+"""The remembered tables of fixed biases: the formula itself, wherever they are asked from, and whoever asked before."""
+
+import copy
+import pickle
+from functools import partial
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude.attention import offsets
+from longitude.attention.offsets import bias_of
+from longitude.positions.base import OffsetBias
+
+FIXED = {
+    "alibi": partial(lg.ALiBi, 4),
+    "two-sided": partial(lg.ALiBi, 4, future=[0.5, 1, 2, 3]),
+    "one-sided": partial(lg.ALiBi, 4, future="one-sided"),
+    "sandwich": partial(lg.Sandwich, 4, dim=16),
+}
+RANGES = [(0, 0), (1, 0), (6, -6), (100, 0), (127, 1), (128, 0), (-3, -9), (5000, 4990), (0, -700), (2**40, 2**40 - 5)]
+LIKE = torch.empty(0, dtype=torch.float64)
+
+
+def term_of(encoding) -> OffsetBias:
+    (term,) = encoding.terms({})
+    return term
+
+
+@pytest.fixture(autouse=True)
+def forgotten():
+    offsets._table.cache_clear()
+
+
+@pytest.mark.parametrize("kind", FIXED)
+def test_a_table_is_the_formula_at_its_offsets(kind):
+    encoding = FIXED[kind]()
+    for first, last in [*RANGES, *RANGES[::-1]]:
+        expected = encoding.bias_at(torch.arange(first, last - 1, -1))
+        assert torch.equal(bias_of(term_of(encoding), first, last, LIKE, torch.float64), expected)
+    assert bias_of(term_of(encoding), 9, -9, LIKE, torch.float32).dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["t5", "clipped"])
+@pytest.mark.parametrize("reach", [None, 20])
+def test_beyond_its_reach_a_bias_is_one_number_per_head(name, reach):
+    encoding = lg.encoding(name, num_heads=3, max_distance=20).double()
+    torch.nn.init.normal_(encoding.table)
+    term = OffsetBias(term_of(encoding).at, reach)
+    for first, last in [*RANGES, (20, 20), (21, 20), (21, 21), (30, 19), (30, 21)]:
+        got, at = bias_of(term, first, last, LIKE, torch.float64), torch.arange(first, last - 1, -1)
+        assert torch.equal(got, encoding.bias_at(at))
+    (ours,) = torch.autograd.grad(bias_of(term, 40, -3, LIKE, torch.float64).sin().sum(), encoding.table)
+    (theirs,) = torch.autograd.grad(encoding.bias_at(torch.arange(-3, 41)).sin().sum(), encoding.table)
+    torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+
+
+def test_each_growing_length_does_not_make_a_table():
+    made, term = [], term_of(lg.Sandwich(2))
+    call = type(term.at).__call__
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(term.at), "__call__", lambda at, offset: made.append(len(offset)) or call(at, offset))
+        for length in range(1, 1025):
+            bias_of(term_of(lg.Sandwich(2)), length - 1, 0, LIKE, torch.float64)
+    assert made == [2 * 2**n for n in range(11)]
+
+
+def test_changed_and_copied_encodings_have_their_own():
+    """A table belongs to numbers, not to the module that holds them now."""
+    encoding = lg.ALiBi(2)
+    twin, same = copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))
+    before = bias_of(term_of(encoding), 5, 0, LIKE, torch.float64).clone()
+    encoding.slopes[0] = 7.0
+    assert bias_of(term_of(encoding), 5, 0, LIKE, torch.float64)[0, 0] == -35
+    for other in (twin, same):
+        assert torch.equal(bias_of(term_of(other), 5, 0, LIKE, torch.float64), before)
+    assert not encoding.state_dict() and "table" not in repr(vars(encoding))
+    assert bias_of(term_of(lg.Sandwich(2, dim=8)), 5, 0, LIKE, torch.float64)[0, 0] != before[0, 0]
+
+
+def test_a_table_made_in_inference_mode_serves_training():
+    q, k, v = (torch.randn(1, 2, 6, 4, requires_grad=True) for _ in range(3))
+    with torch.inference_mode():
+        lg.attend(q, k, v, encoding=lg.ALiBi(2), backend="sdpa")
+    lg.attend(q, k, v, encoding=lg.ALiBi(2), backend="sdpa").sum().backward()
+    assert q.grad is not None and q.grad.isfinite().all()
+
+
+def test_fake_tensors_leave_no_table_behind():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        lg.attend(*torch.empty(3, 1, 2, 6, 4), encoding=lg.ALiBi(2), backend="sdpa")
+    real = torch.randn(3, 1, 2, 6, 4)
+    out = lg.attend(*real, encoding=lg.ALiBi(2), backend="sdpa")
+    torch.testing.assert_close(out, lg.attend(*real, encoding=lg.ALiBi(2), backend="reference"))
+    with FakeTensorMode(), torch.device("cpu"):
+        lg.attend(*torch.empty(3, 1, 2, 6, 4), encoding=lg.ALiBi(2), backend="sdpa")
+
+
+def test_another_default_device_is_not_where_tables_are():
+    with torch.device("meta"):
+        assert bias_of(term_of(lg.ALiBi(2)), 3, 0, LIKE, torch.float64).device.type == "cpu"

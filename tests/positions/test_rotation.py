@@ -1,0 +1,241 @@
+"""Turning pairs cheaply: each form equals the textbook's formula, in values and gradients, on any memory."""
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck, gradgradcheck
+
+import longitude as lg
+from longitude.positions import rotation
+from longitude.positions.rotation import Turn, compiled, turned
+
+LAYOUTS = ("half", "interleaved")
+EXACT = {"atol": 1e-12, "rtol": 0}
+needs_compiler = pytest.mark.skipif(compiled() is None, reason="no C compiler here")
+
+
+@pytest.fixture(params=["compiled", "eager"])
+def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways, at any size; the compiled one where there is a compiler."""
+    if request.param == "eager":
+        monkeypatch.setattr(rotation, "compiled", lambda: None)
+    elif compiled() is None:
+        pytest.skip("no C compiler here")
+    monkeypatch.setattr(rotation, "WORTH_COMPILING", 0)
+    return request.param
+
+
+def textbook(x: torch.Tensor, positions: torch.Tensor, layout: str, rotary_dim: int, base: float = 10_000.0):
+    """Su et al. 2021, equation 34: x cos + rotated x sin, with tables as wide as x. positions [L] or [B, L]."""
+    theta = torch.tensor([base ** (-2 * k / rotary_dim) for k in range(rotary_dim // 2)], dtype=torch.float64)
+    angles = positions.double()[..., None] * theta
+    angles = angles[:, None] if angles.dim() == 3 else angles
+    first = list(range(rotary_dim // 2)) if layout == "half" else list(range(0, rotary_dim, 2))
+    second = [n + (rotary_dim // 2 if layout == "half" else 1) for n in first]
+    out = x.clone()
+    out[..., first] = x[..., first] * angles.cos() - x[..., second] * angles.sin()
+    out[..., second] = x[..., first] * angles.sin() + x[..., second] * angles.cos()
+    return out
+
+
+def memories(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The same numbers in different places: as projections leave them, as slices, at odd offsets, with gaps."""
+    B, H, L, D = x.shape
+    fused = torch.zeros(B, L, 3, H, D, dtype=x.dtype)
+    fused[:, :, 1] = x.transpose(1, 2)
+    odd = torch.zeros(x.numel() + 1, dtype=x.dtype)
+    odd[1:] = x.flatten()
+    gaps = torch.zeros(B, H, L, 2 * D, dtype=x.dtype)
+    gaps[..., ::2] = x
+    wider = torch.zeros(B, H, L, D + 1, dtype=x.dtype)
+    wider[..., 1:] = x
+    return {
+        "contiguous": x.clone(),
+        "projection": x.transpose(1, 2).contiguous().transpose(1, 2),
+        "fused": fused[:, :, 1].transpose(1, 2),
+        "odd offset": odd[1:].view_as(x),
+        "gaps": gaps[..., ::2],
+        "odd strides": wider[..., 1:],
+    }
+
+
+@pytest.mark.parametrize("rotary_dim", [16, 6])
+@pytest.mark.parametrize("length", [1, 7, 63, 500])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_equals_the_textbook(route: str, layout: str, length: int, rotary_dim: int) -> None:
+    """Values and gradients, float64 and float32, positions for all or for each row, on any memory."""
+    rope = lg.Rotary(16, layout, rotary_dim=rotary_dim)
+    near = torch.arange(length) + 5
+    for positions in (near, torch.stack([near, 2 * near + 1])):
+        x, weight = torch.randn(2, 2, 3, length, 16, dtype=torch.float64)
+        for dtype, exact in ((torch.float64, EXACT), (torch.float32, {"atol": 1e-6 * 5, "rtol": 1e-6})):
+            tables = rope.prepare(positions, dtype=dtype)
+            rounded, wanted = x.to(dtype), x.to(dtype).double().requires_grad_()
+            want = textbook(wanted, positions, layout, rotary_dim)
+            (back,) = torch.autograd.grad(want, wanted, weight.to(dtype).double())
+            for name, memory in memories(rounded).items():
+                memory.requires_grad_()
+                got = rope.queries(memory, tables)
+                assert got.dtype == dtype
+                torch.testing.assert_close(got.double(), want, msg=lambda m, n=name: f"{n}: {m}", **exact)
+                for gradient in memories(weight.to(dtype)).values():
+                    (given,) = torch.autograd.grad(got, memory, gradient, retain_graph=True)
+                    torch.testing.assert_close(given.double(), back, msg=lambda m, n=name: f"{n}: {m}", **exact)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_far_positions(route: str, layout: str) -> None:
+    x, positions = torch.randn(1, 2, 4, 64), torch.tensor([0, 100_002, 100_003, 131_071])
+    got = lg.Rotary(64, layout).rotate(x, positions)
+    torch.testing.assert_close(got.double(), textbook(x.double(), positions, layout, 64), atol=5e-6, rtol=0)
+    assert (
+        float(
+            (got[0, 0, 1] - lg.Rotary(64, layout).rotate(x, positions - 1 + (positions < 1).long())[0, 0, 1])
+            .abs()
+            .max()
+        )
+        > 0.1
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_narrow_numbers_turn_in_float32(route: str, layout: str, dtype: torch.dtype) -> None:
+    """One rounding, at the end; in both passes."""
+
+    def rounded_once(got: torch.Tensor, want: torch.Tensor) -> bool:
+        return bool(((got.double() - want).abs() <= want.abs() * torch.finfo(dtype).eps / 2 + 2e-6).all())
+
+    x = torch.randn(2, 4, 9, 16).to(dtype).requires_grad_()
+    positions = torch.arange(900, 909)
+    got = lg.Rotary(16, layout).rotate(x, positions)
+    assert got.dtype == dtype
+    assert rounded_once(got, textbook(x.double(), positions, layout, 16))
+    weight = torch.randn(2, 4, 9, 16).to(dtype)
+    (back,) = torch.autograd.grad(got, x, weight)
+    wide = x.detach().double().requires_grad_()
+    (want,) = torch.autograd.grad(textbook(wide, positions, layout, 16), wide, weight.double())
+    assert back.dtype == dtype
+    assert rounded_once(back, want)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_of_every_order(layout: str) -> None:
+    turn = lg.Rotary(6, layout).prepare(torch.tensor([[3, 9, 1], [4, 0, 77]]), dtype=torch.float64)
+    x = torch.randn(2, 2, 3, 6, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda x: turned(x, turn, layout), x, check_forward_ad=True)
+    assert gradgradcheck(lambda x: turned(x, turn, layout), x)
+    assert gradgradcheck(lambda x: turned(x, turn, layout).square() * x.sin(), x)  # where the second is not zero
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_turn_back_is_a_turn_of_the_negative_angle(route: str, layout: str) -> None:
+    """Tables whose turns also stretch, as those of xpos and YaRN: the gradient is the transpose, not the inverse."""
+    turn = Turn(3 * torch.randn(5, 4), 3 * torch.randn(5, 4))
+    x = torch.randn(1, 2, 5, 8, requires_grad=True)
+    y = torch.randn(1, 2, 5, 8)
+    (back,) = torch.autograd.grad(turned(x, turn, layout), x, y)
+    torch.testing.assert_close((turned(x, turn, layout) * y).sum(), (x * back).sum())
+    torch.testing.assert_close(back, turned(y, turn.back, layout))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tables_that_learn_get_gradients(layout: str) -> None:
+    cos, sin = torch.randn(2, 3, 2, dtype=torch.float64).requires_grad_()
+    x = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda x, cos, sin: turned(x, Turn(cos, sin), layout), (x, cos, sin))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_neither_side_is_touched(route: str, layout: str) -> None:
+    """Out of place, and the result is a tensor like any other: it may be changed in place, with its gradient."""
+    rope = lg.Rotary(8, layout)
+    x = torch.randn(1, 2, 5, 8, requires_grad=True)
+    tables = rope.prepare(torch.arange(5))
+    kept = [t.detach().clone() for t in (x, *tables)]
+    turned_once = rope.queries(x, tables)
+    want = torch.autograd.grad(rope.queries(x, tables).sum() * 2, x)[0]
+    assert torch.equal(torch.autograd.grad(turned_once.mul_(2).sum(), x)[0], want)
+    assert all(torch.equal(t.detach(), was) for t, was in zip((x, *tables), kept, strict=True))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_one_token_with_a_nan_is_alone(route: str, layout: str) -> None:
+    x = torch.randn(1, 2, 6, 8)
+    x[0, 1, 3, 2], x[0, 0, 4, 5] = math.nan, math.inf
+    got = lg.Rotary(8, layout).rotate(x, 2)
+    stained = (~got.isfinite()).nonzero()[:, 1:].tolist()
+    partner = {"half": (6, 1), "interleaved": (3, 4)}[layout]
+    assert stained == sorted(
+        [[1, 3, n] for n in sorted((2, partner[0]))] + [[0, 4, n] for n in sorted((5, partner[1]))]
+    )
+
+
+def test_nothing_of_x_is_kept() -> None:
+    """The gradient needs the tables alone."""
+    kept = []
+    x, rope = torch.randn(1, 2, 5, 8, requires_grad=True), lg.Rotary(8, "half")
+    tables = rope.prepare(torch.arange(5))
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        rope.queries(x, tables)
+    assert not any(t.shape == x.shape for t in kept)
+
+
+@needs_compiler
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_compiled_equals_the_formula_to_the_bit(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So the size at which it starts shows nowhere. Grouped heads, several threads, blocks that end early."""
+    turn = lg.Rotary(24, layout).prepare(torch.randint(0, 9999, (3, 37)))
+    calls = []
+    monkeypatch.setattr(rotation, "WORTH_COMPILING", 3 * 5 * 37 * 24)
+    monkeypatch.setattr(rotation, "pairs", lambda x, turn: calls.append(x) or x)
+    monkeypatch.setattr(rotation, "halves", lambda x, cos, sin: calls.append(x) or x)
+    for heads in (5, 7):
+        x = torch.randn(3, heads, 37, 24)
+        assert torch.equal(turned(x, turn, layout), rotation.formula(x, *turn, layout))
+    assert not calls
+    turned(torch.randn(3, 4, 37, 24), turn, layout)
+    assert len(calls) == 1  # too small
+
+
+def test_the_operator_is_known_to_tracers() -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    if compiled() is None:
+        pytest.skip("no C compiler here")
+    turn = lg.Rotary(8, "half").prepare(torch.arange(4))
+    x = torch.randn(1, 2, 4, 8)
+    op = torch.ops.longitude.turn.default
+    torch.library.opcheck(op, (x, *turn, True), test_utils=("test_schema", "test_faketensor"))
+    traced = make_fx(lambda x: op(x, *turn, True))(torch.zeros_like(x))
+    assert torch.equal(traced(x), rotation.formula(x, *turn, "half"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tables_that_broadcast(layout: str) -> None:
+    """One position for all tokens, rows for a single one: the formula's, whatever the shapes."""
+    turn = lg.Rotary(4, layout).prepare(torch.tensor([3]), dtype=torch.float64)
+    x = torch.randn(2, 2, 5, 4, dtype=torch.float64)
+    torch.testing.assert_close(turned(x, turn, layout), textbook(x, torch.full((5,), 3), layout, 4), **EXACT)
+    rows = lg.Rotary(4, layout).prepare(torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]]), dtype=torch.float64)
+    want = torch.cat([textbook(x[:1], torch.arange(5), layout, 4), textbook(x[:1], torch.arange(9, 4, -1), layout, 4)])
+    torch.testing.assert_close(turned(x[:1], rows, layout), want, **EXACT)
+    with pytest.raises(RuntimeError, match="size"):
+        turned(x[:, :, :3], rows, layout)
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No gcc, or one that fails: None, and the other forms."""
+    for which in (lambda name: None, lambda name: "/bin/false"):
+        monkeypatch.setattr(rotation.shutil, "which", which)
+        assert compiled.__wrapped__() is None
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_function_transforms(route: str, layout: str) -> None:
+    turn, x = lg.Rotary(4, layout).prepare(torch.arange(3)), torch.randn(5, 2, 3, 4)
+    rows = torch.func.vmap(lambda row: turned(row[None], turn, layout)[0])(x)
+    torch.testing.assert_close(rows, turned(x, turn, layout))
+    torch.testing.assert_close(torch.func.grad(lambda x: turned(x, turn, layout).square().sum())(x), 2 * x)
