@@ -12,6 +12,7 @@ from rich.console import Console
 import longitude as lg
 from longitude.bench import figures, report, targets
 from longitude.bench.rows import Row
+from longitude.bench.run import Progress
 from longitude.bench.target import Session, Target
 from longitude.cli import main
 
@@ -150,6 +151,12 @@ def test_a_target_is_measured(target):
     assert any(row.kind == "plain" for row in rows)
 
 
+def test_a_session_can_be_told_to_another_process():
+    with Progress(Console(file=io.StringIO())) as progress:
+        session = replace(SESSION, say=progress.say)
+        assert replace(Session(**json.loads(json.dumps(session.told()))), say=progress.say) == session
+
+
 @pytest.mark.slow
 def test_a_target_in_a_process_of_its_own():
     target = next(target for target in targets.TARGETS if target.environment)
@@ -169,7 +176,7 @@ def test_measured_is_the_worst_of_ours():
     found = [ONE, replace(ONE, name="b", ratio=1.2), replace(ONE, name="c", ratio=9.0, kind="peer")]
     target = Target("t", 1.4, "plain", lambda session: found)
     outcome = target.outcome(target.rows(SESSION))
-    assert (outcome["measured"], outcome["met"], outcome["worst"]) == (1.5, False, "a, forward, 1")
+    assert (outcome["measured"], outcome["met"], outcome["worst"]) == (1.5, False, "a, fwd, 1")
     scored = [replace(ONE, score=1.4), replace(ONE, name="b", score=0.3, ratio=7.0)]
     assert target.outcome(scored)["measured"] == 1.4 and target.outcome(scored)["met"] is True
 
@@ -180,6 +187,8 @@ def test_targets_are_shown_as_measured():
     first, second = (Target(name, limit, "plain", lambda session: found) for name, limit in (("t", 1.4), ("u", 1.5)))
     rows = [*first.rows(SESSION), *second.rows(SESSION)]
     measured = {
+        "versions": {"transformers": "1", "x-transformers": None, "rotary-embedding-torch": "1"},
+        "configuration": {"no_peers": False},
         "rows": [row.as_dict() for row in rows],
         "targets": [target.outcome([row for row in rows if row.group == target.name]) for target in (first, second)],
     }
@@ -187,8 +196,9 @@ def test_targets_are_shown_as_measured():
     for part in report.parts(measured):
         console.print(part)
     text = console.export_text()
-    assert re.search(r"t +<= 1.40 +1.50 +missed +plain +a, forward, 1 +4.0 to 9.0", text)
+    assert re.search(r"t +<= 1.40 +1.50 +missed +a, fwd, 1 +4.0 to 9.0", text)
     assert re.search(r"u +<= 1.50 +1.50 +met", text)
+    assert "not compared: x-transformers;" in text
     points = figures.chart(measured).to_dict()["layer"][0]["data"]["values"]
     assert [(point["target"], point["whose"]) for point in points] == [
         ("t", figures.BEYOND), ("t", figures.PEER), ("t", figures.PEER),
@@ -225,7 +235,7 @@ def test_the_share_of_a_window():
 def test_the_set_ends_with_table_json_and_chart(tmp_path, monkeypatch, capsys):
     from longitude.bench import run
 
-    few = [target for target in targets.TARGETS if target.name.startswith(("decoding", "graphs"))]
+    few = [target for target in targets.TARGETS if target.name.startswith(("decoding", "graphs", "rotating"))]
     monkeypatch.setattr(run, "TARGETS", few)
     out = tmp_path / "set.json"
     code, shown, _ = command(capsys, "bench", "--set", "--repeats", "1", "--threads", "1", "--out", str(out))

@@ -94,7 +94,7 @@ def cases():
         yield pytest.param(law, build, id=f"{law}-{name}", marks=[pytest.mark.slow] if heavy else [])
 
 
-DOES_NOT_APPLY = ("causal_only", "Transport", "its terms are no part", "its tables follow")
+DOES_NOT_APPLY = ("causal_only", "Transport", "its terms are no part", "its tables follow", "the table route")
 
 
 @pytest.mark.parametrize(("law", "build"), list(cases()))

@@ -4,12 +4,15 @@ import math
 
 import pytest
 import torch
+import torch._dynamo
 import torch.nn.functional as F
+from torch._dynamo.testing import CompileCounter
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS
+from longitude.positions.composed import compose
 
-GENERAL = [name for name in BACKENDS if name != "transport"]  # which takes a transport alone; the laws try it
+GENERAL = [name for name in BACKENDS if name not in ("transport", "flex")]  # a transport alone, or blocks of 128 queries
 
 
 def randn(*shape, seed=0, dtype=torch.float64):
@@ -96,6 +99,21 @@ def test_a_single_query_is_decoded_by_torchs_kernel(capsys):
     with torch.no_grad():
         for encoding in (None, lg.ALiBi(4), lg.T5Bias(4)):
             assert [x.backend for x in lg.explain(q, k, k, encoding=encoding) if x.chosen] == ["sdpa"]
+
+
+@torch.no_grad()
+def test_a_biased_sdpa_compiles_to_a_graph_or_two():
+    torch._dynamo.reset()
+    encoding, graphs = compose(lg.ALiBi(4)), CompileCounter()
+    compiled = torch.compile(
+        lambda q, k, v: lg.attend(q, k, v, encoding=encoding, backend="sdpa"), backend=graphs, fullgraph=True
+    )
+    for length in (7, 9, 12, 33):
+        q, k, v = qkv(length, length, kv_heads=2)
+        expected = lg.attend(q, k, v, encoding=encoding, backend="reference")
+        torch.testing.assert_close(compiled(q, k, v), expected, atol=1e-12, rtol=0)
+    assert graphs.frame_count <= 2
+    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("backend", ["sdpa", "chunked", "reference"])

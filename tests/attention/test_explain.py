@@ -118,7 +118,7 @@ def test_claimed_memory_is_measured_memory(case):
     slack, output = 2**20, Q.numel() * Q.element_size()
     with torch.no_grad():
         for verdict in lg.explain(Q, K, V, **REQUESTS[case]):
-            if verdict.refusal is None:
+            if verdict.refusal is None and verdict.backend != "flex":  # it compiles; test_flex measures it
                 lg.attend(Q, K, V, **REQUESTS[case], backend=verdict.backend)  # what the first call keeps
                 call = lambda name=verdict.backend: lg.attend(Q, K, V, **REQUESTS[case], backend=name)  # noqa: E731
                 used = peak_bytes(call) - output

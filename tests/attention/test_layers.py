@@ -121,6 +121,8 @@ def test_encoding_and_tables_may_be_handed_in():
         (lambda: lg.MultiHeadAttention(16, 4, encoding="rope"), "got 'rope'; build one"),
         (lambda: layer()(tokens()[0]), r"x: expected \[B, L, 16\], got \[11, 16\]"),
         (lambda: layer()(tokens()[..., :8]), r"x: expected \[B, L, 16\], got \[2, 11, 8\]"),
+        (lambda: layer()(tokens()[:, :0]), r"x: expected no empty dimension, got \[2, 0, 16\]"),
+        (lambda: lg.MultiHeadAttention(16, 4, scale="big"), "scale: expected a finite number .*got 'big'"),
         (lambda: layer()(tokens(), positions=torch.arange(10)), r"positions: expected \[11\] or \[2, 11\], got \[10\]"),
         (lambda: layer()(tokens(), positions=torch.arange(11.0)), "integer positions"),
         (lambda: layer()(tokens(), documents=torch.zeros(2, 10, dtype=torch.long)), r"documents: expected \[2, 11\]"),

@@ -203,3 +203,22 @@ def test_what_stays_finite(name):
                 for name in ("output", *(f"gradient of {tensor}" for tensor in names)):
                     torch.testing.assert_close(got[name][there], want[name][there], msg=f"{backend}, {kind}, {name}")
     assert {"another sequence", "another head", "another query"} <= tried
+
+
+@pytest.mark.parametrize("name", ["fixed bias", "learned bias", "vectors", "gates"])
+def test_keys_of_weight_zero_weigh_nothing_at_lengths_of_many_blocks(name, monkeypatch):
+    """Where a query's keys take several calls, in some of them no key may count for it: its scores there are -inf, or its bias
+    has fallen below what changes a digit. (torch's kernel says of both that their logsumexp is 0.)"""
+    monkeypatch.setattr(dense, "BLOCK_BYTES", 2**24)
+    length = 2100
+    encoding, n = built(name, torch.float32), numbers(length, torch.float32)
+    n["q"].abs_()
+    for first in (0, 1030):
+        n["k"][:, :, :first, 0] = -math.inf
+        columns = encoding.context(n["x"])[0]
+        with torch.no_grad():
+            options = {"encoding": encoding, "context": columns}
+            got, want = (lg.attend(*(n[x] for x in "qkv"), **options, backend=b) for b in ("table", "chunked"))
+        assert want[:, :, first:].isfinite().all()
+        torch.testing.assert_close(got[:, :, first:], want[:, :, first:], atol=2e-5, rtol=1e-4)
+        assert got[:, :, :first].isnan().all()

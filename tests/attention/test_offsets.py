@@ -68,7 +68,7 @@ def test_each_growing_length_does_not_make_a_table():
 def test_changed_and_copied_encodings_have_their_own():
     """A table belongs to numbers, not to the module that holds them now."""
     encoding = lg.ALiBi(2)
-    twin, same = copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))
+    twin, same = copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))  # noqa: S301
     before = bias_of(term_of(encoding), 5, 0, LIKE, torch.float64).clone()
     encoding.slopes[0] = 7.0
     assert bias_of(term_of(encoding), 5, 0, LIKE, torch.float64)[0, 0] == -35

@@ -82,10 +82,10 @@ class MultiHeadAttention(nn.Module):
         gradient enters (Dai et al. 2019); positions and documents are then of both together. encoding, tables: an encoding
         and its prepared tables held by a model for all its layers, instead of the layer's own.
         """
-        if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features or x.numel() == 0:
-            raise ValueError(
-                f"x: expected [B, L, {self.q_proj.in_features}] with one token or more, got {list(x.shape)}"
-            )
+        if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features:
+            raise ValueError(f"x: expected [B, L, {self.q_proj.in_features}], got {list(x.shape)}")
+        if x.numel() == 0:
+            raise ValueError(f"x: expected no empty dimension, got {list(x.shape)}")
         before_x = 0
         if memory is not None:
             if cache is not None or memory.dim() != 3 or (memory.shape[0], memory.shape[2]) != (x.shape[0], x.shape[2]):

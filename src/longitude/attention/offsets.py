@@ -12,9 +12,7 @@ from longitude.positions.base import OffsetBias
 from longitude.positions.bias import FixedBias
 
 
-def bias_of(
-    term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dtype
-) -> Float[Tensor, "heads offsets"]:
+def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:
     """The bias at the offsets first, first - 1, ..., last, where q is; to be read only.
 
     A fixed bias comes out of a remembered table: made again for each token, it could cost more than the attention. Beyond

@@ -293,8 +293,6 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
         why = None
         if refusals[b.name] is None and b is not chosen:
             why = f"{name!r} was asked for" if chosen is None or name != "auto" else _passed_over(b, chosen, asked[-1])
-        verdicts.append(
-            Verdict(b.name, refusals[b.name], b.memory(largest), b.price(asked[-1]), b is chosen, why)
-        )
+        verdicts.append(Verdict(b.name, refusals[b.name], b.memory(largest), b.price(asked[-1]), b is chosen, why))
     print("\n".join(map(str, verdicts)))
     return tuple(verdicts)

@@ -28,8 +28,10 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
         for term in r.terms:
             if not isinstance(term, Transport):
                 scores = scores + added(term, q, raw, allowed, r).to(dtype)
-        # The lowest finite number, not -inf: a query with nothing to look at then has zeros, in its gradients too.
-        scores = scores.masked_fill(~allowed, torch.finfo(dtype).min)
+        # A finite number where a query has nothing to look at: it then has zeros, in its gradients too. Anywhere else -inf:
+        # beside scores that are all -inf, a finite one would draw the weight, and zeros would hide them.
+        hidden = torch.where(allowed.any(-1, keepdim=True), -math.inf, 0.0)
+        scores = torch.where(allowed, scores, hidden.to(dtype))
         weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
         if r.dropout:
             weights = F.dropout(weights, r.dropout)

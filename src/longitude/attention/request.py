@@ -197,7 +197,12 @@ def following(first: Tensor, length: int) -> Tensor:
 
 def as_int(positions: Positions) -> Positions:
     """The int that positions [L] or [B, L] count up from in every row, where a look at them is free; else themselves."""
-    if not isinstance(positions, Tensor) or positions.dim() > 2 or not positions.is_cpu or torch.compiler.is_compiling():
+    if (
+        not isinstance(positions, Tensor)
+        or positions.dim() > 2
+        or not positions.is_cpu
+        or torch.compiler.is_compiling()
+    ):
         return positions
     first = int(positions.flatten()[0])
     counted = positions == torch.arange(first, first + positions.shape[-1])

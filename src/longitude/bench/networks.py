@@ -88,7 +88,7 @@ def training(session: Session) -> list[Row]:
     cases: dict[str, Any] = {without: ("plain", "auto", training_step(of_ours("none", work.length), ids))}
     for label in (*offset_biases(), *rotations()):
         cases[label] = ("ours", "auto", training_step(of_ours(label, work.length), ids))
-    rows = session.compare(cases, without, work, "step", 3, "training step")
+    rows = session.compare(cases, without, work, "step", 4, "training step")
     if not session.peers:
         return rows
     made = {"transformers Llama": of_llama, "transformers Bloom": of_bloom, "transformers MPT": of_mpt}

@@ -14,7 +14,7 @@ from longitude.bench.config import BenchConfig, as_dict
 from longitude.bench.memory import available
 from longitude.bench.peers import PEERS, version_of
 from longitude.bench.rows import FAILED, Row, counted
-from longitude.bench.target import score_of
+from longitude.bench.target import score_of, short
 from longitude.study.runner import commit_of_code, machine, versions
 
 SCHEMA = 1
@@ -77,8 +77,7 @@ def table(rows: list[Row]) -> Table:
     shown.add_column("", no_wrap=True)
     shown.add_column("backend", no_wrap=True)
     for passed, length in columns:
-        short = {"forward": "fwd", "forward+backward": "fwd+bwd"}[passed]
-        shown.add_column(f"{short}\n{length}", justify="right", no_wrap=True)
+        shown.add_column(f"{short(passed)}\n{length}", justify="right", no_wrap=True)
     if weighed:
         shown.add_column(f"MiB more\n{max(row.length for row in rows)}", justify="right", no_wrap=True)
     lines: dict[tuple[str, str, str], dict[tuple[str, int], Row]] = {}
@@ -107,7 +106,6 @@ def targets_table(measured: dict[str, Any]) -> Table:
     shown.add_column("", overflow="fold")
     for name in ("target", "measured", ""):
         shown.add_column(name, justify="right", no_wrap=True)
-    shown.add_column("of", overflow="fold")
     shown.add_column("worst", overflow="fold")
     shown.add_column("others", justify="right", no_wrap=True)
     for each in measured["targets"]:
@@ -117,7 +115,7 @@ def targets_table(measured: dict[str, Any]) -> Table:
         span = f"{min(others):.1f} to {max(others):.1f}" if others else ""
         number = "-" if each["measured"] is None else f"{each['measured']:.2f}"
         verdict = {True: "met", False: "missed", None: ""}[each["met"]]
-        shown.add_row(each["name"], f"<= {each['limit']:.2f}", number, verdict, each["of"], each["worst"] or "", span)
+        shown.add_row(each["name"], f"<= {each['limit']:.2f}", number, verdict, each["worst"] or "", span)
     return shown
 
 
@@ -160,11 +158,20 @@ def remarks(rows: list[Row]) -> list[str]:
     return said
 
 
+def absent(measured: dict[str, Any]) -> list[str]:
+    """Which other libraries would stand beside ours if they were installed."""
+    packages = sorted({peer.package for peer in PEERS})
+    missing = [package for package in packages if measured["versions"][package] is None]
+    if not missing or measured["configuration"]["no_peers"]:
+        return []
+    return [f"not installed, so not compared: {', '.join(missing)}; pip install 'longitude[bench]' brings all"]
+
+
 def parts(measured: dict[str, Any]) -> list[Any]:
     """A document for the terminal."""
     rows = [Row(**row) for row in measured["rows"]]
     shown = targets_table(measured) if "targets" in measured else table(rows)
-    return [heading(rows), shown, *remarks(rows)]
+    return [heading(rows), shown, *remarks(rows), *absent(measured)]
 
 
 def failures(measured: dict[str, Any]) -> bool:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from longitude.bench import memory
@@ -33,6 +33,10 @@ class Session:
     peers: bool = True
     shrink: int = 1
     say: Callable[[str], None] = field(default=lambda words: None, compare=False)
+
+    def told(self) -> dict[str, Any]:
+        """What another process is told of it: all that JSON can say."""
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "say"}
 
     def turns(self, asked: int) -> int:
         return max(1, round(asked * self.repeats / USUAL_TURNS))
@@ -118,8 +122,7 @@ class Target:
 
     def elsewhere(self, session: Session) -> list[Row]:
         """Measured in a process of its own, with its environment."""
-        told = {name: value for name, value in asdict(session).items() if name != "say"}
-        question = json.dumps({"target": self.name, "session": told})
+        question = json.dumps({"target": self.name, "session": session.told()})
         command = [sys.executable, "-m", "longitude.bench.targets", question]
         done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **self.environment})
         if done.returncode:
@@ -136,9 +139,15 @@ class Target:
             "of": self.of,
             "measured": measured,
             "met": None if measured is None else measured <= self.limit,
-            "worst": None if worst is None else f"{worst.name}, {worst.passed}, {worst.length}",
+            "worst": None if worst is None else f"{worst.name}, {short(worst.passed)}, {worst.length}",
             "environment": dict(self.environment),
+            "how": " ".join((self.measure.__doc__ or "").split()),
         }
+
+
+def short(passed: str) -> str:
+    """The name of a pass, for narrow places."""
+    return {"forward": "fwd", "forward+backward": "fwd+bwd"}.get(passed, passed)
 
 
 def score_of(row: Row) -> float | None:

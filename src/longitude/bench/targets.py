@@ -29,9 +29,8 @@ LEARNED_BIASES = ("x-transformers T5 bias", "transformers T5")
 
 # ---- attention -------------------------------------------------------------------------------------------------------
 def biases(passed: str, learned: bool | None, beside: tuple[str, ...]) -> Callable[[Session], list[Row]]:
-    """Lengths 1024 to 8192; peers up to 2048, because their biases are dense."""
-
     def measure(session: Session) -> list[Row]:
+        """Every encoding that is nothing but a bias of the offset, at lengths 1024 to 8192; others at 1024 and 2048."""
         rows, labels = [], offset_biases(learned)
         for length, turns in ((1024, 9), (2048, 7), (4096, 5), (8192, 3)):
             peers = beside if length <= 2048 else ()
@@ -42,6 +41,7 @@ def biases(passed: str, learned: bool | None, beside: tuple[str, ...]) -> Callab
 
 
 def learned_in_batches(session: Session) -> list[Row]:
+    """Eight sequences of 1024."""
     return session.attention(offset_biases(True), session.work(1024, batch=8), BOTH, 5, LEARNED_BIASES[:1])
 
 
@@ -72,6 +72,7 @@ def memory_row(session: Session, name: str, kind: str, work: Work, mib: float) -
 
 def encoding_beside_plain(label: str) -> Callable[[Session], list[Row]]:
     def measure(session: Session) -> list[Row]:
+        """At lengths 2048 and 4096; columns that it reads off the tokens, and their gradients, included."""
         return [
             row
             for length, turns in ((2048, 5), (4096, 3))
@@ -82,9 +83,8 @@ def encoding_beside_plain(label: str) -> Callable[[Session], list[Row]]:
 
 
 def memory_by_length(labels: tuple[str, ...]) -> Callable[[Session], list[Row]]:
-    """How much faster than the length memory grows from 1024 to 4096: 1 is linear, 4 is quadratic."""
-
     def measure(session: Session) -> list[Row]:
+        """Growth of the peak from 1024 to 4096, over that of the length: 1 is linear, 4 is quadratic."""
         if not session.memory or not memory.can_measure():
             return []
         rows = []
@@ -208,8 +208,18 @@ def turned(rope: lg.Encoding, tables: Any, q: Tensor, k: Tensor) -> list[Tensor]
     return [rope.queries(q, tables), rope.keys(k, tables)]
 
 
+def forward_and_back(turn: Callable[[], Any], inputs: Inputs) -> object:
+    return torch.autograd.grad(turn(), [inputs.q, inputs.k], [inputs.gradient, inputs.gradient])
+
+
+@torch.no_grad()
+def cloned_twice(inputs: Inputs) -> object:
+    """q and k, and the gradients that come back: autograd itself would hand those on as they are."""
+    return [x.clone() for x in (inputs.q, inputs.k, inputs.gradient, inputs.gradient)]
+
+
 def rotation(session: Session) -> list[Row]:
-    """Turning q and k by prepared tables, over cloning both."""
+    """Turning q and k by prepared tables, over cloning both; with the backward pass, over cloning their gradients too."""
     rows = []
     for length, turns in ((2048, 30), (8192, 15)):
         work = session.work(length)
@@ -229,7 +239,7 @@ def rotation(session: Session) -> list[Row]:
         for passed in ("forward", BOTH):
             cases: dict[str, Any] = {}
             for name, (kind, backend, call) in ways.items():
-                both = lambda call=call, q=q, k=k, g=inputs.gradient: torch.autograd.grad(call(), [q, k], [g, g])  # noqa: E731
+                both = partial(forward_and_back, call, inputs) if name != "clone" else partial(cloned_twice, inputs)
                 cases[name] = (kind, backend, both if passed == BOTH else torch.no_grad()(call))
             rows += session.compare(cases, "clone", work, passed, turns, "rotation")
     return rows

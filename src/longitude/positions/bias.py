@@ -173,8 +173,9 @@ class Kerple(Encoding):
             distance = offset.abs().to(a.dtype)
             if self.kind == "log":
                 return -p * torch.log1p(a * distance)
-            # exp(p ln x): pow takes 8 times as long. 0^p is 0, but its derivative by p would be 0 times -inf.
-            return -a * torch.where(offset == 0, 0.0, (p * distance.clamp(min=1).log()).exp())
+            # exp(p ln x): pow takes 8 times as long. ln 0 is a number whose e^p is 0 still, and so is its derivative by p.
+            log = torch.where(offset == 0, -1e5, distance.clamp(min=1).log())
+            return -a * (p * log).exp()
 
         return (OffsetBias(at),)
 

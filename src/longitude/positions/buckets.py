@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.positions.base import Columns, Encoding, OffsetBias, Term, flags, register, sizes
@@ -67,7 +68,8 @@ class T5Bias(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def at(offset: Tensor) -> Tensor:
-            return self.table[t5_bucket(offset, self.num_buckets, self.max_distance, self.bidirectional)].movedim(-1, 0)
+            bucket = t5_bucket(offset, self.num_buckets, self.max_distance, self.bidirectional)
+            return F.embedding(bucket, self.table).movedim(-1, 0)
 
         return (OffsetBias(at, reach=self.max_distance),)
 
@@ -97,6 +99,7 @@ class ClippedBias(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def at(offset: Tensor) -> Tensor:
-            return self.table[:, offset.clamp(-self.max_distance, self.max_distance) + self.max_distance]
+            column = offset.clamp(-self.max_distance, self.max_distance) + self.max_distance
+            return self.table.index_select(1, column.flatten()).view(-1, *column.shape)
 
         return (OffsetBias(at, reach=self.max_distance),)

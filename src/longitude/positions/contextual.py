@@ -50,11 +50,12 @@ class CoPE(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def of(q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
-            gates = torch.sigmoid(scores) * allowed
+            gates = torch.sigmoid(scores).masked_fill(~allowed, 0.0)
             place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.max_position - 1)
             logits = q @ self.table.to(q.dtype) * (self.head_dim**-0.5 if self.scaled else 1.0)
-            low = place.detach().floor()
-            below, above = (logits.gather(-1, at.long()) for at in (low, place.detach().ceil()))
+            at = place.detach().nan_to_num(0.0)  # NaN is no index; lerp passes it on
+            low = at.floor()
+            below, above = (logits.gather(-1, column.long()) for column in (low, at.ceil()))
             return torch.lerp(below, above, place - low)
 
         return (RowBias(of),)

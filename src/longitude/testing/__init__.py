@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from longitude.positions.base import Encoding, encodings
+from longitude.testing.bounds import law_memory
 from longitude.testing.equal import (
     law_backends,
     law_dropout,
@@ -57,6 +58,7 @@ _LAWS: tuple[Law, ...] = (
     law_wrong_input,
     law_compile,
     law_export,
+    law_memory,
 )
 
 

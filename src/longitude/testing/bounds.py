@@ -45,9 +45,12 @@ def law_memory(build: Example, mask: Callable[[int], Mask] = lambda length: Caus
     """Law 11. Where the `table` route takes an encoding, forward and backward never allocate a tensor of Lq x Lk elements,
     and twice the length takes twice the memory: all that is alive at once, outputs and gradients too. Counted by the profiler
     at `length` and its double, in float32 with four heads. mask: of a length; `table` must take it."""
-    encoding = build(max_length=2 * length).float()
+    room: dict[str, Any] = {} if "max_length" in build.options else {"max_length": 2 * length}
+    encoding = build(**room).float()
     if encoding.max_length is not None and encoding.max_length < 2 * length:
         return f"the table route is tried at {2 * length} tokens, and its positions end at {encoding.max_length}"
+    if encoding.length_at(0, 2 * length - 1) != encoding.length_at(2 * length - 1, 2 * length - 1):
+        return "its tables follow the length, so each length is a call of its own"
     if (why := _refusal(encoding)) is not None:
         return f"the table route does not take it: {why}"
     before = None

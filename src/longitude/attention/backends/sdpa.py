@@ -11,7 +11,7 @@ from torch import Tensor
 from longitude.attention.backends.base import FLOATS, Backend
 from longitude.attention.backends.dense import terms_bytes
 from longitude.attention.offsets import bias_of
-from longitude.attention.reference import added
+from longitude.attention.reference import added, per_query_head
 from longitude.attention.request import Request
 from longitude.attention.spans import by_spans, pieces, spans
 from longitude.positions.base import Drift, OffsetBias, PairBias, Term
@@ -43,13 +43,32 @@ def sdpa(r: Request) -> Tensor:
             scale=r.scale,
             enable_gqa=grouped and not folded,
         )
-        out = out.flatten(1, 2)[:, :, None] if folded else out
+        out = not_zeros(out.flatten(1, 2)[:, :, None] if folded else out, r, causal)
         return out if some is None else out.masked_fill(~some, 0.0)
 
     if torch.is_autocast_enabled(r.q.device.type):  # the dtype of q is the dtype of the answer, as everywhere
         with torch.autocast(r.q.device.type, enabled=False):
             return sdpa(r)
     return by_spans(r, run) if sdpa_by_spans(r) else run(r)
+
+
+def not_zeros(out: Tensor, r: Request, causal: bool) -> Tensor:
+    """torch's CPU kernel takes a query whose scores are all -inf for one that sees nothing, and so it does where all are NaN
+    and fewer than its vectors hold: zeros. Here they are NaN, as everywhere."""
+    if torch.compiler.is_compiling() or r.q.device.type != "cpu":
+        return out
+    zeros = out.detach()[..., 0] == 0
+    if not bool(zeros.any()):
+        return out
+    finite = per_query_head(r.k.detach().isfinite().all(-1), r.heads).to(r.q.dtype)  # [B, H, Lk]
+    if causal:
+        seen = finite.cummax(-1)[0]
+    elif r.sees_all:
+        seen = finite.amax(-1, keepdim=True)
+    else:
+        seen = (r.allowed().to(finite.dtype) @ finite[..., None])[..., 0]
+    lost = zeros & ((seen == 0) | ~r.q.detach().isfinite().all(-1))
+    return out * torch.where(lost, math.nan, 1.0).to(out.dtype)[..., None]
 
 
 def by_key_head(x: Tensor, r: Request) -> Tensor:
@@ -74,9 +93,15 @@ def dense_bias(r: Request) -> tuple[Tensor | None, Tensor | None]:
 
 def added_by(term: Term, r: Request) -> Tensor:
     """What a term adds, [B or 1, H, Lq, Lk]. Where an offset decides it, each row is the one below, moved on by one."""
-    if isinstance(term, OffsetBias) and isinstance(r.q_positions, int) and isinstance(r.k_positions, int):
-        newest = r.q_positions + r.rows - 1 - r.k_positions
-        along = bias_of(term, newest, newest - (r.rows + r.length - 2), r.q, r.q.dtype)
+    q_first, k_first = r.q_positions, r.k_positions
+    if (
+        isinstance(term, OffsetBias)
+        and isinstance(q_first, int)
+        and isinstance(k_first, int)
+        and not torch.compiler.is_compiling()  # unfold wants a graph per length
+    ):
+        newest = q_first + r.rows - 1 - k_first
+        along = bias_of(term, newest, q_first - k_first - r.length + 1, r.q, r.q.dtype)
         bias = along.unfold(1, r.length, 1)
         bias = bias.flip(1) if r.rows > 1 else bias
     else:
@@ -118,8 +143,10 @@ def sdpa_limits(r: Request) -> str | None:
 
 
 def sdpa_price(r: Request) -> float:
-    """The bias of a single query is far smaller than its keys."""
-    return 1.0 if sdpa_is_plain(r) else 1.1 if r.rows == 1 and r.band[1] is None else 4.0
+    """Plain span by span is plain; and the bias of a single query is far smaller than its keys."""
+    if sdpa_is_plain(r) or (sdpa_by_spans(r) and not sdpa_dense(r)):
+        return 1.0
+    return 1.1 if r.rows == 1 and r.band[1] is None else 4.0
 
 
 SDPA = Backend(

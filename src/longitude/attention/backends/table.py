@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import Backend, wide_item
+from longitude.attention.offsets import bias_of
 from longitude.attention.reference import per_query_head
 from longitude.attention.request import Request
 from longitude.attention.spans import partial_by_spans, pieces, steady
@@ -47,25 +48,29 @@ def dense(r: Request) -> tuple[Tensor, Tensor]:
     # What all far offsets share moves all scores of a row alike, and the weights not at all: the rest is counted from it.
     of_offsets = [term for term in r.terms if isinstance(term, OffsetBias | OffsetVectors)]
     reaches = [term.reach for term in of_offsets]
-    reach = None if None in reaches else max((x for x in reaches if x is not None), default=None)
+    reach = None if None in reaches else max([x for x in reaches if x is not None], default=None)
     near = 0 if reach is None else max(0, min(diagonals - 1, newest - reach))
 
     def counted(of: Callable[[Tensor], Tensor]) -> Tensor:
-        """[H or 1, N, ...] of the diagonals from `near` on."""
+        """Vectors [H or 1, N, D] of the diagonals from `near` on."""
         offsets = newest - near - torch.arange(diagonals - near, device=r.q.device)
-        return of(offsets) if reach is None else of(offsets) - of(offsets.new_tensor([reach]))
+        return at(of, offsets) if reach is None else at(of, offsets) - at(of, offsets.new_tensor([reach]))
 
-    def vectors(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        return lambda offset: x if (x := of(offset).to(wide)).dim() == 3 else x[None]
+    def at(of: Callable[[Tensor], Tensor], offsets: Tensor) -> Tensor:
+        found = of(offsets).to(wide)
+        return found if found.dim() == 3 else found[None]
 
     biases, keys, values = [], [], []
     for term in of_offsets:
         if isinstance(term, OffsetBias):
-            biases.append(F.pad(counted(term.at).to(wide), (near, 0)))
+            bias = bias_of(term, newest - near, newest - diagonals + 1, r.q, wide)
+            if reach is not None:
+                bias = F.pad(bias - bias_of(term, reach, reach, r.q, wide), (near, 0))
+            biases.append(bias)
             continue
-        keys.append(counted(vectors(term.keys)))
+        keys.append(counted(term.keys))
         if term.values is not None:
-            values.append(counted(vectors(term.values)))
+            values.append(counted(term.values))
         if isinstance(term.shift, Tensor) or term.shift:  # a shift of the queries meets each vector once
             shift = torch.as_tensor(term.shift, device=r.q.device).to(wide).expand(r.heads, 1, r.q.shape[3])
             biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, 0)))
@@ -90,14 +95,16 @@ def dense(r: Request) -> tuple[Tensor, Tensor]:
         high=high,
         scale=r.scale,
     )
-    for term in of_offsets if reach is not None else ():
-        far = torch.tensor([reach], device=r.q.device)
+    if reach is None:
+        return out, lse
+    far = torch.tensor([reach], device=r.q.device)
+    for term in of_offsets:
         if isinstance(term, OffsetVectors) and term.values is not None:
-            out = out + (vectors(term.values)(far) * (lse != -math.inf)[..., None]).to(out.dtype)
+            out = out + (at(term.values, far) * (lse != -math.inf)[..., None]).to(out.dtype)
         if r.lse and isinstance(term, OffsetBias):
-            lse = lse + term.at(far).to(wide)
+            lse = lse + bias_of(term, reach, reach, r.q, wide)
         if r.lse and isinstance(term, OffsetVectors):
-            lse = lse + (r.scale * (r.q.to(wide) + term.shift) @ vectors(term.keys)(far).mT)[..., 0]
+            lse = lse + (r.scale * (r.q.to(wide) + term.shift) @ at(term.keys, far).mT)[..., 0]
     return out, lse
 
 

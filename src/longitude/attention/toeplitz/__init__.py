@@ -17,6 +17,8 @@ backward.py; kernel.py calls torch's private kernel.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -155,7 +157,9 @@ def _autograd_backward(ctx, grad, grad_lse):
     # The weights of a row sum to one, so its own level moves nothing but the logsumexp.
     dq_level = None
     if q_level is not None:
-        dq_level = torch.zeros_like(q_level) if grad_lse is None else grad_lse.to(q_level.dtype)
+        dq_level = torch.zeros_like(q_level)
+        if grad_lse is not None:  # a row that sees nothing has -inf, whatever its level
+            dq_level += grad_lse.masked_fill(lse == -math.inf, 0.0)
     return (
         dq, dk, dv,
         dtable if learned else None,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.toeplitz.band import Band
@@ -93,6 +95,15 @@ class Bias:
         own = self.k_level[:, :, max(0, self.band.last - j + 1) : self.band.last - i + 1].amax(2)
         counts = ~(self.k_level[:, :, b:e] > (own + self.spread)[..., None])  # also where something is not a number
         return b + int(counts.flatten(0, 1).any(0).int().argmax()), e
+
+    @cached_property
+    def _said(self) -> Tensor:
+        """How many diagonals before each say more than -inf, [H, diagonals + 1]."""
+        return F.pad((self.table > -math.inf).cumsum(1), (1, 0))
+
+    def silenced(self, i: int, j: int, b: int, e: int) -> Tensor:
+        """The queries i .. j-1 for which the table says -inf of all keys b .. e-1, by band or by pruning, [H or 1, j-i]."""
+        return self._said[:, i + e : j + e] == self._said[:, i + b : j + b]
 
     def upright(self, q: Tensor, i: int, j: int, b: int, e: int, factor: float, out: Tensor) -> Tensor:
         """table + factor q . key_vectors of queries i .. j-1 at the diagonals of the keys b .. e-1, into out [n, rows, width].

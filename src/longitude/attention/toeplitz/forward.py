@@ -16,7 +16,7 @@ from torch import Tensor
 
 from longitude.attention.toeplitz.band import hankel, heads_last, skewed
 from longitude.attention.toeplitz.bias import Bias
-from longitude.attention.toeplitz.kernel import fused
+from longitude.attention.toeplitz.kernel import fused, highest
 
 Answer = tuple[Tensor, Tensor]
 """out [B, H, rows, D] and logsumexp [B, H, rows] of the scores."""
@@ -60,6 +60,8 @@ def long_block(
         for first, last in ranges(bias, n, m, b, e):
             answers.append(attend(q[:, :, rows], k, v, bias, scale, n, m, first, last))
         out, lse = answers[0] if len(answers) == 1 else merged(answers)
+        if bool((lost := lse == -math.inf).any()):  # each query here sees a key: its scores are all -inf
+            out, lse = out.masked_fill(lost[..., None], math.nan), lse.masked_fill(lost, math.nan)
         if bias.value_vectors is not None:
             out = out + collected(q[:, :, rows], k, bias, scale, n, m, lse).to(out.dtype)
         yield n, m, out, lse
@@ -78,13 +80,15 @@ def ranges(bias: Bias, i: int, j: int, b: int, e: int) -> Iterator[tuple[int, in
 
 def attend(q: Tensor, k: Tensor, v: Tensor, bias: Bias, scale: float, i: int, j: int, b: int, e: int) -> Answer:
     """Queries i .. j-1 against keys b .. e-1. Queries that see none of them: zeros, and -inf."""
-    out, lse = fused(q, k[:, :, b:e], v[:, :, b:e], added(q, bias, scale, i, j, b, e), scale)
+    here = added(q, bias, scale, i, j, b, e)
+    out, lse = fused(q, k[:, :, b:e], v[:, :, b:e], here, scale)
+    lse = lse.masked_fill(bias.silenced(i, j, b, e), -math.inf)
+    if bool((zero := lse == 0).any()):  # the kernel says so, too, of scores that are all -inf, or NaN and very few
+        top = highest(q, k[:, :, b:e], here, scale)
+        out = out.masked_fill((zero & top.isnan())[..., None], math.nan)
+        lse = torch.where(zero & ~top.isfinite(), top, lse)
     if bias.q_level is not None:
         lse = lse + rise(bias, i, j)
-    start, stop = bias.band.seeing(i, j, b, e)
-    if (start, stop) != (i, j):
-        lse[:, :, : start - i] = -math.inf
-        lse[:, :, stop - i :] = -math.inf
     return out, lse
 
 

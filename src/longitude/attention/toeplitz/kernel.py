@@ -24,6 +24,13 @@ def fused(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float) ->
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
 
 
+def highest(q: Tensor, k: Tensor, bias: Tensor | None, scale: float) -> Tensor:
+    """The highest score of each query, [B, H, rows], in float32 or wider."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    scores = scale * (q.to(wide) @ k.to(wide).repeat_interleave(q.shape[1] // k.shape[1], 1).mT)
+    return (scores if bias is None else scores + bias).amax(-1)
+
+
 @functools.cache
 def dtypes() -> tuple[torch.dtype, ...]:
     """The dtypes in which this torch has the fused CPU kernel and it computes what we need: a strided view as bias, rows

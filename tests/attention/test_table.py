@@ -1,0 +1,240 @@
+"""The `table` route against the reference: output, logsumexp and every gradient, of everything it takes."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude import testing
+from longitude.positions.base import OffsetBias, OffsetVectors
+from longitude.positions.composed import compose
+from longitude.testing.bounds import memory_of
+
+HEADS, KV_HEADS, DIM, WIDTH = 4, 2, 8, 16
+ENCODINGS = {
+    "alibi": lambda: lg.ALiBi(HEADS),
+    "t5": lambda: lg.T5Bias(HEADS, num_buckets=8, max_distance=30),
+    "t5, both sides": lambda: lg.T5Bias(HEADS, num_buckets=8, max_distance=30, bidirectional=True),
+    "clipped": lambda: lg.ClippedBias(HEADS, 20),
+    "shaw": lambda: lg.Shaw(DIM, 7),
+    "shaw without values": lambda: lg.Shaw(DIM, 7, values=False),
+    "transformer_xl": lambda: lg.TransformerXL(HEADS, DIM, WIDTH),
+    "transformer_xl, clamped": lambda: lg.TransformerXL(HEADS, DIM, WIDTH, clamp_length=11),
+    "fox": lambda: lg.FoX(WIDTH, HEADS),
+    "fox, scaled": lambda: lg.FoX(WIDTH, HEADS, scale_gate=True),
+    "alibi+fox": lambda: [lg.ALiBi(HEADS), lg.FoX(WIDTH, HEADS)],
+    "shaw+fox": lambda: [lg.Shaw(DIM, 7), lg.FoX(WIDTH, HEADS)],
+    "t5+shaw": lambda: [lg.T5Bias(HEADS, num_buckets=8, max_distance=30), lg.Shaw(DIM, 7)],
+    "alibi+shaw": lambda: [lg.ALiBi(HEADS), lg.Shaw(DIM, 7)],
+    "shaw+transformer_xl": lambda: [lg.Shaw(DIM, 7), lg.TransformerXL(HEADS, DIM, WIDTH, clamp_length=40)],
+    "everything": lambda: [ENCODINGS["t5+shaw"](), lg.TransformerXL(HEADS, DIM, WIDTH), lg.FoX(WIDTH, HEADS)],
+}
+
+
+def built(name: str) -> lg.Composed:
+    """In float64, with random parameters."""
+    members = ENCODINGS[name]()
+    members = members if isinstance(members, list) else [members]
+    flat = [one for member in members for one in (member if isinstance(member, list) else [member])]
+    return testing.fill(compose(flat).double(), seed=1)
+
+
+def problem(length: int, batch: int = 2, heads: int = HEADS, kv_heads: int = KV_HEADS, dim: int = DIM):
+    """q, k, v of `length` tokens, and the tokens x that context reads."""
+    generator = torch.Generator().manual_seed(length)
+    shapes = (batch, heads, length, dim), *[(batch, kv_heads, length, dim)] * 2, (batch, length, WIDTH)
+    return [torch.randn(s, generator=generator).double().requires_grad_() for s in shapes]
+
+
+def answer(backend, encoding, inputs, rows=slice(None), **options):
+    """Output and logsumexp of the queries `rows`, and the gradients, through both, of the inputs and what is learned."""
+    q, k, v, x = inputs
+    context = {name: column.to(torch.float64) for name, column in encoding.context(x)[0].items()}
+    options = {"encoding": encoding, "context": context, "return_lse": True, **options}
+    out, lse = lg.attend(q[:, :, rows], k, v, backend=backend, **options)
+    generator = torch.Generator().manual_seed(2)
+    grads = [torch.randn(t.shape, generator=generator).to(t) for t in (out, lse)]
+    wanted = [*inputs, *encoding.parameters()]
+    names = [*"qkvx", *(name for name, _ in encoding.named_parameters())]
+    got = torch.autograd.grad((out, lse), wanted, grads, allow_unused=True, materialize_grads=True)
+    return {"out": out.detach(), "lse": lse.detach()} | {f"gradient of {n}": g for n, g in zip(names, got, strict=True)}
+
+
+def same(ours, theirs, tolerance=1e-10):
+    for name, t in ours.items():
+        torch.testing.assert_close(
+            t.double(), theirs[name].double(), atol=tolerance, rtol=tolerance, msg=lambda m, n=name: f"{n}: {m}"
+        )
+
+
+def compare(name, length, **options):
+    encoding, inputs = built(name), problem(length)
+    if encoding.causal_only and (options.get("mask", lg.Causal()).reach[0] is None):
+        return
+    same(answer("table", encoding, inputs, **options), answer("reference", encoding, inputs, **options))
+
+
+def masks(length: int) -> dict[str, lg.Mask]:
+    order = torch.arange(length)
+    ids = torch.stack([order // 50, (order > 90).long()])
+    valid = torch.stack([order >= length // 4, order < length - length // 3])
+    return {
+        "causal": lg.Causal(),
+        "short window": lg.Window(9),
+        "long window": lg.Window(70),
+        "no mask": lg.NoMask(),
+        "packed": lg.Causal() & lg.Documents(ids),
+        "padded": lg.Causal() & lg.Padding(valid),
+        "padded, both sides": lg.Padding(valid),
+        "packed and padded in a window": lg.Window(33) & lg.Documents(ids) & lg.Padding(valid),
+    }
+
+
+@pytest.mark.parametrize("kind", masks(1))
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_equals_the_reference(name, kind):
+    for length in (7, 131):
+        compare(name, length, mask=masks(length)[kind])
+
+
+PLACES = {
+    "the last queries": (slice(-37, None), {}),
+    "one token": (slice(-1, None), {}),
+    "an int for both": (slice(-37, None), {"q_positions": 1000, "k_positions": 906}),
+    "keys far behind": (slice(-37, None), {"q_positions": 1000, "k_positions": 0}),
+    "keys a little behind": (slice(-37, None), {"q_positions": 135, "k_positions": 17}),
+    "keys ahead": (slice(-37, None), {"q_positions": 3, "k_positions": 40}),
+    "tensors": (slice(None), {"q_positions": torch.arange(131) + 5, "k_positions": torch.arange(131)}),
+    "rows": (
+        slice(-37, None),
+        {
+            "q_positions": torch.stack([torch.arange(37) + 100, torch.arange(37) + 107]),
+            "k_positions": torch.stack([torch.arange(131), torch.arange(131) + 7]),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_wherever_queries_and_keys_stand(name, place):
+    """Shards and caches: fewer queries than keys, whose offsets an int, or positions that count up by one, say."""
+    rows, positions = PLACES[place]
+    for mask in (lg.Causal(), lg.Window(30), lg.NoMask()):
+        compare(name, 131, rows=rows, mask=mask, **positions)
+
+
+@pytest.mark.parametrize("name", ["t5", "transformer_xl, clamped", "fox", "everything"])
+@pytest.mark.parametrize("kv_heads", [4, 1])
+def test_heads_of_keys(name, kv_heads):
+    encoding, inputs = built(name), problem(90, batch=3, kv_heads=kv_heads)
+    same(answer("table", encoding, inputs, scale=0.7), answer("reference", encoding, inputs, scale=0.7))
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_without_the_logsumexp(name):
+    """What all far offsets share changes the logsumexp and not the output, which alone is computed here."""
+    encoding, (q, k, v, x) = built(name), problem(131)
+    context = encoding.context(x)[0]
+    outs = [lg.attend(q, k, v, encoding=encoding, context=context, backend=b) for b in ("table", "reference")]
+    torch.testing.assert_close(*outs, atol=1e-10, rtol=1e-10)
+    wanted = [q, k, v, x, *encoding.parameters()]
+    grads = [torch.autograd.grad(o.sin().sum(), wanted, retain_graph=True, allow_unused=True) for o in outs]
+    for ours, theirs in zip(*grads, strict=True):
+        if theirs is not None and ours is not None:
+            torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
+        else:
+            assert all(g is None or (g == 0).all() for g in (ours, theirs))
+
+
+# ---- other dtypes: against the reference in float64 on the same rounded numbers ------------------------------------------
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_other_dtypes_stay_within_their_rounding(name, dtype):
+    encoding, inputs = built(name), problem(131)
+    small = copy.deepcopy(encoding).float()
+    exact = copy.deepcopy(small).double()
+    *heads, x = (t.detach().to(dtype) for t in inputs)
+    x = x.float()
+    ours = answer("table", small, [t.requires_grad_() for t in (*heads, x)])
+    theirs = answer("reference", exact, [t.detach().double().requires_grad_() for t in (*heads, x)])
+    assert ours["out"].dtype == dtype and ours["lse"].dtype == torch.float32
+    tolerance = 1e-5 if dtype == torch.float32 else 3 * torch.finfo(dtype).eps
+    for what, t in ours.items():
+        assert t.dtype == (
+            dtype if what in ("out", "gradient of q", "gradient of k", "gradient of v") else torch.float32
+        )
+        error = (t.double() - theirs[what]).abs().max() / theirs[what].abs().max().clamp(min=1.0)
+        assert error <= tolerance, (what, float(error))
+
+
+# ---- what terms say about far offsets, which the route relies on -----------------------------------------------------------
+REACHING = {
+    "t5, short": lambda: lg.T5Bias(HEADS, num_buckets=32, max_distance=33),
+    "t5, odd": lambda: lg.T5Bias(HEADS, num_buckets=7, max_distance=1001),
+    "t5, both sides, odd": lambda: lg.T5Bias(HEADS, num_buckets=10, max_distance=77, bidirectional=True),
+    "clipped at 1": lambda: lg.ClippedBias(HEADS, 1),
+    "shaw at 1": lambda: lg.Shaw(DIM, 1),
+    "clamped at 1": lambda: lg.TransformerXL(HEADS, DIM, WIDTH, clamp_length=1),
+    "everything": lambda: built("everything"),
+}
+
+
+@pytest.mark.parametrize("name", [*lg.encodings(), *REACHING])
+def test_what_a_term_says_of_its_reach_is_true(name):
+    """All offsets of `reach` or more have the numbers of `reach`, however far."""
+    encoding = REACHING[name]().double() if name in REACHING else testing.example(name)()
+    encoding = testing.fill(encoding, seed=3)
+    x = torch.randn(1, 3, testing.SHAPES["dim"], dtype=torch.float64)
+    terms = [t for t in encoding.terms(encoding.context(x)[0]) if isinstance(t, OffsetBias | OffsetVectors)]
+    if name in (*REACHING, "t5", "clipped", "shaw"):
+        assert any(term.reach is not None for term in terms)
+    for term in terms:
+        if term.reach is None:
+            continue
+        functions = [term.at] if isinstance(term, OffsetBias) else [term.keys, *([term.values] if term.values else [])]
+        far = term.reach + torch.tensor([*range(400), 1023, 4095, 131071 - term.reach, 2**31])
+        for of in functions:
+            here, there = of(torch.full_like(far, term.reach)), of(far)
+            torch.testing.assert_close(here, there, atol=1e-13, rtol=0)
+            # The same in one call per offset, where a term may take another way.
+            torch.testing.assert_close(of(far[-1:]), of(far[:1]), atol=1e-13, rtol=0)
+
+
+# ---- memory, refusals ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["t5", "transformer_xl, clamped", "transformer_xl", "shaw", "fox", "everything"])
+def test_explain_tells_its_memory_roughly(name):
+    encoding = built(name).float()
+    *inputs, x = (t.detach().float() for t in problem(2048, batch=1))
+    with torch.no_grad():
+        context = encoding.context(x)[0]
+        (declared,) = (
+            v.memory for v in lg.explain(*inputs, encoding=encoding, context=context) if v.backend == "table"
+        )
+        peak = memory_of(lambda: lg.attend(*inputs, encoding=encoding, context=context, backend="table")).peak
+    peak -= inputs[0].nbytes
+    assert declared / 3 <= peak <= 3 * declared, (peak, declared)
+
+
+def test_rows_that_see_nothing_are_zeros():
+    """Even where far offsets share values: nobody collects them."""
+    order = torch.arange(131)
+    encoding, inputs = built("everything"), problem(131)
+    got = answer("table", encoding, inputs, mask=lg.Causal() & lg.Padding(order >= 40))
+    assert (got["out"][:, :, :40] == 0).all() and (got["lse"][:, :, :40] == -math.inf).all()
+    assert (got["out"][:, :, 40:] != 0).all() and got["lse"][:, :, 40:].isfinite().all()
+    assert all(t.isfinite().all() for name, t in got.items() if name != "lse")
+    assert (got["gradient of q"][:, :, :40] == 0).all()
+
+
+def test_positions_that_do_not_count_up_are_refused_where_they_are_read():
+    q, k, v, x = problem(6)
+    skipping = torch.tensor([0, 1, 2, 4, 5, 6])
+    with pytest.raises(ValueError, match="positions do not count up by one"):
+        lg.attend(q, k, v, encoding=built("shaw"), k_positions=skipping, q_positions=skipping, backend="table")
+    fox = built("fox")  # reads order, not positions
+    options = {"encoding": fox, "context": fox.context(x)[0], "q_positions": skipping, "k_positions": skipping}
+    outs = [lg.attend(q, k, v, **options, backend=backend) for backend in ("table", "reference")]
+    torch.testing.assert_close(*outs, atol=1e-12, rtol=1e-12)
