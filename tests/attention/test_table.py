@@ -229,6 +229,16 @@ def test_rows_that_see_nothing_are_zeros():
     assert (got["gradient of q"][:, :, :40] == 0).all()
 
 
+@pytest.mark.parametrize("name", [name for name in ENCODINGS if "fox" not in name and name != "everything"])
+def test_more_queries_than_keys(name):
+    """The first queries stand before the first key; a gate has no token there."""
+    encoding, (q, k, v, x) = built(name), problem(131)
+    inputs = [q, *(t[:, :, :90].detach().requires_grad_() for t in (k, v)), x]
+    ours, theirs = (answer(backend, encoding, inputs) for backend in ("table", "reference"))
+    assert (ours["out"][:, :, :41] == 0).all() and (ours["lse"][:, :, :41] == -math.inf).all()
+    same(ours, theirs)
+
+
 def test_positions_that_do_not_count_up_are_refused_where_they_are_read():
     q, k, v, x = problem(6)
     skipping = torch.tensor([0, 1, 2, 4, 5, 6])

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from longitude.attention import toeplitz
 from longitude.attention.toeplitz import kernel, toeplitz_attention
-from longitude.attention.toeplitz.band import Band
+from longitude.attention.toeplitz.band import Band, hankel as hankel_of
 
 forward, backward = (import_module(f"longitude.attention.toeplitz.{name}") for name in ("forward", "backward"))
 CAUSAL = {"low": 0, "high": None}
@@ -272,10 +272,11 @@ class LargestTensor(TorchDispatchMode):
 def test_nothing_of_queries_times_keys_is_allocated(terms, band):
     length = 1500
     inputs = [x.detach() for x in tensors(length, length, batch=1, heads=1, kv_heads=1, dtype=torch.float32)]
-    others = [x.detach() for x in terms_of(inputs)] if terms else NO_TERMS
+    others = NO_TERMS
     band = Band.of(length, length, **band)
     if terms:  # the operators expect vectors as far as the band goes, or less
-        others[2:] = [x[:, : band.last + 1 - 3] for x in others[2:]]
+        levels, vectors = terms_of(inputs)[:2], terms_of(inputs)[2:]
+        others = *(x.detach() for x in levels), *(x.detach()[:, : band.last + 1 - 3] for x in vectors)
         inputs[3][:, :3] = 0
     options = 3 if terms else 0, length - 1 - band.last, length - 1 - band.first, 0.3
     with LargestTensor() as seen:
@@ -290,7 +291,7 @@ def test_nothing_of_queries_times_keys_is_allocated(terms, band):
 def test_a_window_costs_its_width(monkeypatch):
     """Pairs computed: the fused kernel's and the tiles', for a window of 40 in 3000 positions."""
     pairs = {"fused": 0, "tiles": 0}
-    fused, hankel = kernel.fused, toeplitz.band.hankel
+    fused, hankel = kernel.fused, hankel_of
 
     def counted_fused(q, k, v, bias, scale):
         pairs["fused"] += q.shape[2] * k.shape[2]

@@ -93,7 +93,7 @@ def distance(ours, theirs):
     return float((ours - theirs).abs().max() / theirs.abs().max().clamp(min=1.0))
 
 
-def compare(x, tolerance=1e-10, through=("out", "lse"), near=0, low=0, high=None, scale=0.4):
+def compare(x, tolerance=1e-10, through=("out", "lse"), near=0, low: int | None = 0, high=None, scale=0.4):
     """With the truth in float64, of the same numbers."""
     options = {"through": through, "near": near, "low": low, "high": high, "scale": scale}
     got = answer(ours, x, **options)

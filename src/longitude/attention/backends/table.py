@@ -10,15 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import Backend, wide_item
+from longitude.attention.backends.base import FLOATS, Backend, wide_item
 from longitude.attention.offsets import bias_of
 from longitude.attention.reference import per_query_head
 from longitude.attention.request import Request
 from longitude.attention.spans import partial_by_spans, pieces, steady
-from longitude.attention.toeplitz import dtypes, toeplitz_attention
+from longitude.attention.toeplitz import toeplitz_attention
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors
-
-TABLE_DTYPES = dtypes()  # probed here, a few milliseconds, because a compiler may not look later
 
 
 def table(r: Request) -> tuple[Tensor, Tensor]:
@@ -97,15 +95,16 @@ def dense(r: Request) -> tuple[Tensor, Tensor]:
     )
     if reach is None:
         return out, lse
+    nothing = lse == -math.inf  # nor has what is shared a gradient there
     far = torch.tensor([reach], device=r.q.device)
     for term in of_offsets:
         if isinstance(term, OffsetVectors) and term.values is not None:
-            out = out + (at(term.values, far) * (lse != -math.inf)[..., None]).to(out.dtype)
+            out = out + (at(term.values, far) * ~nothing[..., None]).to(out.dtype)
         if r.lse and isinstance(term, OffsetBias):
             lse = lse + bias_of(term, reach, reach, r.q, wide)
         if r.lse and isinstance(term, OffsetVectors):
             lse = lse + (r.scale * (r.q.to(wide) + term.shift) @ at(term.keys, far).mT)[..., 0]
-    return out, lse
+    return out, lse.masked_fill(nothing, -math.inf)
 
 
 def total(parts: list[Tensor]) -> Tensor | None:
@@ -113,8 +112,6 @@ def total(parts: list[Tensor]) -> Tensor | None:
 
 
 def table_limits(r: Request) -> str | None:
-    if r.q.dtype not in TABLE_DTYPES:
-        return "this build of torch lacks the fused CPU kernel it reads its table through"
     cut = pieces(r)
     assert not isinstance(cut, str), cut
     if any(counting(piece) is None for _, _, piece in cut):
@@ -147,7 +144,7 @@ TABLE = Backend(
     partial=table,
     terms=(OffsetBias, OffsetVectors, Drift),
     any_mask=False,
-    dtypes=(torch.float64, torch.float32, torch.bfloat16, torch.float16),
+    dtypes=FLOATS,
     devices=("cpu",),
     table_gradients=True,
     dropout=False,

@@ -17,8 +17,6 @@ backward.py; kernel.py calls torch's private kernel.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -26,9 +24,8 @@ from longitude.attention.toeplitz.backward import backward
 from longitude.attention.toeplitz.band import Band, heads_last
 from longitude.attention.toeplitz.bias import Bias
 from longitude.attention.toeplitz.forward import forward
-from longitude.attention.toeplitz.kernel import dtypes
 
-__all__ = ["dtypes", "toeplitz_attention"]
+__all__ = ["toeplitz_attention"]
 
 
 def toeplitz_attention(
@@ -62,7 +59,7 @@ def toeplitz_attention(
     assert q.shape[0] == k.shape[0] and q.shape[3] == k.shape[3] and q.shape[1] % k.shape[1] == 0, (q.shape, k.shape)
     assert table is None or (table.shape == (q.shape[1], q.shape[2] + k.shape[2] - 1) and table.dtype == wide), table
     q_level, k_level = (None, None) if levels is None else levels
-    vectors = [None if x is None else x[:, : _room(q, k, low) - near] for x in (key_vectors, value_vectors)]
+    vectors = [None if x is None else x[:, : max(0, _room(q, k, low) - near)] for x in (key_vectors, value_vectors)]
     out, lse = _attention(q, k, v, table, q_level, k_level, *vectors, near, low, high, scale)
     return out, lse
 
@@ -113,7 +110,7 @@ def _attention_backward(
     scale: float,
     learned: bool,
 ) -> list[Tensor]:
-    """Gradients of q, k, v, table, k_level, key_vectors, value_vectors; empty ones where there is nothing to learn."""
+    """Gradients of q, k, v, table, q_level, k_level, key_vectors, value_vectors; empty ones where there is nothing to learn."""
     band = Band.of(q.shape[2], k.shape[2], low, high)
     bias = _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near)
     grads = backward(grad, grad_lse, q, k, v, out, lse, bias, scale, learned)
@@ -135,7 +132,7 @@ def _(
     grad, grad_lse, q, k, v, table, q_level, k_level, key_vectors, value_vectors, out, lse, near, low, high, scale,
     learned,
 ):  # fmt: skip
-    others = table if learned else None, k_level, key_vectors, value_vectors
+    others = table if learned else None, q_level, k_level, key_vectors, value_vectors
     rest = [q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in others]
     return [heads_last(q), heads_last(k), heads_last(v), *rest]
 
@@ -153,22 +150,10 @@ def _autograd_backward(ctx, grad, grad_lse):
     learned = table is not None and ctx.needs_input_grad[3]
     options = ctx.near, ctx.low, ctx.high, ctx.scale, learned
     inputs = q, k, v, table, q_level, k_level, key_vectors, value_vectors
-    dq, dk, dv, dtable, dk_level, dkeys, dvalues = _attention_backward(grad, grad_lse, *inputs, out, lse, *options)
-    # The weights of a row sum to one, so its own level moves nothing but the logsumexp.
-    dq_level = None
-    if q_level is not None:
-        dq_level = torch.zeros_like(q_level)
-        if grad_lse is not None:  # a row that sees nothing has -inf, whatever its level
-            dq_level += grad_lse.masked_fill(lse == -math.inf, 0.0)
-    return (
-        dq, dk, dv,
-        dtable if learned else None,
-        dq_level,
-        None if k_level is None else dk_level,
-        None if key_vectors is None else dkeys,
-        None if value_vectors is None else dvalues,
-        None, None, None, None,
-    )  # fmt: skip
+    dq, dk, dv, *others = _attention_backward(grad, grad_lse, *inputs, out, lse, *options)
+    wanted = learned, q_level is not None, k_level is not None, key_vectors is not None, value_vectors is not None
+    others = [x if wants else None for x, wants in zip(others, wanted, strict=True)]
+    return dq, dk, dv, *others, None, None, None, None
 
 
 _attention.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.toeplitz.band import Band
-
-NOTHING = {torch.float32: 2.0**-60, torch.float64: 2.0**-120}
-"""A weight that changes no digit of a sum of weights."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +17,7 @@ class Bias:
 
     table [H, diagonals], with -inf where the band ends; one head where nothing but the band is in it. Levels [B, H, Lq] and
     [B, H, Lk]; vectors [H or 1, N, D], of the diagonals from `near` on, as far as the band goes or less. Before `near` the
-    table and the vectors are zero."""
+    table and the vectors are zero. fall [H]: keys whose level is that much above the query's own count for nothing."""
 
     band: Band
     near: int
@@ -32,7 +26,7 @@ class Bias:
     k_level: Tensor | None
     key_vectors: Tensor | None
     value_vectors: Tensor | None
-    spread: Tensor | None = None
+    fall: Tensor | None = None
 
     @classmethod
     def of(
@@ -54,56 +48,41 @@ class Bias:
         """Nothing but a table, with something to say at every diagonal."""
         return self.k_level is None and self.near == 0 and self.key_vectors is None and self.value_vectors is None
 
-    def open_keys(self, i: int, j: int) -> tuple[int, int]:
-        """The keys b .. e-1 that all queries i .. j-1 see, and that are quiet or whose bias is a view of the table."""
-        b, e = self.band.open_keys(i, j) if self.is_table else self.quiet_keys(i, j)
-        return max(b, self.keys_that_count(i, j)[0]), e
+    def in_base_2(self, factor: float) -> Bias:
+        return replace(self, table=self.table * factor)
+
+    def own(self) -> Tensor | None:
+        """The table at the diagonal that every query sees, that of its own key, [H or 1]; None where there is no such."""
+        band = self.band
+        return self.table[:, band.last] if band.queries - 1 <= band.last < band.keys and band.width > 0 else None
+
+    def levels_only_fall(self) -> bool:
+        """No query stands at a higher level than a key that it sees, and at that of its own key, which it sees."""
+        if self.k_level is None or self.q_level is None:
+            return True
+        end = self.band.last + 1
+        if self.own() is None:
+            return False
+        falls = bool((self.k_level.diff(dim=2) <= 0).all())
+        return falls and torch.equal(self.q_level, self.k_level[:, :, end - self.band.queries : end])
 
     def quiet_keys(self, i: int, j: int) -> tuple[int, int]:
         """The keys b .. e-1 at which no diagonal of the queries i .. j-1 says anything: no table, edge or vector."""
         b, e = self.band.open_keys(i, j)
         return b, max(b, min(e, self.near - (j - 1)))
 
-    def pruned(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Bias:
-        """Without what cannot count, by a bound that no query and key can break: |scale q.k| <= m, so a weight is at most
-        e^(bias - bias at the query's own diagonal + 2 m), and one below NOTHING changes no digit of a sum.
-
-        Nothing is pruned where both tables and levels or vectors speak, where a row may not see its own diagonal, or where
-        a number is not finite.
-        """
-        own = self.band.last
-        everyone_sees_it = self.band.queries - 1 <= own < self.band.keys
-        nothing_but_levels = self.k_level is not None and self.near == self.band.diagonals
-        if not everyone_sees_it or not (nothing_but_levels or self.is_table):
-            return self
-        wide, enough = self.table.dtype, -math.log(NOTHING[self.table.dtype])
-        if self.is_table and not bool((self.table[:, self.band.first : own] < self.table[:, own, None] - enough).any()):
-            return self  # the quick way out for tables that are not steep
-        longest = [torch.linalg.vector_norm(x, dim=-1, dtype=wide).amax((0, 2)) for x in (q, k)]
-        most = abs(scale) * longest[0] * longest[1].repeat_interleave(q.shape[1] // k.shape[1])  # [H]
-        spread = 2 * most + enough + 0 * torch.linalg.vector_norm(v)  # not finite where v is not
-        if nothing_but_levels:
-            return replace(self, spread=spread)
-        table = self.table.masked_fill(self.table < (self.table[:, own] - spread)[:, None], -math.inf)
-        return replace(self, table=table)
+    def is_quiet(self, i: int, j: int, b: int, e: int) -> bool:
+        first, last = self.quiet_keys(i, j)
+        return first <= b and e <= last
 
     def keys_that_count(self, i: int, j: int) -> tuple[int, int]:
         """The keys b .. e-1 that queries i .. j-1 see, without the first ones that have fallen too far for all of them."""
         b, e = self.band.live_keys(i, j)
-        if self.spread is None or self.k_level is None:
+        if self.fall is None or self.k_level is None:
             return b, e
         own = self.k_level[:, :, max(0, self.band.last - j + 1) : self.band.last - i + 1].amax(2)
-        counts = ~(self.k_level[:, :, b:e] > (own + self.spread)[..., None])  # also where something is not a number
+        counts = self.k_level[:, :, b:e] <= (own + self.fall)[..., None]
         return b + int(counts.flatten(0, 1).any(0).int().argmax()), e
-
-    @cached_property
-    def _said(self) -> Tensor:
-        """How many diagonals before each say more than -inf, [H, diagonals + 1]."""
-        return F.pad((self.table > -math.inf).cumsum(1), (1, 0))
-
-    def silenced(self, i: int, j: int, b: int, e: int) -> Tensor:
-        """The queries i .. j-1 for which the table says -inf of all keys b .. e-1, by band or by pruning, [H or 1, j-i]."""
-        return self._said[:, i + e : j + e] == self._said[:, i + b : j + b]
 
     def upright(self, q: Tensor, i: int, j: int, b: int, e: int, factor: float, out: Tensor) -> Tensor:
         """table + factor q . key_vectors of queries i .. j-1 at the diagonals of the keys b .. e-1, into out [n, rows, width].
@@ -129,6 +108,4 @@ class Bias:
     def add(self, vectors: Tensor, start: int, gradient: Tensor) -> None:
         """Adds gradient [count, n, D] of the diagonals from `start` on to that of the vectors [H or 1, n, D]."""
         there = slice(start - self.near, start - self.near + gradient.shape[1])
-        vectors[:, there] += (
-            gradient.view(-1, len(vectors), *gradient.shape[1:]).sum(0) if len(vectors) > 1 else gradient.sum(0)
-        )
+        vectors[:, there] += gradient.unflatten(0, (-1, len(vectors))).sum(0)
