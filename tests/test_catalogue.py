@@ -84,4 +84,4 @@ def test_options_and_machine():
     [skipped] = [entry for entry in FACTS["samplers"] if entry["name"] == "skipped"]
     assert (skipped["options"], skipped["required"]) == ({"max_length": None, "chunks": 2}, ["max_length"])
     assert FACTS["machine"]["torch"] == torch.__version__ and FACTS["machine"]["threads"] == torch.get_num_threads()
-    assert {"table_kernel", "cuda", "mps", "transformers", "python"} <= FACTS["machine"].keys()
+    assert {"threads", "cuda", "mps", "transformers", "python"} <= FACTS["machine"].keys()

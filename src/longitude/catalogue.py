@@ -17,7 +17,6 @@ import torch
 import longitude.positions  # noqa: F401  registers them
 from longitude import __version__
 from longitude.attention.backends import BACKENDS
-from longitude.attention.backends.table import TABLE_DTYPES
 from longitude.attention.masks import Causal
 from longitude.attention.operation import refusal, requests
 from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias, encodings, factory_of, options_of
@@ -139,7 +138,7 @@ def _of_class(name: str, kind: type) -> Facts:
 
 # ---- the machine -----------------------------------------------------------------------------------------------------
 def machine() -> Facts:
-    """What runs here. table_kernel: whether torch has the fused CPU kernel that biases of the offset read their table by."""
+    """What runs here."""
     try:
         transformers = version("transformers")
     except PackageNotFoundError:
@@ -151,7 +150,6 @@ def machine() -> Facts:
         "transformers": transformers,
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "table_kernel": bool(TABLE_DTYPES),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "mps": torch.backends.mps.is_available(),
     }

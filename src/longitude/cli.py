@@ -174,8 +174,8 @@ def _tables(found: dict[str, Any]) -> Iterator[Any]:
     yield shown
     here = found["machine"]
     yield (
-        f"\nhere: longitude {here['longitude']}, torch {here['torch']}, threads {here['threads']}, the kernel of the backend "
-        f"table {'works' if here['table_kernel'] else 'is missing'}, CUDA {here['cuda'] or 'no'}, "
+        f"\nhere: longitude {here['longitude']}, torch {here['torch']}, threads {here['threads']}, "
+        f"CUDA {here['cuda'] or 'no'}, "
         f"MPS {'yes' if here['mps'] else 'no'}, transformers {here['transformers'] or 'not installed'}"
     )
 

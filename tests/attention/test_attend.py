@@ -12,7 +12,9 @@ import longitude as lg
 from longitude.attention.backends import BACKENDS
 from longitude.positions.composed import compose
 
-GENERAL = [name for name in BACKENDS if name not in ("transport", "flex")]  # a transport alone, or blocks of 128 queries
+GENERAL = [
+    name for name in BACKENDS if name not in ("transport", "flex")
+]  # a transport alone, or blocks of 128 queries
 
 
 def randn(*shape, seed=0, dtype=torch.float64):

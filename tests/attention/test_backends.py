@@ -12,7 +12,9 @@ from longitude.attention.operation import choose, requests
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
 
-GENERAL = [name for name in BACKENDS if name not in ("transport", "flex")]  # a transport alone, or blocks of 128 queries
+GENERAL = [
+    name for name in BACKENDS if name not in ("transport", "flex")
+]  # a transport alone, or blocks of 128 queries
 
 HEADS, DIM, WIDTH = 4, 8, 16
 SHAPE = {"num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": DIM, "dim": WIDTH, "max_length": 64, "layout": "half"}

@@ -12,7 +12,9 @@ from longitude.attention.backends import BACKENDS, refuses
 from longitude.attention.masks import Mask
 from longitude.attention.operation import requests
 
-GENERAL = [name for name in BACKENDS if name not in ("transport", "flex")]  # a transport alone, or blocks of 128 queries
+GENERAL = [
+    name for name in BACKENDS if name not in ("transport", "flex")
+]  # a transport alone, or blocks of 128 queries
 
 KEYS = 9
 ORDER = torch.tensor([3, 0, 7, 2, 8, 1, 5, 4, 6])

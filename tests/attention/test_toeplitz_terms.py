@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from longitude.attention.toeplitz import toeplitz_attention
 
-backward = import_module("longitude.attention.toeplitz.backward")
+tiles = import_module("longitude.attention.toeplitz.tiles")
 ROOM = {"causal": (0, None), "all": (None, None), "window": (0, 39), "own": (0, 0), "sides": (-3, 70), "past": (5, 90)}
 KINDS = ["table", "levels", "key_vectors", "value_vectors"]
 SETS = [kinds for count in range(5) for kinds in combinations(KINDS, count)]
@@ -135,7 +135,7 @@ def test_grouped_heads(heads, shared):
 
 @pytest.mark.parametrize("shared", [True, False], ids=["vectors for all heads", "vectors per head"])
 def test_a_batch_taken_in_several_steps(shared, monkeypatch):
-    monkeypatch.setattr(backward, "TILE_ELEMENTS", 2 * 2 * 64 * 64)  # two sequences of two heads at a time
+    monkeypatch.setattr(tiles, "TILE_ELEMENTS", 2 * 2 * 64 * 64)  # two sequences of two heads at a time
     compare(tensors(KINDS, 90, 90, 50, batch=5, shared=shared), near=50)
 
 

@@ -62,7 +62,7 @@ def _transformed(
 
 
 def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Output, and weights or logsumexp, of all parts, in their places. Where there are several, backward transforms each again."""
+    """Output, and weights or logsumexp, of all parts, in their places. Of several, backward transforms each again."""
 
     def one(part: Part) -> tuple[Tensor, Tensor | None]:
         return run(part.ready(part.request))

@@ -55,7 +55,7 @@ def sdpa(r: Request) -> Tensor:
 def not_zeros(out: Tensor, r: Request, causal: bool) -> Tensor:
     """torch's CPU kernel takes a query whose scores are all -inf for one that sees nothing, and so it does where all are NaN
     and fewer than its vectors hold: zeros. Here they are NaN, as everywhere."""
-    if torch.compiler.is_compiling() or r.q.device.type != "cpu":
+    if torch.compiler.is_compiling() or type(out) is not Tensor or not out.is_cpu:
         return out
     zeros = out.detach()[..., 0] == 0
     if not bool(zeros.any()):

@@ -16,6 +16,7 @@ from longitude.attention.reference import per_query_head
 from longitude.attention.request import Request
 from longitude.attention.spans import partial_by_spans, pieces, steady
 from longitude.attention.toeplitz import toeplitz_attention
+from longitude.attention.toeplitz.tiles import TILE_ELEMENTS
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors
 
 
@@ -122,13 +123,14 @@ def table_limits(r: Request) -> str | None:
 
 
 def table_memory(r: Request) -> int:
-    """A block of queries in reverse; offsets, biases and their band; vectors of the near offsets, and a block of their bias."""
-    rows, keys, heads, dim = min(256, r.rows), r.length, r.heads, r.q.shape[3]
-    numbers = 2 * r.q.shape[0] * heads * rows * dim + 6 * heads * (r.rows + keys)
+    """Tiles of scores, their values and queries; offsets, biases and their band; vectors of the near offsets."""
+    batch, keys, heads, dim = r.q.shape[0], r.length, r.heads, r.q.shape[3]
+    tile = min(max(TILE_ELEMENTS, heads * 2**15), batch * heads * r.rows * keys)
+    numbers = tile + 4 * min(256, r.rows) * heads * dim + 6 * heads * (r.rows + keys)
     for term in r.terms:
         if isinstance(term, OffsetVectors):
-            near = keys if term.reach is None else min(keys, rows + term.reach)
-            numbers += r.q.shape[0] * heads * rows * (rows + near) + 2 * heads * near * dim
+            near = keys if term.reach is None else min(keys, 256 + term.reach)
+            numbers += (2 if term.values is None else 4) * tile + 3 * heads * near * dim
     return numbers * wide_item(r)
 
 

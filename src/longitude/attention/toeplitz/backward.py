@@ -55,6 +55,8 @@ def backward(
         heads_last(q), heads_last(k), heads_last(v),
         like(bias.table, learned), like(bias.q_level), like(bias.k_level), like(bias.key_vectors), like(bias.value_vectors),
     )  # fmt: skip
+    if len(range(*bias.band.live_rows())) == 0:
+        return Gradients(*(None if x is None else x.zero_() for x in grads))  # type: ignore[arg-type]
     minus_delta = -(grad.to(wide) * out.to(wide)).sum(-1)
     if grad_lse is not None:
         minus_delta += grad_lse
@@ -65,9 +67,19 @@ def backward(
     tile = 64 if min(max(queries, k.shape[2]), bias.band.width) <= 256 else 128
     for some in batch_steps(batch, heads, min(tile, queries), min(tile, k.shape[2])):
         by_tiles(
-            *(flat(x, some, wide) for x in (grad, q, k, v, minus_delta[..., None], minus_lse[..., None])),
-            bias, Levels.of(bias, some), scale, bound, tile, grads.of_rows(some),
-        )  # fmt: skip
+            flat(grad, some, wide),
+            flat(q, some, wide),
+            flat(k, some, wide),
+            flat(v, some, wide),
+            flat(minus_delta[..., None], some, wide),
+            flat(minus_lse[..., None], some, wide),
+            bias,
+            Levels.of(bias, some),
+            scale,
+            bound,
+            tile,
+            grads.of_rows(some),
+        )
     return grads
 
 
@@ -93,6 +105,7 @@ def by_tiles(
     dk_tiles = [k.new_zeros(shared, e - b, dim) for b, e in key_tiles]
     dv_tiles = [torch.zeros_like(x) for x in dk_tiles]
     scratch = Scratch(count, q)
+    one_row = count == len(bias.starts)  # of the batch: then the first heads are the first of q
     learns = grads.table is not None or grads.key_vectors is not None
     for i in range(0, queries, tile):
         j = min(i + tile, queries)
@@ -104,13 +117,15 @@ def by_tiles(
         for t in range(start // tile, -(-stop // tile)):
             b, e = key_tiles[t]
             quiet = bias.is_quiet(i, j, b, e)
-            weights = scores(q_i, k, bias, levels, lse_i, scale, i, j, b, e, scratch)
+            h = bias.first_head(j, e) // groups * groups if one_row else 0
+            g = h // groups
+            weights = scores(q_i[h:], k[g:], bias, levels, lse_i[h:], scale, i, j, b, e, scratch, h)
             if bound.faint:
                 torch.threshold_(weights, bound.faintest, -math.inf)
             weights.exp2_()
             # the gradient of the weights, then of the scores
-            ds = scratch.tile("gradient", rows, e - b)
-            ds.copy_(delta_i).view(shared, groups * rows, -1).baddbmm_(grad_groups, v[:, b:e].mT)
+            ds = scratch.tile("gradient", rows, e - b)[h:]
+            ds.copy_(delta_i[h:]).view(shared - g, groups * rows, -1).baddbmm_(grad_groups[g:], v[g:, b:e].mT)
             if bias.value_vectors is not None and grads.value_vectors is not None and not quiet:
                 upright = scratch.upright("weights", rows, e - b)
                 skewed(upright, e - b).copy_(weights)
@@ -121,20 +136,20 @@ def by_tiles(
                 ds.add_(skewed(met, e - b))
                 bias.add(grads.value_vectors, i + b + columns.start, upright[..., columns].mT @ grad_i)
             reads = learns and not quiet
-            ds = torch.mul(ds, weights, out=skewed(scratch.upright("scores", rows, e - b), e - b) if reads else ds)
+            ds = torch.mul(ds, weights, out=skewed(scratch.upright("scores", rows, e - b), e - b)[h:] if reads else ds)
             weights_groups, ds_groups = folded(weights, groups), folded(ds, groups)
-            dv_tiles[t].baddbmm_(weights_groups.mT, grad_groups)
-            dk_tiles[t].baddbmm_(ds_groups.mT, q_groups)
-            dq_i.baddbmm_(ds_groups, k[:, b:e])
+            dv_tiles[t][g:].baddbmm_(weights_groups.mT, grad_groups[g:])
+            dk_tiles[t][g:].baddbmm_(ds_groups.mT, q_groups[g:])
+            dq_i[g:].baddbmm_(ds_groups, k[g:, b:e])
             if grads.q_level is not None and grads.k_level is not None:
                 # Rows sum to the gradient of lse; summed as they are, their rounding meets that of the columns.
                 grads.q_level[:, :, queries - j : queries - i] += ds.sum(2).view(batch, heads, -1).flip(2)
                 grads.k_level[:, :, b:e] -= ds.sum(1).view(batch, heads, -1)
             if reads:
-                upright = scratch.upright("scores", rows, e - b)
+                upright = scratch.upright("scores", rows, e - b)[h:]
                 if grads.table is not None:
-                    sums = upright.new_ones(1, 1, rows).expand(count, -1, -1) @ upright
-                    grads.table[:, i + b : j + e - 1] += sums.view(batch, heads, -1).sum(0)
+                    sums = upright.new_ones(1, 1, rows).expand(count - h, -1, -1) @ upright
+                    grads.table[h:, i + b : j + e - 1] += sums.view(batch, heads - h, -1).sum(0)
                 if bias.key_vectors is not None and grads.key_vectors is not None:
                     own, columns = bias.of_diagonals(bias.key_vectors, i + b, upright.shape[2], count)
                     dq_i.view(count, rows, dim).baddbmm_(upright[..., columns], own)

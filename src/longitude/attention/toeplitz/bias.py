@@ -17,7 +17,8 @@ class Bias:
 
     table [H, diagonals], with -inf where the band ends; one head where nothing but the band is in it. Levels [B, H, Lq] and
     [B, H, Lk]; vectors [H or 1, N, D], of the diagonals from `near` on, as far as the band goes or less. Before `near` the
-    table and the vectors are zero. fall [H]: keys whose level is that much above the query's own count for nothing."""
+    table and the vectors are zero. fall [H]: keys whose level is that much above the query's own count for nothing. starts:
+    for each head, the first diagonal that counts; empty where all do."""
 
     band: Band
     near: int
@@ -27,6 +28,7 @@ class Bias:
     key_vectors: Tensor | None
     value_vectors: Tensor | None
     fall: Tensor | None = None
+    starts: tuple[int, ...] = ()
 
     @classmethod
     def of(
@@ -56,6 +58,10 @@ class Bias:
         band = self.band
         return self.table[:, band.last] if band.queries - 1 <= band.last < band.keys and band.width > 0 else None
 
+    def first_head(self, j: int, e: int) -> int:
+        """The heads before it see nothing that counts at keys before e of queries before j."""
+        return next((h for h, start in enumerate(self.starts) if start <= j + e - 2), 0)
+
     def levels_only_fall(self) -> bool:
         """No query stands at a higher level than a key that it sees, and at that of its own key, which it sees."""
         if self.k_level is None or self.q_level is None:
@@ -81,7 +87,7 @@ class Bias:
         if self.fall is None or self.k_level is None:
             return b, e
         own = self.k_level[:, :, max(0, self.band.last - j + 1) : self.band.last - i + 1].amax(2)
-        counts = self.k_level[:, :, b:e] <= (own + self.fall)[..., None]
+        counts = ~(self.k_level[:, :, b:e] > (own + self.fall)[..., None])  # also where something is not a number
         return b + int(counts.flatten(0, 1).any(0).int().argmax()), e
 
     def upright(self, q: Tensor, i: int, j: int, b: int, e: int, factor: float, out: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ class Bound:
     """|scale q.k| <= most [H], by Cauchy and Schwarz: scale times the longest q times the longest k.
 
     safe: e^score is of ordinary size, so rows need not be lowered by their highest score. faint: weights may be too small for
-    ordinary numbers, and then take many times as long to make and to multiply: those of scores below `faintest`, in base 2, change
-    no digit and become 0."""
+    ordinary numbers, and then take many times as long to make and to multiply: those of scores below `faintest`, in base 2,
+    change no digit and become 0."""
 
     most: Tensor
     finite: bool
@@ -34,14 +34,16 @@ class Bound:
         wide = bias.table.dtype
         longest_q, longest_k = (torch.linalg.vector_norm(x, dim=-1, dtype=wide).amax((0, 2)) for x in (q, k))
         longest_k = longest_k.repeat_interleave(q.shape[1] // k.shape[1])
-        if bias.key_vectors is not None:
+        if bias.key_vectors is not None and bias.key_vectors.shape[1] > 0:
             longest_k = longest_k + torch.linalg.vector_norm(bias.key_vectors, dim=-1).amax()
         most = abs(scale) * longest_q * longest_k
         tables = bias.table[:, bias.band.first : bias.band.last + 1]
         highest, lowest = tables.amax(1) + most, tables.amin(1) - most
         own = bias.own()
         safe = own is not None and bool(((highest <= SAFE) & (own - most >= -SAFE)).all()) and bias.levels_only_fall()
-        faint = not bool((lowest - (0.0 if safe else highest) > -60.0).all()) or bias.k_level is not None
+        if bias.k_level is not None and bias.q_level is not None:
+            lowest = lowest - float(bias.k_level.amax() - bias.q_level.amin())
+        faint = not bool((lowest - (0.0 if safe else highest) > -60.0).all())
         finite = bool(torch.isfinite(most).all())
         return cls(most, finite, safe, faint, math.log2(torch.finfo(wide).tiny) + 26)
 
@@ -59,7 +61,8 @@ class Bound:
         nothing = bias.table < (own - 2 * self.most - enough)[:, None]
         if not (bool(nothing[:, bias.band.first : bias.band.last].any()) and self.finite and _finite(*others)):
             return bias
-        return replace(bias, table=bias.table.masked_fill(nothing, -math.inf))
+        starts = (~nothing).int().argmax(1).tolist()
+        return replace(bias, table=bias.table.masked_fill(nothing, -math.inf), starts=tuple(starts))
 
 
 def _finite(*tensors: Tensor) -> bool:

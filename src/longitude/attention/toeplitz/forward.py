@@ -12,9 +12,7 @@ from torch import Tensor
 from longitude.attention.toeplitz.band import heads_last, skewed
 from longitude.attention.toeplitz.bias import Bias
 from longitude.attention.toeplitz.bound import Bound
-from longitude.attention.toeplitz.tiles import LOG2E, Levels, Scratch, batch_steps, flat, reversed_rows, scores
-
-ROWS, KEYS = 128, 256
+from longitude.attention.toeplitz.tiles import LOG2E, Levels, Scratch, batch_steps, flat, folded, reversed_rows, scores
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, bias: Bias, scale: float) -> tuple[Tensor, Tensor]:
@@ -22,11 +20,14 @@ def forward(q: Tensor, k: Tensor, v: Tensor, bias: Bias, scale: float) -> tuple[
     batch, heads, queries, _ = q.shape
     wide = bias.table.dtype
     out, lse = heads_last(q), q.new_full(q.shape[:3], -math.inf, dtype=wide)
-    if bias.band.live_rows() != (0, queries):
+    start, stop = bias.band.live_rows()
+    if (start, stop) != (0, queries):
         out.zero_()
+    if start == stop:
+        return out, lse
     bound = Bound.of(bias, q, k, v, scale)
     bias = bound.pruned(bias, v).in_base_2(LOG2E)
-    for some in batch_steps(batch, heads, min(ROWS, queries), min(KEYS, k.shape[2])):
+    for some in batch_steps(batch, heads, min(128, queries), min(256, k.shape[2])):
         q_n, k_n, v_n = (flat(x, some, wide) for x in (q, k, v))
         by_blocks(q_n, k_n, v_n, bias, Levels.of(bias, some), scale, bound, out[some], lse[some])
     return out, lse
@@ -46,52 +47,55 @@ def by_blocks(
     """q [n, Lq, D], k, v [n / groups, Lk, D]. Writes out [rows of the batch, heads, Lq, D] and lse [..., Lq]."""
     (count, queries, dim), groups = q.shape, q.shape[0] // k.shape[0]
     start, stop = bias.band.live_rows()
-    rows = 64 if bias.band.width <= min(512, queries // 2) else ROWS  # a window wastes less in short blocks
+    rows, cols = tile_shape(queries, bias.band.width)
+    one_row = count == len(bias.starts)  # of the batch: then the first heads are the first of q
     scratch = Scratch(count, q)
     heads = out.shape[:2]
     for i in range(start, stop, rows):
         j = min(i + rows, stop)
         q_i = reversed_rows(q, i, j)
-        made = q.new_empty(k.shape[0], groups * (j - i), dim)  # sums of weighted values
-        total = top = None  # sums of weights, and the highest score so far, [n, rows, 1]
-        for b, e in key_tiles(bias, i, j):
-            weights = scores(q_i, k, bias, levels, None, scale, i, j, b, e, scratch)
+        made = q.new_zeros(k.shape[0], groups * (j - i), dim)  # sums of weighted values
+        total = q.new_zeros(count, j - i, 1)  # sums of weights
+        top = total if bound.safe else total - 1e30  # the highest score so far
+        for b, e in key_tiles(bias, i, j, cols):
+            h = bias.first_head(j, e) // groups * groups if one_row else 0
+            weights = scores(q_i[h:], k[h // groups :], bias, levels, None, scale, i, j, b, e, scratch, h)
             if not bound.safe:
-                highest = weights.amax(-1, keepdim=True).clamp_min(-1e30)  # a row may see nothing here
-                before, top = top, highest if top is None else torch.maximum(top, highest)
-                weights.sub_(top)
-                if before is not None and total is not None:
-                    fade = (before - top).exp2_()
-                    total.mul_(fade)
-                    made.view(count, j - i, dim).mul_(fade)
+                highest = torch.maximum(top[h:], weights.amax(-1, keepdim=True))
+                weights.sub_(highest)
+                fade = (top[h:] - highest).exp2_()
+                total[h:] *= fade
+                made.view(count, j - i, dim)[h:] *= fade
+                top[h:] = highest
             if bound.faint:
                 torch.threshold_(weights, bound.faintest, -math.inf)
             weights.exp2_()
-            sums, of_groups = weights.sum(-1, keepdim=True), weights.view(-1, groups * (j - i), e - b)
-            if total is None:
-                total = sums
-                torch.bmm(of_groups, v[:, b:e], out=made)
-            else:
-                total.add_(sums)
-                made.baddbmm_(of_groups, v[:, b:e])
+            total[h:] += weights.sum(-1, keepdim=True)
+            made[h // groups :].baddbmm_(folded(weights, groups), v[h // groups :, b:e])
             if bias.value_vectors is not None and not bias.is_quiet(i, j, b, e):
                 upright = scratch.upright("weights", j - i, e - b)
                 skewed(upright, e - b).copy_(weights)
                 own, columns = bias.of_diagonals(bias.value_vectors, i + b, upright.shape[2], count)
                 made.view(count, j - i, dim).baddbmm_(upright[..., columns], own)
-        assert total is not None  # the query at i sees a key
         there = slice(queries - j, queries - i)
         sums = total.view(*heads, j - i, 1).flip(2)
         torch.div(made.view(*heads, j - i, dim).flip(2), sums, out=out[:, :, there])
-        ends = total.log2() if top is None else total.log2() + top
-        ends = ends.masked_fill(total == 0, math.nan) / LOG2E  # the row sees keys, all of them at a score of -inf
+        # Where the sum is 0, the row sees keys, all of them at a score of -inf.
+        ends = (total.log2() + (0.0 if bound.safe else top)).masked_fill(total == 0, math.nan) / LOG2E
         lse[:, :, there] = ends.view(*heads, j - i).flip(2)
 
 
-def key_tiles(bias: Bias, i: int, j: int) -> Iterator[tuple[int, int]]:
+def tile_shape(queries: int, width: int) -> tuple[int, int]:
+    """Rows and keys of a tile, measured: long rows need fewer keys in the cache; a window is one tile wide."""
+    if width <= queries // 2:
+        return 128, 1024
+    return (256, 128) if queries >= 2048 else (128, 256)
+
+
+def key_tiles(bias: Bias, i: int, j: int, cols: int) -> Iterator[tuple[int, int]]:
     """The keys that count for queries i .. j-1, quiet ones in tiles of their own."""
     start, stop = bias.keys_that_count(i, j)
     far, near = (min(max(x, start), stop) for x in bias.quiet_keys(i, j))
-    for first, last in pairwise((start, far, near, stop) if near - far >= KEYS else (start, stop)):
-        for b in range(first, last, KEYS):
-            yield b, min(b + KEYS, last)
+    for first, last in pairwise((start, far, near, stop) if near - far >= cols else (start, stop)):
+        for b in range(first, last, cols):
+            yield b, min(b + cols, last)

@@ -93,13 +93,15 @@ def scores(
     b: int,
     e: int,
     scratch: Scratch,
+    head: int = 0,
 ) -> Tensor:
     """scale q.k + bias + shift of queries i .. j-1 and keys b .. e-1, [n, rows, keys], in scratch.
 
-    q [n, rows, D] in reverse; k [n / groups, Lk, D]; shift [n, rows, 1]. The bias is in base 2, and so is what comes out."""
+    q [n, rows, D] in reverse; k [n / groups, Lk, D]; shift [n, rows, 1]; their first is that of `head`. The bias is in base 2,
+    and so is what comes out."""
     count, rows, keys = q.shape[0], j - i, e - b
     groups = count // k.shape[0]
-    out = scratch.tile("scores", rows, keys)
+    out = scratch.tile("scores", rows, keys)[:count]
     row, column = (None, None) if levels is None else levels.of_tile(i, j, b, e, out.dtype)
     if row is not None:
         shift = row if shift is None else row + shift
@@ -115,9 +117,9 @@ def scores(
             ).view(count, rows, keys)  # fmt: skip
     else:
         if bias.key_vectors is None:
-            heads = bias.table.shape[0]
+            table = hankel(bias.table[head:], i, j, b, e)
+            heads = table.shape[0]
             at = out if heads == 1 else out.view(-1, heads, rows, keys)
-            table = hankel(bias.table, i, j, b, e)
             if shift is None:
                 at.copy_(table)
             else:
