@@ -193,7 +193,7 @@ class Any(Mask):
 
 def _meet(a: Reach, b: Reach) -> Reach:
     lows, highs = [r[0] for r in (a, b) if r[0] is not None], [r[1] for r in (a, b) if r[1] is not None]
-    return max(lows, default=None), min(highs, default=None)
+    return max(lows) if lows else None, min(highs) if highs else None  # compilers do not follow default=
 
 
 def require_mask(mask: object) -> None:

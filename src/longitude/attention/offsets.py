@@ -11,6 +11,8 @@ from torch import Tensor
 from longitude.positions.base import OffsetBias
 from longitude.positions.bias import FixedBias
 
+LONGEST = 2**18  # offsets of a remembered table; as many again beside them
+
 
 def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:
     """The bias at the offsets first, first - 1, ..., last, where q is; to be read only.
@@ -25,7 +27,8 @@ def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dty
         far = near[:, :1].expand(-1, min(count, first - term.reach))
         return torch.cat([far, near], 1) if last <= term.reach else far
     # Fake tensors make their own, and a table made on one stream of a GPU may not be there on another.
-    if isinstance(term.at, FixedBias) and type(q) is Tensor and q.is_cpu:
+    plain = type(q) is Tensor and q.is_cpu and torch._C._len_torch_dispatch_stack() == 0
+    if isinstance(term.at, FixedBias) and plain and count <= LONGEST:
         size = 1 << (count - 1).bit_length()  # a power of two, so that a growing sequence asks rarely
         lowest = last // size * size
         start = lowest + 2 * size - 1 - first

@@ -19,6 +19,7 @@ from longitude.attention.request import Request, places, validate
 from longitude.errors import unknown
 from longitude.positions.base import (
     Columns,
+    Drift,
     Encoding,
     OffsetBias,
     OffsetVectors,
@@ -151,7 +152,7 @@ def raw_request(
     require_causal(encoding, mask)
     if sum(isinstance(term, Transport) for term in terms) > 1:
         raise ValueError("two composed encodings both transport keys; use one of them")
-    if rows > keys and any(isinstance(term, Transport) for term in terms):
+    if rows > keys and any(isinstance(term, Transport | Drift) for term in terms):
         raise ValueError(f"the encoding expects queries among the keys, got {rows} queries and {keys} keys")
     return r
 

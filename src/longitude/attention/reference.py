@@ -40,7 +40,8 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
             if isinstance(term, OffsetVectors) and term.values is not None:
                 out = out + collected(weights, term.values, r)
         if r.lse:
-            return out.to(r.q.dtype), scores.logsumexp(-1).masked_fill(~allowed.any(-1), -math.inf)
+            lse = scores.logsumexp(-1) + 0 * weights.sum(-1)  # not a number where the output is none
+            return out.to(r.q.dtype), lse.masked_fill(~allowed.any(-1), -math.inf)
     return out.to(r.q.dtype), weights.to(r.q.dtype)
 
 

@@ -26,7 +26,8 @@ class Composed(Encoding):
         self.relative = all(m.relative for m in members)
         self.learned = any(m.learned for m in members)
         self.causal_only = any(m.causal_only for m in members)
-        self.max_length = min((m.max_length for m in members if m.max_length is not None), default=None)
+        bounds = [m.max_length for m in members if m.max_length is not None]
+        self.max_length = min(bounds) if bounds else None
         self.axes = max((m.axes for m in members), default=1)
         self.shared = all(m.shared for m in members)
         self.stable_keys = all(m.stable_keys for m in members)

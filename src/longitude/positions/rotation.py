@@ -176,6 +176,12 @@ def compiled() -> Callable[..., None] | None:
     return found
 
 
+def room(x: Tensor) -> Tensor:
+    """For a result laid out as x, the numbers of a head side by side."""
+    out = torch.empty_like(x)
+    return out if out.stride(3) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
+
+
 # An operator, so that whoever traces, fakes or profiles torch sees one.
 torch.library.define("longitude::turn", "(Tensor x, Tensor cos, Tensor sin, bool half) -> Tensor")
 
@@ -184,7 +190,7 @@ torch.library.define("longitude::turn", "(Tensor x, Tensor cos, Tensor sin, bool
 def _(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
     run = compiled()
     assert run is not None
-    out, cos, sin = torch.empty_like(x), cos.contiguous(), sin.contiguous()
+    out, cos, sin = room(x), cos.contiguous(), sin.contiguous()
     each = cos.stride(0) if cos.dim() == 4 and cos.shape[0] > 1 else 0
     data = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr()
     run(*data, *x.shape[:3], cos.shape[-1], *x.stride()[:3], *out.stride()[:3], each, half, torch.get_num_threads())
@@ -193,4 +199,4 @@ def _(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
 
 @torch.library.register_fake("longitude::turn")
 def _(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
-    return torch.empty_like(x)
+    return room(x)

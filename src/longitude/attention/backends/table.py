@@ -38,7 +38,7 @@ def dense(r: Request) -> tuple[Tensor, Tensor]:
     r = counting(r) or r
     assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
     wide = torch.promote_types(r.q.dtype, torch.float32)
-    # The kernel counts orders so that the last query meets the last key.
+    # toeplitz_attention counts orders so that the last query meets the last key.
     late = r.order_gap + r.rows - r.length
     low, high = (None if bound is None else bound - late for bound in r.band)
     diagonals = r.rows + r.length - 1
@@ -47,7 +47,7 @@ def dense(r: Request) -> tuple[Tensor, Tensor]:
     # What all far offsets share moves all scores of a row alike, and the weights not at all: the rest is counted from it.
     of_offsets = [term for term in r.terms if isinstance(term, OffsetBias | OffsetVectors)]
     reaches = [term.reach for term in of_offsets]
-    reach = None if None in reaches else max([x for x in reaches if x is not None], default=None)
+    reach = None if None in reaches else max([x for x in reaches if x is not None]) if reaches else None
     near = 0 if reach is None else max(0, min(diagonals - 1, newest - reach))
 
     def counted(of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -123,14 +123,18 @@ def table_limits(r: Request) -> str | None:
 
 
 def table_memory(r: Request) -> int:
-    """Tiles of scores, their values and queries; offsets, biases and their band; vectors of the near offsets."""
+    """Tiles of scores, their values and queries; offsets, biases and their band; vectors of the near offsets; and copies in
+    float32 of what is narrower."""
     batch, keys, heads, dim = r.q.shape[0], r.length, r.heads, r.q.shape[3]
-    tile = min(max(TILE_ELEMENTS, heads * 2**15), batch * heads * r.rows * keys)
-    numbers = tile + 4 * min(256, r.rows) * heads * dim + 6 * heads * (r.rows + keys)
+    step = max(1, min(batch, TILE_ELEMENTS // (heads * min(128, r.rows) * min(256, keys))))
+    tile = step * heads * min(2**15, r.rows * keys)
+    numbers = tile + 4 * step * min(256, r.rows) * heads * dim + 6 * heads * (r.rows + keys)
     for term in r.terms:
         if isinstance(term, OffsetVectors):
             near = keys if term.reach is None else min(keys, 256 + term.reach)
-            numbers += (2 if term.values is None else 4) * tile + 3 * heads * near * dim
+            numbers += (4 if term.values is None else 8) * tile + 3 * heads * near * dim
+    if r.q.dtype.itemsize < 4:
+        numbers += step * dim * (heads * r.rows + 2 * r.k.shape[1] * keys)
     return numbers * wide_item(r)
 
 

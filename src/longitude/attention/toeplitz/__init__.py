@@ -6,13 +6,13 @@ is a *strided view* of the table (strides 1 and 1). A vector per offset is read 
 columns are diagonals, and its bias is a strided view of that (a row begins one further than the row above). A number per
 token (a forget gate's level) is constant along a column. Nothing of Lq x Lk elements is ever allocated.
 
-    forward     the fused CPU kernel takes the view as its mask: one call per block of queries, over the keys they see; where
-                nothing but the near offsets have a bias, the far keys need none, and two calls meet by their logsumexp
-    backward    tile by tile, in tiles that fit the cache; a tile of weights is built once and serves every gradient, those
-                of tables (anti-diagonal sums of the scores' gradient) and vectors (one product per tile) among them
+    forward     block by block of queries, tile by tile of keys; rows are lowered by a running maximum only where `Bound`
+                cannot promise scores of ordinary size
+    backward    tile by tile; a tile of weights is built once and serves every gradient, those of tables (anti-diagonal sums
+                of the scores' gradient) and vectors (one product per tile) among them
 
-Below this function, i always counts queries in reverse. band.py has the geometry, bias.py what is added, then forward.py and
-backward.py; kernel.py calls torch's private kernel.
+Below this function, i always counts queries in reverse. band.py has the geometry, bias.py what is added, bound.py what cannot
+count and is left out, tiles.py a tile of scores; then come forward.py and backward.py.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def backward(
     # A query that sees nothing has weights exp2(-inf - 0) = 0.
     minus_lse = -lse.masked_fill(lse == -math.inf, 0.0) * LOG2E
     bound = Bound.of(bias, q, k, v, scale)
-    bias = bound.pruned(bias, v, minus_delta, minus_lse).in_base_2(LOG2E)
+    bias = bound.pruned(bias, v, grad, minus_delta[..., None]).in_base_2(LOG2E)
     tile = 64 if min(max(queries, k.shape[2]), bias.band.width) <= 256 else 128
     for some in batch_steps(batch, heads, min(tile, queries), min(tile, k.shape[2])):
         by_tiles(
@@ -122,6 +122,8 @@ def by_tiles(
             weights = scores(q_i[h:], k[g:], bias, levels, lse_i[h:], scale, i, j, b, e, scratch, h)
             if bound.faint:
                 torch.threshold_(weights, bound.faintest, -math.inf)
+            if bound.vast:
+                weights.clamp_(max=0.0)
             weights.exp2_()
             # the gradient of the weights, then of the scores
             ds = scratch.tile("gradient", rows, e - b)[h:]

@@ -18,7 +18,8 @@ class Bias:
     table [H, diagonals], with -inf where the band ends; one head where nothing but the band is in it. Levels [B, H, Lq] and
     [B, H, Lk]; vectors [H or 1, N, D], of the diagonals from `near` on, as far as the band goes or less. Before `near` the
     table and the vectors are zero. fall [H]: keys whose level is that much above the query's own count for nothing. starts:
-    for each head, the first diagonal that counts; empty where all do."""
+    for each head, the first diagonal that counts; empty where all do. strict: what is not finite must not reach a query that
+    may not see it: -inf and NaN do not add up to -inf."""
 
     band: Band
     near: int
@@ -29,6 +30,7 @@ class Bias:
     value_vectors: Tensor | None
     fall: Tensor | None = None
     starts: tuple[int, ...] = ()
+    strict: bool = False
 
     @classmethod
     def of(

@@ -56,7 +56,7 @@ def by_blocks(
         q_i = reversed_rows(q, i, j)
         made = q.new_zeros(k.shape[0], groups * (j - i), dim)  # sums of weighted values
         total = q.new_zeros(count, j - i, 1)  # sums of weights
-        top = total if bound.safe else total - 1e30  # the highest score so far
+        top = total if bound.safe else torch.full_like(total, torch.finfo(total.dtype).min)  # the highest score so far
         for b, e in key_tiles(bias, i, j, cols):
             h = bias.first_head(j, e) // groups * groups if one_row else 0
             weights = scores(q_i[h:], k[h // groups :], bias, levels, None, scale, i, j, b, e, scratch, h)

@@ -66,19 +66,22 @@ class Levels:
 
     q: Tensor
     k: Tensor
+    steep: bool
 
     @classmethod
     def of(cls, bias: Bias, some: slice) -> Levels | None:
         if bias.q_level is None or bias.k_level is None:
             return None
-        return cls(bias.q_level[some].flatten(0, 1), bias.k_level[some].flatten(0, 1))
+        q, k = bias.q_level[some].flatten(0, 1), bias.k_level[some].flatten(0, 1)
+        over = min(256, q.shape[1] - 1)
+        return cls(q, k, bool(((q[:, over:] - q[:, : q.shape[1] - over]).abs() > 8.0).any()))
 
-    def of_tile(self, i: int, j: int, b: int, e: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def of_tile(self, i: int, j: int, b: int, e: int) -> tuple[Tensor, Tensor]:
         """[n, rows, 1] and [n, 1, keys], whose sum is q - k: measured from a query in the middle, so that near ones are
-        small numbers."""
+        small numbers. In base 2, in the dtype they came in."""
         rows = reversed_rows(self.q[..., None], i, j)
         middle = rows[:, rows.shape[1] // 2, None]
-        return ((rows - middle) * LOG2E).to(dtype), ((middle - self.k[:, None, b:e]) * LOG2E).to(dtype)
+        return (rows - middle) * LOG2E, (middle - self.k[:, None, b:e]) * LOG2E
 
 
 def scores(
@@ -102,7 +105,12 @@ def scores(
     count, rows, keys = q.shape[0], j - i, e - b
     groups = count // k.shape[0]
     out = scratch.tile("scores", rows, keys)[:count]
-    row, column = (None, None) if levels is None else levels.of_tile(i, j, b, e, out.dtype)
+    row = column = rest = None
+    if levels is not None:
+        exact_row, exact_column = levels.of_tile(i, j, b, e)
+        row, column = exact_row.to(out.dtype), exact_column.to(out.dtype)
+        if levels.steep and row.dtype != exact_row.dtype:  # what rounding left of numbers that are not small
+            rest = (exact_row - row).to(out.dtype), (exact_column - column).to(out.dtype)
     if row is not None:
         shift = row if shift is None else row + shift
     if bias.is_quiet(i, j, b, e):
@@ -130,5 +138,10 @@ def scores(
             out.copy_(at) if shift is None else torch.add(at, shift, out=out)
         if column is not None:
             out.add_(column)
+    if rest is not None:
+        out.add_(rest[0]).add_(rest[1])
     out.view(-1, groups * rows, keys).baddbmm_(folded(q, groups), k[:, b:e].mT, alpha=scale * LOG2E)
+    if bias.strict:
+        forbidden = hankel(bias.table[head:], i, j, b, e) == -math.inf
+        out.view(-1, forbidden.shape[0], rows, keys).masked_fill_(forbidden, -math.inf)
     return out
