@@ -50,9 +50,12 @@ def dense(r: Request) -> tuple[Tensor, Tensor]:
     reach = None if None in reaches else max([x for x in reaches if x is not None]) if reaches else None
     near = 0 if reach is None else max(0, min(diagonals - 1, newest - reach))
 
+    # No query sees the diagonals from `stop` on.
+    stop = diagonals if low is None else max(near + 1, min(diagonals, r.length - low))
+
     def counted(of: Callable[[Tensor], Tensor]) -> Tensor:
         """Vectors [H or 1, N, D] of the diagonals from `near` on."""
-        offsets = newest - near - torch.arange(diagonals - near, device=r.q.device)
+        offsets = newest - near - torch.arange(stop - near, device=r.q.device)
         return at(of, offsets) if reach is None else at(of, offsets) - at(of, offsets.new_tensor([reach]))
 
     def at(of: Callable[[Tensor], Tensor], offsets: Tensor) -> Tensor:
@@ -72,7 +75,7 @@ def dense(r: Request) -> tuple[Tensor, Tensor]:
             values.append(counted(term.values))
         if isinstance(term.shift, Tensor) or term.shift:  # a shift of the queries meets each vector once
             shift = torch.as_tensor(term.shift, device=r.q.device).to(wide).expand(r.heads, 1, r.q.shape[3])
-            biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, 0)))
+            biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, diagonals - stop)))
 
     levels = [
         (r.scale if term.scaled else 1.0) * per_query_head(term.level, r.heads)

@@ -64,8 +64,8 @@ def backward(
     minus_lse = -lse.masked_fill(lse == -math.inf, 0.0) * LOG2E
     bound = Bound.of(bias, q, k, v, scale)
     bias = bound.pruned(bias, v, grad, minus_delta[..., None]).in_base_2(LOG2E)
-    tile = 64 if min(max(queries, k.shape[2]), bias.band.width) <= 256 else 128
-    for some in batch_steps(batch, heads, min(tile, queries), min(tile, k.shape[2])):
+    shape = tile_shape(bias)
+    for some in batch_steps(batch, heads, min(shape[0], queries), min(shape[1], k.shape[2])):
         by_tiles(
             flat(grad, some, wide),
             flat(q, some, wide),
@@ -77,10 +77,18 @@ def backward(
             Levels.of(bias, some),
             scale,
             bound,
-            tile,
+            shape,
             grads.of_rows(some),
         )
     return grads
+
+
+def tile_shape(bias: Bias) -> tuple[int, int]:
+    """Rows and keys of a tile, measured: small where the band is narrow, and wide where a tile of vectors has a column for
+    each of rows + keys diagonals."""
+    if min(max(bias.band.queries, bias.band.keys), bias.band.width) <= 256:
+        return 64, 64
+    return (128, 256) if bias.key_vectors is not None and bias.near == 0 else (128, 128)
 
 
 def by_tiles(
@@ -94,21 +102,22 @@ def by_tiles(
     levels: Levels | None,
     scale: float,
     bound: Bound,
-    tile: int,
+    shape: tuple[int, int],
     grads: Gradients,
 ) -> None:
     """grad, q [n, Lq, D], k, v [n / groups, Lk, D], minus_delta and minus_lse [n, Lq, 1], the latter in base 2. Writes the
     gradients of q, k, v and levels of these rows of the batch, adds to those of table and vectors."""
     (count, queries, dim), (shared, keys, _) = q.shape, k.shape
     groups, (batch, heads) = count // shared, grads.q.shape[:2]
+    tall, tile = shape
     key_tiles = [(b, min(b + tile, keys)) for b in range(0, keys, tile)]
     dk_tiles = [k.new_zeros(shared, e - b, dim) for b, e in key_tiles]
     dv_tiles = [torch.zeros_like(x) for x in dk_tiles]
     scratch = Scratch(count, q)
     one_row = count == len(bias.starts)  # of the batch: then the first heads are the first of q
     learns = grads.table is not None or grads.key_vectors is not None
-    for i in range(0, queries, tile):
-        j = min(i + tile, queries)
+    for i in range(0, queries, tall):
+        j = min(i + tall, queries)
         rows = j - i
         q_i, grad_i, delta_i, lse_i = (reversed_rows(x, i, j) for x in (q, grad, minus_delta, minus_lse))
         q_groups, grad_groups = folded(q_i, groups), folded(grad_i, groups)

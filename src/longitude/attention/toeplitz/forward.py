@@ -47,7 +47,7 @@ def by_blocks(
     """q [n, Lq, D], k, v [n / groups, Lk, D]. Writes out [rows of the batch, heads, Lq, D] and lse [..., Lq]."""
     (count, queries, dim), groups = q.shape, q.shape[0] // k.shape[0]
     start, stop = bias.band.live_rows()
-    rows, cols = tile_shape(queries, bias.band.width)
+    rows, cols = tile_shape(bias)
     one_row = count == len(bias.starts)  # of the batch: then the first heads are the first of q
     scratch = Scratch(count, q)
     heads = out.shape[:2]
@@ -85,11 +85,14 @@ def by_blocks(
         lse[:, :, there] = ends.view(*heads, j - i).flip(2)
 
 
-def tile_shape(queries: int, width: int) -> tuple[int, int]:
-    """Rows and keys of a tile, measured: long rows need fewer keys in the cache; a window is one tile wide."""
-    if width <= queries // 2:
+def tile_shape(bias: Bias) -> tuple[int, int]:
+    """Rows and keys of a tile, measured: long rows need fewer keys in the cache; a window is one tile wide; and a tile of
+    vectors has a column for each of rows + keys diagonals."""
+    if bias.band.width <= bias.band.queries // 2:
         return 128, 1024
-    return (256, 128) if queries >= 2048 else (128, 256)
+    if bias.key_vectors is not None and bias.near == 0:
+        return 64, 512
+    return (256, 128) if bias.band.queries >= 2048 else (128, 256)
 
 
 def key_tiles(bias: Bias, i: int, j: int, cols: int) -> Iterator[tuple[int, int]]:
