@@ -64,7 +64,7 @@ def backward(
     minus_lse = -lse.masked_fill(lse == -math.inf, 0.0) * LOG2E
     bound = Bound.of(bias, q, k, v, scale)
     bias = bound.pruned(bias, v, grad, minus_delta[..., None]).in_base_2(LOG2E)
-    shape = tile_shape(bias)
+    shape = tile_shape(bias, learned)
     for some in batch_steps(batch, heads, min(shape[0], queries), min(shape[1], k.shape[2])):
         by_tiles(
             flat(grad, some, wide),
@@ -83,12 +83,14 @@ def backward(
     return grads
 
 
-def tile_shape(bias: Bias) -> tuple[int, int]:
+def tile_shape(bias: Bias, learned: bool) -> tuple[int, int]:
     """Rows and keys of a tile, measured: small where the band is narrow, and wide where a tile of vectors has a column for
     each of rows + keys diagonals."""
     if min(max(bias.band.queries, bias.band.keys), bias.band.width) <= 256:
         return 64, 64
-    return (128, 256) if bias.key_vectors is not None and bias.near == 0 else (128, 128)
+    if bias.near == 0 and (learned or bias.key_vectors is not None):
+        return 128, 256
+    return (256, 128) if bias.band.queries >= 2048 else (128, 128)
 
 
 def by_tiles(

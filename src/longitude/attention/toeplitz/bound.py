@@ -53,6 +53,13 @@ class Bound:
         finite = bool(torch.isfinite(most).all())
         return cls(most, finite, safe, faint, math.log2(torch.finfo(wide).tiny) + 26, not bool((most < 2.0**18).all()))
 
+    def denormal(self, bias: Bias) -> bool:
+        """Whether weights of the forward pass may be denormal, after pruning; bias in base 2."""
+        if not self.safe or bias.k_level is not None:
+            return True
+        lowest = bias.table.masked_fill(bias.table == -math.inf, 0.0).amin(1) - self.most / math.log(2)
+        return not bool((lowest > math.log2(torch.finfo(bias.table.dtype).tiny)).all())
+
     def pruned(self, bias: Bias, *rows: Tensor) -> Bias:
         """Without keys whose weight is nothing: at most e^(bias - bias at the query's own diagonal + 2 most).
 

@@ -50,6 +50,7 @@ def by_blocks(
     rows, cols = tile_shape(bias)
     one_row = count == len(bias.starts)  # of the batch: then the first heads are the first of q
     scratch = Scratch(count, q)
+    faint = bound.faint and bound.denormal(bias)
     heads = out.shape[:2]
     for i in range(start, stop, rows):
         j = min(i + rows, stop)
@@ -67,7 +68,7 @@ def by_blocks(
                 total[h:] *= fade
                 made.view(count, j - i, dim)[h:] *= fade
                 top[h:] = highest
-            if bound.faint:
+            if faint:
                 torch.threshold_(weights, bound.faintest, -math.inf)
             weights.exp2_()
             total[h:] += weights.sum(-1, keepdim=True)
