@@ -136,6 +136,8 @@ def table_memory(r: Request) -> int:
         if isinstance(term, OffsetVectors):
             near = keys if term.reach is None else min(keys, 256 + term.reach)
             numbers += (4 if term.values is None else 8) * tile + 3 * heads * near * dim
+        if isinstance(term, Drift):  # in float64
+            numbers += 8 * batch * heads * (r.rows + keys)
     if r.q.dtype.itemsize < 4:
         numbers += step * dim * (heads * r.rows + 2 * r.k.shape[1] * keys)
     return numbers * wide_item(r)

@@ -88,9 +88,7 @@ def tile_shape(bias: Bias, learned: bool) -> tuple[int, int]:
     each of rows + keys diagonals."""
     if min(max(bias.band.queries, bias.band.keys), bias.band.width) <= 256:
         return 64, 64
-    if bias.near == 0 and (learned or bias.key_vectors is not None):
-        return 128, 256
-    return (256, 128) if bias.band.queries >= 2048 else (128, 128)
+    return (128, 256) if bias.near == 0 and (learned or bias.key_vectors is not None) else (128, 128)
 
 
 def by_tiles(

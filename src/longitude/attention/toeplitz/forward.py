@@ -93,12 +93,14 @@ def tile_shape(bias: Bias) -> tuple[int, int]:
         return 128, 1024
     if bias.key_vectors is not None and bias.near == 0:
         return 64, 512
-    return (256, 128) if bias.band.queries >= 2048 else (128, 256)
+    return (256, 128) if bias.band.queries >= 2048 and bias.is_table else (128, 256)
 
 
 def key_tiles(bias: Bias, i: int, j: int, cols: int) -> Iterator[tuple[int, int]]:
     """The keys that count for queries i .. j-1, quiet ones in tiles of their own."""
     start, stop = bias.keys_that_count(i, j)
+    if bias.fall is not None:
+        start -= start % cols  # few shapes
     far, near = (min(max(x, start), stop) for x in bias.quiet_keys(i, j))
     for first, last in pairwise((start, far, near, stop) if near - far >= cols else (start, stop)):
         for b in range(first, last, cols):

@@ -42,16 +42,17 @@ def folded(x: Tensor, groups: int) -> Tensor:
 
 
 class Scratch:
-    """Buffers for one tile, made once per shape and name."""
+    """Buffers for one tile, made once."""
 
     def __init__(self, count: int, like: Tensor):
         self.count, self.like, self.held = count, like, {}
 
     def tile(self, name: str, rows: int, cols: int) -> Tensor:
-        """[n, rows, cols], uninitialised."""
-        if (name, rows, cols) not in self.held:
-            self.held[name, rows, cols] = self.like.new_empty(self.count, rows, cols)
-        return self.held[name, rows, cols]
+        """[n, rows, cols], uninitialised: the beginning of the largest so far."""
+        size = self.count * rows * cols
+        if name not in self.held or self.held[name].numel() < size:
+            self.held[name] = self.like.new_empty(size)
+        return self.held[name][:size].view(self.count, rows, cols)
 
     def upright(self, name: str, rows: int, cols: int) -> Tensor:
         """[n, rows, rows + cols - 1], a column per diagonal; zeros at first, and those stay that `skewed` never writes."""
