@@ -61,7 +61,7 @@ def law_memory(build: Example, mask: Callable[[int], Mask] = lambda length: Caus
                 f"backend table, {tokens} tokens: expected no tensor of {tokens} x {tokens} elements, got {largest} bytes"
             )
         # What is narrower than a number, as a mask of bytes, shows here: linear is at most 2, quadratic 4.
-        if before is not None and peak > 2.2 * before:
+        if before is not None and peak > 2.1 * before:
             raise LawBroken(
                 f"backend table, {tokens} tokens: expected at most twice the memory of half as many, "
                 f"got {peak / before:.2f} times, {before} -> {peak} bytes"

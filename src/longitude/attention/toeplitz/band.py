@@ -42,14 +42,8 @@ class Band(NamedTuple):
 
     def live_rows(self) -> tuple[int, int]:
         """The queries that see at least one key: start <= i < stop."""
-        return self.seeing(0, self.queries, 0, self.keys)
-
-    def seeing(self, i: int, j: int, b: int, e: int) -> tuple[int, int]:
-        """The queries among i .. j-1 that see one of the keys b .. e-1."""
-        if self.first > self.last or b >= e:
-            return i, i
-        start, stop = max(i, self.first - (e - 1)), min(j, self.last - b + 1)
-        return (start, stop) if start < stop else (i, i)
+        start, stop = max(0, self.first - (self.keys - 1)), min(self.queries, self.last + 1)
+        return (start, stop) if self.first <= self.last and start < stop else (0, 0)
 
     def live_keys(self, i: int, j: int) -> tuple[int, int]:
         """The keys that some query of i .. j-1 sees: b <= key < e (none when e <= b)."""
