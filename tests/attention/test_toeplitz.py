@@ -8,13 +8,23 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longitude.attention import toeplitz
-from longitude.attention.toeplitz import tiles, toeplitz_attention
+from longitude.attention.toeplitz import compiled, tiles, toeplitz_attention
 from longitude.attention.toeplitz.band import Band
 
 forward, backward = (import_module(f"longitude.attention.toeplitz.{name}") for name in ("forward", "backward"))
+ROUTES = ["tiles", *(["compiled"] if compiled.functions(torch.float64) else [])]
+TILES = pytest.mark.parametrize("route", ["tiles"], indirect=True)
 CAUSAL = {"low": 0, "high": None}
 BANDS = [CAUSAL, {"low": None, "high": None}, {"low": 0, "high": 0}, {"low": 0, "high": 9}, {"low": -3, "high": 70}]
 NAMES = ["q", "k", "v", "table"]
+
+
+@pytest.fixture(autouse=True, params=ROUTES)
+def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Tiles of torch's operators; and the loop in C, where there is a compiler."""
+    if request.param == "tiles":
+        monkeypatch.setattr(compiled, "functions", lambda dtype: None)
+    return request.param
 
 
 def dense(q, k, v, table, low=None, high=None, *, scale):
@@ -110,6 +120,7 @@ def test_only_the_table_is_learned():
     compare(inputs, **CAUSAL)
 
 
+@TILES
 def test_many_batches_are_taken_in_several_steps():
     batch = 2 * tiles.TILE_ELEMENTS // (4 * 64 * 64) + 3
     together = tensors(100, 100, batch=batch)
@@ -162,7 +173,9 @@ def test_rows_with_nothing_to_look_at_are_zeros(queries, keys, band, empty):
     assert (out[:, :, full] != 0).all()
 
 
-def test_what_the_band_forbids_cannot_be_seen():
+def test_what_the_band_forbids_cannot_be_seen(route):
+    """To the last bit by the loop in C; tiles decide by the longest key of all which passes they may leave out."""
+    error = 0 if route == "compiled" else 1e-13
     inputs = tensors(200, 200)
     out, lse = toeplitz_attention(*inputs, low=0, high=49, scale=0.3)
     spoiled = [x.detach().clone() for x in inputs]
@@ -172,7 +185,7 @@ def test_what_the_band_forbids_cannot_be_seen():
     spoiled[3][:, 200:] = 1e6
     spoiled[3][:, :150] = 1e6
     for x, again in zip((out, lse), toeplitz_attention(*spoiled, low=0, high=49, scale=0.3)):
-        torch.testing.assert_close(x[:, :, 99:120], again[:, :, 99:120], rtol=1e-13, atol=1e-13)
+        torch.testing.assert_close(x[:, :, 99:120], again[:, :, 99:120], rtol=error, atol=error)
 
 
 def test_steep_and_large_tables_stay_finite():
@@ -265,8 +278,8 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("band", [CAUSAL, {"low": 0, "high": 40}, {"low": None, "high": None}], ids=str)
 @pytest.mark.parametrize("terms", [True, False], ids=["all terms", "a table"])
-def test_nothing_of_queries_times_keys_is_allocated(terms, band):
-    length = 1500
+def test_nothing_of_queries_times_keys_is_allocated(terms, band, route):
+    length = 1500 if route == "tiles" else 4000
     inputs = [x.detach() for x in tensors(length, length, batch=1, heads=1, kv_heads=1, dtype=torch.float32)]
     others = NO_TERMS
     band = Band.of(length, length, **band)
@@ -280,10 +293,16 @@ def test_nothing_of_queries_times_keys_is_allocated(terms, band):
         out, lse = toeplitz._attention._init_fn(*inputs, *others, *options)
         toeplitz._attention_backward._init_fn(out, lse, *inputs, *others, out, lse, *options, True)
     # A block of 188 queries times 1500 keys, where queries meet vectors; a tile of 128 x 128 otherwise.
-    most = 188 * (length + 188) if terms else 4 * 128 * 128
+    most = 188 * (length + 188) if terms else 4 * 128 * 128 if route == "tiles" else _room(length, dim=16)
     assert 0 < seen.elements <= most < length * length / 6
 
 
+def _room(length, dim):
+    """What each thread needs: keys and values across and down with their gradients, three tables, a block of queries."""
+    return torch.get_num_threads() * (5 * length * dim + 3 * 2 * length + 40_000)
+
+
+@TILES
 def test_a_window_costs_its_width(monkeypatch):
     """Pairs computed, for a window of 40 in 3000 positions."""
     pairs = []

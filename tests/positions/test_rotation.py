@@ -226,13 +226,6 @@ def test_tables_that_broadcast(layout: str) -> None:
         turned(x[:, :, :3], rows, layout)
 
 
-def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No gcc, or one that fails: None, and the other forms."""
-    for which in (lambda name: None, lambda name: "/bin/false"):
-        monkeypatch.setattr(rotation.shutil, "which", which)
-        assert compiled.__wrapped__() is None
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_function_transforms(route: str, layout: str) -> None:
     turn, x = lg.Rotary(4, layout).prepare(torch.arange(3)), torch.randn(5, 2, 3, 4)

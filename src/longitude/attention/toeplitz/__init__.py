@@ -10,6 +10,7 @@ token (a forget gate's level) is constant along a column. Nothing of Lq x Lk ele
                 cannot promise scores of ordinary size
     backward    tile by tile; a tile of weights is built once and serves every gradient, those of tables (anti-diagonal sums
                 of the scores' gradient) and vectors (one product per tile) among them
+    compiled    both, where nothing but a table is added and there is a compiler: band.c does the same in one pass
 
 Below this function, i always counts queries in reverse. band.py has the geometry, bias.py what is added, bound.py what cannot
 count and is left out, tiles.py a tile of scores; then come forward.py and backward.py.
@@ -20,6 +21,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from longitude.attention.toeplitz import compiled
 from longitude.attention.toeplitz.backward import backward
 from longitude.attention.toeplitz.band import Band, heads_last
 from longitude.attention.toeplitz.bias import Bias
@@ -86,6 +88,10 @@ def _attention(
     scale: float,
 ) -> tuple[Tensor, Tensor]:
     band = Band.of(q.shape[2], k.shape[2], low, high)
+    if q_level is key_vectors is value_vectors is None:
+        done = compiled.forward(q, k, v, table, band, scale)
+        if done is not None:
+            return done
     bias = _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near)
     return forward(q, k, v, bias, scale)
 
@@ -112,8 +118,16 @@ def _attention_backward(
 ) -> list[Tensor]:
     """Gradients of q, k, v, table, q_level, k_level, key_vectors, value_vectors; empty ones where there is nothing to learn."""
     band = Band.of(q.shape[2], k.shape[2], low, high)
-    bias = _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near)
-    grads = backward(grad, grad_lse, q, k, v, out, lse, bias, scale, learned)
+    minus_delta = -(grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+    if grad_lse is not None:
+        minus_delta += grad_lse
+    grads = None
+    if q_level is key_vectors is value_vectors is None:
+        grads = compiled.backward(grad, minus_delta, q, k, v, table, lse, band, scale, learned)
+    if grads is None:
+        bias = _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near)
+        grads = backward(grad, minus_delta, q, k, v, lse, bias, scale, learned)
+    grads = [*grads, *[None] * (8 - len(grads))]
     return [q.new_empty(0) if x is None else x for x in grads]
 
 

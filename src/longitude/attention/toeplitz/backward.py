@@ -34,17 +34,16 @@ class Gradients(NamedTuple):
 
 def backward(
     grad: Tensor,
-    grad_lse: Tensor | None,
+    minus_delta: Tensor,
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
     lse: Tensor,
     bias: Bias,
     scale: float,
     learned: bool,
 ) -> Gradients:
-    """All in plain order, [B, H, L, ...]."""
+    """All in plain order, [B, H, L, ...]; minus_delta [B, H, Lq] is -(grad . out) and what comes through lse."""
     batch, heads, queries, _ = q.shape
     wide = bias.table.dtype
 
@@ -57,9 +56,6 @@ def backward(
     )  # fmt: skip
     if len(range(*bias.band.live_rows())) == 0:
         return Gradients(*(None if x is None else x.zero_() for x in grads))  # type: ignore[arg-type]
-    minus_delta = -(grad.to(wide) * out.to(wide)).sum(-1)
-    if grad_lse is not None:
-        minus_delta += grad_lse
     # A query that sees nothing has weights exp2(-inf - 0) = 0.
     minus_lse = -lse.masked_fill(lse == -math.inf, 0.0) * LOG2E
     bound = Bound.of(bias, q, k, v, scale)

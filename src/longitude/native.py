@@ -1,0 +1,51 @@
+"""The few loops in C, compiled on first use where there is a compiler. Whoever uses one has a form in torch's operators too."""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from functools import lru_cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
+
+
+@lru_cache
+def library(source: Path, *options: str) -> ctypes.CDLL | None:
+    """The functions of a C file, compiled for this processor in less than a second and kept in the user's cache; None where
+    that is not possible (no Linux, no gcc, no room) or not wanted: LONGITUDE_COMPILE=0 in the environment."""
+    # Elsewhere torch brings another OpenMP than the compiler's, and two in one process fight for the cores.
+    gcc = shutil.which("gcc") if sys.platform == "linux" and os.environ.get("LONGITUDE_COMPILE") != "0" else None
+    if gcc is None:
+        return None
+    wide = ["-mprefer-vector-width=512"] if platform.machine() == "x86_64" else []
+    command = [gcc, *FLAGS, *wide, *options]
+    try:
+        version = subprocess.run([gcc, "--version"], check=True, capture_output=True, timeout=60).stdout
+        said = b"\0".join([source.read_bytes(), version, _processor(), " ".join(command).encode()])
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "longitude")
+        kept = folder / f"{source.stem}-{hashlib.sha256(said).hexdigest()[:20]}.so"
+        if not kept.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            with NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as unfinished:
+                made = Path(unfinished.name)
+            try:
+                subprocess.run(
+                    [*command, "-o", str(made), str(source), "-lm"], check=True, capture_output=True, timeout=60
+                )
+                made.replace(kept)  # whole or not at all, whoever else is compiling it
+            finally:
+                made.unlink(missing_ok=True)
+        return ctypes.CDLL(str(kept))
+    except (OSError, RuntimeError, subprocess.SubprocessError):
+        return None
+
+
+def _processor() -> bytes:
+    """What the processor can do: a home directory may serve several."""
+    lines = Path("/proc/cpuinfo").read_bytes().splitlines()
+    return b"\n".join(sorted({line for line in lines if line.startswith((b"flags", b"Features", b"model name"))}))

@@ -1,0 +1,33 @@
+/* Turning pairs of numbers by an angle: what `formula` in rotation.py means, in one pass. */
+#include <stdint.h>
+typedef const float *restrict in;
+typedef float *restrict out;
+
+/* Pair k is at a[step k], b[step k]. Products are rounded before they are added, as the formula does. */
+static inline __attribute__((always_inline))
+void row(in a, in b, in cos, in sin, out u, out v, int64_t pairs, int64_t step) {
+  for (int64_t k = 0; k < pairs; k++) {
+    float x = a[step * k], y = b[step * k], c = cos[k], s = sin[k];
+    u[step * k] = x * c - y * s;
+    v[step * k] = x * s + y * c;
+  }
+}
+
+/* x, turned: [B, H, L, 2 pairs] of any strides (last: 1); cos, sin: [L, pairs], `each` further on for the next row of B.
+   Sixteen tokens of all heads at once: their angles stay near. */
+void turn(in x, in cos, in sin, out turned, int64_t B, int64_t H, int64_t L, int64_t pairs, int64_t xb, int64_t xh,
+          int64_t xl, int64_t tb, int64_t th, int64_t tl, int64_t each, int half, int threads) {
+  int64_t blocks = (L + 15) / 16;
+  #pragma omp parallel for num_threads(threads)
+  for (int64_t i = 0; i < B * blocks; i++) {
+    int64_t b = i / blocks, first = i % blocks * 16, last = first + 16 < L ? first + 16 : L;
+    for (int64_t h = 0; h < H; h++)
+      for (int64_t l = first; l < last; l++) {
+        const float *p = x + b * xb + h * xh + l * xl;
+        float *q = turned + b * tb + h * th + l * tl;
+        int64_t at = b * each + l * pairs;
+        if (half) row(p, p + pairs, cos + at, sin + at, q, q + pairs, pairs, 1);
+        else row(p, p + 1, cos + at, sin + at, q, q + 1, pairs, 2);
+      }
+  }
+}

@@ -1,0 +1,66 @@
+"""C compiled on first use: kept, shared, and done without where it cannot be had."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from longitude import native
+
+SOURCE = "int answer(void) { return ANSWER; }"
+build = native.library.__wrapped__
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = tmp_path / "answer.c"
+    path.write_text(SOURCE)
+    return path
+
+
+needs_compiler = pytest.mark.skipif(
+    native.library(Path(native.__file__).parent / "positions" / "turn.c") is None, reason="no C compiler here"
+)
+
+
+@needs_compiler
+def test_compiled_once_for_each_text_and_option(source: Path, monkeypatch: pytest.MonkeyPatch):
+    assert build(source, "-DANSWER=41").answer() == 41
+    assert build(source, "-DANSWER=42").answer() == 42
+    source.write_text("\n" + SOURCE)
+    assert build(source, "-DANSWER=41").answer() == 41
+    kept = sorted((source.parent / "cache" / "longitude").iterdir())
+    assert len(kept) == 3 and all(path.suffix == ".so" for path in kept)
+
+    def refuse(command: list[str], **options):
+        assert "--version" in command, "compiled again"
+        return subprocess.CompletedProcess(command, 0, stdout=version)
+
+    version = subprocess.run(["gcc", "--version"], check=True, capture_output=True).stdout
+    monkeypatch.setattr(native.subprocess, "run", refuse)
+    assert build(source, "-DANSWER=41").answer() == 41
+
+
+@needs_compiler
+def test_what_does_not_compile_leaves_nothing(source: Path):
+    source.write_text("int answer(void) { return")
+    assert build(source) is None
+    assert list((source.parent / "cache" / "longitude").iterdir()) == []
+
+
+def test_done_without(source: Path, monkeypatch: pytest.MonkeyPatch):
+    """No gcc, one that fails, a cache that cannot be written, another system, no wish for it."""
+    with monkeypatch.context() as context:
+        context.setattr(native.shutil, "which", lambda name: None)
+        assert build(source, "-DANSWER=1") is None
+        context.setattr(native.shutil, "which", lambda name: "/bin/false")
+        assert build(source, "-DANSWER=1") is None
+    with monkeypatch.context() as context:
+        context.setenv("XDG_CACHE_HOME", str(source))
+        assert build(source, "-DANSWER=1") is None
+    with monkeypatch.context() as context:
+        context.setattr(native.sys, "platform", "darwin")
+        assert build(source, "-DANSWER=1") is None
+    monkeypatch.setenv("LONGITUDE_COMPILE", "0")
+    assert build(source, "-DANSWER=1") is None
