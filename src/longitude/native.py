@@ -26,7 +26,8 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
     command = [gcc, *FLAGS, *wide, *options]
     try:
         version = subprocess.run([gcc, "--version"], check=True, capture_output=True, timeout=60).stdout
-        said = b"\0".join([source.read_bytes(), version, _processor(), " ".join(command).encode()])
+        texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
+        said = b"\0".join([*texts, version, _processor(), " ".join(command).encode()])
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "longitude")
         kept = folder / f"{source.stem}-{hashlib.sha256(said).hexdigest()[:20]}.so"
         if not kept.is_file():

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS
+from longitude.attention.backends import BACKENDS, table
 from longitude.positions.composed import compose
 
 GENERAL = [
@@ -96,11 +96,18 @@ def test_one_query_is_the_last_row(mask, kv_heads, positions):
             same(lg.attend(q, k, v, **options, backend=backend), expected, inputs)
 
 
-def test_a_single_query_is_decoded_by_torchs_kernel(capsys):
+@pytest.mark.parametrize("compiler", [True, False])
+def test_who_decodes_a_single_query(compiler, capsys, monkeypatch):
+    """torch's kernel, where there is no bias, no compiler for a loop of our own, or a mask for each sequence."""
+    if not compiler:
+        monkeypatch.setattr(table, "functions", lambda dtype: None)
     q, k, _ = qkv(1, 9)
+    valid = lg.Padding(torch.arange(9) > 2)
+    biased = "table" if table.functions(torch.float64) else "sdpa"
+    asked = ((None, {}), (lg.ALiBi(4), {}), (lg.T5Bias(4), {}), (lg.ALiBi(4), {"mask": lg.Causal() & valid}))
     with torch.no_grad():
-        for encoding in (None, lg.ALiBi(4), lg.T5Bias(4)):
-            assert [x.backend for x in lg.explain(q, k, k, encoding=encoding) if x.chosen] == ["sdpa"]
+        for (encoding, others), expected in zip(asked, ("sdpa", biased, biased, "sdpa"), strict=True):
+            assert [x.backend for x in lg.explain(q, k, k, encoding=encoding, **others) if x.chosen] == [expected]
 
 
 @torch.no_grad()

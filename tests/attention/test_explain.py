@@ -40,7 +40,9 @@ def test_a_verdict_per_backend_and_the_chosen_one_runs(case, capsys, monkeypatch
     assert chosen.passed_over is None and "passed over" not in str(chosen)
     for verdict in verdicts:
         if verdict.refusal is None and not verdict.chosen:
-            assert f"about {verdict.price:.1f} times the time of plain attention, '{chosen.backend}'" in str(verdict)
+            why = f"about {verdict.price:.1f} times the time of plain attention, '{chosen.backend}'"
+            why = why if verdict.price > chosen.price else f"no cheaper than '{chosen.backend}', which comes first"
+            assert f"passed over: {why}" in str(verdict)
         elif verdict.refusal is not None:
             assert verdict.passed_over is None
     assert chosen.price == min(v.price for v in verdicts if v.refusal is None)

@@ -8,12 +8,15 @@ import torch
 
 import longitude as lg
 from longitude import testing
+from longitude.attention.backends import table
+from longitude.attention.toeplitz import compiled
 from longitude.positions.base import OffsetBias, OffsetVectors
 from longitude.positions.composed import compose
 from longitude.testing.bounds import memory_of
 
 HEADS, KV_HEADS, DIM, WIDTH = 4, 2, 8, 16
 ENCODINGS = {
+    "none": lambda: lg.NoPosition(),
     "alibi": lambda: lg.ALiBi(HEADS),
     "t5": lambda: lg.T5Bias(HEADS, num_buckets=8, max_distance=30),
     "t5, both sides": lambda: lg.T5Bias(HEADS, num_buckets=8, max_distance=30, bidirectional=True),
@@ -97,6 +100,33 @@ def masks(length: int) -> dict[str, lg.Mask]:
 def test_equals_the_reference(name, kind):
     for length in (7, 131):
         compare(name, length, mask=masks(length)[kind])
+
+
+@pytest.mark.parametrize("kind", masks(1))
+@pytest.mark.parametrize("name", ["none", "alibi", "t5, both sides"])
+def test_equals_the_reference_without_a_compiler(name, kind, monkeypatch):
+    for module in (compiled, table):
+        monkeypatch.setattr(module, "functions", lambda dtype: None)
+    compare(name, 131, mask=masks(131)[kind])
+
+
+@pytest.mark.parametrize("rows", [131, 5, 3, 1])
+@pytest.mark.parametrize("kind", masks(1))
+@pytest.mark.parametrize("name", ["none", "alibi", "t5, both sides"])
+def test_the_last_queries_under_every_mask(name, kind, rows):
+    """Pieces of which only a part is asked for; few queries take a loop of their own."""
+    compare(name, 131, mask=masks(131)[kind], rows=slice(131 - rows, None))
+
+
+@pytest.mark.parametrize("start", [[0, 0, 0], [7, 100, 3], [[7, 100, 3], [0, 1, 2]]], ids=str)
+def test_positions_that_start_again_with_each_document(start):
+    """At one offset everywhere: one table, whatever the positions; documents at different offsets are calls of their own."""
+    ids = torch.arange(131) // 50
+    within = torch.arange(131) - 50 * ids
+    positions = torch.tensor(start)[..., ids] + within
+    compare("t5", 131, mask=lg.Causal() & lg.Documents(ids), q_positions=positions, k_positions=positions)
+    behind = torch.tensor([0, 4, 9])[ids]
+    compare("t5", 131, mask=lg.Causal() & lg.Documents(ids), q_positions=positions + behind, k_positions=positions)
 
 
 PLACES = {

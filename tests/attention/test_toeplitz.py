@@ -217,7 +217,7 @@ def test_double_backward_raises():
 
 
 # ---- the operators, by their own signatures --------------------------------------------------------------------------
-NO_TERMS = (None,) * 4  # levels of queries and keys, vectors of keys and values
+NO_TERMS = (None,) * 5  # pieces; levels of queries and keys, vectors of keys and values
 
 
 def terms_of(inputs):
@@ -235,7 +235,7 @@ def test_opcheck(terms, learned):
     with torch.no_grad():
         inputs[3][:, :3] = 0
     inputs[3].requires_grad_(learned)
-    others, near = (terms_of(inputs), 3) if terms else (NO_TERMS, 0)
+    others, near = ([*terms_of(inputs), None], 3) if terms else (NO_TERMS, 0)
     torch.library.opcheck(toeplitz._attention, (*inputs, *others, near, None, None, 0.3))
     inputs, others = ([None if x is None else x.detach() for x in xs] for xs in (inputs, others))
     out, lse = toeplitz._attention(*inputs, *others, near, None, 5, 0.3)
@@ -285,7 +285,7 @@ def test_nothing_of_queries_times_keys_is_allocated(terms, band, route):
     band = Band.of(length, length, **band)
     if terms:  # the operators expect vectors as far as the band goes, or less
         levels, vectors = terms_of(inputs)[:2], terms_of(inputs)[2:]
-        others = *(x.detach() for x in levels), *(x.detach()[:, : band.last + 1 - 3] for x in vectors)
+        others = *(x.detach() for x in levels), *(x.detach()[:, : band.last + 1 - 3] for x in vectors), None
         inputs[3][:, :3] = 0
     options = 3 if terms else 0, length - 1 - band.last, length - 1 - band.first, 0.3
     with LargestTensor() as seen:

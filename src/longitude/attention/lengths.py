@@ -50,6 +50,8 @@ def _transformed(
     encoding: Composed, q_positions: Positions, k_positions: Positions, length: int | None, r: Request
 ) -> Request:
     """The request with queries and keys as the tables of `length` make them."""
+    if not (encoding.prepares or encoding.transforms):
+        return r
     device, dtype = r.q.device, r.q.dtype
     q_tables = k_tables = encoding.prepare(explicit(q_positions, r.rows, device), length, dtype)
     if r.rows != r.length or not _same(q_positions, k_positions):

@@ -38,31 +38,41 @@ def _spans(r: Request) -> list[tuple[list[int], list[Span]]] | str:
     valid = [m.valid for m in r.beyond_band if isinstance(m, Padding)]
     if len(documents) + len(valid) < len(r.beyond_band):
         return "the mask is more than causality, windows, padding and documents joined by &"
-    stop = r.k_order + r.length
+    alike = all(x.dim() == 1 or len(x) == 1 for x in (*documents, *valid))
     groups: dict[tuple[Span, ...], list[int]] = {}
-    for b in range(r.q.shape[0]):
-        rows = [x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in documents]
-        seen = [x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in valid]
-        inside = (cut for ids in rows for cut in _changes(ids) if r.k_order < cut < stop)
-        cuts = sorted({r.k_order, stop, *inside})
-        labels = [tuple(int(ids[start]) for ids in rows) for start in cuts[:-1]]
-        if len(set(labels)) < len(labels):
-            return "a document's tokens do not stand together"
-        own = []
-        for start, end in pairwise(cuts):
-            visible = torch.ones(end - start, dtype=torch.bool, device=r.q.device)
-            for x in seen:
-                visible = visible & x[start:end].bool()
-            edges = [start, *(start + c for c in _changes(visible)), end]
-            runs = [(a, z) for a, z in pairwise(edges) if bool(visible[a - start])]
-            if len(runs) > 1:
-                return "padding stands in the middle of a sequence"
-            if runs:
-                # Without documents every query of the stream looks at the one run of valid keys.
-                q_range = (start, end) if rows else (r.q_order, r.q_order + r.rows)
-                own.append(_trimmed(r, *q_range, *runs[0]))
-        groups.setdefault(tuple(s for s in own if s.q_from < s.q_to and s.k_from < s.k_to), []).append(b)
+    for b in range(1 if alike else r.q.shape[0]):
+        own = _of_sequence(
+            r, *([x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in xs] for xs in (documents, valid))
+        )
+        if isinstance(own, str):
+            return own
+        groups.setdefault(own, []).extend(range(r.q.shape[0]) if alike else [b])
     return [(batch, list(own)) for own, batch in groups.items()]
+
+
+def _of_sequence(r: Request, documents: list[Tensor], valid: list[Tensor]) -> tuple[Span, ...] | str:
+    """The spans of one sequence, ids and validity [stream]; or why there are none."""
+    first, stop = r.k_order, r.k_order + r.length
+    cuts = sorted({first, stop, *(cut for ids in documents for cut in _changes(ids) if first < cut < stop)})
+    labels = list(zip(*(ids[cuts[:-1]].tolist() for ids in documents))) if documents else [()]
+    if len(set(labels)) < len(labels):
+        return "a document's tokens do not stand together"
+    visible = torch.ones(stop, dtype=torch.bool, device=r.q.device)
+    for x in valid:
+        visible = visible & x[:stop].bool()
+    edges = sorted({*cuts, *(cut for cut in _changes(visible) if first < cut < stop)}) if valid else cuts
+    seen = [run for run, sees in zip(pairwise(edges), visible[edges[:-1]].tolist()) if sees]
+    own, at = [], 0
+    for start, end in pairwise(cuts):
+        runs = 0
+        while at < len(seen) and seen[at][0] < end:
+            # Without documents every query of the stream looks at the one run of valid keys.
+            q_range = (start, end) if documents else (r.q_order, r.q_order + r.rows)
+            own.append(_trimmed(r, *q_range, *seen[at]))
+            runs, at = runs + 1, at + 1
+        if runs > 1:
+            return "padding stands in the middle of a sequence"
+    return tuple(s for s in own if s.q_from < s.q_to and s.k_from < s.k_to)
 
 
 def pieces(r: Request) -> list[tuple[slice | list[int], slice, Request]] | str:

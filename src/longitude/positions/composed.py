@@ -32,6 +32,10 @@ class Composed(Encoding):
         self.shared = all(m.shared for m in members)
         self.stable_keys = all(m.stable_keys for m in members)
         self.softmax_factor = math.prod(m.softmax_factor for m in members)
+        self.prepares = any(type(m).prepare is not Encoding.prepare for m in members)
+        self.transforms = any(
+            type(m).queries is not Encoding.queries or type(m).keys is not Encoding.keys for m in members
+        )
         self.passing_columns = frozenset().union(*(m.passing_columns for m in members))
         if self.passing_columns and not self.stable_keys:
             raise ValueError(
@@ -110,7 +114,14 @@ def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
         case Composed():
             return encoding
         case Encoding():
-            return Composed([encoding])
+            if torch.compiler.is_compiling():
+                return Composed([encoding])
+            # Made once: a short decoding step would notice. Not a submodule, for it holds the encoding; and not a copy's.
+            whose, composed = encoding.__dict__.get("_composed", (None, None))
+            if whose is not encoding or composed is None:
+                composed = Composed([encoding])
+                encoding.__dict__["_composed"] = encoding, composed
+            return composed
         case None:
             return Composed([])
         case list() | tuple():

@@ -143,9 +143,11 @@ def sdpa_limits(r: Request) -> str | None:
 
 
 def sdpa_price(r: Request) -> float:
-    """Plain span by span is plain; and the bias of a single query is far smaller than its keys."""
-    if sdpa_is_plain(r) or (sdpa_by_spans(r) and not sdpa_dense(r)):
+    """Plain span by span is nearly plain; and the bias of a single query is far smaller than its keys."""
+    if sdpa_is_plain(r):
         return 1.0
+    if sdpa_by_spans(r) and not sdpa_dense(r):
+        return 1.1
     return 1.1 if r.rows == 1 and r.band[1] is None else 4.0
 
 

@@ -11,16 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import FLOATS, Backend, wide_item
+from longitude.attention.masks import All
 from longitude.attention.offsets import bias_of
 from longitude.attention.reference import per_query_head
-from longitude.attention.request import Request
-from longitude.attention.spans import partial_by_spans, pieces, steady
+from longitude.attention.request import Request, is_band
+from longitude.attention.spans import partial_by_spans, pieces, spans, steady
 from longitude.attention.toeplitz import toeplitz_attention
+from longitude.attention.toeplitz.compiled import functions
 from longitude.attention.toeplitz.tiles import TILE_ELEMENTS
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors
 
 
 def table(r: Request) -> tuple[Tensor, Tensor]:
+    if (whole := at_once(r)) is not None:
+        return dense(*whole)
     out, lse = partial_by_spans(r, dense)
     assert lse is not None or not r.lse
     return out, lse  # type: ignore[return-value]
@@ -28,13 +32,48 @@ def table(r: Request) -> tuple[Tensor, Tensor]:
 
 def counting(r: Request) -> Request | None:
     """The request with ints for positions, if they count up by one as far as anyone reads them; None otherwise."""
+    if r.contiguous:
+        return r
     if not any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms):
         return replace(r, q_positions=0, k_positions=0)
     return steady(r)
 
 
-def dense(r: Request) -> tuple[Tensor, Tensor]:
-    """out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq], of a request that knows bands only."""
+def at_once(r: Request) -> tuple[Request, Tensor] | None:
+    """Padding and documents without a call for each span: the request without them, and its pieces [n, 5] as the loop in C
+    takes them; None where it cannot, or there are none."""
+    fast = r.q.is_cpu and functions(torch.promote_types(r.q.dtype, torch.float32)) is not None
+    if len(r.beyond_band) == 0 or not fast or not all(isinstance(term, OffsetBias) for term in r.terms):
+        return None
+    found = spans(r)
+    assert not isinstance(found, str), found
+    cuts = [
+        (b, q_from - r.q_order, q_to - r.q_order, k_from - r.k_order, k_to - r.k_order)
+        for batch, own in found
+        for q_from, q_to, k_from, k_to in own
+        for b in batch
+    ]
+    if not r.contiguous:
+        gaps = {_gap(r, *cut) for cut in cuts} if r.terms and cuts else {0}
+        gap = gaps.pop()
+        if gap is None or gaps:
+            return None
+        r = replace(r, q_positions=max(gap, 0), k_positions=max(-gap, 0))
+    r = replace(r, mask=All(tuple(m for m in r.mask.parts() if is_band(m))))
+    return r, torch.tensor(cuts, dtype=torch.int64).view(-1, 5)
+
+
+def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> int | None:
+    """How far the first query would stand from the first key, by a piece whose positions count up by one."""
+    piece = steady(r.piece(slice(q_from, q_to), slice(k_from, k_to), [b]))
+    if piece is None:
+        return None
+    assert isinstance(piece.q_positions, int) and isinstance(piece.k_positions, int)
+    return piece.q_positions - q_from - (piece.k_positions - k_from)
+
+
+def dense(r: Request, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq], of a request that knows bands only, and of `pieces`."""
     r = counting(r) or r
     assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
     wide = torch.promote_types(r.q.dtype, torch.float32)
@@ -92,6 +131,7 @@ def dense(r: Request) -> tuple[Tensor, Tensor]:
         levels=None if level is None else (level[:, :, queries], level[:, :, others]),
         key_vectors=total(keys),
         value_vectors=total(values),
+        pieces=pieces,
         near=near,
         low=low,
         high=high,
@@ -116,13 +156,17 @@ def total(parts: list[Tensor]) -> Tensor | None:
 
 
 def table_limits(r: Request) -> str | None:
-    cut = pieces(r)
-    assert not isinstance(cut, str), cut
-    if any(counting(piece) is None for _, _, piece in cut):
+    if at_once(r) is None and any(counting(piece) is None for piece in parts(r)):
         return "positions do not count up by one, as far as it may look; say one int p for p, p+1, p+2, ..."
     if r.v.shape[3] != r.k.shape[3]:
         return f"it needs values as wide as keys, not {r.v.shape[3]} and {r.k.shape[3]}"
     return None
+
+
+def parts(r: Request) -> list[Request]:
+    cut = pieces(r)
+    assert not isinstance(cut, str), cut
+    return [piece for _, _, piece in cut]
 
 
 def table_memory(r: Request) -> int:
@@ -146,6 +190,10 @@ def table_memory(r: Request) -> int:
 def table_price(r: Request) -> float:
     if any(isinstance(term, OffsetVectors) for term in r.terms):
         return 2.5
+    compiled = functions(torch.promote_types(r.q.dtype, torch.float32)) is not None
+    if compiled and not any(isinstance(term, Drift) for term in r.terms):
+        # Finding spans takes longer than decoding by a dense row; and what is narrow is copied first.
+        return 1.2 if (r.rows == 1 and r.beyond_band) or r.q.dtype.itemsize < 4 else 1.0
     return 2.0 if r.learned else 1.2
 
 

@@ -18,6 +18,8 @@ count and is left out, tiles.py a tile of scores; then come forward.py and backw
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,7 @@ def toeplitz_attention(
     levels: tuple[Tensor, Tensor] | None = None,
     key_vectors: Tensor | None = None,
     value_vectors: Tensor | None = None,
+    pieces: Tensor | None = None,
     near: int = 0,
     low: int | None = None,
     high: int | None = None,
@@ -53,7 +56,9 @@ def toeplitz_attention(
     levels [B, H, Lq] and [B, H, Lk]; vectors [H or 1, N, D], those of the diagonals from `near` on, as far as the band goes or
     further. Before `near` vectors and table are zero, and these keys cost what plain attention costs.
     Query row a has order Lk - Lq + a and key b has order b; the pair is allowed when low <= order_q - order_k <= high (None:
-    unbounded): causal is low=0, a window of w keys is low=0, high=w-1. A query with nothing to look at gives zeros, and an
+    unbounded): causal is low=0, a window of w keys is low=0, high=w-1. pieces, int64 [n, 5]: (row of the batch, first and last
+    + 1 of its queries, first and last + 1 of the keys that these may see); no query and no key is in two of them; only where
+    `compiled.functions` are, and nothing but a table is added. A query with nothing to look at gives zeros, and an
     lse of -inf. Everything gets gradients, through both results; double backward raises.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -62,8 +67,10 @@ def toeplitz_attention(
     assert table is None or (table.shape == (q.shape[1], q.shape[2] + k.shape[2] - 1) and table.dtype == wide), table
     q_level, k_level = (None, None) if levels is None else levels
     vectors = [None if x is None else x[:, : max(0, _room(q, k, low) - near)] for x in (key_vectors, value_vectors)]
-    out, lse = _attention(q, k, v, table, q_level, k_level, *vectors, near, low, high, scale)
-    return out, lse
+    inputs: Any = q, k, v, table, q_level, k_level, *vectors, pieces, near, low, high, scale
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+        return _attention(*inputs)
+    return _run(*inputs)  # decoding: nobody watches, and the way through the dispatcher costs a fifth of a short step
 
 
 def _room(q: Tensor, k: Tensor, low: int | None) -> int:
@@ -72,8 +79,7 @@ def _room(q: Tensor, k: Tensor, low: int | None) -> int:
 
 
 # ---- the operators: compiled graphs hold these two, whatever the length ----------------------------------------------
-@torch.library.custom_op("longitude::toeplitz_attention", mutates_args=(), device_types="cpu")
-def _attention(
+def _run(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -82,6 +88,7 @@ def _attention(
     k_level: Tensor | None,
     key_vectors: Tensor | None,
     value_vectors: Tensor | None,
+    pieces: Tensor | None,
     near: int,
     low: int | None,
     high: int | None,
@@ -89,11 +96,15 @@ def _attention(
 ) -> tuple[Tensor, Tensor]:
     band = Band.of(q.shape[2], k.shape[2], low, high)
     if q_level is key_vectors is value_vectors is None:
-        done = compiled.forward(q, k, v, table, band, scale)
+        done = compiled.forward(q, k, v, table, pieces, band, scale)
         if done is not None:
             return done
+    assert pieces is None
     bias = _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near)
     return forward(q, k, v, bias, scale)
+
+
+_attention = torch.library.custom_op("longitude::toeplitz_attention", _run, mutates_args=(), device_types="cpu")
 
 
 @torch.library.custom_op("longitude::toeplitz_attention_backward", mutates_args=(), device_types="cpu")
@@ -108,6 +119,7 @@ def _attention_backward(
     k_level: Tensor | None,
     key_vectors: Tensor | None,
     value_vectors: Tensor | None,
+    pieces: Tensor | None,
     out: Tensor,
     lse: Tensor,
     near: int,
@@ -123,8 +135,9 @@ def _attention_backward(
         minus_delta += grad_lse
     grads = None
     if q_level is key_vectors is value_vectors is None:
-        grads = compiled.backward(grad, minus_delta, q, k, v, table, lse, band, scale, learned)
+        grads = compiled.backward(grad, minus_delta, q, k, v, table, pieces, lse, band, scale, learned)
     if grads is None:
+        assert pieces is None
         bias = _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near)
         grads = backward(grad, minus_delta, q, k, v, lse, bias, scale, learned)
     grads = [*grads, *[None] * (8 - len(grads))]
@@ -137,14 +150,14 @@ def _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near) ->
 
 
 @_attention.register_fake
-def _(q, k, v, table, q_level, k_level, key_vectors, value_vectors, near, low, high, scale):
+def _(q, k, v, table, q_level, k_level, key_vectors, value_vectors, pieces, near, low, high, scale):
     return heads_last(q), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 @_attention_backward.register_fake
 def _(
-    grad, grad_lse, q, k, v, table, q_level, k_level, key_vectors, value_vectors, out, lse, near, low, high, scale,
-    learned,
+    grad, grad_lse, q, k, v, table, q_level, k_level, key_vectors, value_vectors, pieces, out, lse, near, low, high,
+    scale, learned,
 ):  # fmt: skip
     others = table if learned else None, q_level, k_level, key_vectors, value_vectors
     rest = [q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in others]
@@ -158,16 +171,16 @@ def _setup_context(ctx, inputs, output):
 
 
 def _autograd_backward(ctx, grad, grad_lse):
-    q, k, v, table, q_level, k_level, key_vectors, value_vectors, out, lse = ctx.saved_tensors
+    q, k, v, table, q_level, k_level, key_vectors, value_vectors, pieces, out, lse = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(out)
     learned = table is not None and ctx.needs_input_grad[3]
     options = ctx.near, ctx.low, ctx.high, ctx.scale, learned
-    inputs = q, k, v, table, q_level, k_level, key_vectors, value_vectors
+    inputs = q, k, v, table, q_level, k_level, key_vectors, value_vectors, pieces
     dq, dk, dv, *others = _attention_backward(grad, grad_lse, *inputs, out, lse, *options)
     wanted = learned, q_level is not None, k_level is not None, key_vectors is not None, value_vectors is not None
     others = [x if wants else None for x, wants in zip(others, wanted, strict=True)]
-    return dq, dk, dv, *others, None, None, None, None
+    return dq, dk, dv, *others, None, None, None, None, None
 
 
 _attention.register_autograd(_autograd_backward, setup_context=_setup_context)

@@ -1,12 +1,15 @@
-"""band.c for torch: attention with a table of offsets in one pass, where a compiler is at hand."""
+"""band.c and decode.c for torch: attention with a table of offsets in one pass, where a compiler is at hand."""
 
 from __future__ import annotations
 
 import ctypes
 import math
+from collections.abc import Sequence
 from ctypes import c_double, c_int, c_int64, c_void_p
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,11 +19,19 @@ from longitude.attention.toeplitz.band import Band, heads_last
 from longitude.attention.toeplitz.bound import NOTHING, unevenness
 from longitude.attention.toeplitz.tiles import LOG2E
 
+BLOCK = 48  # queries at once, as in band.c
+FEW = 4  # queries that are decoded: beyond, it pays to lay keys out anew
+
+Pieces = Sequence[tuple[int, int, int, int, int]]
+"""(row of the batch, q_from, q_to, k_from, k_to): queries q_from .. q_to-1 of that row see only its keys k_from .. k_to-1."""
+
 
 class Shape(ctypes.Structure):
     _fields_ = [
-        *((name, c_int64) for name in "batch heads groups queries keys dim first last splits".split()),
+        *((name, c_int64) for name in "batch heads groups queries keys dim first last".split()),
+        *((name, c_int64) for name in "count most_queries most_keys splits shares".split()),
         *((name, c_double) for name in ("scale", "enough")),
+        ("pieces", c_void_p),
         ("threads", c_int),
     ]
 
@@ -31,8 +42,8 @@ class In(ctypes.Structure):
     @classmethod
     def of(cls, x: Tensor) -> In:
         """x [B, H, L, D]."""
-        assert x.stride(3) == 1 or x.shape[3] <= 1, x.stride()
-        return cls(x.data_ptr(), *x.stride()[:3])
+        batch, head, row, _ = x.stride()
+        return cls(x.data_ptr(), batch, head, row)
 
 
 class Out(ctypes.Structure):
@@ -45,34 +56,58 @@ class Out(ctypes.Structure):
 
 
 @lru_cache
-def functions(dtype: torch.dtype) -> ctypes.CDLL | None:
-    """band.c for float32 or float64; None where it cannot be compiled."""
-    found = native.library(Path(__file__).with_name("band.c"), *(["-DDOUBLE"] if dtype == torch.float64 else []))
-    if found is not None:
-        shape, data = ctypes.POINTER(Shape), c_void_p
-        for room in (found.forward_room, found.backward_room):
-            room.argtypes, room.restype = [shape], c_int64
-        found.forward.argtypes = [shape, In, In, In, data, c_int64, Out, data, data]
-        found.backward.argtypes = [shape, In, In, In, In, data, c_int64, data, data, Out, Out, Out, data, data]
-        found.forward.restype = found.backward.restype = None
+def functions(dtype: torch.dtype) -> Functions | None:
+    """band.c and decode.c for float32 or float64; None where they cannot be compiled."""
+    options = ["-DDOUBLE"] if dtype == torch.float64 else []
+    band, few = (native.library(Path(__file__).with_name(name), *options) for name in ("band.c", "decode.c"))
+    if band is None or few is None:
+        return None
+    found = Functions(few.decode_room, few.decode, band.forward_room, band.forward, band.backward_room, band.backward)
+    shape, data = ctypes.POINTER(Shape), c_void_p
+    for room in (found.decode_room, found.forward_room, found.backward_room):
+        room.argtypes, room.restype = [shape], c_int64
+    for run in (found.decode, found.forward):
+        run.argtypes, run.restype = [shape, In, In, In, data, c_int64, Out, data, data], None
+    found.backward.argtypes = [shape, In, In, In, In, data, c_int64, data, data, Out, Out, Out, data, data]
+    found.backward.restype = None
     return found
 
 
+class Functions(NamedTuple):
+    decode_room: Any
+    decode: Any
+    forward_room: Any
+    forward: Any
+    backward_room: Any
+    backward: Any
+
+
 def forward(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, band: Band, scale: float
+    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, pieces: Tensor | None, band: Band, scale: float
 ) -> tuple[Tensor, Tensor] | None:
-    """out [B, H, Lq, D] and the logsumexp of each row [B, H, Lq]; None where it cannot be compiled."""
+    """out [B, H, Lq, D] and the logsumexp of each row [B, H, Lq]; None where it cannot be compiled.
+
+    pieces [n, 5], int64: see `Pieces`; None: each row of the batch is one."""
     wide = torch.promote_types(q.dtype, torch.float32)
     run = functions(wide)
     if run is None:
         return None
+    few = q.shape[2] <= FEW
+    enough = math.inf if few else _enough(table, band, wide, v)
+    cuts = _cuts(q, k, pieces)
+    tasks, blocks = len(cuts) * k.shape[1], -(-_most_queries(cuts) // BLOCK)
     threads = torch.get_num_threads()
-    shape = _shape(q, k, band, scale, _enough(table, band, wide, v), 4 * threads)
-    room = q.new_empty(threads * run.forward_room(shape), dtype=wide)
+    splits = 1 if few else max(1, min(blocks, -(-4 * threads // tasks)))
+    shape = _shape(q, k, cuts, band, scale, enough, splits, 1)
     made, lse = heads_last(q.to(wide)), q.new_empty(q.shape[:3], dtype=wide)
-    q_, k_, v_ = (_rows(x, wide) for x in (q, k, v))
+    if pieces is not None:
+        made.zero_()
+        lse.fill_(-math.inf)
+    room_of, call = (run.decode_room, run.decode) if few else (run.forward_room, run.forward)
+    room = q.new_empty(threads * room_of(shape), dtype=wide)
+    inputs = [_rows(x, wide) for x in (q, k, v)]
     table, step = _table(table)
-    run.forward(shape, *map(In.of, (q_, k_, v_)), _at(table), step, Out.of(made[None]), lse.data_ptr(), room.data_ptr())
+    call(shape, *map(In.of, inputs), _at(table), step, Out.of(made[None]), lse.data_ptr(), room.data_ptr())
     return made.to(q.dtype), lse
 
 
@@ -83,6 +118,7 @@ def backward(
     k: Tensor,
     v: Tensor,
     table: Tensor | None,
+    pieces: Tensor | None,
     lse: Tensor,
     band: Band,
     scale: float,
@@ -93,32 +129,56 @@ def backward(
     run = functions(wide)
     if run is None:
         return None
-    threads = torch.get_num_threads()
-    shape = _shape(q, k, band, scale, _enough(table, band, wide, v, grad, minus_delta[..., None]), threads)
+    cuts = _cuts(q, k, pieces)
+    threads, blocks = torch.get_num_threads(), -(-_most_queries(cuts) // BLOCK)
+    tasks = -(-threads // k.shape[1])  # of each head
+    shares = min(len(cuts), tasks)
+    splits = min(blocks, -(-tasks // shares))
+    enough = _enough(table, band, wide, v, grad, minus_delta[..., None])
+    shape = _shape(q, k, cuts, band, scale, enough, splits, shares)
     room = q.new_empty(threads * run.backward_room(shape), dtype=wide)
-    dq = heads_last(q.to(wide))[None]
-    dk, dv = (x.new_empty(shape.splits, *_swap(x.shape), dtype=wide).transpose(2, 3) for x in (k, v))
+    made = heads_last(q.to(wide))[None]
+    dk, dv = (heads_last(x.to(wide).expand(splits, *x.shape).flatten(0, 1)).unflatten(0, (splits, -1)) for x in (k, v))
+    if pieces is not None:
+        for x in (made, dk, dv):
+            x.zero_()
     of_tables = None
     if table is not None and learned:
-        of_tables = q.new_empty(shape.splits * q.shape[0], *table.shape, dtype=wide)
+        of_tables = q.new_zeros(splits * shares, *table.shape, dtype=wide)
     inputs = [_rows(x, wide) for x in (grad, q, k, v)]
     table, step = _table(table)
     run.backward(
         shape, *map(In.of, inputs), _at(table), step, lse.contiguous().data_ptr(), minus_delta.contiguous().data_ptr(),
-        *map(Out.of, (dq, dk, dv)), _at(of_tables), room.data_ptr(),
+        *map(Out.of, (made, dk, dv)), _at(of_tables), room.data_ptr(),
     )  # fmt: skip
-    dq, dk, dv = (x.sum(0) if len(x) > 1 else x[0] for x in (dq, dk, dv))
-    made = [heads_last(x).copy_(y) if (x.dtype, heads_last(x).stride()) != (y.dtype, y.stride()) else y
-            for x, y in ((q, dq), (k, dk), (v, dv))]  # fmt: skip
-    return *made, None if of_tables is None else of_tables.sum(0)  # type: ignore[return-value]
+    summed = [x[0] if len(x) == 1 else torch.sum(x, 0, out=heads_last(x[0])) for x in (made, dk, dv)]
+    dq, dk, dv = (x.to(q.dtype) for x in summed)
+    return dq, dk, dv, None if of_tables is None else of_tables.sum(0)
 
 
-def _shape(q: Tensor, k: Tensor, band: Band, scale: float, enough: float, tasks: int) -> Shape:
-    """tasks: how many there should be at least: heads are split where there are too few."""
+def _cuts(q: Tensor, k: Tensor, pieces: Tensor | None) -> Pieces:
+    if pieces is None:
+        return [(n, 0, q.shape[2], 0, k.shape[2]) for n in range(q.shape[0])]
+    return pieces.tolist()
+
+
+def _most_queries(cuts: Pieces) -> int:
+    return max((q_to - q_from for _, q_from, q_to, _, _ in cuts), default=1)
+
+
+def _shape(
+    q: Tensor, k: Tensor, cuts: Pieces, band: Band, scale: float, enough: float, splits: int, shares: int
+) -> Shape:
     (batch, heads, queries, dim), shared = q.shape, k.shape[1]
-    splits = max(1, min(-(-tasks // max(1, batch * shared)), -(-queries // 48)))
-    sizes = batch, heads, heads // max(1, shared), queries, k.shape[2], dim, band.first, band.last, splits
-    return Shape(*sizes, scale, enough, torch.get_num_threads())
+    sizes = batch, heads, heads // shared, queries, k.shape[2], dim, band.first, band.last
+    most_keys = max((k_to - k_from for *_, k_from, k_to in cuts), default=1)
+    numbers = (ctypes.c_int64 * (5 * len(cuts)))(*chain.from_iterable(cuts))
+    shape = Shape(
+        *sizes, len(cuts), _most_queries(cuts), most_keys, splits, shares, scale, enough,
+        ctypes.addressof(numbers), torch.get_num_threads(),
+    )  # fmt: skip
+    shape.kept = numbers  # as long as its address is
+    return shape
 
 
 def _enough(table: Tensor | None, band: Band, wide: torch.dtype, *rows: Tensor) -> float:
@@ -149,7 +209,3 @@ def _table(table: Tensor | None) -> tuple[Tensor | None, int]:
 
 def _at(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
-
-
-def _swap(shape: torch.Size) -> tuple[int, int, int, int]:
-    return shape[0], shape[2], shape[1], shape[3]

@@ -1,0 +1,162 @@
+/* What the loops in C are made of: vectors, their products, and a description of the whole. */
+#pragma once
+#include <math.h>
+#include <omp.h>
+#include <stdint.h>
+#include <string.h>
+
+#ifdef DOUBLE
+typedef double real;
+typedef int64_t bits;
+#define REAL_BITS 64
+#else
+typedef float real;
+typedef int32_t bits;
+#define REAL_BITS 32
+#endif
+
+#if defined(__AVX512F__)
+#define VECTOR_BITS 512
+#elif defined(__AVX__)
+#define VECTOR_BITS 256
+#else
+#define VECTOR_BITS 128
+#endif
+#define WIDE (VECTOR_BITS / REAL_BITS) /* numbers in a vector */
+#if defined(__AVX512F__) || defined(__aarch64__)
+#define ACROSS 4 /* vectors side by side: with ROWS of them, as many sums as there are registers */
+#else
+#define ACROSS 2
+#endif
+#define PANEL (ACROSS * WIDE) /* keys at once */
+#define ROWS 6                /* queries whose sums stay in registers */
+#define LOG2E ((real)1.4426950408889634)
+#define INLINE static inline __attribute__((always_inline))
+
+typedef real vec __attribute__((vector_size(VECTOR_BITS / 8), aligned(REAL_BITS / 8), may_alias));
+typedef bits ivec __attribute__((vector_size(VECTOR_BITS / 8), aligned(REAL_BITS / 8), may_alias));
+typedef int64_t num;
+typedef struct { const real *at; num batch, head, row; } In; /* [B, H, L, D], strides in numbers, that of D is 1 */
+typedef struct { real *at; num batch, head, row, split; } Out;
+
+/* Where the numbers are, and how many. A piece: queries q_from .. q_to - 1 of a row of the batch, which see only the keys
+   k_from .. k_to - 1 of that row. */
+typedef struct { num batch, q_from, q_to, k_from, k_to; } Piece;
+typedef struct {
+  num batch, heads, groups, queries, keys, dim, first, last; /* groups: queries' heads to a head of keys */
+  num count, most_queries, most_keys;                        /* of the pieces */
+  num splits, shares;                                        /* of the blocks of queries in a piece, of the pieces */
+  double scale, enough;                                      /* 2^-enough of the largest weight is nothing */
+  const Piece *pieces;
+  int threads;
+} Shape;
+
+INLINE num least(num a, num b) { return a < b ? a : b; }
+INLINE num most(num a, num b) { return a > b ? a : b; }
+INLINE num up(num n, num step) { return (n + step - 1) / step * step; }
+
+/* ---- vectors ---- */
+#define SAME(x) ((vec)((vec){0} + (real)(x)))
+#if WIDE == 16
+#define LANE ((ivec){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+#elif WIDE == 8
+#define LANE ((ivec){0, 1, 2, 3, 4, 5, 6, 7})
+#elif WIDE == 4
+#define LANE ((ivec){0, 1, 2, 3})
+#else
+#define LANE ((ivec){0, 1})
+#endif
+
+INLINE vec larger(vec a, vec b) { /* b where either is NaN */
+  ivec which = a > b;
+  return (vec)((which & (ivec)a) | (~which & (ivec)b));
+}
+
+INLINE real highest_of(vec x) {
+  for (int half = WIDE / 2; half; half /= 2) x = larger(x, __builtin_shuffle(x, LANE ^ half));
+  return x[0];
+}
+
+INLINE real sum_of(vec x) {
+  for (int half = WIDE / 2; half; half /= 2) x += __builtin_shuffle(x, LANE ^ half);
+  return x[0];
+}
+
+/* 2^x = 2^whole 2^rest; 0 below the ordinary numbers, NaN of NaN. The polynomial is right to 8e-8, for double to 1e-16. */
+INLINE vec power(vec x) {
+#ifdef DOUBLE
+  static const real c[] = {1.3691488853904128e-12, 2.5678435993488202e-11, 4.44553827187081e-10, 7.054911620801123e-09,
+                           1.0178086009239699e-07, 1.3215486790144307e-06, 1.5252733804059841e-05, 1.5403530393381608e-04,
+                           1.333355814642844e-03,  9.618129107628477e-03,  5.550410866482158e-02,  2.402265069591007e-01,
+                           6.931471805599453e-01,  1};
+  const real round = 6755399441055744.0; /* 1.5 2^52: what is added to it loses its fraction */
+  const int mantissa = 52, bias = 1023;
+#else
+  static const real c[] = {1.3276489593740488e-3f, 9.675541634742987e-3f, 5.550713229265456e-2f,
+                           2.4022119721828453e-1f, 6.931469670715228e-1f, 1};
+  const real round = 12582912; /* 1.5 2^23 */
+  const int mantissa = 23, bias = 127;
+#endif
+  x = larger(SAME(-bias), x);
+  vec whole = x + round, rest = x - (whole - round), y = SAME(c[0]);
+  union { real number; bits as; } zero = {round};
+  ivec two = (ivec)whole - (zero.as - bias);
+#pragma GCC unroll 16
+  for (int i = 1; i < (int)(sizeof c / sizeof *c); i++) y = y * rest + c[i];
+  return y * (vec)(two << mantissa);
+}
+
+/* c[r][:] = start[r][:] + sum over k of a[r row + k col] b[k][:] for `rows` rows of `wide` vectors, known when compiled. */
+INLINE void sums(const int rows, const int wide, num n, const real *a, num row, num col, const real *b, num next,
+                 const real *start, num first, real *c, num stride) {
+  vec sum[ROWS][ACROSS], other[ACROSS];
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < wide; v++) sum[r][v] = start ? *(const vec *)(start + r * first + v * WIDE) : SAME(0);
+  for (num k = 0; k < n; k++) {
+#pragma GCC unroll 4
+    for (int v = 0; v < wide; v++) other[v] = *(const vec *)(b + k * next + v * WIDE);
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+      real x = a[r * row + k * col];
+#pragma GCC unroll 4
+      for (int v = 0; v < wide; v++) sum[r][v] += x * other[v];
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < rows; r++)
+#pragma GCC unroll 4
+    for (int v = 0; v < wide; v++) *(vec *)(c + r * stride + v * WIDE) = sum[r][v];
+}
+
+#define WITH n, a, row, col, b, next, start, first, c, stride
+static void product(int rows, int wide, num n, const real *a, num row, num col, const real *b, num next, const real *start,
+                    num first, real *c, num stride) {
+  if (rows == ROWS) {
+    if (wide == ACROSS) sums(ROWS, ACROSS, WITH);
+    else if (wide == 1) sums(ROWS, 1, WITH);
+    else if (wide == 2) sums(ROWS, 2, WITH);
+    else sums(ROWS, ACROSS - 1, WITH);
+  } else { /* what ROWS leave of a PANEL */
+    if (wide == ACROSS) sums(PANEL % ROWS, ACROSS, WITH);
+    else if (wide == 1) sums(PANEL % ROWS, 1, WITH);
+    else if (wide == 2) sums(PANEL % ROWS, 2, WITH);
+    else sums(PANEL % ROWS, ACROSS - 1, WITH);
+  }
+}
+
+/* c[r][:] += sum over k of a[r row + k col] b[k][:], rows of b and c `dim` wide. */
+INLINE void gather(int rows, num dim, num n, const real *a, num row, num col, const real *b, real *c) {
+  for (num x = 0; x < dim; x += PANEL)
+    product(rows, (int)(least(dim - x, PANEL) / WIDE), n, a, row, col, b + x, dim, c + x, dim, c + x, dim);
+}
+
+/* The same for the PANEL keys that are the columns of a [n, PANEL]. */
+INLINE void scatter(num dim, num n, const real *a, const real *b, real *c) {
+  num r = 0;
+  for (; r + ROWS <= PANEL; r += ROWS) gather(ROWS, dim, n, a + r, 1, PANEL, b, c + r * dim);
+  gather(PANEL % ROWS, dim, n, a + r, 1, PANEL, b, c + r * dim);
+}
+
+#define NOTHING_YET ((real)-1e38) /* lower than any score that is not -inf */
