@@ -101,3 +101,37 @@ def test_fake_tensors_leave_no_table_behind():
 def test_another_default_device_is_not_where_tables_are():
     with torch.device("meta"):
         assert bias_of(term_of(lg.ALiBi(2)), 3, 0, LIKE, torch.float64).device.type == "cpu"
+
+
+LEARNED = {
+    "t5": lambda: lg.T5Bias(3, max_distance=20),
+    "clipped": lambda: lg.ClippedBias(3, 20),
+    "kerple_log": lambda: lg.Kerple(3),
+    "kerple_power": lambda: lg.Kerple(3, "power"),
+}
+
+
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_learned_table_is_remembered_while_its_numbers_stay(name, monkeypatch):
+    """However they change, behind autograd's back too; and never where a gradient is wanted."""
+    encoding = LEARNED[name]().double()
+    parameter = next(encoding.parameters())
+    torch.nn.init.uniform_(parameter, 0.1, 1)
+
+    def expected(first, last):
+        return encoding.bias_at(torch.arange(first, last - 1, -1)).detach()
+
+    with torch.no_grad():
+        for first, last in [*RANGES, *RANGES[::-1]]:
+            assert torch.equal(bias_of(term_of(encoding), first, last, LIKE, torch.float64), expected(first, last))
+        kept = bias_of(term_of(encoding), 100, 0, LIKE, torch.float64)
+        again = bias_of(term_of(encoding), 99, 1, LIKE, torch.float64)
+        assert kept.untyped_storage().data_ptr() == again.untyped_storage().data_ptr()
+        for change in (lambda: parameter.mul_(1.25), lambda: parameter.data.mul_(1.25)):
+            change()
+            assert torch.equal(bias_of(term_of(encoding), 100, 0, LIKE, torch.float64), expected(100, 0))
+        twin = copy.deepcopy(encoding)
+        next(twin.parameters()).mul_(0.5)
+        ours, theirs = (bias_of(term_of(e), 100, 0, LIKE, torch.float64) for e in (encoding, twin))
+        assert not torch.equal(ours, theirs) and torch.equal(ours, expected(100, 0))
+    assert bias_of(term_of(encoding), 100, 0, LIKE, torch.float64).requires_grad

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Float
-from torch import Tensor
+from torch import Tensor, nn
 
 from longitude.positions.base import OffsetBias
 from longitude.positions.bias import FixedBias
@@ -17,22 +18,28 @@ LONGEST = 2**18  # offsets of a remembered table; as many again beside them
 def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:
     """The bias at the offsets first, first - 1, ..., last, where q is; to be read only.
 
-    A fixed bias comes out of a remembered table: made again for each token, it could cost more than the attention. Beyond
-    its reach a bias is one number per head."""
+    A fixed bias comes out of a remembered table: made again for each token, it could cost more than the attention; so does a
+    learned one, where it wants no gradient. Beyond its reach a bias is one number per head."""
     count = first - last + 1
     if torch.compiler.is_compiling():
         return _made(term, first, count, q.device, dtype)
+    # Fake tensors make their own, and a table made on one stream of a GPU may not be there on another.
+    plain = type(q) is Tensor and q.is_cpu and torch._C._len_torch_dispatch_stack() == 0 and count <= LONGEST
+    remembered = isinstance(term.at, FixedBias) or (term.of is not None and not torch.is_grad_enabled())
+    if plain and remembered:
+        size = 1 << (count - 1).bit_length()  # a power of two, so that a growing sequence asks rarely
+        lowest = last // size * size
+        start = lowest + 2 * size - 1 - first
+        made = (
+            _table(term.at, lowest, size, dtype)
+            if isinstance(term.at, FixedBias)
+            else _learned(term, lowest, size, dtype)
+        )
+        return made[:, start : start + count]
     if term.reach is not None and first > term.reach:
         near = _made(term, term.reach, max(1, term.reach - last + 1), q.device, dtype)
         far = near[:, :1].expand(-1, min(count, first - term.reach))
         return torch.cat([far, near], 1) if last <= term.reach else far
-    # Fake tensors make their own, and a table made on one stream of a GPU may not be there on another.
-    plain = type(q) is Tensor and q.is_cpu and torch._C._len_torch_dispatch_stack() == 0
-    if isinstance(term.at, FixedBias) and plain and count <= LONGEST:
-        size = 1 << (count - 1).bit_length()  # a power of two, so that a growing sequence asks rarely
-        lowest = last // size * size
-        start = lowest + 2 * size - 1 - first
-        return _table(term.at, lowest, size, dtype)[:, start : start + count]
     return _made(term, first, count, q.device, dtype)
 
 
@@ -46,3 +53,20 @@ def _made(term: OffsetBias, first: int, count: int, device: torch.device, dtype:
 def _table(at: FixedBias, lowest: int, size: int, dtype: torch.dtype) -> Tensor:
     """The bias at 2 size offsets, descending to the lowest."""
     return at(lowest + 2 * size - 1 - torch.arange(2 * size, device="cpu")).to(dtype)
+
+
+_of_modules: WeakKeyDictionary[nn.Module, tuple[tuple[bytes, int, int, torch.dtype], Tensor]] = WeakKeyDictionary()
+
+
+@torch.inference_mode(False)
+@torch.no_grad()
+def _learned(term: OffsetBias, lowest: int, size: int, dtype: torch.dtype) -> Tensor:
+    """The same of a learned bias, while the numbers of its module stay what they are."""
+    assert term.of is not None
+    numbers = b"".join(p.detach().reshape(-1).view(torch.uint8).numpy().tobytes() for p in term.of.parameters())
+    key = numbers, lowest, size, dtype
+    known, table = _of_modules.get(term.of, (None, None))
+    if known != key or table is None:
+        offsets = lowest + 2 * size - 1 - torch.arange(2 * size, device="cpu")
+        _of_modules[term.of] = key, table = key, term.at(offsets).to(dtype)
+    return table

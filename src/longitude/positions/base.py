@@ -32,10 +32,12 @@ Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes
 @dataclass(frozen=True)
 class OffsetBias:
     """score += at(offset). `at` maps offsets [...] to [heads, ...], in float32 or wider. reach: all offsets of `reach` or more
-    have the bias of `reach`; None: each may have its own."""
+    have the bias of `reach`; None: each may have its own. of: the module whose parameters, and nothing else that changes, decide
+    what `at` says: while they stay, attention without gradients may make its table once."""
 
     at: Callable[[Tensor], Tensor]
     reach: int | None = None
+    of: nn.Module | None = None
 
 
 @dataclass(frozen=True)

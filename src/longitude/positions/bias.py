@@ -177,7 +177,7 @@ class Kerple(Encoding):
             log = torch.where(offset == 0, -1e5, distance.clamp(min=1).log())
             return -a * (p * log).exp()
 
-        return (OffsetBias(at),)
+        return (OffsetBias(at, of=self),)
 
 
 def _within(x: Tensor, low: float, high: float | None = None) -> Tensor:

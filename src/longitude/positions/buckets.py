@@ -71,7 +71,7 @@ class T5Bias(Encoding):
             bucket = t5_bucket(offset, self.num_buckets, self.max_distance, self.bidirectional)
             return F.embedding(bucket, self.table).movedim(-1, 0)
 
-        return (OffsetBias(at, reach=self.max_distance),)
+        return (OffsetBias(at, reach=self.max_distance, of=self),)
 
 
 @register("clipped")
@@ -102,4 +102,4 @@ class ClippedBias(Encoding):
             column = offset.clamp(-self.max_distance, self.max_distance) + self.max_distance
             return self.table.index_select(1, column.flatten()).view(-1, *column.shape)
 
-        return (OffsetBias(at, reach=self.max_distance),)
+        return (OffsetBias(at, reach=self.max_distance, of=self),)

@@ -39,11 +39,17 @@ def counting(r: Request) -> Request | None:
     return steady(r)
 
 
+def in_one_pass(r: Request) -> bool:
+    """Whether the loop in C takes it: nothing but biases of the offset, and a compiler at hand."""
+    return all(isinstance(term, OffsetBias) for term in r.terms) and (
+        functions(torch.promote_types(r.q.dtype, torch.float32)) is not None
+    )
+
+
 def at_once(r: Request) -> tuple[Request, Tensor] | None:
     """Padding and documents without a call for each span: the request without them, and its pieces [n, 5] as the loop in C
     takes them; None where it cannot, or there are none."""
-    fast = r.q.is_cpu and functions(torch.promote_types(r.q.dtype, torch.float32)) is not None
-    if len(r.beyond_band) == 0 or not fast or not all(isinstance(term, OffsetBias) for term in r.terms):
+    if len(r.beyond_band) == 0 or not in_one_pass(r):
         return None
     found = spans(r)
     assert not isinstance(found, str), found
@@ -86,7 +92,7 @@ def dense(r: Request, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
     # What all far offsets share moves all scores of a row alike, and the weights not at all: the rest is counted from it.
     of_offsets = [term for term in r.terms if isinstance(term, OffsetBias | OffsetVectors)]
     reaches = [term.reach for term in of_offsets]
-    reach = None if None in reaches else max([x for x in reaches if x is not None]) if reaches else None
+    reach = None if None in reaches or in_one_pass(r) else max([x for x in reaches if x is not None], default=None)
     near = 0 if reach is None else max(0, min(diagonals - 1, newest - reach))
 
     # No query sees the diagonals from `stop` on.
@@ -190,8 +196,7 @@ def table_memory(r: Request) -> int:
 def table_price(r: Request) -> float:
     if any(isinstance(term, OffsetVectors) for term in r.terms):
         return 2.5
-    compiled = functions(torch.promote_types(r.q.dtype, torch.float32)) is not None
-    if compiled and not any(isinstance(term, Drift) for term in r.terms):
+    if in_one_pass(r):
         # Finding spans takes longer than decoding by a dense row; and what is narrow is copied first.
         return 1.2 if (r.rows == 1 and r.beyond_band) or r.q.dtype.itemsize < 4 else 1.0
     return 2.0 if r.learned else 1.2
