@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_house.py compares the two lists
     from longitude import (
         attention as attention,
+        extend as extend,
+        hf as hf,
         measure as measure,
         models as models,
         positions as positions,
@@ -65,7 +67,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
 
 __version__ = "0.1.0"
 
-_ROOMS = ("positions", "attention", "models", "measure", "study", "testing")
+_ROOMS = ("positions", "attention", "models", "hf", "measure", "extend", "study", "testing")
 _NAMES = {
     "positions": "samplers scaling",
     "positions.base": "Encoding OffsetBias PairBias Drift OffsetVectors RowBias Transport encoding encodings register",

@@ -238,9 +238,9 @@ def test_opcheck(terms, learned):
     others, near = ([*terms_of(inputs), None], 3) if terms else (NO_TERMS, 0)
     torch.library.opcheck(toeplitz._attention, (*inputs, *others, near, None, None, 0.3))
     inputs, others = ([None if x is None else x.detach() for x in xs] for xs in (inputs, others))
-    out, lse = toeplitz._attention(*inputs, *others, near, None, 5, 0.3)
+    out, lse, ends = toeplitz._attention(*inputs, *others, near, None, 5, 0.3)
     grad_lse = torch.ones_like(lse) if terms else None
-    arguments = torch.ones_like(out), grad_lse, *inputs, *others, out, lse, near, None, 5, 0.3, learned
+    arguments = torch.ones_like(out), grad_lse, *inputs, *others, out, lse, ends, near, None, 5, 0.3, learned
     torch.library.opcheck(toeplitz._attention_backward, arguments)
 
 
@@ -290,8 +290,8 @@ def test_nothing_of_queries_times_keys_is_allocated(terms, band, route):
     options = 3 if terms else 0, length - 1 - band.last, length - 1 - band.first, 0.3
     with LargestTensor() as seen:
         # The operators' own functions: a mode sees an operator as one step, and here its inside matters.
-        out, lse = toeplitz._attention._init_fn(*inputs, *others, *options)
-        toeplitz._attention_backward._init_fn(out, lse, *inputs, *others, out, lse, *options, True)
+        out, lse, ends = toeplitz._attention._init_fn(*inputs, *others, *options)
+        toeplitz._attention_backward._init_fn(out, lse, *inputs, *others, out, lse, ends, *options, True)
     # A block of 188 queries times 1500 keys, where queries meet vectors; a tile of 128 x 128 otherwise.
     most = 188 * (length + 188) if terms else 4 * 128 * 128 if route == "tiles" else _room(length, dim=16)
     assert 0 < seen.elements <= most < length * length / 6

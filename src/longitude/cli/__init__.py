@@ -19,13 +19,31 @@ from longitude import __version__
 from longitude.bench.config import BenchConfig
 from longitude.cli.bench import bench
 from longitude.cli.catalogue import list_
+from longitude.cli.check import check
+from longitude.cli.extend import extend
+from longitude.cli.measure import measure
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
 from longitude.cli.study import report, study
 from longitude.errors import unknown
+from longitude.extend.config import ExtendConfig
+from longitude.measure.config import MeasureConfig
 from longitude.study.config import StudyConfig, option
 
-VERBS: dict[str, Callable[..., int]] = {"study": study, "report": report, "bench": bench, "list": list_}
-OPTIONS: dict[str, type] = {"study": StudyConfig, "bench": BenchConfig}
+VERBS: dict[str, Callable[..., int]] = {
+    "study": study,
+    "report": report,
+    "extend": extend,
+    "measure": measure,
+    "check": check,
+    "bench": bench,
+    "list": list_,
+}
+OPTIONS: dict[str, type] = {
+    "study": StudyConfig,
+    "extend": ExtendConfig,
+    "measure": MeasureConfig,
+    "bench": BenchConfig,
+}
 """Verbs whose argument `config` is a dataclass of options."""
 
 

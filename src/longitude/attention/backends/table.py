@@ -17,7 +17,7 @@ from longitude.attention.reference import per_query_head
 from longitude.attention.request import Request, is_band
 from longitude.attention.spans import partial_by_spans, pieces, spans, steady
 from longitude.attention.toeplitz import toeplitz_attention
-from longitude.attention.toeplitz.compiled import functions
+from longitude.attention.toeplitz.compiled import available
 from longitude.attention.toeplitz.tiles import TILE_ELEMENTS
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors
 
@@ -41,8 +41,8 @@ def counting(r: Request) -> Request | None:
 
 def in_one_pass(r: Request) -> bool:
     """Whether the loop in C takes it: nothing but biases of the offset, and a compiler at hand."""
-    return all(isinstance(term, OffsetBias) for term in r.terms) and (
-        functions(torch.promote_types(r.q.dtype, torch.float32)) is not None
+    return all(isinstance(term, OffsetBias) for term in r.terms) and available(
+        torch.promote_types(r.q.dtype, torch.float32)
     )
 
 

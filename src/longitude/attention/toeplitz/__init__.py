@@ -69,8 +69,10 @@ def toeplitz_attention(
     vectors = [None if x is None else x[:, : max(0, _room(q, k, low) - near)] for x in (key_vectors, value_vectors)]
     inputs: Any = q, k, v, table, q_level, k_level, *vectors, pieces, near, low, high, scale
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
-        return _attention(*inputs)
-    return _run(*inputs)  # decoding: nobody watches, and the way through the dispatcher costs a fifth of a short step
+        return _attention(*inputs)[:2]
+    return _run(*inputs)[
+        :2
+    ]  # decoding: nobody watches, and the way through the dispatcher costs a fifth of a short step
 
 
 def _room(q: Tensor, k: Tensor, low: int | None) -> int:
@@ -93,7 +95,8 @@ def _run(
     low: int | None,
     high: int | None,
     scale: float,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
+    """out, lse, and what the loop in C keeps for its backward."""
     band = Band.of(q.shape[2], k.shape[2], low, high)
     if q_level is key_vectors is value_vectors is None:
         done = compiled.forward(q, k, v, table, pieces, band, scale)
@@ -101,7 +104,8 @@ def _run(
             return done
     assert pieces is None
     bias = _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near)
-    return forward(q, k, v, bias, scale)
+    out, lse = forward(q, k, v, bias, scale)
+    return out, lse, lse.new_zeros(2, *lse.shape)
 
 
 _attention = torch.library.custom_op("longitude::toeplitz_attention", _run, mutates_args=(), device_types="cpu")
@@ -122,6 +126,7 @@ def _attention_backward(
     pieces: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    ends: Tensor,
     near: int,
     low: int | None,
     high: int | None,
@@ -135,7 +140,7 @@ def _attention_backward(
         minus_delta += grad_lse
     grads = None
     if q_level is key_vectors is value_vectors is None:
-        grads = compiled.backward(grad, minus_delta, q, k, v, table, pieces, lse, band, scale, learned)
+        grads = compiled.backward(grad, minus_delta, q, k, v, table, pieces, ends, band, scale, learned)
     if grads is None:
         assert pieces is None
         bias = _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near)
@@ -151,13 +156,14 @@ def _bias(q, band, table, q_level, k_level, key_vectors, value_vectors, near) ->
 
 @_attention.register_fake
 def _(q, k, v, table, q_level, k_level, key_vectors, value_vectors, pieces, near, low, high, scale):
-    return heads_last(q), q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    lse = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float32))
+    return heads_last(q), lse, lse.new_empty(2, *lse.shape)
 
 
 @_attention_backward.register_fake
 def _(
-    grad, grad_lse, q, k, v, table, q_level, k_level, key_vectors, value_vectors, pieces, out, lse, near, low, high,
-    scale, learned,
+    grad, grad_lse, q, k, v, table, q_level, k_level, key_vectors, value_vectors, pieces, out, lse, ends, near, low,
+    high, scale, learned,
 ):  # fmt: skip
     others = table if learned else None, q_level, k_level, key_vectors, value_vectors
     rest = [q.new_empty(0) if x is None else torch.empty_like(x, memory_format=torch.contiguous_format) for x in others]
@@ -170,14 +176,14 @@ def _setup_context(ctx, inputs, output):
     ctx.set_materialize_grads(False)
 
 
-def _autograd_backward(ctx, grad, grad_lse):
-    q, k, v, table, q_level, k_level, key_vectors, value_vectors, pieces, out, lse = ctx.saved_tensors
+def _autograd_backward(ctx, grad, grad_lse, _):
+    q, k, v, table, q_level, k_level, key_vectors, value_vectors, pieces, out, lse, ends = ctx.saved_tensors
     if grad is None:
         grad = torch.zeros_like(out)
     learned = table is not None and ctx.needs_input_grad[3]
     options = ctx.near, ctx.low, ctx.high, ctx.scale, learned
     inputs = q, k, v, table, q_level, k_level, key_vectors, value_vectors, pieces
-    dq, dk, dv, *others = _attention_backward(grad, grad_lse, *inputs, out, lse, *options)
+    dq, dk, dv, *others = _attention_backward(grad, grad_lse, *inputs, out, lse, ends, *options)
     wanted = learned, q_level is not None, k_level is not None, key_vectors is not None, value_vectors is not None
     others = [x if wants else None for x, wants in zip(others, wanted, strict=True)]
     return dq, dk, dv, *others, None, None, None, None, None

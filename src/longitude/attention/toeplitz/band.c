@@ -106,8 +106,10 @@ num forward_room(const Shape *s) {
   return 2 * n.head + n.panels + 2 * n.table + 2 * BLOCK * n.dim + ROWS * PANEL + 2 * BLOCK;
 }
 
-/* lse [B, H, Lq]. A task is a piece, a head of keys, and a share of the blocks of queries. */
-void forward(const Shape *s, In q, In k, In v, const real *table, num table_row, Out out, real *lse, real *room) {
+/* lse [B, H, Lq]; ends [2, B, H, Lq], the same in base 2 and in two parts, the highest score and what the others add: backward
+   then makes the same weights, however large scores are. A task is a piece, a head of keys, a share of the blocks of queries. */
+void forward(const Shape *s, In q, In k, In v, const real *table, num table_row, Out out, real *lse, real *ends,
+             real *room) {
   Sizes size = sizes(s);
   num dim = size.dim;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(s->threads)
@@ -161,8 +163,10 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
           real *to = out_of(out, p.batch, g, p.q_from + a + r, 0);
           int sees = low_key(&t, a + r) < high_key(&t, a + r);
           for (num d = 0; d < s->dim; d++) to[d] = sees ? made[r * dim + d] / total[r] : 0;
-          lse[(p.batch * s->heads + g) * s->queries + p.q_from + a + r] =
-              !sees ? -INFINITY : total[r] == 0 ? NAN : (top[r] + (real)log2(total[r])) / LOG2E;
+          num at = (p.batch * s->heads + g) * s->queries + p.q_from + a + r;
+          ends[at] = sees ? top[r] : INFINITY;
+          ends[at + s->batch * s->heads * s->queries] = sees ? (real)log2(total[r]) : 0;
+          lse[at] = !sees ? -INFINITY : total[r] == 0 ? NAN : (top[r] + (real)log2(total[r])) / LOG2E;
         }
       }
     }
@@ -172,12 +176,12 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
 /* ---- backward ---- */
 num backward_room(const Shape *s) {
   Sizes n = sizes(s);
-  return 5 * n.head + 2 * n.panels + 3 * n.table + 3 * BLOCK * n.dim + 2 * BLOCK * PANEL + 2 * BLOCK;
+  return 5 * n.head + 2 * n.panels + 3 * n.table + 3 * BLOCK * n.dim + 2 * BLOCK * PANEL + 3 * BLOCK;
 }
 
-/* lse and minus_delta [B, H, Lq], -(grad . out) and what comes through lse; adds to grad_table [splits * shares, H, diagonals],
+/* ends as forward made them; minus_delta [B, H, Lq], -(grad . out) and what comes through lse. Adds to grad_table [splits * shares, H, diagonals],
    if there is one. A task is a head of keys, a share of the pieces, and a share of the blocks of queries in each. */
-void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num table_row, const real *lse,
+void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num table_row, const real *ends,
               const real *minus_delta, Out grad_q, Out grad_k, Out grad_v, real *grad_table, real *room) {
   Sizes size = sizes(s);
   num dim = size.dim;
@@ -188,8 +192,8 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
     real *made_k = flat + size.head, *made_v = made_k + size.head, *longest = made_v + size.head;
     real *biases = longest + 2 * size.panels, *highest = biases + size.table, *made_table = highest + size.table;
     real *queries = made_table + size.table, *grads = queries + BLOCK * dim, *made = grads + BLOCK * dim;
-    real *weights = made + BLOCK * dim, *slopes = weights + BLOCK * PANEL, *ends = slopes + BLOCK * PANEL;
-    real *delta = ends + BLOCK;
+    real *weights = made + BLOCK * dim, *slopes = weights + BLOCK * PANEL, *top = slopes + BLOCK * PANEL;
+    real *total = top + BLOCK, *delta = total + BLOCK;
     for (num piece = share; piece < s->count; piece += s->shares) {
       Piece p = s->pieces[piece];
       Shape t = alone(s, p, &shift);
@@ -211,19 +215,19 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
           lay_down(from_grad, grad.row, rows, BLOCK, s->dim, dim, 1, grads);
           memset(made, 0, BLOCK * dim * sizeof(real));
           for (num r = 0; r < BLOCK; r++) {
-            int sees = r < rows && lse[at + r] != -INFINITY;
-            ends[r] = sees ? lse[at + r] * LOG2E : INFINITY;
-            delta[r] = sees ? minus_delta[at + r] : 0;
+            top[r] = r < rows ? ends[at + r] : INFINITY; /* infinite: it sees nothing, and its weights are 0 */
+            total[r] = r < rows ? ends[at + r + s->batch * s->heads * s->queries] : 0;
+            delta[r] = r < rows && top[r] != INFINITY ? minus_delta[at + r] : 0;
           }
           num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
           for (num b = low / PANEL * PANEL; b < high; b += PANEL) {
             num first = BLOCK, last = 0; /* the queries for which this panel counts */
             real bound = length * longest[b / PANEL];
             for (num r = 0; r < rows; r += ROWS) {
-              real *weight = weights + r * PANEL, *slope = slopes + r * PANEL, end = ends[r];
-              for (num i = r + 1; i < r + ROWS; i++) end = ends[i] < end ? ends[i] : end;
+              real *weight = weights + r * PANEL, *slope = slopes + r * PANEL, lowest = top[r];
+              for (num i = r + 1; i < r + ROWS; i++) lowest = top[i] < lowest ? top[i] : lowest;
               num from = most(low_key(&t, a + r) - b, 0), to = least(high_key(&t, a + r + ROWS - 1) - b, PANEL);
-              if (from >= to || bound + highest_bias(&t, highest, a + r, b) < end - (real)s->enough) {
+              if (from >= to || bound + highest_bias(&t, highest, a + r, b) < lowest - (real)s->enough) {
                 memset(weight, 0, ROWS * PANEL * sizeof(real));
                 memset(slope, 0, ROWS * PANEL * sizeof(real));
                 continue;
@@ -235,7 +239,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
               for (num i = 0; i < ROWS; i++, diagonal--)
                 for (num w = 0; w < PANEL; w += WIDE) {
                   vec *x = (vec *)(weight + i * PANEL + w), *y = (vec *)(slope + i * PANEL + w);
-                  *x = power(*x - ends[r + i]);
+                  *x = power(*x - top[r + i] - total[r + i]);
                   *y = *x * (*y + delta[r + i]);
                   if (grad_table) *(vec *)(diagonal + w) += *y;
                 }

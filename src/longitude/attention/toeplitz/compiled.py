@@ -67,10 +67,22 @@ def functions(dtype: torch.dtype) -> Functions | None:
     for room in (found.decode_room, found.forward_room, found.backward_room):
         room.argtypes, room.restype = [shape], c_int64
     for run in (found.decode, found.forward):
-        run.argtypes, run.restype = [shape, In, In, In, data, c_int64, Out, data, data], None
+        run.argtypes, run.restype = [shape, In, In, In, data, c_int64, Out, data, data, data], None
     found.backward.argtypes = [shape, In, In, In, In, data, c_int64, data, data, Out, Out, Out, data, data]
     found.backward.restype = None
     return found
+
+
+_known: dict[torch.dtype, bool] = {}
+
+
+def available(dtype: torch.dtype) -> bool:
+    """Whether there are functions for float32 or float64. Compilers of graphs may ask: nothing is looked for then."""
+    if dtype not in _known:
+        if torch.compiler.is_compiling():
+            return False
+        _known[dtype] = functions(dtype) is not None
+    return _known[dtype]
 
 
 class Functions(NamedTuple):
@@ -84,8 +96,9 @@ class Functions(NamedTuple):
 
 def forward(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, pieces: Tensor | None, band: Band, scale: float
-) -> tuple[Tensor, Tensor] | None:
-    """out [B, H, Lq, D] and the logsumexp of each row [B, H, Lq]; None where it cannot be compiled.
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """out [B, H, Lq, D], the logsumexp of each row [B, H, Lq], and what backward takes for it [2, B, H, Lq]; None where it
+    cannot be compiled.
 
     pieces [n, 5], int64: see `Pieces`; None: each row of the batch is one."""
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -97,18 +110,20 @@ def forward(
     cuts = _cuts(q, k, pieces)
     tasks, blocks = len(cuts) * k.shape[1], -(-_most_queries(cuts) // BLOCK)
     threads = torch.get_num_threads()
-    splits = 1 if few else max(1, min(blocks, -(-4 * threads // tasks)))
+    splits = 1 if few else max(1, min(blocks, -(-4 * threads // max(1, tasks))))
     shape = _shape(q, k, cuts, band, scale, enough, splits, 1)
     made, lse = heads_last(q.to(wide)), q.new_empty(q.shape[:3], dtype=wide)
+    ends = q.new_empty(2, *lse.shape, dtype=wide)
     if pieces is not None:
         made.zero_()
         lse.fill_(-math.inf)
+        ends.fill_(math.inf)
     room_of, call = (run.decode_room, run.decode) if few else (run.forward_room, run.forward)
     room = q.new_empty(threads * room_of(shape), dtype=wide)
     inputs = [_rows(x, wide) for x in (q, k, v)]
     table, step = _table(table)
-    call(shape, *map(In.of, inputs), _at(table), step, Out.of(made[None]), lse.data_ptr(), room.data_ptr())
-    return made.to(q.dtype), lse
+    call(shape, *map(In.of, inputs), _at(table), step, Out.of(made[None]), *map(_at, (lse, ends, room)))
+    return made.to(q.dtype), lse, ends
 
 
 def backward(
@@ -119,20 +134,20 @@ def backward(
     v: Tensor,
     table: Tensor | None,
     pieces: Tensor | None,
-    lse: Tensor,
+    ends: Tensor,
     band: Band,
     scale: float,
     learned: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
     """Gradients of q, k, v and the table; minus_delta [B, H, Lq] is -(grad . out) and what comes through lse."""
-    wide = lse.dtype
+    wide = ends.dtype
     run = functions(wide)
     if run is None:
         return None
     cuts = _cuts(q, k, pieces)
     threads, blocks = torch.get_num_threads(), -(-_most_queries(cuts) // BLOCK)
     tasks = -(-threads // k.shape[1])  # of each head
-    shares = min(len(cuts), tasks)
+    shares = max(1, min(len(cuts), tasks))
     splits = min(blocks, -(-tasks // shares))
     enough = _enough(table, band, wide, v, grad, minus_delta[..., None])
     shape = _shape(q, k, cuts, band, scale, enough, splits, shares)
@@ -148,7 +163,7 @@ def backward(
     inputs = [_rows(x, wide) for x in (grad, q, k, v)]
     table, step = _table(table)
     run.backward(
-        shape, *map(In.of, inputs), _at(table), step, lse.contiguous().data_ptr(), minus_delta.contiguous().data_ptr(),
+        shape, *map(In.of, inputs), _at(table), step, ends.data_ptr(), minus_delta.contiguous().data_ptr(),
         *map(Out.of, (made, dk, dv)), _at(of_tables), room.data_ptr(),
     )  # fmt: skip
     summed = [x[0] if len(x) == 1 else torch.sum(x, 0, out=heads_last(x[0])) for x in (made, dk, dv)]

@@ -23,8 +23,9 @@ INLINE void add(num n, const real *weights, const real *x, num row, num dim, rea
 
 num decode_room(const Shape *s) { return s->groups * s->most_queries * (2 * s->dim + 2) + up(SOME, WIDE); }
 
-/* lse [B, H, Lq]. A task is a piece and a head of keys. */
-void decode(const Shape *s, In q, In k, In v, const real *table, num table_row, Out out, real *lse, real *room) {
+/* lse [B, H, Lq] and ends [2, B, H, Lq] as in band.c. A task is a piece and a head of keys. */
+void decode(const Shape *s, In q, In k, In v, const real *table, num table_row, Out out, real *lse, real *ends,
+            real *room) {
   num shared = s->heads / s->groups, dim = s->dim;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(s->threads)
   for (num task = 0; task < s->count * shared; task++) {
@@ -68,8 +69,10 @@ void decode(const Shape *s, In q, In k, In v, const real *table, num table_row, 
       int sees = most(p.k_from, s->first - start) < least(p.k_to, s->last - start + 1);
       real *to = out.at + p.batch * out.batch + g * out.head + a * out.row;
       for (num d = 0; d < dim; d++) to[d] = sees ? made[r * dim + d] / total[r] : 0;
-      lse[(p.batch * s->heads + g) * s->queries + a] =
-          !sees ? -INFINITY : total[r] == 0 ? NAN : (top[r] + (real)log2(total[r])) / LOG2E;
+      num at = (p.batch * s->heads + g) * s->queries + a;
+      ends[at] = sees ? top[r] : INFINITY;
+      ends[at + s->batch * s->heads * s->queries] = sees ? (real)log2(total[r]) : 0;
+      lse[at] = !sees ? -INFINITY : total[r] == 0 ? NAN : (top[r] + (real)log2(total[r])) / LOG2E;
     }
   }
 }

@@ -113,7 +113,7 @@ INLINE void sums(const int rows, const int wide, num n, const real *a, num row, 
 #pragma GCC unroll 8
   for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-    for (int v = 0; v < wide; v++) sum[r][v] = start ? *(const vec *)(start + r * first + v * WIDE) : SAME(0);
+    for (int v = 0; v < wide; v++) sum[r][v] = SAME(0);
   for (num k = 0; k < n; k++) {
 #pragma GCC unroll 4
     for (int v = 0; v < wide; v++) other[v] = *(const vec *)(b + k * next + v * WIDE);
@@ -127,7 +127,8 @@ INLINE void sums(const int rows, const int wide, num n, const real *a, num row, 
 #pragma GCC unroll 8
   for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-    for (int v = 0; v < wide; v++) *(vec *)(c + r * stride + v * WIDE) = sum[r][v];
+    for (int v = 0; v < wide; v++) /* last, because what is large there would cost the sum its digits */
+      *(vec *)(c + r * stride + v * WIDE) = start ? *(const vec *)(start + r * first + v * WIDE) + sum[r][v] : sum[r][v];
 }
 
 #define WITH n, a, row, col, b, next, start, first, c, stride
