@@ -1,5 +1,6 @@
 """C compiled on first use: kept, shared, and done without where it cannot be had."""
 
+import platform
 import subprocess
 from pathlib import Path
 
@@ -45,20 +46,36 @@ def test_compiled_once_for_each_text_and_option(source: Path, monkeypatch: pytes
 @needs_compiler
 def test_what_does_not_compile_leaves_nothing(source: Path):
     source.write_text("int answer(void) { return")
-    assert build(source) is None
+    with pytest.warns(RuntimeWarning, match=r"(?s)answer.c could not be compiled.*expected"):
+        assert build(source) is None
     assert list((source.parent / "cache" / "longitude").iterdir()) == []
 
 
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_told(source: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(source))
+    with pytest.warns(RuntimeWarning, match="Not a directory"):
+        assert build(source, "-DANSWER=1") is None
+
+
+@needs_compiler
+@pytest.mark.parametrize("source", sorted(Path(native.__file__).parent.rglob("*.c")), ids=lambda path: path.name)
+@pytest.mark.parametrize("options", [(), ("-DDOUBLE",), ("-mno-avx512f",), ("-mno-avx", "-DDOUBLE")], ids=" ".join)
+def test_all_of_ours_compiles_for_wide_and_narrow_processors(
+    source: Path, options: tuple[str, ...], tmp_path, monkeypatch
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert build(source, *(options if platform.machine() == "x86_64" else ())) is not None
+
+
 def test_done_without(source: Path, monkeypatch: pytest.MonkeyPatch):
-    """No gcc, one that fails, a cache that cannot be written, another system, no wish for it."""
+    """No gcc, one that fails, another system, no wish for it."""
     with monkeypatch.context() as context:
         context.setattr(native.shutil, "which", lambda name: None)
         assert build(source, "-DANSWER=1") is None
         context.setattr(native.shutil, "which", lambda name: "/bin/false")
-        assert build(source, "-DANSWER=1") is None
-    with monkeypatch.context() as context:
-        context.setenv("XDG_CACHE_HOME", str(source))
-        assert build(source, "-DANSWER=1") is None
+        with pytest.warns(RuntimeWarning, match="slower operators"):
+            assert build(source, "-DANSWER=1") is None
     with monkeypatch.context() as context:
         context.setattr(native.sys, "platform", "darwin")
         assert build(source, "-DANSWER=1") is None

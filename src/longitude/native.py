@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import warnings
 from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
@@ -17,7 +18,7 @@ FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fope
 @lru_cache
 def library(source: Path, *options: str) -> ctypes.CDLL | None:
     """The functions of a C file, compiled for this processor in less than a second and kept in the user's cache; None where
-    that is not possible (no Linux, no gcc, no room) or not wanted: LONGITUDE_COMPILE=0 in the environment."""
+    there is no Linux or gcc, or LONGITUDE_COMPILE=0 in the environment; and with a warning where it should have worked."""
     # Elsewhere torch brings another OpenMP than the compiler's, and two in one process fight for the cores.
     gcc = shutil.which("gcc") if sys.platform == "linux" and os.environ.get("LONGITUDE_COMPILE") != "0" else None
     if gcc is None:
@@ -42,7 +43,14 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
             finally:
                 made.unlink(missing_ok=True)
         return ctypes.CDLL(str(kept))
-    except (OSError, RuntimeError, subprocess.SubprocessError):
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or str(error).encode()
+        warnings.warn(
+            f"{source.name} could not be compiled, and slower operators do its work (LONGITUDE_COMPILE=0 asks for them): "
+            f"{said.decode(errors='replace').strip()[:500]}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return None
 
 

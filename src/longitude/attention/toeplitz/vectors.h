@@ -127,8 +127,10 @@ INLINE void sums(const int rows, const int wide, num n, const real *a, num row, 
 #pragma GCC unroll 8
   for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
-    for (int v = 0; v < wide; v++) /* last, because what is large there would cost the sum its digits */
-      *(vec *)(c + r * stride + v * WIDE) = start ? *(const vec *)(start + r * first + v * WIDE) + sum[r][v] : sum[r][v];
+    for (int v = 0; v < wide; v++) {
+      if (start) sum[r][v] += *(const vec *)(start + r * first + v * WIDE); /* last: what is large would cost the sum digits */
+      *(vec *)(c + r * stride + v * WIDE) = sum[r][v];
+    }
 }
 
 #define WITH n, a, row, col, b, next, start, first, c, stride
