@@ -52,7 +52,7 @@ def _made(term: OffsetBias, first: int, count: int, device: torch.device, dtype:
 @torch.no_grad()
 def _table(at: FixedBias, lowest: int, size: int, dtype: torch.dtype) -> Tensor:
     """The bias at 2 size offsets, descending to the lowest."""
-    return at(lowest + 2 * size - 1 - torch.arange(2 * size, device="cpu")).to(dtype)
+    return at(lowest + 2 * size - 1 - torch.arange(2 * size, device="cpu")).to(dtype).contiguous()
 
 
 _of_modules: WeakKeyDictionary[nn.Module, tuple[tuple[bytes, int, int, torch.dtype], Tensor]] = WeakKeyDictionary()
@@ -68,5 +68,5 @@ def _learned(term: OffsetBias, lowest: int, size: int, dtype: torch.dtype) -> Te
     known, table = _of_modules.get(term.of, (None, None))
     if known != key or table is None:
         offsets = lowest + 2 * size - 1 - torch.arange(2 * size, device="cpu")
-        _of_modules[term.of] = key, table = key, term.at(offsets).to(dtype)
+        _of_modules[term.of] = key, table = key, term.at(offsets).to(dtype).contiguous()
     return table

@@ -167,12 +167,15 @@ def documents(session: Session) -> list[Row]:
 
 
 def padding(session: Session) -> list[Row]:
-    """Eight sequences of 128, 256, ... 1024 tokens, padded on the right, against the mask of all pairs."""
-    work = session.work(1024, batch=8)
-    lengths = torch.arange(1, 9) * work.length // 8
-    valid = torch.arange(work.length) < lengths[:, None]
-    allowed = valid[:, None, None, :] & torch.ones(work.length, work.length, dtype=torch.bool).tril()
-    return against_dense(session, work, lg.Causal() & lg.Padding(valid), allowed, "padding", 5)
+    """Eight sequences of 128, 256, ... 1024 tokens, padded on the left, as for generation, and on the right, as for training
+    (there, queries that are padding see all tokens before them), against the mask of all pairs."""
+    rows, work = [], session.work(1024, batch=8)
+    lengths, order = torch.arange(1, 9) * work.length // 8, torch.arange(work.length)
+    sides = {"left": order >= work.length - lengths[:, None], "right": order < lengths[:, None]}
+    for side, valid in sides.items():
+        allowed = valid[:, None, None, :] & torch.ones(work.length, work.length, dtype=torch.bool).tril()
+        rows += against_dense(session, work, lg.Causal() & lg.Padding(valid), allowed, f"padding on the {side}", 5)
+    return rows
 
 
 def against_dense(session: Session, work: Work, mask: lg.Mask, allowed: Tensor, what: str, turns: int) -> list[Row]:

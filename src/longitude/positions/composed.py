@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -123,7 +124,12 @@ def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
                 encoding.__dict__["_composed"] = encoding, composed
             return composed
         case None:
-            return Composed([])
+            return Composed([]) if torch.compiler.is_compiling() else _nothing()
         case list() | tuple():
             return Composed(encoding)
     raise ValueError(f"expected an Encoding or a list of them, got {encoding!r}; build one with lg.encoding(name, ...)")
+
+
+@lru_cache(maxsize=1)
+def _nothing() -> Composed:
+    return Composed([])
