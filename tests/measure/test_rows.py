@@ -21,7 +21,7 @@ ROWS = [
 
 def test_columns_are_the_published_ones_in_order():
     assert list(to_frame(ROWS).columns) == list(to_frame([]).columns) == PUBLISHED
-    assert [field.name for field in dataclasses.fields(Row)] == [*PUBLISHED, "train_positions"]
+    assert [field.name for field in dataclasses.fields(Row)] == [*PUBLISHED, "train_positions", "prefill"]
 
 
 def test_dtypes_do_not_depend_on_the_rows():

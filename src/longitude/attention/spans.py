@@ -85,7 +85,8 @@ def pieces(r: Request) -> list[tuple[slice | list[int], slice, Request]] | str:
     r = replace(r, mask=All(tuple(m for m in r.mask.parts() if is_band(m))))
     cut = []
     for batch, own in found:
-        which = slice(None) if len(batch) == r.q.shape[0] else batch
+        together = batch[-1] - batch[0] == len(batch) - 1  # then a slice, which copies nothing
+        which = slice(batch[0], batch[-1] + 1) if together else batch
         for q_from, q_to, k_from, k_to in own:
             rows = slice(q_from - r.q_order, q_to - r.q_order)
             cut.append((which, rows, r.piece(rows, slice(k_from - r.k_order, k_to - r.k_order), which)))

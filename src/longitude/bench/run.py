@@ -17,7 +17,7 @@ from longitude.bench.config import BenchConfig
 from longitude.bench.sweep import sweep, threads
 from longitude.bench.target import Session
 from longitude.bench.targets import TARGETS
-from longitude.study.files import atomic, write_json
+from longitude.measure.files import atomic, write_json
 
 
 class Progress:

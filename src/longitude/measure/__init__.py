@@ -1,27 +1,56 @@
 """Measurements of any causal Hugging Face model: rows with their protocol, and intervals over documents.
 
-`by_length` measures a model on documents; `Row` says what a measurement holds; `interval`, `paired_difference` and
-`paired_ratio` put error bars on sums over documents.
+`by_length` measures a model on documents; `load` reads a checkpoint; `Row` says what a measurement holds; `interval`,
+`paired_difference` and `paired_ratio` put error bars on sums over documents. Names are loaded on first use, so that the
+options of `longitude measure` cost no import of torch.
 """
 
-from longitude.measure.intervals import Interval, interval, paired_difference, paired_ratio
-from longitude.measure.rows import SCHEMA, Row, from_frame, read_rows, to_frame, write_rows
-from longitude.measure.text import DocumentLosses, by_length, default_bins, document_losses, losses_by_length
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "SCHEMA",
-    "DocumentLosses",
-    "Interval",
-    "Row",
-    "by_length",
-    "default_bins",
-    "document_losses",
-    "from_frame",
-    "interval",
-    "losses_by_length",
-    "paired_difference",
-    "paired_ratio",
-    "read_rows",
-    "to_frame",
-    "write_rows",
-]
+if TYPE_CHECKING:  # the same names for type checkers and editors
+    from longitude.measure.checkpoint import Checkpoint as Checkpoint, load as load
+    from longitude.measure.intervals import (
+        Interval as Interval,
+        interval as interval,
+        paired_difference as paired_difference,
+        paired_ratio as paired_ratio,
+    )
+    from longitude.measure.rows import (
+        SCHEMA as SCHEMA,
+        Row as Row,
+        from_frame as from_frame,
+        read_rows as read_rows,
+        to_frame as to_frame,
+        write_rows as write_rows,
+    )
+    from longitude.measure.text import (
+        DocumentLosses as DocumentLosses,
+        by_length as by_length,
+        default_bins as default_bins,
+        document_losses as document_losses,
+        losses_by_length as losses_by_length,
+    )
+
+_NAMES = {
+    "checkpoint": "Checkpoint load",
+    "intervals": "Interval interval paired_difference paired_ratio",
+    "rows": "SCHEMA Row from_frame read_rows to_frame write_rows",
+    "text": "DocumentLosses by_length default_bins document_losses losses_by_length",
+}
+_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+
+__all__ = list(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(
+            f"module 'longitude.measure' has no attribute {name!r}; dir(longitude.measure) lists its names"
+        )
+    value = globals()[name] = getattr(import_module(f"longitude.measure.{_MODULE_OF[name]}"), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -44,6 +44,8 @@ class Row:
         dtype: of the model's weights; backend: attention implementation; commit: of the code that measured.
         train_positions: where positions of training examples came from, unless they were 0, 1, 2, ...: a sampler with its
             options, "randomized(max_length=4096)". Added later (`ADDED`).
+        prefill: how a window was read, "one pass" or "pieces of 1024 with the cache", with the reason where it was not as
+            asked. Added later.
 
     Raises ValueError for a float that is not finite.
     """
@@ -75,6 +77,7 @@ class Row:
     backend: str | None = None
     commit: str | None = None
     train_positions: str | None = None
+    prefill: str | None = None
 
     def __post_init__(self):
         for name in ("value", "low", "high"):
@@ -90,7 +93,7 @@ def _dtype(annotation) -> str:
 
 # Column order is field order. The nullable dtypes keep integers integers, and a missing value apart from NaN.
 COLUMNS = {field.name: _dtype(field.type) for field in fields(Row)}
-ADDED = ("train_positions",)
+ADDED = ("train_positions", "prefill")
 """Columns that came after the first release. They stand in a table only where a row says something in them: all other tables
 are as they were, and any release reads them."""
 

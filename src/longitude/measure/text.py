@@ -24,10 +24,22 @@ from torch import Tensor, int64, nn
 from longitude.errors import unknown
 from longitude.measure.intervals import interval
 from longitude.measure.rows import Row
-from longitude.measure.windows import Progress, Run, plan_windows
+from longitude.measure.windows import Progress, Reader, Run, plan_windows
 
 METHODS = ("non-overlapping", "sliding", "per-position")
-LABELS = ("task", "model", "encoding", "label", "seed", "train_length", "train_positions", "bos", "backend", "commit")
+LABELS = (
+    "task",
+    "model",
+    "encoding",
+    "label",
+    "seed",
+    "train_length",
+    "train_positions",
+    "bos",
+    "backend",
+    "commit",
+    "prefill",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +137,11 @@ def losses_by_length(
     methods: Sequence[str] = METHODS,
     stride: int | None = None,
     span: int | None = None,
-    token_bytes: Tensor | int | None = None,
+    token_bytes: Tensor | Sequence[Tensor] | int | None = None,
     bins: Sequence[int] | None = None,
     batch_tokens: int = 16384,
     progress: Progress | None = None,
+    reader: Reader | None = None,
 ) -> list[DocumentLosses]:
     """The sums per document behind `by_length`, in the same order; for paired comparisons and means over seeds.
 
@@ -139,10 +152,12 @@ def losses_by_length(
     stride: of the sliding windows, 1 to the shortest length; None: half of each window.
     span: targets per document are a multiple of it; at least the longest length, which is the default. Give the same
         span to models measured at different lengths to compare them on the same targets.
-    token_bytes: [vocab] int64, bytes of each token id, or one number for all (1 for models of bytes).
+    token_bytes: [vocab] int64, bytes of each token id; or one number for all (1 for models of bytes); or, for each document,
+        the bytes of its tokens.
     bins: ascending edges of the per-position averages, within 0..longest length; None: `default_bins`.
     batch_tokens: input tokens per forward pass; the logits of a pass, batch_tokens * vocab numbers, are its memory.
     progress: called as progress(done, total), in input tokens, after every forward pass.
+    reader: how the model reads a window; `OnePass` of longitude.measure.windows by default, `Bounded` for long windows.
 
     Raises ValueError for each of these that is not so.
     """
@@ -161,7 +176,7 @@ def losses_by_length(
     passes = [("non-overlapping", length, length) for length in flat]
     passes += [("sliding", length, _stride(stride, length)) for length in sliding]
     plans = [plan_windows(targets.counts, window, step) for _, window, step in passes]
-    run = Run(model, documents, plans, _positive("batch_tokens", batch_tokens), progress)
+    run = Run(model, documents, plans, _positive("batch_tokens", batch_tokens), progress, reader)
     results, positions = [], []
     for (method, window, step), plan in zip(passes, plans, strict=True):
         nats = run.nats(plan, targets.counts)
@@ -211,12 +226,12 @@ def default_bins(length: int) -> list[int]:
 class _Targets:
     """The scored targets of every document: how many, their bytes, and what becomes of losses along them."""
 
-    def __init__(self, documents: Sequence[Tensor], span: int, token_bytes: Tensor | int | None):
+    def __init__(self, documents: Sequence[Tensor], span: int, token_bytes: Tensor | Sequence[Tensor] | int | None):
         _check_documents(documents, span)
         self.counts = [(len(document) - 1) // span * span for document in documents]
         self.truncation = f"tail dropped to a multiple of {span} targets"
         scored = [document[1 : count + 1] for document, count in zip(documents, self.counts, strict=True)]
-        self.bytes = None if token_bytes is None else _bytes(scored, token_bytes)
+        self.bytes = None if token_bytes is None else _bytes(documents, scored, token_bytes)
 
     def losses(self, nats: list[np.ndarray], **protocol) -> DocumentLosses:
         """Summed over each document."""
@@ -248,8 +263,18 @@ def _profile(values: np.ndarray, window: int) -> np.ndarray:
     return np.pad(values, (0, -len(values) % window)).reshape(-1, window).sum(0)
 
 
-def _bytes(scored: list[Tensor], token_bytes: Tensor | int) -> list[np.ndarray]:
+def _bytes(
+    documents: Sequence[Tensor], scored: list[Tensor], token_bytes: Tensor | Sequence[Tensor] | int
+) -> list[np.ndarray]:
     """Bytes of every scored target, one int64 array per document."""
+    if isinstance(token_bytes, Sequence):
+        given, expected = [list(each.shape) for each in token_bytes], [list(each.shape) for each in documents]
+        if given != expected:
+            raise ValueError(
+                f"token_bytes of each document must have its shape, {expected[:3]} ...; got {given[:3]} ..."
+            )
+        pairs = zip(token_bytes, scored, strict=True)
+        return [sizes[1 : len(targets) + 1].cpu().numpy() for sizes, targets in pairs]
     if not isinstance(token_bytes, Tensor):
         size = _positive("token_bytes", token_bytes)
         return [np.full(len(targets), size, dtype=np.int64) for targets in scored]

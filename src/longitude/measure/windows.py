@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -11,7 +12,17 @@ from torch import Tensor, nn
 
 CHUNK = 2**22  # logits turned to float32 at once: 16 MiB
 
+LOGITS = 2**24  # numbers of the head's output that a bounded reader holds, about three times over: 200 MiB
+
 Progress = Callable[[int, int], None]
+
+
+class Reader(Protocol):
+    """How a model reads a window: `losses` of its tokens."""
+
+    def losses(self, tokens: Tensor, skip: int) -> Tensor: ...
+
+
 # {(inputs in the window, inputs whose targets an earlier window scored): [(document, first input), ...]}
 Plan = dict[tuple[int, int], list[tuple[int, int]]]
 
@@ -38,7 +49,9 @@ class Run:
         plans: Sequence[Plan],
         batch_tokens: int,
         progress: Progress | None,
+        reader: Reader | None = None,
     ):
+        self.reader = reader or OnePass(model)
         self.model, self.documents, self.batch_tokens, self.progress = model, documents, batch_tokens, progress
         self.done, self.total = 0, sum(width * len(starts) for plan in plans for (width, _), starts in plan.items())
         parameter = next(model.parameters())
@@ -47,13 +60,13 @@ class Run:
     def nats(self, plan: Plan, counts: Sequence[int]) -> list[np.ndarray]:
         """[count] float64 for every document: entry t is -ln p(token t + 1 | its window's tokens up to t)."""
         nats = [np.empty(count) for count in counts]
-        with _evaluating(self.model):
+        with evaluating(self.model):
             for (width, skip), starts in plan.items():
                 rows = max(1, self.batch_tokens // width)
                 for first in range(0, len(starts), rows):
                     batch = starts[first : first + rows]
                     tokens = torch.stack([self.documents[document][at : at + width + 1] for document, at in batch])
-                    losses = self._losses(tokens.to(self.device), skip).cpu().double().numpy()
+                    losses = self.reader.losses(tokens.to(self.device), skip).cpu().double().numpy()
                     for (document, at), loss in zip(batch, losses, strict=True):
                         nats[document][at + skip : at + width] = loss
                     self.done += tokens.shape[0] * width
@@ -61,7 +74,14 @@ class Run:
                         self.progress(self.done, self.total)
         return nats
 
-    def _losses(self, tokens: Tensor, skip: int) -> Tensor:
+
+class OnePass:
+    """Reads a window in one forward pass and holds its logits."""
+
+    def __init__(self, model: nn.Module):
+        self.model = model
+
+    def losses(self, tokens: Tensor, skip: int) -> Tensor:
         """tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float32 or better, chunk by chunk."""
         inputs, targets = tokens[:, :-1], tokens[:, 1 + skip :]
         logits = getattr(self.model(input_ids=inputs, use_cache=False), "logits", None)
@@ -72,19 +92,70 @@ class Run:
                 f"{type(self.model).__name__}; pass a causal language model such as AutoModelForCausalLM loads"
             )
         logits = logits[:, skip:]
-        dtype = torch.promote_types(logits.dtype, torch.float32)
         columns = max(1, CHUNK // (logits.shape[0] * logits.shape[2]))
         pieces = zip(logits.split(columns, dim=1), targets.split(columns, dim=1), strict=True)
-        return torch.cat([_nats(x.to(dtype), y) for x, y in pieces], dim=1)
+        return torch.cat([_nats(x, y) for x, y in pieces], dim=1)
+
+
+class Bounded:
+    """Reads a window of a transformers model with memory that a long window or a large vocabulary does not blow up.
+
+    size: tokens that the model reads at once, before it goes on with its own cache; None: the whole window. Either way
+    the head is asked for few positions at a time, so that no more than `logits` numbers of its output are held.
+    restart: read one token first, which brings back the tables of a model that keeps those of the longest text it read.
+    """
+
+    def __init__(self, model: Any, size: int | None, logits: int = LOGITS, restart: bool = False):
+        self.model, self.size, self.restart = model, size, restart
+        self.logits, self.vocabulary = logits, model.get_output_embeddings().weight.shape[0]
+
+    def losses(self, tokens: Tensor, skip: int) -> Tensor:
+        """tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float32 or better."""
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+        width = inputs.shape[1]
+        size = self.size or width
+        if self.restart:
+            self.model(input_ids=inputs[:, :1], use_cache=False, logits_to_keep=1)
+        losses, cache = [], {"use_cache": size < width}
+        for start in range(0, width, size):
+            piece, wanted = slice(start, min(start + size, width)), max(0, skip - start)
+            losses.append(self._piece(inputs[:, piece], targets[:, piece], wanted, cache))
+        return torch.cat(losses, dim=1)
+
+    def _piece(self, inputs: Tensor, targets: Tensor, skip: int, cache: dict[str, Any]) -> Tensor:
+        """inputs, targets [B, C] -> [B, C - skip]; `cache` goes on. The body runs once, the head for a few places at a time."""
+        rows, width = inputs.shape
+        columns = max(1, self.logits // (rows * self.vocabulary))
+        places = torch.arange(min(skip, width - 1), width, device=inputs.device).split(columns)
+        body, kept = self.model.base_model, []
+        hook = body.register_forward_hook(lambda module, given, output: kept.append(output))
+        try:
+            answer = self.model(input_ids=inputs, logits_to_keep=places[0], **cache)
+        finally:
+            hook.remove()
+        if cache["use_cache"]:
+            cache["past_key_values"] = answer.past_key_values
+        losses = [_nats(answer.logits, targets[:, places[0]])]
+        if len(places) > 1:
+            del answer
+            body.forward = lambda *args, **kwargs: kept[0]  # the model's own way from the body's output to logits
+            try:
+                for some in places[1:]:
+                    logits = self.model(input_ids=inputs, logits_to_keep=some, use_cache=False).logits
+                    losses.append(_nats(logits, targets[:, some]))
+            finally:
+                del body.forward
+        return torch.cat(losses, dim=1)[:, max(0, skip - width + 1) :]
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """logits [B, T, vocab], targets [B, T] -> -ln softmax(logits)[targets], [B, T]."""
+    """logits [B, T, vocab], targets [B, T] -> -ln softmax(logits)[targets], [B, T], in float32 or better."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode without gradients; afterwards every submodule has the mode it had."""
     modes = {module: module.training for module in model.modules()}
     model.eval()

@@ -20,13 +20,13 @@ import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from longitude.measure import DocumentLosses, losses_by_length, write_rows
+from longitude.measure.files import atomic, flush, read_json, remove_unfinished, write_json
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.positions.base import Encoding
 from longitude.positions.samplers import Sampler, sampler
 from longitude.study.checkpoints import LossLog, newest, seal, step_of
 from longitude.study.config import VOCABULARY, StudyConfig, parse_encoding, safe
 from longitude.study.data import StudyData, Windows
-from longitude.study.files import atomic, flush, read_json, remove_unfinished, write_json
 
 SAVES = 4
 """Checkpoints during training."""

@@ -16,9 +16,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from longitude import __version__
+from longitude.measure.files import atomic
 from longitude.study import charts
 from longitude.study.config import StudyConfig, as_dict, option, parse_encoding
-from longitude.study.files import atomic
 from longitude.study.results import Run, read_run
 from longitude.study.statistics import (
     HOLDS,

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from longitude.measure.files import read_json
 from longitude.measure.rows import Row, from_frame, read_rows
 from longitude.study.config import safe
-from longitude.study.files import read_json
 
 REMEDY = "run the same `longitude study` again, it continues"
 BY_LENGTH = ("non-overlapping", "sliding")

@@ -1,17 +1,12 @@
 """Many cells: a run directory, what it holds, and one writer that fills it."""
 
 import json
-import os
-import platform
 import shutil
-import subprocess
-import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +14,25 @@ import pandas as pd
 import torch
 import transformers
 
-import longitude
 from longitude.measure import read_rows, to_frame, write_rows
+from longitude.measure.files import (
+    atomic,
+    locked,
+    out_of_space,
+    read_json,
+    remove_unfinished,
+    require_space,
+    write_json,
+)
+from longitude.measure.provenance import commit_of_code, machine, versions
 from longitude.study.cell import Cell, Status, Watcher, build_model, device_of, run_cell
 from longitude.study.checkpoints import drop_unfinished
 from longitude.study.config import StudyConfig, as_dict, checked, option, replaced
 from longitude.study.data import StudyData, prepare
-from longitude.study.files import atomic, locked, out_of_space, read_json, remove_unfinished, require_space, write_json
 
 SCHEMA = 1
 GROWING = ("encodings", "seeds")
 """Options of which a run directory may be given more: their cells are added."""
-PACKAGES = ("longitude", "torch", "transformers", "accelerate", "numpy", "scipy", "pandas")
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def plan(config: StudyConfig, run: Path) -> Plan:
     if run.is_dir() and not (run / "study.json").exists() and any(path.name != ".lock" for path in run.iterdir()):
         raise ValueError(f"--out {run}: the directory holds other files and no study; choose another --out")
     to_do = sum(not (cell.folder / "config.json").exists() for cell in planned.cells)
-    require_space(run, 2**24 + to_do * max(sizes) * 4 * 8)  # a model, three checkpoints while rotating, all in float32
+    require_space(run, 2**24 + to_do * max(sizes) * 4 * 8, "the study")  # a model, three checkpoints rotating, float32
     return planned
 
 
@@ -230,51 +232,6 @@ def _remove_study(run: Path) -> None:
 
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def versions() -> dict[str, str | None]:
-    """Package -> version; Python too."""
-
-    def of(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return getattr(sys.modules.get(package), "__version__", None)
-
-    return {"python": platform.python_version()} | {package: of(package) for package in PACKAGES}
-
-
-def machine() -> dict[str, Any]:
-    """What computes here."""
-    name = platform.processor()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return {
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": name or platform.machine(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-    }
-
-
-def commit_of_code() -> str | None:
-    """The git commit of this source tree, "-dirty" where files differ from it; None outside of a repository of ours."""
-    here = Path(longitude.__file__).parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10)
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    if git("ls-files", "--error-unmatch", "__init__.py") is None:
-        return None
-    return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*")
 
 
 @contextmanager

@@ -71,7 +71,7 @@ def at_once(r: Request) -> tuple[Request, Tensor] | None:
 
 def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> int | None:
     """How far the first query would stand from the first key, by a piece whose positions count up by one."""
-    piece = steady(r.piece(slice(q_from, q_to), slice(k_from, k_to), [b]))
+    piece = steady(r.piece(slice(q_from, q_to), slice(k_from, k_to), slice(b, b + 1)))
     if piece is None:
         return None
     assert isinstance(piece.q_positions, int) and isinstance(piece.k_positions, int)
