@@ -15,11 +15,15 @@ static void lay_across(const real *x, num row, num keys, num dim, num wide, real
   for (num b = 0; b < up(keys, PANEL); b += WIDE) {
     real *across = to + b / PANEL * wide * PANEL + b % PANEL, *length = longest + b / PANEL;
     vec square = SAME(0);
-    for (num i = 0; i < WIDE; i++) {
-      num some = b + i < keys ? dim : 0;
-      for (num d = 0; d < some; d++) across[d * PANEL + i] = x[(b + i) * row + d];
-      for (num d = some; d < wide; d++) across[d * PANEL + i] = 0;
+    num done = b + WIDE <= keys ? dim / WIDE * WIDE : 0;
+    for (num d = 0; d < done; d += WIDE) {
+      vec some[WIDE];
+      for (num i = 0; i < WIDE; i++) some[i] = *(const vec *)(x + (b + i) * row + d);
+      transpose(some);
+      for (num i = 0; i < WIDE; i++) *(vec *)(across + (d + i) * PANEL) = some[i];
     }
+    for (num i = 0; i < WIDE && done < wide; i++)
+      for (num d = done; d < wide; d++) across[d * PANEL + i] = b + i < keys && d < dim ? x[(b + i) * row + d] : 0;
     for (num d = 0; d < wide; d++) square += *(vec *)(across + d * PANEL) * *(vec *)(across + d * PANEL);
     real here = (real)sqrt(highest_of(square)) + 0 * sum_of(square);
     if (b % PANEL == 0 || here > *length || here != here) *length = here;

@@ -82,6 +82,20 @@ INLINE real sum_of(vec x) {
   return x[0];
 }
 
+/* WIDE vectors, x[i][j] -> x[j][i]. */
+INLINE void transpose(vec *x) {
+  for (int half = WIDE / 2; half; half /= 2) {
+    ivec odd = (LANE & half) != 0, a = (odd & (LANE - half + WIDE)) | (~odd & LANE), b = a + half;
+#pragma GCC unroll 16
+    for (int i = 0; i < WIDE; i++)
+      if (!(i & half)) {
+        vec near = x[i], far = x[i + half];
+        x[i] = __builtin_shuffle(near, far, a);
+        x[i + half] = __builtin_shuffle(near, far, b);
+      }
+  }
+}
+
 /* 2^x = 2^whole 2^rest; 0 below the ordinary numbers, NaN of NaN. The polynomial is right to 8e-8, for double to 1e-16. */
 INLINE vec power(vec x) {
 #ifdef DOUBLE
