@@ -1,0 +1,119 @@
+"""Candidates of the search for LongRoPE's factors: a factor for each rotary pair, and a stock model that turns by them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from longitude.extend.methods import everywhere, scaled, scheme_of
+from longitude.positions.frequencies import Scaling
+from longitude.positions.hugging_face import Rope, from_hugging_face, to_hugging_face
+from longitude.positions.scaling import LongRoPE, rope_frequencies
+
+STARTS = ("linear", "ntk", "yarn", "ntk-by-parts", "llama3")
+"""Methods that the search begins with: the three of the paper, and what came after it."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """factors: lambda_k, by which the frequency of pair k is divided; attention_factor multiplies cos and sin."""
+
+    factors: tuple[float, ...]
+    attention_factor: float
+
+
+@dataclass(frozen=True)
+class Task:
+    """What factors are searched for: rotary pairs of base `base`, rotary_dim/2 of them, from original_length to length."""
+
+    base: float
+    rotary_dim: int
+    original_length: int
+    length: int
+
+    @property
+    def factor(self) -> float:
+        return self.length / self.original_length
+
+    def candidate(self, scaling: Scaling | None) -> Candidate:
+        """A scheme as factors: the plain frequencies over its own."""
+        plain, _, _ = rope_frequencies(self.rotary_dim, self.base)
+        inverse, attention_factor, _ = rope_frequencies(self.rotary_dim, self.base, scaling)
+        return Candidate(tuple((plain / inverse).tolist()), attention_factor)
+
+    def starts(self) -> dict[str, Candidate]:
+        """Name -> candidate, with the attention factor of its method; "unchanged" is the model as it was trained."""
+        schemes = {name: scheme_of(name, self.factor, self.original_length) for name in STARTS}
+        return {name: self.candidate(scheme) for name, scheme in ({"unchanged": None} | schemes).items()}
+
+    def scheme(self, long: Candidate, short: tuple[float, ...] | None = None) -> LongRoPE:
+        """These factors beyond the original length; `short` up to it, by default ones: the frequencies of the training."""
+        return LongRoPE(
+            short_factor=(1.0,) * len(long.factors) if short is None else short,
+            long_factor=long.factors,
+            original_max_length=self.original_length,
+            factor=self.factor,
+            max_length=self.length,
+            attention_factor=long.attention_factor,
+            follow="sequence",
+        )
+
+
+def task_of(model: nn.Module, original_length: int, length: int) -> Task:
+    """The task for a stock transformers model. ValueError where the model has no rotary parameters, or the length does not
+    grow."""
+    if length <= original_length:
+        raise ValueError(f"longrope: expected a length above the original one, {original_length}, got {length}")
+    modules = [module for _, _, module in _rotary(model)]
+    if not modules:
+        raise ValueError(
+            f"{type(model).__name__}: expected a model with rotary positions, whose frequencies longrope divides; found none"
+        )
+    ropes = from_hugging_face(modules[0].config)
+    rope = everywhere(ropes)
+    layers = [None] if isinstance(ropes, Rope) else [layer for layer, one in ropes.items() if one == rope]
+    buffers = dict(modules[0].named_buffers())
+    pairs = {len(buffers["inv_freq" if layer is None else f"{layer}_inv_freq"]) for layer in layers}
+    if len(pairs) > 1:
+        raise ValueError(
+            f"longrope: expected as many rotary pairs in all layers that see everything, got {sorted(pairs)}"
+        )
+    return Task(rope.base, 2 * pairs.pop(), original_length, length)
+
+
+@contextmanager
+def turned(model: nn.Module, scheme: Scaling) -> Iterator[None]:
+    """Within: a stock model that turns as a checkpoint does whose config says `scheme`. Afterwards it is as it was.
+
+    Its rotary modules are built anew by their own class, from the config that would be saved; nothing else is touched."""
+    before = list(_rotary(model))
+    device = next(model.parameters()).device
+    try:
+        for parent, name, module in before:
+            config = copy.deepcopy(module.config)
+            for key, value in to_hugging_face(scaled(from_hugging_face(config), scheme), _head_dim(config)).items():
+                setattr(config, key, value)
+            setattr(parent, name, type(module)(config).to(device))
+        yield
+    finally:
+        for parent, name, module in before:
+            setattr(parent, name, module)
+
+
+def _head_dim(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+def _rotary(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """(parent, name, module) of every module that has frequencies and the config that they come from."""
+    for parent in model.modules():
+        for name, module in parent.named_children():
+            buffers = [buffer for buffer, _ in module.named_buffers(recurse=False)]
+            config = getattr(module, "config", None)
+            if getattr(config, "rope_parameters", None) and any(buffer.endswith("inv_freq") for buffer in buffers):
+                yield parent, name, module

@@ -1,0 +1,300 @@
+"""`extend --fine-tune TEXT --steps N`: an extended checkpoint trained on through Hugging Face's Trainer, full or LoRA."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import math
+import os
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+
+from longitude.extend.source import quiet
+from longitude.extend.write import new_folder
+from longitude.measure.checkpoint import config_of, load
+from longitude.measure.sources import read_text
+from longitude.positions.hugging_face import ORIGINAL
+from longitude.positions.samplers import Contiguous, Sampler, sampler
+
+RANK = 16
+"""Of the matrices that LoRA adds to every linear layer."""
+WARMUP = 0.05
+"""Share of the steps in which the learning rate rises; afterwards it stays."""
+
+_OPTIONS = [field.name for field in fields(TrainingArguments)]
+_CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in _OPTIONS)
+
+Progress = Callable[[int, int, float], None]
+"""progress(steps done, steps in all, loss of the step in nats per token)."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """losses: of each step, nats per token. tokens: that were trained on. parameters: that were trained."""
+
+    losses: list[float]
+    tokens: int
+    parameters: int
+    seconds: float
+
+
+def fine_tune(
+    directory: Path,
+    text: Path | str,
+    *,
+    steps: int,
+    out: Path,
+    length: int | None = None,
+    learning_rate: float = 2e-5,
+    batch: int = 1,
+    lora: bool = False,
+    positions: str = "contiguous",
+    seed: int = 0,
+    gradient_checkpointing: bool = False,
+    progress: Progress | None = None,
+) -> Tuned:
+    """Train an extended checkpoint on, and write it to the new folder `out`, whole or not at all.
+
+    directory: the extended checkpoint; it is only read. `out` gets its config.json, tokenizer and generation config as they
+        are, and new weights as safetensors in the dtype of the old ones; LoRA's are merged, so that plain transformers loads it.
+    text: a file, a folder, "stdlib" or "datasets:NAME". Its documents are joined, with the end-of-text token between them.
+    length: tokens of a window. By default the length that the configuration declares, or, where positions are not contiguous,
+        the original one.
+    positions: "contiguous", "randomized" or "skipped" (`lg.samplers`): the positions of a window come from the whole declared
+        length, however short the window is.
+    batch: windows per step on each device. seed: of the order of the windows and of positions.
+    gradient_checkpointing: less memory, a third more time.
+
+    The same call under `accelerate launch` trains on every process that it starts, as one process does with as many times the
+    batch; the first process writes, and the others wait for `directory` if it is still being made. A stock model holds the
+    logits of its whole batch for the loss: the memory is estimated first (`memory`).
+
+    Errors: ValueError for text of less than one window, a model that takes no position_ids where they are not contiguous,
+    LoRA without peft, more memory than there is, a loss that is not finite (nothing is written then)."""
+    if out.exists():
+        raise ValueError(f"{out} exists already, and nothing is written over; name another")
+    while not first_process() and not (directory / "config.json").is_file():
+        time.sleep(0.1)
+    if steps < 1 or batch < 1:
+        raise ValueError(f"fine-tuning: expected steps and a batch of 1 or more, got {steps} and {batch}")
+    if lora and importlib.util.find_spec("peft") is None:
+        raise ValueError("--lora needs the package peft; install it with pip install 'longitude[peft]'")
+    checkpoint = load(directory, dtype=None if lora else torch.float32)
+    model, tokenizer, config = checkpoint.model, checkpoint.tokenizer, checkpoint.config.get_text_config(decoder=True)
+    saved_as = _saved_dtype(directory)
+    if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
+        raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
+    length, rule = _window(config, length, positions)
+    model.config.use_cache = False
+    if lora:
+        model = _with_lora(model, seed)
+    stream = _stream(tokenizer, text, length)
+    with _folder(out) as beside:
+        arguments = _arguments(beside, steps, batch, learning_rate, seed, gradient_checkpointing)
+        _require_memory(model, config, batch, length, gradient_checkpointing)
+        windows = Windows(stream, length, steps * batch * arguments.world_size, seed, rule)
+        steps_made = Steps(progress)
+        trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[steps_made])
+        trainer.remove_callback(PrinterCallback)
+        begun = time.perf_counter()
+        trainer.train()
+        trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        if arguments.process_index == 0:
+            _save(trainer.accelerator.unwrap_model(trainer.model), directory, beside, lora, saved_as)
+    trainer.accelerator.wait_for_everyone()  # none goes on before `out` is there
+    return Tuned(steps_made.losses, len(windows) * length, trained, time.perf_counter() - begun)
+
+
+def _arguments(
+    folder: Path, steps: int, batch: int, learning_rate: float, seed: int, gradient_checkpointing: bool
+) -> TrainingArguments:
+    on_gpu = torch.cuda.is_available()
+    checkpointing: Any = {_CHECKPOINTING: True} if gradient_checkpointing else {}
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        per_device_train_batch_size=batch,
+        learning_rate=learning_rate,
+        lr_scheduler_type="constant_with_warmup",
+        warmup_steps=int(WARMUP * steps),
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        bf16=on_gpu and torch.cuda.is_bf16_supported(),
+        use_cpu=not on_gpu,
+        dataloader_pin_memory=on_gpu,
+        train_sampling_strategy="sequential",  # the windows are in their order already
+        remove_unused_columns=False,
+        seed=seed,
+        logging_steps=1,
+        logging_nan_inf_filter=False,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        ddp_find_unused_parameters=False,
+        **checkpointing,
+    )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # one device per process; more of them come from accelerate launch
+    return arguments
+
+
+# ---- what it is trained on -------------------------------------------------------------------------------------------
+class Windows(Dataset):
+    """`count` windows of a stream of tokens [n], each of `length`, in the order of training: every window once, then again in
+    another order. Window i and its positions are decided by the seed and i alone, on any number of processes."""
+
+    def __init__(self, stream: Tensor, length: int, count: int, seed: int, positions: Sampler):
+        self.rows = stream[: len(stream) // length * length].view(-1, length)
+        generator = torch.Generator().manual_seed(seed)
+        passes = math.ceil(count / len(self.rows))
+        self.order = torch.cat([torch.randperm(len(self.rows), generator=generator) for _ in range(passes)])[:count]
+        self.seed, self.positions = seed, positions
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, i: int) -> dict[str, Tensor]:
+        """input_ids, labels [length]; where they are not contiguous, position_ids and a mask of ones [length] too."""
+        tokens = self.rows[self.order[i]]
+        labels = tokens.clone()
+        labels[0] = -100  # nothing predicts it; so the mean is over what is predicted
+        item = {"input_ids": tokens, "labels": labels}
+        if not isinstance(self.positions, Contiguous):
+            own = np.random.SeedSequence(self.seed, spawn_key=(i,)).generate_state(1)[0]
+            generator = torch.Generator().manual_seed(int(own))
+            # without a mask, transformers takes a gap between positions for the border between two documents
+            item["attention_mask"] = torch.ones_like(tokens)
+            item["position_ids"] = self.positions(1, len(tokens), generator)[0]
+        return item
+
+
+def _stream(tokenizer: Any, text: Path | str, length: int) -> Tensor:
+    """The tokens [n] of all documents."""
+    documents = [content.decode("utf-8") for _, content in read_text(str(text), "--fine-tune").documents]
+    ids = tokenizer(documents, add_special_tokens=False, verbose=False)["input_ids"]
+    end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    stream = torch.tensor([token for document in ids for token in (*document, *end)])
+    if len(stream) < length:
+        raise ValueError(f"--fine-tune {text}: expected at least one window of {length} tokens, got {len(stream)}")
+    return stream
+
+
+def _window(config: Any, length: int | None, positions: str) -> tuple[int, Sampler]:
+    """Tokens of a window, and the rule of its positions."""
+    declared = getattr(config, "max_position_embeddings", None)
+    parameters = getattr(config, "rope_parameters", None) or {}
+    original = getattr(config, ORIGINAL, None) or parameters.get(ORIGINAL)
+    rule = sampler(positions, **({} if positions == "contiguous" else {"max_length": declared}))
+    length = length or (declared if positions == "contiguous" else original)
+    if length is None or not 2 <= length <= (declared or length):
+        raise ValueError(
+            f"fine-tuning: expected windows of 2 to {declared or 'as many as you like'} tokens, got {length or 'no length'}; "
+            f"give the tokens of a window"
+        )
+    return length, rule
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+def _with_lora(model: Any, seed: int) -> Any:
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(seed)
+    adapters = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft asks by the old name
+        return get_peft_model(model, adapters)
+
+
+def _saved_dtype(directory: Path) -> torch.dtype:
+    return getattr(torch, str(config_of(directory).dtype or "float32").removeprefix("torch."))
+
+
+def _save(model: Any, directory: Path, out: Path, lora: bool, dtype: torch.dtype) -> None:
+    """New weights, and every other file of the extended checkpoint as it is."""
+    if lora:
+        model = model.merge_and_unload()
+    for path in out.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with quiet():
+        model.to(dtype).save_pretrained(out)
+    weights = {path.name for path in out.iterdir() if ".safetensors" in path.name}
+    for path in out.iterdir():
+        if path.name not in weights:
+            path.unlink()
+    for path in directory.iterdir():
+        if path.is_file() and ".safetensors" not in path.name:
+            shutil.copyfile(path, out / path.name)
+
+
+class Steps(TrainerCallback):
+    """Keeps the loss of every step, and stops where it is no number."""
+
+    def __init__(self, progress: Progress | None):
+        self.losses: list[float] = []
+        self.progress = progress
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if "loss" not in (logs or {}):
+            return
+        loss = float(logs["loss"])
+        if not math.isfinite(loss):
+            raise ValueError(
+                f"fine-tuning diverged: the loss of step {state.global_step} is {loss}, and nothing is written; try a "
+                f"smaller learning rate than {args.learning_rate:g}"
+            )
+        self.losses.append(loss)
+        if self.progress is not None and state.is_world_process_zero:
+            self.progress(state.global_step, state.max_steps, loss)
+
+
+# ---- room ------------------------------------------------------------------------------------------------------------
+def memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> int:
+    """Bytes that training takes at its height, about: weights, gradients and Adam's two moments; what layers keep for the
+    backward pass; the logits and their gradient in float32, which a stock model holds for the whole batch."""
+    fixed = sum(p.numel() * (p.element_size() + (12 if p.requires_grad else 0)) for p in model.parameters())
+    tokens, width = batch * length, config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * width
+    size = next(model.parameters()).element_size()
+    layer = tokens * (10 * width + 4 * inner) * size
+    kept = config.num_hidden_layers * (tokens * width * size if gradient_checkpointing else layer)
+    return fixed + kept + (layer if gradient_checkpointing else 0) + 3 * tokens * config.vocab_size * 4
+
+
+def _require_memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> None:
+    needed = memory(model, config, batch, length, gradient_checkpointing)
+    if torch.cuda.is_available():
+        there = torch.cuda.mem_get_info()[1]
+    else:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if needed > there:
+        raise ValueError(
+            f"fine-tuning {batch} windows of {length} tokens takes about {needed / 2**30:.1f} GiB, there are "
+            f"{there / 2**30:.1f}; take shorter windows with --positions skipped, a smaller batch, or --lora"
+        )
+
+
+# ---- one process or many -----------------------------------------------------------------------------------------------
+def first_process() -> bool:
+    """Whether this is the process that writes: the only one, or the first of those that accelerate launch started."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def _folder(out: Path) -> Iterator[Path]:
+    """The folder to write into: the first process makes it, and the others only know its name."""
+    if first_process():
+        with new_folder(out) as beside:
+            yield beside
+    else:
+        yield out.with_name(f".{out.name}.unfinished")

@@ -1,0 +1,247 @@
+"""`extend --method longrope`: factors found by trying them on text. Killed and called again, the search goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from torch import Tensor, nn
+
+from longitude.extend.candidates import Candidate, Task, task_of, turned
+from longitude.extend.evolution import PUBLISHED, Bounds, evolve
+from longitude.measure.files import atomic, locked, remove_unfinished, write_json
+from longitude.measure.text import losses_by_length
+from longitude.measure.windows import Bounded
+from longitude.positions.scaling import LongRoPE
+
+SCHEMA = 1
+TOKENS, FEWEST_WINDOWS = 16_384, 4
+"""What a candidate is tried on."""
+FEWEST = 32
+"""Candidates that are tried, however small the budget."""
+
+Progress = Callable[[int, int | None, float], None]
+"""progress(candidates tried, candidates in all or None while that is being measured, lowest loss so far)."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """scheme: the factors, for the configuration. loss: nats per token at the new length, the mean over the windows; starts:
+    the same of every start, by name. history: (candidates tried, loss) whenever the lowest loss became lower; tried: how
+    many in all. note: what one should know about the result, a sentence or nothing."""
+
+    scheme: LongRoPE
+    loss: float
+    starts: dict[str, float]
+    history: list[tuple[int, float]]
+    tried: int
+    note: str = ""
+
+
+def search(
+    model: Any,
+    documents: Sequence[Tensor],
+    *,
+    length: int,
+    original_length: int,
+    state: Path,
+    budget: float = 5.0,
+    evaluations: int | None = None,
+    seed: int = 0,
+    attention: bool = False,
+    progress: Progress | None = None,
+) -> Found:
+    """The factors of LongRoPE with which a model predicts `length` tokens best  (Ding et al. 2024).
+
+    model: a stock causal model of transformers in eval mode, on its device; unchanged afterwards.
+    documents: int64 [n] each, of length + 1 tokens or more. Every candidate is tried on the same few windows, from all over
+        them: four, or as many as hold 16384 tokens.
+    state: a folder for what was tried, made where there is none. The same call with it goes on after a kill, and ends with
+        the result of one that was never killed, bit for bit on the same machine; search.json in it holds the factors.
+    budget: minutes. They are turned into a number of candidates once, by timing the starts, and the number is kept in
+        `state`. evaluations: that number instead. The same number and seed give the same result.
+    attention: whether the attention factor is searched too. A configuration has one, for short texts as well. Without, it
+        stays 1, and up to the original length the model's answers are what they were, bit for bit: the short factors are
+        all 1. Only where a start with an attention factor of its own (YaRN) stays unbeaten, that start is the result.
+
+    The loss of the result is never above that of a start: unchanged, linear, ntk, yarn, ntk-by-parts, llama3. What the paper
+    also searches, how many first tokens are left alone, no configuration of transformers can say, and is not searched.
+
+    Errors: ValueError for a model without rotary parameters, a length that does not grow, a document that is too short, a
+    `state` of another search, or one that another process writes to."""
+    task = task_of(model, original_length, length)
+    starts = task.starts()
+    windows = _windows(documents, length)
+    most = starts["yarn"].attention_factor if attention else 1.0
+    bounds = Bounds(low=1.0, high=1.25 * task.factor, least=1.0, most=most)
+    state.mkdir(parents=True, exist_ok=True)
+    with locked(state):
+        remove_unfinished(state)
+        record = state / "search.json"
+        saved = _opened(record, _identity(model, task, windows), budget, evaluations)
+        tries = Tries(state / "tried.jsonl", lambda candidate: _loss(model, task, candidate, windows))
+
+        def evaluate(candidate: Candidate) -> float:
+            loss = tries(candidate)
+            if progress is not None:
+                progress(len(tries.asked), saved["evaluations"], tries.lowest)
+            return loss
+
+        named = {name: evaluate(start) for name, start in starts.items()}
+        if saved["evaluations"] is None:
+            seconds = tries.seconds_each(starts["unchanged"])
+            saved["evaluations"] = max(FEWEST, min(PUBLISHED, int(60 * budget / seconds)))
+            write_json(record, saved)
+        losses = evolve([*starts.values()], bounds, evaluate, saved["evaluations"], Random(seed))
+        found = _chosen(task, losses, named, attention)
+        write_json(record, saved | {"seed": seed, "attention": attention, "found": _plain(found)})
+        return found
+
+
+def _windows(documents: Sequence[Tensor], length: int) -> list[Tensor]:
+    """[length + 1] each, as far from each other as they can be. ValueError where a document is too short."""
+    if not documents or min(len(document) for document in documents) <= length:
+        shortest = min((len(document) for document in documents), default=0)
+        raise ValueError(
+            f"longrope: expected documents of {length + 1} tokens or more to search on, got one of {shortest}"
+        )
+    each = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
+    count = min(len(each), max(FEWEST_WINDOWS, TOKENS // length))
+    places = [each[i * len(each) // count] for i in range(count)]
+    return [document[i * length : (i + 1) * length + 1] for document, i in places]
+
+
+def _loss(model: nn.Module, task: Task, candidate: Candidate, windows: Sequence[Tensor]) -> float:
+    """Nats per token; infinite where the model gave no number."""
+    scheme = task.scheme(candidate, short=candidate.factors)  # both, so that they hold however a window is read
+    with turned(model, scheme):
+        [losses] = losses_by_length(
+            model,
+            windows,
+            lengths=[task.length],
+            methods=["non-overlapping"],
+            batch_tokens=max(task.length, 8192),
+            reader=Bounded(model, None),
+        )
+    loss = float(losses.nats.sum() / losses.tokens.sum())
+    return loss if math.isfinite(loss) else math.inf
+
+
+def _chosen(task: Task, losses: dict[Candidate, float], starts: dict[str, float], attention: bool) -> Found:
+    """The best candidate; one that leaves short texts alone comes first, unless a start beats it."""
+    best = min(losses, key=losses.__getitem__)
+    note = ""
+    if not attention:
+        kept = min((each for each in losses if each.attention_factor == 1), key=losses.__getitem__)
+        if losses[kept] <= min(starts.values()):
+            best = kept
+        else:
+            note = (
+                f"A start with an attention factor of its own stayed the best; {best.attention_factor:.4g} holds for short "
+                f"texts as well. A larger budget may find factors that do without."
+            )
+    history: list[tuple[int, float]] = []
+    for i, loss in enumerate(losses.values(), 1):
+        if not history or loss < history[-1][1]:
+            history.append((i, loss))
+    return Found(task.scheme(best), losses[best], starts, history, len(losses), note)
+
+
+# ---- what a kill leaves ----------------------------------------------------------------------------------------------
+class Tries:
+    """A loss for each candidate, computed once: tried.jsonl has a line for each, on the disk before the next is tried."""
+
+    def __init__(self, path: Path, loss: Callable[[Candidate], float]):
+        self.path, self.loss = path, loss
+        self.losses: dict[Candidate, float] = {}
+        self.asked: set[Candidate] = set()
+        self.lowest = math.inf
+        self.seconds: list[float] = []
+        whole = []
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
+            if not line.endswith("\n"):
+                break  # the process was killed while writing it
+            entry = json.loads(line)
+            loss_then = math.inf if entry["loss"] is None else entry["loss"]
+            self.losses[Candidate(tuple(entry["factors"]), entry["attention_factor"])] = loss_then
+            whole.append(line)
+        with atomic(path) as beside:
+            beside.write_text("".join(whole), encoding="utf-8")
+
+    def __call__(self, candidate: Candidate) -> float:
+        if candidate not in self.losses:
+            found = self._timed(candidate)
+            entry = asdict(candidate) | {"loss": found if math.isfinite(found) else None}
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(entry, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self.losses[candidate] = found
+        self.asked.add(candidate)
+        self.lowest = min(self.lowest, self.losses[candidate])
+        return self.losses[candidate]
+
+    def seconds_each(self, candidate: Candidate) -> float:
+        """The median; the first one is left out, because it had to warm up."""
+        while len(self.seconds) < 2:
+            self._timed(candidate)
+        return median(self.seconds[1:])
+
+    def _timed(self, candidate: Candidate) -> float:
+        begun = time.perf_counter()
+        loss = self.loss(candidate)
+        self.seconds.append(time.perf_counter() - begun)
+        return loss
+
+
+def _identity(model: nn.Module, task: Task, windows: Sequence[Tensor]) -> dict[str, Any]:
+    """What the losses depend on."""
+    weights = sha256()
+    for name, weight in model.state_dict().items():
+        sample = weight.flatten()[:: max(1, weight.numel() // 1024)].float().cpu()
+        weights.update(f"{name} {[*weight.shape]} {weight.dtype}".encode() + sample.numpy().tobytes())
+    text = sha256(b"".join(window.cpu().numpy().tobytes() for window in windows))
+    lengths = {"original_length": task.original_length, "length": task.length}
+    return {"schema": SCHEMA, **lengths, "base": task.base, "model": weights.hexdigest(), "text": text.hexdigest()}
+
+
+def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | None) -> dict[str, Any]:
+    """search.json of this search, old or new. The number of candidates is as saved for the same budget. ValueError where
+    the file belongs to another search."""
+    remedy = f"name another folder, or remove {record.parent} to search anew"
+    try:
+        saved = json.loads(record.read_text(encoding="utf-8")) if record.exists() else None
+    except ValueError as error:
+        raise ValueError(f"{record} is not readable JSON ({error}); {remedy}") from None
+    if saved is None:
+        saved = of | {"budget": budget, "evaluations": evaluations}
+    for key, value in of.items():
+        if saved.get(key) != value:
+            raise ValueError(f"{record.parent} holds a search with {key} {saved.get(key)}, not {value}; {remedy}")
+    if evaluations is not None or saved["budget"] != budget:
+        saved |= {"budget": budget, "evaluations": evaluations}
+    write_json(record, saved)
+    return saved
+
+
+def _plain(found: Found) -> dict[str, Any]:
+    """For JSON: the factors first."""
+    scheme = found.scheme.as_dict()
+    factors = {name: scheme[name] for name in ("short_factor", "long_factor", "attention_factor", "factor")}
+    starts = {name: loss if math.isfinite(loss) else None for name, loss in found.starts.items()}
+    return factors | {
+        "nats_per_token": found.loss if math.isfinite(found.loss) else None,
+        "starts": starts,
+        "history": [each for each in found.history if math.isfinite(each[1])],
+        "tried": found.tried,
+        "note": found.note,
+    }

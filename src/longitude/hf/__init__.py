@@ -1,0 +1,14 @@
+"""Stock transformers models with our attention, and with any encoding. Importing this room registers
+attn_implementation="longitude"."""
+
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface
+
+from longitude.hf.attention import stock_attention
+from longitude.hf.masks import seen
+from longitude.hf.stock import from_pretrained, set_positions
+
+AttentionInterface.register("longitude", stock_attention)
+AttentionMaskInterface.register("longitude", seen)
+
+__all__ = ["from_pretrained", "set_positions"]

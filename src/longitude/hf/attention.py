@@ -1,0 +1,80 @@
+"""The attention function of attn_implementation="longitude"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.utils.generic import TransformersKwargs
+
+from longitude.attention.masks import All, Causal, Mask, NoMask, Window
+from longitude.attention.operation import attend
+from longitude.hf.layer import CALL, LayerCall, encoding_of
+from longitude.hf.masks import Seen, not_a_mask
+
+HARMLESS = {*TransformersKwargs.__annotations__, "use_cache", "cache_position", "position_embeddings", "deterministic"}
+"""Arguments that say nothing about scores which the mask or the call does not say."""
+HONOURED = {"output_attentions", "is_causal"}
+
+
+def stock_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """query [B, H, L, D], key [B, Hkv, Lk, D], value [B, Hkv, Lk, Dv], as the model's layer made them -> [B, L, H, Dv] and, if
+    asked for, the weights [B, H, L, Lk]. Without set_positions, queries and keys are rotated already.
+
+    ValueError for a mask or an argument that it cannot honour."""
+    call: LayerCall | None = kwargs.pop(CALL, None)
+    if call is None and encoding_of(module) is not None:
+        raise ValueError(
+            f"set_positions: {type(module).__name__} does not hand on what it is called with, so its encoding would be lost"
+        )
+    causal = kwargs.get("is_causal")
+    looks = looked(module, attention_mask, key.shape[2], causal)
+    require_known(kwargs, looks)
+    mask = looks.mask if sliding_window is None else All((*looks.mask.parts(), Window(sliding_window)))
+    key, value = key[:, :, : looks.keys], value[:, :, : looks.keys]
+    weights = bool(kwargs.get("output_attentions"))
+    if call is None:
+        out = attend(query, key, value, mask=mask, scale=scaling, dropout=dropout, return_weights=weights)
+        out, weights = out if weights else (out, None)
+    else:
+        out, weights = call.attend(query, key, value, mask, scaling, dropout, weights)
+    return out.transpose(1, 2).contiguous(), weights
+
+
+def looked(module: nn.Module, attention_mask: Any, keys: int, causal: bool | None) -> Seen:
+    """What the layer was handed as a mask; where its model makes none, causality as the layer itself declares it."""
+    if isinstance(attention_mask, Seen):
+        if keys < attention_mask.keys:
+            raise ValueError(f"attn_implementation='longitude': the mask is of {attention_mask.keys} keys, got {keys}")
+        return attention_mask
+    if attention_mask is not None:
+        raise not_a_mask(attention_mask)
+    causal = getattr(module, "is_causal", True) if causal is None else causal
+    mask: Mask = Causal() if causal else NoMask()
+    return Seen(mask, keys)
+
+
+def require_known(arguments: dict[str, Any], looks: Seen) -> None:
+    """ValueError for what would change the scores and is not done here."""
+    reasons = {
+        "softcap": "it bends the scores",
+        "s_aux": "sinks stand in the denominator",
+        "head_mask": "it mutes heads",
+    }
+    for name, value in arguments.items():
+        if value is None or name in HARMLESS | HONOURED and not name.startswith("cu_seq"):
+            continue
+        if name.startswith("cu_seq") and looks.streams is not None:
+            continue  # the same documents, found in position_ids
+        reason = reasons.get(name, "this attention does not know what it asks for")
+        raise ValueError(f"attn_implementation='longitude' cannot honour {name}: {reason}; use 'eager' or 'sdpa'")

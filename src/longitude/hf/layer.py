@@ -1,0 +1,152 @@
+"""One layer of a stock model with an encoding of ours: what its tokens stand for, from before the layer to its attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import Cache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+from longitude.attention.cache import LongitudeCacheLayer
+from longitude.attention.lengths import later, newest, parted, require_same_past, whole
+from longitude.attention.masks import Mask
+from longitude.attention.operation import raw_request, run
+from longitude.hf.masks import Seen, not_a_mask
+from longitude.positions.base import Columns, Encoding, Positions
+from longitude.positions.composed import Composed
+
+CALL = "longitude_call"
+"""The argument by which a layer's call reaches its attention."""
+ENCODING = "longitude_encoding"
+
+
+def encoding_of(attention: nn.Module) -> Composed | None:
+    """The encoding that set_positions gave a layer's attention."""
+    return attention.__dict__.get(ENCODING)
+
+
+def place(attention: nn.Module, encoding: Composed) -> None:
+    """Give a layer's attention an encoding, in the place of one it may have."""
+    if encoding_of(attention) is None:
+        attention.register_forward_pre_hook(before, with_kwargs=True)
+    attention.__dict__[ENCODING] = encoding  # not as a module: the model holds its parameters, once
+
+
+class Placed(tuple):
+    """What a model hands all its layers as position embeddings, (cos, sin): a rotation that turns nothing; and with it where
+    the tokens are, and each encoding's tables for that."""
+
+    positions: Positions
+    tables: dict[Encoding, Any]
+
+
+@dataclass
+class LayerCall:
+    """What the encoding says about one call's tokens; of all keys, once the cache has taken them in."""
+
+    encoding: Composed
+    positions: Positions
+    k_positions: Positions
+    tables: tuple[Any, ...] | None
+    columns: Columns
+    carry: Any
+    cached: bool = False
+
+    def keys(self, key: Tensor) -> Tensor:
+        """Keys as a cache holds them: transformed where a transformed key stays right."""
+        return self.encoding.keys(key, self.tables) if self.tables is not None else key
+
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float, weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """q [B, H, L, D] as projected; k, v [B, Hkv, Lk, D] of all keys -> [B, H, L, D], and the weights if asked for."""
+        dtype = q.dtype
+        if self.tables is not None:
+            q = self.encoding.queries(q, self.tables)
+        if not self.cached:
+            k = self.keys(k)
+        q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
+        if scale is not None:
+            scale = scale * self.encoding.softmax_factor
+        r = raw_request(
+            q, k, v, self.encoding, self.columns, mask, self.positions, self.k_positions, scale, dropout, weights
+        )
+        parts = whole(r) if self.encoding.stable_keys else parted(r, self.encoding, self.positions, self.k_positions)
+        out, weights_ = run(parts)
+        return out.to(dtype), weights_
+
+
+class StockCacheLayer(LongitudeCacheLayer):
+    """Our cache layer in a stock model, which only says `update`: what the encoding needs is laid down before that."""
+
+    arriving: LayerCall | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        call, self.arriving = self.arriving, None
+        if call is None:  # from `extend`
+            return super().update(key_states, value_states, *args, **kwargs)
+        k, v, call.columns = self.extend(
+            call.keys(key_states), value_states, call.positions, call.columns, call.carry, call.encoding
+        )
+        call.k_positions, call.cached = self.positions, True
+        return k, v
+
+
+def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Runs before a layer's attention: reads what it is called with, and adds the call for its attention function."""
+    encoding = encoding_of(attention)
+    assert encoding is not None
+    x = args[0] if args else kwargs["hidden_states"]
+    placed, seen = kwargs.get("position_embeddings"), kwargs.get("attention_mask")
+    if (backend := attention.config._attn_implementation) != "longitude":
+        raise ValueError(
+            f"set_positions: the encoding lives in attn_implementation='longitude', and the model was set to {backend!r}"
+        )
+    if not isinstance(seen, Seen):
+        raise not_a_mask(seen)
+    if not isinstance(placed, Placed):
+        raise ValueError(
+            f"set_positions: {type(attention).__name__} is not called with the model's position embeddings"
+        )
+    cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
+    layer = None if cache is None else cache_layer(cache, attention.layer_idx)
+    past = 0 if layer is None else layer.get_seq_length()
+    if past + x.shape[1] != seen.keys:
+        raise ValueError(f"attention_mask: expected {past + x.shape[1]} tokens, cached ones included, got {seen.keys}")
+    if layer is not None and past and not encoding.stable_keys:
+        now = later(newest(layer.positions, past), newest(placed.positions, x.shape[1]))
+        require_same_past(encoding, layer.reached, now)
+    new_streams = None if seen.streams is None else seen.streams[:, past:]
+    columns, carry = encoding.context(x, None if layer is None else layer.carry, new_streams)
+    call = LayerCall(
+        encoding,
+        placed.positions,
+        placed.positions,
+        tuple(placed.tables[member] for member in encoding) if encoding.stable_keys else None,
+        columns,
+        carry,
+    )
+    if layer is not None:
+        layer.arriving = call
+    return args, {**kwargs, CALL: call}
+
+
+def cache_layer(cache: Cache, index: int) -> StockCacheLayer:
+    """Our layer of a cache; an empty plain one becomes ours, in place."""
+    while len(cache.layers) <= index:
+        cache.layers.append(StockCacheLayer())
+    layer: Any = cache.layers[index]
+    if isinstance(layer, StockCacheLayer):
+        return layer
+    plain = isinstance(layer, DynamicLayer) and type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
+    if not plain or layer.get_seq_length() or cache.offloading:
+        filled = "a filled " if plain and not cache.offloading else ""
+        raise ValueError(
+            f"past_key_values: expected an empty DynamicCache or one that this model has filled, got {filled}"
+            f"{type(cache).__name__} of {type(layer).__name__}; static, quantized and offloaded caches cannot hold what "
+            "encodings keep"
+        )
+    cache.layers[index] = ours = StockCacheLayer()
+    return ours

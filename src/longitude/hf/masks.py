@@ -1,0 +1,107 @@
+"""What a transformers model lets its tokens see, said as masks of ours: O(length), never a square."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import masking_utils as theirs
+
+from longitude.attention.masks import All, Causal, Documents, Mask, NoMask, Padding, Window
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What the queries of one call may see. All layers of a kind are handed this one object.
+
+    mask: over the first `keys` keys; those behind them are empty room of a static cache. streams [B, keys]: each key's
+    document, -1 for padding; None where all are one.
+    """
+
+    mask: Mask
+    keys: int
+    streams: Tensor | None = None
+
+    # generate() handles the masks of a static cache as tensors of four dimensions.
+    ndim: ClassVar[int] = 4
+
+    def contiguous(self) -> Seen:
+        return self
+
+    def __radd__(self, scores: Any) -> Any:
+        raise ValueError(
+            "attn_implementation='longitude': the model adds the mask to scores of its own instead of calling the attention "
+            "it was given; such a model (Bloom, for one) cannot use it: load it with 'eager'"
+        )
+
+    __add__ = __getitem__ = __radd__
+
+
+def seen(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    mask_function: Callable[..., Any] = theirs.causal_mask_function,
+    attention_mask: Tensor | Seen | None = None,
+    **_: Any,
+) -> Seen:
+    """The mask function of attn_implementation="longitude", as transformers calls it.
+
+    attention_mask bool [B, tokens so far]. mask_function tells causality, windows and packed documents; q_offset, kv_offset:
+    order of the first query and of the first key that the cache still holds. **_: how to build a tensor, which is not done.
+    """
+    if isinstance(attention_mask, Seen):  # made ahead by generate()
+        return attention_mask
+    parts = parts_of(mask_function)
+    if any(isinstance(part, Window) for part in parts) and not any(isinstance(part, Causal) for part in parts):
+        raise ValueError("attn_implementation='longitude' takes a sliding window with causality only")
+    keys = int(q_offset) + q_length - kv_offset
+    streams = next((part.ids for part in parts if isinstance(part, Documents)), None)
+    if attention_mask is not None:
+        valid = attention_mask[:, kv_offset : kv_offset + keys]
+        if valid.shape != (batch_size, keys):
+            raise ValueError(
+                f"attention_mask: expected [{batch_size}, {kv_offset + keys}], one per token, cached ones included, "
+                f"got {list(attention_mask.shape)}"
+            )
+        if torch.compiler.is_compiling() or not bool(valid.all()):
+            streams = torch.zeros_like(valid, dtype=torch.long).masked_fill(~valid, -1)
+            parts.append(Padding(valid))
+    return Seen(All(tuple(parts)), keys, streams)
+
+
+def parts_of(function: Callable[..., Any]) -> list[Mask]:
+    """The masks that a mask function of transformers joins; ValueError for one that is none of those known."""
+    if function is theirs.causal_mask_function:
+        return [Causal()]
+    if function is theirs.bidirectional_mask_function:
+        return [NoMask()]
+    name = function.__qualname__.partition(".")[0] if function.__module__ == theirs.__name__ else None
+    cells = function.__closure__ or ()
+    held = dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in cells), strict=True))
+    match name:
+        case "and_masks":
+            return [part for one in held["mask_functions"] for part in parts_of(one)]
+        case "sliding_window_overlay":
+            return [Window(held["sliding_window"])]
+        case "packed_sequence_mask_function":
+            return [Documents(held["packed_sequence_mask"])]
+        case "remap_positions_for_packed_sequence":  # by place in a document, which within it is the same as by order
+            return parts_of(held["mask_function"])
+    raise ValueError(
+        "attn_implementation='longitude' takes causality, sliding windows, padding and packed documents, and the model asks "
+        f"for another mask, {name or function.__qualname__!r}; use 'sdpa' or 'eager'"
+    )
+
+
+def not_a_mask(given: Any) -> ValueError:
+    """The error for a mask that a user or a model made in a form of its own."""
+    got = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+    return ValueError(
+        f"attn_implementation='longitude': expected attention_mask [B, tokens] of 0 and 1, got {got}; another is for 'sdpa'"
+    )

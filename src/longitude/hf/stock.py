@@ -1,0 +1,266 @@
+"""A stock model with any encoding in the place of its own rotation, kept by save_pretrained and loaded again."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from copy import deepcopy
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from longitude.attention.request import as_int
+from longitude.hf.layer import Placed, place
+from longitude.models.configuration import LongitudeConfig
+from longitude.positions.base import (
+    Encoding,
+    canonical,
+    encoding as build,
+    encodings,
+    explicit,
+    factory_of,
+    options_of,
+)
+from longitude.positions.composed import Composed, of_axes
+from longitude.positions.rotary import Rotary
+
+Spec = str | dict[str, Any] | Encoding | Sequence[Any]
+KEY = "longitude_positions"
+"""Where config.json says the encoding, and under which name the model holds its parameters."""
+
+
+def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
+    """Give a stock transformers model another encoding, in place: its own rotation stops, and all layers attend with ours.
+
+    model: a causal model with rotary parameters (Llama, Mistral, GPT-NeoX and their kin). encoding: a name, {"name": name,
+    **options}, an Encoding, or a list of them, composed; what is not said comes from the model's shape. Learned parameters
+    become the model's. save_pretrained keeps all of it; `from_pretrained` of this room loads it again. Weights learned with
+    another rotation must be trained on. ValueError for a model or an encoding that this cannot work with, with the reason.
+    """
+    base: Any = model.base_model
+    config = own_config(model)
+    layers = attentions(base)
+    specs, given = resolved(encoding, config)
+    of_layer, members = built(specs, given, len(layers))
+    for member in members:
+        require_possible(member)
+    parameter = next(base.parameters())
+    model.set_attn_implementation("longitude")
+    base.add_module(KEY, nn.ModuleList(members).to(parameter.device, parameter.dtype))
+    base.rotary_emb = Still({member: None for composed in of_layer for member in composed})
+    for attention, composed in zip(layers, of_layer, strict=True):
+        place(attention, composed)
+    setattr(config, KEY, specs)
+    config.rope_parameters = marked(config.rope_parameters)
+
+
+def own_config(model: PreTrainedModel) -> PreTrainedConfig:
+    """The model's configuration, no other model's: AutoModel hands one object to all that are made of it."""
+    shared, own = model.config, deepcopy(model.config)
+    for module in model.modules():
+        if getattr(module, "config", None) is shared:
+            module.config = own  # pyright: ignore[reportArgumentType]
+    return own
+
+
+class Still(nn.Module):
+    """Stands where a model's rotation stood, and turns nothing: cos = 1, sin = 0, whatever the model would scale them by.
+
+    Called once in a forward, with where the tokens are, it makes the tables that all layers share."""
+
+    members: tuple[Encoding, ...]
+
+    def __init__(self, members: dict[Encoding, None]):
+        super().__init__()
+        self.__dict__["members"] = tuple(members)  # not as modules: the model holds them, once
+
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Placed:
+        """x [B, L, dim], position_ids [1 | B, L]."""
+        if position_ids.dim() != 2:
+            raise ValueError(f"position_ids: expected [B, L], got {list(position_ids.shape)}")
+        positions = as_int(canonical("position_ids", position_ids, x.shape[0], x.shape[1]))
+        places = explicit(positions, x.shape[1], x.device)
+        placed = Placed((x.new_ones(1, 1, 1), x.new_zeros(1, 1, 1)))
+        placed.positions = positions
+        placed.tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in self.members if m.stable_keys}
+        return placed
+
+
+# ---- which models, which encodings -----------------------------------------------------------------------------------
+def attentions(base: Any) -> list[nn.Module]:
+    """The attention of each layer, in order; ValueError for a model whose rotation cannot be taken from outside."""
+    kind = type(base).__name__
+    rotary = getattr(base, "rotary_emb", None)
+    if not isinstance(rotary, nn.Module):
+        raise ValueError(
+            f"set_positions: {kind} has no rotation to replace (rotary_emb); expected a model such as Llama, Mistral, GPT-NeoX"
+        )
+    if not hasattr(sys.modules[type(base).__module__], "ALL_ATTENTION_FUNCTIONS"):
+        raise ValueError(
+            f"set_positions: {kind} does its attention itself; expected one that takes attn_implementation"
+        )
+    names = list(inspect.signature(rotary.forward).parameters)
+    if names not in (["x", "position_ids"], ["x", "position_ids", "layer_type"]):
+        raise ValueError(f"set_positions: {kind}.rotary_emb takes {', '.join(names)}; expected x and position_ids")
+    found = [m for m in base.modules() if hasattr(m, "layer_idx") and hasattr(m, "scaling")]
+    if [m.layer_idx for m in found] != list(range(base.config.num_hidden_layers)):
+        raise ValueError(f"set_positions: expected one attention in each layer of {kind}, found {len(found)}")
+    return found
+
+
+def require_possible(member: Encoding) -> None:
+    """ValueError for an encoding that a stock model has no place for."""
+    for one in Composed([member]):
+        if one.at_input:
+            raise ValueError(
+                f"set_positions: {type(one).__name__} acts on the model's input, which is not replaced; lg.LongitudeConfig has it"
+            )
+        if one.axes > 1:
+            raise ValueError(
+                f"set_positions: {type(one).__name__} takes {one.axes} axes, and the model's tokens have one place"
+            )
+
+
+# ---- from what the user says to modules, and back --------------------------------------------------------------------
+def resolved(encoding: Spec, config: PreTrainedConfig) -> tuple[list[dict[str, Any]], list[Encoding] | None]:
+    """Every option written out, one dict for each composed encoding; and the encodings themselves, where they were given."""
+    parts = list(encoding) if isinstance(encoding, Composed | list | tuple) else [encoding]
+    given = [part for part in parts if isinstance(part, Encoding)]
+    if given and len(given) < len(parts):
+        raise ValueError("set_positions: expected names and options, or Encodings, got both in one list")
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    shape = LongitudeConfig(
+        hidden_size=config.hidden_size,
+        num_attention_heads=heads,
+        num_key_value_heads=getattr(config, "num_key_value_heads", None),
+        max_position_embeddings=config.max_position_embeddings,
+        encoding="none",
+    )
+    specs = []
+    for part in parts:
+        options = said(part) if isinstance(part, Encoding) else {"name": part} if isinstance(part, str) else dict(part)
+        factory = factory_of(options.get("name", ""))
+        if "head_dim" in options_of(factory):
+            options.setdefault("head_dim", head_dim)
+        if isinstance(factory, type) and issubclass(factory, Rotary):
+            options = like_own(options, config, head_dim)
+        one = shape.resolve(options)
+        specs += one if isinstance(one, list) else [one]
+    return specs, given or None
+
+
+def like_own(options: dict[str, Any], config: PreTrainedConfig, head_dim: int) -> dict[str, Any]:
+    """A rotation's options, where base and rotary_dim that are not said are those of the model's own rotation."""
+    if "layout" not in options:
+        raise ValueError(
+            f"set_positions: {options['name']} needs layout='half', in which the weights of Llama, Mistral, GPT-NeoX and most "
+            "others were trained, or layout='interleaved'"
+        )
+    own, known = config.rope_parameters, options_of(factory_of(options["name"]))
+    if "rope_theta" in own and "base" in known:
+        options = {"base": own["rope_theta"], **options}
+    if own.get("partial_rotary_factor", 1.0) != 1.0 and "rotary_dim" in known:
+        options = {"rotary_dim": int(head_dim * own["partial_rotary_factor"]), **options}
+    return options
+
+
+def said(member: Encoding) -> dict[str, Any]:
+    """The name and options that build an encoding like this one."""
+    for name in encodings():
+        wanted = options_of(factory_of(name))
+        if not all(hasattr(member, option) for option in wanted):
+            continue
+        options = {option: getattr(member, option) for option in wanted}
+        made = build(name, **options)
+        if type(made) is type(member) and made.extra_repr() == member.extra_repr():
+            return {"name": name} | options
+    raise ValueError(
+        f"set_positions: {type(member).__name__} does not tell all its options, so it could not be loaded again; "
+        "say it by name and options"
+    )
+
+
+def built(
+    specs: list[dict[str, Any]], given: list[Encoding] | None, layers: int
+) -> tuple[list[Composed], list[Encoding]]:
+    """The encoding of each layer, and the modules that it takes: one for all layers where it is shared."""
+    members: list[Encoding] = []
+    of_layer: list[list[Encoding]] = [[] for _ in range(layers)]
+    for i, spec in enumerate(specs):
+        first = given[i] if given is not None else build(**spec)
+        own = [first] * layers
+        if not first.shared:
+            own = [first, *(deepcopy(first) if given is not None else build(**spec) for _ in range(layers - 1))]
+        members += [first] if first.shared else own
+        for composed, member in zip(of_layer, own, strict=True):
+            composed.append(member)
+    return [Composed(own) for own in of_layer], members
+
+
+# ---- saved and loaded ------------------------------------------------------------------------------------------------
+loading: ContextVar[bool] = ContextVar("loading", default=False)
+
+
+@contextmanager
+def loads() -> Iterator[None]:
+    token = loading.set(True)
+    try:
+        yield
+    finally:
+        loading.reset(token)
+
+
+def marked(rope: dict[str, Any]) -> dict[str, Any]:
+    """Rotary parameters that plain transformers refuses, where it would rotate once more and never tell."""
+    if rope and all(isinstance(value, dict) for value in rope.values()):  # one for each type of layer
+        return {name: marked(value) for name, value in rope.items()}
+    return {**rope, "rope_type": "longitude"}
+
+
+def no_rotation(config: PreTrainedConfig, *_: Any, **__: Any) -> tuple[Tensor, float]:
+    """What transformers computes for rope_type "longitude": frequencies that turn nothing, for `from_pretrained` alone."""
+    if not loading.get():
+        raise ValueError(
+            f"this model's positions are Longitude's, {json.dumps(getattr(config, KEY, None))}: "
+            "load it with longitude.hf.from_pretrained"
+        )
+    return torch.zeros(1), 1.0
+
+
+ROPE_INIT_FUNCTIONS["longitude"] = no_rotation
+
+
+def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
+    """Load a stock model that was saved after set_positions, encoding and its parameters included.
+
+    path: a directory or a name of the hub. options: as for from_pretrained of transformers."""
+    if options.get("attn_implementation", "longitude") != "longitude":
+        raise ValueError(f"attn_implementation: expected 'longitude', got {options['attn_implementation']!r}")
+    options["attn_implementation"] = "longitude"
+    config = AutoConfig.from_pretrained(path)
+    specs = getattr(config, KEY, None)
+    if specs is None:
+        raise ValueError(f"{path}: no encoding was set in this model ({KEY} in config.json); load it with transformers")
+    stock = getattr(transformers, (config.architectures or ["none"])[0], None)
+    if stock is None:
+        raise ValueError(f"{path}: config.json names no class of transformers, got {config.architectures}")
+
+    def make(self: PreTrainedModel, config: PreTrainedConfig, *arguments: Any, **named: Any) -> None:
+        with loads():
+            stock.__init__(self, config, *arguments, **named)
+        set_positions(self, specs)
+
+    kind = type(stock.__name__, (stock,), {"__init__": make, "__module__": stock.__module__})
+    model, info = kind.from_pretrained(path, config=config, output_loading_info=True, **options)
+    if missing := [key for key in info["missing_keys"] if KEY in key]:
+        raise ValueError(f"{path}: the weights lack {', '.join(sorted(missing))}")
+    return model

@@ -1,0 +1,111 @@
+"""Text as a model's tokens, each with the bytes of the text that it stands for."""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longitude.measure.sources import Text
+
+ENOUGH = 20
+"""Documents from which a text is measured by document; with fewer that are long enough, in blocks of joined documents."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """ids: [length + 1] int64 each. bytes: of each token, the bytes of text it stands for. unit: what a document is here."""
+
+    ids: list[Tensor]
+    bytes: list[Tensor]
+    unit: str
+
+
+def documents_of(text: Text, tokenizer: Any, length: int, most: int) -> Documents:
+    """At most `most` documents of `length` + 1 tokens, the same for the same text and tokenizer.
+
+    A document is an excerpt of one of the text's own, from a place that the hash of its name draws, so that position in a
+    window says nothing about place in the file. Where fewer than `most` and than 20 are long enough, a document is a block
+    of the text's tokens, one after the other, in the order of the hashes. Raises ValueError for a text that is too short.
+    """
+    ranked = sorted(text.documents, key=lambda named: _hash(named[0]))
+    found: list[tuple[Tensor, Tensor]] = []
+    for name, content in ranked:
+        if len(content) > length:  # a token is a byte at least, but for those that share a character
+            ids, sizes = tokens_of(content.decode("utf-8"), tokenizer)
+            if len(ids) > length:
+                start = int(_hash(name), 16) % (len(ids) - length)
+                found.append((ids[start : start + length + 1], sizes[start : start + length + 1]))
+        if len(found) == most:
+            break
+    if len(found) >= min(most, ENOUGH) and len(text.documents) > 1:
+        return _documents(found, "excerpts, one of each document")
+    return _documents(_blocks(ranked, tokenizer, length, most, text.source), "blocks of joined documents")
+
+
+def _documents(found: list[tuple[Tensor, Tensor]], unit: str) -> Documents:
+    return Documents([ids for ids, _ in found], [sizes for _, sizes in found], unit)
+
+
+def _blocks(
+    ranked: list[tuple[str, bytes]], tokenizer: Any, length: int, most: int, source: str
+) -> list[tuple[Tensor, Tensor]]:
+    ids, sizes, count = [], [], 0
+    for _, content in ranked:
+        more, of_them = tokens_of(content.decode("utf-8") + "\n", tokenizer)
+        ids.append(more)
+        sizes.append(of_them)
+        count += len(more)
+        if count >= most * (length + 1) and len(ranked) > 1:
+            break
+    blocks = count // (length + 1)
+    if blocks == 0:
+        raise ValueError(
+            f"the text ({source}) is {count} tokens long by this tokenizer, and the longest length needs {length + 1}: "
+            f"{length} and the one after them; give a longer --text or shorter --lengths"
+        )
+    joined = torch.cat(ids), torch.cat(sizes)
+    chosen = [i * blocks // min(most, blocks) for i in range(min(most, blocks))]
+    cuts = [slice(i * (length + 1), (i + 1) * (length + 1)) for i in chosen]
+    return [(joined[0][cut], joined[1][cut]) for cut in cuts]
+
+
+def tokens_of(content: str, tokenizer: Any) -> tuple[Tensor, Tensor]:
+    """Text -> ids [n] without special tokens, and bytes [n]: those of the text from the end of the token before to its own.
+
+    The bytes of all tokens up to one are therefore those of the text up to its end, whatever the tokenizer does to spaces;
+    of tokens that share a character, the first has its bytes and the others none.
+    """
+    if getattr(tokenizer, "is_fast", False):
+        read = tokenizer(content, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ends = np.array([end for _, end in read["offset_mapping"]], dtype=np.int64)
+        characters = np.frombuffer(content.encode("utf-32-le"), dtype=np.uint32)
+        widths = 1 + (characters > 0x7F).astype(np.int64) + (characters > 0x7FF) + (characters > 0xFFFF)
+        ends = np.concatenate([[0], np.cumsum(widths)])[ends]
+    else:
+        read = tokenizer(content, add_special_tokens=False, verbose=False)
+        ends = _ends(read["input_ids"], tokenizer)
+        if len(ends) and ends[-1] != len(content.encode()):
+            raise ValueError(
+                f"the tokenizer ({type(tokenizer).__name__}) says no offsets, and what it decodes has {ends[-1]} bytes where "
+                f"the text has {len(content.encode())}, so that bits per byte would be wrong; take its fast version"
+            )
+    sizes = np.diff(np.maximum.accumulate(ends), prepend=0) if len(ends) else ends
+    return torch.tensor(read["input_ids"], dtype=torch.int64), torch.from_numpy(np.asarray(sizes, dtype=np.int64))
+
+
+def _ends(ids: list[int], tokenizer: Any, back: int = 16) -> np.ndarray:
+    """Bytes of decoded text up to the end of each token: it and the few before it, decoded with it and without it."""
+
+    def size(some: list[int]) -> int:
+        said = tokenizer.decode(some, clean_up_tokenization_spaces=False)
+        return len(said.rstrip("\ufffd").encode())  # a character whose last bytes are still to come
+
+    more = [size(ids[max(0, i - back) : i + 1]) - size(ids[max(0, i - back) : i]) for i in range(len(ids))]
+    return np.cumsum(np.array(more, dtype=np.int64))
+
+
+def _hash(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()

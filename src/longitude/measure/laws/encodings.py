@@ -1,0 +1,118 @@
+"""The laws of an encoding: the public battery of `longitude.testing`, on a registered name or a class of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from longitude import testing
+from longitude.errors import unknown
+from longitude.measure.laws.base import Verdict
+from longitude.positions.base import Encoding
+
+NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)"
+
+
+def check_encoding(
+    encoding: str | Callable[..., Encoding],
+    options: Mapping[str, Any] | None = None,
+    *,
+    laws: tuple[str, ...] | None = None,
+    watch: Callable[[str, int, int], None] = lambda law, done, all: None,
+) -> list[Verdict]:
+    """Every law of the battery on one encoding -> what each said, in order. encoding: a registered name, a class, or a
+    function that builds one. ValueError where it cannot be built, or for a law that there is not."""
+    known = testing.laws()
+    for name in laws or ():
+        if name not in known:
+            raise unknown("law", name, known, f"all: {', '.join(known)}.")
+    built = testing.example(encoding, **(options or {}))
+    buildable(built)
+    verdicts = []
+    wanted = [name for name in known if laws is None or name in laws]
+    for done, name in enumerate(wanted):
+        watch(name, done, len(wanted))
+        verdicts.append(verdict_of(name, known[name], built))
+    return verdicts
+
+
+def verdict_of(name: str, law: testing.Law, built: testing.Example) -> Verdict:
+    compares = stated(law)
+    try:
+        said = testing.examine(law, built)
+    except testing.LawBroken as broken:
+        measured, threshold = numbers(str(broken))
+        return Verdict(name, compares, "fail", measured, threshold, hint=" ".join(str(broken).split()))
+    except Exception as error:
+        words = f"it raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return Verdict(name, compares, "fail", hint=words)
+    if said == testing.HOLDS:
+        return Verdict(name, compares, "pass")
+    return Verdict(name, compares, "not applicable", reason=said)
+
+
+def buildable(built: testing.Example) -> None:
+    """ValueError, in words for users, where the battery's toy sizes do not build it."""
+    try:
+        built()
+    except ValueError:
+        raise
+    except Exception as error:
+        sizes = ", ".join(f"{name}={value}" for name, value in testing.SHAPES.items())
+        raise ValueError(
+            f"expected an encoding that can be built with options of {sizes} and its own defaults, got "
+            f"{type(error).__name__}: {error}; give the missing ones after a colon, name=value"
+        ) from error
+
+
+def stated(law: testing.Law) -> str:
+    """What a law states: the first sentence of its docstring, up to a semicolon."""
+    text = " ".join((inspect.getdoc(getattr(law, "func", law)) or "").split())
+    return re.split(r"(?<=[.;])\s", re.sub(r"^Law \d+\. ", "", text))[0].rstrip(".;")
+
+
+def numbers(message: str) -> tuple[float | None, float | None]:
+    """(measured, threshold) out of "differs by 1.2e-03, more than 1e-09"; None where a message has no such numbers."""
+    found = re.search(rf"differs by ({NUMBER}), more than ({NUMBER})", message)
+    if found is None:
+        return None, None
+    measured, threshold = map(float, found.groups())
+    return (measured if abs(measured) < float("inf") else None), threshold
+
+
+def of_place(place: str, name: str) -> Any:
+    """The class or function `name` of a module, or of a file that ends in .py, which is run. ValueError where there is none."""
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise ValueError(f"{place}: there is no such file; expected path/file.py:Class")
+        spec = importlib.util.spec_from_file_location(f"longitude_checked_{path.stem}", path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            raise ValueError(f"{place} cannot be run: {type(error).__name__}: {error}") from error
+    else:
+        sys.path.insert(0, "")  # modules beside the user, as `python -m` finds them
+        try:
+            module = importlib.import_module(place)
+        except ImportError as error:
+            raise ValueError(
+                f"{place}: there is no such module ({error}); expected module:Class or path/file.py:Class"
+            ) from error
+        finally:
+            sys.path.remove("")
+    if not hasattr(module, name):
+        kinds = [each for each, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, Encoding)]
+        raise unknown("class", name, kinds, f"in {place}.")
+    if not callable(factory := getattr(module, name)):
+        raise ValueError(f"{place}:{name}: expected a class or a function that builds an encoding, got {factory!r}")
+    return factory

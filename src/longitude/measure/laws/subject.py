@@ -1,0 +1,194 @@
+"""The model that laws are tried on: its tokens, its passes in one piece and in many, and how far two answers are apart."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.utils import logging
+
+THRESHOLDS = {torch.float64: 1e-4, torch.float32: 1e-3}
+"""Of the relative error of logits. Rounding leaves 1e-15 to 1e-7 in float64, where models compute parts of it in float32,
+and up to 1e-5 in float32; the weakest bug of an untrained model is some 1e-3."""
+
+WORDS = 4096
+"""Of a vocabulary, so that logits of a long pass fit into memory more than once."""
+
+
+@dataclass
+class Subject:
+    """A causal model in eval mode with what laws need to know of it.
+
+    raw: config.json as it stands, before transformers reads it. length: tokens that equality laws look at; reach: that,
+    beyond the border of a scaling that follows the length too. kind: the dtype that equality laws compute in. reference: a
+    model that says the same. tell: is told the share of a law that is done.
+    """
+
+    model: Any
+    raw: Mapping[str, Any]
+    length: int
+    reach: int
+    kind: torch.dtype = torch.float64
+    reference: Any = None
+    seed: int = 0
+    tell: Callable[[float], None] = field(default=lambda share: None)
+
+    @property
+    def config(self) -> Any:
+        return self.model.config.get_text_config()
+
+    @property
+    def threshold(self) -> float:
+        return THRESHOLDS[self.kind]
+
+    @cached_property
+    def takes(self) -> set[str]:
+        """Names of what forward can be told. Behind **kwargs stand those of the classes that it overrides."""
+        forwards = [self.model.forward, *(kind.forward for kind in type(self.model).__mro__ if "forward" in vars(kind))]
+        names: set[str] = set()
+        for forward in forwards:
+            parameters = inspect.signature(forward).parameters
+            names |= set(parameters)
+            if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters.values()):
+                break
+        return names
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def tokens(self, length: int, rows: int = 1, seed: int = 0) -> Tensor:
+        """Random tokens [rows, length], none of them special."""
+        generator = torch.Generator().manual_seed(self.seed + seed)
+        special = {self.pad, *listed(self.config.eos_token_id), *listed(self.config.bos_token_id)}
+        usable = [token for token in range(min(self.config.vocab_size, 100_000)) if token not in special]
+        return torch.tensor(usable)[torch.randint(len(usable), (rows, length), generator=generator)].to(self.device)
+
+    @property
+    def pad(self) -> int:
+        """What stands where padding is."""
+        known = [getattr(self.config, "pad_token_id", None), *listed(self.config.eos_token_id), 0]
+        return next(token for token in known if token is not None and 0 <= token < self.config.vocab_size)
+
+    # ---- passes -------------------------------------------------------------------------------------------------------
+    def logits(self, tokens: Tensor, **said: Any) -> Tensor:
+        """One pass without a cache: [B, L] -> [B, L, words]. Told nothing else, it is what other ways are compared with."""
+        return self.kept(self.model(input_ids=tokens, use_cache=False, **said).logits)
+
+    def kept(self, logits: Tensor) -> Tensor:
+        """[B, L, vocabulary] -> [B, L, words]: at most WORDS of them, evenly spread; an error of positions shows in all."""
+        step = max(1, -(-logits.shape[-1] // WORDS))
+        return logits.detach()[..., ::step].clone()
+
+    def places(self, mask: Tensor) -> dict[str, Tensor]:
+        """position_ids as generate() makes them of a mask [B, L], where forward takes them."""
+        if "position_ids" not in self.takes:
+            return {}
+        return {"position_ids": (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)}
+
+    def in_pieces(
+        self, tokens: Tensor, sizes: Sequence[int], said: bool = False, shift: int = 0, tell: bool = False
+    ) -> Tensor:
+        """The same through the cache, piece by piece: [B, L] -> [B, L, words].
+
+        said: attention_mask and position_ids are given with each piece, the latter moved by `shift` behind the first."""
+        cache, done, out = None, 0, []
+        for size in sizes:
+            piece = tokens[:, done : done + size]
+            given: dict[str, Any] = {}
+            if said:
+                mask = torch.ones_like(tokens[:, : done + size])
+                given = {"attention_mask": mask}
+                given |= {name: at[:, done:] + (shift if done else 0) for name, at in self.places(mask).items()}
+            answer = self.model(input_ids=piece, past_key_values=cache, use_cache=True, **given)
+            cache, done = answer.past_key_values, done + size
+            out.append(self.kept(answer.logits))
+            if cache is None:
+                raise ValueError("use_cache=True gave no past_key_values")
+            if tell:
+                self.tell(done / tokens.shape[1])
+        return torch.cat(out, 1)
+
+    def generated(self, tokens: Tensor, prompt: int, mask: Tensor | None = None) -> Tensor:
+        """generate() made to choose the tokens that are given: [B, L] -> logits [B, L - prompt, words] of what
+        follows each token from prompt - 1 on, but the last."""
+
+        def forced(seen: Tensor, scores: Tensor) -> Tensor:
+            only = torch.full_like(scores, float("-inf"))
+            return only.scatter(1, tokens[:, seen.shape[1], None], 0.0)
+
+        mask = torch.ones_like(tokens) if mask is None else mask
+        plain = GenerationConfig(
+            max_new_tokens=tokens.shape[1] - prompt,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            pad_token_id=self.pad,
+            use_cache=True,
+        )
+        before, self.model.generation_config = self.model.generation_config, plain
+        level = logging.get_verbosity()
+        logging.set_verbosity_error()  # it speaks of lengths, which are our matter
+        try:
+            answer = self.model.generate(
+                tokens[:, :prompt], attention_mask=mask[:, :prompt], generation_config=plain, logits_processor=[forced]
+            )
+        finally:
+            self.model.generation_config = before
+            logging.set_verbosity(level)
+        return self.kept(torch.stack(answer.logits, 1))
+
+    def error(self, got: Tensor, want: Tensor) -> Tensor:
+        """[B, L, words] twice -> [L]: max |got - want| over rows and words, in units of how much logits vary (their root
+        mean square about the mean of each place); infinite where something is not finite."""
+        want, got = want.double(), got.double()
+        spread = (want - want.mean(-1, keepdim=True)).square().mean().sqrt()
+        gap = (got - want).abs().amax(-1) / spread
+        return gap.nan_to_num(nan=float("inf"), posinf=float("inf")).amax(0)
+
+
+def listed(token: int | Sequence[int] | None) -> list[int]:
+    return [] if token is None else [token] if isinstance(token, int) else list(token)
+
+
+# ---- the dtype of equality laws --------------------------------------------------------------------------------------
+@contextmanager
+def computing_in(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Weights and tables of `model` in a wider dtype for a while, in place; then the very tensors that were there."""
+    with torch.no_grad():
+        weights = [(p, p.data) for p in model.parameters() if p.is_floating_point()]
+        tables = [
+            (module, name, table)
+            for module in model.modules()
+            for name, table in module._buffers.items()
+            if table is not None and table.is_floating_point()
+        ]
+        for p, data in weights:
+            p.data = data.to(dtype)
+        for module, name, table in tables:
+            module._buffers[name] = table.to(dtype)
+    try:
+        yield
+    finally:
+        for p, data in weights:
+            p.data = data
+        for module, name, table in tables:
+            module._buffers[name] = table
+
+
+def widest(model: nn.Module) -> torch.dtype:
+    """float64 where the weights fit into free memory once more in it, and the device has it; else float32."""
+    device = next(model.parameters()).device
+    needed = 8 * sum(p.numel() for p in model.parameters())
+    if device.type == "mps":
+        return torch.float32
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    return torch.float64 if needed < 0.6 * free else torch.float32

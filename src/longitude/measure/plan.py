@@ -1,0 +1,209 @@
+"""What is to be measured: models with their lengths and texts, one unit after the other, checked before anything runs."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from longitude.measure import checkpoint as checkpoints, memory, retrieval
+from longitude.measure.config import PERPLEXITY, MeasureConfig, checked
+from longitude.measure.documents import Documents, documents_of
+from longitude.measure.perplexity import follows_length, rope_types
+from longitude.measure.retrieval.answers import last_position
+from longitude.measure.sources import Text, read_text
+from longitude.measure.windows import LOGITS
+
+TRAINED = ("original_max_position_embeddings", "max_position_embeddings", "n_positions", "seq_length")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """One measurement: what a crash loses at most. way: the method of windows, or the depth of a needle, or ""."""
+
+    model: str
+    task: str
+    length: int
+    way: str
+
+    @property
+    def key(self) -> str:
+        return f"{self.task} {self.length} {self.way} {self.model}"
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checkpoint to measure. trained: the length it was trained at, as config.json says; last: where a table of positions
+    ends; content: of its files, so that a run does not mix two checkpoints of one name; adds_bos: whether its tokenizer puts
+    a token of its own before a text."""
+
+    model: str
+    label: str
+    config: Any
+    trained: int | None
+    last: int | None
+    positions: str
+    content: str
+    adds_bos: bool
+    documents: Documents | None
+    needs: memory.Memory
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A measurement that passed every check; nothing is written yet."""
+
+    config: MeasureConfig
+    subjects: list[Subject]
+    lengths: tuple[int, ...]
+    text: Text | None
+    device: str
+
+    def units(self, subject: Subject) -> list[Unit]:
+        units = []
+        for task in self.config.tasks:
+            for length in self.lengths:
+                units += [Unit(subject.model, task, length, way) for way in self._ways(task, length, subject)]
+        return units
+
+    def _ways(self, task: str, length: int, subject: Subject) -> list[str]:
+        if task != PERPLEXITY:
+            depths = self.config.depths if retrieval.TASKS[task].depths else ()
+            return [f"{depth:g}" for depth in depths] or [""]
+        flat = "non-overlapping" in self.config.methods or self.by_position(length, subject)
+        return ["non-overlapping"] * flat + ["sliding"] * ("sliding" in self.config.methods)
+
+    def by_position(self, length: int, subject: Subject) -> bool:
+        """Whether losses at this length are wanted by position: at the longest that the model has positions for."""
+        within = [each for each in self.lengths if subject.last is None or each <= subject.last]
+        return "per-position" in self.config.methods and bool(within) and length == within[-1]
+
+
+def plan(config: MeasureConfig, models: tuple[str, ...]) -> Plan:
+    """Every check that needs no weights: options, folders, tokenizers, text, memory. ValueError for the user."""
+    config = checked(config)
+    if not models or len(set(models)) < len(models):
+        raise ValueError(f"name at least one model, and each once, got {' '.join(models) or 'none'}")
+    device = device_of(config.device)
+    text = read_text(config.text, "--text") if PERPLEXITY in config.tasks else None
+    if text is not None and not any(content for _, content in text.documents):
+        raise ValueError(f"--text {config.text}: the text is empty; give a text with something to read")
+    read: dict[str, Documents] = {}
+    labels = _labels(models)
+    subjects = [_subject(config, model, labels[model], text, device, read) for model in models]
+    trained = {subject.trained for subject in subjects if subject.trained is not None}
+    lengths = {*config.lengths, *(length for length in trained if length < config.lengths[-1])}
+    return Plan(config, subjects, tuple(sorted(lengths)), text, device)
+
+
+def _subject(
+    config: MeasureConfig, model: str, label: str, text: Text | None, device: str, read: dict[str, Documents]
+) -> Subject:
+    checkpoints.require(model, config.allow_pickle)
+    said = checkpoints.config_of(model)
+    tokenizer = checkpoints.tokenizer_of(model, said)
+    outline = memory.outline(said)
+    longest = config.lengths[-1]
+    needs = _needed(config, outline, follows_length(outline) is not None)
+    free = memory.available(device)
+    if needs.total > free:
+        raise ValueError(
+            f"{model}: --lengths {longest} needs {needs}, and {free / 1e9:.1f} GB are free on {device}; take shorter "
+            f"--lengths, a smaller --piece or --batch, or --dtype bfloat16"
+        )
+    for task in config.tasks:
+        if task != PERPLEXITY:
+            depths = config.depths if retrieval.TASKS[task].depths else None
+            retrieval.run(
+                checkpoints.Checkpoint(outline, tokenizer, said, model), task, lengths=config.lengths, depths=depths,
+                trials=config.trials, seed=config.seed,
+            )  # fmt: skip
+    documents = None
+    if text is not None:
+        alphabet = json.dumps([tokenizer.get_vocab(), str(type(tokenizer)), getattr(tokenizer, "name_or_path", "")])
+        documents = read.get(alphabet)
+        if documents is None:
+            most = config.documents if config.tokens is None else min(config.documents, config.tokens // longest)
+            documents = read[alphabet] = documents_of(text, tokenizer, longest, most)
+        highest = max(int(ids.max()) for ids in documents.ids)
+        if highest >= said.get_text_config().vocab_size:
+            raise ValueError(
+                f"{model}: its tokenizer gives token {highest}, and the model has {said.get_text_config().vocab_size}; they "
+                f"are not of the same checkpoint"
+            )
+    last = last_position(outline)
+    adds_bos = len(tokenizer("a").input_ids) > 0 and tokenizer("a").input_ids[0] == tokenizer.bos_token_id
+    return Subject(
+        model,
+        label,
+        said,
+        trained_length(said),
+        last,
+        _positions(said, last),
+        _content(model),
+        adds_bos,
+        documents,
+        needs,
+    )
+
+
+def _needed(config: MeasureConfig, outline: Any, whole: bool) -> memory.Memory:
+    longest = config.lengths[-1]
+    dtype = getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
+    rows = max(1, config.batch // longest)
+    return memory.needed(outline, dtype, longest, rows, longest if whole else config.piece, LOGITS)
+
+
+def trained_length(config: Any) -> int | None:
+    """Tokens of training, as the configuration says: before extension, where it names that; else what it declares."""
+    config = config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    layers = [value for value in rope.values() if isinstance(value, dict)]
+    said = [each.get(TRAINED[0]) for each in (rope, *layers)] + [getattr(config, name, None) for name in TRAINED]
+    return next((length for length in said if isinstance(length, int) and length > 1), None)
+
+
+def _positions(config: Any, last: int | None) -> str:
+    """The position encoding in a few words, as far as the configuration says it."""
+    own = getattr(config, "encoding", None)
+    if config.model_type == "longitude":
+        parts = own if isinstance(own, list) else [own]
+        return "+".join(part["name"] if isinstance(part, dict) else str(part) for part in parts)
+    kinds = dict.fromkeys(rope_types(config))
+    if kinds:
+        return "rope" + "".join(f" {kind}" for kind in kinds if kind != "default")
+    if last is not None:
+        return "learned"
+    return "alibi" if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False) else config.model_type
+
+
+def _labels(models: tuple[str, ...]) -> dict[str, str]:
+    """A short name for each: the last part of its path, and more of it where two would be called the same."""
+    for parts in range(1, 9):
+        labels = {model: "/".join(Path(model).parts[-parts:]) for model in models}
+        if len(set(labels.values())) == len(models):
+            return labels
+    return {model: model for model in models}
+
+
+def _content(model: str) -> str:
+    """Of the configuration's text, and of names, sizes and times of the other files."""
+    digest, folder = hashlib.sha256(), Path(model).expanduser()
+    for path in sorted(folder.glob("*")) if folder.is_dir() else ():
+        if path.is_file() and path.suffix in (".json", ".safetensors", ".bin", ".model", ".txt"):
+            state = path.stat()
+            about = path.read_bytes() if path.name == "config.json" else f"{state.st_size} {state.st_mtime_ns}".encode()
+            digest.update(path.name.encode() + about)
+    return digest.hexdigest()
+
+
+def device_of(name: str) -> str:
+    """ValueError when this machine does not have the device."""
+    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if name == "auto":
+        return next(each for each, is_there in there.items() if is_there)
+    if not there[name]:
+        raise ValueError(f"--device {name}: this machine has none that torch {torch.__version__} can use; try cpu")
+    return name

@@ -1,0 +1,60 @@
+"""Which code, on which machine, with which packages: what a number came from."""
+
+import os
+import platform
+import subprocess
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import longitude
+
+PACKAGES = ("longitude", "torch", "transformers", "accelerate", "numpy", "scipy", "pandas")
+
+
+def versions() -> dict[str, str | None]:
+    """Package -> version; Python too."""
+
+    def of(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return getattr(sys.modules.get(package), "__version__", None)
+
+    return {"python": platform.python_version()} | {package: of(package) for package in PACKAGES}
+
+
+def machine() -> dict[str, Any]:
+    """What computes here."""
+    name = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": name or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
+
+
+def commit_of_code() -> str | None:
+    """The git commit of this source tree, "-dirty" where files differ from it; None outside of a repository of ours."""
+    here = Path(longitude.__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, timeout=10)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if git("ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    return git("describe", "--always", "--dirty", "--abbrev=40", "--exclude", "*")

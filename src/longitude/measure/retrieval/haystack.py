@@ -1,0 +1,99 @@
+"""What questions are hidden in: the passkey's filler, the user's text, or prose that comes with Python; and a list of words."""
+
+import platform
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from hashlib import sha256
+
+FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+"""Mohtashami and Jaggi 2023, and the repeated noise of RULER (Hsieh et al. 2024)."""
+NEAR = 20
+"""Words within which a needle moves to the end of a sentence."""
+
+
+@dataclass(frozen=True)
+class Haystack:
+    """Running text as words, white space collapsed; it starts over where more of it is asked for.
+
+    words: never empty. source: what the rows say of it.
+    """
+
+    words: tuple[str, ...]
+    source: str
+
+    def with_needles(self, size: int, needles: Sequence[str], depths: Sequence[float]) -> str:
+        """The first `size` words, with needle i after about the part depths[i] (0 to 1, ascending) of them.
+
+        A needle stands between two sentences where one ends within `NEAR` words, otherwise between two words.
+        """
+        words = [self.words[i % len(self.words)] for i in range(size)]
+        for depth, needle in reversed(list(zip(depths, needles, strict=True))):
+            words.insert(self._between(round(depth * size), size), needle)
+        return " ".join(words)
+
+    def _between(self, place: int, size: int) -> int:
+        """Words before the needle: the nearest to `place` of the text's beginnings, ends, and ends of sentences."""
+        lap, rest = divmod(place, len(self.words))
+        i = bisect_left(self._ends, rest)
+        ends = [lap * len(self.words) + end for end in self._ends[max(0, i - 1) : i + 1]]
+        near = [end for end in (lap * len(self.words), *ends, size) if end <= size and abs(end - place) <= NEAR]
+        return min(near, key=lambda end: abs(end - place), default=place)
+
+    def __contains__(self, text: str) -> bool:
+        return text in self._joined
+
+    @cached_property
+    def _joined(self) -> str:
+        return " ".join(self.words)
+
+    @cached_property
+    def _ends(self) -> list[int]:
+        """Numbers of words after which a sentence is over, ascending."""
+        return [i + 1 for i, word in enumerate(self.words) if word.rstrip("\"')").endswith((".", "!", "?"))]
+
+
+def of_text(text: str) -> Haystack:
+    """The user's own text. ValueError when there are no words in it."""
+    words = tuple(text.split())
+    if not words:
+        raise ValueError("the text to hide needles in has no words; give a text with something to read")
+    return Haystack(words, f"the user's text (sha256 {sha256(text.encode()).hexdigest()[:12]})")
+
+
+@cache
+def of_filler() -> Haystack:
+    """The filler as running text."""
+    return Haystack(tuple(FILLER.split()), "repeated sentences")
+
+
+@cache
+def of_python() -> Haystack:
+    """Paragraphs of the Python language reference as `help()` shows it: prose that every Python has, 200 kB of it.
+
+    Only whole sentences, each paragraph once: no grammar, no examples. ValueError where the reference was removed.
+    """
+    paragraphs = [each.strip() for each in _reference().split("\n\n")]
+    prose = [each for each in paragraphs if each[:1].isupper() and each.endswith(".") and "::=" not in each]
+    return Haystack(
+        tuple(" ".join(dict.fromkeys(prose)).split()), f"Python {platform.python_version()} language reference"
+    )
+
+
+@cache
+def word_list() -> tuple[str, ...]:
+    """All lower-case words of 4 to 10 letters of that reference, in alphabetical order: some two thousand."""
+    return tuple(sorted(set(re.findall(r"\b[a-z]{4,10}\b", _reference()))))
+
+
+def _reference() -> str:
+    try:
+        from pydoc_data.topics import topics
+    except ImportError as error:
+        raise ValueError(
+            "this Python comes without the texts of help() (module pydoc_data), which the needles' text and words are "
+            "taken from; install the whole of Python's standard library"
+        ) from error
+    return "\n\n".join(topics[name] for name in sorted(topics))

@@ -1,0 +1,122 @@
+"""Questions, and prompts made of them: filled up to a length in the model's own tokens, never cut, and checked."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+FIRST = 64
+"""Units of filler that the search begins with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """One trial before it has a length.
+
+    text: the whole prompt with `size` units of filler (letters, words, lines, ...), the same for the same size.
+    smallest: units that it needs at least.
+    ask: what the prompt ends with; needles: what must stand in it, each once; answers: what a right answer says;
+    spoken: a right answer as a whole, which tells how many new tokens one takes.
+    """
+
+    text: Callable[[int], str]
+    smallest: int = 0
+    ask: str
+    needles: tuple[str, ...] = ()
+    answers: tuple[str, ...]
+    spoken: str
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question at a length: token ids, new tokens to generate (together at most the length), tokens of its needles.
+
+    needles: (first, last + 1), to a token, over all needles; None for a question without.
+    """
+
+    question: Question
+    ids: list[int]
+    new_tokens: int
+    needles: tuple[int, int] | None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in all, read and generated."""
+        return len(self.ids) + self.new_tokens
+
+
+class DoesNotFit(ValueError):
+    """A question that cannot be asked within a length."""
+
+
+def fit(question: Question, tokenizer: Any, length: int, new_tokens: int) -> Prompt:
+    """The prompt with as much filler as goes into `length` tokens, new ones included.
+
+    new_tokens: to generate; raised where a right answer takes more of this tokenizer's tokens.
+    Raises DoesNotFit when the question without filler is too long; ValueError when the tokenizer cuts or loses text.
+    """
+    new_tokens = max(new_tokens, len(encode(tokenizer, question.spoken)))
+    size = _most(lambda size: len(encode(tokenizer, question.text(size))), length - new_tokens, question.smallest)
+    if size is None:
+        shortest = len(encode(tokenizer, question.text(question.smallest))) + new_tokens
+        raise DoesNotFit(f"the shortest prompt with its answer takes {shortest} tokens, {length} are asked for")
+    text = question.text(size)
+    ids = encode(tokenizer, text)
+    check(question, text, tokenizer.decode(ids))
+    return Prompt(question, ids, new_tokens, _place(question, text, tokenizer))
+
+
+def encode(tokenizer: Any, text: str) -> list[int]:
+    """Token ids as the tokenizer makes them for a model: with a beginning-of-sequence token if it puts one, never with an
+    end, after which nothing would follow."""
+    ids = list(tokenizer(text, truncation=False, verbose=False)["input_ids"])
+    return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
+
+
+def check(question: Question, text: str, read: str) -> None:
+    """ValueError unless the prompt is whole: `text` as built, `read` as the tokenizer gives it back."""
+    for what, got in (("was built", text), ("the tokenizer gives back", read)):
+        plain = _plain(got)
+        lost = [each for each in (*question.needles, *question.answers) if _plain(each) not in plain]
+        lost += [each for each in question.needles if plain.count(_plain(each)) > 1]
+        lost += [] if plain.endswith(_plain(question.ask)) else [question.ask]
+        if lost:
+            raise ValueError(
+                f"the prompt that {what} does not hold {lost[0]!r} as it must: it is cut, or the tokenizer cannot write "
+                f"this text; measure retrieval with a tokenizer that reads English and numbers"
+            )
+
+
+def _plain(text: str) -> str:
+    """Without white space and case, which some tokenizers do not keep."""
+    return "".join(text.split()).lower()
+
+
+def _most(count: Callable[[int], int], budget: int, smallest: int) -> int | None:
+    """The size from `smallest` up with the most tokens within the budget; None when no size fits. count grows (almost)."""
+    count = cache(count)
+    low, high = smallest, smallest + FIRST
+    if count(low) > budget:
+        return None
+    while count(high) <= budget:  # up, by as much as the last step promises and a little more
+        if count(high) <= count(low):
+            raise ValueError(
+                f"the tokenizer gives {count(high)} tokens for text of any length: it cuts what it reads; load it without a "
+                f"limit (model_max_length, truncation)"
+            )
+        per_token = (high - low) / (count(high) - count(low))
+        low, high = high, high + max(FIRST, math.ceil(1.05 * per_token * (budget - count(high))))
+    while high - low > 1 and count(low) < budget:  # between, where a straight line says
+        guess = low + (budget - count(low)) * (high - low) // max(1, count(high) - count(low))
+        guess = min(max(guess, low + 1), high - 1)
+        low, high = (guess, high) if count(guess) <= budget else (low, guess)
+    return low
+
+
+def _place(question: Question, text: str, tokenizer: Any) -> tuple[int, int] | None:
+    if not question.needles:
+        return None
+    first = min(text.index(needle) for needle in question.needles)
+    last = max(text.index(needle) + len(needle) for needle in question.needles)
+    return len(encode(tokenizer, text[:first])), len(encode(tokenizer, text[:last]))

@@ -1,0 +1,95 @@
+"""What many rows of retrieval say: the effective length, and the grid of lengths and depths."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from longitude.measure.rows import Row
+
+WEIGHTING = "trial"
+"""What rows of retrieval, and no others, weight equally."""
+THRESHOLD = 0.856
+"""RULER's bar: what Llama2-7B reaches at 4K, averaged over its 13 tasks (Hsieh et al. 2024, table of results)."""
+
+
+def definition(threshold: float = THRESHOLD) -> str:
+    """The meaning of `effective_length`, in a sentence for the reader."""
+    whose = " (what Llama2-7B reaches at 4K on RULER's 13 tasks)" if threshold == THRESHOLD else ""
+    return (
+        f"effective length: the longest measured length up to which the score, averaged over depths and then over the tasks "
+        f"with a score, stays at or above {threshold:.1%}{whose}"
+    )
+
+
+def effective_length(rows: Iterable[Row], threshold: float = THRESHOLD) -> int | None:
+    """The longest length of one model's retrieval rows up to which the mean over tasks stays at or above the threshold.
+
+    Within a task and length, depths count equally; within a length, tasks do. A length at which some of the tasks have no
+    score (their prompts do not fit) is left out, since its mean would be about other tasks. None: the shortest falls short.
+    Rows of other measurements are left out. Raises ValueError for rows of two models, or a threshold outside 0 to 1.
+    """
+    if not 0 <= threshold <= 1:
+        raise ValueError(
+            f"the threshold of the effective length must be within 0 and 1, got {threshold}; 85.6 % is 0.856"
+        )
+    rows = [row for row in rows if row.weighting == WEIGHTING]
+    models = {(row.model, row.label, row.seed) for row in rows}
+    if len(models) > 1:
+        raise ValueError(f"an effective length is of one model, got rows of {len(models)}; take the rows of one")
+    longest = None
+    for length, score in scores_by_length(rows).items():
+        if score < threshold:
+            break
+        longest = length
+    return longest
+
+
+def scores_by_length(rows: Iterable[Row]) -> dict[int, float]:
+    """length -> mean over tasks, ascending, where every task of the rows has all its scores."""
+    rows = [row for row in rows if row.weighting == WEIGHTING]
+    tasks = {row.task for row in rows}
+    by_length: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    absent = set()
+    for row in rows:
+        assert row.length is not None
+        if row.value is None:
+            absent.add(row.length)
+        else:
+            by_length[row.length][row.task].append(row.value)
+    return {
+        length: fmean(fmean(scores) for scores in by_task.values())
+        for length, by_task in sorted(by_length.items())
+        if length not in absent and by_task.keys() == tasks
+    }
+
+
+def heat_map(rows: Iterable[Row]) -> pd.DataFrame:
+    """Scores of one task and model by depth (index, ascending) and length (columns, ascending); NA where there is none.
+
+    Raises ValueError for rows of more than one task or model, or none with a depth.
+    """
+    import pandas as pd
+
+    placed = [(row, depth) for row in rows if (depth := depth_of(row)) is not None]
+    kinds = {(row.task, row.model, row.label, row.seed) for row, _ in placed}
+    if len(kinds) != 1:
+        raise ValueError(f"a heat map shows one task of one model measured at depths, got rows of {len(kinds)}")
+    values = {(depth, row.length): row.value for row, depth in placed}
+    lengths, depths = sorted({row.length for row, _ in placed if row.length}), sorted({depth for _, depth in placed})
+    return pd.DataFrame(
+        {length: pd.array([values.get((depth, length)) for depth in depths], dtype="Float64") for length in lengths},
+        index=pd.Index(depths, name="depth"),
+    ).rename_axis(columns="length")
+
+
+def depth_of(row: Row) -> float | None:
+    """The depth of a row's needle, 0 (first) to 1 (last); None where it was random or there is none."""
+    found = re.search(r"depth (\d\S*)$", row.method or "")
+    return float(found.group(1)) if found else None

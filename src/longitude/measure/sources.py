@@ -1,0 +1,129 @@
+"""Text that users name: the sources of Python's standard library, a file, a folder, or a Hugging Face dataset."""
+
+import os
+import platform
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+# Not text a programmer wrote for a reader: tests, character tables, generated topics; and what others installed.
+NOT_STDLIB = {
+    "site-packages", "dist-packages", "test", "tests", "idle_test", "encodings", "pydoc_data", "lib-dynload", "__pycache__",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Text:
+    """Named documents of UTF-8 bytes, in a fixed order; `left_out` says what of the source is not in them."""
+
+    source: str
+    documents: list[tuple[str, bytes]]
+    left_out: str = ""
+
+
+def read_text(data: str, option: str = "--data") -> Text:
+    """ "stdlib", a file, a folder or "datasets:NAME" -> its documents. ValueError when there is none or it is no text.
+
+    option: what the user calls it."""
+    if data == "stdlib":
+        return _stdlib(option)
+    if data.startswith("datasets:"):
+        return _dataset(data, option)
+    path = Path(data)
+    if path.is_dir():
+        return _folder(path, option)
+    if not path.is_file():
+        raise ValueError(
+            f"{option} {data}: there is no such file or folder; a Hugging Face dataset is written datasets:NAME, "
+            f"and stdlib is the sources of Python's standard library"
+        )
+    content = _read(path)
+    if not _is_text(content):
+        raise ValueError(f"{option} {data}: expected UTF-8 text, got a binary file; convert it to UTF-8 text first")
+    return Text(data, [(path.name, content)])
+
+
+def _stdlib(option: str) -> Text:
+    root = Path(sysconfig.get_path("stdlib"))
+    paths = [
+        path for path in _walk(root, NOT_STDLIB) if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
+    ]
+    documents = [(path.relative_to(root).as_posix(), _read(path)) for path in paths]
+    documents = [(name, content) for name, content in documents if _is_text(content) and content]
+    if not documents:
+        raise ValueError(f"{option} stdlib: no .py files under {root}; give a text file or a folder with {option}")
+    left_out = "tests, character tables, generated sources, and what is not part of the library"
+    return Text(f"standard library of Python {platform.python_version()}", documents, left_out)
+
+
+def _folder(root: Path, option: str) -> Text:
+    documents, other, empty = [], [], 0
+    for path in _walk(root, set()):
+        content = _read(path)
+        if not content:
+            empty += 1
+        elif _is_text(content):
+            documents.append((path.relative_to(root).as_posix(), content))
+        else:
+            other.append(path.relative_to(root).as_posix())
+    if not documents:
+        what = f"{len(other)} binary and {empty} empty files" if other or empty else "no files"
+        raise ValueError(f"{option} {root}: expected files of UTF-8 text in this folder, got {what}")
+    left_out = [f"{len(other)} files that are not UTF-8 text, such as {other[0]}"] if other else []
+    left_out += [f"{empty} empty files"] if empty else []
+    return Text(str(root), documents, "; ".join(left_out))
+
+
+def _dataset(data: str, option: str) -> Text:
+    try:
+        import datasets  # pyright: ignore[reportMissingImports]  an extra
+    except ImportError:
+        raise ValueError(
+            f"{option} {data} needs the package datasets; install it with pip install 'longitude[datasets]'"
+        ) from None
+    name, _, subset = data.removeprefix("datasets:").partition(":")
+    try:
+        parts = datasets.load_dataset(name, subset or None)
+    except Exception as error:  # whatever the hub, the network or a loader raises is a wrong {option} here
+        raise ValueError(f"{option} {data}: it cannot be loaded ({_first_line(error)})") from error
+    part = "train" if "train" in parts else next(iter(parts))
+    rows = parts[part]
+    if "text" not in rows.column_names:
+        raise ValueError(f"{option} {data}: expected a column named text, got {', '.join(rows.column_names)}")
+    contents = [text.encode() for text in rows["text"] if text]
+    return Text(f"{data}, split {part}", [(f"row {i}", content) for i, content in enumerate(contents)])
+
+
+def _walk(root: Path, skipped: set[str]) -> list[Path]:
+    """All files under `root` in the order of their names; hidden files and folders, and those of `skipped`, are not."""
+    found = []
+    for folder, names, files in os.walk(root, onerror=_unreadable):
+        names[:] = [name for name in names if not name.startswith(".") and name not in skipped]
+        found += [Path(folder, name) for name in files if not name.startswith(".")]
+    return sorted(path for path in found if path.is_file())
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        _unreadable(error)
+        raise
+
+
+def _unreadable(error: OSError) -> None:
+    raise ValueError(f"{error.filename} cannot be read: {error.strerror}") from error
+
+
+def _is_text(content: bytes) -> bool:
+    if b"\0" in content:
+        return False
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

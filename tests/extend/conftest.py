@@ -1,0 +1,141 @@
+"""Tiny checkpoints of many kinds, random but for nothing: as transformers saves them, with a tokenizer of bytes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForMaskedLM,
+    BertConfig,
+    BloomConfig,
+    CohereConfig,
+    FalconConfig,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPTJConfig,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MambaConfig,
+    MistralConfig,
+    MptConfig,
+    OPTConfig,
+    Phi3Config,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+    RobertaConfig,
+)
+from transformers.utils import logging
+
+from longitude.cli import OPTIONS, VERBS, main
+from longitude.cli.extend import extend
+from longitude.extend.config import ExtendConfig
+
+LENGTH = 64
+SMALL: dict[str, Any] = {"vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"initializer_range": 0.2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+TRAINED = {"max_position_embeddings": LENGTH}
+GROUPED = {"num_key_value_heads": 2, "intermediate_size": 96}
+NARROW = {"vocab_size": 258, "n_embd": 64, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
+CONFIGS = {
+    "llama": lambda: LlamaConfig(**SMALL, **TRAINED, **GROUPED),
+    "mistral": lambda: MistralConfig(**SMALL, **TRAINED, **GROUPED, sliding_window=24),
+    "qwen2": lambda: Qwen2Config(**SMALL, **TRAINED, **GROUPED),
+    "qwen3": lambda: Qwen3Config(**SMALL, **TRAINED, **GROUPED, head_dim=16),
+    "phi3": lambda: Phi3Config(**SMALL, **TRAINED, **GROUPED, original_max_position_embeddings=LENGTH),
+    "neox": lambda: GPTNeoXConfig(
+        **SMALL,
+        **TRAINED,
+        intermediate_size=96,
+        rope_parameters={"rope_type": "default", "rope_theta": 2_000.0, "partial_rotary_factor": 0.5},
+    ),
+    "gemma3": lambda: Gemma3TextConfig(
+        **SMALL, **TRAINED, **GROUPED, head_dim=16, sliding_window=24, layer_types=["sliding_attention", "full_attention"]
+    ),
+    "falcon": lambda: FalconConfig(vocab_size=258, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, **TRAINED),
+    "cohere": lambda: CohereConfig(**SMALL, **TRAINED, **GROUPED),
+    "gpt2": lambda: GPT2Config(**NARROW, n_positions=LENGTH),
+    "opt": lambda: OPTConfig(
+        vocab_size=258, hidden_size=64, word_embed_proj_dim=64, num_hidden_layers=2, num_attention_heads=4, ffn_dim=96,
+        init_std=0.2, pad_token_id=0, bos_token_id=1, eos_token_id=2, **TRAINED,
+    ),
+    "bert": lambda: BertConfig(**SMALL, **TRAINED, intermediate_size=96),
+    "roberta": lambda: RobertaConfig(**SMALL | {"pad_token_id": 1}, max_position_embeddings=LENGTH + 2, intermediate_size=96),
+    "bloom": lambda: BloomConfig(vocab_size=258, hidden_size=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2),
+    "mpt": lambda: MptConfig(vocab_size=258, d_model=64, n_heads=4, n_layers=2, max_seq_len=LENGTH),
+    "gptj": lambda: GPTJConfig(**NARROW, n_positions=LENGTH, rotary_dim=8),
+    "mamba": lambda: MambaConfig(vocab_size=258, hidden_size=64, num_hidden_layers=1),
+}  # fmt: skip
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", model_max_length=LENGTH)
+
+
+def saved(kind: str, folder: Path, **changes: Any) -> Path:
+    """A random checkpoint; changes: keys of its config.json, None to remove one."""
+    torch.manual_seed(1)
+    logging.disable_progress_bar()
+    config = CONFIGS[kind]()
+    model = (AutoModelForMaskedLM if kind in ("bert", "roberta") else AutoModelForCausalLM).from_config(config)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.normal_(std=0.2)
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    path = folder / "config.json"
+    said = {key: value for key, value in (json.loads(path.read_text()) | changes).items() if value is not None}
+    if changes:
+        path.write_text(json.dumps(said, indent=2))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory):
+    """checkpoint(kind) -> its folder, made once."""
+    made: dict[str, Path] = {}
+
+    def of(kind: str) -> Path:
+        if kind not in made:
+            made[kind] = saved(kind, tmp_path_factory.mktemp("models") / kind)
+        return made[kind]
+
+    return of
+
+
+@pytest.fixture(scope="session")
+def save():
+    """save(kind, folder, **keys of config.json) -> folder, a checkpoint of one's own."""
+    return saved
+
+
+@pytest.fixture
+def text(tmp_path) -> Path:
+    """A text of 40 documents."""
+    folder = tmp_path / "text"
+    folder.mkdir()
+    for i in range(40):
+        (folder / f"{i}.txt").write_text(f"document {i} says: " + "abc äöü " * 60)
+    return folder
+
+
+@pytest.fixture
+def command(monkeypatch, capsys):
+    """command(*arguments) -> (exit code, standard output, standard error) of `longitude extend`."""
+    monkeypatch.setitem(VERBS, "extend", extend)
+    monkeypatch.setitem(OPTIONS, "extend", ExtendConfig)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        code = main(["extend", *map(str, arguments)])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call

@@ -1,0 +1,118 @@
+"""The evolution that searches: laws of its candidates, and that it finds what there is to find."""
+
+import math
+from itertools import pairwise
+from random import Random
+
+import pytest
+
+from longitude.extend.candidates import Candidate
+from longitude.extend.evolution import PUBLISHED, Bounds, crossing, evolve, mutant
+
+BOUNDS = Bounds(low=1.0, high=5.0, least=1.0, most=1.2)
+STARTS = [Candidate((4.0,) * 8, 1.0), Candidate(tuple(4 ** (k / 7) for k in range(8)), 1.0), Candidate((1.0,) * 8, 1.3)]
+GOAL = Candidate((1.0, 1.0, 1.2, 1.3, 2.5, 3.4, 3.9, 4.6), 1.1)
+
+
+def distance(candidate: Candidate) -> float:
+    pairs = zip(candidate.factors, GOAL.factors, strict=True)
+    return sum(math.log(a / b) ** 2 for a, b in pairs) + (candidate.attention_factor - GOAL.attention_factor) ** 2
+
+
+def test_the_published_number_of_candidates() -> None:
+    assert PUBLISHED == 64 + 40 * 32
+
+
+@pytest.mark.parametrize("evaluations", [10, 33, 400])
+def test_every_candidate_is_new_monotone_and_within_bounds(evaluations) -> None:
+    asked = []
+
+    def evaluate(candidate: Candidate) -> float:
+        asked.append(candidate)
+        return distance(candidate)
+
+    tried = evolve(STARTS, BOUNDS, evaluate, evaluations, Random(0))
+    assert [*tried] == asked and len(asked) == len({*asked}) == evaluations
+    assert asked[:3] == STARTS, "the starts, bounds or not"
+    assert tried == {candidate: distance(candidate) for candidate in asked}
+    for candidate in asked[3:]:
+        assert all(a <= b for a, b in pairwise((1.0, *candidate.factors, 5.0)))
+        assert 1 <= candidate.attention_factor <= 1.2
+
+
+def test_starts_are_tried_however_few_are_allowed() -> None:
+    assert [*evolve([*STARTS, STARTS[0]], BOUNDS, distance, 1, Random(0))] == STARTS
+
+
+def test_it_comes_near_to_what_is_best() -> None:
+    for seed in range(3):
+        tried = evolve(STARTS, BOUNDS, distance, 600, Random(seed))
+        assert min(tried.values()) < 0.25 * min(distance(start) for start in STARTS[:2])
+
+
+def test_the_seed_and_the_losses_decide() -> None:
+    first, again, other = (list(evolve(STARTS, BOUNDS, distance, 100, Random(seed)).items()) for seed in (1, 1, 2))
+    assert first == again != other
+    assert [*evolve(STARTS, BOUNDS, lambda each: -distance(each), 100, Random(1))] != [each for each, _ in first]
+
+
+def test_where_nothing_new_can_be_made_it_ends() -> None:
+    point = Bounds(low=2.0, high=2.0, least=1.0, most=1.0)
+    start = Candidate((2.0,) * 4, 1.0)
+    assert [*evolve([start], point, distance_to_nothing, 50, Random(0))] == [start]
+
+
+def distance_to_nothing(_: Candidate) -> float:
+    return 0.0
+
+
+def test_losses_that_are_no_numbers_do_not_lead() -> None:
+    tried = evolve(STARTS, BOUNDS, lambda each: math.inf if each.factors[0] > 1 else distance(each), 200, Random(0))
+    assert math.isfinite(min(tried.values()))
+    assert sum(map(math.isfinite, tried.values())) > 100
+
+
+def test_a_mutant_changes_some_factors_and_keeps_the_order() -> None:
+    random, changed, attention = Random(0), 0, set()
+    parent = STARTS[1]
+    for _ in range(500):
+        child = mutant(parent, BOUNDS, random)
+        assert BOUNDS.hold(child)
+        changed += sum(a != b for a, b in zip(parent.factors, child.factors, strict=True))
+        attention.add(child.attention_factor)
+    assert 0.25 < changed / (500 * 8) < 0.35, "each with probability 0.3"
+    assert len(attention) > 5
+
+
+def test_a_mutant_of_equal_factors_moves_at_the_ends_only() -> None:
+    """Between equal neighbours there is nothing else."""
+    random = Random(0)
+    for _ in range(100):
+        child = mutant(STARTS[0], BOUNDS, random)
+        assert BOUNDS.hold(child) and child.factors[3] == 4.0 or child.factors[0] < 4.0
+
+
+def test_new_factors_are_multiples_of_a_hundredth() -> None:
+    start = Candidate((1.0, 2.0, 3.0, 4.0), 1.0)
+    random = Random(0)
+    for _ in range(100):
+        for factor in mutant(start, BOUNDS, random).factors:
+            assert factor == round(factor, 2)
+
+
+def test_a_crossing_has_factors_of_both_and_of_nobody_else() -> None:
+    random, mixed = Random(0), 0
+    a, b = Candidate((1.0, 2.0, 3.0, 4.0), 1.0), Candidate((1.5, 2.5, 3.5, 4.5), 1.1)
+    for _ in range(200):
+        child = crossing([a, b], BOUNDS, random)
+        assert all(x in pair for x, pair in zip(child.factors, zip(a.factors, b.factors, strict=True), strict=True))
+        assert child.attention_factor in (1.0, 1.1)
+        mixed += child.factors not in (a.factors, b.factors)
+    assert 50 < mixed < 150
+
+
+def test_attention_factors_are_brought_within_bounds() -> None:
+    """A start may have one that the search may not."""
+    kept = Bounds(low=1.0, high=5.0, least=1.0, most=1.0)
+    tried = evolve(STARTS, kept, distance, 60, Random(0))
+    assert {candidate.attention_factor for candidate in [*tried][3:]} == {1.0}

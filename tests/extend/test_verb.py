@@ -1,0 +1,135 @@
+"""The verb with the search and with fine-tuning: what they find is what is written, and nothing stays beside it."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from longitude.extend import run as running
+from longitude.positions.scaling import LongRoPE
+
+LENGTH = 64
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A search of few windows."""
+    monkeypatch.setattr("longitude.extend.search.TOKENS", 512)
+
+
+def logits(folder, length: int) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.inference_mode():
+        return model(input_ids=torch.arange(length)[None] % 250, use_cache=False).logits
+
+
+def test_longrope(small, checkpoint, command, text, tmp_path) -> None:
+    """Both lists of the search stand in config.json and in a JSON beside it; short texts are as they were."""
+    out = tmp_path / "out"
+    given = ["--to", 2 * LENGTH, "--method", "longrope", "--text", text, "--budget", 0.01]
+    code, said, _ = command(checkpoint("llama"), *given, "--out", out, "--json")
+    assert code == 0
+    found = json.loads(said)
+    assert found["search"]["loss"] <= min(found["search"]["starts"].values())
+    rope = json.loads((out / "config.json").read_text())["rope_parameters"]
+    saved = json.loads((out / "longrope_search.json").read_text())
+    assert rope["rope_type"] == "longrope" and rope["original_max_position_embeddings"] == LENGTH
+    assert (rope["long_factor"], rope["short_factor"]) == (
+        saved["found"]["long_factor"],
+        saved["found"]["short_factor"],
+    )
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    assert logits(out, 2 * LENGTH).isfinite().all()
+    if rope["attention_factor"] == 1:
+        assert torch.equal(logits(out, LENGTH), logits(checkpoint("llama"), LENGTH))
+    code, _, said = command(checkpoint("llama"), "--to", 2 * LENGTH, "--method", "longrope", "--dry-run")
+    assert code == 2 and "--dry-run" in said
+
+
+def test_search_goes_on_after_an_interruption(small, checkpoint, command, text, tmp_path, monkeypatch) -> None:
+    given = ["--to", 2 * LENGTH, "--method", "longrope", "--text", text, "--budget", 0.01, "--no-measure"]
+    code, *_ = command(checkpoint("llama"), *given, "--out", tmp_path / "out")
+    assert code == 2  # the search needs the text
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    given.remove("--no-measure")
+    monkeypatch.setattr(running, "write", interrupted)
+    assert command(checkpoint("llama"), *given, "--out", tmp_path / "out")[0] == 130
+    tried = tmp_path / ".out.search" / "tried.jsonl"
+    before = tried.read_text()
+    assert before and not (tmp_path / "out").exists()
+    monkeypatch.undo()
+    monkeypatch.setattr("longitude.extend.search.TOKENS", 512)
+    from longitude.extend import search
+
+    tries = []
+    loss = search._loss
+    monkeypatch.setattr(search, "_loss", lambda *args: tries.append(1) or loss(*args))
+    running.run(
+        str(checkpoint("llama")),
+        running.ExtendConfig(to=2 * LENGTH, method="longrope", text=str(text), budget=0.01),
+        tmp_path / "out",
+    )
+    assert not tries and (tmp_path / "out").is_dir() and not tried.exists()
+
+
+def test_longrope_at_factor_one(checkpoint, command, tmp_path) -> None:
+    source, out = checkpoint("llama"), tmp_path / "out"
+    assert command(source, "--to", LENGTH, "--method", "longrope", "--out", out, "--no-measure")[0] == 0
+    assert (out / "config.json").read_bytes() == (source / "config.json").read_bytes()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_longrope_is_written_as_found(nested, checkpoint, tmp_path) -> None:
+    """Through a plan alone, for layer types too: transformers computes both lists."""
+    from longitude.extend.plan import plan
+    from longitude.extend.source import open_source, rotary_of
+
+    kind = "gemma3" if nested else "llama"
+    scheme = LongRoPE([1.0] * 8, [1.0 + k / 4 for k in range(8)], LENGTH, 4.0, 4 * LENGTH, 1.1, follow="sequence")
+    source = open_source(str(checkpoint(kind)))
+    made = plan(source, running.ExtendConfig(to=4 * LENGTH, method="longrope", no_measure=True), scheme)
+    running.write(source, tmp_path / "out", made.changes, made)
+    rotary = rotary_of(AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
+    prefix = "full_attention_" if nested else ""
+    assert getattr(rotary, f"{prefix}attention_scaling") == 1.1 == made.attention_factor
+    names = [{"layer_type": "full_attention"} if nested else {}]
+    rotary(torch.zeros(1, 4 * LENGTH, 4), torch.arange(4 * LENGTH)[None], **names[0])
+    base = made.base or 0.0
+    want = base ** (-torch.arange(8) / 8) / torch.tensor(scheme.long_factor)
+    torch.testing.assert_close(getattr(rotary, f"{prefix}inv_freq"), want, rtol=2e-6, atol=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [[], ["--positions", "skipped"], ["--lora"]])
+def test_fine_tune(more, checkpoint, command, text, tmp_path) -> None:
+    if "--lora" in more:
+        pytest.importorskip("peft")
+    out = tmp_path / "out"
+    given = ["--to", 2 * LENGTH, "--method", "yarn", "--fine-tune", text, "--steps", 3, "--learning-rate", 0.01]
+    code, said, _ = command(checkpoint("llama"), *given, *more, "--out", out, "--text", text, "--json")
+    found = json.loads(said)
+    assert code == 0 and len(found["tuned"]["losses"]) == 3
+    rope = json.loads((out / "config.json").read_text())["rope_parameters"]
+    assert rope["rope_type"] == "yarn"
+    assert not torch.equal(logits(out, 2 * LENGTH), logits(checkpoint("llama"), 2 * LENGTH))
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--fine-tune", "stdlib"], "--steps"),
+        (["--steps", 3], "--fine-tune"),
+        (["--lora"], "--fine-tune"),
+        (["--fine-tune", "stdlib", "--steps", 3, "--positions", "skiped"], "skipped"),
+        (["--fine-tune", "stdlib", "--steps", 3, "--batch", 0], "--batch"),
+    ],
+)
+def test_wrong_options_of_fine_tuning(arguments, words, checkpoint, command, tmp_path) -> None:
+    given = ["--to", 2 * LENGTH, "--method", "yarn", "--no-measure"]
+    code, _, said = command(checkpoint("llama"), *given, *arguments, "--out", tmp_path / "out")
+    assert code == 2 and words in said and said.count("\n") == 1 and not list(tmp_path.iterdir())

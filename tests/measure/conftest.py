@@ -1,0 +1,79 @@
+"""Small checkpoints of stock models on disk, with a tokenizer of bytes: real files, random weights that look around."""
+
+import pytest
+import torch
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from longitude.measure.checkpoint import byte_tokenizer
+from longitude.models import LongitudeConfig, LongitudeForCausalLM
+
+WIDE = {
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "vocab_size": 256,
+    "initializer_range": 0.5,
+}
+TRAINED = 32
+ENDS = {"bos_token_id": None, "eos_token_id": None}
+
+
+def build(name: str, **more):
+    """A model of a family, with weights that make position and context matter."""
+    torch.manual_seed(0)
+    if name == "llama":
+        return LlamaForCausalLM(
+            LlamaConfig(**WIDE, **ENDS, intermediate_size=24, max_position_embeddings=TRAINED, **more)
+        )
+    if name == "neox":
+        return GPTNeoXForCausalLM(
+            GPTNeoXConfig(**WIDE, **ENDS, intermediate_size=24, max_position_embeddings=TRAINED, **more)
+        )
+    if name == "gpt2":
+        options = {"n_embd": 16, "n_head": 2, "n_layer": 2, "vocab_size": 256, "initializer_range": 0.5}
+        return GPT2LMHeadModel(GPT2Config(**options, **ENDS, n_positions=more.pop("n_positions", TRAINED), **more))
+    if name == "bloom":
+        return BloomForCausalLM(
+            BloomConfig(hidden_size=16, n_head=2, n_layer=2, vocab_size=256, initializer_range=0.5, **ENDS, **more)
+        )
+    options = {key: value for key, value in WIDE.items() if key != "initializer_range"}
+    return LongitudeForCausalLM(
+        LongitudeConfig(**options, max_position_embeddings=TRAINED, **({"encoding": "alibi"} | more))
+    )
+
+
+def write(folder, name: str, tokenizer: bool = True, **more):
+    """The path of a checkpoint, written by save_pretrained."""
+    path = folder / name
+    build(name, **more).save_pretrained(path)
+    if tokenizer and name != "ours":
+        byte_tokenizer().save_pretrained(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def stock():
+    """stock(name, **options): a model in memory."""
+    return build
+
+
+@pytest.fixture(scope="session")
+def saved():
+    """saved(folder, name, **options): the path of a checkpoint on disk."""
+    return write
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory):
+    """name -> path of a checkpoint that no test changes."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {name: write(folder, name) for name in ("llama", "neox", "gpt2", "bloom", "ours")}

@@ -1,0 +1,352 @@
+"""Models with one bug each, of plain transformers classes: caught by the law it breaks, and by no other."""
+
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+from transformers.models.bloom.modeling_bloom import BloomModel
+from transformers.models.llama import modeling_llama
+
+from longitude.measure.laws import LAWS, check
+from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from longitude.positions.layouts import convert_layout
+
+SHAPE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+LENGTH = 32
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.0, 1.0, 1.0],
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": LENGTH // 2,
+    "factor": 2.0,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH // 4}
+
+
+def built(kind: type, config: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(config).eval()
+
+
+def llama(kind: type = LlamaForCausalLM, theta: float = 10_000.0, length: int = LENGTH, **rope: Any) -> Any:
+    rope = {"rope_type": "default", "rope_theta": theta, **rope}
+    shape = {"intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": length}
+    return built(kind, LlamaConfig(**SHAPE, **shape, rope_parameters=rope))
+
+
+def neox(kind: type = GPTNeoXForCausalLM) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    shape = {"intermediate_size": 64, "max_position_embeddings": LENGTH}
+    return built(kind, GPTNeoXConfig(**SHAPE, **shape, rope_parameters=rope))
+
+
+def bloom() -> Any:
+    return built(BloomForCausalLM, BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4, seq_length=LENGTH))
+
+
+def gpt2(kind: type = GPT2LMHeadModel) -> Any:
+    return built(kind, GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH))
+
+
+def ours(encoding: str) -> Any:
+    return built(LongitudeForCausalLM, LongitudeConfig(**SHAPE, max_position_embeddings=LENGTH, encoding=encoding))
+
+
+# ---- positions in bfloat16 ------------------------------------------------------------------------------------------------
+def positions_in_bfloat16() -> Any:
+    model = llama()
+    tables = model.model.rotary_emb
+    plain = tables.forward
+    tables.forward = lambda x, position_ids: plain(x, position_ids.bfloat16())
+    return model
+
+
+def positions_cast_at_the_input() -> Any:
+    class Model(modeling_llama.LlamaModel):
+        def forward(self, input_ids=None, position_ids=None, past_key_values=None, **said):
+            if position_ids is None:
+                past = past_key_values.get_seq_length() if past_key_values is not None else 0
+                position_ids = (torch.arange(input_ids.shape[1]) + past)[None]
+            return super().forward(
+                input_ids, position_ids=position_ids.bfloat16(), past_key_values=past_key_values, **said
+            )
+
+    model = llama(length=300)
+    model.model.__class__ = Model
+    return model
+
+
+def frequencies_in_bfloat16() -> Any:
+    return llama().bfloat16()  # takes inv_freq along; from_pretrained(dtype=...) does not
+
+
+def angles_in_bfloat16() -> Any:
+    model = neox()
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = (position_ids[..., None] * self.inv_freq).bfloat16()
+        angles = torch.cat((angles, angles), -1).to(x.dtype)
+        return angles.cos(), angles.sin()
+
+    tables = model.gpt_neox.rotary_emb
+    tables.forward = MethodType(forward, tables)
+    return model
+
+
+def biases_in_bfloat16() -> Any:
+    return bloom().bfloat16()
+
+
+# ---- a cache ----------------------------------------------------------------------------------------------------------------
+def off_by(step: int, kind: type) -> type:
+    class OffByOne(kind):
+        """Counts what is cached wrongly."""
+
+        def forward(self, input_ids=None, position_ids=None, past_key_values=None, **said):
+            past = past_key_values.get_seq_length() if past_key_values is not None else 0
+            if past and position_ids is None:
+                position_ids = (torch.arange(input_ids.shape[1]) + past)[None]
+            if past:
+                position_ids = position_ids + step
+            return super().forward(input_ids, position_ids=position_ids, past_key_values=past_key_values, **said)
+
+    return OffByOne
+
+
+class ForgetsInGenerate(GPT2LMHeadModel):
+    """generate() goes on one position too far; forward alone is right."""
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, is_first_iteration=False, **kwargs):
+        given = super().prepare_inputs_for_generation(
+            input_ids, attention_mask=attention_mask, is_first_iteration=is_first_iteration, **kwargs
+        )
+        if not is_first_iteration:
+            given["position_ids"] = given["position_ids"] - 1
+        return given
+
+
+class NoMaskBehindACache(LlamaForCausalLM):
+    """A prompt that goes on behind a cache sees its own future."""
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **said):
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if past and input_ids.shape[1] > 1:
+            attention_mask = torch.zeros(1, 1, input_ids.shape[1], past + input_ids.shape[1], dtype=self.dtype)
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **said)
+
+
+class NoMask(LlamaForCausalLM):
+    """Every token sees every other one."""
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **said):
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        shape = (len(input_ids), 1, input_ids.shape[1], past + input_ids.shape[1])
+        return super().forward(input_ids, torch.zeros(shape, dtype=self.dtype), past_key_values=past_key_values, **said)
+
+
+class NoBiasAtDecode(BloomModel):
+    """ALiBi is left out as soon as there is a cache."""
+
+    def forward(self, input_ids=None, past_key_values=None, attention_mask=None, **said):
+        past = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if past and attention_mask is None:
+            attention_mask = torch.ones(len(input_ids), past + input_ids.shape[1])
+        self.decodes = past > 0
+        return super().forward(input_ids, past_key_values=past_key_values, attention_mask=attention_mask, **said)
+
+    def build_alibi_tensor(self, attention_mask, num_heads, dtype):
+        biases = super().build_alibi_tensor(attention_mask, num_heads, dtype)
+        return torch.zeros_like(biases) if getattr(self, "decodes", False) else biases
+
+
+def no_bias_at_decode() -> Any:
+    model = bloom()
+    model.transformer.__class__ = NoBiasAtDecode
+    return model
+
+
+# ---- rows -------------------------------------------------------------------------------------------------------------------
+class PaddingIgnored(LlamaForCausalLM):
+    """The attention mask gets lost."""
+
+    def forward(self, input_ids=None, attention_mask=None, **said):
+        return super().forward(input_ids, **said)
+
+
+class PositionsFromThePadding(GPT2LMHeadModel):
+    """Counts padding as tokens, whatever position_ids say."""
+
+    def forward(self, input_ids=None, position_ids=None, **said):
+        return super().forward(input_ids, **said)
+
+
+class CountsPaddingInGenerate(GPT2LMHeadModel):
+    """generate() counts padding as tokens; forward alone is right."""
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
+        given = super().prepare_inputs_for_generation(input_ids, attention_mask=attention_mask, **kwargs)
+        given.pop("position_ids", None)
+        return given
+
+
+class PackingIgnored(LlamaForCausalLM):
+    """Positions reach the tables, and not the mask."""
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **said):
+        if attention_mask is None:
+            past = past_key_values.get_seq_length() if past_key_values is not None else 0
+            attention_mask = torch.ones(len(input_ids), past + input_ids.shape[1], dtype=torch.long)
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **said)
+
+
+class MixesRows(GPTNeoXForCausalLM):
+    """A mean over the batch."""
+
+    def forward(self, input_ids=None, **said):
+        answer = super().forward(input_ids, **said)
+        answer.logits = answer.logits - 0.1 * answer.logits.mean(0, keepdim=True)
+        return answer
+
+
+# ---- tables and weights -------------------------------------------------------------------------------------------------------
+def theta_lost_in_the_model() -> Any:
+    model, other = llama(theta=500_000.0), llama()
+    model.model.rotary_emb = other.model.rotary_emb
+    return model
+
+
+def theta_lost_in_the_config() -> Any:
+    model = llama()
+    del model.config.rope_parameters["rope_theta"]
+    return model
+
+
+def interleaved_weights() -> Any:
+    model = llama()
+    for name, module in model.named_modules():
+        if name.endswith(("q_proj", "k_proj")):
+            module.weight.data = convert_layout(module.weight.data, 8, "interleaved")
+    return model
+
+
+def interleaved_fused_weights() -> Any:
+    """GPT-NeoX keeps a head's query, key and value in one projection."""
+    model = neox()
+    for layer in model.gpt_neox.layers:
+        fused = layer.attention.query_key_value
+        for rows in (fused.weight, fused.bias):
+            parts = rows.data.unflatten(0, (4, 3, 8))
+            for which in (0, 1):
+                flat = parts[:, which].flatten(0, 1)
+                parts[:, which] = convert_layout(flat, 8, "interleaved", 4).unflatten(0, (4, 8))
+    return model
+
+
+def attention_factor(change: Callable[[float], float]) -> Any:
+    model = llama(**YARN)
+    model.model.rotary_emb.attention_scaling = change(model.model.rotary_emb.attention_scaling)
+    return model
+
+
+def switches_early() -> Any:
+    """LongRoPE that takes its long list at exactly the original length, and keys that are turned anew."""
+    model = llama(**LONGROPE)
+    model.config.rope_parameters["original_max_position_embeddings"] -= 1  # what the switch reads
+    model.model.rotary_emb.config = model.config.__class__(**model.config.to_dict())
+    model.config.rope_parameters["original_max_position_embeddings"] += 1
+    return model
+
+
+class DropsOut(LlamaForCausalLM):
+    """Dropout that eval() does not end."""
+
+    def forward(self, *inputs, **said):
+        answer = super().forward(*inputs, **said)
+        answer.logits = nn.functional.dropout(answer.logits, 0.1)
+        return answer
+
+
+BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "positions in bfloat16": (positions_in_bfloat16, "far positions"),
+    "positions cast at the input": (positions_cast_at_the_input, "far positions"),
+    "frequencies in bfloat16": (frequencies_in_bfloat16, "far positions"),
+    "angles in bfloat16": (angles_in_bfloat16, "far positions"),
+    "ALiBi in bfloat16": (biases_in_bfloat16, "far positions"),
+    "cache off by one": (partial(llama, off_by(1, LlamaForCausalLM)), "cached decoding"),
+    "cache off by minus one": (partial(neox, off_by(-1, GPTNeoXForCausalLM)), "cached decoding"),
+    "cache off by minus one, learned table": (partial(gpt2, off_by(-1, GPT2LMHeadModel)), "cached decoding"),
+    "generate() off by one": (partial(gpt2, ForgetsInGenerate), "cached decoding"),
+    "no mask behind a cache": (partial(llama, NoMaskBehindACache), "chunked prefill"),
+    "no mask": (partial(llama, NoMask), "causality"),
+    "biases zero at decode": (no_bias_at_decode, "cached decoding"),
+    "padding ignored": (partial(llama, PaddingIgnored), "left padding"),
+    "positions from the padding": (partial(gpt2, PositionsFromThePadding), "left padding"),
+    "padding counted in generate()": (partial(gpt2, CountsPaddingInGenerate), "left padding"),
+    "packing ignored": (partial(llama, PackingIgnored), "packed documents"),
+    "rows mixed": (partial(neox, MixesRows), "batch invariance"),
+    "theta lost in the config": (theta_lost_in_the_config, "config"),
+    "theta lost in the model": (theta_lost_in_the_model, "rotary frequencies"),
+    "attention factor ignored": (partial(attention_factor, lambda factor: 1.0), "rotary frequencies"),
+    "attention factor twice": (partial(attention_factor, lambda factor: factor**2), "rotary frequencies"),
+    "dynamic scaling drifts": (partial(llama, **DYNAMIC), "scaling border"),
+    "LongRoPE drifts": (partial(llama, **LONGROPE), "scaling border"),
+    "LongRoPE switches early": (switches_early, "scaling border"),
+    "dropout left on": (partial(llama, DropsOut), "repeatable"),
+    "interleaved weights in a half model": (interleaved_weights, "rotary layout"),
+    "interleaved fused weights in a half model": (interleaved_fused_weights, "rotary layout"),
+}
+REFERENCES = {
+    "interleaved weights in a half model": llama,
+    "interleaved fused weights in a half model": neox,
+    "cache off by one": llama,
+    "rows mixed": neox,
+    "theta lost in the model": partial(llama, theta=500_000.0),
+}
+HEALTHY: dict[str, Callable[[], Any]] = {
+    "llama": llama,
+    "llama, linear": partial(llama, rope_type="linear", factor=4.0),
+    "llama, yarn": partial(llama, **YARN),
+    "neox": neox,
+    "bloom": bloom,
+    "gpt2": gpt2,
+    "ours, rope": partial(ours, "rope"),
+    "ours, alibi": partial(ours, "alibi"),
+    "ours, sinusoidal": partial(ours, "sinusoidal"),
+}
+
+
+LONG = ("positions cast at the input",)  # bfloat16 counts to 256
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in BROKEN])
+def test_a_bug_is_caught_by_its_law_and_by_no_other(name):
+    make, law = BROKEN[name]
+    verdicts = check(make(), reference=REFERENCES[name]() if name in REFERENCES else None)
+    assert [verdict.law for verdict in verdicts] == [law.name for law in LAWS]
+    broken = {verdict.law: verdict for verdict in verdicts if verdict.outcome == "fail"}
+    assert list(broken) == [law], broken
+    assert broken[law].hint and broken[law].measured > 2 * broken[law].threshold
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_model_breaks_no_law(name):
+    verdicts = check(HEALTHY[name]())
+    assert [verdict for verdict in verdicts if verdict.outcome == "fail"] == []
+    for verdict in verdicts:
+        assert (verdict.outcome == "not applicable") == (verdict.measured is None), verdict
+        assert verdict.reason or verdict.outcome == "pass", verdict

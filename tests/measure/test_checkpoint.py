@@ -1,0 +1,111 @@
+"""Loading: what is wrong with a checkpoint is said in one line, and nothing is loaded in its place."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import T5Config
+
+from longitude.measure.checkpoint import byte_tokenizer, load, require
+
+
+@pytest.fixture
+def llama(checkpoints, tmp_path):
+    """A copy to break."""
+    return shutil.copytree(checkpoints["llama"], tmp_path / "llama")
+
+
+def said(path, **options) -> str:
+    with pytest.raises(ValueError) as caught:
+        load(path, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def configure(path, **changes):
+    file = path / "config.json"
+    config = json.loads(file.read_text()) | changes
+    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+
+
+@pytest.mark.parametrize("name", ["llama", "neox", "gpt2", "bloom", "ours"])
+def test_it_loads_what_was_saved(checkpoints, name):
+    found = load(checkpoints[name])
+    assert not found.model.training and found.path == str(checkpoints[name]) and found.unused == ()
+    assert found.model.dtype == torch.float32
+    text = "äöü  a\n\t\U0001f600"
+    assert found.tokenizer(text).input_ids == list(text.encode())
+    assert found.tokenizer.decode(list(text.encode())) == text
+    assert load(checkpoints[name], tokenizer=False).tokenizer is None
+    assert load(checkpoints[name], dtype="float64").model.dtype == torch.float64
+
+
+def test_files_that_are_not_there(llama, tmp_path):
+    assert "no such folder" in said(tmp_path / "nothing")
+    assert "is a file" in said(llama / "config.json")
+    (llama / "config.json").rename(tmp_path / "config.json")
+    assert "no config.json" in said(llama)
+    shutil.copy(tmp_path / "config.json", llama)
+    (llama / "model.safetensors").unlink()
+    assert "no weights" in said(llama)
+
+
+def test_weights_that_are_not_whole(llama):
+    file = llama / "model.safetensors"
+    whole = file.read_bytes()
+    for part in (whole[:-100], whole[:50], b""):
+        file.write_bytes(part)
+        assert "download them again" in said(llama)
+        with pytest.raises(ValueError, match="download them again"):
+            require(llama)
+    file.write_bytes(whole)
+    require(llama)
+    assert load(llama).unused == ()
+
+
+def test_weights_that_are_not_the_models(llama):
+    configure(llama, num_hidden_layers=3)
+    assert "lack 9 of the model's tensors" in said(llama) and "model.layers.2" in said(llama)
+    configure(llama, num_hidden_layers=1)
+    assert len(load(llama).unused) == 9
+    configure(llama, num_hidden_layers=2, intermediate_size=32)
+    assert "[16, 24] in the weights and [16, 32] by config.json" in said(llama)
+
+
+def test_a_pickle_needs_words(llama):
+    weights = load(llama).model.state_dict()
+    (llama / "model.safetensors").unlink()
+    torch.save(weights, llama / "pytorch_model.bin")
+    assert "--allow-pickle" in said(llama)
+    again = load(llama, allow_pickle=True).model.state_dict()
+    assert all(torch.equal(weights[name], again[name]) for name in weights)
+
+
+def test_tokenizers(llama):
+    (llama / "tokenizer.json").unlink()
+    assert "tokenizer cannot be loaded" in said(llama)
+    (llama / "tokenizer_config.json").unlink()
+    assert "no tokenizer" in said(llama)
+    assert load(llama, tokenizer=False).tokenizer is None
+    byte_tokenizer().save_pretrained(llama)
+    (llama / "tokenizer.json").write_text("{")
+    assert "tokenizer cannot be loaded" in said(llama)
+
+
+def test_configurations(llama):
+    configure(llama, model_type="lama")
+    assert "did you mean 'llama'" in said(llama)
+    configure(llama, model_type="mine", auto_map={"AutoConfig": "code.Config"})
+    assert "never run" in said(llama)
+    (llama / "config.json").write_text(T5Config().to_json_string())
+    assert "no causal language model" in said(llama)
+    (llama / "config.json").write_text("{}")
+    assert "model_type" in said(llama)
+    (llama / "config.json").write_text("{")
+    assert "not readable JSON" in said(llama)
+
+
+def test_devices_and_dtypes(checkpoints):
+    assert "did you mean 'bfloat16'" in said(checkpoints["llama"], dtype="bfloat")
+    assert "device nowhere" in said(checkpoints["llama"], device="nowhere")

@@ -1,0 +1,125 @@
+"""Bytes of tokens: their sum is the bytes of the text that they stand for, whatever the tokenizer does to it."""
+
+import pytest
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+
+from longitude.measure.checkpoint import byte_tokenizer
+from longitude.measure.documents import documents_of, tokens_of
+from longitude.measure.sources import Text
+
+HARD = "  Grüße  aus\tKöln,\n\nx = 1  # ★ 日本 \U0001f600\U0001f600 naïve </s> ende "
+CORPUS = ["the cat sat on the mat  and the dog sat too " * 20, HARD, "def f(x):\n    return x + 1\n" * 10]
+
+
+def byte_bpe(**options) -> PreTrainedTokenizerFast:
+    """As GPT-2's: pieces of bytes, which may split a character, and begin with the space before them."""
+    plain = Tokenizer(models.BPE())
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, initial_alphabet=alphabet, special_tokens=["</s>"], show_progress=False
+    )
+    plain.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=plain, eos_token="</s>", **options)
+
+
+def sentence_pieces() -> PreTrainedTokenizerFast:
+    """As Llama's: a mark for each space, one put before the text, and bytes for what is unknown."""
+    vocabulary = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *"abcdefghijklmnopqrstuvwxyz",
+    ]
+    plain = Tokenizer(
+        models.BPE({piece: i for i, piece in enumerate(vocabulary)}, [], byte_fallback=True, unk_token="<unk>")
+    )
+    plain.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    plain.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=plain, bos_token="<s>", eos_token="</s>")
+
+
+def folding() -> PreTrainedTokenizerFast:
+    """Characters in another form than the text's, and words without the spaces around them."""
+    plain = Tokenizer(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    plain.normalizer = normalizers.NFKD()
+    plain.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "removed")
+    return PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")
+
+
+@pytest.mark.parametrize("make", [byte_tokenizer, byte_bpe, sentence_pieces, ByT5Tokenizer, folding])
+@pytest.mark.parametrize("text", [HARD, HARD.strip(), "a", "\U0001f600", "plain words only"])
+def test_all_bytes_of_the_text_are_counted_once(make, text):
+    tokenizer = make()
+    if make is ByT5Tokenizer:
+        text = text.replace("</s>", "")  # it drops the spaces around, and says so: below
+    ids, sizes = tokens_of(text, tokenizer)
+    assert ids.dtype == sizes.dtype == torch.int64 and ids.shape == sizes.shape
+    assert ids.tolist() == tokenizer(text, add_special_tokens=False).input_ids
+    whole = text.rstrip() if make is folding else text  # spaces at its end are in no token
+    assert (sizes >= 0).all() and int(sizes.sum()) == len(whole.encode())
+
+
+def test_a_tokenizer_without_offsets_that_drops_text_is_refused():
+    with pytest.raises(ValueError, match="what it decodes has 67 bytes where the text has 69"):
+        tokens_of(HARD, ByT5Tokenizer())
+
+
+def test_tokens_of_bytes_are_a_byte_each():
+    ids, sizes = tokens_of("plain words", byte_tokenizer())
+    assert sizes.tolist() == [1] * 11 and ids.tolist() == list(b"plain words")
+
+
+def test_the_first_piece_of_a_character_has_its_bytes():
+    ids, sizes = tokens_of("a\U0001f600b", byte_tokenizer())
+    assert len(ids) == 6 and sizes.tolist() == [1, 4, 0, 0, 0, 1]
+
+
+def test_pieces_begin_with_the_space_before_them():
+    tokenizer = byte_bpe()
+    ids, sizes = tokens_of("the cat  sat", tokenizer)
+    for i, size in zip(ids.tolist(), sizes.tolist(), strict=True):
+        assert len(tokenizer.decode([i])) == size
+
+
+def test_special_tokens_are_not_put_around_the_text():
+    tokenizer = byte_bpe(bos_token="</s>", add_bos_token=True)
+    assert tokens_of("the", tokenizer)[0].tolist() == tokenizer("the", add_special_tokens=False).input_ids
+
+
+def texts(count: int, size: int) -> Text:
+    return Text("made", [(f"{i}.txt", bytes([97 + i % 26]) * size) for i in range(count)])
+
+
+def test_documents_are_excerpts_of_their_own():
+    found = documents_of(texts(30, 200), byte_tokenizer(), 64, 20)
+    assert len(found.ids) == 20 and found.unit.startswith("excerpts")
+    assert all(len(ids) == 65 and len(set(ids.tolist())) == 1 for ids in found.ids)
+    again = documents_of(texts(30, 200), byte_tokenizer(), 64, 20)
+    assert all(torch.equal(a, b) for a, b in zip(found.ids, again.ids, strict=True))
+    fewer = documents_of(texts(30, 200), byte_tokenizer(), 64, 3)
+    assert all(torch.equal(a, b) for a, b in zip(found.ids, fewer.ids, strict=False))
+
+
+def test_short_documents_are_joined():
+    found = documents_of(texts(30, 50), byte_tokenizer(), 64, 5)
+    assert len(found.ids) == 5 and found.unit.startswith("blocks")
+    assert all(len(ids) == 65 for ids in found.ids)
+
+
+def test_one_file_gives_blocks_from_all_of_it():
+    content = b"".join(bytes([97 + i]) * 65 for i in range(26))
+    found = documents_of(Text("file", [("file", content)]), byte_tokenizer(), 64, 4)
+    assert [chr(int(ids[0])) for ids in found.ids] == ["a", "g", "n", "t"]
+
+
+def test_a_text_that_is_too_short_says_how_much_it_is():
+    with pytest.raises(ValueError, match=r"41 tokens long by this tokenizer, and the longest length needs 65"):
+        documents_of(texts(1, 40), byte_tokenizer(), 64, 4)

@@ -1,0 +1,310 @@
+"""What single laws say, in numbers and words: the config key by key, layouts beside a reference, borders, lengths."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoConfig,
+    BloomConfig,
+    BloomForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from longitude.measure.checkpoint import load
+from longitude.measure.laws import LAWS, check, subject_of
+from longitude.measure.laws.base import Finding, Law, try_all
+from longitude.measure.laws.config import contradictions
+from longitude.measure.laws.subject import computing_in
+from longitude.positions.layouts import convert_layout
+
+LENGTH = 32
+YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 8}
+
+
+def llama(rope: dict[str, Any] | None = None, **options: Any) -> Any:
+    torch.manual_seed(0)
+    shape: dict[str, Any] = {
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "max_position_embeddings": LENGTH,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0} if rope is None else rope,
+    }
+    return LlamaForCausalLM(LlamaConfig(**shape | options)).eval()
+
+
+def verdict(law: str, model: Any, **said: Any) -> Any:
+    return check(model, laws=[law], **said)[0]
+
+
+# ---- the config ---------------------------------------------------------------------------------------------------------
+def saved(folder, change=lambda raw: None, **options: Any):
+    """A checkpoint whose config.json is edited by hand."""
+    llama(**options).save_pretrained(folder)
+    file = folder / "config.json"
+    raw = json.loads(file.read_text())
+    change(raw)
+    file.write_text(json.dumps(raw))
+    return load(folder, tokenizer=False)
+
+
+def old_schema(raw, **changes):
+    """The file as transformers 4 wrote it."""
+    given = raw.pop("rope_parameters")
+    raw["rope_theta"] = given.pop("rope_theta")
+    raw["rope_scaling"] = None if given == {"rope_type": "default"} else given
+    raw.update(changes)
+
+
+def rename(raw):
+    raw["rope_tetha"] = raw.pop("rope_theta")
+
+
+EDITS = {
+    "nothing": (lambda raw: None, {}, ""),
+    "the old schema": (old_schema, {}, ""),
+    "the old schema, yarn": (old_schema, {"rope": YARN}, ""),
+    "both schemas, agreeing": (lambda raw: raw.update(rope_theta=500_000.0), {}, ""),
+    "theta lost": (lambda raw: raw["rope_parameters"].pop("rope_theta"), {}, "expected rope_theta"),
+    "no rope parameters": (lambda raw: raw.pop("rope_parameters"), {}, "transformers says nothing and takes 10000"),
+    "theta misspelt": (lambda raw: rename(raw["rope_parameters"]), {}, "'rope_tetha' in rope_parameters, which"),
+    "theta misspelt, in the old schema": (
+        lambda raw: (old_schema(raw), rename(raw)),
+        {},
+        "unknown key 'rope_tetha', which transformers ignores: did you mean 'rope_theta'?",
+    ),
+    "two thetas": (
+        lambda raw: raw.update(rope_theta=10_000.0),
+        {},
+        "10000.0 at the top and 500000.0 in rope_parameters",
+    ),
+    "a key misspelt": (
+        lambda raw: raw["rope_parameters"].update(beta_fst=16),
+        {"rope": YARN},
+        "did you mean 'beta_fast'?",
+    ),
+    "a key of nobody": (
+        lambda raw: raw.update(rope_base=1e6),
+        {},
+        "unknown key 'rope_base', which transformers ignores",
+    ),
+    "lengths misspelt": (
+        lambda raw: raw.update(max_position_embedding=64),
+        {},
+        "did you mean 'max_position_embeddings'?",
+    ),
+    "two schemas": (
+        lambda raw: raw.update(rope_scaling={"rope_type": "linear", "factor": 2.0, "rope_theta": 500_000.0}),
+        {},
+        "rope_parameters and rope_scaling disagree",
+    ),
+    "factor too small": (lambda raw: raw["rope_parameters"].update(factor=2.0), {"rope": YARN}, "factor 2.0 times"),
+    "original longer": (
+        lambda raw: raw["rope_parameters"].update(original_max_position_embeddings=64),
+        {"rope": YARN},
+        "longer than max_position_embeddings = 32",
+    ),
+    "original missing": (
+        lambda raw: raw["rope_parameters"].pop("original_max_position_embeddings"),
+        {"rope": YARN},
+        "original_max_position_embeddings is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_config_is_read_as_it_stands(edit, tmp_path):
+    change, options, said = EDITS[edit]
+    found = verdict("config", saved(tmp_path, change, **options))
+    assert found.outcome == ("fail" if said else "pass"), found
+    assert said in found.hint
+    assert found.measured == (2 if "old schema" in edit and said else 1 if said else 0)  # there unknown, and missing
+
+
+def test_a_lost_theta_is_the_configs_matter_alone(tmp_path):
+    """transformers takes 10000 for it, so the model does as its config says: wrong, and without another symptom."""
+    broken = saved(tmp_path, lambda raw: raw["rope_parameters"].pop("rope_theta"))
+    assert broken.model.config.rope_parameters["rope_theta"] == 10_000
+    assert [found.law for found in check(broken) if found.outcome == "fail"] == ["config"]
+
+
+def test_longrope_needs_a_factor_for_each_pair(tmp_path):
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    rope |= {"original_max_position_embeddings": 16}
+
+    def cut(raw):
+        raw["rope_parameters"]["long_factor"] = [2.0] * 3
+
+    assert "long_factor of 4 numbers" in verdict("config", llama(rope), raw=edited(llama(rope), cut)).hint
+
+
+def edited(model, change):
+    raw = model.config.to_dict()
+    change(raw)
+    return raw
+
+
+PUBLISHED = {
+    "llama": {
+        "max_position_embeddings": 131072,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+    },
+    "qwen2": {
+        "max_position_embeddings": 32768,
+        "use_mrope": False,
+        "rope_theta": 1e6,
+        "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
+    },
+    "gpt_neox": {"max_position_embeddings": 2048, "rotary_pct": 0.25, "rotary_emb_base": 10000},
+    "gpt_oss": {
+        "initial_context_length": 4096,
+        "max_position_embeddings": 131072,
+        "rope_theta": 150000,
+        "rope_scaling": {
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "factor": 32.0,
+            "original_max_position_embeddings": 4096,
+            "rope_type": "yarn",
+            "truncate": False,
+        },
+    },
+}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_configs_as_published_are_consistent(kind):
+    raw = {"model_type": kind, **PUBLISHED[kind]}
+    config = AutoConfig.for_model(kind, **copy.deepcopy(PUBLISHED[kind]))
+    assert list(contradictions(raw, config)) == []
+
+
+def test_configs_without_rotary_parameters_pass():
+    model = BloomForCausalLM(BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4))
+    raw = model.config.to_dict() | {"seq_length": 2048, "n_embed": 32}  # as published, and read by nobody
+    assert verdict("config", model, raw=raw).outcome == "pass"
+
+
+# ---- the layout ---------------------------------------------------------------------------------------------------------
+def interleaved(model):
+    """Weights in the other layout, in a model that takes them for halves."""
+    for name, module in model.named_modules():
+        if name.endswith(("q_proj", "k_proj")):
+            module.weight.data = convert_layout(module.weight.data, 8, "interleaved")
+    return model
+
+
+def test_interleaved_weights_in_a_half_model_are_named():
+    found = check(interleaved(llama()), reference=llama())
+    broken = [one for one in found if one.outcome == "fail"]
+    assert [one.law for one in broken] == ["rotary layout"]
+    assert "the weights are interleaved in a half model" in broken[0].hint
+    assert verdict("rotary layout", llama(), reference=llama()).outcome == "pass"
+
+
+def test_another_model_is_no_matter_of_layout():
+    other = llama({"rope_type": "default", "rope_theta": 1e4})
+    found = verdict("rotary layout", llama(), reference=other)
+    assert (
+        found.outcome == "fail"
+        and "no rotary layout explains it; base is 500000.0 here and 10000.0 there" in found.hint
+    )
+
+
+def test_a_reference_of_another_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="expected a vocabulary of 96"):
+        check(llama(), reference=llama(vocab_size=97))
+
+
+# ---- scalings that follow the length ----------------------------------------------------------------------------------------
+def test_the_border_names_where_the_cache_drifts():
+    found = verdict("scaling border", llama({"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}))
+    assert found.outcome == "fail" and found.position == LENGTH
+    assert f"cached decoding across the original length {LENGTH} drifts from position {LENGTH} on" in found.hint
+
+
+def test_static_scalings_have_no_border():
+    found = verdict("scaling border", llama(YARN))
+    assert found.outcome == "not applicable" and "yarn" in found.reason
+
+
+# ---- numbers ----------------------------------------------------------------------------------------------------------------
+def test_the_first_position_beyond_the_threshold_is_told():
+    class Late(LlamaForCausalLM):
+        def forward(self, input_ids=None, past_key_values=None, **said):
+            past = past_key_values.get_seq_length() if past_key_values is not None else 0
+            answer = super().forward(input_ids, past_key_values=past_key_values, **said)
+            if past >= 20:
+                answer.logits = answer.logits * 1.01
+            return answer
+
+    model = llama()
+    model.__class__ = Late
+    found = verdict("cached decoding", model)
+    assert found.outcome == "fail" and found.position == 20 and "from position 20 on" in found.hint
+    assert 0.005 < found.measured < 0.05
+
+
+def test_far_positions_keep_float32_where_transformers_does(tmp_path):
+    llama().save_pretrained(tmp_path)
+    for dtype in ("float32", "bfloat16", "float16"):
+        assert verdict("far positions", load(tmp_path, dtype=dtype, tokenizer=False)).outcome == "pass"
+    rounded = verdict("far positions", llama().bfloat16())
+    assert rounded.outcome == "fail" and "inv_freq itself is rounded" in rounded.hint
+
+
+def test_a_model_is_left_as_it_was():
+    model = llama().bfloat16()
+    before = {name: tensor.clone() for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    with computing_in(model, torch.float64):
+        assert {p.dtype for p in model.parameters()} == {torch.float64}
+    check(model)
+    after = dict([*model.named_parameters(), *model.named_buffers()])
+    for name, tensor in before.items():
+        assert tensor.dtype == after[name].dtype and torch.equal(tensor, after[name])
+
+
+def test_lengths():
+    table = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_embd=32, n_layer=1, n_head=4, n_positions=LENGTH))
+    assert subject_of(table).length == LENGTH  # its positions end there
+    assert subject_of(llama()).length == LENGTH + 16
+    assert subject_of(llama(max_position_embeddings=4096)).length == 512
+    dynamic = subject_of(llama({"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}), length=40)
+    assert (dynamic.length, dynamic.reach) == (LENGTH - 1, 40)
+    with pytest.raises(ValueError, match="at most 32, where the model's table of positions ends, got 40"):
+        subject_of(table, length=40)
+    with pytest.raises(ValueError, match="expected 16 tokens or more, got 3"):
+        subject_of(llama(), length=3)
+
+
+def test_a_failure_rests_on_another():
+    def broken(subject):
+        return Finding(2.0, 1.0, hint="because")
+
+    laws = [Law("first", "", broken), Law("second", "", broken, ("first",)), Law("third", "", broken)]
+    found = try_all(laws, laws, subject_of(llama()), lambda law, done, all: None)
+    assert [one.outcome for one in found] == ["fail", "not applicable", "fail"]
+    assert "rests on 'first'" in found[1].reason and found[1].measured == 2.0
+
+
+def test_laws_are_chosen_by_name():
+    names = [law.name for law in LAWS]
+    assert [one.law for one in check(llama(), laws=["left padding", "config"])] == ["config", "left padding"]
+    assert all(set(law.rests_on) <= set(names[: names.index(law.name)]) for law in LAWS)
+    with pytest.raises(ValueError, match="did you mean 'left padding'"):
+        check(llama(), laws=["left paddin"])

@@ -1,0 +1,133 @@
+"""`longitude check`: exit codes, the table, JSON, and encodings of the user's own."""
+
+import json
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from longitude.cli.check import check, encoding_of
+from longitude.measure.laws.encodings import check_encoding
+
+OWN = '''
+import torch
+from longitude.positions.base import Encoding, OffsetBias, PairBias, wide
+
+
+class Root(Encoding):
+    """A bias that falls with the root of the distance."""
+
+    relative = True
+    shared = True
+
+    def __init__(self, num_heads: int, rate: float = 1.0):
+        super().__init__()
+        if not isinstance(num_heads, int) or isinstance(num_heads, bool) or num_heads < 1:
+            raise ValueError(f"num_heads: expected 1 or more, got {num_heads!r}")
+        self.num_heads, self.rate = num_heads, rate
+
+    def terms(self, context):
+        def at(offset):
+            rates = self.rate * 2.0 ** -torch.arange(1, self.num_heads + 1, dtype=wide(offset.device))
+            return -rates.view(-1, *[1] * offset.dim()) * offset.abs().to(rates).sqrt()
+
+        return (OffsetBias(at),)
+
+
+class Drifting(Root):
+    """Grows with the key's position, and says it does not."""
+
+    def terms(self, context):
+        (plain,) = super().terms(context)
+        return (PairBias(lambda query, key: plain.at(query - key) * (1 + 0.01 * key)),)
+'''
+
+
+@pytest.fixture
+def own(tmp_path):
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    return file
+
+
+@pytest.fixture
+def folder(tmp_path):
+    torch.manual_seed(0)
+    shape = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+    LlamaForCausalLM(LlamaConfig(**shape, intermediate_size=64, max_position_embeddings=32)).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_healthy_checkpoint(folder, capsys):
+    assert check(str(folder)) == 0
+    said = capsys.readouterr().out
+    assert "cached decoding" in said and "10 pass, 0 fail, 2 not applicable" in said
+
+
+def test_a_broken_checkpoint_as_json(folder, capsys):
+    file = folder / "config.json"
+    raw = json.loads(file.read_text())
+    del raw["rope_parameters"]
+    file.write_text(json.dumps(raw))
+    assert check(str(folder), json=True) == 1
+    said = json.loads(capsys.readouterr().out)
+    broken = [one for one in said["laws"] if one["outcome"] == "fail"]
+    assert said["failed"] == 1 and said["tokens"] == 48 and said["equality laws in"] == "float64"
+    assert [(one["law"], one["measured"], one["threshold"]) for one in broken] == [("config", 1, 0)]
+    assert check(str(folder), laws=("causality",), json=True) == 0
+
+
+def test_a_failure_is_explained_in_the_table(folder, capsys):
+    file = folder / "config.json"
+    file.write_text(file.read_text().replace('"rope_theta"', '"rope_tetha"'))
+    assert check(str(folder)) == 1
+    assert "config: unknown key" in (said := capsys.readouterr().out) and "1 fail" in said
+
+
+def test_wrong_use_is_a_value_error(folder, own):
+    for said, words in (
+        ({"model_or_encoding": str(folder / "nowhere")}, "there is no such folder"),
+        ({"model_or_encoding": str(folder), "laws": ("caching",)}, "unknown law"),
+        ({"model_or_encoding": str(folder), "length": 4}, "expected 16 tokens or more"),
+        ({"model_or_encoding": "alibi", "length": 64}, "--length is for models"),
+        ({"model_or_encoding": "alibi:slope=3"}, "unknown option"),
+        ({"model_or_encoding": "alibi+rope"}, "expected one encoding"),
+        ({"model_or_encoding": "no.such.module:Class"}, "there is no such module"),
+        ({"model_or_encoding": f"{own}:Rot"}, "did you mean 'Root'"),
+        ({"model_or_encoding": f"{own}:Root:rat=2"}, "unknown option"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            check(**said)
+
+
+def test_what_is_an_encoding(own, monkeypatch):
+    assert encoding_of("nobody/model") is None
+    assert encoding_of("rope:base=500000") == ("rope", {"base": 500000})
+    kind, options = encoding_of(f"{own}:Root:rate=2.5")
+    assert kind.__name__ == "Root" and options == {"rate": 2.5}
+    assert encoding_of("longitude.positions.bias:ALiBi")[0].__name__ == "ALiBi"
+    monkeypatch.chdir(own.parent)
+    (own.parent / "alibi").mkdir()
+    assert encoding_of("alibi") is None  # a folder is a model
+
+
+def test_an_encoding_of_ones_own(own, capsys):
+    laws = ("padding", "rows", "shift", "far_positions", "state")
+    assert check(f"{own}:Root", laws=laws) == 0
+    assert "5 pass, 0 fail" in capsys.readouterr().out
+    assert check(f"{own}:Drifting", laws=("shift",), json=True) == 1
+    (broken,) = json.loads(capsys.readouterr().out)["laws"]
+    assert broken["outcome"] == "fail" and broken["hint"] and broken["threshold"] is not None
+    assert broken["measured"] > broken["threshold"]
+
+
+def test_a_registered_name_says_why_a_law_does_not_apply():
+    found = {one.law: one for one in check_encoding("alibi", laws=("export", "order"))}
+    assert found["export"].outcome == "not applicable" and "plain attention" in found["export"].reason
+    assert found["order"].outcome == "pass" and found["order"].compares
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["alibi", "rope"])
+def test_registered_encodings_pass(name):
+    assert {one.outcome for one in check_encoding(name)} <= {"pass", "not applicable"}

@@ -1,0 +1,266 @@
+"""A run directory: what is in it, what goes on, what is refused, and what a kill costs."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from longitude.measure import Row, from_frame, read_rows, run as runs
+from longitude.measure.config import METHODS, MeasureConfig
+from longitude.measure.plan import plan
+from longitude.measure.report import page, terminal, write_report
+from longitude.measure.run import Watcher, measure, read_results
+from longitude.measure.tables import sentences, tables
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"line {i} says {i * i % 97} and ümlaut\n" for i in range(60)))
+    return path
+
+
+@pytest.fixture
+def config(text):
+    methods = ("non-overlapping",)
+    return MeasureConfig(
+        lengths=(48, 64), text=str(text), documents=3, piece=40, batch=64, device="cpu", methods=methods
+    )
+
+
+class Notes(Watcher):
+    """Keeps what it hears; may end the process in the middle of a unit."""
+
+    def __init__(self, stop: int | None = None):
+        self.units, self.said, self.stop = [], [], stop
+
+    def begun(self, unit, left):
+        if len(self.units) == self.stop:
+            raise KeyboardInterrupt
+        self.units.append(unit)
+
+    def note(self, message):
+        self.said.append(message)
+
+
+def go(config, out, *models, **options):
+    watcher = Notes(options.pop("stop", None))
+    results, failures = measure(plan(config, tuple(map(str, models))), out, watcher=watcher, **options)
+    return results, failures, watcher
+
+
+def numbers(rows: list[Row]) -> list[Row]:
+    return [replace(row, commit=None) for row in rows]
+
+
+def test_one_model(checkpoints, config, tmp_path):
+    results, failures, watcher = go(replace(config, methods=METHODS), tmp_path / "run", checkpoints["llama"])
+    assert failures == [] and watcher.said[0].startswith("llama: needs about")
+    flat = {row.length: row for row in results.rows if row.method == "non-overlapping"}
+    assert list(flat) == [32, 48, 64]  # the trained length is there, though nobody asked for it
+    assert {row.length for row in results.rows if row.method == "sliding"} == {32, 48, 64}
+    places = [row for row in results.rows if row.method == "per-position"]
+    assert {row.length for row in places} == {64} and places[-1].position_to == 64
+    for row in flat.values():
+        assert (row.task, row.metric, row.encoding, row.label, row.train_length) == (
+            "text",
+            "bits_per_byte",
+            "rope",
+            "llama",
+            32,
+        )
+        assert (row.documents, row.tokens, row.window, row.weighting, row.bos) == (3, 192, row.length, "token", "none")
+        assert row.truncation == "tail dropped to a multiple of 64 targets"
+        assert row.dtype == "float32" and row.backend == "sdpa" and row.low < row.value < row.high
+        assert row.prefill == ("one pass" if row.length <= 40 else "pieces of 40 with the cache")
+    assert len({row.count for row in flat.values()}) == 1  # the same bytes at every length
+    assert from_frame(read_rows(tmp_path / "run" / "results.parquet")) == results.rows
+
+
+def test_it_goes_on_and_grows(checkpoints, config, tmp_path):
+    whole, *_ = go(config, tmp_path / "whole", checkpoints["llama"], checkpoints["neox"])
+    out = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        go(config, out, checkpoints["llama"], stop=1)
+    assert len(read_results(out).rows) > 0
+    with open(out / "rows.jsonl", "a") as file:
+        file.write('{"unit": "half a li')
+    _, _, watcher = go(config, out, checkpoints["llama"])
+    assert len(watcher.units) == 2  # of three
+    results, _, watcher = go(config, out, checkpoints["llama"], checkpoints["neox"])
+    assert {unit.model for unit in watcher.units} == {str(checkpoints["neox"])}
+    assert numbers(results.rows) == numbers(whole.rows)
+    assert [table.title for table in tables(results)] == ["bits per byte, non-overlapping"]
+    _, _, watcher = go(config, out, checkpoints["llama"], checkpoints["neox"], fresh=True)
+    assert len(watcher.units) == 6
+
+
+def test_what_is_another_measurement_is_refused(checkpoints, config, text, tmp_path):
+    models, out = shutil.copytree(checkpoints["llama"], tmp_path / "a"), tmp_path / "run"
+    go(config, out, models)
+
+    def refused(config=config, model=models):
+        with pytest.raises(ValueError) as caught:
+            go(config, out, model)
+        assert "--fresh" in str(caught.value)
+        return str(caught.value)
+
+    assert "documents 3, not 2" in refused(replace(config, documents=2))
+    assert "lengths 48 64, not 64" in refused(replace(config, lengths=(64,)))
+    assert "lengths 48 64, not 48 64 80" in refused(replace(config, lengths=(48, 64, 80)))
+    assert "holds measurements with models" in refused(model=checkpoints["neox"])
+    before = text.read_text()
+    try:
+        text.write_text(before + "more\n")
+        assert "another text" in refused()
+    finally:
+        text.write_text(before)
+    os.utime(models / "model.safetensors", (1, 1))
+    assert "before its files changed" in refused()
+
+
+def test_it_writes_only_where_it_may(checkpoints, config, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds other files"):
+        go(config, tmp_path / "full", checkpoints["llama"])
+    with pytest.raises(ValueError, match="a file of this name"):
+        go(config, tmp_path / "full" / "thesis.txt", checkpoints["llama"])
+    (tmp_path / "run").mkdir()
+    with runs.locked(tmp_path / "run"), pytest.raises(ValueError, match="is being written by process"):
+        go(config, tmp_path / "run", checkpoints["llama"])
+
+
+def test_beyond_a_table_of_positions_is_said(checkpoints, config, tmp_path):
+    config = replace(config, methods=("non-overlapping", "per-position"))
+    results, failures, _ = go(config, tmp_path / "run", checkpoints["gpt2"], checkpoints["ours"])
+    assert failures == []
+    assert {row.length for row in results.rows if row.label == "gpt2"} == {32}
+    assert any(row.method == "per-position" and row.label == "gpt2" for row in results.rows)
+    assert "gpt2 has no perplexity at 48 64: its table of positions ends at 32" in sentences(results)
+    ours = [row for row in results.rows if row.label == "ours"]
+    assert {row.length for row in ours} == {32, 48, 64} and {row.encoding for row in ours} == {"alibi"}
+
+
+def test_a_unit_that_fails_is_said_and_tried_again(checkpoints, config, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(runs.perplexity, "measure", lambda *_, **__: 1 / 0)
+        results, failures, _ = go(config, tmp_path / "run", checkpoints["llama"])
+    assert len(failures) == 3 and "ZeroDivisionError" in failures[0] and results.rows == []
+    results, failures, _ = go(config, tmp_path / "run", checkpoints["llama"])
+    assert failures == [] and len(results.rows) == 3
+
+
+def test_an_extended_model_stands_beside_the_first(checkpoints, config, tmp_path, saved):
+    rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
+    longer = saved(tmp_path, "llama", rope_parameters=rope, original_max_position_embeddings=32)
+    changed = json.loads((longer / "config.json").read_text()) | {"max_position_embeddings": 64}
+    (longer / "config.json").write_text(json.dumps(changed))
+    results, _, _ = go(replace(config, methods=("non-overlapping",)), tmp_path / "run", checkpoints["llama"], longer)
+    assert [about["trained"] for about in results.about["models"].values()] == [32, 32]
+    [table] = tables(results)
+    assert table.lengths == [32, 48, 64] and [line[1] for line in table.lines] == ["rope", "rope linear"]
+    [cost] = [sentence for sentence in sentences(results) if "bits per byte at 32 tokens" in sentence]
+    rows = {(row.model, row.length): row.value for row in results.rows}
+    change = rows[str(longer), 32] / rows[str(checkpoints["llama"]), 32] - 1
+    assert f"{change:+.1%}" in cost and cost.startswith("checkpoints") is False
+
+
+def test_retrieval_stands_in_the_same_run(checkpoints, config, tmp_path):
+    config = replace(config, lengths=(512,), tasks=("passkey",), depths=(0.0, 1.0), trials=1)
+    results, failures, _ = go(config, tmp_path / "run", checkpoints["llama"])
+    assert failures == [] and [row.task for row in results.rows] == ["passkey"] * 2
+    [table] = tables(results)
+    assert table.lengths == [512] and table.extra == ["effective length"]
+    assert "llama has no passkey at 32" in " ".join(sentences(results))
+    assert "Retrieval: passkey" in page(results)
+
+
+def test_the_page_needs_no_network(checkpoints, config, tmp_path):
+    results, *_ = go(replace(config, methods=METHODS), tmp_path / "run", checkpoints["bloom"])
+    text = write_report(results).read_text()
+    assert "default-src 'none'" in text and '<link rel="stylesheet"' not in text and 'src="http' not in text
+    assert "Loss by window length" in text and "Loss by position" in text
+    for row in results.rows:
+        if row.method == "sliding":
+            assert f"{row.value:.3f}" in text
+    assert "does not say at which length" in " ".join(sentences(results))
+    shown = [part for part in terminal(results) if hasattr(part, "columns")]
+    assert [column.header for column in shown[0].columns] == ["model", "positions", "trained at", "48", "64"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": (64, 48)}, "--lengths must ascend"),
+        ({"lengths": ()}, "--lengths must be numbers"),
+        ({"tasks": ("paskey",)}, "did you mean 'passkey'"),
+        ({"methods": ("slide",)}, "did you mean 'sliding'"),
+        ({"dtype": "bfloat"}, "did you mean 'bfloat16'"),
+        ({"text": "/nowhere/text"}, "--text /nowhere/text: there is no such file"),
+        (
+            {"lengths": (48, 4096)},
+            r"the text .* is \d+ tokens long by this tokenizer, and the longest length needs 4097",
+        ),
+        ({"lengths": (48, 2**40), "tasks": ("passkey",)}, "GB are free on cpu"),
+        ({"stride": 50}, "--stride must be 1 to the shortest length 48"),
+        ({"tokens": 10}, "--tokens must be at least the longest length"),
+        ({"documents": 0}, "--documents must be at least 1"),
+        ({"depths": (0.5, 0.5)}, "--depths must ascend"),
+        ({"lengths": (33, 48), "tasks": ("passkey",)}, "cannot be asked at lengths"),
+    ],
+)
+def test_bad_options_are_one_line(checkpoints, config, changes, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        plan(replace(config, **changes), (str(checkpoints["llama"]),))
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_models_are_one_line(checkpoints, config, tmp_path, saved):
+    for models, message in (
+        ((), "name at least one model"),
+        (("/nowhere",), "no such folder"),
+        ((str(checkpoints["llama"]),) * 2, "each once"),
+        ((str(saved(tmp_path, "llama", tokenizer=False)),), "no tokenizer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            plan(config, models)
+    file = tmp_path / "llama" / "model.safetensors"
+    shutil.copy(checkpoints["llama"] / "tokenizer.json", tmp_path / "llama")
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(ValueError, match="the weights cannot be read"):
+        plan(config, (str(checkpoints["neox"]), str(tmp_path / "llama")))  # before the first is measured
+
+
+@pytest.mark.slow
+def test_a_killed_measurement_loses_one_unit_at_most(checkpoints, config, text, tmp_path):
+    program = (
+        "import sys; from pathlib import Path; from longitude.cli.measure import measure\n"
+        "from longitude.measure.config import MeasureConfig\n"
+        f"measure(tuple(sys.argv[2:]), MeasureConfig(lengths=(48, 64), text={str(text)!r}, documents=3, piece=40, batch=64, "
+        "device='cpu', methods=('non-overlapping',)), out=Path(sys.argv[1]))\n"
+    )
+    models = [str(checkpoints[name]) for name in ("llama", "neox", "bloom")]
+    command = [sys.executable, "-c", program, str(tmp_path / "run"), *models]
+    journal = tmp_path / "run" / "rows.jsonl"
+    killed = 0
+    for lines in (1, 4, 7):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while process.poll() is None and (not journal.exists() or journal.read_bytes().count(b"\n") < lines):
+            time.sleep(0.002)
+        before = journal.read_bytes().count(b"\n")
+        process.send_signal(signal.SIGKILL)
+        killed += process.wait() == -signal.SIGKILL
+        assert journal.read_bytes().count(b"\n") >= before
+    assert killed >= 2
+    done = journal.read_bytes().count(b"\n")
+    results, _, watcher = go(config, tmp_path / "run", *models)
+    whole, *_ = go(config, tmp_path / "whole", *models)
+    assert numbers(results.rows) == numbers(whole.rows)
+    assert len(watcher.units) == 8 - done

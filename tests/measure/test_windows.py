@@ -1,0 +1,128 @@
+"""Windows in pieces, with the model's cache and a head that is asked for few places at a time, lose nothing."""
+
+import pytest
+import torch
+
+from longitude.measure import losses_by_length
+from longitude.measure.perplexity import follows_length, reading_of
+from longitude.measure.windows import Bounded, OnePass
+
+FAMILIES = ["llama", "neox", "bloom", "gpt2", "ours"]
+
+
+@pytest.fixture(scope="module")
+def documents():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(256, (n,), generator=generator) for n in (33, 70)]  # of two lengths
+
+
+def losses(model, documents, reader=None, lengths=(12, 32)):
+    return losses_by_length(
+        model, documents, lengths=lengths, stride=12, span=32, token_bytes=1, batch_tokens=128, reader=reader
+    )
+
+
+@pytest.mark.parametrize(("name", "dtype"), [*((name, torch.float64) for name in FAMILIES), ("llama", torch.float32)])
+def test_pieces_equal_the_whole(stock, documents, name, dtype):
+    model = stock(name).to(dtype).eval()
+    expected = losses(model, documents)
+    limit = 1e-10 if dtype == torch.float64 else 1e-5
+    limit = 1e-8 if name == "bloom" else limit  # Bloom's softmax is float32 in every dtype
+    for size, logits in ((7, 256 * 20), (None, 256 * 30)):
+        for one, other in zip(expected, losses(model, documents, Bounded(model, size, logits)), strict=True):
+            assert one.method == other.method and one.position_from == other.position_from
+            assert abs(one.nats - other.nats).max() <= limit * max(1, abs(one.nats).max())
+            assert (one.tokens == other.tokens).all()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("size", [8, None])
+def test_the_head_is_never_asked_for_more(stock, name, size):
+    model, asked, read = stock(name).eval(), [], []
+    model.get_output_embeddings().register_forward_hook(lambda module, given, output: asked.append(output.numel()))
+    layer = next(module for module in model.base_model.modules() if isinstance(module, torch.nn.ModuleList))[0]
+    layer.register_forward_hook(lambda module, given, output: read.append(1))
+    Bounded(model, size, 256 * 10).losses(torch.arange(66).view(2, 33), 0)
+    assert max(asked) == 256 * 10 and sum(asked) == 256 * 64
+    assert len(read) == (4 if size else 1)  # the body runs once per piece, however often the head does
+
+
+@pytest.mark.parametrize("size", [8, None])
+@pytest.mark.parametrize("skip", [0, 5, 8, 23, 31])
+def test_skipped_targets_are_not_scored(stock, size, skip):
+    model, tokens = stock("llama").double().eval(), torch.randint(256, (2, 33))
+    with torch.inference_mode():
+        expected = OnePass(model).losses(tokens, skip)
+        torch.testing.assert_close(Bounded(model, size, 256 * 6).losses(tokens, skip), expected, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stock_models_are_read_in_pieces(stock, name):
+    reading = reading_of(stock(name).eval(), 16)
+    assert reading.reason is None
+    assert reading.words(17) == "pieces of 16 with the cache" and reading.words(16) == "one pass"
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope"])
+def test_what_follows_the_length_is_read_whole_and_says_so(stock, kind):
+    factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 32}
+    rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0} | (factors if kind == "longrope" else {})
+    reading = reading_of(stock("llama", rope_parameters=rope).eval(), 16)
+    assert reading.words(64) == f"one pass: its rotary frequencies follow the length ({kind})"
+
+
+def test_our_own_models_say_whether_they_follow_the_length(stock):
+    scaling = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 32}
+    follows = {"name": "rope", "scaling": scaling | {"follow": "sequence"}}
+    assert follows_length(stock("ours", encoding=follows)) is not None
+    assert follows_length(stock("ours", encoding={"name": "rope", "scaling": scaling | {"max_length": 128}})) is None
+
+
+def test_no_length_leaves_its_tables_to_the_next(stock, documents):
+    """transformers keeps the frequencies of the longest text that a dynamic model has read."""
+    model = (
+        stock("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}).double().eval()
+    )
+    model.model.rotary_emb.original_max_seq_len = model.config.max_position_embeddings = 8  # beyond, at both lengths
+    model.model.rotary_emb.max_seq_len_cached = 8
+    reader = reading_of(model, 16).reader
+    both = losses(model, documents, reader, lengths=(12, 32))
+    again = losses(model, documents, reader, lengths=(12,))
+    assert (both[0].nats == again[0].nats).all()
+    model.model.rotary_emb(torch.zeros(1, 1, 16), torch.arange(32)[None])
+    assert (losses(model, documents, reader, lengths=(12,))[0].nats == again[0].nats).all()
+    assert (losses(model, documents, lengths=(12,))[0].nats != again[0].nats).any()  # what restarting is for
+
+
+def test_a_model_without_a_cache_is_read_whole(stock, monkeypatch):
+    model = stock("llama").eval()
+    forward = model.forward
+    monkeypatch.setattr(
+        model, "forward", lambda **named: forward(**named | {"use_cache": False, "past_key_values": None})
+    )
+    assert reading_of(model, 16).reason == "it keeps no cache of keys and values"
+
+
+def test_a_cache_that_is_off_by_one_is_not_trusted(stock, monkeypatch):
+    model = stock("llama").eval()
+    embed = model.model.rotary_emb.forward
+    shift = lambda x, position_ids, **named: embed(x, position_ids + (position_ids[0, 0] > 0), **named)  # noqa: E731
+    monkeypatch.setattr(model.model.rotary_emb, "forward", shift)
+    assert "otherwise than in one pass" in str(reading_of(model, 16).reason)
+
+
+def test_a_model_that_sees_the_future_has_no_perplexity(stock):
+    model = stock("llama").eval()
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    model.config._attn_implementation = "eager"
+    model.model._update_causal_mask = None
+    model.register_forward_pre_hook(
+        lambda module, given, named: (
+            given,
+            named | {"attention_mask": torch.zeros(1, 1, *[named["input_ids"].shape[1]] * 2)},
+        ),
+        with_kwargs=True,
+    )
+    with pytest.raises(ValueError, match="is not causal"):
+        reading_of(model, 16)

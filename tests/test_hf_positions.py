@@ -1,0 +1,282 @@
+"""Stock transformers models with another encoding in the place of their rotation."""
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    DynamicCache,
+    StaticCache,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.trainer_utils import set_seed
+
+import longitude as lg
+from longitude.hf import from_pretrained, set_positions
+
+SHAPE = {
+    "vocab_size": 50,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.4,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": {"num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
+    "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+}
+REFUSED = {"sinusoidal": "input", "learned": "input", "axial_rope": "2 axes", "mrope": "3 axes"}
+WORKING = [name for name in lg.encodings() if name not in REFUSED and not name.startswith("test")]
+PADDED = 6
+
+
+def stock(kind: str, **more: Any) -> Any:
+    config = AutoConfig.for_model(kind, **{**SHAPE, **MODELS.get(kind, {}), **more})
+    set_seed(0)
+    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double().eval()
+
+
+def spec(name: str) -> dict[str, Any]:
+    rotary = {"layout": "half"} if name in ("rope", "xpos", "axial_rope", "mrope") else {}
+    return {"name": name, **({"head_dim": 12} if name == "mrope" else {}), **rotary}
+
+
+def placed(kind: str, encoding: Any, **more: Any) -> Any:
+    """A stock model with an encoding whose learned parameters are random numbers."""
+    model = stock(kind, **more)
+    set_positions(model, encoding)
+    for parameter in model.base_model.longitude_positions.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return model
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(3, 50, (2, 17), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def mask(ids: Tensor) -> Tensor:
+    mask = torch.ones_like(ids)
+    mask[0, :PADDED] = 0
+    return mask
+
+
+def close(a: Tensor, b: Tensor, atol: float = 1e-10) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=atol)
+
+
+def made_again(model: Any) -> None:
+    """Activations are made again in backward; the method changed its name in 2026."""
+    name = next(n for n in ("activation_checkpointing_enable", "gradient_checkpointing_enable") if hasattr(model, n))
+    getattr(model, name)({"use_reentrant": False})
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_models_own_rotation_put_back_changes_nothing(kind: str, ids: Tensor) -> None:
+    """base and rotary_dim that are not said are the model's own."""
+    own = stock(kind)(ids).logits
+    close(placed(kind, {"name": "rope", "layout": "half", "angle_dtype": "float32"})(ids).logits, own)
+    assert (placed(kind, "none")(ids).logits - own).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_alibi_equals_a_dense_bias(kind: str, ids: Tensor) -> None:
+    """Press et al. 2021: slopes of four heads 1/4, 1/16, 1/64, 1/256; here as a mask of floats for sdpa."""
+    reference, ours = stock(kind), placed(kind, "alibi")
+    rotary = reference.base_model.rotary_emb
+    rotary.inv_freq.zero_()  # cos 1, sin 0
+    offset = torch.arange(17)[:, None] - torch.arange(17)
+    slopes = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256], dtype=torch.float64)
+    seen = (offset >= 0) & (offset < MODELS[kind].get("sliding_window", 99))
+    bias = (-slopes[:, None, None] * offset).masked_fill(~seen, -torch.inf)[None].expand(2, -1, -1, -1)
+    close(ours(ids).logits, reference(ids, attention_mask=bias).logits)
+    ours(ids, labels=ids).loss.backward()
+    reference(ids, labels=ids, attention_mask=bias).loss.backward()
+    for (name, a), (other, b) in zip(ours.named_parameters(), reference.named_parameters(), strict=True):
+        assert name == other and a.grad is not None and b.grad is not None
+        close(a.grad, b.grad)
+
+
+def test_scaled_cos_and_sin_are_taken_away(ids: Tensor) -> None:
+    """YaRN multiplies them; without rotation nothing of that is left."""
+    yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 8}
+    close(placed("llama", "none", rope_parameters=yarn)(ids).logits, placed("llama", "none")(ids).logits)
+
+
+@pytest.mark.parametrize("name", WORKING)
+@pytest.mark.parametrize("kind", MODELS)
+def test_pieces_padding_and_packing(kind: str, name: str, ids: Tensor, mask: Tensor) -> None:
+    """Decoding with the cache is the whole pass, left padding and other documents change nothing."""
+    with torch.no_grad():
+        model = placed(kind, spec(name))
+        places = (mask.cumsum(1) - 1).clamp(min=0)
+        whole = model(ids, attention_mask=mask, position_ids=places).logits
+        close(whole[:1, PADDED:], model(ids[:1, PADDED:]).logits)
+        cache, pieces = DynamicCache(config=model.config), []
+        for start, stop in ((0, 9), (9, 15), (15, 16), (16, 17)):
+            inputs = {"attention_mask": mask[:, :stop], "position_ids": places[:, start:stop]}
+            pieces.append(model(ids[:, start:stop], past_key_values=cache, **inputs).logits)
+        close(torch.cat(pieces, 1)[mask.bool()], whole[mask.bool()])
+        two = torch.cat([torch.arange(7), torch.arange(10)])[None]
+        packed = model(ids, position_ids=two, use_cache=False).logits
+        close(packed[:, :7], model(ids[:, :7]).logits)
+        close(packed[:, 7:], model(ids[:, 7:]).logits)
+
+
+def test_frequencies_that_follow_the_length(ids: Tensor) -> None:
+    """Keys stay raw in the cache: each query row has its own frequencies."""
+    dynamic = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 8, "follow": "row"}
+    model = placed("llama", {"name": "rope", "layout": "half", "scaling": dynamic})
+    cache = DynamicCache(config=model.config)
+    pieces = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(17)]
+    close(torch.cat(pieces, 1), model(ids).logits)
+    assert (model(ids).logits - stock("llama")(ids).logits).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["kerple_log", "path_fox"])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_generation(name: str, beams: int, ids: Tensor, mask: Tensor) -> None:
+    model = placed("mistral", name)
+    options = {"attention_mask": mask, "max_new_tokens": 9, "min_new_tokens": 9, "num_beams": beams, "do_sample": False}
+    assert model.generate(ids, **options).tolist() == model.generate(ids, use_cache=False, **options).tolist()
+
+
+@pytest.mark.parametrize("name", ["alibi", "fire", "shaw", "path_fox", "rope"])
+def test_saved_and_loaded(name: str, ids: Tensor, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By us it comes back whole; plain transformers, which would rotate and never tell, refuses it."""
+    model = placed("llama", spec(name))
+    model.save_pretrained(tmp_path)
+    loaded = from_pretrained(tmp_path)
+    assert torch.equal(loaded(ids).logits, model(ids).logits)
+    assert loaded.state_dict().keys() == model.state_dict().keys()
+    assert loaded.config.longitude_positions == model.config.longitude_positions
+    assert from_pretrained(tmp_path, dtype=torch.bfloat16)(ids).logits.dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="from_pretrained"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+    monkeypatch.delitem(ROPE_INIT_FUNCTIONS, "longitude")  # where Longitude is not imported
+    with pytest.raises(KeyError, match="longitude"):
+        AutoModelForCausalLM.from_pretrained(tmp_path)
+
+
+def test_weights_that_lack_the_encoding_are_refused(tmp_path: Any) -> None:
+    placed("llama", "t5").save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["model.longitude_positions.0.table"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=r"lack model\.longitude_positions\.0\.table"):
+        from_pretrained(tmp_path)
+
+
+def test_it_learns(ids: Tensor, tmp_path: Any) -> None:
+    """Trainer, with activations made again in backward: the loss falls, and what was learned of positions is saved."""
+    model = stock("llama", initializer_range=0.1).float()
+    set_positions(model, "kerple_log")
+    before = {name: p.detach().clone() for name, p in model.named_parameters() if "longitude" in name}
+    assert len(before) == 2
+    made_again(model)
+    rows = [{"input_ids": row, "labels": row} for row in ids.repeat(4, 1)]
+    options: dict[str, Any] = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
+    options |= {"max_steps": 25, "logging_steps": 1, "learning_rate": 0.02, "save_strategy": "no"}
+    trainer = Trainer(model, TrainingArguments(str(tmp_path), **options), train_dataset=rows)
+    trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert float(losses[-1]) < 0.5 * float(losses[0])
+    for name, p in model.named_parameters():
+        assert "longitude" not in name or not torch.equal(p, before[name])
+    trainer.save_model(str(tmp_path / "out"))
+    assert torch.equal(from_pretrained(tmp_path / "out")(ids).logits, model.eval()(ids).logits)
+
+
+def test_activations_made_again_give_the_same_gradients(ids: Tensor) -> None:
+    model = placed("llama", "fox").train()
+    found = []
+    for again in (False, True):
+        if again:
+            made_again(model)
+        model.zero_grad()
+        model(ids, labels=ids).loss.backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    for name, gradient in found[0].items():
+        close(gradient, found[1][name])
+        assert gradient.abs().max() > 0, name
+
+
+def test_an_encoding_for_all_layers_or_one_for_each() -> None:
+    def count(encoding: Any) -> int:
+        return len(placed("llama", encoding).base_model.longitude_positions)
+
+    assert count({"name": "t5", "shared": True}) == 1
+    assert count({"name": "t5", "shared": False}) == 2
+    assert count([{"name": "t5", "shared": True}, "fox"]) == 3
+
+
+def test_an_encoding_itself(ids: Tensor, tmp_path: Any) -> None:
+    model = stock("llama")
+    bias = lg.Kerple(num_heads=4).double()
+    torch.nn.init.normal_(bias.a)
+    set_positions(model, [bias, lg.Rotary(4, "half")])
+    by_name = stock("llama")
+    set_positions(by_name, ["kerple_log", {"name": "rope", "layout": "half"}])
+    by_name.base_model.longitude_positions[0].load_state_dict(bias.state_dict())
+    close(model(ids).logits, by_name(ids).logits)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(from_pretrained(tmp_path)(ids).logits, model(ids).logits)
+
+
+def test_set_again_and_alone(ids: Tensor) -> None:
+    """The last one counts; another model of the same configuration keeps its own rotation."""
+    config = AutoConfig.for_model("llama", **SHAPE, **MODELS["llama"])
+    model = AutoModelForCausalLM.from_config(config).double().eval()
+    other = AutoModelForCausalLM.from_config(config).double().eval()
+    before = other(ids).logits
+    set_positions(model, "t5")
+    set_positions(model, "alibi")
+    assert not list(model.base_model.longitude_positions.parameters())
+    assert model.config.longitude_positions[0]["name"] == "alibi"
+    assert torch.equal(other(ids).logits, before) and other.config.rope_parameters["rope_type"] == "default"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_encodings_without_a_place_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=REFUSED[name]):
+        set_positions(stock("llama"), spec(name))
+
+
+def test_wrong_use_is_refused(ids: Tensor, tmp_path: Any) -> None:
+    with pytest.raises(ValueError, match="did you mean 'kerple_log'"):
+        set_positions(stock("llama"), "kerpel_log")
+    with pytest.raises(ValueError, match="needs layout='half'"):
+        set_positions(stock("llama"), "rope")
+    with pytest.raises(ValueError, match="both in one list"):
+        set_positions(stock("llama"), ["alibi", lg.Rotary(4, "half")])
+    with pytest.raises(ValueError, match="no rotation to replace"):
+        set_positions(stock("gpt2", n_embd=16, n_layer=2, n_head=4), "alibi")
+    with pytest.raises(ValueError, match="no meaning for keys in the future"):
+        placed("llama", "fox", is_causal=False)(ids)
+    model = placed("llama", "alibi")
+    with pytest.raises(ValueError, match="static"):
+        model(ids, past_key_values=StaticCache(config=model.config, max_cache_len=20))
+    filled = stock("llama")(ids, use_cache=True).past_key_values
+    with pytest.raises(ValueError, match="a filled DynamicCache"):
+        model(ids, past_key_values=filled)
+    with pytest.raises(ValueError, match=r"attention_mask \[B, tokens\]"):
+        model(ids, attention_mask=torch.ones(2, 1, 17, 17, dtype=torch.bool))
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(ValueError, match="was set to 'sdpa'"):
+        model(ids)
+    stock("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="no encoding was set"):
+        from_pretrained(tmp_path)
