@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report test test-all check format bench properties clean new-torch
+.PHONY: help install study report checkpoint test test-all check format bench properties clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
@@ -35,6 +35,9 @@ help: ## this list
 # ---- the main job ----
 study: $(VENV)/study.stamp ## train short, test long, write the report (about five minutes)
 	$(BIN)/longitude study $(ARGS)
+
+checkpoint: $(VENV)/study.stamp ## a small Llama trained in five minutes, to try extend, measure and check on: models/llama
+	$(BIN)/python examples/train_tiny_checkpoint.py --model llama --out models/llama $(ARGS)
 
 report: $(VENV)/study.stamp ## build a report again from saved results: make report ARGS=runs/NAME
 	$(BIN)/longitude report $(ARGS)

@@ -184,6 +184,35 @@ def test_never_scaled_twice(method, checkpoint, command, tmp_path) -> None:
     assert one == other
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": LENGTH},
+        {"rope_type": "dynamic", "factor": 2.0},
+    ],
+)
+def test_extended_by_others(rope, save, checkpoint, command, tmp_path) -> None:
+    """Their files say it in rope_parameters alone."""
+    length = LENGTH if rope["rope_type"] == "dynamic" else 2 * LENGTH
+    keys = {"rope_parameters": rope | {"rope_theta": 1e4}, "max_position_embeddings": length}
+    source, out, direct = save("llama", tmp_path / "model", **keys), tmp_path / "out", tmp_path / "direct"
+    code, _, said = command(source, "--to", 4 * LENGTH, "--out", out, *options("ntk"))
+    assert code == 2 and f"--original {LENGTH}" in said and not out.exists()
+    assert command(source, "--to", 4 * LENGTH, "--original", LENGTH, "--out", out, *options("ntk"))[0] == 0
+    command(checkpoint("llama"), "--to", 4 * LENGTH, "--out", direct, *options("ntk"))
+    assert torch.equal(rotary_of(loaded(out)).inv_freq, rotary_of(loaded(direct)).inv_freq)
+
+
+@pytest.mark.parametrize("method", ["ntk", "yarn"])
+def test_what_transformers_would_turn_otherwise_is_refused(method, save, command, tmp_path) -> None:
+    """Llama's plain rotation takes no notice of a partial factor, and its scaled ones do."""
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    source, out = save("llama", tmp_path / "model", rope_parameters=rope), tmp_path / "out"
+    code, _, said = command(source, "--to", 4 * LENGTH, "--out", out, *options(method))
+    assert code == 2 and "does not turn as" in said and not out.exists()
+
+
 def test_factor_and_original_by_option(checkpoint, command, tmp_path) -> None:
     out = tmp_path / "out"
     given = ["--to", 4 * LENGTH, "--factor", 8, "--original", LENGTH // 2]

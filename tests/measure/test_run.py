@@ -263,4 +263,4 @@ def test_a_killed_measurement_loses_one_unit_at_most(checkpoints, config, text, 
     results, _, watcher = go(config, tmp_path / "run", *models)
     whole, *_ = go(config, tmp_path / "whole", *models)
     assert numbers(results.rows) == numbers(whole.rows)
-    assert len(watcher.units) == 8 - done
+    assert len(watcher.units) == 9 - done

@@ -88,7 +88,7 @@ def encoding_of(said: str) -> tuple[Any, dict[str, Any]] | None:
         return None
     import longitude.positions  # noqa: F401  registers them
     from longitude.positions.base import encodings
-    from longitude.study.config import _options, parse_encoding
+    from longitude.study.config import parse_encoding, parse_options
 
     if re.split(r"[:+]", said)[0] in encodings():
         parts = parse_encoding(said)
@@ -100,7 +100,7 @@ def encoding_of(said: str) -> tuple[Any, dict[str, Any]] | None:
         return None
     from longitude.measure.laws.encodings import of_place
 
-    options = _options(found["options"] or "", f"{found['place']}:{found['name']}:option=value", said)
+    options = parse_options(found["options"] or "", f"{found['place']}:{found['name']}:option=value", said)
     return of_place(found["place"], found["name"]), options
 
 

@@ -47,6 +47,8 @@ def measure(
         from rich.console import Console
 
         shown = Console()
+        if not shown.is_terminal:  # a file has no margin to cut tables at
+            shown = Console(width=200)
         for part in report.terminal(results):
             shown.print(part, highlight=False, soft_wrap=not hasattr(part, "columns"))
         shown.print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)

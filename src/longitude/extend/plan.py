@@ -194,7 +194,8 @@ def require_same_turning(made: Plan, ropes: Ropes, head_dim: int) -> float:
             options: dict[str, Any] = rope._replace(sections=None).options(head_dim)
             options |= {"rotary_dim": 2 * len(inverse), "length": length}
             mine = rope_frequencies(max(head_dim, 2 * len(inverse)), **options)
-            near = torch.allclose(mine.inverse.float(), inverse.float(), rtol=1e-4, atol=0)
+            before = len(getattr(module, "inv_freq" if layer is None else f"{layer}_inv_freq"))  # of the model as it is
+            near = len(inverse) == before and torch.allclose(mine.inverse.float(), inverse.float(), rtol=1e-4, atol=0)
             if not near or abs(theirs_factor - mine.attention_factor) > 1e-6:
                 raise ValueError(
                     f"{made.source.name}: transformers' {type(module).__name__} does not turn as {rope.scaling} says; "

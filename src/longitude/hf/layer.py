@@ -68,8 +68,7 @@ class LayerCall:
         if not self.cached:
             k = self.keys(k)
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
-        if scale is not None:
-            scale = scale * self.encoding.softmax_factor
+        scale = (q.shape[3] ** -0.5 if scale is None else scale) * self.encoding.softmax_factor
         r = raw_request(
             q, k, v, self.encoding, self.columns, mask, self.positions, self.k_positions, scale, dropout, weights
         )

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY
 from longitude.measure.intervals import paired_ratio
+from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.rows import Row
 from longitude.measure.run import Results
 
@@ -68,7 +69,7 @@ def _cell(row: Row | None, digits: int) -> Cell:
         return NONE
     if row.value is None:
         return NONE if row.truncation and row.truncation.startswith("not asked") else Cell("not finite")
-    interval = "" if row.low is None else f"{row.low:.{digits}f} to {row.high:.{digits}f}"
+    interval = "" if row.low is None else f"{row.low:.2f} to {row.high:.2f}"
     return Cell(f"{row.value:.{digits}f}", interval, row.length == row.train_length)
 
 
@@ -162,5 +163,5 @@ def _missing(results: Results) -> list[str]:
 
 def effective(results: Results) -> dict[str, Any]:
     """label -> effective length over all retrieval tasks of the run; empty where there are none."""
-    labels = results.labels if any(row.weighting == retrieval.summary.WEIGHTING for row in results.rows) else []
+    labels = results.labels if any(row.weighting == WEIGHTING for row in results.rows) else []
     return {label: retrieval.effective_length(row for row in results.rows if row.label == label) for label in labels}

@@ -194,7 +194,7 @@ def parse_encoding(label: str) -> list[dict[str, Any]]:
             raise ValueError(f"{error} `longitude list` does too.") from None
         if colon and not rest:
             raise ValueError(f"expected {name}:option=value after the colon, got {part!r}")
-        options = _options(rest, f"{name}:option=value,option=value", part)
+        options = parse_options(rest, f"{name}:option=value,option=value", part)
         for key in options:
             if key not in valid:
                 raise unknown(f"option of {name!r}", key, valid, f"`longitude list` shows the options of {name}.")
@@ -202,7 +202,7 @@ def parse_encoding(label: str) -> list[dict[str, Any]]:
     return parts
 
 
-def _options(text: str, expected: str, got: str) -> dict[str, Any]:
+def parse_options(text: str, expected: str, got: str) -> dict[str, Any]:
     """ "base=5e5,layout=half" -> {"base": 5e5, "layout": "half"}; a comma inside parentheses belongs to a value."""
     options = {}
     for item in re.split(r",(?![^(]*\))", text) if text else ():
@@ -222,7 +222,7 @@ def _value(text: str) -> Any:
     if text.lower() in (words := {"true": True, "false": False, "none": None}):
         return words[text.lower()]
     if scheme := re.fullmatch(r"(\w+)\((.*)\)", text):
-        return {"name": scheme[1]} | _options(scheme[2], f"{scheme[1]}(option=value,option=value)", text)
+        return {"name": scheme[1]} | parse_options(scheme[2], f"{scheme[1]}(option=value,option=value)", text)
     numbers = [_number(part) for part in text.split("/")]
     if any(number is None for number in numbers):
         return text

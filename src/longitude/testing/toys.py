@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,10 @@ SHAPES = {"dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_leng
 """The toy size: options of these names are filled in; an encoding built otherwise must fit them."""
 
 OTHER_SHAPES = {"dim": 12, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "max_length": 500}
+
+
+compared: ContextVar[list[tuple[float, float]] | None] = ContextVar("compared", default=None)
+"""Where a list stands, `close` adds the error and the tolerance of everything that it compares."""
 
 
 class LawBroken(AssertionError):
@@ -184,7 +189,10 @@ def error(got: Tensor, want: Tensor) -> float:
 def close(what: str, got: Tensor | Named, want: Tensor | Named, tolerance: float = 1e-9) -> None:
     """LawBroken with the measured error, unless within the tolerance."""
     if isinstance(got, Tensor) and isinstance(want, Tensor):
-        if (gap := error(got, want)) > tolerance:
+        gap = error(got, want)
+        if (seen := compared.get()) is not None:
+            seen.append((gap, tolerance))
+        if gap > tolerance:
             raise LawBroken(f"{what}: differs by {gap:.2e}, more than {tolerance:.0e}")
         return
     assert isinstance(got, dict) and isinstance(want, dict) and got.keys() == want.keys(), (got, want)

@@ -15,6 +15,7 @@ from longitude import testing
 from longitude.errors import unknown
 from longitude.measure.laws.base import Verdict
 from longitude.positions.base import Encoding
+from longitude.testing.toys import compared
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)"
 
@@ -44,6 +45,8 @@ def check_encoding(
 
 def verdict_of(name: str, law: testing.Law, built: testing.Example) -> Verdict:
     compares = stated(law)
+    seen: list[tuple[float, float]] = []
+    token = compared.set(seen)
     try:
         said = testing.examine(law, built)
     except testing.LawBroken as broken:
@@ -52,8 +55,11 @@ def verdict_of(name: str, law: testing.Law, built: testing.Example) -> Verdict:
     except Exception as error:
         words = f"it raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return Verdict(name, compares, "fail", hint=words)
+    finally:
+        compared.reset(token)
     if said == testing.HOLDS:
-        return Verdict(name, compares, "pass")
+        measured, threshold = max(seen, key=lambda pair: pair[0] / max(pair[1], 1e-300), default=(None, None))
+        return Verdict(name, compares, "pass", measured, threshold)
     return Verdict(name, compares, "not applicable", reason=said)
 
 
