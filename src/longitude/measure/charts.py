@@ -84,7 +84,7 @@ def _lines(results: Results, points: list[dict[str, Any]], x: alt.X) -> Any:
         "model:N",
         sort=results.labels,
         scale=alt.Scale(domain=results.labels, range=[COLOURS[i % len(COLOURS)] for i in range(len(results.labels))]),
-        legend=alt.Legend(title=None, orient="top", labelLimit=400),
+        legend=alt.Legend(title=None, orient="top", labelLimit=400, symbolOpacity=1),
     )
     base = alt.Chart(alt.Data(values=points))
     y = alt.Y("value:Q", title="bits per byte", scale=alt.Scale(zero=False))
