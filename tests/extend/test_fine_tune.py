@@ -157,7 +157,6 @@ def test_the_dtype_stays(save, text, tmp_path) -> None:
 
 
 def test_lora_is_merged_into_the_weights(tune, extended) -> None:
-    pytest.importorskip("peft")
     tuned, out = tune(lora=True, steps=12, learning_rate=1e-2)
     old, new = load_file(extended / "model.safetensors"), load_file(out / "model.safetensors")
     assert old.keys() == new.keys(), "plain transformers loads it"
@@ -224,7 +223,8 @@ def test_more_memory_than_there_is(extended) -> None:
 TUNING = """
     import json, sys
     from pathlib import Path
-    from longitude.extend.fine_tune import first_process, fine_tune
+    from longitude.extend.fine_tune import fine_tune
+    from longitude.extend.write import first_process
 
     source, text, out, batch = sys.argv[1:]
     options = {"steps": 3, "length": 64, "learning_rate": 1e-3, "positions": "skipped"}

@@ -106,8 +106,6 @@ def test_longrope_is_written_as_found(nested, checkpoint, tmp_path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--positions", "skipped"], ["--lora"]])
 def test_fine_tune(more, checkpoint, command, text, tmp_path) -> None:
-    if "--lora" in more:
-        pytest.importorskip("peft")
     out = tmp_path / "out"
     given = ["--to", 2 * LENGTH, "--method", "yarn", "--fine-tune", text, "--steps", 3, "--learning-rate", 0.01]
     code, said, _ = command(checkpoint("llama"), *given, *more, "--out", out, "--text", text, "--json")

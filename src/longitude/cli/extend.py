@@ -34,7 +34,8 @@ def extend(
     console = stderr_console()
     with console.status("reading the checkpoint") if console.is_terminal else nullcontext():
         from longitude.extend import show
-        from longitude.extend.run import Plan, first_process, run
+        from longitude.extend.run import Plan, run
+        from longitude.extend.write import first_process
 
     def say(plan: Plan) -> None:
         if not json:

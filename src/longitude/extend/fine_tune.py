@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from longitude.extend.source import quiet
-from longitude.extend.write import new_folder
+from longitude.extend.write import first_process, new_folder
 from longitude.measure.checkpoint import config_of, load
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
@@ -285,11 +285,6 @@ def _require_memory(model: Any, config: Any, batch: int, length: int, gradient_c
 
 
 # ---- one process or many -----------------------------------------------------------------------------------------------
-def first_process() -> bool:
-    """Whether this is the process that writes: the only one, or the first of those that accelerate launch started."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 @contextmanager
 def _folder(out: Path) -> Iterator[Path]:
     """The folder to write into: the first process makes it, and the others only know its name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from longitude.extend.plan import Plan, original_length, plan
 from longitude.extend.search import Found, search
 from longitude.extend.source import Source, kind_of, open_source
 from longitude.extend.weights import Change, size_of, tokenizer_limit, write_weights
-from longitude.extend.write import new_folder, read_json, write_json
+from longitude.extend.write import first_process, new_folder, read_json, write_json
 from longitude.measure.checkpoint import Checkpoint, load, tokenizer_of
 from longitude.measure.files import require_space
 from longitude.measure.sources import Text, read_text
@@ -151,10 +152,6 @@ def measure(source: Source, lengths: list[int], out: Path | None, text: Text, pr
 
 
 # ---- fine-tuning, on one process or many -----------------------------------------------------------------------------
-def first_process() -> bool:
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 def together() -> None:
     """Waits for the other processes, where there are any."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
@@ -175,7 +172,7 @@ def fine_tuned(source: Source, config: ExtendConfig, out: Path | None, progress:
     directory = source.folder if config.to is None else staged(out)
 
     def told(step: int, steps: int, loss: float) -> None:
-        progress(f"training, {loss:.3f} nats per token", step, steps)
+        progress(f"training, perplexity {math.exp(min(loss, 700)):.4g}", step, steps)
 
     try:
         return fine_tune(
@@ -227,7 +224,7 @@ def _searched(
     documents = costs.documents_for(text, checkpoint.tokenizer, length)
 
     def told(done: int, total: int | None, lowest: float) -> None:
-        progress(f"searching, {lowest:.4f} nats per token", done, total or 0)
+        progress(f"searching, lowest perplexity {math.exp(lowest):.4g}", done, total or 0)
 
     return search(
         checkpoint.model,

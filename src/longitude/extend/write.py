@@ -84,3 +84,8 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
     except ValueError as error:
         raise ValueError(f"{path} cannot be read: {error}") from None
+
+
+def first_process() -> bool:
+    """Whether this is the process that writes: the only one, or the first of those that accelerate launch started."""
+    return int(os.environ.get("RANK", "0")) == 0
