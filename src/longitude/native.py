@@ -31,7 +31,7 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
         said = b"\0".join([*texts, version, _processor(), " ".join(command).encode()])
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "longitude")
         kept = folder / f"{source.stem}-{hashlib.sha256(said).hexdigest()[:20]}.so"
-        if not kept.is_file():
+        if not kept.is_file() or kept.stat().st_size == 0:
             folder.mkdir(parents=True, exist_ok=True)
             with NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as unfinished:
                 made = Path(unfinished.name)

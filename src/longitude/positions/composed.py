@@ -12,6 +12,10 @@ from torch import Tensor, nn
 
 from longitude.positions.base import Columns, Encoding, Term
 
+DECLARED = (
+    "relative", "learned", "causal_only", "max_length", "axes", "shared", "stable_keys", "softmax_factor", "passing_columns",
+)  # fmt: skip
+
 
 class Composed(Encoding):
     """Several encodings as one: transforms chain, terms add, columns join. One encoding, or none, is the short case."""
@@ -29,10 +33,10 @@ class Composed(Encoding):
         self.causal_only = any(m.causal_only for m in members)
         bounds = [m.max_length for m in members if m.max_length is not None]
         self.max_length = min(bounds) if bounds else None
-        self.axes = max((m.axes for m in members), default=1)
+        self.axes = max([1, *[m.axes for m in members]])
         self.shared = all(m.shared for m in members)
         self.stable_keys = all(m.stable_keys for m in members)
-        self.softmax_factor = math.prod(m.softmax_factor for m in members)
+        self.softmax_factor = math.prod([m.softmax_factor for m in members])
         self.prepares = any(type(m).prepare is not Encoding.prepare for m in members)
         self.transforms = any(
             type(m).queries is not Encoding.queries or type(m).keys is not Encoding.keys for m in members
@@ -115,13 +119,13 @@ def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
         case Composed():
             return encoding
         case Encoding():
-            if torch.compiler.is_compiling():
-                return Composed([encoding])
             # Made once: a short decoding step would notice. Not a submodule, for it holds the encoding; and not a copy's.
-            whose, composed = encoding.__dict__.get("_composed", (None, None))
-            if whose is not encoding or composed is None:
+            now = encoding, tuple(getattr(encoding, name) for name in DECLARED)
+            then, composed = getattr(encoding, "_composed", (None, None))
+            if composed is None or then is None or then[0] is not encoding or then[1] != now[1]:
                 composed = Composed([encoding])
-                encoding.__dict__["_composed"] = encoding, composed
+                if not torch.compiler.is_compiling():
+                    encoding.__dict__["_composed"] = now, composed
             return composed
         case None:
             return Composed([]) if torch.compiler.is_compiling() else _nothing()

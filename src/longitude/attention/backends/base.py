@@ -57,6 +57,14 @@ def refuses(backend: Backend, r: Request) -> str | None:
     return backend.limits(r)
 
 
+def in_forward_mode() -> bool:
+    """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do."""
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
+
+
+NO_FORWARD_MODE = "it has no derivatives in forward mode"
+
+
 def wide_item(r: Request) -> int:
     """Bytes of a number in float32 or wider."""
     return torch.promote_types(r.q.dtype, torch.float32).itemsize

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import FLOATS, Backend
+from longitude.attention.backends.base import FLOATS, NO_FORWARD_MODE, Backend, in_forward_mode
 from longitude.attention.backends.dense import terms_bytes
 from longitude.attention.offsets import bias_of
 from longitude.attention.reference import added, per_query_head
@@ -134,6 +134,8 @@ def sdpa_memory(r: Request) -> int:
 
 
 def sdpa_limits(r: Request) -> str | None:
+    if r.q.is_cpu and in_forward_mode():
+        return NO_FORWARD_MODE
     for part in sdpa_dense(r):
         if r.terms and r.q.dtype in (torch.bfloat16, torch.float16):
             return f"its dense bias would be rounded to {r.q.dtype}"

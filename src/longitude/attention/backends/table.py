@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import FLOATS, Backend, wide_item
+from longitude.attention.backends.base import FLOATS, NO_FORWARD_MODE, Backend, in_forward_mode, wide_item
 from longitude.attention.masks import All
 from longitude.attention.offsets import bias_of
 from longitude.attention.reference import per_query_head
@@ -162,6 +162,8 @@ def total(parts: list[Tensor]) -> Tensor | None:
 
 
 def table_limits(r: Request) -> str | None:
+    if in_forward_mode():
+        return NO_FORWARD_MODE
     if at_once(r) is None and any(counting(piece) is None for piece in parts(r)):
         return "positions do not count up by one, as far as it may look; say one int p for p, p+1, p+2, ..."
     if r.v.shape[3] != r.k.shape[3]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from longitude.attention.toeplitz import compiled
 from longitude.attention.toeplitz.backward import backward
@@ -68,11 +68,17 @@ def toeplitz_attention(
     q_level, k_level = (None, None) if levels is None else levels
     vectors = [None if x is None else x[:, : max(0, _room(q, k, low) - near)] for x in (key_vectors, value_vectors)]
     inputs: Any = q, k, v, table, q_level, k_level, *vectors, pieces, near, low, high, scale
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0:
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or _watched(q, k, v, table):
         return _attention(*inputs)[:2]
     return _run(*inputs)[
         :2
     ]  # decoding: nobody watches, and the way through the dispatcher costs a fifth of a short step
+
+
+def _watched(*tensors: Tensor | None) -> bool:
+    """Whether a mode, a transform or a kind of tensor must see the operator: their memory is not what it seems."""
+    modes = torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active()
+    return modes or any(x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_neg()) for x in tensors)
 
 
 def _room(q: Tensor, k: Tensor, low: int | None) -> int:

@@ -52,7 +52,7 @@ static void tabulate(const Shape *s, const real *table, real *to, real *highest)
     to[n + MARGIN] = n < s->first || n > s->last ? -INFINITY : table ? table[n] * LOG2E : 0;
   for (num p = 0; p < length; p += PANEL) {
     real high = -INFINITY;
-    for (num i = 0; i < PANEL; i++) high = to[p + i] > high ? to[p + i] : high;
+    for (num i = 0; i < PANEL; i++) high = to[p + i] > high || to[p + i] != to[p + i] ? to[p + i] : high;
     highest[p / PANEL] = high;
   }
 }
@@ -61,7 +61,7 @@ static void tabulate(const Shape *s, const real *table, real *to, real *highest)
 INLINE real highest_bias(const Shape *s, const real *highest, num a, num b) {
   num from = (MARGIN + s->queries - a - ROWS + b) / PANEL, to = (MARGIN + s->queries - 1 - a + b + PANEL - 1) / PANEL;
   real high = highest[from];
-  for (num p = from + 1; p <= to; p++) high = highest[p] > high ? highest[p] : high;
+  for (num p = from + 1; p <= to; p++) high = highest[p] > high || highest[p] != highest[p] ? highest[p] : high;
   return high;
 }
 
@@ -79,6 +79,13 @@ INLINE void score(const Shape *s, const real *q, num dim, const real *keys, cons
       if (b + i < low_key(s, a + r) || b + i >= high_key(s, a + r)) to[r * PANEL + i] = -INFINITY;
 }
 #define FINITE(bound) ((bound) < (real)1e30)
+
+/* Whether all weights of ROWS queries and a panel are 0: |q.k| <= bound, and rounded up for what rounding took from it. */
+INLINE int nothing(const Shape *s, real bound, const real *highest, num a, num b, const real *top) {
+  real lowest = top[0];
+  for (int r = 1; r < ROWS; r++) lowest = top[r] < lowest ? top[r] : lowest;
+  return bound * (real)1.001 + 1 + highest_bias(s, highest, a, b) < lowest - NOTHING;
+}
 
 /* A piece as a whole of its own: its diagonal 0 is the diagonal `shift` of all. */
 INLINE Shape alone(const Shape *s, Piece p, num *shift) {
@@ -126,7 +133,10 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
     real *biases = longest + size.panels, *highest = biases + size.table, *queries = highest + size.table;
     real *made = queries + BLOCK * dim, *tile = made + BLOCK * dim, *top = tile + ROWS * PANEL, *total = top + BLOCK;
     lay_across(in(k, p.batch, h, p.k_from), k.row, t.keys, s->dim, dim, keys, longest);
-    lay_down(in(v, p.batch, h, p.k_from), v.row, t.keys, up(t.keys, PANEL), s->dim, dim, 1, values);
+    for (num b = 0; b < t.keys; b += PANEL) { /* 0 times what is not finite is not 0: then nothing is left out */
+      const real *from_v = in(v, p.batch, h, p.k_from + b);
+      longest[b / PANEL] += 0 * lay_down(from_v, v.row, least(t.keys - b, PANEL), PANEL, s->dim, dim, 1, values + b * dim);
+    }
     for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
       tabulate(&t, table ? table + g * table_row + shift : 0, biases, highest);
       for (num turn = task % s->splits; turn < blocks; turn += s->splits) {
@@ -134,7 +144,7 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
         const real *from_q = in(q, p.batch, g, p.q_from + a);
         real length = lay_down(from_q, q.row, rows, BLOCK, s->dim, dim, (real)s->scale * LOG2E, queries);
         memset(made, 0, BLOCK * dim * sizeof(real));
-        for (num r = 0; r < BLOCK; r++) top[r] = NOTHING_YET, total[r] = 0;
+        for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? NOTHING_YET : INFINITY, total[r] = 0;
         num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
         for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL) { /* near keys first */
           real bound = length * longest[b / PANEL];
@@ -142,9 +152,7 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
             num last = least(r + ROWS, rows), from = most(low_key(&t, a + r) - b, 0);
             num to = least(high_key(&t, a + last - 1) - b, PANEL), skip = from / WIDE * WIDE;
             if (from >= to) continue;
-            real lowest = top[r];
-            for (num i = r + 1; i < last; i++) lowest = top[i] < lowest ? top[i] : lowest;
-            if (bound + highest_bias(&t, highest, a + r, b) < lowest - (real)s->enough) continue;
+            if (nothing(&t, bound, highest, a + r, b, top + r)) continue;
             int wide = (int)((to - skip + WIDE - 1) / WIDE);
             score(&t, queries + r * dim, dim, keys + b * dim + skip, biases, a + r, b + skip, wide, FINITE(bound), tile);
             for (num i = r; i < last; i++) {
@@ -206,6 +214,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
       lay_across(from_k, k.row, t.keys, s->dim, dim, keys, longest);
       lay_across(from_v, v.row, t.keys, s->dim, dim, values, longest + size.panels);
       lay_down(from_k, k.row, t.keys, padded, s->dim, dim, 1, flat);
+      for (num b = 0; b < t.keys; b += PANEL) longest[b / PANEL] += 0 * longest[size.panels + b / PANEL];
       memset(made_k, 0, padded * dim * sizeof(real));
       memset(made_v, 0, padded * dim * sizeof(real));
       for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
@@ -216,22 +225,22 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
           num at = (p.batch * s->heads + g) * s->queries + p.q_from + a;
           const real *from_q = in(q, p.batch, g, p.q_from + a), *from_grad = in(grad, p.batch, g, p.q_from + a);
           real length = lay_down(from_q, q.row, rows, BLOCK, s->dim, dim, (real)s->scale * LOG2E, queries);
-          lay_down(from_grad, grad.row, rows, BLOCK, s->dim, dim, 1, grads);
+          length += 0 * lay_down(from_grad, grad.row, rows, BLOCK, s->dim, dim, 1, grads);
           memset(made, 0, BLOCK * dim * sizeof(real));
           for (num r = 0; r < BLOCK; r++) {
             top[r] = r < rows ? ends[at + r] : INFINITY; /* infinite: it sees nothing, and its weights are 0 */
             total[r] = r < rows ? ends[at + r + s->batch * s->heads * s->queries] : 0;
             delta[r] = r < rows && top[r] != INFINITY ? minus_delta[at + r] : 0;
+            length += 0 * delta[r];
           }
           num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
           for (num b = low / PANEL * PANEL; b < high; b += PANEL) {
             num first = BLOCK, last = 0; /* the queries for which this panel counts */
             real bound = length * longest[b / PANEL];
             for (num r = 0; r < rows; r += ROWS) {
-              real *weight = weights + r * PANEL, *slope = slopes + r * PANEL, lowest = top[r];
-              for (num i = r + 1; i < r + ROWS; i++) lowest = top[i] < lowest ? top[i] : lowest;
+              real *weight = weights + r * PANEL, *slope = slopes + r * PANEL;
               num from = most(low_key(&t, a + r) - b, 0), to = least(high_key(&t, a + r + ROWS - 1) - b, PANEL);
-              if (from >= to || bound + highest_bias(&t, highest, a + r, b) < lowest - (real)s->enough) {
+              if (from >= to || nothing(&t, bound, highest, a + r, b, top + r)) {
                 memset(weight, 0, ROWS * PANEL * sizeof(real));
                 memset(slope, 0, ROWS * PANEL * sizeof(real));
                 continue;

@@ -16,8 +16,6 @@ from torch import Tensor
 
 from longitude import native
 from longitude.attention.toeplitz.band import Band, heads_last
-from longitude.attention.toeplitz.bound import NOTHING, unevenness
-from longitude.attention.toeplitz.tiles import LOG2E
 
 BLOCK = 48  # queries at once, as in band.c
 FEW = 4  # queries that are decoded: beyond, it pays to lay keys out anew
@@ -30,7 +28,7 @@ class Shape(ctypes.Structure):
     _fields_ = [
         *((name, c_int64) for name in "batch heads groups queries keys dim first last".split()),
         *((name, c_int64) for name in "count most_queries most_keys splits shares".split()),
-        *((name, c_double) for name in ("scale", "enough")),
+        ("scale", c_double),
         ("pieces", c_void_p),
         ("threads", c_int),
     ]
@@ -56,9 +54,9 @@ class Out(ctypes.Structure):
 
 
 @lru_cache
-def functions(dtype: torch.dtype) -> Functions | None:
+def functions(dtype: torch.dtype, *options: str) -> Functions | None:
     """band.c and decode.c for float32 or float64; None where they cannot be compiled."""
-    options = ["-DDOUBLE"] if dtype == torch.float64 else []
+    options = (*options, "-DDOUBLE") if dtype == torch.float64 else options
     band, few = (native.library(Path(__file__).with_name(name), *options) for name in ("band.c", "decode.c"))
     if band is None or few is None:
         return None
@@ -106,12 +104,11 @@ def forward(
     if run is None:
         return None
     few = q.shape[2] <= FEW
-    enough = math.inf if few else _enough(table, band, wide, v)
     cuts = _cuts(q, k, pieces)
     tasks, blocks = len(cuts) * k.shape[1], -(-_most_queries(cuts) // BLOCK)
     threads = torch.get_num_threads()
     splits = 1 if few else max(1, min(blocks, -(-4 * threads // max(1, tasks))))
-    shape = _shape(q, k, cuts, band, scale, enough, splits, 1)
+    shape = _shape(q, k, cuts, band, scale, splits, 1, threads)
     made, lse = heads_last(q.to(wide)), q.new_empty(q.shape[:3], dtype=wide)
     ends = q.new_empty(2, *lse.shape, dtype=wide)
     if pieces is not None:
@@ -148,9 +145,8 @@ def backward(
     threads, blocks = torch.get_num_threads(), -(-_most_queries(cuts) // BLOCK)
     tasks = -(-threads // k.shape[1])  # of each head
     shares = max(1, min(len(cuts), tasks))
-    splits = min(blocks, -(-tasks // shares))
-    enough = _enough(table, band, wide, v, grad, minus_delta[..., None])
-    shape = _shape(q, k, cuts, band, scale, enough, splits, shares)
+    splits = max(1, min(blocks, -(-tasks // shares)))
+    shape = _shape(q, k, cuts, band, scale, splits, shares, threads)
     room = q.new_empty(threads * run.backward_room(shape), dtype=wide)
     made = heads_last(q.to(wide))[None]
     dk, dv = (heads_last(x.to(wide).expand(splits, *x.shape).flatten(0, 1)).unflatten(0, (splits, -1)) for x in (k, v))
@@ -160,10 +156,10 @@ def backward(
     of_tables = None
     if table is not None and learned:
         of_tables = q.new_zeros(splits * shares, *table.shape, dtype=wide)
-    inputs = [_rows(x, wide) for x in (grad, q, k, v)]
+    inputs, minus_delta = [_rows(x, wide) for x in (grad, q, k, v)], minus_delta.contiguous()
     table, step = _table(table)
     run.backward(
-        shape, *map(In.of, inputs), _at(table), step, ends.data_ptr(), minus_delta.contiguous().data_ptr(),
+        shape, *map(In.of, inputs), _at(table), step, ends.data_ptr(), minus_delta.data_ptr(),
         *map(Out.of, (made, dk, dv)), _at(of_tables), room.data_ptr(),
     )  # fmt: skip
     summed = [x[0] if len(x) == 1 else torch.sum(x, 0, out=heads_last(x[0])) for x in (made, dk, dv)]
@@ -182,30 +178,18 @@ def _most_queries(cuts: Pieces) -> int:
 
 
 def _shape(
-    q: Tensor, k: Tensor, cuts: Pieces, band: Band, scale: float, enough: float, splits: int, shares: int
+    q: Tensor, k: Tensor, cuts: Pieces, band: Band, scale: float, splits: int, shares: int, threads: int
 ) -> Shape:
     (batch, heads, queries, dim), shared = q.shape, k.shape[1]
     sizes = batch, heads, heads // shared, queries, k.shape[2], dim, band.first, band.last
     most_keys = max((k_to - k_from for *_, k_from, k_to in cuts), default=1)
     numbers = (ctypes.c_int64 * (5 * len(cuts)))(*chain.from_iterable(cuts))
     shape = Shape(
-        *sizes, len(cuts), _most_queries(cuts), most_keys, splits, shares, scale, enough,
-        ctypes.addressof(numbers), torch.get_num_threads(),
+        *sizes, len(cuts), _most_queries(cuts), most_keys, splits, shares, scale,
+        ctypes.addressof(numbers), threads,
     )  # fmt: skip
     shape.kept = numbers  # as long as its address is
     return shape
-
-
-def _enough(table: Tensor | None, band: Band, wide: torch.dtype, *rows: Tensor) -> float:
-    """2^-this of the largest weight changes no digit of a sum, though some rows it is multiplied with are longer than others.
-    Tables that never fall as far need not look."""
-    if table is None or band.width <= 0:
-        return math.inf
-    seen = table[:, band.first : band.last + 1]
-    if not bool((seen.amax(1) - seen.amin(1) > NOTHING[wide]).any()):
-        return math.inf
-    enough = NOTHING[wide] + sum(unevenness(x) for x in rows)
-    return enough * LOG2E if math.isfinite(enough) else math.inf
 
 
 def _rows(x: Tensor, wide: torch.dtype) -> Tensor:

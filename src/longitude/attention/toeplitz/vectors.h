@@ -46,7 +46,7 @@ typedef struct {
   num batch, heads, groups, queries, keys, dim, first, last; /* groups: queries' heads to a head of keys */
   num count, most_queries, most_keys;                        /* of the pieces */
   num splits, shares;                                        /* of the blocks of queries in a piece, of the pieces */
-  double scale, enough;                                      /* 2^-enough of the largest weight is nothing */
+  double scale;
   const Piece *pieces;
   int threads;
 } Shape;
@@ -82,6 +82,12 @@ INLINE real sum_of(vec x) {
   return x[0];
 }
 
+/* 2^-FAINT of the largest weight changes no sum, and sums of much less leave the ordinary numbers, which takes many times as long. */
+#define FAINT (REAL_BITS == 32 ? 100 : 1000)
+#ifndef NOTHING
+#define NOTHING FAINT /* what lies that far below is 0 by `power`: leaving it out changes no bit */
+#endif
+
 /* WIDE vectors, x[i][j] -> x[j][i]. */
 INLINE void transpose(vec *x) {
   for (int half = WIDE / 2; half; half /= 2) {
@@ -96,7 +102,7 @@ INLINE void transpose(vec *x) {
   }
 }
 
-/* 2^x = 2^whole 2^rest; 0 below the ordinary numbers, NaN of NaN. The polynomial is right to 8e-8, for double to 1e-16. */
+/* 2^x = 2^whole 2^rest; 0 where x < -FAINT, NaN of NaN. The polynomial is right to 8e-8, for double to 1e-16. */
 INLINE vec power(vec x) {
 #ifdef DOUBLE
   static const real c[] = {1.3691488853904128e-12, 2.5678435993488202e-11, 4.44553827187081e-10, 7.054911620801123e-09,
@@ -111,7 +117,8 @@ INLINE vec power(vec x) {
   const real round = 12582912; /* 1.5 2^23 */
   const int mantissa = 23, bias = 127;
 #endif
-  x = larger(SAME(-bias), x);
+  ivec dead = x < -FAINT;
+  x = (vec)((dead & (ivec)SAME(-bias)) | (~dead & (ivec)x));
   vec whole = x + round, rest = x - (whole - round), y = SAME(c[0]);
   union { real number; bits as; } zero = {round};
   ivec two = (ivec)whole - (zero.as - bias);
