@@ -197,6 +197,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
               const real *minus_delta, Out grad_q, Out grad_k, Out grad_v, real *grad_table, real *room) {
   Sizes size = sizes(s);
   num dim = size.dim;
+  num block = s->last - s->first < 8 * BLOCK ? BLOCK / 2 : BLOCK; /* its queries meet the panels of all: few, where it is narrow */
 #pragma omp parallel for schedule(dynamic, 1) num_threads(s->threads)
   for (num task = 0; task < size.shared * s->shares * s->splits; task++) {
     num split = task % s->splits, share = task / s->splits % s->shares, h = task / s->splits / s->shares, shift;
@@ -209,7 +210,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
     for (num piece = share; piece < s->count; piece += s->shares) {
       Piece p = s->pieces[piece];
       Shape t = alone(s, p, &shift);
-      num blocks = (t.queries + BLOCK - 1) / BLOCK, padded = up(t.keys, PANEL);
+      num blocks = (t.queries + block - 1) / block, padded = up(t.keys, PANEL);
       const real *from_k = in(k, p.batch, h, p.k_from), *from_v = in(v, p.batch, h, p.k_from);
       lay_across(from_k, k.row, t.keys, s->dim, dim, keys, longest);
       lay_across(from_v, v.row, t.keys, s->dim, dim, values, longest + size.panels);
@@ -221,13 +222,13 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
         tabulate(&t, table ? table + g * table_row + shift : 0, biases, highest);
         memset(made_table, 0, size.table * sizeof(real));
         for (num turn = split; turn < blocks; turn += s->splits) {
-          num a = turn * BLOCK, rows = least(BLOCK, t.queries - a);
+          num a = turn * block, rows = least(block, t.queries - a);
           num at = (p.batch * s->heads + g) * s->queries + p.q_from + a;
           const real *from_q = in(q, p.batch, g, p.q_from + a), *from_grad = in(grad, p.batch, g, p.q_from + a);
-          real length = lay_down(from_q, q.row, rows, BLOCK, s->dim, dim, (real)s->scale * LOG2E, queries);
-          length += 0 * lay_down(from_grad, grad.row, rows, BLOCK, s->dim, dim, 1, grads);
-          memset(made, 0, BLOCK * dim * sizeof(real));
-          for (num r = 0; r < BLOCK; r++) {
+          real length = lay_down(from_q, q.row, rows, block, s->dim, dim, (real)s->scale * LOG2E, queries);
+          length += 0 * lay_down(from_grad, grad.row, rows, block, s->dim, dim, 1, grads);
+          memset(made, 0, block * dim * sizeof(real));
+          for (num r = 0; r < block; r++) {
             top[r] = r < rows ? ends[at + r] : INFINITY; /* infinite: it sees nothing, and its weights are 0 */
             total[r] = r < rows ? ends[at + r + s->batch * s->heads * s->queries] : 0;
             delta[r] = r < rows && top[r] != INFINITY ? minus_delta[at + r] : 0;
@@ -235,7 +236,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
           }
           num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
           for (num b = low / PANEL * PANEL; b < high; b += PANEL) {
-            num first = BLOCK, last = 0; /* the queries for which this panel counts */
+            num first = block, last = 0; /* the queries for which this panel counts */
             real bound = length * longest[b / PANEL];
             for (num r = 0; r < rows; r += ROWS) {
               real *weight = weights + r * PANEL, *slope = slopes + r * PANEL;
