@@ -193,11 +193,13 @@ def configured(made: Any) -> Any:
     return made.configure(
         font=FONT,
         background="white",
-        padding=10,
+        padding={"left": 60, "right": 60, "top": 10, "bottom": 10},  # readers without our font have wider letters
         view=alt.ViewConfig(stroke=None),
         axis=alt.AxisConfig(
             labelColor=QUIET, titleColor=QUIET, labelFontSize=12, titleFontSize=12, titleFontWeight="normal",
             gridColor=LINE, domain=False, tickColor=LINE,
         ),
-        legend=alt.LegendConfig(labelColor=INK, titleColor=QUIET, labelFontSize=12, titleFontWeight="normal"),
+        legend=alt.LegendConfig(
+            labelColor=INK, titleColor=QUIET, labelFontSize=12, titleFontWeight="normal", columnPadding=30,
+        ),
     )  # fmt: skip
