@@ -255,6 +255,28 @@ def test_encodings_without_a_place_are_refused(name: str) -> None:
         set_positions(stock("llama"), spec(name))
 
 
+@pytest.mark.parametrize(
+    ("encoding", "words"),
+    [
+        ({"name": "alibi", "num_heads": 3}, "alibi has num_heads=3, and the model 4"),
+        ({"name": "rope", "layout": "half", "head_dim": 8}, "rope has head_dim=8, and the model 4"),
+        (lg.ALiBi(num_heads=3), "alibi has num_heads=3, and the model 4"),
+        ([], "a list of at least one"),
+        (None, "got None"),
+        (3, "got 3"),
+    ],
+)
+def test_what_can_never_run_is_refused_and_changes_nothing(encoding: Any, words: str, ids: Tensor) -> None:
+    model = stock("llama")
+    before, config = model(ids).logits, model.config
+    with pytest.raises(ValueError, match=words):
+        set_positions(model, encoding)
+    assert (
+        model.config is config and config._attn_implementation == "sdpa" and not hasattr(config, "longitude_positions")
+    )
+    assert torch.equal(model(ids).logits, before)
+
+
 def test_wrong_use_is_refused(ids: Tensor, tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="did you mean 'kerple_log'"):
         set_positions(stock("llama"), "kerpel_log")
@@ -280,3 +302,5 @@ def test_wrong_use_is_refused(ids: Tensor, tmp_path: Any) -> None:
     stock("llama").save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="no encoding was set"):
         from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="expected a folder or a name of the hub"):
+        from_pretrained(str(tmp_path / "missing"))

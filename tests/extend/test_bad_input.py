@@ -66,6 +66,7 @@ def test_key_twice(save, command, tmp_path) -> None:
         (["--to", 4 * LENGTH, "--method", "yarn", "--base", 5e5], "--base"),
         (["--to", 4 * LENGTH, "--method", "yarn", "--convert-layout", "half"], "both"),
         (["--convert-layout", "whole"], "half"),
+        (["--to", 4 * LENGTH, "--method", "base", "--base", 500], "below the base"),
         (["--to", 4 * LENGTH, "--method", "yarn", "--text", "/nowhere"], "/nowhere"),
         (["--to", 4 * LENGTH, "--method", "yarn", "--original", 1], "--original"),
     ],
@@ -117,6 +118,91 @@ def test_truncated_weights(cut, save, command, tmp_path) -> None:
     content = path.read_bytes()
     path.write_bytes(content[:cut])
     assert "truncated" in refused(command, tmp_path, source, *YARN, "--out", tmp_path / "out")
+
+
+def test_unreadable_weights(checkpoint, command, tmp_path, monkeypatch) -> None:
+    """By their permissions, which is another thing than truncated."""
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: real(path, mode) and ".safetensors" not in str(path))
+    line = refused(command, tmp_path, checkpoint("llama"), *YARN, "--out", tmp_path / "out")
+    assert "permission" in line and "truncated" not in line
+
+
+def test_another_configuration_than_the_weights(save, command, tmp_path) -> None:
+    for keys, words in (
+        ({"num_hidden_layers": 3}, "lack 9 of the model's tensors, such as model.layers.2.input_layernorm.weight"),
+        ({"intermediate_size": 95}, "model.layers.0.mlp.down_proj.weight is [64, 96] in the weights and [64, 95] by"),
+    ):
+        source = save("llama", tmp_path / "model", **keys)
+        assert words in refused(command, tmp_path, source, *YARN, "--out", tmp_path / "out")
+
+
+def test_a_missing_tensor(save, command, tmp_path) -> None:
+    """Unless it is tied to another, or transformers may know it by a name of the file."""
+    from safetensors.torch import load_file, save_file
+
+    source = save("llama", tmp_path / "model")
+    path = source / "model.safetensors"
+    weights = load_file(path)
+    head = weights.pop("lm_head.weight")
+    save_file(weights, path, metadata={"format": "pt"})
+    assert "lack 1 of" in refused(command, tmp_path, source, *YARN, "--out", tmp_path / "out")
+    save_file(weights | {"another.weight": head}, path, metadata={"format": "pt"})
+    assert command(source, *YARN, "--out", tmp_path / "renamed")[0] == 0
+    save_file(weights, path, metadata={"format": "pt"})
+    said = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(said | {"tie_word_embeddings": True}))
+    assert command(source, *YARN, "--out", tmp_path / "tied")[0] == 0
+
+
+def test_a_model_saved_without_its_head(checkpoint, command, tmp_path) -> None:
+    """Its tensors are called h.0..., without the prefix of the model with the head, which is tied."""
+    from transformers import AutoModel
+
+    source = tmp_path / "model"
+    AutoModel.from_pretrained(checkpoint("gpt2")).save_pretrained(source)
+    given = ["--to", 2 * LENGTH, "--method", "linear", "--no-measure", "--out", tmp_path / "out"]
+    said = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(said | {"n_layer": 3}))
+    assert "such as transformer.h.2." in refused(command, tmp_path, source, *given)
+    (source / "config.json").write_text(json.dumps(said))
+    assert command(source, *given)[0] == 0
+
+
+def test_what_only_measuring_finds_is_found_before_writing(save, command, text, tmp_path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source = save("llama", tmp_path / "model")
+    given = ["--to", 4 * LENGTH, "--method", "yarn", "--out", tmp_path / "out", "--text"]
+    (tmp_path / "short.txt").write_text("short")
+    assert "--no-measure" in refused(command, tmp_path, source, *given, tmp_path / "short.txt")
+    weights = load_file(source / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    assert "not finite at 64 tokens" in refused(command, tmp_path, source, *given, text)
+
+
+def test_transformers_says_nothing_beside_our_line(save, command, text, tmp_path, caplog) -> None:
+    """It logs on a handler of its own, which writes to standard error as it was at its import."""
+    import logging
+
+    library = logging.getLogger("transformers")
+    library.addHandler(caplog.handler)
+    try:
+        for rope in (
+            {"rope_type": "yarn", "rope_theta": 1e4, "factor": 0.5},
+            ROPE | {"rope_type": "linear", "factr": 2.0},
+        ):
+            source = save("llama", tmp_path / "model", rope_parameters=rope)
+            given = ["--to", 4 * LENGTH, "--method", "yarn", "--text", text, "--out", tmp_path / "out"]
+            refused(command, tmp_path, source, *given)
+            assert [record.getMessage() for record in caplog.records] == []
+    finally:
+        library.removeHandler(caplog.handler)
+
+
+def test_no_model(command, tmp_path) -> None:
+    assert "expected MODEL" in refused(command, tmp_path, "", *YARN, "--out", tmp_path / "out")
 
 
 def test_lost_shard(save, command, tmp_path) -> None:

@@ -168,7 +168,24 @@ def test_base_that_only_transformers_knows_is_written_down(save, command, tmp_pa
     assert json.loads((out / "config.json").read_text())["rope_theta"] == 10_000
 
 
+def test_piped_output_breaks_no_key_and_takes_no_name_for_markup(save, command, tmp_path) -> None:
+    source, out = save("llama", tmp_path / "a[bold]b"), tmp_path / "a[bold]c"
+    code, said, _ = command(source, "--to", 4 * LENGTH, "--out", out, *options("yarn"))
+    lines = said.splitlines()
+    assert code == 0 and lines[0] == f"{source}: {LENGTH} to {4 * LENGTH} tokens"
+    assert f"written: {out}" in lines
+    assert any(line.startswith("rope_parameters.original_max_position_embeddings ") for line in lines)
+    assert any(line.startswith("scheme ") and line.rstrip().endswith("truncate=true") for line in lines)
+
+
 # ---- twice -----------------------------------------------------------------------------------------------------------
+def test_dynamic_was_extended_by_a_factor(checkpoint, command, tmp_path) -> None:
+    """Its config.json declares the trained length before and after."""
+    command(checkpoint("llama"), "--to", 2 * LENGTH, "--out", tmp_path / "once", *options("dynamic"))
+    code, _, said = command(tmp_path / "once", "--to", 4 * LENGTH, "--out", tmp_path / "twice", *options("yarn"))
+    assert code == 2 and "(dynamic_ntk, from 64 tokens by a factor of 2)" in said
+
+
 @pytest.mark.parametrize("method", [method for method in WITHOUT_SEARCH if method != "dynamic"])
 def test_never_scaled_twice(method, checkpoint, command, tmp_path) -> None:
     source, once, twice, direct = checkpoint("llama"), *(tmp_path / name for name in ("once", "twice", "direct"))

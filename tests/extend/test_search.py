@@ -185,12 +185,28 @@ def test_a_start_that_nothing_beats_is_the_result() -> None:
 # ---- time and kills --------------------------------------------------------------------------------------------------
 def test_the_budget_becomes_a_number_once(model, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(room.Tries, "seconds_each", lambda *_: 1.0)
+    monkeypatch.setattr(room, "affordable", lambda budget, spent, seconds: int(60 * budget / seconds) - 6)
     found = call(model, tmp_path / "s", evaluations=None, budget=50 / 60)
     assert found.tried == 50
     monkeypatch.setattr(room.Tries, "seconds_each", lambda *_: 0.5)  # a faster machine now
     assert call(model, tmp_path / "s", evaluations=None, budget=50 / 60) == found
     assert call(model, tmp_path / "s", evaluations=None, budget=30 / 60).tried == 60, "another budget counts anew"
     assert call(model, tmp_path / "s", evaluations=None, budget=0.001).tried == room.FEWEST
+
+
+def test_the_budget_is_kept() -> None:
+    """A sixth of it is for what is not searching, the starts are a part of it; a minute of candidates of half a second."""
+    assert room.affordable(1.0, 0.0, 0.5) == 102 and room.affordable(1.0, 6.0, 0.5) == 90
+    assert room.affordable(1.0, 60.0, 0.5) == 0
+
+
+def test_more_than_the_budget_is_said_beforehand(model, tmp_path, monkeypatch) -> None:
+    heard = []
+    call(model, tmp_path / "s", evaluations=None, budget=1e-6, note=heard.append)
+    assert len(heard) == 1 and "32 candidates" in heard[0]
+    monkeypatch.setattr(room, "PUBLISHED", 33)
+    call(model, tmp_path / "enough", evaluations=None, budget=60.0, note=heard.append)
+    assert len(heard) == 1
 
 
 def test_time_is_measured_where_no_number_is_given(model, tmp_path) -> None:
@@ -229,14 +245,19 @@ def test_an_interrupted_search_ends_as_one_that_was_not(after, model, tmp_path, 
         assert (tmp_path / "s" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_a_loss_that_is_no_number_loses(tmp_path) -> None:
+def test_a_loss_that_is_no_number_loses(tmp_path, monkeypatch) -> None:
     torch.manual_seed(0)
     small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=258, max_position_embeddings=LENGTH, **small)).eval()
-    torch.nn.init.constant_(model.lm_head.weight, math.nan)
+    real = room._loss
+    monkeypatch.setattr(room, "_loss", lambda *given: math.inf if given[2].factors[-1] > 1.5 else real(*given))
     found = call(model, tmp_path / "s")
-    assert found.loss == math.inf and found == call(model, tmp_path / "s")
-    assert json.loads((tmp_path / "s" / "search.json").read_text())["found"]["nats_per_token"] is None
+    assert math.isfinite(found.loss) and found.starts["linear"] == math.inf and found == call(model, tmp_path / "s")
+    assert json.loads((tmp_path / "s" / "search.json").read_text())["found"]["starts"]["linear"] is None
+    monkeypatch.undo()
+    torch.nn.init.constant_(model.lm_head.weight, math.nan)
+    with pytest.raises(ValueError, match="no loss of the model is finite"):
+        call(model, tmp_path / "none")
 
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
@@ -261,7 +282,7 @@ def test_the_state_of_another_search_is_refused(model, checkpoint, tmp_path) -> 
     with pytest.raises(ValueError, match="holds a search with model"):
         call(loaded(checkpoint("qwen2")), tmp_path / "s")
     (tmp_path / "s" / "search.json").write_text("{")
-    with pytest.raises(ValueError, match="is not readable JSON"):
+    with pytest.raises(ValueError, match="is damaged; remove"):
         call(model, tmp_path / "s")
 
 

@@ -7,7 +7,9 @@ import pytest
 import torch
 from transformers import T5Config
 
+from longitude.hf import set_positions
 from longitude.measure.checkpoint import byte_tokenizer, load, require
+from longitude.measure.laws import check
 
 
 @pytest.fixture
@@ -104,6 +106,37 @@ def test_configurations(llama):
     assert "model_type" in said(llama)
     (llama / "config.json").write_text("{")
     assert "not readable JSON" in said(llama)
+
+
+@pytest.mark.parametrize(
+    ("rope", "words"),
+    [
+        ({"rope_type": "yarm", "factor": 4.0}, "did you mean 'yarn'"),
+        (
+            {"rope_type": "yarn", "factor": "4", "original_max_position_embeddings": 8},
+            "expected factor above 0, got '4'",
+        ),
+        ({"rope_type": "default", "rope_theta": "10000"}, "expected base above 0, got '10000'"),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 3, "long_factor": [1.0] * 4}, "short_factor of 4 numbers"),
+    ],
+)
+def test_what_the_config_is_to_blame_for_is_not_said_of_the_weights(llama, rope, words, capfd):
+    configure(llama, rope_parameters={"rope_theta": 1e4} | rope)
+    told = said(llama)
+    assert f"{llama}: config.json: " in told and words in told and "weights" not in told
+    assert capfd.readouterr().err == ""
+
+
+def test_encodings_in_the_place_of_a_rotation(llama):
+    model = load(llama).model
+    set_positions(model, "kerple_log")
+    model.save_pretrained(llama)
+    found = load(llama)
+    ids = torch.arange(20)[None]
+    assert torch.equal(found.model(ids).logits, model(ids).logits) and found.unused == ()
+    assert not [law for law in check(found) if law.outcome == "fail"]
+    with pytest.raises(ValueError, match="need attn_implementation 'longitude', got 'sdpa'"):
+        load(llama, attn_implementation="sdpa")
 
 
 def test_devices_and_dtypes(checkpoints):

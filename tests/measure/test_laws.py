@@ -10,6 +10,8 @@ from transformers import (
     AutoConfig,
     BloomConfig,
     BloomForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
     GPT2Config,
     GPT2LMHeadModel,
     LlamaConfig,
@@ -111,6 +113,21 @@ EDITS = {
         lambda raw: raw["rope_parameters"].update(original_max_position_embeddings=64),
         {"rope": YARN},
         "longer than max_position_embeddings = 32",
+    ),
+    "original of another type": (
+        lambda raw: raw["rope_parameters"].update(original_max_position_embeddings=16),
+        {"rope": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
+        "a 'linear' one has none; remove it",
+    ),
+    "two types": (
+        lambda raw: raw["rope_parameters"].update(type="linear"),
+        {"rope": YARN},
+        "type is 'linear' and rope_type 'yarn' in rope_parameters",
+    ),
+    "two originals": (
+        lambda raw: raw.update(original_max_position_embeddings=16),
+        {"rope": YARN},
+        "original_max_position_embeddings is 16 at the top and 8 in rope_parameters",
     ),
     "original missing": (
         lambda raw: raw["rope_parameters"].pop("original_max_position_embeddings"),
@@ -266,6 +283,40 @@ def test_far_positions_keep_float32_where_transformers_does(tmp_path):
         assert verdict("far positions", load(tmp_path, dtype=dtype, tokenizer=False)).outcome == "pass"
     rounded = verdict("far positions", llama().bfloat16())
     assert rounded.outcome == "fail" and "inv_freq itself is rounded" in rounded.hint
+
+
+def test_what_turns_the_other_way_is_named():
+    model = llama()
+    tables = model.model.rotary_emb
+    plain = tables.forward
+    tables.forward = lambda x, position_ids: (plain(x, position_ids)[0], -plain(x, position_ids)[1])
+    assert "sin has the wrong sign" in verdict("rotary frequencies", model).hint
+
+
+def test_relative_positions_need_a_rotation_that_stays():
+    for model, words in (
+        (llama({"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}), "follow the length"),
+        (BloomForCausalLM(BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4)), "no rope_parameters"),
+    ):
+        found = verdict("relative positions", model)
+        assert found.outcome == "not applicable" and words in found.reason
+
+
+def test_positions_that_are_not_rotary_are_told():
+    model = FalconForCausalLM(
+        FalconConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, alibi=True)
+    )
+    found = verdict("rotary frequencies", model.eval())
+    assert found.outcome == "not applicable" and "ALiBi's" in found.reason
+
+
+def test_numbers_that_json_has_not(tmp_path):
+    """A base of zero: tables are not finite."""
+    broken = saved(tmp_path, lambda raw: raw["rope_parameters"].update(rope_theta=0))
+    found = check(broken, laws=["config", "far positions", "repeatable"])
+    assert [one.outcome for one in found] == ["fail"] * 3
+    json.dumps([one.as_dict() for one in found], allow_nan=False)
+    assert not Finding(1.0, float("inf")).holds
 
 
 def test_a_model_is_left_as_it_was():

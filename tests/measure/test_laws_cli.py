@@ -34,6 +34,15 @@ class Root(Encoding):
         return (OffsetBias(at),)
 
 
+class NoEncoding:
+    pass
+
+
+class Raising(Root):
+    def __init__(self, num_heads: int):
+        raise RuntimeError("no room")
+
+
 class Drifting(Root):
     """Grows with the key's position, and says it does not."""
 
@@ -61,7 +70,7 @@ def folder(tmp_path):
 def test_a_healthy_checkpoint(folder, capsys):
     assert check(str(folder)) == 0
     said = capsys.readouterr().out
-    assert "cached decoding" in said and "10 pass, 0 fail, 2 not applicable" in said
+    assert "cached decoding" in said and "11 pass, 0 fail, 2 not applicable" in said
 
 
 def test_a_broken_checkpoint_as_json(folder, capsys):
@@ -95,9 +104,23 @@ def test_wrong_use_is_a_value_error(folder, own):
         ({"model_or_encoding": "no.such.module:Class"}, "there is no such module"),
         ({"model_or_encoding": f"{own}:Rot"}, "did you mean 'Root'"),
         ({"model_or_encoding": f"{own}:Root:rat=2"}, "unknown option"),
+        ({"model_or_encoding": f"{own}:NoEncoding"}, "of a longitude.Encoding, and NoEncoding makes a NoEncoding"),
+        ({"model_or_encoding": f"{own}:Raising"}, "Raising cannot be built: it raised RuntimeError: no room"),
+        ({"model_or_encoding": "./alibbi"}, "no such folder"),
     ):
         with pytest.raises(ValueError, match=words):
             check(**said)
+
+
+def test_an_encoding_misspelt(monkeypatch):
+    def none(name, **said):
+        raise ValueError(f"{name}: no such name on the hub")
+
+    monkeypatch.setattr("longitude.measure.checkpoint.load", none)  # the hub is not asked
+    with pytest.raises(ValueError, match="alibbi: no such name on the hub; did you mean the encoding 'alibi'"):
+        check("alibbi")
+    with pytest.raises(ValueError, match=r"no such name on the hub$"):
+        check("owner/llama")
 
 
 def test_what_is_an_encoding(own, monkeypatch):

@@ -10,10 +10,11 @@ import time
 from dataclasses import replace
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from longitude.measure import Row, from_frame, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
-from longitude.measure.plan import plan
+from longitude.measure.plan import Unit, plan
 from longitude.measure.report import page, terminal, write_report
 from longitude.measure.run import Watcher, measure, read_results
 from longitude.measure.tables import sentences, tables
@@ -177,9 +178,83 @@ def test_retrieval_stands_in_the_same_run(checkpoints, config, tmp_path):
     results, failures, _ = go(config, tmp_path / "run", checkpoints["llama"])
     assert failures == [] and [row.task for row in results.rows] == ["passkey"] * 2
     [table] = tables(results)
-    assert table.lengths == [512] and table.extra == ["effective length"]
-    assert "llama has no passkey at 32" in " ".join(sentences(results))
+    assert table.lengths == [32, 512] and table.extra == ["effective length"]
+    assert table.lines[0][3][0].value == "–"  # short context could not be asked
+    assert [said for said in sentences(results) if "llama has no passkey at 32:" in said] == sentences(results)[:1]
     assert "Retrieval: passkey" in page(results)
+
+
+def test_a_reason_stands_once(checkpoints, config, tmp_path):
+    results, *_ = go(config, tmp_path / "run", checkpoints["llama"])
+    model = str(checkpoints["llama"])
+    reasons = {
+        (32, "0"): "takes 257 of 32",
+        (32, "1"): "takes 258 of 32",
+        (48, "0"): "takes 258 of 48",
+        (64, "0"): "no end",
+    }
+    absent = [(Unit(model, "passkey", length, way), reason) for (length, way), reason in reasons.items()]
+    assert sentences(replace(results, absent=absent))[:2] == [
+        "llama has no passkey at 32 48: takes 257 of 32",
+        "llama has no passkey at 64: no end",
+    ]
+
+
+def spoil(folder, change):
+    """Change the weights of a checkpoint in place."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_one_bad_model_of_several_costs_the_others_nothing(checkpoints, config, tmp_path):
+    bad = shutil.copytree(checkpoints["llama"], tmp_path / "bad")
+    spoil(bad, lambda weights: weights.pop("model.norm.weight"))
+    with pytest.raises(ValueError, match="the weights lack 1"):
+        go(config, tmp_path / "alone", bad)
+    results, [failure], _ = go(config, tmp_path / "run", bad, checkpoints["llama"])
+    assert failure.startswith(f"bad was not measured: {bad}: the weights lack 1 of the model's tensors")
+    assert failure in sentences(results) and "bad was not measured" in page(results)
+    [table] = tables(results)
+    assert [line[0] for line in table.lines] == ["bad", "llama"]
+    assert {cell.value for cell in table.lines[0][3]} == {"–"} and "–" not in {c.value for c in table.lines[1][3]}
+    shutil.copy(checkpoints["llama"] / "model.safetensors", bad)
+    results, failures, watcher = go(config, tmp_path / "run", bad, checkpoints["llama"])  # completed, it is measured
+    assert failures == [] and {unit.model for unit in watcher.units} == {str(bad)} and len(watcher.units) == 3
+
+
+def test_a_model_that_answers_nan_is_not_asked(checkpoints, config, tmp_path):
+    nan = shutil.copytree(checkpoints["llama"], tmp_path / "nan")
+    spoil(nan, lambda weights: weights["model.norm.weight"].fill_(float("nan")))
+    config = replace(config, lengths=(512,), tasks=("perplexity", "passkey"), depths=(0.0, 1.0), trials=1)
+    results, failures, _ = go(config, tmp_path / "run", nan)
+    assert failures == ["nan: its logits are not finite, so nothing is asked of it; look at its weights"]
+    assert failures[0] in sentences(results)
+    assert {row.task for row in results.rows} == {"text"} and all(row.value is None for row in results.rows)
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("rows.jsonl", '{"a": 1}\n'),
+        ("rows.jsonl", "garbage\n"),
+        ("rows.jsonl", "3\n"),
+        ("rows.jsonl", '{"model": "elsewhere", "task": "perplexity", "length": 48, "way": "", "rows": []}\n'),
+        ("measure.json", '{"schema": 1}'),
+        ("measure.json", '{"schema": 1, "configuration": 3, "models": 4}'),
+    ],
+)
+def test_a_damaged_directory_is_one_line(checkpoints, config, tmp_path, file, content):
+    out = tmp_path / "run"
+    whole, *_ = go(config, out, checkpoints["llama"])
+    (out / file).write_text(content)
+    with pytest.raises(ValueError) as caught:
+        go(config, out, checkpoints["llama"])
+    said = str(caught.value)
+    assert said.startswith(f"{out / file} is damaged (") and said.endswith("; --fresh starts over") and "\n" not in said
+    results, *_ = go(config, out, checkpoints["llama"], fresh=True)
+    assert numbers(results.rows) == numbers(whole.rows)
 
 
 def test_the_page_needs_no_network(checkpoints, config, tmp_path):

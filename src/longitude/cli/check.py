@@ -2,7 +2,9 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,7 +62,8 @@ def check(
             def loaded(name: str):
                 return load(name, dtype=dtype, device=device, allow_pickle=allow_pickle, tokenizer=False)
 
-            checkpoint = loaded(model_or_encoding)
+            with or_encoding(model_or_encoding):
+                checkpoint = loaded(model_or_encoding)
             other = None if reference is None else loaded(reference)
             subject = subject_of(checkpoint, length=length, reference=other, seed=seed)
             subject.tell = progress.share
@@ -102,6 +105,20 @@ def encoding_of(said: str) -> tuple[Any, dict[str, Any]] | None:
 
     options = parse_options(found["options"] or "", f"{found['place']}:{found['name']}:option=value", said)
     return of_place(found["place"], found["name"]), options
+
+
+@contextmanager
+def or_encoding(said: str) -> Iterator[None]:
+    """Where there is no such model, the encoding that it may have been meant for."""
+    try:
+        yield
+    except ValueError as error:
+        from longitude.positions.base import encodings
+
+        near = get_close_matches(re.split(r"[:+]", said)[0], encodings(), n=1, cutoff=0.75)
+        if not near or Path(said).exists():
+            raise
+        raise ValueError(f"{error}; did you mean the encoding {near[0]!r}?") from error
 
 
 # ---- what is seen -----------------------------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ def extend(
     from longitude.extend.config import checked, require_out
 
     config = checked(config)
+    if not model:
+        raise ValueError("expected MODEL, the folder of a checkpoint or a name on the hub, got an empty one")
     if out is None and not config.dry_run:
         raise ValueError("expected --out, the folder of the new checkpoint (or --dry-run), got none")
     if out is not None:
@@ -42,7 +44,7 @@ def extend(
             _print(show.parts(plan))
 
     with _Bar(console) as bar:
-        outcome = run(model, config, out, say, bar)
+        outcome = run(model, config, out, say, bar, bar.note)
     if not first_process():
         return DONE
     if json:
@@ -56,9 +58,10 @@ def _print(parts: Any) -> None:
     from rich.console import Console
 
     console = Console()
+    if not console.is_terminal:  # a file has no margin to wrap at
+        console = Console(width=200)
     for part in parts:
-        plain = isinstance(part, str)
-        console.print(part, highlight=False, markup=not plain, soft_wrap=plain)
+        console.print(part, highlight=False, markup=False, soft_wrap=not hasattr(part, "columns"))
 
 
 class _Bar:
@@ -77,6 +80,9 @@ class _Bar:
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
+
+    def note(self, sentence: str) -> None:
+        self.bar.console.print(sentence, highlight=False, markup=False)
 
     def __call__(self, what: str, done: float, total: float) -> None:
         if what not in self.tasks:

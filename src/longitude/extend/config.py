@@ -33,8 +33,8 @@ class ExtendConfig:
     """Text of the measured cost: a file, a folder, datasets:NAME, or the sources of Python's standard library."""
     no_measure: bool = False
     """Leave out the measured cost: no model is loaded, and the tokenizer may be missing."""
-    budget: float = 5.0
-    """With --method longrope: minutes to search."""
+    budget: float = 4.0
+    """With --method longrope: minutes to search, in all; 32 candidates are tried at least, however long they take."""
     seed: int = 0
     """Of the search and of fine-tuning."""
     fine_tune: str | None = None

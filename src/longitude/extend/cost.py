@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from longitude.extend.source import Source
+from longitude.extend.source import Source, quiet
 from longitude.measure import memory
 from longitude.measure.checkpoint import Checkpoint, load
 from longitude.measure.documents import Documents, documents_of
@@ -84,9 +85,10 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def loaded(source: Source) -> Checkpoint:
-    """The model as it is, on the device."""
-    return load(source.folder, allow_pickle=source.pickled, device=device())
+def loaded(folder: Path, allow_pickle: bool = False) -> Checkpoint:
+    """The model in a folder, on the device."""
+    with quiet():
+        return load(folder, allow_pickle=allow_pickle, device=device())
 
 
 def require_memory(source: Source, length: int) -> None:

@@ -21,7 +21,7 @@ from longitude.extend.weights import Change
 from longitude.measure.checkpoint import one_line_of
 from longitude.positions.frequencies import Follows, Scaling
 from longitude.positions.hugging_face import ORIGINAL, Rope
-from longitude.positions.scaling import rope_frequencies
+from longitude.positions.scaling import DynamicNTK, rope_frequencies
 
 
 @dataclass
@@ -94,7 +94,10 @@ def original_length(source: Source, options: ExtendConfig, kind: str) -> int:
         known = marked or original_of(scheme, source.declared)
         if scheme is not None or (marked is not None and source.declared is not None and marked < source.declared):
             what = f"{scheme.name}, " if scheme is not None else ""
-            extended = f"{source.name} was extended already ({what}from {known} to {source.declared} tokens)"
+            far = f"to {source.declared} tokens"
+            if isinstance(scheme, DynamicNTK):  # it declares the trained length
+                far = f"tokens by a factor of {scheme.factor:g}"
+            extended = f"{source.name} was extended already ({what}from {known} {far})"
             if scheme is None:
                 raise ValueError(
                     f"{extended} by another base than it was trained with, which its config.json no longer says; extend the "
@@ -138,6 +141,11 @@ def _rotary(made: Plan, options: ExtendConfig, scheme: Scaling | None) -> None:
         made.base = everywhere(ropes).base
         made.notes.append("Factor 1: every method is the identity, and the checkpoint is a copy.")
         return
+    if options.base is not None and options.base < everywhere(ropes).base:
+        raise ValueError(
+            f"--base {options.base:g} is below the base of {source.name}, {everywhere(ropes).base:g}: it would turn faster, "
+            f"which shortens the context; give a larger one"
+        )
     made.scheme = scheme or scheme_of(options.method or "", made.factor, made.original, options.base)
     after = scaled(ropes, made.scheme)
     turning = everywhere(after)

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from longitude.extend import cost as costs
 from longitude.extend.config import ExtendConfig
 from longitude.extend.keys import ropes_of
@@ -18,10 +20,11 @@ from longitude.extend.layout import Parity, layout_changes, parity
 from longitude.extend.methods import everywhere
 from longitude.extend.plan import Plan, original_length, plan
 from longitude.extend.search import Found, search
-from longitude.extend.source import Source, kind_of, open_source
+from longitude.extend.source import Source, kind_of, open_source, quiet
 from longitude.extend.weights import Change, size_of, tokenizer_limit, write_weights
 from longitude.extend.write import first_process, new_folder, read_json, write_json
-from longitude.measure.checkpoint import Checkpoint, load, tokenizer_of
+from longitude.measure.checkpoint import Checkpoint, tokenizer_of
+from longitude.measure.documents import Documents
 from longitude.measure.files import require_space
 from longitude.measure.sources import Text, read_text
 from longitude.measure.text import DocumentLosses
@@ -34,6 +37,8 @@ SEARCH = "longrope_search.json"
 
 Progress = Callable[[str, float, float], None]
 """progress(what is being done, done, total)."""
+Note = Callable[[str], None]
+"""Hears a sentence that cannot wait for the plan."""
 
 
 @dataclass
@@ -53,6 +58,7 @@ def run(
     out: Path | None,
     say: Callable[[Plan], None] = lambda _: None,
     progress: Progress = lambda *_: None,
+    note: Note = lambda _: None,
 ) -> Outcome:
     """All of it; say hears of the plan before anything is written. `out` is None only in a dry run. Where `accelerate launch`
     started several processes, the first does all, and the others only train."""
@@ -74,11 +80,18 @@ def run(
         text = read_text(config.text, "--text")
         costs.require_memory(source, source.declared or 1)
     outcome = Outcome()
+    original = source.declared or 1
     if config.to is not None:
-        outcome.plan = _planned(source, config, out, text, progress)
-        say(outcome.plan)
+        outcome.plan = _planned(source, config, out, text, progress, note)
+        original = outcome.plan.original
         if outcome.plan.nothing and config.fine_tune is not None:
             raise ValueError(f"--fine-tune: nothing of {model} is extended; there is no new checkpoint to train")
+    before = None
+    if text is not None and source.causal:
+        longer = config.to if outcome.plan is not None and outcome.plan.nothing else None
+        before = measure(source, sorted({original, longer or original}), text, progress)
+    if outcome.plan is not None:
+        say(outcome.plan)
         if written is not None and not outcome.plan.nothing:
             write(source, written if config.fine_tune is None else staged(written), outcome.plan.changes, outcome.plan)
             outcome.written = True
@@ -88,15 +101,15 @@ def run(
         outcome.written = True
     if outcome.written and out is not None:
         shutil.rmtree(search_folder(out), ignore_errors=True)
-    if text is not None and source.causal:
-        original = outcome.plan.original if outcome.plan else source.declared or 1
-        lengths = sorted({original, config.to or original}) if outcome.plan and outcome.plan.nothing else [original]
-        outcome.costs = measure(source, lengths, out if outcome.written else None, text, progress)
+    if text is not None and before is not None:
+        outcome.costs = compared(before, out if outcome.written else None, text, progress)
     return outcome
 
 
-def _planned(source: Source, config: ExtendConfig, out: Path | None, text: Text | None, progress: Progress) -> Plan:
-    found = _searched(source, config, out, text, progress) if config.method == "longrope" else None
+def _planned(
+    source: Source, config: ExtendConfig, out: Path | None, text: Text | None, progress: Progress, note: Note
+) -> Plan:
+    found = _searched(source, config, out, text, progress, note) if config.method == "longrope" else None
     made = plan(source, config, found and found.scheme)
     made.search = found
     if found is not None and found.note:
@@ -109,7 +122,8 @@ def _planned(source: Source, config: ExtendConfig, out: Path | None, text: Text 
 def require_tokenizer(source: Source) -> None:
     """ValueError where there is none: the measured cost needs it, and nothing else does."""
     try:
-        tokenizer_of(source.folder, source.config)
+        with quiet():
+            tokenizer_of(source.folder, source.config)
     except ValueError as error:
         raise ValueError(f"{error}; or leave out the measured cost, which alone needs it, with --no-measure") from error
 
@@ -130,25 +144,45 @@ def write(source: Source, out: Path, changes: dict[str, Change], made: Plan | No
             write_json(path, read_json(path) | {"model_max_length": limit[1]})
 
 
-def measure(source: Source, lengths: list[int], out: Path | None, text: Text, progress: Progress) -> list[costs.Cost]:
-    """At each length, the model before and the checkpoint in `out`; the model alone where nothing was written. One model is
-    in memory at a time."""
-    before = costs.loaded(source)
-    documents = {length: costs.documents_for(text, before.tokenizer, length) for length in lengths}
+@dataclass(frozen=True)
+class Measured:
+    """The original on a text: documents and losses by length."""
 
-    def losses(checkpoint: Checkpoint, what: str) -> list[DocumentLosses]:
-        found = []
-        for length in lengths:
-            if out is None and hasattr(checkpoint.config, "max_seq_len"):  # MPT's biases are made for so many positions
-                checkpoint.model.config.max_seq_len = max(length, checkpoint.config.max_seq_len)
-            bar = partial(progress, f"measuring {what}")
-            found.append(costs.losses_of(checkpoint, documents[length], length, bar))
-        return found
+    documents: dict[int, Documents]
+    losses: dict[int, DocumentLosses]
 
-    first = losses(before, "the original")
-    del before
-    second = [None for _ in lengths] if out is None else losses(load(out, device=costs.device()), "the new one")
-    return [costs.cost_of(*each, text) for each in zip(first, second, lengths, strict=True)]
+
+def measure(source: Source, lengths: list[int], text: Text, progress: Progress) -> Measured:
+    """The original, before anything is written. ValueError for a text that is too short, a model that cannot be loaded or
+    whose losses are no numbers."""
+    checkpoint = costs.loaded(source.folder, source.pickled)
+    documents = {length: costs.documents_for(text, checkpoint.tokenizer, length) for length in lengths}
+    losses = _losses(checkpoint, documents, partial(progress, "measuring the original"))
+    if not np.isfinite(losses[lengths[0]].nats).all():
+        raise ValueError(
+            f"{source.name}: its losses on {text.source} are not finite at {lengths[0]} tokens, before anything is extended; "
+            f"look for NaN or overflow in its weights"
+        )
+    return Measured(documents, losses)
+
+
+def compared(before: Measured, out: Path | None, text: Text, progress: Progress) -> list[costs.Cost]:
+    """The original beside the checkpoint in `out`, or alone where nothing was written. One model is in memory at a time."""
+    after: dict[int, DocumentLosses] = {}
+    if out is not None:
+        after = _losses(costs.loaded(out), before.documents, partial(progress, "measuring the new one"))
+    return [costs.cost_of(found, after.get(length), length, text) for length, found in before.losses.items()]
+
+
+def _losses(
+    checkpoint: Checkpoint, documents: dict[int, Documents], bar: Callable[[float, float], None]
+) -> dict[int, DocumentLosses]:
+    found = {}
+    for length, read in documents.items():
+        if hasattr(checkpoint.config, "max_seq_len"):  # MPT's biases are made for so many positions
+            checkpoint.model.config.max_seq_len = max(length, checkpoint.config.max_seq_len)
+        found[length] = costs.losses_of(checkpoint, read, length, bar)
+    return found
 
 
 # ---- fine-tuning, on one process or many -----------------------------------------------------------------------------
@@ -204,7 +238,7 @@ def _convert(source: Source, to: str, out: Path | None) -> Outcome:
 
 
 def _searched(
-    source: Source, config: ExtendConfig, out: Path | None, text: Text | None, progress: Progress
+    source: Source, config: ExtendConfig, out: Path | None, text: Text | None, progress: Progress, note: Note
 ) -> Found | None:
     """What the search finds; None where the length stays, or nothing turns, as the plan will say."""
     if kind_of(source) != "rotary":
@@ -220,11 +254,11 @@ def _searched(
             "--method longrope searches on text, which takes a model: leave out --dry-run and --no-measure"
         )
     costs.require_memory(source, length)
-    checkpoint = costs.loaded(source)
+    checkpoint = costs.loaded(source.folder, source.pickled)
     documents = costs.documents_for(text, checkpoint.tokenizer, length)
 
     def told(done: int, total: int | None, lowest: float) -> None:
-        progress(f"searching, lowest perplexity {math.exp(lowest):.4g}", done, total or 0)
+        progress(f"searching, lowest perplexity {math.exp(min(lowest, 700)):.4g}", done, total or 0)
 
     return search(
         checkpoint.model,
@@ -235,6 +269,7 @@ def _searched(
         budget=config.budget,
         seed=config.seed,
         progress=told,
+        note=note,
     )
 
 

@@ -28,6 +28,8 @@ TOKENS, FEWEST_WINDOWS = 16_384, 4
 """What a candidate is tried on."""
 FEWEST = 32
 """Candidates that are tried, however small the budget."""
+SHARE = 0.85
+"""Of the budget, for candidates; the rest is for starting up and for what is measured before and after."""
 
 Progress = Callable[[int, int | None, float], None]
 """progress(candidates tried, candidates in all or None while that is being measured, lowest loss so far)."""
@@ -54,11 +56,12 @@ def search(
     length: int,
     original_length: int,
     state: Path,
-    budget: float = 5.0,
+    budget: float = 4.0,
     evaluations: int | None = None,
     seed: int = 0,
     attention: bool = False,
     progress: Progress | None = None,
+    note: Callable[[str], None] = lambda _: None,
 ) -> Found:
     """The factors of LongRoPE with which a model predicts `length` tokens best  (Ding et al. 2024).
 
@@ -67,8 +70,9 @@ def search(
         them: four, or as many as hold 16384 tokens.
     state: a folder for what was tried, made where there is none. The same call with it goes on after a kill, and ends with
         the result of one that was never killed, bit for bit on the same machine; search.json in it holds the factors.
-    budget: minutes. They are turned into a number of candidates once, by timing the starts, and the number is kept in
-        `state`. evaluations: that number instead. The same number and seed give the same result.
+    budget: minutes. They are turned into a number of candidates once, by timing the starts, 32 or more, and the number is
+        kept in `state`. evaluations: that number instead. The same number and seed give the same result. note hears it
+        where 32 take longer than the budget.
     attention: whether the attention factor is searched too. A configuration has one, for short texts as well. Without, it
         stays 1, and up to the original length the model's answers are what they were, bit for bit: the short factors are
         all 1. Only where a start with an attention factor of its own (YaRN) stays unbeaten, that start is the result.
@@ -77,12 +81,14 @@ def search(
     also searches, how many first tokens are left alone, no configuration of transformers can say, and is not searched.
 
     Errors: ValueError for a model without rotary parameters, a length that does not grow, a document that is too short, a
-    `state` of another search, or one that another process writes to."""
+    model of which no start gives a finite loss, a `state` that is damaged, of another search, or written by another process."""
     task = task_of(model, original_length, length)
     starts = task.starts()
     windows = _windows(documents, length)
     most = starts["yarn"].attention_factor if attention else 1.0
     bounds = Bounds(low=1.0, high=1.25 * task.factor, least=1.0, most=most)
+    if state.exists() and not state.is_dir():
+        raise ValueError(f"{state} is no folder; remove it to search anew")
     state.mkdir(parents=True, exist_ok=True)
     with locked(state):
         remove_unfinished(state)
@@ -97,14 +103,29 @@ def search(
             return loss
 
         named = {name: evaluate(start) for name, start in starts.items()}
+        if not math.isfinite(min(named.values())):
+            raise ValueError(
+                "longrope: no loss of the model is finite, before anything is extended; look for NaN or overflow in its weights"
+            )
         if saved["evaluations"] is None:
             seconds = tries.seconds_each(starts["unchanged"])
-            saved["evaluations"] = max(FEWEST, min(PUBLISHED, int(60 * budget / seconds)))
+            most = len(named) + affordable(budget, sum(tries.seconds), seconds)
+            if most < FEWEST:
+                minutes = (FEWEST - len(named)) * seconds / 60
+                note(
+                    f"longrope: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes from here on."
+                )
+            saved["evaluations"] = max(FEWEST, min(PUBLISHED, most))
             write_json(record, saved)
         losses = evolve([*starts.values()], bounds, evaluate, saved["evaluations"], Random(seed))
         found = _chosen(task, losses, named, attention)
         write_json(record, saved | {"seed": seed, "attention": attention, "found": _plain(found)})
         return found
+
+
+def affordable(budget: float, spent: float, seconds: float) -> int:
+    """Candidates of `seconds` each that fit into `budget` minutes after `spent` seconds."""
+    return max(0, int((60 * SHARE * budget - spent) / seconds))
 
 
 def _windows(documents: Sequence[Tensor], length: int) -> list[Tensor]:
@@ -167,15 +188,13 @@ class Tries:
         self.lowest = math.inf
         self.seconds: list[float] = []
         whole = []
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []:
-            if not line.endswith("\n"):
+        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+            if not line.endswith(b"\n"):
                 break  # the process was killed while writing it
-            entry = json.loads(line)
-            loss_then = math.inf if entry["loss"] is None else entry["loss"]
-            self.losses[Candidate(tuple(entry["factors"]), entry["attention_factor"])] = loss_then
+            self.losses |= [_entry(line, path)]
             whole.append(line)
         with atomic(path) as beside:
-            beside.write_text("".join(whole), encoding="utf-8")
+            beside.write_bytes(b"".join(whole))
 
     def __call__(self, candidate: Candidate) -> float:
         if candidate not in self.losses:
@@ -203,6 +222,20 @@ class Tries:
         return loss
 
 
+def _entry(line: bytes, path: Path) -> tuple[Candidate, float]:
+    """A line of tried.jsonl. ValueError where it is none."""
+    try:
+        entry = json.loads(line)
+        candidate = Candidate(tuple(map(float, entry["factors"])), float(entry["attention_factor"]))
+        return candidate, math.inf if entry["loss"] is None else float(entry["loss"])
+    except (ValueError, TypeError, KeyError):
+        raise _damaged(path) from None
+
+
+def _damaged(path: Path) -> ValueError:
+    return ValueError(f"{path} is damaged; remove {path.parent} to search anew")
+
+
 def _identity(model: nn.Module, task: Task, windows: Sequence[Tensor]) -> dict[str, Any]:
     """What the losses depend on."""
     weights = sha256()
@@ -216,17 +249,23 @@ def _identity(model: nn.Module, task: Task, windows: Sequence[Tensor]) -> dict[s
 
 def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | None) -> dict[str, Any]:
     """search.json of this search, old or new. The number of candidates is as saved for the same budget. ValueError where
-    the file belongs to another search."""
+    the file is damaged, or belongs to another search."""
     remedy = f"name another folder, or remove {record.parent} to search anew"
-    try:
-        saved = json.loads(record.read_text(encoding="utf-8")) if record.exists() else None
-    except ValueError as error:
-        raise ValueError(f"{record} is not readable JSON ({error}); {remedy}") from None
-    if saved is None:
+    if record.exists():
+        try:
+            saved = json.loads(record.read_bytes())
+        except ValueError:
+            raise _damaged(record) from None
+        if not isinstance(saved, dict) or not {*of, "budget", "evaluations"} <= saved.keys():
+            raise _damaged(record)
+        if not isinstance(saved["evaluations"], int | None):
+            raise _damaged(record)
+    else:
+        (record.parent / "tried.jsonl").unlink(missing_ok=True)  # nothing says what was tried
         saved = of | {"budget": budget, "evaluations": evaluations}
     for key, value in of.items():
-        if saved.get(key) != value:
-            raise ValueError(f"{record.parent} holds a search with {key} {saved.get(key)}, not {value}; {remedy}")
+        if saved[key] != value:
+            raise ValueError(f"{record.parent} holds a search with {key} {saved[key]}, not {value}; {remedy}")
     if evaluations is not None or saved["budget"] != budget:
         saved |= {"budget": budget, "evaluations": evaluations}
     write_json(record, saved)

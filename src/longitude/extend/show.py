@@ -23,44 +23,43 @@ def parts(plan: Plan) -> Iterator[Any]:
     from rich.table import Table
     from rich.text import Text
 
-    def table(title: str, *columns: str) -> Table:
-        return Table(
-            *columns, title=f"[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False
-        )
-
-    shown = table(f"{plan.source.name}: {plan.original} to {plan.length} tokens", "", "")
+    yield Text(f"{plan.source.name}: {plan.original} to {plan.length} tokens", "bold")
+    yield ""
+    shown = Table(box=None, pad_edge=False, show_header=False)
     for name, value in scheme(plan).items():
         if value is not None:
-            shown.add_row(Text(name.replace("_", " "), "bold"), _said(value))
+            shown.add_row(Text(name.replace("_", " "), "bold"), Text(_said(value)))
     yield shown
     rows = differences(plan)
     if rows:
-        changes = table("\nconfig.json", "key", "before", "after")
+        yield Text("\nconfig.json", "bold")
+        changes = Table("key", "before", "after", box=None, pad_edge=False)
         changes.columns[0].overflow = "fold"
         for key, before, after in rows:
-            changes.add_row(Text(key, "bold"), _said(before), _said(after))
+            changes.add_row(Text(key, "bold"), Text(_said(before)), Text(_said(after)))
         yield changes
     else:
         yield "\nconfig.json: nothing changes"
     yield ""
     if plan.search is not None:
-        yield search_table(plan.search)
+        yield from search_table(plan.search)
         yield ""
     yield from plan.notes
     if others := left_out(plan.source):
         yield f"Not carried along: {', '.join(others)}."
 
 
-def search_table(found: Found) -> Any:
+def search_table(found: Found) -> Iterator[Any]:
     """The losses of the starts beside what the search found."""
     from rich.table import Table
+    from rich.text import Text
 
-    title = f"[bold]{found.tried} candidates tried[/], nats per token at the new length"
-    shown = Table("start", "loss", title=title, title_justify="left", title_style="", box=None, pad_edge=False)
+    yield Text(f"{found.tried} candidates tried, nats per token at the new length", "bold")
+    shown = Table("start", "loss", box=None, pad_edge=False)
     for name, loss in found.starts.items():
         shown.add_row(name, f"{loss:.4f}")
-    shown.add_row("[bold]found[/]", f"[bold]{found.loss:.4f}[/]")
-    return shown
+    shown.add_row("found", f"{found.loss:.4f}", style="bold")
+    yield shown
 
 
 def scheme(plan: Plan) -> dict[str, Any]:
@@ -109,16 +108,10 @@ def results(outcome: Outcome, config: ExtendConfig, out: Path | None) -> Iterato
 
 def costs_table(costs: list[Cost], written: bool) -> Iterator[Any]:
     from rich.table import Table
+    from rich.text import Text
 
-    title = "what short texts pay" if written else "what the model has"
-    shown = Table(
-        "tokens",
-        title=f"[bold]{title}[/], bits per byte",
-        title_justify="left",
-        title_style="",
-        box=None,
-        pad_edge=False,
-    )
+    yield Text(f"{'what short texts pay' if written else 'what the model has'}, bits per byte", "bold")
+    shown = Table("tokens", box=None, pad_edge=False)
     for name in ("original", "extended", "difference") if written else ("as it is",):
         shown.add_column(name)
     for cost in costs:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,17 +114,18 @@ def _fetched(name: str, allow_pickle: bool) -> Path:
 # ---- weights ---------------------------------------------------------------------------------------------------------
 def require_weights(source: Source, allow_pickle: bool) -> None:
     """ValueError unless every weights file is whole and nothing is missing. Reads headers only."""
-    held: set[str] = set()
+    held: dict[str, list[int]] = {}
     for shard in source.shards:
-        held |= set(keys_of(shard))
+        held |= shapes_of(shard)
     index = source.folder / INDEX
     if index.is_file():
         named = read_json(index).get("weight_map", {})
         if lost := sorted({file for file in named.values() if not (source.folder / file).is_file()}):
             raise ValueError(f"{index} names {lost[0]}, which is not there; fetch it, or restore the index")
-        if lost := sorted(set(named) - held):
+        if lost := sorted(set(named) - held.keys()):
             raise ValueError(f"{index} names the tensor {lost[0]}, which no file holds; restore the files")
     if source.shards:
+        require_fit(source, held)
         return
     found = sorted(path.name for path in source.folder.glob(PICKLED))
     if not found:
@@ -134,11 +137,44 @@ def require_weights(source: Source, allow_pickle: bool) -> None:
         )
 
 
+def require_fit(source: Source, held: dict[str, list[int]]) -> None:
+    """ValueError where the tensors of the files are not those that config.json describes: another shape, or one missing.
+    transformers loads some checkpoints under other names than the files': where it would, nothing is called missing."""
+    if getattr(source.config, "quantization_config", None) is not None:
+        return  # packed weights have shapes of their own
+    state = source.skeleton.state_dict(keep_vars=True)
+    prefix = getattr(source.skeleton, "base_model_prefix", "")
+    found = {name if name in state else f"{prefix}.{name}": shape for name, shape in held.items()}
+    for name in sorted(found.keys() & state.keys()):
+        if found[name] != [*state[name].shape]:
+            raise ValueError(
+                f"{source.name}: {name} is {found[name]} in the weights and {[*state[name].shape]} by config.json; correct "
+                f"config.json"
+            )
+    ignored = getattr(source.skeleton, "_keys_to_ignore_on_load_unexpected", None) or []
+    if any(name not in state and not any(re.search(rule, name) for rule in ignored) for name in found):
+        return
+    there = {id(state[name]) for name in found if name in state}  # a tied weight is one tensor of many names
+    lost = [name for name, tensor in state.items() if isinstance(tensor, nn.Parameter) and id(tensor) not in there]
+    if lost:
+        raise ValueError(
+            f"{source.name}: the weights lack {len(lost)} of the model's tensors, such as {min(lost)}; complete the "
+            f"checkpoint, or correct config.json"
+        )
+
+
 def keys_of(shard: Path) -> list[str]:
     """The tensors of a safetensors file. ValueError when it is truncated or broken: its header is held against its size."""
+    return [*shapes_of(shard)]
+
+
+def shapes_of(shard: Path) -> dict[str, list[int]]:
+    """The same with their shapes."""
+    if not os.access(shard, os.R_OK):
+        raise ValueError(f"{shard} cannot be read; you need the permission to")
     try:
         with safe_open(shard, framework="pt") as file:
-            return list(file.keys())
+            return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  it is no dict
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{shard} is truncated or broken ({one_line_of(error)}); fetch the file again") from error
 

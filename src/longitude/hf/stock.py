@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from copy import deepcopy
@@ -46,12 +46,13 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
     another rotation must be trained on. ValueError for a model or an encoding that this cannot work with, with the reason.
     """
     base: Any = model.base_model
-    config = own_config(model)
     layers = attentions(base)
-    specs, given = resolved(encoding, config)
+    specs, given = resolved(encoding, model.config)
     of_layer, members = built(specs, given, len(layers))
     for member in members:
         require_possible(member)
+    require_fitting(specs, model.config)
+    config = own_config(model)
     parameter = next(base.parameters())
     model.set_attn_implementation("longitude")
     base.add_module(KEY, nn.ModuleList(members).to(parameter.device, parameter.dtype))
@@ -129,25 +130,42 @@ def require_possible(member: Encoding) -> None:
             )
 
 
+def require_fitting(specs: list[dict[str, Any]], config: PreTrainedConfig) -> None:
+    """ValueError for an encoding of other heads than the model's."""
+    for spec in specs:
+        for option, own in heads_of(config).items():
+            if spec.get(option, own) != own:
+                raise ValueError(
+                    f"set_positions: {spec['name']} has {option}={spec[option]}, and the model {own}; leave {option} out"
+                )
+
+
 # ---- from what the user says to modules, and back --------------------------------------------------------------------
 def resolved(encoding: Spec, config: PreTrainedConfig) -> tuple[list[dict[str, Any]], list[Encoding] | None]:
     """Every option written out, one dict for each composed encoding; and the encodings themselves, where they were given."""
     parts = list(encoding) if isinstance(encoding, Composed | list | tuple) else [encoding]
+    if not parts or not all(isinstance(part, str | Mapping | Encoding) for part in parts):
+        raise ValueError(
+            'set_positions: expected a name, {"name": name, **options}, an Encoding, or a list of at least one of them, got '
+            f"{encoding!r}"
+        )
     given = [part for part in parts if isinstance(part, Encoding)]
     if given and len(given) < len(parts):
         raise ValueError("set_positions: expected names and options, or Encodings, got both in one list")
-    heads = config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads = heads_of(config)
+    head_dim = heads["head_dim"]
     shape = LongitudeConfig(
         hidden_size=config.hidden_size,
-        num_attention_heads=heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", None),
+        num_attention_heads=heads["num_heads"],
+        num_key_value_heads=heads["num_kv_heads"],
         max_position_embeddings=config.max_position_embeddings,
         encoding="none",
     )
     specs = []
     for part in parts:
-        options = said(part) if isinstance(part, Encoding) else {"name": part} if isinstance(part, str) else dict(part)
+        options: dict[str, Any] = (
+            said(part) if isinstance(part, Encoding) else {"name": part} if isinstance(part, str) else dict(part)
+        )
         factory = factory_of(options.get("name", ""))
         if "head_dim" in options_of(factory):
             options.setdefault("head_dim", head_dim)
@@ -156,6 +174,16 @@ def resolved(encoding: Spec, config: PreTrainedConfig) -> tuple[list[dict[str, A
         one = shape.resolve(options)
         specs += one if isinstance(one, list) else [one]
     return specs, given or None
+
+
+def heads_of(config: PreTrainedConfig) -> dict[str, int]:
+    """What an encoding may be told of a model's heads."""
+    heads = config.num_attention_heads
+    return {
+        "num_heads": heads,
+        "num_kv_heads": getattr(config, "num_key_value_heads", None) or heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // heads,
+    }
 
 
 def like_own(options: dict[str, Any], config: PreTrainedConfig, head_dim: int) -> dict[str, Any]:
@@ -246,10 +274,23 @@ def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
     if options.get("attn_implementation", "longitude") != "longitude":
         raise ValueError(f"attn_implementation: expected 'longitude', got {options['attn_implementation']!r}")
     options["attn_implementation"] = "longitude"
-    config = AutoConfig.from_pretrained(path)
-    specs = getattr(config, KEY, None)
-    if specs is None:
+    try:
+        config = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        said = " ".join(str(error).split())[:240]
+        raise ValueError(
+            f"{path}: there is no model that could be read; expected a folder or a name of the hub ({said})"
+        ) from error
+    if getattr(config, KEY, None) is None:
         raise ValueError(f"{path}: no encoding was set in this model ({KEY} in config.json); load it with transformers")
+    model, info = class_of(path, config).from_pretrained(path, config=config, output_loading_info=True, **options)
+    if missing := [key for key in info["missing_keys"] if KEY in key]:
+        raise ValueError(f"{path}: the weights lack {', '.join(sorted(missing))}")
+    return model
+
+
+def class_of(path: Any, config: PreTrainedConfig) -> Any:
+    """The class whose from_pretrained loads such a model: the stock one, given its encoding as soon as it is made."""
     stock = getattr(transformers, (config.architectures or ["none"])[0], None)
     if stock is None:
         raise ValueError(f"{path}: config.json names no class of transformers, got {config.architectures}")
@@ -257,10 +298,6 @@ def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
     def make(self: PreTrainedModel, config: PreTrainedConfig, *arguments: Any, **named: Any) -> None:
         with loads():
             stock.__init__(self, config, *arguments, **named)
-        set_positions(self, specs)
+        set_positions(self, getattr(config, KEY))
 
-    kind = type(stock.__name__, (stock,), {"__init__": make, "__module__": stock.__module__})
-    model, info = kind.from_pretrained(path, config=config, output_loading_info=True, **options)
-    if missing := [key for key in info["missing_keys"] if KEY in key]:
-        raise ValueError(f"{path}: the weights lack {', '.join(sorted(missing))}")
-    return model
+    return type(stock.__name__, (stock,), {"__init__": make, "__module__": stock.__module__})

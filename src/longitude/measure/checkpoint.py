@@ -1,7 +1,7 @@
 """Checkpoints: a Hugging Face causal model with its tokenizer from a folder or a hub name, or one line that says why not."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from transformers.utils import logging
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
 from longitude.errors import unknown
+from longitude.hf.stock import KEY, class_of
 
 DTYPES = ("float32", "bfloat16", "float16", "float64")
 PICKLED = "pytorch_model*.bin"
@@ -59,16 +60,24 @@ def load(
     kind, place = _dtype(dtype), _device(device)
     config = config_of(path)
     read = tokenizer_of(path, config) if tokenizer else None
-    if attn_implementation == "longitude":
-        import longitude.hf  # noqa: F401  registers it
     if where is not None:
         _require_weights(where, allow_pickle)
     if type(config) not in AutoModelForCausalLM._model_mapping:
         raise ValueError(
             f"{path}: a {config.model_type} model is no causal language model; expected one that predicts the next token"
         )
-    with _quiet(), _one_line(f"{path}: the weights cannot be loaded; copy or download them again"):
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+    kinds, make = AutoModelForCausalLM, AutoModelForCausalLM.from_config
+    if getattr(config, KEY, None) is not None:
+        if attn_implementation not in (None, "longitude"):
+            raise ValueError(f"{path}: its positions need attn_implementation 'longitude', got {attn_implementation!r}")
+        kinds = make = class_of(path, config)
+        attn_implementation = "longitude"
+    with (
+        _quiet(),
+        _config_to_blame(path, config, make),
+        _one_line(f"{path}: the weights cannot be loaded; copy or download them again"),
+    ):
+        loaded: Any = kinds.from_pretrained(
             path,
             config=config,
             dtype=kind,
@@ -114,7 +123,7 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
     if where is not None:
         _require_config(where)
     said = "its configuration cannot be read" if where else "there is no such folder, and no such name on the hub"
-    with _one_line(f"{path}: {said}"):
+    with _quiet(), _one_line(f"{path}: {said}"):
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
@@ -236,6 +245,24 @@ def _one_line(said: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ValueError(f"{said} ({one_line_of(error)})") from error
+
+
+@contextmanager
+def _config_to_blame(path: str, config: PreTrainedConfig, make: Callable[[PreTrainedConfig], Any]) -> Iterator[None]:
+    """Where `make` builds no model of a config even without weights, an error of loading is the config's."""
+    try:
+        yield
+    except ValueError as error:
+        try:
+            with torch.device("meta"):
+                make(config)
+        except Exception as reason:
+            from longitude.measure.laws.config import contradictions
+
+            raw = PreTrainedConfig.get_config_dict(path)[0]
+            said = "; ".join(contradictions(raw, config)) or f"no model can be built of it ({one_line_of(reason)})"
+            raise ValueError(f"{path}: config.json: {said}") from error
+        raise
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """What `longitude measure` measures: its options and their checks. Importing this loads neither torch nor transformers."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
@@ -80,6 +81,12 @@ def checked(config: MeasureConfig) -> MeasureConfig:
     if config.device not in DEVICES:
         raise unknown("device", config.device, DEVICES, "--device takes one of them.")
     return config
+
+
+def with_trained(lengths: Iterable[int], trained: Iterable[int | None]) -> list[int]:
+    """Lengths in order, and those of training among them, as long as a longer one is asked for."""
+    longest = max(lengths)
+    return sorted({*lengths, *(length for length in trained if length is not None and length < longest)})
 
 
 def as_dict(config: MeasureConfig) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import psutil
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from longitude.hf.stock import KEY, class_of
+
 GROUP = Path("/sys/fs/cgroup")
 
 
@@ -33,9 +35,18 @@ class Memory:
 
 
 def outline(config: PreTrainedConfig) -> Any:
-    """The model of a configuration without its numbers."""
+    """The model of a configuration without its numbers; with our positions, where longitude.hf set them."""
+    ours = getattr(config, KEY, None) is not None
+    make = class_of(config.name_or_path, config) if ours else AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return make(config)
+
+
+def squared(config: Any) -> bool:
+    """Whether attention holds scores of every pair. Our own models attend with a backend of ours, whatever else is written."""
+    if config.model_type == "longitude":
+        return config.attention_backend == "reference"
+    return getattr(config, "_attn_implementation", None) == "eager"
 
 
 def needed(model: Any, dtype: torch.dtype, width: int, rows: int, piece: int, logits: int) -> Memory:
@@ -48,7 +59,7 @@ def needed(model: Any, dtype: torch.dtype, width: int, rows: int, piece: int, lo
     layer = piece * (10 * hidden + 3 * inner) + 2 * width * head * (
         groups + heads
     )  # keys and values grown, and repeated
-    if getattr(config, "_attn_implementation", None) == "eager":
+    if squared(config):
         layer += 3 * heads * piece * width
     elif piece < width:
         layer += 2 * piece * width  # the mask of a piece

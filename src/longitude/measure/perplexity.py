@@ -20,10 +20,11 @@ FOLLOWING = ("dynamic", "longrope")
 
 @dataclass(frozen=True)
 class Reading:
-    """How a checkpoint reads windows: in pieces with its cache, or in one pass and why."""
+    """How a checkpoint reads windows: in pieces with its cache, or in one pass and why. finite: whether it answers at all."""
 
     reader: Bounded
     reason: str | None
+    finite: bool = True
 
     def words(self, width: int) -> str:
         size = self.reader.size
@@ -68,7 +69,8 @@ def reading_of(model: Any, piece: int) -> Reading:
                 f"has no meaning; take a model that predicts the next token"
             )
         reason = reason or _unlike(model, ids, size, whole, scale)
-    return Reading(Bounded(model, None if reason else piece, restart=restart), reason)
+    finite = bool(whole.isfinite().all())
+    return Reading(Bounded(model, None if reason else piece, restart=restart), reason, finite)
 
 
 def _probe(model: Any) -> tuple[Tensor, int]:

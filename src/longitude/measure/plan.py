@@ -2,15 +2,22 @@
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import logging as hub
+from transformers import AutoModelForCausalLM
 
+from longitude.hf.stock import KEY
 from longitude.measure import checkpoint as checkpoints, memory, retrieval
-from longitude.measure.config import PERPLEXITY, MeasureConfig, checked
+from longitude.measure.config import PERPLEXITY, MeasureConfig, checked, with_trained
 from longitude.measure.documents import Documents, documents_of
+from longitude.measure.laws import raw_config
+from longitude.measure.laws.config import contradictions
 from longitude.measure.perplexity import follows_length, rope_types
 from longitude.measure.retrieval.answers import last_position
 from longitude.measure.sources import Text, read_text
@@ -84,6 +91,7 @@ class Plan:
 def plan(config: MeasureConfig, models: tuple[str, ...]) -> Plan:
     """Every check that needs no weights: options, folders, tokenizers, text, memory. ValueError for the user."""
     config = checked(config)
+    models = tuple(_plain(model) for model in models)
     if not models or len(set(models)) < len(models):
         raise ValueError(f"name at least one model, and each once, got {' '.join(models) or 'none'}")
     device = device_of(config.device)
@@ -93,18 +101,23 @@ def plan(config: MeasureConfig, models: tuple[str, ...]) -> Plan:
     read: dict[str, Documents] = {}
     labels = _labels(models)
     subjects = [_subject(config, model, labels[model], text, device, read) for model in models]
-    trained = {subject.trained for subject in subjects if subject.trained is not None}
-    lengths = {*config.lengths, *(length for length in trained if length < config.lengths[-1])}
-    return Plan(config, subjects, tuple(sorted(lengths)), text, device)
+    lengths = with_trained(config.lengths, [subject.trained for subject in subjects])
+    return Plan(config, subjects, tuple(lengths), text, device)
+
+
+def _plain(model: str) -> str:
+    """A folder's name in one spelling: "models/llama/" is "models/llama"."""
+    return str(Path(model)) if model and Path(model).expanduser().is_dir() else model
 
 
 def _subject(
     config: MeasureConfig, model: str, label: str, text: Text | None, device: str, read: dict[str, Documents]
 ) -> Subject:
     checkpoints.require(model, config.allow_pickle)
-    said = checkpoints.config_of(model)
-    tokenizer = checkpoints.tokenizer_of(model, said)
-    outline = memory.outline(said)
+    with _quiet_hub():
+        said = checkpoints.config_of(model)
+        tokenizer = checkpoints.tokenizer_of(model, said)
+    outline = _outline(model, said)
     longest = config.lengths[-1]
     needs = _needed(config, outline, follows_length(outline) is not None)
     free = memory.available(device)
@@ -149,6 +162,39 @@ def _subject(
     )
 
 
+def _outline(model: str, said: Any) -> Any:
+    """The model without its numbers. ValueError for what is no causal model, or what config.json says twice or wrongly."""
+    if type(said) not in AutoModelForCausalLM._model_mapping:
+        raise ValueError(
+            f"{model}: a {said.model_type} model is no causal language model; expected one that predicts the next token"
+        )
+    folder = Path(model).expanduser()
+    if folder.is_dir() and getattr(said, KEY, None) is None:  # else its rotary parameters are a mark, no values
+        for contradiction in contradictions(raw_config(folder), said):
+            # A base that only the model's class knows, or a key that it never had: published files have them.
+            published = contradiction.startswith("expected rope_theta") or (
+                contradiction.startswith("unknown key") and "did you mean" not in contradiction
+            )
+            if not published:
+                raise ValueError(f"{model}: config.json: {contradiction}")
+    try:
+        return memory.outline(said)
+    except Exception as error:  # whatever a model's code raises about a value that it did not expect
+        reason = f"{type(error).__name__}: {checkpoints.one_line_of(error)}"
+        raise ValueError(f"{model}: its model cannot be built from config.json ({reason}); correct it") from error
+
+
+@contextmanager
+def _quiet_hub() -> Iterator[None]:
+    """Without a line for each time that the hub is asked in vain: the error says it."""
+    level = hub.get_verbosity()
+    hub.set_verbosity_error()
+    try:
+        yield
+    finally:
+        hub.set_verbosity(level)
+
+
 def _needed(config: MeasureConfig, outline: Any, whole: bool) -> memory.Memory:
     longest = config.lengths[-1]
     dtype = getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
@@ -167,8 +213,8 @@ def trained_length(config: Any) -> int | None:
 
 def _positions(config: Any, last: int | None) -> str:
     """The position encoding in a few words, as far as the configuration says it."""
-    own = getattr(config, "encoding", None)
-    if config.model_type == "longitude":
+    own = getattr(config, KEY, getattr(config, "encoding", None))
+    if config.model_type == "longitude" or hasattr(config, KEY):
         parts = own if isinstance(own, list) else [own]
         return "+".join(part["name"] if isinstance(part, dict) else str(part) for part in parts)
     kinds = dict.fromkeys(rope_types(config))

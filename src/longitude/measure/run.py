@@ -3,7 +3,9 @@
 import hashlib
 import json
 import os
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -41,13 +43,16 @@ class Watcher:
 
 @dataclass(frozen=True)
 class Results:
-    """What a run directory holds. absent: why a unit has no row with a value, by its key; documents: the sums of each."""
+    """What a run directory holds. absent: why a unit has no row with a value, by its key; documents: the sums of each;
+    done: its units; failures: what went wrong this time, a line each."""
 
     path: Path
     about: dict[str, Any]
     rows: list[Row]
     absent: list[tuple[Unit, str]]
     documents: dict[str, dict[str, Any]]
+    done: set[Unit]
+    failures: tuple[str, ...] = ()
 
     @property
     def labels(self) -> list[str]:
@@ -55,10 +60,11 @@ class Results:
 
 
 def measure(plan: Plan, out: Path, fresh: bool = False, watcher: Watcher | None = None) -> tuple[Results, list[str]]:
-    """Measure what is not measured yet. Returns all results, and a line about each unit that failed (tried again next time).
+    """Measure what is not measured yet. Returns all results, and a line about each unit that failed (tried again next time),
+    or about one of several checkpoints that cannot be loaded.
 
-    Raises ValueError when another process writes here, when the directory holds other measurements (`fresh` removes them),
-    or when a checkpoint cannot be loaded.
+    Raises ValueError when another process writes here, when the directory holds other measurements or is damaged (`fresh`
+    removes them), or when the only checkpoint cannot be loaded.
     """
     watcher = watcher or Watcher()
     require_place(out)
@@ -69,24 +75,34 @@ def measure(plan: Plan, out: Path, fresh: bool = False, watcher: Watcher | None 
         if fresh:
             for name in (REPORT, ROWS, JOURNAL, ABOUT):
                 (out / name).unlink(missing_ok=True)
+        _cut(out / JOURNAL)
         _open(plan, out)
         commit = commit_of_code()
-        done = {entry["unit"] for entry in _journal(out / JOURNAL)}
+        done = read_results(out).done
         try:
             for subject in plan.subjects:
-                units = [unit for unit in plan.units(subject) if unit.key not in done]
+                units = [unit for unit in plan.units(subject) if unit not in done]
                 watcher.skipped(len(plan.units(subject)) - len(units))
-                if units:
-                    failures += _measure(plan, subject, units, out, commit, watcher)
+                if not units:
+                    continue
+                try:
+                    checkpoint, reading = _opened(plan, subject, watcher)
+                except ValueError as error:
+                    if len(plan.subjects) == 1:
+                        raise
+                    failures.append(f"{subject.label} was not measured: {one_line_of(error)}")
+                    watcher.note(failures[-1])
+                    watcher.skipped(len(units))
+                    continue
+                failures += _measure(plan, subject, units, checkpoint, reading, out, commit, watcher)
         finally:
             results = read_results(out)
             write_rows(results.rows, out / ROWS)
-    return results, failures
+    return replace(results, failures=tuple(failures)), failures
 
 
-def _measure(
-    plan: Plan, subject: Subject, units: list[Unit], out: Path, commit: str | None, watcher: Watcher
-) -> list[str]:
+def _opened(plan: Plan, subject: Subject, watcher: Watcher) -> tuple[Checkpoint, Reading]:
+    """The checkpoint, and how it reads windows. ValueError when it cannot be loaded, or is not causal."""
     watcher.note(f"{subject.label}: needs {subject.needs}")
     checkpoint = load(subject.model, dtype=plan.config.dtype, device=plan.device, allow_pickle=plan.config.allow_pickle)
     if checkpoint.unused:
@@ -97,7 +113,26 @@ def _measure(
     reading = reading_of(checkpoint.model, plan.config.piece)
     if reading.reason is not None:
         watcher.note(f"{subject.label}: windows are read in one pass, because {reading.reason}")
+    return checkpoint, reading
+
+
+def _measure(
+    plan: Plan,
+    subject: Subject,
+    units: list[Unit],
+    checkpoint: Checkpoint,
+    reading: Reading,
+    out: Path,
+    commit: str | None,
+    watcher: Watcher,
+) -> list[str]:
     failures = []
+    asked = [unit for unit in units if unit.task == PERPLEXITY or reading.finite]
+    if len(asked) < len(units):  # 0 % would be no answer to the questions
+        failures.append(f"{subject.label}: its logits are not finite, so nothing is asked of it; look at its weights")
+        watcher.note(failures[-1])
+        watcher.skipped(len(units) - len(asked))
+        units = asked
     for i, unit in enumerate(units):
         watcher.begun(unit, len(units) - i)
         try:
@@ -198,9 +233,10 @@ def _open(plan: Plan, out: Path) -> None:
     here = {"versions": versions(), "commit": commit_of_code(), "machine": machine(), "device": plan.device}
     about = {"schema": SCHEMA, "begun": datetime.now(UTC).isoformat(timespec="seconds"), **here}
     if saved is not None:
-        options, models = _continued(out, saved, options, models, text)
-        about = {key: saved[key] for key in about}
-        text = text or saved["text"]
+        with _whole(path):
+            options, models = _continued(out, saved, options, models, text)
+            about = {key: saved[key] for key in about}
+            text = text or saved["text"]
     write_json(path, about | {"configuration": options, "models": models, "text": text})
 
 
@@ -223,8 +259,9 @@ def _continued(
             )
     if text is not None and saved["text"] is not None and saved["text"] != text:
         raise ValueError(f"{out} holds measurements of another text, {saved['text']['source']}; {remedy}")
+    measured = {unit.model for unit in read_results(out).done}
     for model, about in saved["models"].items():
-        if about["content"] != models[model]["content"]:
+        if model in measured and about["content"] != models[model]["content"]:
             raise ValueError(f"{out} holds measurements of {model} as it was before its files changed; {remedy}")
     return options, models
 
@@ -249,16 +286,23 @@ def _append(path: Path, entry: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def _journal(path: Path) -> list[dict[str, Any]]:
-    """The whole lines; what a killed process left of one is cut off. Only for the one writer."""
-    if not path.exists():
-        return []
-    content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        os.truncate(path, len(whole))
+def _cut(path: Path) -> None:
+    """Off the journal, what a killed process left of a line. Only for the one writer."""
+    content = path.read_bytes() if path.exists() else b""
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(path, whole)
         flush(path)
-    return [json.loads(line) for line in whole.splitlines()]
+
+
+@contextmanager
+def _whole(path: Path, *more: type[Exception]) -> Iterator[None]:
+    """Whatever is not there, or not as we write it, becomes one ValueError."""
+    try:
+        yield
+    except (LookupError, TypeError, AttributeError, *more) as error:
+        reason = f"{type(error).__name__}: {one_line_of(error)}"
+        raise ValueError(f"{path} is damaged ({reason}); --fresh starts over") from error
 
 
 def read_results(run: Path) -> Results:
@@ -268,17 +312,18 @@ def read_results(run: Path) -> Results:
         raise ValueError(
             f"{run} holds no measurements: expected a directory with {ABOUT}, as `longitude measure` writes"
         )
-    tasks, models = about["configuration"]["tasks"], list(about["models"])
+    with _whole(run / ABOUT):
+        tasks, models = about["configuration"]["tasks"], list(about["models"])
     path = run / JOURNAL
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-    entries = sorted(
-        (json.loads(line) for line in lines),
-        key=lambda entry: (models.index(entry["model"]), tasks.index(entry["task"]), entry["length"]),
-    )
-    units = [Unit(entry["model"], entry["task"], entry["length"], entry["way"]) for entry in entries]
-    rows = [Row(**row) for entry in entries for row in entry["rows"]]
-    absent = [(unit, entry["reason"]) for unit, entry in zip(units, entries, strict=True) if entry.get("reason")]
-    documents = {
-        unit.key: entry["documents"] for unit, entry in zip(units, entries, strict=True) if entry.get("documents")
-    }
-    return Results(run, about, rows, absent, documents)
+    with _whole(path, ValueError):
+        entries = sorted(
+            (json.loads(line) for line in lines),
+            key=lambda entry: (models.index(entry["model"]), tasks.index(entry["task"]), entry["length"]),
+        )
+        units = [Unit(entry["model"], entry["task"], entry["length"], entry["way"]) for entry in entries]
+        rows = [Row(**row) for entry in entries for row in entry["rows"]]
+        said = [(unit, entry.get("reason"), entry.get("documents")) for unit, entry in zip(units, entries, strict=True)]
+        absent = [(unit, reason) for unit, reason, _ in said if reason]
+        documents = {unit.key: sums for unit, _, sums in said if sums}
+    return Results(run, about, rows, absent, documents, set(units))

@@ -1,10 +1,11 @@
 """What rows of measurements say side by side: a table per way of measuring, models down and lengths across."""
 
+import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from longitude.measure import retrieval
-from longitude.measure.config import PERPLEXITY
+from longitude.measure.config import PERPLEXITY, with_trained
 from longitude.measure.intervals import paired_ratio
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.rows import Row
@@ -75,7 +76,9 @@ def _cell(row: Row | None, digits: int) -> Cell:
 
 def _retrieval(results: Results, task: str) -> Table:
     rows = [row for row in results.rows if row.task == task]
-    lengths = sorted({row.length for row in rows if row.length})
+    lengths = with_trained(
+        results.about["configuration"]["lengths"], [about["trained"] for about in results.about["models"].values()]
+    )
     depths = any(retrieval.depth_of(row) is not None for row in rows)
     lines = []
     for about in results.about["models"].values():
@@ -89,7 +92,7 @@ def _retrieval(results: Results, task: str) -> Table:
             for length in lengths
         ]  # fmt: skip
         effective = retrieval.effective_length(own)
-        cells.append(Cell(str(effective) if effective else "none", "", False))
+        cells.append(Cell(str(effective) if effective else "none") if scores else NONE)
         lines.append((about["label"], about["positions"], str(about["trained"] or "?"), cells))
     chosen = retrieval.TASKS[task]
     caption = f"{chosen.metric.capitalize()}, higher is better: {chosen.summary} ({chosen.source})."
@@ -107,8 +110,8 @@ def _percent(row: Row) -> Cell:
 
 
 def sentences(results: Results) -> list[str]:
-    """What short context costs beside the first model; what is not in the tables, and why."""
-    return [*_costs(results), *_missing(results)]
+    """What short context costs beside the first model; what is not in the tables, and why; what failed."""
+    return [*_costs(results), *_missing(results), *results.failures]
 
 
 def _costs(results: Results) -> list[str]:
@@ -136,15 +139,19 @@ def _costs(results: Results) -> list[str]:
 
 def _missing(results: Results) -> list[str]:
     models = results.about["models"]
-    reasons: dict[tuple[str, str, str], list[int]] = {}
-    for unit, reason in results.absent:
-        reasons.setdefault((models[unit.model]["label"], unit.task, reason), []).append(unit.length)
-    for row in results.rows:
-        if row.value is None and row.truncation and row.truncation.startswith("not asked"):
-            reasons.setdefault((row.label or "", row.task, row.truncation), []).append(row.length or 0)
+    absent = [(models[unit.model]["label"], unit.task, unit.length, reason) for unit, reason in results.absent]
+    absent += [
+        (row.label, row.task, row.length, row.truncation)
+        for row in results.rows
+        if row.value is None and row.truncation and row.truncation.startswith("not asked")
+    ]
+    reasons: dict[tuple[str | None, str, str], tuple[str, list[int | None]]] = {}
+    for label, task, length, reason in absent:  # the first of those that differ in numbers alone, by depth or length
+        kind = (label, task, re.sub(r"\d+", "", reason))
+        reasons.setdefault(kind, (reason, []))[1].append(length)
     said = [
         f"{label} has no {task} at {' '.join(map(str, dict.fromkeys(lengths)))}: {reason}"
-        for (label, task, reason), lengths in reasons.items()
+        for (label, task, _), (reason, lengths) in reasons.items()
     ]
     longest = results.about["configuration"]["lengths"][-1]
     for about in models.values():
@@ -163,5 +170,6 @@ def _missing(results: Results) -> list[str]:
 
 def effective(results: Results) -> dict[str, Any]:
     """label -> effective length over all retrieval tasks of the run; empty where there are none."""
-    labels = results.labels if any(row.weighting == WEIGHTING for row in results.rows) else []
+    asked = {row.label for row in results.rows if row.weighting == WEIGHTING}
+    labels = [label for label in results.labels if label in asked]
     return {label: retrieval.effective_length(row for row in results.rows if row.label == label) for label in labels}

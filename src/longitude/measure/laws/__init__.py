@@ -38,6 +38,9 @@ _CACHE = ("causality", "cached decoding")
 EQUAL: tuple[Law, ...] = (
     Law("repeatable", "a pass = the same pass again", decoding.repeatable),
     Law("causality", "logits before a place = those with other tokens behind it", decoding.causality, _SOUND),
+    Law(
+        "relative positions", f"logits at positions + {rotary.SHIFT} = logits", rotary.relative, (*_SOUND, "causality")
+    ),
     Law("cached decoding", "a token at a time = a whole pass", decoding.cached, (*_SOUND, "causality")),
     Law("chunked prefill", "pieces of 1 to 33 tokens = a whole pass", decoding.chunked, (*_SOUND, *_CACHE)),
     Law("batch invariance", "a row in a batch = the row alone", batching.rows, _SOUND),
@@ -63,7 +66,16 @@ EQUAL: tuple[Law, ...] = (
         "rotary layout",
         "logits = the reference's",
         layout,
-        (*_SOUND, *_CACHE, "config", "rotary frequencies", "chunked prefill", "batch invariance", "left padding"),
+        (
+            *_SOUND,
+            *_CACHE,
+            "config",
+            "rotary frequencies",
+            "relative positions",
+            "chunked prefill",
+            "batch invariance",
+            "left padding",
+        ),
     ),
 )
 """Laws of equal logits, tried in float64 where it fits."""

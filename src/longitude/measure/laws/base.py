@@ -32,15 +32,15 @@ class Finding:
 
     @property
     def holds(self) -> bool:
-        return self.measured <= self.threshold  # and not NaN
+        return self.measured <= self.threshold < float("inf")  # and not NaN
 
 
 @dataclass(frozen=True)
 class Verdict:
     """What one law said of one model or encoding.
 
-    measured, threshold: in the unit that `compares` names; None where nothing was measured, measured also where it is no
-    finite number. reason: why it does not apply, or what else was seen. hint: only of a failure.
+    measured, threshold: in the unit that `compares` names; None where nothing was measured, or where it is no finite
+    number. reason: why it does not apply, or what else was seen. hint: only of a failure.
     """
 
     law: str
@@ -99,10 +99,15 @@ def try_one(law: Law, subject: Subject) -> Verdict:
     except Exception as error:
         said = f"the model raised {type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return Verdict(law.name, law.compares, "fail", hint=said)
-    number = found.measured if abs(found.measured) < float("inf") else None
+    numbers = finite(found.measured), finite(found.threshold)
     if found.holds:
-        return Verdict(law.name, law.compares, "pass", number, found.threshold, found.said)
-    return Verdict(law.name, law.compares, "fail", number, found.threshold, found.said, found.hint, found.position)
+        return Verdict(law.name, law.compares, "pass", *numbers, found.said)
+    return Verdict(law.name, law.compares, "fail", *numbers, found.said, found.hint, found.position)
+
+
+def finite(number: float | None) -> float | None:
+    """None for what JSON has no number for."""
+    return number if number is not None and abs(number) < float("inf") else None
 
 
 def chosen(laws: Sequence[Law], names: Sequence[str] | None) -> list[Law]:

@@ -7,8 +7,9 @@ from difflib import get_close_matches
 from typing import Any
 
 from longitude.errors import nearest
+from longitude.hf.stock import KEY
 from longitude.measure.laws.base import Finding
-from longitude.measure.laws.rotary import head_dim
+from longitude.measure.laws.rotary import head_dim, is_rotary, unread
 from longitude.measure.laws.subject import Subject
 from longitude.positions.hugging_face import COMMON, OLD_TYPES, ORIGINAL, TYPES, Rope, from_hugging_face
 from longitude.positions.scaling import DynamicNTK, Llama3, rope_frequencies
@@ -33,8 +34,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Each in words, with what to do. raw: config.json as it stands; config: what transformers read."""
     raw = raw.get("text_config") or raw
     yield from unknown_keys(raw, config)
-    rotary = getattr(config, "rope_parameters", None) is not None or any(raw.get(name) for name in SCHEMAS)
-    if not rotary:
+    if unread(config) or not (is_rotary(config) or any(raw.get(name) for name in SCHEMAS)):
         return
     if inside := list(unknown_inside(raw)):
         yield from inside
@@ -60,6 +60,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
         )
         return
     yield from two_bases(raw)
+    yield from said_twice(raw)
     try:
         theirs = from_hugging_face(config.to_dict())
     except ValueError as error:
@@ -82,7 +83,7 @@ def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     legacy = OLD if "rope_parameters" in valid else ()
     about = sorted({key for key in (*valid, *legacy) if any(word in key for word in WORDS)})
     for key, value in raw.items():
-        if key.lstrip("_") in valid or key in legacy:
+        if key.lstrip("_") in valid or key in legacy or key == KEY:
             continue
         near = get_close_matches(key, about, n=1, cutoff=0.8)
         if near:
@@ -94,20 +95,27 @@ def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
 
 def unknown_inside(raw: Mapping[str, Any]) -> Iterator[str]:
     """Keys of the rope dicts that their type does not have."""
+    for name, one in flat(raw):
+        kind = one.get("rope_type", one.get("type", "default"))
+        kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else None
+        if kind not in TYPES:
+            continue  # for the reader to refuse
+        _, needed, optional = TYPES[kind]
+        valid = {*needed, *optional, *COMMON, "type", "max_position_embeddings"}
+        for key in one.keys() - valid:
+            near = nearest(key, valid)
+            meant = f"did you mean {near!r}?" if near else f"a {kind!r} one has: {', '.join(sorted(valid))}"
+            meant = f"a {kind!r} one has none; remove it" if key == ORIGINAL else meant
+            yield f"unknown key {key!r} in {name}, which transformers ignores: {meant}"
+
+
+def flat(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(schema, parameters) of each dict of rope parameters, those of layer types one by one."""
     for name in SCHEMAS:
         given = raw.get(name)
         given = given if isinstance(given, Mapping) else {}
         for one in [inner for inner in given.values() if isinstance(inner, Mapping)] or [given]:
-            kind = one.get("rope_type", one.get("type", "default"))
-            kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else None
-            if kind not in TYPES:
-                continue  # for the reader to refuse
-            _, needed, optional = TYPES[kind]
-            valid = {*needed, *optional, *COMMON, "type", "max_position_embeddings"}
-            for key in one.keys() - valid:
-                near = nearest(key, valid)
-                meant = f"did you mean {near!r}?" if near else f"a {kind!r} one has: {', '.join(sorted(valid))}"
-                yield f"unknown key {key!r} in {name}, which transformers ignores: {meant}"
+            yield name, one
 
 
 def two_bases(raw: Mapping[str, Any]) -> Iterator[str]:
@@ -117,6 +125,17 @@ def two_bases(raw: Mapping[str, Any]) -> Iterator[str]:
         inside = (raw.get(name) or {}).get("rope_theta")
         if None not in (top, inside) and top != inside:
             yield f"rope_theta is {top} at the top and {inside} in {name}; transformers takes the latter; remove the wrong one"
+
+
+def said_twice(raw: Mapping[str, Any]) -> Iterator[str]:
+    """The type, or the original length, said twice, with two values."""
+    for name, given in flat(raw):
+        old, new = (OLD_TYPES.get(str(kind), kind) for kind in (given.get("type"), given.get("rope_type")))
+        if None not in (old, new) and old != new:
+            yield f"type is {old!r} and rope_type {new!r} in {name}; transformers takes the latter; remove the wrong one"
+        top, inside = raw.get(ORIGINAL), given.get(ORIGINAL)
+        if given is raw.get(name) and None not in (top, inside) and top != inside:
+            yield f"{ORIGINAL} is {top} at the top and {inside} in {name}; transformers takes the former; remove the wrong one"
 
 
 def lengths(raw: Mapping[str, Any], config: Any, rope: Rope, given: Mapping[str, Any]) -> Iterator[str]:

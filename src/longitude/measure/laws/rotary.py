@@ -9,13 +9,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from longitude.hf.stock import KEY
 from longitude.measure.laws.base import Finding, NotApplicable
 from longitude.measure.laws.subject import Subject, computing_in
-from longitude.positions.frequencies import Frequencies
+from longitude.positions.frequencies import Follows, Frequencies
 from longitude.positions.hugging_face import Rope, from_hugging_face
 from longitude.positions.scaling import rope_frequencies
 
 FAR = 100_003
+SHIFT = 64
+"""Tokens that relative positions look at, and places that they are moved by: few, so that float32 tables stay exact enough."""
 FREQUENCIES = 0.02
 """Relative; rounding to bfloat16 moves a frequency by up to 0.005, and is the matter of far positions."""
 
@@ -26,13 +29,27 @@ class NotShown(NotApplicable):
 
 # ---- what the config says -----------------------------------------------------------------------------------------------
 def is_rotary(config: Any) -> bool:
-    return getattr(config, "rope_parameters", None) is not None
+    return not_rotary(config) is None
+
+
+def not_rotary(config: Any) -> str | None:
+    """Why positions are not rotary; None where they are."""
+    return unread(config) or (None if getattr(config, "rope_parameters", None) else "its config has no rope_parameters")
+
+
+def unread(config: Any) -> str | None:
+    """Why the model does not do what rope_parameters say, where its config tells; else None."""
+    if getattr(config, KEY, None) is not None:
+        return "its positions are those that set_positions of longitude.hf gave it"
+    if getattr(config, "alibi", None) is True:  # Falcon, which keeps rope_parameters beside it
+        return "its positions are ALiBi's"
+    return None
 
 
 def ropes(config: Any) -> dict[str | None, Rope]:
     """What transformers reads out of a config, by layer type (None: one for all). NotApplicable where that says nothing."""
-    if not is_rotary(config):
-        raise NotShown(f"a {config.model_type} model has no rope_parameters: its positions are not rotary")
+    if (reason := not_rotary(config)) is not None:
+        raise NotShown(reason)
     try:
         read = from_hugging_face(config.to_dict())
     except ValueError as error:
@@ -144,7 +161,9 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: Rope) -> str
             f"cos and sin are multiplied by {factor:.4f}, expected {want.attention_factor:.4f}; an attention factor that is "
             "ignored, or applied twice"
         )
-    if rope.scaling is None and len(got) > 1:
+    if float(got[-1]) < 0:
+        return "the other way round: sin has the wrong sign"
+    if rope.scaling is None and len(got) > 1 and float(got[-1]) > 0:
         base = float(got[-1]) ** (-len(got) / (len(got) - 1))
         return f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}; the base was lost on the way to the model"
     pair = int((got / want.inverse.cpu() - 1).abs().argmax())
@@ -187,19 +206,27 @@ def far_tables(subject: Subject, said: Mapping[str | None, Rope], start: int) ->
             continue
         want = expected(subject.config, rope, start + 8)
         cos, sin = (t.cpu() for t in tables[layer].pairs(len(want.inverse)))
-        angle = places[0, :, None].cpu().double() * want.inverse.cpu()
         factor = max(factor, want.attention_factor)
-        for got, exact in ((cos, angle.cos()), (sin, angle.sin())):
-            off = (got - exact * want.attention_factor).abs().max()
-            error = max(error, float(off.nan_to_num(nan=float("inf"))))
+        # A place too far or too near is no rounding, and the matter of cached decoding.
+        error = max(error, min(table_error(cos, sin, places[0] + shift, want) for shift in (0, -1, 1)))
     allowed = factor * (torch.finfo(dtype).eps + 8 * (start + 8) * 2.0**-24)
     hint = (
         f"cos and sin at position {start} are not those of float32: positions, frequencies or their product are rounded to "
-        f"{narrower(dtype)}; make position_ids, inv_freq and angles in float32, and round only cos and sin"
+        f"{narrower(dtype)}, or positions are clamped or wrapped; make position_ids, inv_freq and angles in float32, "
+        "and round only cos and sin"
     )
     if tables_rounded(subject.model):
         hint += ". Here inv_freq itself is rounded: model.bfloat16() and .half() do that, from_pretrained(dtype=...) does not"
     return Finding(error, allowed, f"at position {start} in {dtype_name(dtype)}", hint, start)
+
+
+def table_error(cos: Tensor, sin: Tensor, places: Tensor, want: Frequencies) -> float:
+    """How far tables [L, pairs] are from those of `places` [L] in float64."""
+    angle = places[:, None].cpu().double() * want.inverse.cpu()
+    return max(
+        float((got - exact * want.attention_factor).abs().max().nan_to_num(nan=float("inf")))
+        for got, exact in ((cos, angle.cos()), (sin, angle.sin()))
+    )
 
 
 def tables_rounded(model: nn.Module) -> bool:
@@ -246,6 +273,26 @@ def far_logits(subject: Subject) -> Finding:
         f"logits, at position {FAR} in {dtype_name(dtype)}",
         f"logits at position {FAR} lose what float32 keeps: positions are rounded to {narrower(dtype)} somewhere",
         FAR,
+    )
+
+
+def relative(subject: Subject) -> Finding:
+    """A rotation of queries and keys alike: logits stay where all positions move by as many places."""
+    said = ropes(subject.config)
+    if any(isinstance(rope.scaling, Follows) for rope in said.values()):
+        raise NotApplicable("its tables follow the length of the sequence")
+    if (end := last_position(subject.model)) is not None:
+        raise NotApplicable(f"it has a table of positions, too, that ends at {end}")
+    if "position_ids" not in subject.takes:
+        raise NotApplicable("forward takes no position_ids, so they cannot be moved")
+    tokens = subject.tokens(min(subject.length, SHIFT))
+    places = torch.arange(tokens.shape[1], device=subject.device)[None]
+    want, got = (subject.logits(tokens, position_ids=places + shift) for shift in (0, SHIFT))
+    return Finding(
+        float(subject.error(got, want).max()),
+        subject.threshold,
+        hint=f"logits change where all positions move by {SHIFT}, though rotations see differences alone: queries or keys are "
+        "not rotated, or not by the same angles, or tables and rotation have two layouts (halves, interleaved)",
     )
 
 
