@@ -22,6 +22,14 @@ def config():
     return MeasureConfig(lengths=(512,), tasks=("passkey",), depths=(0.5,), trials=1, device="cpu")
 
 
+def test_a_base_that_only_the_models_class_knows_is_measured(checkpoints, config, tmp_path):
+    """Published files are without it; `longitude check` tells."""
+    folder = shutil.copytree(checkpoints["llama"], tmp_path / "model")
+    said = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in said.items() if k != "rope_parameters"}))
+    assert plan(config, (str(folder),)).subjects[0].label == "model"
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -170,9 +170,11 @@ def _outline(model: str, said: Any) -> Any:
         )
     folder = Path(model).expanduser()
     if folder.is_dir() and getattr(said, KEY, None) is None:  # else its rotary parameters are a mark, no values
-        for contradiction in contradictions(raw_config(folder), said):
+        raw = raw_config(folder)
+        one_schema = not (raw.get("rope_parameters") and raw.get("rope_scaling"))
+        for contradiction in contradictions(raw, said):
             # A base that only the model's class knows, or a key that it never had: published files have them.
-            published = contradiction.startswith("expected rope_theta") or (
+            published = (one_schema and contradiction.startswith("expected rope_theta")) or (
                 contradiction.startswith("unknown key") and "did you mean" not in contradiction
             )
             if not published:
