@@ -12,7 +12,7 @@ from torch import nn
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from longitude.measure import Row
-from longitude.measure.checkpoint import Checkpoint, byte_tokenizer
+from longitude.measure.checkpoint import Checkpoint, byte_tokenizer, last_position
 from longitude.measure.retrieval import (
     TASKS,
     definition,
@@ -23,7 +23,7 @@ from longitude.measure.retrieval import (
     run,
     scores_by_length,
 )
-from longitude.measure.retrieval.answers import answer, last_position
+from longitude.measure.retrieval.answers import answer
 from longitude.measure.retrieval.plan import plan
 
 TOKENS = byte_tokenizer()

@@ -1,6 +1,7 @@
 """Checkpoints: a Hugging Face causal model with its tokenizer from a folder or a hub name, or one line that says why not."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 from transformers.utils import logging
 
@@ -277,3 +279,14 @@ def _quiet() -> Iterator[None]:
         logging.set_verbosity(level)
         if bar:
             logging.enable_progress_bar()
+
+
+def last_position(model: nn.Module) -> int | None:
+    """Where learned absolute positions end, in tokens; None where the model has none."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and re.search(r"(wpe|pos(ition)?_?emb\w*|embed_positions)$", name):
+            return min(module.num_embeddings, getattr(model.config, "max_position_embeddings", module.num_embeddings))
+        end = getattr(module, "max_length", None)
+        if "longitude.positions" in type(module).__module__ and isinstance(end, int):
+            return end
+    return None

@@ -14,12 +14,12 @@ from transformers import AutoModelForCausalLM
 
 from longitude.hf.stock import KEY
 from longitude.measure import checkpoint as checkpoints, memory, retrieval
+from longitude.measure.checkpoint import last_position
 from longitude.measure.config import PERPLEXITY, MeasureConfig, checked, with_trained
 from longitude.measure.documents import Documents, documents_of
 from longitude.measure.laws import raw_config
 from longitude.measure.laws.config import contradictions
 from longitude.measure.perplexity import follows_length, rope_types
-from longitude.measure.retrieval.answers import last_position
 from longitude.measure.sources import Text, read_text
 from longitude.measure.windows import LOGITS
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from longitude.measure.checkpoint import Checkpoint
+from longitude.measure.checkpoint import Checkpoint, last_position
 from longitude.measure.laws import batching, borders, decoding, rotary
 from longitude.measure.laws.base import Law, NotApplicable, Verdict, chosen, try_all
 from longitude.measure.laws.config import config
@@ -168,7 +168,7 @@ def raw_config(path: str | Path) -> dict[str, Any]:
 
 def length_of(model: Any, length: int | None) -> int:
     """The tokens that equality laws look at."""
-    config, end = model.config.get_text_config(), rotary.last_position(model)
+    config, end = model.config.get_text_config(), last_position(model)
     if length is None:
         declared = next(
             (n for name in DECLARED if isinstance(n := getattr(config, name, None), int) and n > 0), UNKNOWN

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -10,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from longitude.hf.stock import KEY
+from longitude.measure.checkpoint import last_position
 from longitude.measure.laws.base import Finding, NotApplicable
 from longitude.measure.laws.subject import Subject, computing_in
 from longitude.positions.frequencies import Follows, Frequencies
@@ -294,17 +294,6 @@ def relative(subject: Subject) -> Finding:
         hint=f"logits change where all positions move by {SHIFT}, though rotations see differences alone: queries or keys are "
         "not rotated, or not by the same angles, or tables and rotation have two layouts (halves, interleaved)",
     )
-
-
-def last_position(model: nn.Module) -> int | None:
-    """Where learned positions end; None where they do not."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and re.search(r"(wpe|pos(ition)?_?emb\w*|embed_positions)$", name):
-            return min(module.num_embeddings, getattr(model.config, "max_position_embeddings", module.num_embeddings))
-        end = getattr(module, "max_length", None)
-        if "positions" in type(module).__module__ and isinstance(end, int):  # an encoding of ours
-            return end
-    return None
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -1,12 +1,10 @@
 """Greedy answers of a model, and how far its positions go."""
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import GenerationConfig
 from transformers.utils import logging
 
@@ -45,14 +43,3 @@ def _greedy(model: Any, new_tokens: int, prefill: int | None) -> Iterator[None]:
     finally:
         model.generation_config = own
         logging.set_verbosity(level)
-
-
-def last_position(model: nn.Module) -> int | None:
-    """Where learned absolute positions end, in tokens; None where the model has none."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and re.search(r"(wpe|pos(ition)?_?emb\w*|embed_positions)$", name):
-            return min(module.num_embeddings, getattr(model.config, "max_position_embeddings", module.num_embeddings))
-        end = getattr(module, "max_length", None)
-        if "longitude.positions" in type(module).__module__ and isinstance(end, int):
-            return end
-    return None

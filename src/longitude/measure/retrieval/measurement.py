@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from longitude.errors import unknown
-from longitude.measure.checkpoint import Checkpoint
+from longitude.measure.checkpoint import Checkpoint, last_position
 from longitude.measure.retrieval import answers, scoring
 from longitude.measure.retrieval.plan import Plan, plan, positive
 from longitude.measure.retrieval.prompts import DoesNotFit, Prompt
@@ -59,7 +59,7 @@ def run(
                 LABELS,
                 "The columns a caller fills are in longitude.measure.retrieval.measurement.LABELS.",
             )
-    asked.check(checkpoint.tokenizer, answers.last_position(checkpoint.model))
+    asked.check(checkpoint.tokenizer, last_position(checkpoint.model))
     return _rows(asked, checkpoint, prefill, progress, labels)
 
 
@@ -95,7 +95,7 @@ class _Counter:
 
 def _prompts(asked: Plan, checkpoint: Checkpoint, length: int, depth: float | None) -> list[Prompt] | str:
     """The prompts of a row, or why it cannot be measured."""
-    most = answers.last_position(checkpoint.model)
+    most = last_position(checkpoint.model)
     if most is not None and length > most:
         return f"the model's table ends at {most} positions"
     try:
