@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from longitude.attention.lengths import later, newest, parted, require_same_past, whole
 from longitude.attention.masks import Causal, Documents, Mask, Padding, require_mask
+from longitude.attention.mixer import Mixer, register_mixer
 from longitude.attention.operation import raw_request, require_backend, require_causal, run
 from longitude.attention.request import following, part_of, require_options
 from longitude.positions.base import Encoding, Positions, canonical, explicit, sizes
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
 
 
-class MultiHeadAttention(nn.Module):
+@register_mixer("attention")
+class MultiHeadAttention(Mixer):
     """Self-attention with num_kv_heads heads of keys and values, each serving num_heads / num_kv_heads heads of queries.
 
     x [B, L, dim] -> [B, L, dim]. The projected vectors are split into heads of head_dim = dim / num_heads (or as said).
@@ -28,6 +30,9 @@ class MultiHeadAttention(nn.Module):
     weights, in training. scale is head_dim**-0.5 unless said. What an encoding does at a model's input
     is not done here: call its embed(x, positions) there.
     """
+
+    scores = True
+    rotates = True
 
     def __init__(
         self,
@@ -60,6 +65,11 @@ class MultiHeadAttention(nn.Module):
         self.v_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(num_heads * self.head_dim, dim, bias=bias)
         self.encoding = compose(encoding)
+
+    def cache_layer(self) -> LongitudeCacheLayer:
+        from longitude.attention.cache import LongitudeCacheLayer
+
+        return LongitudeCacheLayer()
 
     def forward(
         self,

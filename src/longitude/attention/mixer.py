@@ -1,0 +1,111 @@
+"""What lets a token hear the others: attention in one of its forms, or a state that runs along the sequence. One contract."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from longitude.errors import unknown
+from longitude.positions.base import Encoding
+from longitude.positions.composed import Composed
+
+
+class Mixer(nn.Module):
+    """x [B, L, dim] -> [B, L, dim]: each token hears itself and those before it.
+
+    forward(x, *, positions, documents, cache, memory, encoding, tables, return_weights) takes what MultiHeadAttention.forward
+    does. What a mixer cannot do with one of them is a ValueError that names the mixer. `cache_layer()` is an empty cache for
+    it. scores: an encoding may add terms to its scores; rotates: an encoding may turn its queries and keys. What acts on a
+    model's input goes with every mixer.
+    """
+
+    scores = False
+    rotates = False
+
+    def cache_layer(self) -> Any:
+        """An empty layer of a cache, as transformers' Cache(layers=[...]) takes it."""
+        raise NotImplementedError
+
+    def refuses(self, encoding: Encoding) -> str | None:
+        """Why an encoding means nothing to it, in words; None where it takes it."""
+        kind = type(encoding)
+        if kind.terms is not Encoding.terms and not self.scores:
+            return f"{kind.__name__} adds to scores, and {type(self).__name__} has none"
+        turns = kind.queries is not Encoding.queries or kind.keys is not Encoding.keys
+        if turns and not self.rotates:
+            return f"{kind.__name__} turns queries and keys, and {type(self).__name__} has none that it could turn"
+        return None
+
+    def require(self, encoding: Composed | None) -> None:
+        """ValueError with the first refusal of an encoding's members."""
+        for member in encoding or ():
+            if (why := self.refuses(member)) is not None:
+                able = [name for name, kind in _registry.items() if kind.scores and kind.rotates]
+                raise ValueError(
+                    f"{why}; expected an encoding of the input, such as 'sinusoidal', or 'none', or one of the mixers "
+                    f"{', '.join(sorted(able))}"
+                )
+
+
+# ---- the registry ----------------------------------------------------------------------------------------------------
+_registry: dict[str, type[Mixer]] = {}
+Kind = TypeVar("Kind", bound=type[Mixer])
+
+
+def register_mixer(name: str) -> Callable[[Kind], Kind]:
+    """Make a class known by name: to lg.mixer, models, study, bench, battery and command line."""
+
+    def add(kind: Kind) -> Kind:
+        if name in _registry and _registry[name].__qualname__ != kind.__qualname__:
+            raise ValueError(f"a mixer named {name!r} is registered already: {_registry[name]!r}; choose another name")
+        _registry[name] = kind
+        return kind
+
+    return add
+
+
+def registered() -> Mapping[str, type[Mixer]]:
+    """Name -> class, of all that are loaded; longitude.mixing loads them all."""
+    return _registry
+
+
+def mixer_options(kind: type[Mixer]) -> dict[str, inspect.Parameter]:
+    """The options of a mixer, by name."""
+    return dict(inspect.signature(kind).parameters)
+
+
+def mixer_resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, Any]:
+    """Every option of a mixer written out, but for an encoding, which is the model's.
+
+    What `options` does not say comes from `known` (a model's dim, num_heads, ...) where the option has no default or None, else
+    from the default. ValueError for an option that does not exist or is still missing.
+    """
+    if name not in _registry:
+        raise unknown("mixer", name, _registry, "lg.mixers() lists them.")
+    parameters = {option: p for option, p in mixer_options(_registry[name]).items() if option != "encoding"}
+    for option in options:
+        if option not in parameters:
+            raise unknown(f"option of {name!r}", option, parameters, f"its options: {', '.join(parameters)}.")
+    full = {}
+    for option, parameter in parameters.items():
+        if option in options:
+            full[option] = options[option]
+        elif option in known and parameter.default in (None, inspect.Parameter.empty):
+            full[option] = known[option]
+        elif parameter.default is not inspect.Parameter.empty:
+            full[option] = parameter.default
+        else:
+            raise ValueError(f"{name!r} needs the option {option!r}: lg.mixer({name!r}, {option}=...)")
+    return full
+
+
+def require_no_weights(mixer: Mixer, return_weights: bool, memory: Tensor | None) -> None:
+    """ValueError where weights or a memory are asked of a mixer that knows neither."""
+    for asked, name in ((return_weights, "return_weights"), (memory is not None, "memory")):
+        if asked:
+            raise ValueError(
+                f"{name}: {type(mixer).__name__} has no weights over keys; expected a mixer such as 'attention'"
+            )

@@ -1,0 +1,97 @@
+"""A cache layer that holds a state of constant size instead of keys and values. It needs transformers, as the cache does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from transformers.cache_utils import CacheLayerMixin
+
+from longitude.attention.lengths import newest
+from longitude.positions.base import Positions
+
+
+class StateLayer(CacheLayerMixin):
+    """What a mixer carries from token to token.
+
+    state: None before the first token, then whatever the mixer made: a tuple (or dict) of tensors with the batch in front.
+    seen: tokens so far, the same for every row. newest: position of the last one, an int, [1] or [B, 1]. owner: the name of
+    the class that made the state; another one's is a ValueError.
+    """
+
+    is_sliding = False
+    is_compileable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.forget()
+
+    def forget(self) -> None:
+        self.state: Any = None
+        self.seen = 0
+        self.newest: int | Tensor = -1
+        self.owner: str | None = None
+
+    def read(self, owner: str) -> Any:
+        """The state, for the mixer class of that name."""
+        if self.owner not in (None, owner):
+            raise ValueError(
+                f"cache: expected a state of {owner}, got one of {self.owner}; a cache serves one model only"
+            )
+        return self.state
+
+    def write(self, owner: str, state: Any, tokens: int, positions: Positions | None = None) -> None:
+        """Replace the state by the one after `tokens` more tokens at `positions` (None: they count on)."""
+        self.read(owner)
+        self.state, self.owner, self.seen = state, owner, self.seen + tokens
+        self.newest = self.newest + tokens if positions is None else newest(positions, tokens)
+
+    def next_positions(self) -> Positions:
+        """Where tokens after these stand if nothing else is said."""
+        return self.newest + 1
+
+    # ---- what transformers asks of a layer ----
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise ValueError("cache: a state is written by its mixer; it takes no keys and values")
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise ValueError("cache: a state is written by its mixer; it takes no keys and values")
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.state = tree_map_only(Tensor, change, self.state)
+        if isinstance(self.newest, Tensor) and self.newest.dim() == 2 and len(self.newest) > 1:
+            self.newest = change(self.newest)
+
+    def reset(self) -> None:
+        self.forget()
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._map(lambda x: x.repeat_interleave(repeats, 0))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._map(lambda x: x[indices])
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove:
+            raise ValueError(f"crop: a state of {self.owner} cannot be taken back; expected a cache used forward only")
+
+    def offload(self) -> None:
+        self.state = tree_map_only(Tensor, lambda x: x.to("cpu", non_blocking=True), self.state)
+
+    def prefetch(self) -> None:
+        """A mixer moves its state to where its tokens are."""

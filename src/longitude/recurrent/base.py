@@ -1,0 +1,155 @@
+"""What all recurrences share: their contract as functions, and their place in a model as layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from longitude.attention.masks import Causal, Mask, require_mask
+from longitude.attention.mixer import Mixer, require_no_weights
+from longitude.attention.request import following
+from longitude.errors import unknown
+from longitude.positions.base import Encoding, Positions, explicit
+from longitude.positions.composed import compose
+
+if TYPE_CHECKING:
+    from longitude.attention.state import StateLayer
+
+MODES = ("parallel", "chunked", "recurrent")
+"""Three ways to the same numbers: all pairs or a convolution at once, pieces of chunk_size with a state between them, one token
+after the other."""
+
+
+def require_mode(who: str, mode: str, chunk_size: int) -> None:
+    """ValueError for a mode nobody knows, or a chunk of no token."""
+    if mode not in MODES:
+        raise unknown("mode", mode, MODES, f"{who} gives the same numbers in each.")
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
+        raise ValueError(f"{who}: expected chunk_size of 1 or more tokens, got {chunk_size!r}")
+
+
+def require_state(who: str, state: Any, shapes: dict[str, tuple[int, ...]]) -> None:
+    """ValueError unless it is None, or a tensor, or a tuple of tensors, of these shapes, by name."""
+    if state is None:
+        return
+    given = (state,) if isinstance(state, Tensor) else state
+    if not isinstance(given, tuple) or [x.shape if isinstance(x, Tensor) else None for x in given] != list(
+        shapes.values()
+    ):
+        wanted = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        got = (
+            [list(x.shape) if isinstance(x, Tensor) else repr(x) for x in given]
+            if isinstance(given, tuple)
+            else repr(given)
+        )
+        raise ValueError(
+            f"state: {who} expected {wanted}, got {got}; pass what an earlier call of it returned, or None"
+        )
+
+
+def state_dtype(x: Tensor) -> torch.dtype:
+    """States are float32, or float64 where the tokens are."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+class RecurrentMixer(Mixer):
+    """A mixer whose past is a state of constant size. A class says what one call makes of its tokens, `mix`."""
+
+    def mix(
+        self,
+        x: Float[Tensor, "B L dim"],
+        state: Any,
+        reset: Bool[Tensor, "B L"] | None,
+        valid: Bool[Tensor, "B L"] | None,
+        positions: Tensor,
+        encoding: Encoding,
+        tables: Any,
+    ) -> tuple[Tensor, Any]:
+        """-> [B, L, dim] and the state after the tokens: a tuple of tensors with the batch in front, float32 or wider.
+
+        state: of the tokens before, None at the beginning. reset: tokens that begin a document and hear nothing before it;
+        valid: False for padding, which must leave the state as it is; None where there is neither. positions: [L] or [B, L].
+        encoding, tables: for mixers that rotate.
+        """
+        raise NotImplementedError
+
+    def cache_layer(self) -> StateLayer:
+        from longitude.attention.state import StateLayer
+
+        return StateLayer()
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L dim"],
+        *,
+        mask: Mask = Causal(),  # noqa: B008 (frozen)
+        positions: Positions | None = None,
+        documents: Int[Tensor, "B Lk"] | None = None,
+        cache: StateLayer | None = None,
+        memory: Tensor | None = None,
+        encoding: Encoding | None = None,
+        tables: Any = None,
+        return_weights: bool = False,
+    ) -> Tensor:
+        """-> [B, L, dim]. documents: a number per token, cached ones included; a token hears its own document only, and a
+        negative number is padding. cache: a layer that `cache_layer` made; it keeps the state after this call's tokens."""
+        dim: int = self.dim  # type: ignore[assignment]  (every one has it)
+        if x.dim() != 3 or x.shape[-1] != dim or x.numel() == 0:
+            raise ValueError(f"x: expected [B, L, {dim}] with no empty dimension, got {list(x.shape)}")
+        require_no_weights(self, return_weights, memory)
+        require_mask(mask)
+        if not (isinstance(mask, Causal) and mask.order is None):
+            raise ValueError(
+                f"mask: {type(self).__name__} hears what came before in order, and nothing else: expected lg.Causal(), with "
+                f"documents and padding as documents=, got {mask!r}"
+            )
+        encoding = compose(encoding)
+        self.require(encoding)
+        past = 0 if cache is None else self.state_layer(cache).seen
+        reset = valid = None
+        if documents is not None:
+            if documents.shape != (x.shape[0], past + x.shape[1]):
+                raise ValueError(
+                    f"documents: expected {[x.shape[0], past + x.shape[1]]}, cached tokens included, got {list(documents.shape)}"
+                )
+            reset, valid = beginnings(documents, past)
+        if positions is None:
+            positions = 0 if cache is None else cache.next_positions()
+            positions = following(positions, x.shape[1]) if isinstance(positions, Tensor) else positions
+        name = type(self).__name__
+        places = explicit(positions, x.shape[1], x.device)
+        if encoding.transforms and tables is None:
+            tables = encoding.prepare(places, None, x.dtype)
+        out, state = self.mix(x, None if cache is None else cache.read(name), reset, valid, places, encoding, tables)
+        if cache is not None:
+            cache.write(name, state, x.shape[1], positions)
+        return out
+
+    def state_layer(self, cache: Any) -> StateLayer:
+        """The cache, if it is one that holds states; ValueError otherwise."""
+        from longitude.attention.state import StateLayer
+
+        if not isinstance(cache, StateLayer):
+            raise ValueError(
+                f"cache: {type(self).__name__} expected the StateLayer that its cache_layer() makes, got {type(cache).__name__}"
+            )
+        return cache
+
+
+def beginnings(documents: Int[Tensor, "B Lk"], past: int) -> tuple[Tensor | None, Tensor | None]:
+    """Which of the tokens from `past` on begin a document after another one, and which are no padding, [B, L] each; None
+    where none does, or all are."""
+    valid = documents >= 0
+    order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+    nearest = (
+        torch.where(valid, order, -1).cummax(1).values
+    )  # each token's own place, or that of the last one before padding
+    before = torch.nn.functional.pad(nearest[:, :-1], (1, 0), value=-1)
+    reset = valid & (before >= 0) & (documents.gather(1, before.clamp(min=0)) != documents)
+    reset, valid = reset[:, past:], valid[:, past:]
+    if torch.compiler.is_compiling():
+        return reset, valid
+    return reset if bool(reset.any()) else None, None if bool(valid.all()) else valid
