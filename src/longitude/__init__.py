@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         measure as measure,
         models as models,
         positions as positions,
+        recurrent as recurrent,
         study as study,
         testing as testing,
     )
@@ -28,8 +29,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         Padding as Padding,
         Window as Window,
     )
+    from longitude.attention.mixer import Mixer as Mixer, register_mixer as register_mixer
     from longitude.attention.operation import attend as attend, explain as explain
     from longitude.attention.partial import merge as merge
+    from longitude.mixing import mixer as mixer, mixers as mixers
     from longitude.models import LongitudeConfig as LongitudeConfig, LongitudeForCausalLM as LongitudeForCausalLM
     from longitude.positions import samplers as samplers, scaling as scaling
     from longitude.positions.absolute import Learned as Learned, NoPosition as NoPosition, Sinusoidal as Sinusoidal
@@ -67,7 +70,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
 
 __version__ = "0.1.0"
 
-_ROOMS = ("positions", "attention", "models", "hf", "measure", "extend", "study", "testing")
+_ROOMS = ("positions", "attention", "recurrent", "models", "hf", "measure", "extend", "study", "testing")
 _NAMES = {
     "positions": "samplers scaling",
     "positions.base": "Encoding OffsetBias PairBias Drift OffsetVectors RowBias Transport encoding encodings register",
@@ -86,6 +89,8 @@ _NAMES = {
     "attention.partial": "merge",
     "attention.masks": "Mask Causal Window Documents Padding NoMask",
     "attention.layers": "MultiHeadAttention",
+    "attention.mixer": "Mixer register_mixer",
+    "mixing": "mixer mixers",
     "attention.cache": "LongitudeCache LongitudeCacheLayer",
     "models": "LongitudeConfig LongitudeForCausalLM",
 }

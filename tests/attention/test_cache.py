@@ -217,15 +217,15 @@ def test_columns_are_float32_or_wider():
 def test_adopting_caches():
     """generate() hands over an empty cache of its own; a filled stranger is refused."""
     cache = DynamicCache()
-    assert adopt(cache, 3) is cache
+    assert adopt(cache, [LongitudeCacheLayer] * 3) is cache
     assert [type(one) for one in cache.layers] == [LongitudeCacheLayer] * 3
-    assert adopt(cache, 3) is cache
+    assert adopt(cache, [LongitudeCacheLayer] * 3) is cache
     ours = LongitudeCache(2)
-    assert adopt(ours, 2) is ours
+    assert adopt(ours, [LongitudeCacheLayer] * 2) is ours
     stranger = DynamicCache()
     stranger.update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0)
     with pytest.raises(ValueError, match="expected an empty cache or a LongitudeCache, got a filled DynamicCache"):
-        adopt(stranger, 1)
+        adopt(stranger, [LongitudeCacheLayer])
 
 
 @pytest.mark.parametrize("kind", ["static", "offloaded"])
@@ -243,7 +243,7 @@ def test_a_filled_cache_of_another_depth_is_refused():
     for one in ours.layers:
         one.extend(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0, {}, None)
     with pytest.raises(ValueError, match="past_key_values: expected"):
-        adopt(ours, 3)
+        adopt(ours, [LongitudeCacheLayer] * 3)
 
 
 # ---- room to grow in -------------------------------------------------------------------------------------------------

@@ -39,7 +39,11 @@ PER_LAYER = [
         ({"encodings": ["rope"] * 3}, "encodings: expected 4, one per layer, got 3"),
         ({"encodings": ["rope"] * 3 + ["ropee"]}, "unknown encoding 'ropee'"),
         ({"hidden_act": "swigelu"}, "unknown hidden_act 'swigelu': did you mean 'swiglu'"),
-        ({"hidden_act": "relu"}, "unknown hidden_act 'relu'"),
+        ({"hidden_act": "reluu"}, "unknown hidden_act 'reluu': did you mean 'relu'"),
+        ({"norm": "rms"}, "unknown norm 'rms': did you mean 'rmsnorm'"),
+        ({"norm_position": "after"}, "unknown norm_position 'after': there are: post, pre"),
+        ({"mixer": "atention"}, "unknown mixer 'atention': did you mean 'attention'"),
+        ({"mixers": ["attention"]}, "mixers: expected 4, one per layer, got 1"),
         ({"attention_backend": "tabel"}, "unknown backend 'tabel': did you mean 'table'"),
     ],
 )

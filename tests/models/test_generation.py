@@ -18,8 +18,8 @@ def build(build):
     def make(encoding, **options):
         model = build(encoding, tie_word_embeddings=False, **options)
         for layer in model.model.layers:
-            layer.attention.q_proj.weight.data *= 2
-            layer.attention.o_proj.weight.data *= 8
+            layer.mixer.q_proj.weight.data *= 2
+            layer.mixer.o_proj.weight.data *= 8
         return model
 
     return make

@@ -12,9 +12,9 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.positions.hugging_face import from_hugging_face
 
 NAMES = {
-    "input_layernorm": "attention_norm",
+    "input_layernorm": "mixer_norm",
     "post_attention_layernorm": "mlp_norm",
-    "self_attn": "attention",
+    "self_attn": "mixer",
     "gate_proj": "gate",
     "up_proj": "up",
     "down_proj": "down",
@@ -222,7 +222,7 @@ def test_both_layouts_are_one_model(ids):
     half, inter = (ours(theirs, layout, "float64").double() for layout in ("half", "interleaved"))
     assert not torch.allclose(half(x).logits, inter(x).logits, atol=1e-3)
     for layer in inter.model.layers:
-        for projection in (layer.attention.q_proj, layer.attention.k_proj):
+        for projection in (layer.mixer.q_proj, layer.mixer.k_proj):
             rows = projection.weight.data.unflatten(0, (-1, 2, 4))  # heads, halves, pairs
             converted = lg.convert_layout(projection.weight.data, 8, to="interleaved")
             assert torch.equal(converted, rows.transpose(1, 2).flatten(0, 2))
@@ -242,14 +242,14 @@ def test_a_layer_by_hand(build, ids):
         return h * (h.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
 
     h = weights["model.embed_tokens.weight"][x[0]] * 4.0
-    y = norm(h, layer["attention_norm.weight"])
-    q, k, v = ((y @ layer[f"attention.{n}_proj.weight"].T).unflatten(-1, (-1, 4)).transpose(0, 1) for n in "qkv")
+    y = norm(h, layer["mixer_norm.weight"])
+    q, k, v = ((y @ layer[f"mixer.{n}_proj.weight"].T).unflatten(-1, (-1, 4)).transpose(0, 1) for n in "qkv")
     bias = lg.T5Bias(4).double()
     bias.table.data = weights["model.encodings.0.table"]
     scores = q @ k.repeat_interleave(2, 0).mT + bias.bias(torch.arange(10), torch.arange(10))
     future = torch.ones(10, 10, dtype=torch.bool).triu(1)
     mixed = scores.masked_fill(future, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 0)
-    h = h + mixed.transpose(0, 1).flatten(1) @ layer["attention.o_proj.weight"].T
+    h = h + mixed.transpose(0, 1).flatten(1) @ layer["mixer.o_proj.weight"].T
     y = norm(h, layer["mlp_norm.weight"]) @ layer["mlp.up.weight"].T
     h = h + (y * 0.5 * (1 + torch.erf(y / 2**0.5))) @ layer["mlp.down.weight"].T
     logits = norm(h, weights["model.norm.weight"]) @ weights["lm_head.weight"].T

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -65,6 +65,10 @@ class LongitudeCacheLayer(DynamicLayer):
         if self.positions.dim() == 3:  # several axes: text goes on after the largest of all
             return self.positions.amax((1, 2), keepdim=True) + 1
         return self.positions[..., -1:] + 1
+
+    def said_positions(self) -> Tensor | None:
+        """Positions of the cached tokens, where they do not just count up: [L], [B, L] or [B, L, axes]."""
+        return self.positions if isinstance(self.positions, Tensor) else None
 
     def extend(
         self, k: Tensor, v: Tensor, positions: Positions, columns: Columns, carry: Any, encoding: Encoding | None = None
@@ -168,17 +172,19 @@ def appended(before: Tensor, after: Tensor, batch: int) -> Tensor:
 
 
 class LongitudeCache(Cache):
-    """A cache of LongitudeCacheLayer, one per layer of a model."""
+    """A cache of LongitudeCacheLayer, one per layer of a model; or of the layers that are said."""
 
-    def __init__(self, num_layers: int):
-        super().__init__(layers=[LongitudeCacheLayer() for _ in range(num_layers)])
+    def __init__(self, layers: int | Sequence[Any]):
+        super().__init__(layers=[LongitudeCacheLayer() for _ in range(layers)] if isinstance(layers, int) else [*layers])
 
 
-def adopt(cache: Cache, num_layers: int) -> Cache:
-    """Give an empty cache, such as generate() makes, our layers, in place; a filled one must have them already."""
-    if all(isinstance(layer, LongitudeCacheLayer) for layer in cache.layers) and len(cache.layers) == num_layers:
+def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
+    """Give an empty cache, such as generate() makes, our layers, in place; a filled one must have them already.
+
+    make: for each layer of the model, what builds an empty one."""
+    if len(cache.layers) == len(make) and all(hasattr(layer, "said_positions") for layer in cache.layers):
         return cache
-    if cache.get_seq_length():
+    if cache.layers and cache.get_seq_length():
         raise ValueError(
             f"past_key_values: expected an empty cache or a LongitudeCache, got a filled {type(cache).__name__}"
         )
@@ -187,5 +193,5 @@ def adopt(cache: Cache, num_layers: int) -> Cache:
             f"past_key_values: expected a LongitudeCache or a plain DynamicCache, got {type(cache).__name__}; "
             "static, sliding, quantized and offloaded caches cannot hold what encodings keep"
         )
-    cache.layers[:] = [LongitudeCacheLayer() for _ in range(num_layers)]
+    cache.layers[:] = [empty() for empty in make]
     return cache

@@ -33,6 +33,7 @@ class MultiHeadAttention(Mixer):
 
     scores = True
     rotates = True
+    both_sides = True
 
     def __init__(
         self,

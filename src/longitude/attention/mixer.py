@@ -19,15 +19,24 @@ class Mixer(nn.Module):
     forward(x, *, positions, documents, cache, memory, encoding, tables, return_weights) takes what MultiHeadAttention.forward
     does. What a mixer cannot do with one of them is a ValueError that names the mixer. `cache_layer()` is an empty cache for
     it. scores: an encoding may add terms to its scores; rotates: an encoding may turn its queries and keys. What acts on a
-    model's input goes with every mixer.
+    model's input goes with every mixer. both_sides: with lg.NoMask() a token hears those after it too, as encoders need.
     """
 
     scores = False
     rotates = False
+    both_sides = False
 
     def cache_layer(self) -> Any:
         """An empty layer of a cache, as transformers' Cache(layers=[...]) takes it."""
         raise NotImplementedError
+
+    @classmethod
+    def encoding_shapes(cls, options: Mapping[str, Any]) -> dict[str, int]:
+        """Sizes that its encodings see, by these options, where they are not the model's: head_dim, num_heads, num_kv_heads."""
+        return {}
+
+    def reset_parameters(self) -> None:
+        """Draw the parameters that are neither in Linear nor in norms or embeddings anew; models call it on every mixer."""
 
     def refuses(self, encoding: Encoding) -> str | None:
         """Why an encoding means nothing to it, in words; None where it takes it."""
@@ -45,7 +54,7 @@ class Mixer(nn.Module):
             if (why := self.refuses(member)) is not None:
                 able = [name for name, kind in _registry.items() if kind.scores and kind.rotates]
                 raise ValueError(
-                    f"{why}; expected an encoding of the input, such as 'sinusoidal', or 'none', or one of the mixers "
+                    f"{why}; expected an encoding that acts on the input, or none at all, or one of the mixers "
                     f"{', '.join(sorted(able))}"
                 )
 

@@ -53,6 +53,10 @@ class StateLayer(CacheLayerMixin):
         """Where tokens after these stand if nothing else is said."""
         return self.newest + 1
 
+    def said_positions(self) -> Tensor | None:
+        """Position of the last token, where they do not just count up: [1] or [B, 1]."""
+        return self.newest if isinstance(self.newest, Tensor) else None
+
     # ---- what transformers asks of a layer ----
     def get_seq_length(self) -> int:
         return self.seen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from longitude.attention.mixer import Mixer, mixer_options, mixer_resolved
 from longitude.attention.operation import require_backend
 from longitude.errors import unknown
+from longitude.mixing import registered
 from longitude.positions.base import factory_of, resolved
 from longitude.positions.frequencies import Scaling
 from longitude.positions.rotary import Rotary
@@ -20,20 +23,32 @@ from longitude.positions.scaling import from_dict
 Spec = str | dict[str, Any] | list[Any]
 """An encoding: a name, {"name": name, **options}, or a list of them, composed."""
 
-ACTIVATIONS = ("swiglu", "gelu")
+ACTIVATIONS = ("swiglu", "gelu", "gelu_tanh", "relu")
+NORMS = ("rmsnorm", "layernorm")
+NORM_POSITIONS = ("pre", "post")
+SHARED = {
+    "bias": "attention_bias", "dropout": "attention_dropout", "scale": "attention_scale", "backend": "attention_backend",
+}  # fmt: skip
+"""Options of a mixer that the config says for all layers, unless the mixer's own spec does."""
 
 
 @strict
 class LongitudeConfig(PreTrainedConfig):
-    """A pre-norm decoder with RMSNorm.
+    """A transformer: by default a decoder of multi-head attention with RMSNorm before each part.
 
-    encoding: an encoding for all layers, by name, as {"name": name, **options} or as a list of them, composed; encodings:
-    one such per layer instead. Options that are not said come from the model's shape; the resolved ones are what
-    config.json holds, so a checkpoint never depends on a default. max_position_embeddings is the length that encodings with
-    a table must hold. num_key_value_heads: None is num_attention_heads. intermediate_size: None is 4 hidden_size for
-    "gelu" (exact) and 8/3 hidden_size, rounded up to a multiple of 8, for "swiglu". initializer_range: None is
-    1/sqrt(width of a layer's input). embedding_scale: token embeddings are multiplied by it, None is sqrt(hidden_size) as in
-    the original transformer, which keeps content and absolute positions in proportion. attention_scale: None is
+    encoding: an encoding for all layers, by name, as {"name": name, **options} or as a list of them, composed;
+    encodings: one such per layer instead. Where one is said for all, mixers that cannot use it go without; where none
+    is said, "auto", it is "rope" where a mixer turns queries and keys, and "none" elsewhere. mixer: what lets tokens
+    hear each other, for all layers, by name (lg.mixers()) or as {"name": name, **options}; mixers: one such per layer
+    instead: a hybrid. Options that are not said come from the model's shape; the resolved ones are what config.json
+    holds, so a checkpoint never depends on a default. norm: "rmsnorm" or "layernorm", which stands before each part of
+    a block ("pre", with one more at the end) or after the residual sum ("post"); hidden_act: "swiglu", "gelu" (exact),
+    "gelu_tanh" or "relu". max_position_embeddings is the length that encodings with a table must hold.
+    num_key_value_heads: None is num_attention_heads. intermediate_size: None is 8/3 hidden_size, rounded up to a
+    multiple of 8, for "swiglu", and 4 hidden_size for the others. num_encoder_layers: of an encoder-decoder, None is
+    num_hidden_layers. hidden_dropout: of embeddings and of what each part adds, in training. initializer_range: None is
+    1/sqrt(width of a layer's input). embedding_scale: token embeddings are multiplied by it, None is sqrt(hidden_size)
+    as in the original transformer, which keeps content and absolute positions in proportion. attention_scale: None is
     head_dim**-0.5 (T5 itself uses 1). attention_backend: as in lg.attend.
     """
 
@@ -48,9 +63,16 @@ class LongitudeConfig(PreTrainedConfig):
     intermediate_size: int | None = None
     hidden_act: str = "swiglu"
     max_position_embeddings: int = 2048
-    encoding: str | dict | list | None = "rope"
+    encoding: str | dict | list | None = "auto"
     encodings: list | None = None
+    mixer: str | dict | None = "attention"
+    mixers: list | None = None
+    num_encoder_layers: int | None = None
+    norm: str = "rmsnorm"
+    norm_position: str = "pre"
     rms_norm_eps: float = 1e-6
+    layer_norm_eps: float = 1e-5
+    mlp_bias: bool = False
     attention_bias: bool = False
     attention_dropout: float = 0.0
     hidden_dropout: float = 0.0
@@ -87,29 +109,63 @@ class LongitudeConfig(PreTrainedConfig):
                 "expected num_key_value_heads to divide num_attention_heads, "
                 f"got {self.num_key_value_heads} and {self.num_attention_heads}"
             )
-        if self.hidden_act not in ACTIVATIONS:
-            raise unknown("hidden_act", self.hidden_act, ACTIVATIONS, "")
+        choices = {"hidden_act": ACTIVATIONS, "norm": NORMS, "norm_position": NORM_POSITIONS}
+        for name, valid in choices.items():
+            if getattr(self, name) not in valid:
+                raise unknown(name, getattr(self, name), valid, "")
         require_backend(self.attention_backend)
         if self.intermediate_size is None:
             gated = math.ceil(self.hidden_size * 8 / 3 / 8) * 8
             self.intermediate_size = gated if self.hidden_act == "swiglu" else 4 * self.hidden_size
         if self.embedding_scale is None:
             self.embedding_scale = math.sqrt(self.hidden_size)
-        if self.encodings is not None:
-            if self.encoding not in (None, "rope"):  # None as saved, "rope" as nothing said
-                raise ValueError(f"expected encoding or encodings, got both: {self.encoding!r} and {self.encodings!r}")
-            if len(self.encodings) != self.num_hidden_layers:
-                raise ValueError(
-                    f"encodings: expected {self.num_hidden_layers}, one per layer, got {len(self.encodings)}"
-                )
-            self.encoding, self.encodings = None, [self.resolve(spec) for spec in self.encodings]
-        else:
-            self.encoding = self.resolve("none" if self.encoding is None else self.encoding)
+        self.mixer, self.mixers = self._one_or_each("mixer", "mixers", "attention", self.resolve_mixer)
+        if self.encodings is None and self.encoding in (None, "auto"):
+            turns = any(kind_of(spec).rotates for spec in self.layer_mixers())
+            self.encoding = "rope" if self.encoding == "auto" and turns else "none"
+        self.encoding, self.encodings = self._one_or_each("encoding", "encodings", "auto", self.resolve)
         super().__post_init__(**kwargs)
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
+
+    def _one_or_each(self, one: str, each: str, default: str, resolve: Callable[[Any], Any]) -> tuple[Any, Any]:
+        """What was said for all layers and for each of them, resolved: exactly one of the two is not None."""
+        for_all, for_each = getattr(self, one), getattr(self, each)
+        if for_each is None:
+            return resolve(for_all), None
+        if for_all not in (None, default):  # None as saved, the default as nothing said
+            raise ValueError(f"expected {one} or {each}, got both: {for_all!r} and {for_each!r}")
+        if len(for_each) != self.num_hidden_layers:
+            raise ValueError(f"{each}: expected {self.num_hidden_layers}, one per layer, got {len(for_each)}")
+        return None, [resolve(spec) for spec in for_each]
+
+    def resolve_mixer(self, spec: str | dict[str, Any]) -> dict[str, Any]:
+        """A mixer's spec with every option written out that the rest of the config does not say."""
+        options = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, dict) else {}
+        if not isinstance(name := options.pop("name", None), str):
+            raise ValueError(f'mixer: expected a name or {{"name": name, **options}}, got {spec!r}')
+        full = mixer_resolved(name, options, **self.sizes)
+        from_config = {*self.sizes, *SHARED} - options.keys()
+        return {"name": name, **{option: _plain(value) for option, value in full.items() if option not in from_config}}
+
+    def build_mixer(self, spec: dict[str, Any]) -> Mixer:
+        """The mixer of a resolved spec, at this config's sizes."""
+        options = {option: value for option, value in spec.items() if option != "name"}
+        parameters = mixer_options(kind_of(spec))
+        shared = {option: getattr(self, field) for option, field in SHARED.items() if option in parameters}
+        return kind_of(spec)(**mixer_resolved(spec["name"], {**shared, **options}, **self.sizes))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """What mixers and encodings know of the model's shape, by the names of their options."""
+        return {
+            "dim": self.hidden_size,
+            "num_heads": self.num_attention_heads,
+            "num_kv_heads": self.num_key_value_heads or self.num_attention_heads,
+            "head_dim": self.head_dim,
+        }
 
     def resolve(self, spec: Spec) -> dict[str, Any] | list[dict[str, Any]]:
         """A spec with every option written out."""
@@ -119,22 +175,36 @@ class LongitudeConfig(PreTrainedConfig):
         if not isinstance(name := options.pop("name", None), str):
             raise ValueError(f'encoding: expected a name, {{"name": name, **options}} or a list of them, got {spec!r}')
         defaults = getattr(factory_of(name), "model_defaults", {})
-        known = {
-            "dim": self.hidden_size,
-            "num_heads": self.num_attention_heads,
-            "num_kv_heads": self.num_key_value_heads,
-            "head_dim": self.head_dim,
-            "max_length": self.max_position_embeddings,
-        }
+        known = {**self.sizes, **self.encoding_shapes(), "max_length": self.max_position_embeddings}
         full = resolved(name, {**defaults, **options}, **known)
         if "scaling" in full and isinstance(factory := factory_of(name), type) and issubclass(factory, Rotary):
             full["scaling"] = from_dict(full["scaling"])
         return {"name": name, **{option: _plain(value) for option, value in full.items()}}
 
+    def encoding_shapes(self) -> dict[str, int]:
+        """Sizes of heads that encodings see where a mixer's are not the model's."""
+        kinds = [(kind_of(spec), spec) for spec in self.layer_mixers()]
+        shapes = [kind.encoding_shapes(spec) for kind, spec in kinds if kind.scores or kind.rotates]
+        if any(shape != shapes[0] for shape in shapes):
+            raise ValueError(
+                f"mixers: expected heads of one size for an encoding that all share, got {shapes}; say encodings with their "
+                "head_dim, one per layer"
+            )
+        return shapes[0] if shapes else {}
+
+    def layer_mixers(self) -> list[dict[str, Any]]:
+        """For each layer, its resolved mixer."""
+        return self.mixers if self.mixers is not None else [self.mixer] * self.num_hidden_layers  # type: ignore[list-item]
+
     def layer_specs(self) -> list[list[dict[str, Any]]]:
         """For each layer, the resolved encodings that compose its own."""
         specs = self.encodings if self.encodings is not None else [self.encoding] * self.num_hidden_layers
         return [_listed(spec) for spec in specs]
+
+
+def kind_of(spec: dict[str, Any]) -> type[Mixer]:
+    """The class of a resolved mixer."""
+    return registered()[spec["name"]]
 
 
 def _plain(value: Any) -> Any:

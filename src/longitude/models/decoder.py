@@ -1,97 +1,35 @@
-"""The decoder: pre-norm layers over attend(), with one encoding for all layers or one for each."""
+"""The decoder: blocks over one stream of tokens, with one encoding for all or one for each."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
-from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.utils import logging
 
-from longitude.attention.cache import LongitudeCache, LongitudeCacheLayer, adopt
-from longitude.attention.layers import MultiHeadAttention
+from longitude.attention.cache import LongitudeCache, adopt
+from longitude.attention.masks import Causal, Mask
+from longitude.attention.mixer import Mixer
 from longitude.attention.request import as_int, following
+from longitude.models.blocks import Block, dropped, norm
 from longitude.models.configuration import LongitudeConfig
+from longitude.models.streams import places_after, streams_of
 from longitude.positions.base import Encoding, Positions, canonical, encoding, explicit
 from longitude.positions.composed import Composed, of_axes
 
 logger = logging.get_logger(__name__)
 
 
-class MLP(nn.Module):
-    """down(silu(gate x) * up x) for "swiglu", down(gelu(up x)) for "gelu"."""
-
-    def __init__(self, config: LongitudeConfig):
-        super().__init__()
-        wide = config.intermediate_size
-        assert wide is not None
-        self.gate = nn.Linear(config.hidden_size, wide, bias=False) if config.hidden_act == "swiglu" else None
-        self.up = nn.Linear(config.hidden_size, wide, bias=False)
-        self.down = nn.Linear(wide, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x)) if self.gate is None else F.silu(self.gate(x)) * self.up(x))
-
-
-class DecoderLayer(GradientCheckpointingLayer):
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
-
-    def __init__(self, config: LongitudeConfig):
-        super().__init__()
-        self.attention_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.attention = MultiHeadAttention(
-            config.hidden_size,
-            config.num_attention_heads,
-            config.num_key_value_heads,
-            bias=config.attention_bias,
-            dropout=config.attention_dropout,
-            scale=config.attention_scale,
-            backend=config.attention_backend,
-        )
-        self.mlp_norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.mlp = MLP(config)
-        self.dropout = config.hidden_dropout
-
-    def forward(
-        self,
-        x: Tensor,
-        encoding: Encoding,
-        tables: Any,
-        positions: Positions,
-        documents: Tensor | None,
-        cache: LongitudeCacheLayer | None,
-        memory: Tensor | None,
-        return_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        mixed = self.attention(
-            self.attention_norm(x),
-            positions=positions,
-            documents=documents,
-            cache=cache,
-            memory=None if memory is None else self.attention_norm(memory),
-            encoding=encoding,
-            tables=tables,
-            return_weights=return_weights,
-        )
-        mixed, weights = mixed if return_weights else (mixed, None)
-        x = x + self.dropped(mixed)
-        return x + self.dropped(self.mlp(self.mlp_norm(x))), weights
-
-    def dropped(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout) if self.training and self.dropout else x
-
-
 class LongitudePreTrainedModel(PreTrainedModel):
     config_class = LongitudeConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["DecoderLayer"]
+    _no_split_modules = ["Block"]
     _skip_keys_device_placement = ["past_key_values"]
 
     @torch.no_grad()
@@ -104,30 +42,31 @@ class LongitudePreTrainedModel(PreTrainedModel):
                 nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.initializer_range or module.embedding_dim**-0.5)
-        elif isinstance(module, nn.RMSNorm):
-            nn.init.ones_(module.weight)
-        elif isinstance(module, Encoding):
+        elif isinstance(module, nn.RMSNorm | nn.LayerNorm | Encoding | Mixer):
             module.reset_parameters()
 
 
 class LongitudeModel(LongitudePreTrainedModel):
-    """Tokens [B, L] -> hidden states [B, L, hidden_size]."""
+    """Tokens [B, L] -> hidden states [B, L, hidden_size]. Kinds of it differ in who may look at whom, `mask`, and in whether
+    their blocks look at a source, too, `cross`."""
 
+    mask: Mask = Causal()
+    cross = False
     embed_tokens: nn.Embedding
     encoding_of_layer: tuple[Composed, ...]
 
     def __init__(self, config: LongitudeConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_hidden_layers))
-        self.norm = nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(Block(config, mixer, self.cross) for mixer in self.mixer_specs(config))
+        self.norm = norm(config) if config.norm_position == "pre" else nn.Identity()
         self.gradient_checkpointing = False
 
         # Encodings live here, one module for all layers where they are shared, and layers are handed theirs.
         members: list[Encoding] = []
         shared: dict[str, Encoding] = {}
         of_layer: list[Composed] = []
-        for specs in config.layer_specs():
+        for specs in self.encoding_specs(config):
             own = []
             for spec in specs:
                 key = json.dumps(spec, sort_keys=True)
@@ -138,12 +77,39 @@ class LongitudeModel(LongitudePreTrainedModel):
                     shared[key] = member
                 own.append(member)
             of_layer.append(Composed(own))
+        of_layer = self.taken(of_layer)
         self.encodings = nn.ModuleList(members)
         self.encoding_of_layer = tuple(of_layer)  # a tuple, so that nothing is registered twice
         self.axes = max(composed.axes for composed in of_layer)
         if any(one.at_input and one not in set(of_layer[0]) for member in members for one in Composed([member])):
             raise ValueError("encodings: one that acts on the model's input must stand in the first layer")
         self.post_init()
+
+    def mixer_specs(self, config: LongitudeConfig) -> list[dict[str, Any]]:
+        """For each block, its mixer."""
+        return config.layer_mixers()
+
+    def encoding_specs(self, config: LongitudeConfig) -> list[list[dict[str, Any]]]:
+        """For each block, the resolved encodings that compose its own."""
+        return config.layer_specs()
+
+    def taken(self, of_layer: list[Composed]) -> list[Composed]:
+        """Each block's encoding as far as its mixer takes it, where one encoding was said for all; ValueError for one that
+        nobody takes, and where a block's own was said and its mixer refuses it."""
+        mixers: list[Mixer] = [block.mixer for block in self.layers]  # type: ignore[misc]
+        if self.config.encodings is not None:
+            for mixer, own in zip(mixers, of_layer, strict=True):
+                mixer.require(own)
+            return of_layer
+        for members in zip(*of_layer, strict=True):
+            if all(mixer.refuses(member) for mixer, member in zip(mixers, members, strict=True)):
+                mixers[0].require(Composed([members[0]]))
+        return [
+            own
+            if all(mixer.refuses(m) is None for m in own)
+            else Composed([m for m in own if mixer.refuses(m) is None])
+            for mixer, own in zip(mixers, of_layer, strict=True)
+        ]
 
     def forward(
         self,
@@ -157,9 +123,13 @@ class LongitudeModel(LongitudePreTrainedModel):
         memories: Sequence[Tensor] | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        source: Tensor | None = None,
+        source_valid: Tensor | None = None,
+        cross_cache: Cache | None = None,
     ) -> BaseModelOutputWithPast:
         """memories: for each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states gives them;
-        masks and documents then cover both segments."""
+        masks and documents then cover both segments.
+        source [B, S, hidden_size], source_valid [B, S], cross_cache: what blocks with cross-attention look at."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
         if inputs_embeds is None:
@@ -172,9 +142,9 @@ class LongitudeModel(LongitudePreTrainedModel):
             use_cache, past_key_values = False, None
         cache = None
         if past_key_values is not None:
-            cache = adopt(past_key_values, len(self.layers))
+            cache = adopt(past_key_values, self.cache_layers)
         elif use_cache:
-            cache = LongitudeCache(len(self.layers))
+            cache = LongitudeCache([make() for make in self.cache_layers])
         past = cache.get_seq_length() if cache is not None else 0
         if memories is not None:
             past = self.require_memories(memories, cache, position_ids)
@@ -184,7 +154,7 @@ class LongitudeModel(LongitudePreTrainedModel):
 
         places = explicit(positions, remembered + x.shape[1], x.device)
         length, own = x.shape[1], places[remembered:] if places.dim() == 1 else places[:, remembered:]
-        x = self.encoding_of_layer[0].embed(x, own)
+        x = dropped(self.encoding_of_layer[0].embed(x, own), self.config.hidden_dropout, self.training)
         if x.shape[1] != length:
             raise ValueError(
                 f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"
@@ -199,10 +169,14 @@ class LongitudeModel(LongitudePreTrainedModel):
                 own,
                 tuple(tables[member] for member in own) if own.stable_keys else None,
                 positions,
+                self.mask,
                 streams,
                 None if cache is None else cache.layers[i],
                 None if memories is None else memories[i],
                 bool(output_attentions),
+                source,
+                source_valid,
+                None if cross_cache is None else cross_cache.layers[i],
             )
             hidden_states.append(x)
             attentions.append(weights)
@@ -213,6 +187,11 @@ class LongitudeModel(LongitudePreTrainedModel):
             hidden_states=(*hidden_states[:-1], x) if output_hidden_states else None,
             attentions=tuple(attentions) if output_attentions else None,
         )
+
+    @property
+    def cache_layers(self) -> list[Callable[[], Any]]:
+        """For each block, what makes an empty layer of a cache for it."""
+        return [block.mixer.cache_layer for block in self.layers]  # type: ignore[union-attr]
 
     def require_memories(self, memories: Sequence[Tensor], cache: Cache | None, position_ids: Tensor | None) -> int:
         """The length of what is remembered."""
@@ -230,77 +209,10 @@ class LongitudeModel(LongitudePreTrainedModel):
             if self.axes > 1 and tuple(position_ids.shape) == (batch, length):  # one number for all axes
                 position_ids = position_ids[..., None]
             return canonical("position_ids", position_ids, batch, length, self.axes)
-        first = None if cache is None else cache.layers[0]
-        assert isinstance(first, LongitudeCacheLayer | None)
+        first: Any = None if cache is None else cache.layers[0]
         if streams is not None:
-            cached = None if first is None else first.positions
-            places = places_after(streams, cached if isinstance(cached, Tensor) else None)[:, -length:]
+            past = streams.shape[1] - length
+            places = places_after(streams, past, None if first is None else first.said_positions())[:, -length:]
             return places[..., None] if self.axes > 1 else places
         onward = 0 if first is None else first.next_positions()
         return onward if isinstance(onward, int) else following(onward, length)
-
-
-def streams_of(
-    attention_mask: Tensor | None, document_ids: Tensor | None, batch: int, keys: int, device: torch.device
-) -> Tensor | None:
-    """Which stream each token belongs to, cached ones included, [B, Lk]: its document, or -1 for padding. None: all one."""
-    for name, given in (("attention_mask", attention_mask), ("document_ids", document_ids)):
-        if given is not None and given.shape != (batch, keys):
-            raise ValueError(
-                f"{name}: expected [{batch}, {keys}], one per token, cached ones included, got {list(given.shape)}"
-            )
-    # A mask of ones is no mask. Looking would break a compiled graph, so there it stays.
-    if attention_mask is not None and not torch.compiler.is_compiling() and bool(attention_mask.all()):
-        attention_mask = None
-    if document_ids is not None and not torch.compiler.is_compiling() and bool((document_ids < 0).any()):
-        raise ValueError("document_ids: expected numbers of 0 or more; say padding in attention_mask")
-    if attention_mask is None:
-        return document_ids
-    if attention_mask.is_floating_point():
-        raise ValueError(
-            f"attention_mask: expected 1 for tokens and 0 for padding, of int or bool, got {attention_mask.dtype}"
-        )
-    streams = torch.zeros(batch, keys, dtype=torch.long, device=device) if document_ids is None else document_ids
-    streams = streams.masked_fill(attention_mask == 0, -1)
-    if not torch.compiler.is_compiling():
-        require_runs(streams)
-    return streams
-
-
-def require_runs(streams: Tensor) -> None:
-    """ValueError where padding stands between two tokens of one stream: places and contexts have no meaning across it."""
-    real, order = streams >= 0, torch.arange(streams.shape[1], device=streams.device).expand_as(streams)
-    before = torch.where(real, order, -1).cummax(1).values[:, :-1]  # the nearest token before each
-    goes_on = (before >= 0) & (streams.gather(1, before.clamp(min=0)) == streams[:, 1:])
-    if bool((real[:, 1:] & ~real[:, :-1] & goes_on).any()):
-        raise ValueError(
-            "attention_mask: padding stands between tokens of one sequence; expected it at one side, "
-            "on the left where a cache goes on"
-        )
-
-
-def places_in(streams: Tensor) -> Tensor:
-    """Each token's place in its own run of streams [B, L] -> [B, L]; 0 for padding."""
-    order = torch.arange(streams.shape[1], device=streams.device).expand_as(streams)
-    return (order - starts_of(streams)).masked_fill(streams < 0, 0)
-
-
-def starts_of(streams: Tensor) -> Tensor:
-    """Where each token's own run of streams [B, L] begins -> [B, L]."""
-    order = torch.arange(streams.shape[1], device=streams.device).expand_as(streams)
-    first = torch.ones_like(streams, dtype=torch.bool)
-    first[:, 1:] = streams[:, 1:] != streams[:, :-1]
-    return torch.where(first, order, 0).cummax(1).values
-
-
-def places_after(streams: Tensor, cached: Tensor | None) -> Tensor:
-    """`places_in`, but for the run that cached positions [past], [B, past] or [B, past, axes] end in: what follows stands
-    behind the largest of them, whatever they were said to be, images among them."""
-    places = places_in(streams)
-    if cached is None:
-        return places
-    cached = cached[None, :, None] if cached.dim() == 1 else cached[..., None] if cached.dim() == 2 else cached
-    starts, past = starts_of(streams), cached.shape[1]
-    last = starts[:, past - 1, None]
-    largest = cached.amax(-1).expand(len(streams), -1).masked_fill(starts[:, :past] != last, -1).amax(1, keepdim=True)
-    return places + (largest - places[:, past - 1, None]).where(starts == last, 0)

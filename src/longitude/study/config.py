@@ -1,47 +1,56 @@
 """What a study is: its options, their defaults, and their checks. Importing this loads neither torch nor transformers."""
 
-import re
 from collections import Counter
 from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
 from longitude.errors import unknown
+from longitude.study.labels import (
+    parse_encoding as parse_encoding,
+    parse_label,
+    parse_options as parse_options,
+    safe as safe,
+)
+from longitude.study.tasks import GENERATED, task_of
 
-METHODS = ("non-overlapping", "sliding", "per-position")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 POSITIONS = ("contiguous", "randomized", "skipped")
-VOCABULARY = 256  # every model of a study reads bytes
 
 
 @dataclass(frozen=True, kw_only=True)
 class StudyConfig:
     """One study: the same small model with each encoding and seed, trained on the same tokens, measured at each length.
 
-    The defaults are the main job: about five minutes on two cores.
+    The defaults are the main job: about five minutes on two cores. `of_task` has those of the other tasks.
     """
 
+    task: str = "text"
+    """What the models learn: text (decoders: the next byte), masked (encoders: masked bytes), or, exactly, by an
+    encoder-decoder: copy, reverse, sort (letters), add (numbers). Other options have defaults of their own for each: `longitude
+    study --task reverse --help`."""
     encodings: tuple[str, ...] = ("none", "sinusoidal", "rope", "alibi", "t5")
-    """Encodings to compare: names (see `longitude list`), variants such as "rope:base=500000", compositions such as
-    rope+fox, or "all"."""
+    """Models to compare: encodings (see `longitude list`), variants such as "rope:base=500000", compositions such as
+    rope+fox, or "all"; with other mixers than attention: rope+window:size=64, mamba, rope+attention+mamba (in turns over the
+    layers)."""
     data: str = "stdlib"
     """Text to train on: "stdlib" (the sources of Python's standard library), a file, a folder, or "datasets:NAME" or
-    "datasets:NAME:CONFIG" from the Hugging Face hub."""
+    "datasets:NAME:CONFIG" from the Hugging Face hub; "generated" for tasks that need none."""
     train_length: int = 256
-    """Bytes per training window."""
+    """Bytes per training window; of generated tasks the most symbols of a training example (digits of a number)."""
     positions: str = "contiguous"
     """Positions of a training window: contiguous, randomized (a sorted subset of a longer range) or skipped (two runs, the
     second moved on). Measuring is contiguous always."""
     position_range: int | None = None
     """Positions that randomized and skipped draw from, 0 to below it; by default the longest length of the study."""
     test_lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
-    """Window lengths to measure at, in bytes, ascending."""
+    """Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits."""
     steps: int = 260
     """Optimizer steps of every model."""
     seeds: tuple[int, ...] = (0,)
     """One model per encoding and seed; a seed decides the initial weights and the order of the text."""
     batch_size: int = 8
-    """Windows per step."""
+    """Windows or examples per step."""
     learning_rate: float = 4e-3
     """Peak of the schedule: linear warm-up, then a cosine down to zero."""
     warmup: float = 0.1
@@ -49,15 +58,16 @@ class StudyConfig:
     weight_decay: float = 0.1
     """Weight decay of AdamW."""
     layers: int = 4
-    """Transformer blocks."""
+    """Transformer blocks; an encoder-decoder has so many of each."""
     hidden: int = 128
     """Width of the model."""
     heads: int = 4
     """Attention heads; they divide the width."""
     documents: int = 20
-    """Validation documents to measure on, at most; fewer documents give longer excerpts each."""
+    """Validation documents to measure on, at most; fewer documents give longer excerpts each. Of generated tasks: examples of
+    each length."""
     methods: tuple[str, ...] = ("non-overlapping", "per-position")
-    """Ways to measure: non-overlapping, sliding, per-position."""
+    """Ways to measure: non-overlapping, sliding, per-position; generated tasks: greedy."""
     stride: int | None = None
     """Step of sliding windows in bytes, at most the shortest test length; by default half of each window."""
     device: str = "auto"
@@ -65,7 +75,7 @@ class StudyConfig:
 
     @property
     def longest(self) -> int:
-        """The longest window of the study, in bytes."""
+        """The longest window or example of the study."""
         return max(self.train_length, *self.test_lengths)
 
     @property
@@ -84,6 +94,7 @@ def checked(config: StudyConfig) -> StudyConfig:
 
     Raises ValueError: what was expected, what came, what to do.
     """
+    task = task_of(config.task)
     for name in ("train_length", "steps", "batch_size", "layers", "hidden", "heads", "documents"):
         least = 2 if name == "train_length" else 1
         if getattr(config, name) < least:
@@ -92,7 +103,7 @@ def checked(config: StudyConfig) -> StudyConfig:
         raise ValueError(f"--heads must divide --hidden, got {config.heads} heads for a width of {config.hidden}")
     lengths = config.test_lengths
     if not lengths or min(lengths) < 1:
-        raise ValueError(f"--test-lengths must be positive numbers of bytes, got {_words(lengths)}")
+        raise ValueError(f"--test-lengths must be positive numbers of {task.unit}, got {_words(lengths)}")
     if any(a >= b for a, b in pairwise(lengths)):
         raise ValueError(f"--test-lengths must ascend without repeats, got {_words(lengths)}; sort them")
     if not config.seeds or min(config.seeds) < 0 or max(config.seeds) >= 2**32:
@@ -105,16 +116,21 @@ def checked(config: StudyConfig) -> StudyConfig:
     if not 0 <= config.weight_decay < float("inf"):
         raise ValueError(f"--weight-decay must be 0 or more, got {config.weight_decay}")
     if not config.methods:
-        raise ValueError(f"--methods must name at least one of {_words(METHODS)}")
+        raise ValueError(f"--methods must name at least one of {_words(task.methods)}")
     for method in config.methods:
-        if method not in METHODS:
-            raise unknown("method", method, METHODS, "`longitude study --help` explains them.")
+        if method not in task.methods:
+            raise unknown("method", method, task.methods, "`longitude study --help` explains them.")
     _once("--methods", config.methods)
     if config.stride is not None:
         if "sliding" not in config.methods:
             raise ValueError("--stride is of sliding windows; add sliding to --methods, or leave --stride out")
         if not 1 <= config.stride <= lengths[0]:
             raise ValueError(f"--stride must be 1 to the shortest test length {lengths[0]}, got {config.stride}")
+    if task.generated != (config.data == GENERATED):
+        expected = "generated" if task.generated else "a text"
+        raise ValueError(f"--data of --task {task.name} must be {expected}, got {config.data}; leave it out")
+    if config.positions != "contiguous" and task.name != "text":
+        raise ValueError(f"--positions {config.positions} is of --task text, and it is {task.name}; leave it out")
     config = _with_range(config)
     if config.device not in DEVICES:
         raise ValueError(
@@ -154,10 +170,15 @@ def _with_encodings(config: StudyConfig) -> StudyConfig:
 
         config = replaced(config, encodings=tuple(encodings()))
     for label in config.encodings:
-        parse_encoding(label)
+        parse_label(label).options(config.layers)
     _once("--encodings", config.encodings)
     _once("--encodings, as names of folders,", [safe(label).lower() for label in config.encodings])
     return config
+
+
+def of_task(name: str, **options: Any) -> StudyConfig:
+    """A study of this task, with its defaults for what is not said. ValueError for an unknown task, with the nearest."""
+    return StudyConfig(**{"task": name, **task_of(name).defaults, **options})
 
 
 def replaced(config: StudyConfig, **changes: Any) -> StudyConfig:
@@ -173,69 +194,6 @@ def as_dict(config: StudyConfig) -> dict[str, Any]:
 def option(name: str) -> str:
     """How a field is written on the command line."""
     return "--" + name.replace("_", "-")
-
-
-def parse_encoding(label: str) -> list[dict[str, Any]]:
-    """ "rope:base=500000+fox" -> [{"name": "rope", "base": 500000}, {"name": "fox"}].
-
-    Values are int, float, true, false, text, numbers 2/1/1 -> [2, 1, 1], or a scheme with its options:
-    scaling=yarn(factor=16,original_max_length=256) -> {"name": "yarn", "factor": 16, "original_max_length": 256}. Raises
-    ValueError for an unknown name or option, with the nearest one.
-    """
-    import longitude.positions  # noqa: F401  registers them
-    from longitude.positions.base import factory_of, options_of
-
-    parts = []
-    for part in re.split(r"\+(?=[A-Za-z_])", label):
-        name, colon, rest = part.partition(":")
-        try:
-            valid = options_of(factory_of(name))
-        except ValueError as error:
-            raise ValueError(f"{error} `longitude list` does too.") from None
-        if colon and not rest:
-            raise ValueError(f"expected {name}:option=value after the colon, got {part!r}")
-        options = parse_options(rest, f"{name}:option=value,option=value", part)
-        for key in options:
-            if key not in valid:
-                raise unknown(f"option of {name!r}", key, valid, f"`longitude list` shows the options of {name}.")
-        parts.append({"name": name} | options)
-    return parts
-
-
-def parse_options(text: str, expected: str, got: str) -> dict[str, Any]:
-    """ "base=5e5,layout=half" -> {"base": 5e5, "layout": "half"}; a comma inside parentheses belongs to a value."""
-    options = {}
-    for item in re.split(r",(?![^(]*\))", text) if text else ():
-        key, equals, value = item.partition("=")
-        if not equals or not key or not value:
-            raise ValueError(f"expected {expected}, got {got!r}")
-        options[key] = _value(value)
-    return options
-
-
-def safe(label: str) -> str:
-    """A label as part of a file name."""
-    return re.sub(r"[^\w.,=+-]", "_", label)
-
-
-def _value(text: str) -> Any:
-    if text.lower() in (words := {"true": True, "false": False, "none": None}):
-        return words[text.lower()]
-    if scheme := re.fullmatch(r"(\w+)\((.*)\)", text):
-        return {"name": scheme[1]} | parse_options(scheme[2], f"{scheme[1]}(option=value,option=value)", text)
-    numbers = [_number(part) for part in text.split("/")]
-    if any(number is None for number in numbers):
-        return text
-    return numbers if len(numbers) > 1 else numbers[0]
-
-
-def _number(text: str) -> int | float | None:
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            pass
-    return None
 
 
 def _once(what: str, values: Any) -> None:

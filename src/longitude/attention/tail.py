@@ -1,0 +1,67 @@
+"""An encoding that knows only the end of each query and key, for heads that have a part without position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longitude.positions.base import Columns, Encoding, OffsetVectors, RowBias, Term, Transport
+from longitude.positions.composed import Composed
+
+
+class Tail(Encoding):
+    """`encoding`, where queries and keys have `before` more numbers in front of those it knows: these neither turn nor meet
+    its vectors. What it adds to scores without reading queries stays as it is."""
+
+    def __init__(self, encoding: Composed, before: int):
+        super().__init__()
+        self.encoding, self.before = encoding, before
+        self.causal_only, self.axes = encoding.causal_only, encoding.axes
+        self.stable_keys, self.passing_columns = encoding.stable_keys, encoding.passing_columns
+
+    @property
+    def reads_tokens(self) -> bool:
+        return self.encoding.reads_tokens
+
+    def length_at(self, query: Any, newest: Any) -> Any:
+        return self.encoding.length_at(query, newest)
+
+    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
+        return self.encoding.prepare(positions, length, dtype)
+
+    def queries(self, q: Tensor, prepared: Any) -> Tensor:
+        return torch.cat([q[..., : self.before], self.encoding.queries(q[..., self.before :], prepared)], -1)
+
+    def keys(self, k: Tensor, prepared: Any) -> Tensor:
+        return torch.cat([k[..., : self.before], self.encoding.keys(k[..., self.before :], prepared)], -1)
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        return tuple(self.placed(term) for term in self.encoding.terms(context))
+
+    def placed(self, term: Term) -> Term:
+        """The term, its vectors with zeros in front."""
+        match term:
+            case OffsetVectors(keys, None, shift):
+                shift = self.behind_zeros(shift) if isinstance(shift, Tensor) else shift
+                return replace(term, keys=lambda offset: self.behind_zeros(keys(offset)), shift=shift)
+            case OffsetVectors():
+                raise ValueError(
+                    "the encoding adds vectors to values, and those of latent attention have no part that knows positions; "
+                    "expected an encoding without them, such as with values=False"
+                )
+            case RowBias(of):
+                return RowBias(self.of_tail(of))
+            case Transport(w):
+                return replace(term, w=self.behind_zeros(w))
+        return term
+
+    def of_tail(self, of: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        return lambda q, scores, allowed: of(q[..., self.before :], scores, allowed)
+
+    def behind_zeros(self, x: Tensor) -> Tensor:
+        return F.pad(x, (self.before, 0))

@@ -1,0 +1,116 @@
+"""What models are stacked from: norms, the MLP, and the block that adds a mixer, perhaps cross-attention, and the MLP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from longitude.attention.cross import CrossAttention
+from longitude.attention.masks import Mask
+from longitude.models.configuration import LongitudeConfig
+from longitude.positions.base import Encoding, Positions
+
+
+def norm(config: LongitudeConfig) -> nn.Module:
+    """x / sqrt(mean x^2 + eps) g for "rmsnorm", (x - mean x) / sqrt(var x + eps) g + b with the biased variance for
+    "layernorm"."""
+    if config.norm == "layernorm":
+        return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
+    return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class MLP(nn.Module):
+    """down(silu(gate x) * up x) for "swiglu" (Shazeer 2020), down(act(up x)) for "relu", "gelu" (x Phi(x)) and "gelu_tanh"
+    (its approximation), with biases if config.mlp_bias."""
+
+    def __init__(self, config: LongitudeConfig):
+        super().__init__()
+        dim, wide, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        assert wide is not None
+        self.act = config.hidden_act
+        self.gate = nn.Linear(dim, wide, bias=bias) if self.act == "swiglu" else None
+        self.up = nn.Linear(dim, wide, bias=bias)
+        self.down = nn.Linear(wide, dim, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        up = self.up(x)
+        if self.gate is not None:
+            return self.down(F.silu(self.gate(x)) * up)
+        if self.act == "relu":
+            return self.down(F.relu(up))
+        return self.down(F.gelu(up, approximate="tanh" if self.act == "gelu_tanh" else "none"))
+
+
+class Block(GradientCheckpointingLayer):
+    """For each of mixer, cross-attention (if any) and MLP: x + f(norm(x)) with norms before, norm(x + f(x)) with norms after
+    (Vaswani et al. 2017)."""
+
+    def __init__(self, config: LongitudeConfig, mixer: dict[str, Any], cross: bool = False):
+        super().__init__()
+        self.before = config.norm_position == "pre"
+        self.dropout = config.hidden_dropout
+        self.mixer_norm = norm(config)
+        self.mixer = config.build_mixer(mixer)
+        self.cross_norm = norm(config) if cross else None
+        self.cross = (
+            CrossAttention(
+                config.hidden_size,
+                config.num_attention_heads,
+                config.num_key_value_heads,
+                bias=config.attention_bias,
+                dropout=config.attention_dropout,
+                scale=config.attention_scale,
+                backend=config.attention_backend,
+            )
+            if cross
+            else None
+        )
+        self.mlp_norm = norm(config)
+        self.mlp = MLP(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        encoding: Encoding,
+        tables: Any,
+        positions: Positions,
+        mask: Mask,
+        documents: Tensor | None,
+        cache: Any,
+        memory: Tensor | None,
+        return_weights: bool,
+        source: Tensor | None = None,
+        source_valid: Tensor | None = None,
+        cross_cache: Any = None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """-> [B, L, dim], and the mixer's weights if asked for. source [B, S, dim]: what cross-attention looks at, its padding
+        0 or False in source_valid [B, S]."""
+        heard = self.mixer(
+            self.mixer_norm(x) if self.before else x,
+            mask=mask,
+            positions=positions,
+            documents=documents,
+            cache=cache,
+            memory=memory if memory is None or not self.before else self.mixer_norm(memory),
+            encoding=encoding,
+            tables=tables,
+            return_weights=return_weights,
+        )
+        heard, weights = heard if return_weights else (heard, None)
+        x = self.added(x, heard, self.mixer_norm)
+        if self.cross is not None and self.cross_norm is not None:
+            y = self.cross_norm(x) if self.before else x
+            x = self.added(x, self.cross(y, source, valid=source_valid, cache=cross_cache), self.cross_norm)
+        return self.added(x, self.mlp(self.mlp_norm(x) if self.before else x), self.mlp_norm), weights
+
+    def added(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        """The residual sum, normalised where norms stand after it."""
+        x = x + dropped(y, self.dropout, self.training)
+        return x if self.before else norm(x)
+
+
+def dropped(x: Tensor, dropout: float, training: bool) -> Tensor:
+    return F.dropout(x, dropout) if training and dropout else x

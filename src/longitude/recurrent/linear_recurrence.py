@@ -1,0 +1,59 @@
+"""h_t = a_t h_{t-1} + b_t, with numbers instead of matrices: what scans of states come down to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from jaxtyping import Num
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def linear_scan(
+    a: Num[Tensor, "L ..."], b: Num[Tensor, "L ..."], h: Num[Tensor, "..."], doubling: bool = False
+) -> Num[Tensor, "L ..."]:
+    """h_t = a_t h_{t-1} + b_t for t = 0 .. L-1, h the state before. Shapes after L broadcast to b's.
+
+    No quotient of decays is taken, so none that is strong can overflow. doubling: in log2(L) rounds over all tokens instead of
+    L over one (Hillis and Steele 1986): for devices on which a round costs more than its numbers.
+    """
+    return _doubling(a, b, h) if doubling or torch.compiler.is_compiling() else _Loop.apply(a, b, h)  # type: ignore[no-any-return]
+
+
+def _doubling(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+    b = torch.cat([b[:1] + a[:1] * h, b[1:]])
+    step = 1
+    while step < len(b):
+        b = torch.cat([b[:step], b[step:] + a[step:] * b[:-step]])
+        a = torch.cat([a[:step], a[step:] * a[:-step]])
+        step *= 2
+    return b
+
+
+class _Loop(torch.autograd.Function):
+    """One multiplication and addition per token, forward and backward, in place: autograd would keep a graph of each."""
+
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, b: Tensor, h: Tensor) -> Tensor:
+        out = torch.empty_like(b)
+        before = h
+        for a_t, b_t, out_t in zip(a.unbind(), b.unbind(), out.unbind(), strict=True):
+            before = torch.addcmul(b_t, a_t, before, out=out_t)
+        ctx.save_for_backward(a, h, out)
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """g_t = grad_t + a_{t+1} g_{t+1};  da_t = g_t h_{t-1},  db_t = g_t."""
+        (grad,) = grads
+        a, h, out = ctx.saved_tensors
+        g = torch.empty_like(out)
+        g[-1] = grad[-1]
+        after = g[-1]
+        decays = (a.conj().resolve_conj() if a.is_complex() else a).unbind()
+        for t in range(len(g) - 2, -1, -1):
+            after = torch.addcmul(grad[t], decays[t + 1], after, out=g[t])
+        da = g * torch.cat([h.expand_as(out[0])[None], out[:-1]]).conj()
+        return da.sum_to_size(a.shape), g, (decays[0] * g[0]).sum_to_size(h.shape)

@@ -1,0 +1,100 @@
+"""What a token takes from the few before it, as it is: the token shift and the short causal convolution."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn import functional as F
+
+from longitude.recurrent.base import require_state, state_dtype
+
+
+def previous(
+    x: Float[Tensor, "B L C"],
+    tail: Float[Tensor, "B 1 C"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B L C"], Float[Tensor, "B 1 C"]]:
+    """The token before each, zeros before the first one of a document; and the tail for the call after this one.
+
+    tail: what an earlier call returned; None at the beginning. reset: tokens that begin a document. valid: False for padding,
+    which is passed over wherever it stands; what it gets itself means nothing.
+    """
+    line = _Line(x, 2, tail, reset, valid)
+    return line.restore(line.tap(1)), line.tail()
+
+
+def causal_conv(
+    x: Float[Tensor, "B L C"],
+    weight: Float[Tensor, "C K"],
+    bias: Float[Tensor, "C"] | None = None,
+    tail: Float[Tensor, "B K-1 C"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B L C"], Float[Tensor, "B K-1 C"]]:
+    """out_t = bias + sum_j weight[:, K-1-j] x_{t-j}, j = 0 .. K-1, each channel alone; and the tail for the call after this one.
+
+    weight: as nn.Conv1d's, the last column for the token itself. tail, reset, valid: as `previous` has them.
+    """
+    if weight.dim() != 2 or weight.shape[0] != x.shape[-1] or weight.shape[1] < 1:
+        raise ValueError(f"weight: expected [{x.shape[-1]}, K] with K of 1 or more, got {list(weight.shape)}")
+    line = _Line(x, weight.shape[1], tail, reset, valid)
+    if line.segment is None:
+        columns = line.tokens.transpose(1, 2)
+        out = F.conv1d(columns, weight[:, None].to(x.dtype), _as(bias, x), groups=x.shape[-1]).transpose(1, 2)
+    else:
+        out = sum(line.tap(j) * weight[:, -1 - j].to(x.dtype) for j in range(weight.shape[1]))
+        out = out if bias is None else out + bias.to(x.dtype)
+    return line.restore(out), line.tail()
+
+
+class _Line:
+    """Tokens in the order in which they are heard: the tail, this call's tokens, and behind them its padding."""
+
+    def __init__(self, x: Tensor, taps: int, tail: Tensor | None, reset: Tensor | None, valid: Tensor | None):
+        batch, self.length, channels = x.shape
+        self.before = taps - 1
+        require_state("the tail of earlier tokens", tail, {"tail": (batch, self.before, channels)})
+        self.order: Int[Tensor, "B L"] | None = None
+        self.count: Int[Tensor, "B 1"] | None = None
+        if valid is not None:
+            self.order = valid.logical_not().to(torch.uint8).argsort(dim=1, stable=True)
+            self.count = valid.sum(1, keepdim=True)
+            x = _gather(x, self.order)
+            reset = None if reset is None else reset.gather(1, self.order)
+        tail = x.new_zeros(batch, self.before, channels) if tail is None else tail.to(x.dtype)
+        self.tokens = torch.cat([tail, x], 1) if self.before else x
+        # The number of each token's document; what is in a tail belongs to the document of the last token before.
+        self.segment = None if reset is None else F.pad(reset.cumsum(1), (self.before, 0))
+
+    def tap(self, j: int) -> Tensor:
+        """For each token the one j before it, zeros where that is of another document."""
+        start = self.before - j
+        tokens = self.tokens[:, start : start + self.length]
+        if self.segment is None or j == 0:
+            return tokens
+        same = self.segment[:, start : start + self.length] == self.segment[:, self.before :]
+        return torch.where(same[..., None], tokens, 0)
+
+    def restore(self, out: Tensor) -> Tensor:
+        """Back to the order in which the tokens came."""
+        return out if self.order is None else _gather(out, self.order.argsort(1))
+
+    def tail(self) -> Tensor:
+        """The last tokens that are no padding, zeros for those that are not of the last one's document."""
+        start = self.tokens.new_full((1, 1), self.length, dtype=torch.long) if self.count is None else self.count
+        places = (start + torch.arange(self.before, device=start.device)).expand(len(self.tokens), -1)
+        tail = _gather(self.tokens, places)  # a copy: a view would keep all tokens in a cache
+        if self.segment is not None and self.before:
+            segments = self.segment.gather(1, places)
+            tail = torch.where((segments == segments[:, -1:])[..., None], tail, 0)
+        return tail.to(state_dtype(tail))
+
+
+def _gather(x: Tensor, places: Int[Tensor, "B n"]) -> Tensor:
+    return x.gather(1, places[..., None].expand(-1, -1, x.shape[-1]))
+
+
+def _as(bias: Tensor | None, x: Tensor) -> Tensor | None:
+    return None if bias is None else bias.to(x.dtype)

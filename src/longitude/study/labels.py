@@ -1,0 +1,146 @@
+"""Labels: how a study names its models, "rope:base=5e5+window:size=64": encodings and mixers joined by "+"."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from longitude.errors import nearest, unknown
+
+Spec = dict[str, Any]
+"""{"name": name, **options}"""
+
+
+@dataclass(frozen=True)
+class Label:
+    """What a label says. encodings: composed; none said: the model's own choice. mixers: they take turns over the layers;
+    none said: attention."""
+
+    encodings: list[Spec]
+    mixers: list[Spec]
+
+    @property
+    def encoding(self) -> str:
+        """The names of the encodings, without options: those said, else what the models choose by themselves for the mixers."""
+        from longitude.attention.mixer import registered
+
+        rotates = any(registered()[mixer["name"]].rotates for mixer in self.mixers)
+        return "+".join(each["name"] for each in self.encodings) or ("rope" if rotates else "none")
+
+    def options(self, layers: int) -> dict[str, Any]:
+        """As LongitudeConfig takes it for a model of so many layers. ValueError where they are too few for the mixers."""
+        said: dict[str, Any] = {}
+        if self.encodings:
+            said["encoding"] = self.encodings if len(self.encodings) > 1 else self.encodings[0]
+        if len(self.mixers) > layers:
+            raise ValueError(
+                f"expected a layer for each of the {len(self.mixers)} mixers, got {layers}; name fewer, or raise --layers"
+            )
+        if len(self.mixers) == 1:
+            said["mixer"] = self.mixers[0]
+        elif self.mixers:
+            said["mixers"] = [self.mixers[layer % len(self.mixers)] for layer in range(layers)]
+        return said
+
+
+def parse_label(label: str) -> Label:
+    """ "rope:base=500000+fox+attention+mamba:state_dim=8" -> its encodings and its mixers, each in the order said.
+
+    Values are int, float, true, false, text, numbers 2/1/1 -> [2, 1, 1], or a scheme with its options:
+    scaling=yarn(factor=16,original_max_length=256) -> {"name": "yarn", "factor": 16, "original_max_length": 256}. Raises
+    ValueError for an unknown name or option, with the nearest one.
+    """
+    import longitude.mixing  # noqa: F401  registers the mixers
+    from longitude.attention.mixer import mixer_options, registered
+
+    mixers = {name: mixer_options(kind).keys() - {"encoding"} for name, kind in registered().items()}
+    encodings = _encodings()
+    found = Label([], [])
+    for part in _parts(label):
+        name = part.partition(":")[0]
+        if name not in encodings and name not in mixers:
+            raise _nobody_knows(name, encodings, mixers)
+        (found.encodings if name in encodings else found.mixers).append(_spec(part, encodings | mixers))
+    return found
+
+
+def parse_encoding(label: str) -> list[Spec]:
+    """ "rope:base=500000+fox" -> [{"name": "rope", "base": 500000}, {"name": "fox"}]: a label of encodings alone.
+
+    Values and errors as `parse_label`.
+    """
+    encodings = _encodings()
+    for part in _parts(label):
+        if (name := part.partition(":")[0]) not in encodings:
+            raise unknown("encoding", name, encodings, "lg.encodings() and `longitude list` list them.")
+    return [_spec(part, encodings) for part in _parts(label)]
+
+
+def _encodings() -> dict[str, Any]:
+    """Encoding -> its options."""
+    import longitude.positions  # noqa: F401  registers them
+    from longitude.positions.base import encodings, factory_of, options_of
+
+    return {name: options_of(factory_of(name)).keys() for name in encodings()}
+
+
+def _parts(label: str) -> list[str]:
+    """A "+" before a digit belongs to a number: 5e+5."""
+    return re.split(r"\+(?=[A-Za-z_])", label)
+
+
+def _nobody_knows(name: str, encodings: Mapping[str, Any], mixers: Mapping[str, Any]) -> ValueError:
+    """The nearest name of either kind."""
+    near = nearest(name, [*encodings, *mixers])
+    if near is None:
+        return unknown("encoding or mixer", name, [*encodings, *mixers], "`longitude list` shows them.")
+    kind, valid = ("encoding", encodings) if near in encodings else ("mixer", mixers)
+    return unknown(kind, name, valid, f"lg.{kind}s() and `longitude list` list them.")
+
+
+def _spec(part: str, valid: Mapping[str, Any]) -> Spec:
+    """rope:base=5e5 -> {"name": "rope", "base": 5e5}; valid: name -> its options."""
+    name, colon, rest = part.partition(":")
+    if colon and not rest:
+        raise ValueError(f"expected {name}:option=value after the colon, got {part!r}")
+    options = parse_options(rest, f"{name}:option=value,option=value", part)
+    for key in options:
+        if key not in valid[name]:
+            raise unknown(f"option of {name!r}", key, valid[name], f"`longitude list` shows the options of {name}.")
+    return {"name": name} | options
+
+
+def parse_options(text: str, expected: str, got: str) -> dict[str, Any]:
+    """ "base=5e5,layout=half" -> {"base": 5e5, "layout": "half"}; a comma inside parentheses belongs to a value."""
+    options = {}
+    for item in re.split(r",(?![^(]*\))", text) if text else ():
+        key, equals, value = item.partition("=")
+        if not equals or not key or not value:
+            raise ValueError(f"expected {expected}, got {got!r}")
+        options[key] = _value(value)
+    return options
+
+
+def safe(label: str) -> str:
+    """A label as part of a file name."""
+    return re.sub(r"[^\w.,=+-]", "_", label)
+
+
+def _value(text: str) -> Any:
+    if text.lower() in (words := {"true": True, "false": False, "none": None}):
+        return words[text.lower()]
+    if scheme := re.fullmatch(r"(\w+)\((.*)\)", text):
+        return {"name": scheme[1]} | parse_options(scheme[2], f"{scheme[1]}(option=value,option=value)", text)
+    numbers = [_number(part) for part in text.split("/")]
+    if any(number is None for number in numbers):
+        return text
+    return numbers if len(numbers) > 1 else numbers[0]
+
+
+def _number(text: str) -> int | float | None:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            pass
+    return None

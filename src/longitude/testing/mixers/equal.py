@@ -1,0 +1,171 @@
+"""Laws of sameness: one answer in pieces, in every form, in any batch, and none that depends on what comes later."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from longitude.testing.mixers.toys import DIM, LENGTHS, MixerExample, Network, exactly, random_cuts, schedules
+from longitude.testing.toys import LawBroken, Named, close, differentiable, learned_of, numbers, with_gradients
+
+NEAR = 1e-10
+
+
+def law_pieces(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> str | None:
+    """The whole pass = pieces at random cuts = one token at a time with the cache, in two layers; from position 0 and from a
+    later one, with positions said for every piece, and for the first alone."""
+    net = Network(build)
+    with torch.no_grad():
+        for length in lengths:
+            x = numbers(2, length, DIM)
+            for start in (0, 7):
+                whole = net(x, start)
+                for kind, cuts in schedules(length):
+                    if start and kind == "one by one":
+                        continue
+                    here = f"{length} tokens from position {start}, whole and {kind}"
+                    close(here, net.in_pieces(x, cuts, lambda a, b, start=start: start + a), whole, NEAR)
+                    said = lambda a, b, start=start: None if a else start  # noqa: E731
+                    close(f"{here}, positions said once", net.in_pieces(x, cuts, said), whole, NEAR)
+    return None
+
+
+def law_forms(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> str | None:
+    """Parallel = chunked, with chunks of any size = recurrent: values and every gradient; and a state that one form leaves,
+    every other goes on from."""
+    forms = build.forms()
+    if len(forms) < 2:
+        return "it has one form: no option is named mode or chunk_size"
+    nets = {name: Network(build, **options) for name, options in forms.items()}
+    first, *others = nets
+    for length in lengths:
+        x, documents = numbers(2, length, DIM), _two_documents(length)
+        for what, ids in (("", None), (", with documents", documents)):
+            want = _answer(nets[first], x, ids)
+            for name in others:
+                close(f"{length} tokens{what}: {first} and {name}", _answer(nets[name], x, ids), want, NEAR)
+    length, cut = 40, 23
+    x = numbers(2, length, DIM)
+    with torch.no_grad():
+        whole = nets[first](x, 0)
+        for before in nets:
+            for after in nets:
+                caches = nets[before].caches()
+                parts = [nets[before](x[:, :cut], 0, None, caches), nets[after](x[:, cut:], cut, None, caches)]
+                close(f"{before}, and then {after}", torch.cat(parts, 1), whole, NEAR)
+    return None
+
+
+def _two_documents(length: int) -> Tensor:
+    """Which begin at other places in each row, with padding in front of one."""
+    token = torch.arange(length)
+    ids = torch.stack([(token >= length // 3).long(), (token >= length // 2).long()])
+    ids[1, : length // 8] = -1
+    return ids
+
+
+def _answer(net: Network, x: Tensor, documents: Tensor | None) -> Named:
+    inputs = differentiable(x=x)
+    seen = None if documents is None else (documents >= 0)[..., None]
+    return with_gradients(
+        lambda: net(inputs["x"], 0, documents), {**inputs, **learned_of(net)}, None if seen is None else seen.double()
+    )
+
+
+def law_gradients(build: MixerExample, lengths: tuple[int, ...] = (7, 63)) -> str | None:
+    """Gradients of inputs and parameters: of pieces with the cache between them = of the whole pass = central differences in
+    float64 along a random direction; and every parameter gets one."""
+    for length in lengths:
+        net = Network(build)
+        inputs = differentiable(x=numbers(2, length, DIM))
+        wanted = {**inputs, **learned_of(net)}
+        x = inputs["x"]
+        whole = with_gradients(partial(net, x, 0), wanted)
+        for seed in (0, 1):
+            cuts = random_cuts(length, seed)
+            close(f"{length} tokens, cut at {cuts[1:-1]}", with_gradients(partial(net.in_pieces, x, cuts), wanted), whole, NEAR)
+        if length != max(lengths):
+            continue
+        for name in wanted:
+            if not bool(whole[f"gradient of {name}"].any()):
+                raise LawBroken(f"{name} gets no gradient")
+        _differences(net, x, wanted, whole)
+    return None
+
+
+def _differences(net: Network, x: Tensor, wanted: Named, answer: Named) -> None:
+    direction = numbers(*answer["output"].shape[1:], seed=9)
+    for n, (name, p) in enumerate(wanted.items()):
+        step = 1e-6 * numbers(*p.shape, seed=100 + n)
+        with torch.no_grad():
+            p.add_(step)
+            above = (net(x, 0) * direction).sum()
+            p.sub_(2 * step)
+            below = (net(x, 0) * direction).sum()
+            p.add_(step)
+        got, want = (answer[f"gradient of {name}"] * step).sum() * 1e6, (above - below) / 2e-6
+        close(f"gradient of {name} and differences", got, want, 1e-5)
+
+
+def law_rows(build: MixerExample) -> str | None:
+    """A row of a batch = the row alone, with a cache too; forward and gradients."""
+    net = Network(build)
+    x = numbers(3, 21, DIM)
+    inputs = differentiable(x=x)
+    together = with_gradients(lambda: net(inputs["x"], 0), {**inputs, **learned_of(net)})
+    alone = []
+    for b in range(3):
+        row = differentiable(x=x[b : b + 1])
+        alone.append(with_gradients(lambda row=row: net(row["x"], 0), {**row, **learned_of(net)}))
+        for name in ("output", "gradient of x"):
+            close(f"row {b} of a batch and alone, {name}", together[name][b], alone[b][name][0], NEAR)
+    for name in together.keys() - {"output", "gradient of x"}:
+        close(f"batch and rows alone, {name}", together[name], sum(a[name] for a in alone), NEAR)  # type: ignore[arg-type]
+    with torch.no_grad():
+        close("a batch in pieces", net.in_pieces(x, (0, 4, 5, 21)), together["output"], NEAR)
+    return None
+
+
+ROUNDING = 1e-12
+"""What a Fourier transform may move earlier outputs by, in float64, relative to the largest."""
+
+
+def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) -> str | None:
+    """Another token at place s leaves outputs before s the same to the last bit, in every form; and moves the one at s. A
+    mixer that declares `by_fft`, because a transform spreads rounding over all places, is held to 1e-12 instead."""
+    for name, options in build.forms((5, 16)).items():
+        net = Network(build, **options)
+        with torch.no_grad():
+            for length in lengths:
+                x = numbers(2, length, DIM)
+                before = net(x, 0)
+                for s in {1, length // 2, length - 1}:
+                    other = x.clone()
+                    other[:, s] = 3 * numbers(2, DIM, seed=5)
+                    after = net(other, 0)
+                    here = f"{name + ', ' if name else ''}{length} tokens, another one at {s}: outputs before"
+                    if net.mixer.by_fft:
+                        close(here, after[:, :s], before[:, :s], ROUNDING)
+                    else:
+                        exactly(here, after[:, :s], before[:, :s])
+                    if torch.equal(after[:, s] - other[:, s], before[:, s] - x[:, s]):
+                        raise LawBroken(f"{length} tokens, another one at {s}: its own output stays the same")
+    return None
+
+
+def law_modes_of_torch(build: MixerExample) -> str | None:
+    """The same under no_grad, inference_mode and train(), where dropout is 0; and a cache filled in one is read in another."""
+    net = Network(build)
+    x = numbers(2, 21, DIM)
+    want = net(x, 0).detach()
+    with torch.inference_mode():
+        close("inference_mode", net(x, 0).clone(), want, NEAR)
+        caches = net.caches()
+        parts = [net(x[:, :9], 0, None, caches).clone()]
+    with torch.no_grad():
+        parts.append(net(x[:, 9:], 9, None, caches))
+    close("prefill in inference_mode, the rest in no_grad", torch.cat(parts, 1), want, NEAR)
+    close("train()", net.train()(x, 0).detach(), want, NEAR)
+    return None

@@ -1,0 +1,130 @@
+"""Laws of streams: documents in one row and padding at either side are as if each sequence were alone."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from longitude.recurrent.base import RecurrentMixer
+from longitude.testing.mixers.toys import DIM, MixerExample, Network, random_cuts
+from longitude.testing.toys import LawBroken, Named, close, differentiable, learned_of, numbers, with_gradients
+
+NEAR = 1e-10
+GARBAGE = 50.0
+
+
+def law_packing(build: MixerExample) -> str | None:
+    """Documents packed into one row = documents alone, forward and gradients, also where padding follows; and with a cache,
+    cut anywhere, so that a document goes on across calls."""
+    batch = _Streams.packed(((4, 26, 1, 19), (31, 2)), 52)
+    for name, options in build.forms((5, 16)).items():
+        net = Network(build, **options)
+        batch.same_as_alone(f"{name + ': ' if name else ''}packed and alone", net)
+        batch.same_in_pieces(f"{name + ': ' if name else ''}packed", net)
+    return None
+
+
+def law_padding(build: MixerExample) -> str | None:
+    """Padded on the left or right = not padded, whatever stands in the padding, forward and gradients; what padding gets is
+    finite. With a cache, cut anywhere: decoding behind left padding = decoding alone. A recurrence passes over padding between
+    tokens, too: padding on the right leaves the state for what follows."""
+    for side in ("left", "right"):
+        batch = _Streams.padded((5, 33, 1, 20), 33, side)
+        for name, options in build.forms((5, 16)).items():
+            net = Network(build, **options)
+            batch.same_as_alone(f"{name + ': ' if name else ''}{side}-padded and alone", net)
+            batch.same_in_pieces(f"{name + ': ' if name else ''}{side}-padded", net)
+            if side == "right" and isinstance(net.mixer, RecurrentMixer):
+                _goes_on(batch, net)
+    return None
+
+
+class _Streams:
+    """Sequences at places of a batch, with noise everywhere else."""
+
+    def __init__(self, rows: int, width: int):
+        self.x = GARBAGE * numbers(rows, width, DIM, seed=5)
+        self.documents = torch.full((rows, width), -1)
+        self.positions = torch.zeros(rows, width, dtype=torch.long)
+        self.alone: list[Tensor] = []
+        self.places: list[tuple[int, slice]] = []
+
+    def put(self, row: int, start: int, length: int, document: int) -> None:
+        tokens = slice(start, start + length)
+        self.alone.append(numbers(1, length, DIM, seed=10 * row + document))
+        self.x[row, tokens], self.documents[row, tokens] = self.alone[-1][0], document
+        self.positions[row, tokens] = torch.arange(length)
+        self.places.append((row, tokens))
+
+    @classmethod
+    def packed(cls, lengths: tuple[tuple[int, ...], ...], width: int) -> _Streams:
+        made = cls(len(lengths), width)
+        for row, own in enumerate(lengths):
+            start = 0
+            for document, length in enumerate(own):
+                made.put(row, start, length, document)
+                start += length
+        return made
+
+    @classmethod
+    def padded(cls, lengths: tuple[int, ...], width: int, side: str) -> _Streams:
+        made = cls(len(lengths), width)
+        for row, length in enumerate(lengths):
+            made.put(row, width - length if side == "left" else 0, length, 0)
+        return made
+
+    def separate(self, net: Network) -> list[Named]:
+        answers = []
+        for row in self.alone:
+            inputs = differentiable(x=row)
+            answers.append(with_gradients(lambda x=inputs["x"]: net(x, 0), {**inputs, **learned_of(net)}))
+        return answers
+
+    def same_as_alone(self, what: str, net: Network) -> None:
+        inputs = differentiable(x=self.x)
+        out = net(inputs["x"], self.positions, self.documents)
+        if not bool(out.isfinite().all()):
+            raise LawBroken(f"{what}: expected finite outputs at padding, too")
+        direction, real = torch.zeros_like(out), torch.zeros_like(out)
+        for row, tokens in self.places:
+            direction[row, tokens] = numbers(tokens.stop - tokens.start, DIM, seed=9)  # as with_gradients takes
+            real[row, tokens] = 1
+        wanted = {**inputs, **learned_of(net)}
+        grads = torch.autograd.grad((out * direction).sum(), list(wanted.values()), allow_unused=True)
+        found = {name: torch.zeros_like(t) if g is None else g for (name, t), g in zip(wanted.items(), grads, strict=True)}
+        close(f"{what}, gradient of padding", found["x"] * (1 - real), torch.zeros_like(out), NEAR)
+        separate = self.separate(net)
+        for n, (row, tokens) in enumerate(self.places):
+            close(f"{what}, sequence {n}, output", out[row, tokens], separate[n]["output"][0], NEAR)
+            close(f"{what}, sequence {n}, gradient of x", found["x"][row, tokens], separate[n]["gradient of x"][0], NEAR)
+        for name in found.keys() - {"x"}:
+            total = sum(each[f"gradient of {name}"] for each in separate)
+            close(f"{what}, gradient of {name}", found[name], total, NEAR)  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def same_in_pieces(self, what: str, net: Network) -> None:
+        whole, width = net(self.x, self.positions, self.documents), self.x.shape[1]
+        real = (self.documents >= 0)[..., None]
+        some = {tokens.stop for _, tokens in self.places} - {width}  # exactly between two documents
+        for cuts in (range(width + 1), random_cuts(width, 0), random_cuts(width, 1), (0, *sorted(some), width)):
+            parts = net.in_pieces(self.x, tuple(cuts), lambda a, b: self.positions[:, a:b], self.documents)
+            kind = "one by one" if len(cuts) > width else f"cut at {tuple(cuts)[1:-1]}"
+            close(f"{what}, {kind}", parts * real, whole * real, NEAR)
+
+
+@torch.no_grad()
+def _goes_on(batch: _Streams, net: Network) -> None:
+    """Rows padded on the right, then nine more tokens each."""
+    more = numbers(len(batch.alone), 9, DIM, seed=77)
+    after = torch.arange(9) + torch.tensor([[row.shape[1]] for row in batch.alone])
+    x, positions = torch.cat([batch.x, more], 1), torch.cat([batch.positions, after], 1)
+    documents = torch.cat([batch.documents, torch.zeros_like(after)], 1)
+    width = batch.x.shape[1]
+    for cuts in ((0, width + 9), (0, width, width + 9), (0, 3, width - 2, width + 4, width + 9)):
+        caches = net.caches()
+        out = torch.cat([net(x[:, a:b], positions[:, a:b], documents[:, :b], caches) for a, b in pairwise(cuts)], 1)
+        for n, row in enumerate(batch.alone):
+            want = net(torch.cat([row, more[n : n + 1]], 1), 0)
+            close(f"sequence {n}, padded on the right and gone on, cut at {cuts[1:-1]}", out[n, width:], want[0, -9:], NEAR)
