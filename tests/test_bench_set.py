@@ -236,7 +236,7 @@ def test_the_set_ends_with_table_json_and_chart(tmp_path, monkeypatch, capsys):
     from longitude.bench import run
 
     few = [target for target in targets.TARGETS if target.name.startswith(("decoding", "graphs", "rotating"))]
-    monkeypatch.setattr(run, "TARGETS", few)
+    monkeypatch.setitem(run.SETS, "encodings", few)
     out = tmp_path / "set.json"
     code, shown, _ = command(capsys, "bench", "--set", "--repeats", "1", "--threads", "1", "--out", str(out))
     found = json.loads(out.read_text())

@@ -109,21 +109,23 @@ def test_list_describes_everything(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     code, out, _ = command(capsys, "list", "--json")
     found = json.loads(out)
-    assert code == 0 and list(found) == ["encodings", "scaling", "samplers", "machine"]
+    assert code == 0 and list(found) == ["encodings", "mixers", "scaling", "samplers", "machine"]
+    assert [entry["name"] for entry in found["mixers"]] == longitude.mixers()
     assert [entry["name"] for entry in found["encodings"]] == longitude.encodings()
     assert [entry["name"] for entry in found["scaling"]] == [*SCHEMES]
     assert [entry["name"] for entry in found["samplers"]] == [*SAMPLERS]
-    assert all(entry["is"] for part in ("encodings", "scaling", "samplers") for entry in found[part])
+    assert all(entry["is"] for part in ("encodings", "mixers", "scaling", "samplers") for entry in found[part])
     rope = next(entry for entry in found["encodings"] if entry["name"] == "rope")
     assert "base" in rope["options"] and rope["class"] == "Rotary" and rope["source"] == "RoPE, Su et al. 2021"
 
     code, out, _ = command(capsys, "list")
     lines = out.splitlines()
     assert code == 0 and max(map(len, lines)) <= 100
-    for entry in (*found["encodings"], *found["scaling"], *found["samplers"]):
+    for entry in (*found["encodings"], *found["mixers"], *found["scaling"], *found["samplers"]):
         assert any(line.startswith(entry["name"] + " ") for line in lines), entry["name"]
     assert re.search(r"^t5 +T5Bias +bias +relative, learned, +Raffel et al. 2020 +table \(sdpa\)", out, re.MULTILINE)
     assert re.search(r"^yarn +factor original_max_length beta_fast=32 .*Peng et al. 2023", out, re.MULTILINE)
+    assert re.search(r"^mamba +Mamba +input +O\(1\) .*Gu and Dao 2023", out, re.MULTILINE)
     assert re.search(r"^rope .*\bbase\b.*\bscaling\b", out, re.MULTILINE)  # options, for variants on the command line
     assert f"torch {found['machine']['torch']}, threads " in out and "CUDA" in out and "transformers" in out
 

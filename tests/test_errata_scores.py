@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import longitude as lg
-from longitude.models.decoder import MLP
+from longitude.models.blocks import MLP
 from longitude.positions.buckets import t5_bucket
 
 

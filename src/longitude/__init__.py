@@ -20,8 +20,16 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         testing as testing,
     )
     from longitude.attention.cache import LongitudeCache as LongitudeCache, LongitudeCacheLayer as LongitudeCacheLayer
+    from longitude.attention.cross import CrossAttention as CrossAttention
+    from longitude.attention.hierarchical import (
+        HierarchicalAttention as HierarchicalAttention,
+        hierarchical_attention as hierarchical_attention,
+    )
+    from longitude.attention.latent import LatentAttention as LatentAttention
     from longitude.attention.layers import MultiHeadAttention as MultiHeadAttention
+    from longitude.attention.longformer import LongformerAttention as LongformerAttention
     from longitude.attention.masks import (
+        Band as Band,
         Causal as Causal,
         Documents as Documents,
         Mask as Mask,
@@ -32,8 +40,16 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.attention.mixer import Mixer as Mixer, register_mixer as register_mixer
     from longitude.attention.operation import attend as attend, explain as explain
     from longitude.attention.partial import merge as merge
+    from longitude.attention.patterns import Dilated as Dilated, Global as Global, Prefix as Prefix
+    from longitude.attention.pooling import pool_heads as pool_heads
+    from longitude.attention.window import WindowAttention as WindowAttention
     from longitude.mixing import mixer as mixer, mixers as mixers
-    from longitude.models import LongitudeConfig as LongitudeConfig, LongitudeForCausalLM as LongitudeForCausalLM
+    from longitude.models import (
+        LongitudeConfig as LongitudeConfig,
+        LongitudeForCausalLM as LongitudeForCausalLM,
+        LongitudeForMaskedLM as LongitudeForMaskedLM,
+        LongitudeForSeq2SeqLM as LongitudeForSeq2SeqLM,
+    )
     from longitude.positions import samplers as samplers, scaling as scaling
     from longitude.positions.absolute import Learned as Learned, NoPosition as NoPosition, Sinusoidal as Sinusoidal
     from longitude.positions.base import (
@@ -87,12 +103,19 @@ _NAMES = {
     "positions.contextual": "CoPE FoX PaTH",
     "attention.operation": "attend explain",
     "attention.partial": "merge",
-    "attention.masks": "Mask Causal Window Documents Padding NoMask",
+    "attention.masks": "Mask Causal Window Band Documents Padding NoMask",
+    "attention.patterns": "Prefix Global Dilated",
     "attention.layers": "MultiHeadAttention",
+    "attention.window": "WindowAttention",
+    "attention.latent": "LatentAttention",
+    "attention.longformer": "LongformerAttention",
+    "attention.hierarchical": "HierarchicalAttention hierarchical_attention",
+    "attention.pooling": "pool_heads",
+    "attention.cross": "CrossAttention",
     "attention.mixer": "Mixer register_mixer",
     "mixing": "mixer mixers",
     "attention.cache": "LongitudeCache LongitudeCacheLayer",
-    "models": "LongitudeConfig LongitudeForCausalLM",
+    "models": "LongitudeConfig LongitudeForCausalLM LongitudeForMaskedLM LongitudeForSeq2SeqLM",
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 

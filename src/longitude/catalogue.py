@@ -1,4 +1,4 @@
-"""What there is: every encoding, scaling scheme and sampler with its facts, and what runs on this machine.
+"""What there is: every encoding, mixer, scaling scheme and sampler with its facts, and what runs on this machine.
 
 Facts are read off the objects themselves at toy size (`longitude.testing.example`), so a new encoding is described as soon
 as it is registered; its source is what the first paragraph of its docstring says.
@@ -18,7 +18,9 @@ import longitude.positions  # noqa: F401  registers them
 from longitude import __version__
 from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal
+from longitude.attention.mixer import Mixer
 from longitude.attention.operation import refusal, requests
+from longitude.mixing import registered
 from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias, encodings, factory_of, options_of
 from longitude.positions.composed import Composed, compose
 from longitude.positions.samplers import SAMPLERS
@@ -29,9 +31,10 @@ Facts = dict[str, Any]
 
 
 def catalogue() -> dict[str, Any]:
-    """Everything, as plain data: {"encodings": [...], "scaling": [...], "samplers": [...], "machine": {...}}."""
+    """Everything, as plain data: {"encodings": [...], "mixers": [...], "scaling": [...], "samplers": [...], "machine": {...}}."""
     return {
         "encodings": [described(name) for name in encodings()],
+        "mixers": [_of_mixer(name, kind) for name, kind in sorted(registered().items())],
         "scaling": [_of_class(name, scheme) for name, scheme in SCHEMES.items()],
         "samplers": [_of_class(name, sampler) for name, sampler in SAMPLERS.items()],
         "machine": machine(),
@@ -121,6 +124,14 @@ def source_of(thing: Callable[..., Any]) -> str | None:
     year = re.compile(r"\b(19|20)\d\d\b")
     dated = [said for said in re.findall(r"\(([^()]*)\)", first_paragraph(thing)) if year.search(said)]
     return "; ".join(part for part in dated[-1].split("; ") if year.search(part)) if dated else None
+
+
+def _of_mixer(name: str, kind: type[Mixer]) -> Facts:
+    """takes: what encodings may do in it. cache: its growth with the tokens that passed. both_sides: as declared."""
+    takes = ["input", *["rotation"] * kind.rotates, *["terms"] * kind.scores]
+    facts = _of_class(name, kind) | {"takes": takes, "cache": kind.growth, "both_sides": kind.both_sides}
+    facts["options"].pop("encoding", None)  # the model's
+    return facts
 
 
 def _of_class(name: str, kind: type) -> Facts:

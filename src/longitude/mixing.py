@@ -4,12 +4,12 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
-import longitude.attention
 import longitude.recurrent
 from longitude.attention.mixer import Mixer, mixer_resolved, registered
 
 # Attention's own, and every module of the room of recurrences: adding one there is writing one file.
-import_module("longitude.attention.layers")
+for _name in ("layers", "latent", "window", "hierarchical.layer"):
+    import_module(f"longitude.attention.{_name}")
 for _module in iter_modules(longitude.recurrent.__path__):
     import_module(f"longitude.recurrent.{_module.name}")
 
@@ -20,10 +20,6 @@ def mixers() -> list[str]:
 
 
 def mixer(name: str, **options: Any) -> Mixer:
-    """Build a mixer by name: lg.mixer("mamba", dim=256)."""
-    return registered()[name](**mixer_resolved(name, options)) if name in registered() else _unknown(name)
-
-
-def _unknown(name: str) -> Mixer:
-    mixer_resolved(name, {})
-    raise AssertionError(name)
+    """Build a mixer by name: lg.mixer("mamba", dim=256). ValueError for an unknown name or option, with the nearest one."""
+    options = mixer_resolved(name, options)
+    return registered()[name](**options)

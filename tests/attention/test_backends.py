@@ -13,7 +13,7 @@ from longitude.positions.base import resolved
 from longitude.positions.composed import compose
 
 GENERAL = [
-    name for name in BACKENDS if name not in ("transport", "flex")
+    name for name in BACKENDS if name not in ("transport", "split", "flex")
 ]  # a transport alone, or blocks of 128 queries
 
 HEADS, DIM, WIDTH = 4, 8, 16

@@ -13,7 +13,7 @@ from longitude.attention.masks import Mask
 from longitude.attention.operation import requests
 
 GENERAL = [
-    name for name in BACKENDS if name not in ("transport", "flex")
+    name for name in BACKENDS if name not in ("transport", "split", "flex")
 ]  # a transport alone, or blocks of 128 queries
 
 KEYS = 9

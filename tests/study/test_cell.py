@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 import longitude.models  # noqa: F401  the Auto classes know the model
 from longitude.measure import losses_by_length, read_rows
-from longitude.study import cell as cells, checkpoints
+from longitude.study import cell as cells, checkpoints, text
 from longitude.study.cell import Cell, Watcher, build_model, run_cell
 from longitude.study.checkpoints import LossLog, newest, seal
 from longitude.study.config import StudyConfig, replaced
@@ -128,7 +128,7 @@ KILLS = {
     "in mid-save, the optimizer missing": (torch, "save", 4),
     "while the model is moved in": (os, "replace", "config.json"),
     "while the status is written": (os, "replace", "status.json"),
-    "while measuring": (cells, "losses_by_length", 1),
+    "while measuring": (text, "losses_by_length", 1),
     "before the rows are written": (cells, "write_rows", 1),
 }
 

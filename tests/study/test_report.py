@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from longitude.study import charts
+from longitude.study import charts, drawing
 from longitude.study.report import page, write_report
 from longitude.study.results import read_run
 from longitude.study.statistics import conclusion, summary
@@ -146,10 +146,10 @@ def test_nothing_was_measured(tmp_path, synthetic):
 
 def test_labels_never_overlap_and_keep_their_order():
     values = [1.0, 1.01, 1.02, 1.5, 1.55, 3.0]
-    apart = charts._apart(values, 0.1)
+    apart = drawing.apart(values, 0.1)
     assert all(b - a >= 0.1 - 1e-12 for a, b in pairwise(apart))
     assert apart[-1] == 3.0 and sum(apart) == pytest.approx(sum(values))
-    assert charts._apart([1.0, 2.0], 0.1) == [1.0, 2.0]
+    assert drawing.apart([1.0, 2.0], 0.1) == [1.0, 2.0]
 
 
 def test_a_colour_belongs_to_a_label(run):

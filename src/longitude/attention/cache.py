@@ -58,10 +58,15 @@ class LongitudeCacheLayer(DynamicLayer):
         self.reached: int | Tensor = 0  # the newest position so far, tokens that were taken back included
         self.rooms = Room(), Room()  # of keys and of values
 
+    @property
+    def held(self) -> int:
+        """Keys that are here: all tokens that passed, unless a kind of layer forgets."""
+        return DynamicLayer.get_seq_length(self)
+
     def next_positions(self) -> Positions:
         """Where tokens after the cached ones stand if nothing else is said: an int, or [..., 1] + 1, 2, ..."""
         if isinstance(self.positions, int):
-            return self.positions + self.get_seq_length()
+            return self.positions + self.held
         if self.positions.dim() == 3:  # several axes: text goes on after the largest of all
             return self.positions.amax((1, 2), keepdim=True) + 1
         return self.positions[..., -1:] + 1
@@ -81,7 +86,7 @@ class LongitudeCacheLayer(DynamicLayer):
             # Every new token rewrites the keys: narrow ones would drift.
             k = k.to(torch.promote_types(k.dtype, torch.float32))
             self.settle(encoding)
-        past, new = self.get_seq_length(), k.shape[2]
+        past, new = self.held, k.shape[2]
         self.reached = later(self.reached, newest(positions, new))
         if not past:
             self.positions = positions
@@ -154,7 +159,7 @@ class LongitudeCacheLayer(DynamicLayer):
                 "crop: the encoding carries a state that cannot be taken back; expected a cache used forward only"
             )
         super().crop(tokens_to_remove)
-        keep = self.get_seq_length()
+        keep = self.held
         self.columns = {name: column[:, :, :keep] for name, column in self.columns.items()}
         if isinstance(self.positions, Tensor):
             self.positions = self.positions[:keep] if self.positions.dim() == 1 else self.positions[:, :keep]
@@ -175,7 +180,9 @@ class LongitudeCache(Cache):
     """A cache of LongitudeCacheLayer, one per layer of a model; or of the layers that are said."""
 
     def __init__(self, layers: int | Sequence[Any]):
-        super().__init__(layers=[LongitudeCacheLayer() for _ in range(layers)] if isinstance(layers, int) else [*layers])
+        super().__init__(
+            layers=[LongitudeCacheLayer() for _ in range(layers)] if isinstance(layers, int) else [*layers]
+        )
 
 
 def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:

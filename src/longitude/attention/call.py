@@ -81,9 +81,11 @@ def called(
         positions = canonical("positions", positions, x.shape[0], length, axes)
     mask.validate(x.shape[0], length - remembered, keys)
     require_causal(encoding, mask)
-    if cache is not None and past and not encoding.stable_keys:
-        now = later(newest(cache.positions, past), newest(positions, length))
-        require_same_past(encoding, cache.reached, now)
+    if cache is not None and past:
+        mask.require_past(past)
+        if not encoding.stable_keys:
+            now = later(newest(cache.positions, cache.held), newest(positions, length))
+            require_same_past(encoding, cache.reached, now)
     return Call(x, mask, positions, past, remembered, None if documents is None else documents[:, past:])
 
 

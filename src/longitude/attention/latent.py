@@ -18,7 +18,7 @@ from longitude.attention.operation import raw_request, require_backend, run
 from longitude.attention.request import part_of, require_options
 from longitude.attention.tail import Tail
 from longitude.errors import unknown
-from longitude.positions.base import Columns, Encoding, Positions, explicit, sizes
+from longitude.positions.base import Columns, Encoding, OffsetVectors, Positions, explicit, sizes
 from longitude.positions.composed import Composed, compose
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class LatentAttention(Mixer):
 
     scores = True
     rotates = True
+    both_sides = True
 
     def __init__(
         self,
@@ -94,7 +95,8 @@ class LatentAttention(Mixer):
             self.q_up = nn.Linear(q_rank, to_queries, bias=False)
         self.kv_down = nn.Linear(dim, self.kv_rank + self.rope_dim, bias=bias)  # W_DKV, then W_KR
         self.kv_norm = nn.RMSNorm(self.kv_rank, eps=eps)
-        self.kv_up = nn.Linear(self.kv_rank, num_heads * (self.nope_dim + self.value_dim), bias=False)  # [k; v] per head
+        to_heads = num_heads * (self.nope_dim + self.value_dim)  # [k; v] of each
+        self.kv_up = nn.Linear(self.kv_rank, to_heads, bias=False)
         self.o_proj = nn.Linear(num_heads * self.value_dim, dim, bias=bias)
         self.encoding = compose(encoding)
 
@@ -108,6 +110,12 @@ class LatentAttention(Mixer):
         names = ("dim", "num_heads", "head_dim", "kv_rank", "nope_dim", "rope_dim", "value_dim")
         rope_dim = sized(*(options.get(name) for name in names))[2]  # pyright: ignore[reportArgumentType]
         return {"head_dim": rope_dim, "num_kv_heads": 1}
+
+    def refuses(self, encoding: Encoding) -> str | None:
+        terms = () if encoding.reads_tokens else encoding.terms({})
+        if any(isinstance(term, OffsetVectors) and term.values is not None for term in terms):
+            return f"{type(encoding).__name__} adds vectors to values, and those of LatentAttention know no positions"
+        return super().refuses(encoding)
 
     def forward(
         self,
@@ -129,9 +137,10 @@ class LatentAttention(Mixer):
         call = called(x, self.dim, encoding, mask, positions, documents, cache, memory)
         absorbed = self.absorbs(call, encoding)
 
-        q, key = self.queries(call.x), self.kv_down(call.x)[:, None]  # [B, H, L, nope | rope], [B, 1, L, rank | rope]
+        q = self.queries(call.x)  # [B, H, L, nope | rotary]
+        key = self.kv_down(call.x)[:, None]  # [B, 1, L, rank | rotary]
         latent, rotary = key.split([self.kv_rank, self.rope_dim], -1)
-        latent = self.kv_norm(latent).to(rotary.dtype)
+        latent = normed(self.kv_norm, latent)
         if encoding.stable_keys:
             if tables is None:
                 tables = encoding.prepare(explicit(call.positions, call.x.shape[1], x.device), None, q.dtype)
@@ -140,51 +149,59 @@ class LatentAttention(Mixer):
             rotary = encoding.keys(rotary, tables)
         key = torch.cat([latent, rotary], -1)
         columns, carry = encoding.context(call.x, cache.carry if cache is not None else None, call.documents)
+        for name in encoding.passing_columns:
+            if columns[name].shape[1] != 1:
+                raise ValueError(
+                    f"the encoding carries {columns[name].shape[1]} heads of keys from token to token, and latent attention has "
+                    "one; expected an encoding built with num_kv_heads=1"
+                )
         k_positions = call.positions
         if cache is not None:
-            seen = Tail(encoding, self.kv_rank)
+            seen: Any = Tail(encoding, self.kv_rank)
             key, _, columns = cache.extend(key, key[..., :0], call.positions, columns, carry, seen)
             k_positions = cache.positions
-        q = q[:, :, call.remembered :].to(key.dtype)
         attend = self.absorbed if absorbed else self.expanded
-        out, weights = attend(q, key, call, encoding, columns, k_positions, return_weights)
+        out, weights = attend(q[:, :, call.remembered :], key, call, encoding, columns, k_positions, return_weights)
         out = self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(2))
         return (out, weights) if return_weights else out
 
-    def queries(self, x: Tensor) -> Float[Tensor, "B H L nope+rope"]:
-        q = self.q_proj(x) if self.q_rank is None else self.q_up(self.q_norm(self.q_down(x)))
+    def queries(self, x: Tensor) -> Float[Tensor, "B H L nope+rotary"]:
+        q = self.q_proj(x) if self.q_rank is None else self.q_up(normed(self.q_norm, self.q_down(x)))
         return q.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def expanded(
         self,
-        q: Float[Tensor, "B H Lq nope+rope"],
-        key: Float[Tensor, "B 1 Lk rank+rope"],
+        q: Float[Tensor, "B H Lq nope+rotary"],
+        key: Float[Tensor, "B 1 Lk rank+rotary"],
         *rest: Any,
     ) -> tuple[Float[Tensor, "B H Lq value"], Tensor | None]:
         """Keys and values of every head, made of the latents."""
-        latent, rotary = key.transpose(1, 2).split([self.kv_rank, self.rope_dim], -1)  # [B, Lk, 1, ...]
-        content, v = self.kv_up(latent[:, :, 0]).unflatten(-1, (self.num_heads, -1)).split([self.nope_dim, self.value_dim], -1)
+        latent, rotary = key.to(q.dtype).transpose(1, 2).split([self.kv_rank, self.rope_dim], -1)  # [B, Lk, 1, ...]
+        both = self.kv_up(latent[:, :, 0]).unflatten(-1, (self.num_heads, -1))
+        content, v = both.split([self.nope_dim, self.value_dim], -1)
         k = torch.cat([content, rotary.expand(-1, -1, self.num_heads, -1)], -1).transpose(1, 2)
-        v = v.transpose(1, 2)
-        # Fused kernels of CPUs and most of GPUs want values as wide as keys; zeros change nothing.
-        wide = max(k.shape[-1], self.value_dim)
-        out, weights = self.attended(q, k, F.pad(v, (0, wide - self.value_dim)), self.nope_dim, *rest)
+        # Fused kernels, those of CPUs and some of GPUs, want values as wide as keys; zeros change nothing.
+        more = self.nope_dim + self.rope_dim - self.value_dim
+        q, k, v = padded(q, front=-more), padded(k, front=-more), padded(v.transpose(1, 2), back=more)
+        out, weights = self.attended(q, k, v, self.nope_dim + max(0, -more), *rest)
         return out[..., : self.value_dim], weights
 
     def absorbed(
         self,
-        q: Float[Tensor, "B H Lq nope+rope"],
-        key: Float[Tensor, "B 1 Lk rank+rope"],
+        q: Float[Tensor, "B H Lq nope+rotary"],
+        key: Float[Tensor, "B 1 Lk rank+rotary"],
         *rest: Any,
     ) -> tuple[Float[Tensor, "B H Lq value"], Tensor | None]:
         """Queries in the space of the latents: every head looks at the same keys, and sums latents."""
-        to_keys, to_values = self.kv_up.weight.unflatten(0, (self.num_heads, -1)).split([self.nope_dim, self.value_dim], 1)
+        to_keys, to_values = self.kv_up.weight.unflatten(0, (self.num_heads, -1)).split(
+            [self.nope_dim, self.value_dim], 1
+        )
         content, turning = q.split([self.nope_dim, self.rope_dim], -1)
         content = torch.einsum("bhln,hnr->bhlr", content, to_keys)
-        q = torch.cat([content.to(turning.dtype), turning], -1)
+        wide = torch.cat([content.to(q.dtype), turning], -1).to(key.dtype)  # a cache may hold keys in a wider dtype
         # The key itself as value, so that both are equally wide and nothing is copied; its rotary part is not read.
-        out, weights = self.attended(q, key, key, self.kv_rank, *rest)
-        return torch.einsum("bhlr,hvr->bhlv", out[..., : self.kv_rank], to_values), weights
+        out, weights = self.attended(wide, key, key, self.kv_rank, *rest)
+        return torch.einsum("bhlr,hvr->bhlv", out[..., : self.kv_rank].to(q.dtype), to_values), weights
 
     def attended(
         self,
@@ -202,8 +219,10 @@ class LatentAttention(Mixer):
         scale = self.scale
         if scale is None:
             scale = (self.nope_dim + self.rope_dim) ** -0.5 * encoding.softmax_factor
-        seen = compose(Tail(encoding, before)) if adds(encoding) else compose(None)
-        positions = part_of(call.positions, slice(None), slice(call.remembered, None)) if call.remembered else call.positions
+        seen: Any = Tail(encoding, before) if adds(encoding) else compose(None)
+        positions = (
+            part_of(call.positions, slice(None), slice(call.remembered, None)) if call.remembered else call.positions
+        )
         dropout = self.dropout if self.training else 0.0
         r = raw_request(q, k, v, seen, columns, call.mask, positions, k_positions, scale, dropout, return_weights)
         return run(whole(r) if encoding.stable_keys else parted(r, seen, positions, k_positions), self.backend)
@@ -232,7 +251,7 @@ class LatentAttention(Mixer):
     # ---- what does not fit ----
     def require_sizes(self, encoding: Composed) -> None:
         for member in encoding:
-            for name, own in (("num_heads", self.num_heads), ("head_dim", self.rope_dim), ("heads", 1)):
+            for name, own in (("num_heads", self.num_heads), ("head_dim", self.rope_dim)):
                 said = getattr(member, name, own)
                 if said != own:
                     raise ValueError(
@@ -245,13 +264,23 @@ class LatentAttention(Mixer):
             return
         from longitude.attention.latent_cache import LatentCacheLayer
 
-        width = self.kv_rank + self.rope_dim
-        held = cache.keys.shape[-1] if isinstance(cache, LatentCacheLayer) and cache.get_seq_length() else width
-        if not isinstance(cache, LatentCacheLayer) or held != width:
-            got = f"one of width {held}" if isinstance(cache, LatentCacheLayer) else f"a {type(cache).__name__}"
+        width, ours = self.kv_rank + self.rope_dim, isinstance(cache, LatentCacheLayer)
+        held = cache.keys.shape[-1] if ours and cache.keys is not None and cache.get_seq_length() else width
+        if not ours or held != width:
+            got = f"one of width {held}" if ours else f"one of {getattr(cache, 'owner', None) or type(cache).__name__}"
             raise ValueError(
-                f"cache: expected a LatentCacheLayer of width {width}, got {got}; build it with cache_layer() of this mixer"
+                f"cache: expected the LatentCacheLayer of width {width} that this LatentAttention.cache_layer() makes, got {got}"
             )
+
+
+def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """In the dtype of x; autocast hands norms a narrower one than their weight has, which torch warns of."""
+    return norm(x.to(norm.weight.dtype)).to(x.dtype)
+
+
+def padded(x: Tensor, front: int = 0, back: int = 0) -> Tensor:
+    """x with zeros before and behind the numbers of each head; x itself where there are none to add."""
+    return F.pad(x, (max(0, front), max(0, back))) if front > 0 or back > 0 else x
 
 
 def adds(encoding: Composed) -> bool:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from longitude.attention.lengths import later, newest, parted, require_same_past, whole
-from longitude.attention.masks import Causal, Documents, Mask, Padding, require_mask
+from longitude.attention.call import called
+from longitude.attention.lengths import parted, whole
+from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer, register_mixer
-from longitude.attention.operation import raw_request, require_backend, require_causal, run
-from longitude.attention.request import following, part_of, require_options
-from longitude.positions.base import Encoding, Positions, canonical, explicit, sizes
+from longitude.attention.operation import raw_request, require_backend, run
+from longitude.attention.request import part_of, require_options
+from longitude.positions.base import Encoding, Positions, explicit, sizes
 from longitude.positions.composed import compose
 
 if TYPE_CHECKING:
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 @register_mixer("attention")
 class MultiHeadAttention(Mixer):
-    """Self-attention with num_kv_heads heads of keys and values, each serving num_heads / num_kv_heads heads of queries.
+    """Self-attention with num_kv_heads heads of keys and values, each serving num_heads / num_kv_heads heads of queries
+    (Vaswani et al. 2017; grouped heads: Ainslie et al. 2023).
 
     x [B, L, dim] -> [B, L, dim]. The projected vectors are split into heads of head_dim = dim / num_heads (or as said).
     num_kv_heads = num_heads is multi-head, 1 is multi-query, between them grouped-query attention. dropout acts on the
@@ -72,6 +73,14 @@ class MultiHeadAttention(Mixer):
 
         return LongitudeCacheLayer()
 
+    def require_cache(self, cache: Any) -> None:
+        """ValueError unless it is None or holds keys and values: another mixer's state would not do."""
+        if cache is not None and not hasattr(cache, "extend"):
+            raise ValueError(
+                f"cache: {type(self).__name__} expected the {type(self.cache_layer()).__name__} that its cache_layer() makes, "
+                f"got {getattr(cache, 'owner', None) or type(cache).__name__}"
+            )
+
     def forward(
         self,
         x: Float[Tensor, "B L dim"],
@@ -93,67 +102,26 @@ class MultiHeadAttention(Mixer):
         gradient enters (Dai et al. 2019); positions and documents are then of both together. encoding, tables: an encoding
         and its prepared tables held by a model for all its layers, instead of the layer's own.
         """
-        if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features:
-            raise ValueError(f"x: expected [B, L, {self.q_proj.in_features}], got {list(x.shape)}")
-        if x.numel() == 0:
-            raise ValueError(f"x: expected no empty dimension, got {list(x.shape)}")
-        before_x = 0
-        if memory is not None:
-            if cache is not None or memory.dim() != 3 or (memory.shape[0], memory.shape[2]) != (x.shape[0], x.shape[2]):
-                with_cache = " and a cache; a cache remembers by itself" if cache is not None else ""
-                raise ValueError(
-                    f"memory: expected [{x.shape[0]}, M, {x.shape[2]}] and no cache, got {list(memory.shape)}{with_cache}"
-                )
-            x, before_x = torch.cat([memory.detach(), x], 1), memory.shape[1]
         encoding = compose(encoding) if encoding is not None else self.encoding
-        past = cache.get_seq_length() if cache is not None else 0
-        length, keys = x.shape[1], past + x.shape[1]
-        require_mask(mask)
-        if (
-            documents is None
-            and any(isinstance(m, Documents | Padding) for m in mask.parts())
-            and encoding.reads_tokens
-        ):
-            raise ValueError("mask: the encoding reads the tokens too; say documents and padding as documents= instead")
-        if documents is not None:
-            if documents.shape != (x.shape[0], keys):
-                raise ValueError(
-                    f"documents: expected [{x.shape[0]}, {keys}], cached tokens included, got {list(documents.shape)}"
-                )
-            mask = mask & Documents(documents) & Padding(documents >= 0)
-        if positions is None:
-            positions = cache.next_positions() if cache is not None else 0
-            if isinstance(positions, Tensor):
-                positions = following(positions, length)
-        else:
-            # A model hands positions with axes to all its layers, those that measure one included.
-            axes = encoding.axes
-            if isinstance(positions, Tensor) and positions.dim() == 3:
-                axes = max(2, positions.shape[-1])
-            positions = canonical("positions", positions, x.shape[0], length, axes)
-
-        # Every refusal comes before the cache takes the tokens in.
-        mask.validate(x.shape[0], length - before_x, keys)
-        require_causal(encoding, mask)
-        if cache is not None and past and not encoding.stable_keys:
-            now = later(newest(cache.positions, past), newest(positions, length))
-            require_same_past(encoding, cache.reached, now)
-
+        self.require_cache(cache)
+        call = called(x, self.q_proj.in_features, encoding, mask, positions, documents, cache, memory)
+        x, mask, positions, length = call.x, call.mask, call.positions, call.x.shape[1]
         heads = x.shape[0], length, -1, self.head_dim
         q, k, v = (project(x).view(heads).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
         if encoding.stable_keys:
             if tables is None:
                 tables = encoding.prepare(explicit(positions, length, x.device), None, q.dtype)
             q, k = encoding.queries(q, tables), encoding.keys(k, tables)
-        new_documents = None if documents is None else documents[:, past:]
-        columns, carry = encoding.context(x, cache.carry if cache is not None else None, new_documents)
+        columns, carry = encoding.context(x, cache.carry if cache is not None else None, call.documents)
         k_positions = positions
         if cache is not None:
             k, v, columns = cache.extend(k, v, positions, columns, carry, encoding)
             k_positions = cache.positions
+            if k.shape[2] < call.keys:  # the cache forgets what nobody sees any more
+                mask = mask.since(call.keys - k.shape[2])
 
-        if before_x:  # the memory asks nothing
-            q, positions = q[:, :, before_x:], part_of(positions, slice(None), slice(before_x, None))
+        if call.remembered:  # the memory asks nothing
+            q, positions = q[:, :, call.remembered :], part_of(positions, slice(None), slice(call.remembered, None))
         dropout = self.dropout if self.training else 0.0
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
         r = raw_request(q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights)

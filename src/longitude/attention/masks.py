@@ -39,6 +39,13 @@ class Mask:
         """The mask of these rows of the batch."""
         return self
 
+    def since(self, first: int) -> Mask:
+        """The mask of the stream without its first tokens."""
+        return self
+
+    def require_past(self, past: int) -> None:
+        """ValueError where tokens that passed before would have had to see those that come now."""
+
     def __and__(self, other: Mask) -> Mask:
         require_mask(other)
         return All((*self.parts(), *other.parts()))
@@ -76,6 +83,9 @@ class Causal(Mask):
     def validate(self, batch: int, rows: int, keys: int) -> None:
         _validate_order("Causal", self.order, rows, keys)
 
+    def since(self, first: int) -> Mask:
+        return self if self.order is None else Causal(self.order[first:])
+
 
 @dataclass(frozen=True, eq=False)
 class Window(Mask):
@@ -100,6 +110,36 @@ class Window(Mask):
     def validate(self, batch: int, rows: int, keys: int) -> None:
         _validate_order("Window", self.order, rows, keys)
 
+    def since(self, first: int) -> Mask:
+        return self if self.order is None else Window(self.size, self.order[first:])
+
+
+@dataclass(frozen=True)
+class Band(Mask):
+    """A token sees itself, `before` tokens before it and `after` tokens after it. Band(w, w) is a window to both sides."""
+
+    before: int
+    after: int
+
+    def __post_init__(self):
+        if not all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in (self.before, self.after)):
+            raise ValueError(f"Band: expected two numbers of tokens, 0 or more, got {self.before!r} and {self.after!r}")
+
+    @property
+    def reach(self) -> Reach:  # type: ignore[override]
+        return -self.after, self.before
+
+    def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        ago = q_order[:, None] - k_order
+        return (ago >= -self.after) & (ago <= self.before)
+
+    def require_past(self, past: int) -> None:
+        if self.after:
+            raise ValueError(
+                f"Band: cached tokens see the {self.after} after them, which were not there yet; expected the whole sequence "
+                "in one call, or after=0"
+            )
+
 
 @dataclass(frozen=True, eq=False)
 class Documents(Mask):
@@ -109,17 +149,20 @@ class Documents(Mask):
 
     def __post_init__(self):
         if not isinstance(self.ids, Tensor) or self.ids.is_floating_point() or self.ids.dim() not in (1, 2):
-            raise ValueError(f"Documents: expected integer ids [Lk] or [B, Lk], got {_kind(self.ids)}")
+            raise ValueError(f"Documents: expected integer ids [Lk] or [B, Lk], got {kind_of(self.ids)}")
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         same = self.ids[..., q_order][..., :, None] == self.ids[..., k_order][..., None, :]
         return same[:, None] if same.dim() == 3 else same
 
     def of(self, batch: slice | list[int]) -> Mask:
-        return Documents(_rows(self.ids, batch))
+        return Documents(of_rows(self.ids, batch))
+
+    def since(self, first: int) -> Mask:
+        return Documents(self.ids[..., first:])
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
-        _validate_tokens("Documents(ids)", self.ids, batch, keys)
+        validate_tokens("Documents(ids)", self.ids, batch, keys)
         if rows > keys:
             raise ValueError(f"Documents: expected queries among the {keys} keys, got {rows} queries")
 
@@ -132,17 +175,20 @@ class Padding(Mask):
 
     def __post_init__(self):
         if not isinstance(self.valid, Tensor) or self.valid.is_floating_point() or self.valid.dim() not in (1, 2):
-            raise ValueError(f"Padding: expected valid [B, Lk] of bool or int, got {_kind(self.valid)}")
+            raise ValueError(f"Padding: expected valid [B, Lk] of bool or int, got {kind_of(self.valid)}")
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         seen = self.valid[..., k_order].bool()[..., None, :] & (q_order[:, None] >= q_order[:1, None])
         return seen[:, None] if seen.dim() == 3 else seen
 
     def of(self, batch: slice | list[int]) -> Mask:
-        return Padding(_rows(self.valid, batch))
+        return Padding(of_rows(self.valid, batch))
+
+    def since(self, first: int) -> Mask:
+        return Padding(self.valid[..., first:])
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
-        _validate_tokens("Padding(valid)", self.valid, batch, keys)
+        validate_tokens("Padding(valid)", self.valid, batch, keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,6 +214,14 @@ class All(Mask):
     def of(self, batch: slice | list[int]) -> Mask:
         return All(tuple(mask.of(batch) for mask in self.masks))
 
+    def since(self, first: int) -> Mask:
+        return All(tuple(mask.since(first) for mask in self.masks))
+
+    def require_past(self, past: int) -> None:
+        if not is_causal(self):
+            for mask in self.masks:
+                mask.require_past(past)
+
 
 @dataclass(frozen=True, eq=False)
 class Any(Mask):
@@ -186,9 +240,22 @@ class Any(Mask):
     def of(self, batch: slice | list[int]) -> Mask:
         return Any(tuple(mask.of(batch) for mask in self.masks))
 
+    def since(self, first: int) -> Mask:
+        return Any(tuple(mask.since(first) for mask in self.masks))
+
+    def require_past(self, past: int) -> None:
+        for mask in self.masks:
+            mask.require_past(past)
+
     def validate(self, batch: int, rows: int, keys: int) -> None:
         for mask in self.masks:
             mask.validate(batch, rows, keys)
+
+
+def is_causal(mask: Mask) -> bool:
+    """Whether its reach leaves no key after the query."""
+    low, _ = mask.reach
+    return low is not None and low >= 0
 
 
 def _meet(a: Reach, b: Reach) -> Reach:
@@ -196,14 +263,18 @@ def _meet(a: Reach, b: Reach) -> Reach:
     return max(lows) if lows else None, min(highs) if highs else None  # compilers do not follow default=
 
 
+KNOWN = ("Causal", "Window", "Dilated", "Band", "Prefix", "Global", "Documents", "Padding", "NoMask")
+
+
 def require_mask(mask: object) -> None:
     """ValueError unless it is a mask; for a name, with the nearest one."""
     if not isinstance(mask, Mask):
-        near = nearest(mask, ("Causal", "Window", "Documents", "Padding", "NoMask")) if isinstance(mask, str) else None
+        near = nearest(mask, KNOWN) if isinstance(mask, str) else None
         hint = f"; did you mean lg.{near}?" if near else ""
         raise ValueError(
-            "mask: expected lg.Causal(), Window(size), Documents(ids), Padding(valid), NoMask() or their & and |, "
-            f"got {_kind(mask)}{hint}"
+            "mask: expected lg.Causal(), Window(size), Dilated(size, step), Band(before, after), Prefix(length), "
+            "Global(tokens), Documents(ids), Padding(valid), NoMask() or their & and |, "
+            f"got {kind_of(mask)}{hint}"
         )
 
 
@@ -211,11 +282,11 @@ def _places(order: Tensor | None, q_order: Tensor, k_order: Tensor) -> tuple[Ten
     return (q_order, k_order) if order is None else (order[q_order], order[k_order])
 
 
-def _rows(tokens: Tensor, batch: slice | list[int]) -> Tensor:
+def of_rows(tokens: Tensor, batch: slice | list[int]) -> Tensor:
     return tokens[batch] if tokens.dim() == 2 and len(tokens) > 1 else tokens
 
 
-def _kind(x: object) -> str:
+def kind_of(x: object) -> str:
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
 
 
@@ -223,9 +294,11 @@ def _validate_order(who: str, order: Tensor | None, rows: int, keys: int) -> Non
     if order is not None and not isinstance(order, Tensor):
         raise ValueError(f"{who}: expected order as a tensor [{keys}], got {order!r}")
     if order is not None and (order.is_floating_point() or order.shape != (keys,) or rows > keys):
-        raise ValueError(f"{who}: expected order [{keys}], one integer per key, got {_kind(order)} with {rows} queries")
+        raise ValueError(
+            f"{who}: expected order [{keys}], one integer per key, got {kind_of(order)} with {rows} queries"
+        )
 
 
-def _validate_tokens(who: str, tokens: Tensor, batch: int, keys: int) -> None:
+def validate_tokens(who: str, tokens: Tensor, batch: int, keys: int) -> None:
     if tokens.shape[-1] != keys or (tokens.dim() == 2 and tokens.shape[0] not in (1, batch)):
         raise ValueError(f"{who}: expected [{keys}] or [{batch}, {keys}], one per key, got {list(tokens.shape)}")

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.masks import All, Causal, Mask, Window, require_mask
+from longitude.attention.masks import All, Band, Causal, Mask, Window, require_mask
 from longitude.positions.base import Drift, Positions, Term, Transport, canonical, explicit
 
 
@@ -142,7 +142,7 @@ def _of_batch(term: Term, batch: slice | list[int]) -> Term:
 
 def is_band(mask: Mask) -> bool:
     """Whether it is nothing but its reach in plain order."""
-    return isinstance(mask, Causal | Window) and mask.order is None
+    return isinstance(mask, Band) or (isinstance(mask, Causal | Window) and mask.order is None)
 
 
 def validate(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float) -> None:

@@ -75,7 +75,11 @@ def _of_sequence(r: Request, documents: list[Tensor], valid: list[Tensor]) -> tu
     return tuple(s for s in own if s.q_from < s.q_to and s.k_from < s.k_to)
 
 
-def pieces(r: Request) -> list[tuple[slice | list[int], slice, Request]] | str:
+Cut = list[tuple[slice | list[int], slice, Request]]
+"""Sequences of the batch, rows of their queries, and what is asked for these."""
+
+
+def pieces(r: Request) -> Cut | str:
     """The request cut into dense ones that know bands only: (sequences, rows, piece); or why it cannot be."""
     if len(r.beyond_band) == 0:
         return [(slice(None), slice(0, r.rows), r)]
@@ -106,6 +110,13 @@ def partial_by_spans(
         return run(r)
     cut = pieces(r)
     assert not isinstance(cut, str), cut
+    return assembled(r, cut, run)
+
+
+def assembled(
+    r: Request, cut: Cut, run: Callable[[Request], tuple[Tensor, Tensor | None]]
+) -> tuple[Tensor, Tensor | None]:
+    """The answers to pieces of a request in their places; a query in none of them sees nothing, of several the last counts."""
     out = r.q.new_zeros(*r.q.shape[:3], r.v.shape[3])
     lse = out.new_full(out.shape[:3], -math.inf, dtype=torch.promote_types(out.dtype, torch.float32)) if r.lse else None
     for which, rows, piece in cut:

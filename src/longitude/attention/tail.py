@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from longitude.positions.base import Columns, Encoding, OffsetVectors, RowBias, Term, Transport
 from longitude.positions.composed import Composed
 
 
-class Tail(Encoding):
+class Tail:
     """`encoding`, where queries and keys have `before` more numbers in front of those it knows: these neither turn nor meet
-    its vectors. What it adds to scores without reading queries stays as it is."""
+    its vectors. What it adds to scores without reading queries stays as it is.
+
+    It is to attention what a Composed is. A plain object, because compilers follow no module that a forward makes."""
+
+    prepares = transforms = True
 
     def __init__(self, encoding: Composed, before: int):
-        super().__init__()
         self.encoding, self.before = encoding, before
-        self.causal_only, self.axes = encoding.causal_only, encoding.axes
-        self.stable_keys, self.passing_columns = encoding.stable_keys, encoding.passing_columns
+
+    def __iter__(self) -> Iterator[Encoding]:
+        return iter(())  # members whose sizes could be compared with those of queries: they are narrower here
+
+    @property
+    def causal_only(self) -> bool:
+        return self.encoding.causal_only
 
     @property
     def reads_tokens(self) -> bool:
         return self.encoding.reads_tokens
+
+    @property
+    def passing_columns(self) -> frozenset[str]:
+        return self.encoding.passing_columns
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self.encoding.parameters()
 
     def length_at(self, query: Any, newest: Any) -> Any:
         return self.encoding.length_at(query, newest)

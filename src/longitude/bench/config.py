@@ -13,6 +13,9 @@ DTYPES = ("float32", "bfloat16", "float16", "float64")
 PASSES = ("forward", "forward+backward")
 FIXED = ("threads", "cpu_time", "repeats", "no_memory", "no_peers")
 """Options that a set of targets leaves open; its rows say everything else."""
+OF_DECODING = ("contexts", "mixers")
+TURNS_OF_DECODING = 5
+"""A step of decoding is short: so many turns for each of --repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,11 +46,15 @@ class BenchConfig:
     cpu_time: bool = False
     """Count processor seconds instead of wall-clock seconds: for a busy machine, with --threads 1."""
     repeats: int = 7
-    """Turns; each calls everything once, and medians are of turns."""
+    """Turns; each calls everything once, and medians are of turns. --decode takes five times as many."""
     no_memory: bool = False
     """Leave out the memory of forward and backward at the longest length, which takes a process for each (Linux)."""
     no_peers: bool = False
     """Leave out other libraries: what is installed of x-transformers, rotary-embedding-torch and transformers."""
+    contexts: tuple[int, ...] = (512, 1024, 2048, 4096, 8192, 16384, 32768)
+    """Of --decode: tokens in the cache, ascending."""
+    mixers: tuple[str, ...] = ("all",)
+    """Of --decode: mixers as a study names its models (rope+window, mamba, mamba+attention), or "all"."""
 
     @property
     def clock(self) -> str:
@@ -56,16 +63,22 @@ class BenchConfig:
 
 def checked(config: BenchConfig) -> BenchConfig:
     """The configuration with "all" spelled out, after every check that allocates nothing. ValueError for the user."""
+    _only(
+        config,
+        {field.name for field in fields(config)} - {*OF_DECODING},
+        "is of decoding: add --decode, or leave it out",
+    )
+    return _checked(config)
+
+
+def _checked(config: BenchConfig) -> BenchConfig:
     for name in ("batch", "heads", "kv_heads", "head_dim", "threads", "repeats"):
         value = getattr(config, name)
         if value is not None and value < 1:
             raise ValueError(f"{option(name)} must be at least 1, got {value}")
     if config.heads % (config.kv_heads or config.heads):
         raise ValueError(f"--kv-heads must divide --heads, got {config.kv_heads} and {config.heads}")
-    if not config.lengths or min(config.lengths) < 1:
-        raise ValueError(f"--lengths must be positive numbers, got {_words(config.lengths)}")
-    if any(a >= b for a, b in pairwise(config.lengths)):
-        raise ValueError(f"--lengths must ascend without repeats, got {_words(config.lengths)}; sort them")
+    _ascending("lengths", config.lengths)
     if config.dtype not in DTYPES:
         raise unknown("dtype", config.dtype, DTYPES, "--dtype takes one of them.")
     for name in ("encodings", "backends", "passes"):
@@ -91,15 +104,49 @@ def checked(config: BenchConfig) -> BenchConfig:
     return config
 
 
-def checked_for_set(config: BenchConfig) -> BenchConfig:
+def checked_for_set(config: BenchConfig, asked: str = "--set") -> BenchConfig:
     """The same for a set of targets, whose rows say what is timed. ValueError for an option that would do nothing."""
+    _only(config, {*FIXED}, f"is what the targets of {asked} say themselves; leave one of the two out")
+    return _checked(config)
+
+
+def checked_for_decoding(config: BenchConfig) -> BenchConfig:
+    """The same for --decode. ValueError for an option that would do nothing, and for a label that names no model."""
+    own = (*OF_DECODING, "threads", "cpu_time", "repeats")
+    _only(config, {*own}, f"is not of decoding: --decode takes {', '.join(map(option, own))}")
+    _checked(config)
+    _ascending("contexts", config.contexts)
+    if not config.mixers or len({*config.mixers}) < len(config.mixers):
+        raise ValueError(f"--mixers must name at least one, and each once, got {_words(config.mixers) or 'none'}")
+    if "all" in config.mixers:
+        if len(config.mixers) > 1:
+            raise ValueError(f"--mixers is either all or a list of labels, got {_words(config.mixers)}")
+        from longitude.bench.decode import all_labels
+
+        return replace(config, mixers=all_labels())
+    from longitude.bench.decode import configuration
+
+    for label in config.mixers:
+        try:
+            configuration(label, config.contexts[-1])
+        except ValueError as error:
+            raise ValueError(f"--mixers {label}: {error}") from error
+    return config
+
+
+def _only(config: BenchConfig, allowed: set[str], why: str) -> None:
+    """ValueError where an option outside `allowed` was given."""
     default = BenchConfig()
     for field in fields(config):
-        if field.name not in FIXED and getattr(config, field.name) != getattr(default, field.name):
-            raise ValueError(
-                f"{option(field.name)} is what the targets of --set say themselves; leave one of the two out"
-            )
-    return checked(config)
+        if field.name not in allowed and getattr(config, field.name) != getattr(default, field.name):
+            raise ValueError(f"{option(field.name)} {why}")
+
+
+def _ascending(name: str, values: tuple[int, ...]) -> None:
+    if not values or min(values) < 1:
+        raise ValueError(f"{option(name)} must be positive numbers, got {_words(values) or 'none'}")
+    if any(a >= b for a, b in pairwise(values)):
+        raise ValueError(f"{option(name)} must ascend without repeats, got {_words(values)}; sort them")
 
 
 def require_place(out: Path) -> None:

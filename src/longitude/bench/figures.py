@@ -8,7 +8,7 @@ import altair as alt
 
 from longitude.bench.rows import Row, counted
 from longitude.bench.target import score_of
-from longitude.study.charts import COLOURS, FONT, INK, LINE, QUIET
+from longitude.study.drawing import COLOURS, FONT, INK, LINE, QUIET
 
 STEP, WIDTH = 19, 330
 OWN, PEER = "Longitude", "other ways"
@@ -101,7 +101,7 @@ def by_target(rows: list[Row], targets: list[dict[str, Any]]) -> Any:
     promise = promise.encode(y, text="at most:N", x=alt.value(2 * WIDTH + 56))
     first = next((row for row in rows if row.seconds is not None), rows[0])
     title = alt.TitleParams(
-        "What a position encoding costs",
+        "What was promised, and what it costs",
         subtitle=f"Bars: at most this much, promised. Dots: measured, {counted(first.threads)}, medians of turns in one "
         "process. Numbers: the worst of ours.",
         anchor="start", fontSize=15, color=INK, subtitleColor=QUIET, subtitleFontSize=12, offset=14,

@@ -31,12 +31,18 @@ PROTOCOL = (
 
 def document(config: BenchConfig, rows: list[Row], targets: list[dict[str, Any]] | None = None) -> dict[str, Any]:
     """Everything that was measured, as plain data."""
+    found: dict[str, Any] = {} if targets is None else {"targets": targets}
+    return headed(config, PROTOCOL) | found | {"rows": [row.as_dict() for row in rows]}
+
+
+def headed(config: BenchConfig, protocol: str) -> dict[str, Any]:
+    """What every document begins with: when, how, with what options, where, and with which code."""
     peers = sorted({peer.package for peer in PEERS})
     environment = {name: value for name, value in sorted(os.environ.items()) if name.startswith(("MALLOC_", "OMP_"))}
     return {
         "schema": SCHEMA,
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
-        "protocol": PROTOCOL,
+        "protocol": protocol,
         "configuration": as_dict(config),
         "machine": machine()
         | {
@@ -48,8 +54,6 @@ def document(config: BenchConfig, rows: list[Row], targets: list[dict[str, Any]]
         },
         "versions": versions() | {package: version_of(package) for package in peers},
         "commit": commit_of_code(),
-        **({} if targets is None else {"targets": targets}),
-        "rows": [row.as_dict() for row in rows],
     }
 
 

@@ -12,8 +12,9 @@ import vl_convert
 from rich.console import Console
 from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from longitude.bench import figures, report
+from longitude.bench import decode_report, figures, report, targets_mixers
 from longitude.bench.config import BenchConfig
+from longitude.bench.decode import decode
 from longitude.bench.sweep import sweep, threads
 from longitude.bench.target import Session
 from longitude.bench.targets import TARGETS
@@ -64,19 +65,23 @@ class Progress:
         self.bar.update(self.task, description=f"{self.now}: {words}")
 
 
-def run(config: BenchConfig, the_set: bool, progress: Progress) -> dict[str, Any]:
-    """Measure what a checked configuration asks for, or the set of targets -> everything as plain data."""
+SETS = {"encodings": TARGETS, "mixers": targets_mixers.TARGETS}
+
+
+def run(config: BenchConfig, the_set: str | None, progress: Progress) -> dict[str, Any]:
+    """Measure what a checked configuration asks for, or a set of targets by name -> everything as plain data."""
     transformers.utils.logging.set_verbosity_error()
-    if not the_set:
+    if the_set is None:
         return report.document(config, sweep(config, progress))
-    progress.expect(len(TARGETS))
+    targets = SETS[the_set]
+    progress.expect(len(targets))
     rows, outcomes = [], []
     with threads(config.threads) as count:
         session = Session(
             threads=count, clock=config.clock, repeats=config.repeats, memory=not config.no_memory, peers=not config.no_peers,
             say=progress.say,
         )  # fmt: skip
-        for target in TARGETS:
+        for target in targets:
             progress.begin(target.name)
             start = time.monotonic()
             found = target.rows(session)
@@ -86,11 +91,17 @@ def run(config: BenchConfig, the_set: bool, progress: Progress) -> dict[str, Any
     return report.document(config, rows, outcomes)
 
 
+def run_decoding(config: BenchConfig, progress: Progress) -> dict[str, Any]:
+    """Measure steps of decoding -> everything as plain data."""
+    transformers.utils.logging.set_verbosity_error()
+    return decode_report.document(config, *decode(config, progress))
+
+
 def write(out: Path, measured: dict[str, Any]) -> None:
     """The JSON, and the chart as .svg and as a page of its own, each whole or not at all."""
     out.parent.mkdir(parents=True, exist_ok=True)
     write_json(out, measured)
-    chart = figures.chart(measured)
+    chart = (decode_report if "lines" in measured else figures).chart(measured)
     with atomic(out.with_suffix(".svg")) as beside:
         chart.save(str(beside), format="svg")
     page = vl_convert.vegalite_to_html(chart.to_dict(), bundle=True)

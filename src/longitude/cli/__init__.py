@@ -11,7 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields
-from inspect import signature
+from inspect import Signature, signature
+from typing import Any
 
 import tyro
 
@@ -23,7 +24,7 @@ from longitude.cli.check import check
 from longitude.cli.extend import extend
 from longitude.cli.measure import measure
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
-from longitude.cli.study import report, study
+from longitude.cli.study import defaults as study_defaults, report, study
 from longitude.errors import unknown
 from longitude.extend.config import ExtendConfig
 from longitude.measure.config import MeasureConfig
@@ -45,6 +46,8 @@ OPTIONS: dict[str, type] = {
     "bench": BenchConfig,
 }
 """Verbs whose argument `config` is a dataclass of options."""
+DEFAULTS: dict[str, Callable[[list[str]], dict[str, Any]]] = {"study": study_defaults}
+"""Verbs whose parameters have other defaults for some arguments."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -104,7 +107,7 @@ def _dispatch(arguments: list[str]) -> int:
         def bound(*positional, **named) -> Callable[[], int]:
             return lambda: verb(*positional, **named)
 
-        bound.__signature__ = signature(verb)
+        bound.__signature__ = _signature(verb, arguments)
         bound.__doc__ = verb.__doc__
         bound.__annotations__ = verb.__annotations__
         return bound
@@ -123,6 +126,18 @@ def _dispatch(arguments: list[str]) -> int:
             return DONE
         raise ValueError(_one_line(said.getvalue())) from None
     return run()
+
+
+def _signature(verb: Callable[..., int], arguments: list[str]) -> Signature:
+    """That of a verb, with the defaults of its options where the arguments decide them."""
+    found, name = signature(verb), verb.__name__
+    if arguments[:1] != [name] or name not in DEFAULTS:
+        return found
+    defaults = DEFAULTS[name](arguments)
+    parameters = found.parameters.values()
+    return found.replace(
+        parameters=[each.replace(default=defaults.get(each.name, each.default)) for each in parameters]
+    )
 
 
 def _one_line(box: str) -> str:

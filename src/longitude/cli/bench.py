@@ -15,6 +15,8 @@ def bench(
     config: Annotated[BenchConfig, tyro.conf.arg(name="")],
     out: Path = Path("runs/bench.json"),
     set: bool = False,
+    mixer_set: bool = False,
+    decode: bool = False,
     json: bool = False,
 ) -> int:
     """Time and memory of encodings by backend and length, beside plain attention and other libraries; table, JSON, chart.
@@ -23,19 +25,28 @@ def bench(
         config: What to measure.
         out: The JSON; the chart stands beside it as .svg and .html.
         set: Measure the targets of this project instead, a fixed set of comparisons: under ten minutes on two quiet cores.
+        mixer_set: The same for mixers and whole models, a second set.
+        decode: Measure a generated token instead: time and memory of every mixer behind contexts of any length, a few minutes.
         json: Print the JSON instead of the table.
     """
-    from longitude.bench.config import checked, checked_for_set, require_place
+    from longitude.bench.config import checked, checked_for_decoding, checked_for_set, require_place
 
-    config = checked_for_set(config) if set else checked(config)
+    if set + mixer_set + decode > 1:
+        raise ValueError("expected one of --set, --mixer-set and --decode, got several; leave the others out")
+    the_set = "encodings" if set else "mixers" if mixer_set else None
+    if decode:
+        config = checked_for_decoding(config)
+    else:
+        config = checked(config) if the_set is None else checked_for_set(config, "--set" if set else "--mixer-set")
     require_place(out)
     console = stderr_console()
     with console.status("loading") if console.is_terminal else nullcontext():
-        from longitude.bench import report, run
+        from longitude.bench import decode_report, report, run
 
+    shown = decode_report if decode else report
     with run.Progress(console) as progress:
         try:
-            measured = run.run(config, set, progress)
+            measured = run.run_decoding(config, progress) if decode else run.run(config, the_set, progress)
         except KeyboardInterrupt:
             print("longitude: interrupted; nothing was written", file=sys.stderr)
             return INTERRUPTED
@@ -45,8 +56,8 @@ def bench(
     else:
         from rich.console import Console
 
-        shown = Console()
-        for part in report.parts(measured):
-            shown.print(part, highlight=False, markup=False)
-        shown.print(f"chart: {out.with_suffix('.html')}", highlight=False, markup=False, soft_wrap=True)
-    return FAILURES if report.failures(measured) else DONE
+        terminal = Console()
+        for part in shown.parts(measured):
+            terminal.print(part, highlight=False, markup=False)
+        terminal.print(f"chart: {out.with_suffix('.html')}", highlight=False, markup=False, soft_wrap=True)
+    return FAILURES if shown.failures(measured) else DONE

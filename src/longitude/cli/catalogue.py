@@ -7,7 +7,7 @@ from longitude.cli.shared import DONE, print_json
 
 
 def list_(json: bool = False) -> int:
-    """List what there is: encodings, scaling schemes, samplers of positions, and what runs on this machine.
+    """List what there is: encodings, mixers, scaling schemes, samplers of positions, and what runs on this machine.
 
     Args:
         json: Print JSON instead of tables.
@@ -62,6 +62,19 @@ def _tables(found: dict[str, Any]) -> Iterator[Any]:
     for entry in entries:
         shown.add_row(Text(entry["name"], "bold"), " ".join(entry["options"]) or "-")
     yield shown
+    shown = table("\nmixers", "name", "class", "takes of an encoding", "cache", "options", "source")
+    for entry in found["mixers"]:
+        own = [option for option in entry["options"] if option not in ("dim", "num_heads", "num_kv_heads", "head_dim")]
+        shown.add_row(
+            Text(entry["name"], "bold"),
+            entry["class"],
+            " ".join(entry["takes"]),
+            entry["cache"],
+            " ".join(own) or "-",
+            entry["source"] or "-",
+        )
+    yield shown
+    yield "cache: how what a mixer keeps grows with the N tokens that passed.\n"
     shown = table("\nscaling of rotations", "name", "options (those with = may be left out)", "source")
     for entry in found["scaling"]:
         shown.add_row(Text(entry["name"], "bold"), _options(entry), entry["source"] or "-")

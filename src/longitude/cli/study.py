@@ -3,12 +3,23 @@
 import os
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from longitude.cli.shared import DONE, FAILURES, print_json, stderr_console
-from longitude.study.config import StudyConfig
+from longitude.study.config import StudyConfig, of_task
+
+
+def defaults(arguments: list[str]) -> dict[str, Any]:
+    """Of `study`, for the task that the arguments name."""
+    task = "text"
+    for i, argument in enumerate(arguments):
+        if argument == "--task" and i + 1 < len(arguments):
+            task = arguments[i + 1]
+        elif argument.startswith("--task="):
+            task = argument.removeprefix("--task=")
+    return {"config": of_task(task), "out": Path("runs") / ("study" if task == "text" else task)}
 
 
 def study(
@@ -23,7 +34,7 @@ def study(
 
     Args:
         config: What to study.
-        out: Directory of the run.
+        out: Directory of the run; by default runs/study, or runs and the name of another task.
         fresh: Start over: remove the study that the directory holds.
         json: Print the rows as JSON instead of the table.
     """

@@ -46,7 +46,8 @@ class LongitudeConfig(PreTrainedConfig):
     "gelu_tanh" or "relu". max_position_embeddings is the length that encodings with a table must hold.
     num_key_value_heads: None is num_attention_heads. intermediate_size: None is 8/3 hidden_size, rounded up to a
     multiple of 8, for "swiglu", and 4 hidden_size for the others. num_encoder_layers: of an encoder-decoder, None is
-    num_hidden_layers. hidden_dropout: of embeddings and of what each part adds, in training. initializer_range: None is
+    num_hidden_layers; encoder_encoding: of its encoder, None is the decoder's, or "rope" beside a decoder of recurrences
+    that has none. hidden_dropout: of embeddings and of what each part adds, in training. initializer_range: None is
     1/sqrt(width of a layer's input). embedding_scale: token embeddings are multiplied by it, None is sqrt(hidden_size)
     as in the original transformer, which keeps content and absolute positions in proportion. attention_scale: None is
     head_dim**-0.5 (T5 itself uses 1). attention_backend: as in lg.attend.
@@ -68,6 +69,7 @@ class LongitudeConfig(PreTrainedConfig):
     mixer: str | dict | None = "attention"
     mixers: list | None = None
     num_encoder_layers: int | None = None
+    encoder_encoding: str | dict | list | None = None
     norm: str = "rmsnorm"
     norm_position: str = "pre"
     rms_norm_eps: float = 1e-6
@@ -119,10 +121,16 @@ class LongitudeConfig(PreTrainedConfig):
             self.intermediate_size = gated if self.hidden_act == "swiglu" else 4 * self.hidden_size
         if self.embedding_scale is None:
             self.embedding_scale = math.sqrt(self.hidden_size)
-        self.mixer, self.mixers = self._one_or_each("mixer", "mixers", "attention", self.resolve_mixer)
+        self.mixer, self.mixers = self._one_or_each(
+            "mixer", "mixers", "attention", lambda spec, _: self.resolve_mixer(spec)
+        )
         if self.encodings is None and self.encoding in (None, "auto"):
             turns = any(kind_of(spec).rotates for spec in self.layer_mixers())
             self.encoding = "rope" if self.encoding == "auto" and turns else "none"
+        heads = [layer for layer, spec in enumerate(self.layer_mixers()) if has_heads(spec)]
+        if self.encodings is None and any(self.encoding_shapes(i) != self.encoding_shapes(heads[0]) for i in heads):
+            self.encodings = [self.encoding if i in heads else "none" for i in range(self.num_hidden_layers)]
+            self.encoding = None  # heads of several sizes share none
         self.encoding, self.encodings = self._one_or_each("encoding", "encodings", "auto", self.resolve)
         super().__post_init__(**kwargs)
 
@@ -130,16 +138,18 @@ class LongitudeConfig(PreTrainedConfig):
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
 
-    def _one_or_each(self, one: str, each: str, default: str, resolve: Callable[[Any], Any]) -> tuple[Any, Any]:
+    def _one_or_each(
+        self, one: str, each: str, default: str, resolve: Callable[[Any, int | None], Any]
+    ) -> tuple[Any, Any]:
         """What was said for all layers and for each of them, resolved: exactly one of the two is not None."""
         for_all, for_each = getattr(self, one), getattr(self, each)
         if for_each is None:
-            return resolve(for_all), None
+            return resolve(for_all, None), None
         if for_all not in (None, default):  # None as saved, the default as nothing said
             raise ValueError(f"expected {one} or {each}, got both: {for_all!r} and {for_each!r}")
         if len(for_each) != self.num_hidden_layers:
             raise ValueError(f"{each}: expected {self.num_hidden_layers}, one per layer, got {len(for_each)}")
-        return None, [resolve(spec) for spec in for_each]
+        return None, [resolve(spec, layer) for layer, spec in enumerate(for_each)]
 
     def resolve_mixer(self, spec: str | dict[str, Any]) -> dict[str, Any]:
         """A mixer's spec with every option written out that the rest of the config does not say."""
@@ -167,29 +177,24 @@ class LongitudeConfig(PreTrainedConfig):
             "head_dim": self.head_dim,
         }
 
-    def resolve(self, spec: Spec) -> dict[str, Any] | list[dict[str, Any]]:
-        """A spec with every option written out."""
+    def resolve(self, spec: Spec, layer: int | None = None) -> dict[str, Any] | list[dict[str, Any]]:
+        """A spec with every option written out, for one layer or for all."""
         if isinstance(spec, list):
-            return [one for part in spec for one in _listed(self.resolve(part))]
+            return [one for part in spec for one in _listed(self.resolve(part, layer))]
         options = {"name": spec} if isinstance(spec, str) else dict(spec)
         if not isinstance(name := options.pop("name", None), str):
             raise ValueError(f'encoding: expected a name, {{"name": name, **options}} or a list of them, got {spec!r}')
         defaults = getattr(factory_of(name), "model_defaults", {})
-        known = {**self.sizes, **self.encoding_shapes(), "max_length": self.max_position_embeddings}
+        known = {**self.sizes, **self.encoding_shapes(layer), "max_length": self.max_position_embeddings}
         full = resolved(name, {**defaults, **options}, **known)
         if "scaling" in full and isinstance(factory := factory_of(name), type) and issubclass(factory, Rotary):
             full["scaling"] = from_dict(full["scaling"])
         return {"name": name, **{option: _plain(value) for option, value in full.items()}}
 
-    def encoding_shapes(self) -> dict[str, int]:
-        """Sizes of heads that encodings see where a mixer's are not the model's."""
-        kinds = [(kind_of(spec), spec) for spec in self.layer_mixers()]
-        shapes = [kind.encoding_shapes(spec) for kind, spec in kinds if kind.scores or kind.rotates]
-        if any(shape != shapes[0] for shape in shapes):
-            raise ValueError(
-                f"mixers: expected heads of one size for an encoding that all share, got {shapes}; say encodings with their "
-                "head_dim, one per layer"
-            )
+    def encoding_shapes(self, layer: int | None = None) -> dict[str, int]:
+        """Sizes of heads that the encodings of a layer see, or of the first with heads, where they are not the model's."""
+        specs = self.layer_mixers() if layer is None else [self.layer_mixers()[layer]]
+        shapes = [kind_of(spec).encoding_shapes({**self.sizes, **spec}) for spec in specs if has_heads(spec)]
         return shapes[0] if shapes else {}
 
     def layer_mixers(self) -> list[dict[str, Any]]:
@@ -205,6 +210,11 @@ class LongitudeConfig(PreTrainedConfig):
 def kind_of(spec: dict[str, Any]) -> type[Mixer]:
     """The class of a resolved mixer."""
     return registered()[spec["name"]]
+
+
+def has_heads(spec: dict[str, Any]) -> bool:
+    """Whether an encoding may act on its queries and keys."""
+    return kind_of(spec).scores or kind_of(spec).rotates
 
 
 def _plain(value: Any) -> Any:

@@ -58,6 +58,8 @@ def state_dtype(x: Tensor) -> torch.dtype:
 class RecurrentMixer(Mixer):
     """A mixer whose past is a state of constant size. A class says what one call makes of its tokens, `mix`."""
 
+    growth = "O(1)"
+
     def mix(
         self,
         x: Float[Tensor, "B L dim"],

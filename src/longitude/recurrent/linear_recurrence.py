@@ -11,14 +11,14 @@ from torch.autograd.function import once_differentiable
 
 
 def linear_scan(
-    a: Num[Tensor, "L ..."], b: Num[Tensor, "L ..."], h: Num[Tensor, "..."], doubling: bool = False
+    a: Num[Tensor, "L ..."], b: Num[Tensor, "L ..."], h: Num[Tensor, " ..."], doubling: bool = False
 ) -> Num[Tensor, "L ..."]:
     """h_t = a_t h_{t-1} + b_t for t = 0 .. L-1, h the state before. Shapes after L broadcast to b's.
 
     No quotient of decays is taken, so none that is strong can overflow. doubling: in log2(L) rounds over all tokens instead of
     L over one (Hillis and Steele 1986): for devices on which a round costs more than its numbers.
     """
-    return _doubling(a, b, h) if doubling or torch.compiler.is_compiling() else _Loop.apply(a, b, h)  # type: ignore[no-any-return]
+    return _doubling(a, b, h) if doubling or torch.compiler.is_compiling() else _Loop.apply(a, b, h)
 
 
 def _doubling(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
@@ -29,6 +29,15 @@ def _doubling(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
         a = torch.cat([a[:step], a[step:] * a[:-step]])
         step *= 2
     return b
+
+
+def require_tokens(who: str, batch: int, length: int, **flags: Tensor | None) -> None:
+    """ValueError unless each is None or bool [batch, length]."""
+    for name, flag in flags.items():
+        if flag is not None and (flag.shape != (batch, length) or flag.dtype != torch.bool):
+            raise ValueError(
+                f"{who}: expected {name} of bool, [{batch}, {length}], one per token, got {flag.dtype} {list(flag.shape)}"
+            )
 
 
 class _Loop(torch.autograd.Function):
@@ -45,7 +54,7 @@ class _Loop(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """g_t = grad_t + a_{t+1} g_{t+1};  da_t = g_t h_{t-1},  db_t = g_t."""
         (grad,) = grads
         a, h, out = ctx.saved_tensors

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -11,7 +9,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from longitude.recurrent.base import require_mode, require_state, state_dtype
-from longitude.recurrent.linear_recurrence import linear_scan
+from longitude.recurrent.linear_recurrence import linear_scan, require_tokens
+from longitude.recurrent.loops import ScanLoop, usable
 
 
 def selective_scan(
@@ -20,9 +19,9 @@ def selective_scan(
     A: Float[Tensor, "C N"],
     B: Float[Tensor, "B *G N L"],
     C: Float[Tensor, "B *G N L"],
-    D: Float[Tensor, "C"] | None = None,
+    D: Float[Tensor, " C"] | None = None,
     z: Float[Tensor, "B C L"] | None = None,
-    delta_bias: Float[Tensor, "C"] | None = None,
+    delta_bias: Float[Tensor, " C"] | None = None,
     *,
     delta_softplus: bool = False,
     mode: str = "chunked",
@@ -31,69 +30,133 @@ def selective_scan(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B C L"], Float[Tensor, "B C N"]]:
-    """h_t = exp(d_t A) h_{t-1} + d_t u_t B_t,   y_t = C_t h_t + D u_t, times silu(z_t)   (Gu and Dao 2023).
+    """h_t = exp(d_t A) h_{t-1} + d_t u_t B_t,   y_t = (C_t h_t + D u_t) * silu(z_t)   (Gu and Dao 2023, algorithm 2).
+
+    d = delta, + delta_bias, softplus of that with delta_softplus. B, C [B, G, N, L]: each serves C / G channels side by side.
+    -> y, of u's dtype, and the state after the last token, float32 or float64. No decay is divided by another, so none is too
+    strong.
+
+    mode: "recurrent" takes one token after the other; "chunked" keeps the states of chunk_size tokens at a time, in training
+    too, in one loop in C where native.py can compile it; "parallel" takes log2(L) rounds over all states, [L, B, C, N] of them
+    (Hillis and Steele 1986). All give the same numbers. state: what an earlier call returned. reset: tokens that hear nothing
+    before them; valid: False for tokens that leave the state as it is. ValueError where shapes do not fit.
     """
-    dtype = state_dtype(u)
+    require_mode("selective_scan", mode, chunk_size)
+    _require_shapes(u, delta, A, B, C, D, z, delta_bias)
     batch, channels, length = u.shape
-    size = A.shape[-1]
+    require_tokens("selective_scan", batch, length, reset=reset, valid=valid)
+    require_state("selective_scan", state, {"state": (batch, channels, A.shape[1])})
+    dtype = state_dtype(u)
     with torch.autocast(u.device.type, enabled=False):
-        dt = delta.to(dtype)
+        # Tokens in front and channels behind, [B, L, C], as matrices of tokens have them.
+        tokens, dt = (x.mT.to(dtype).contiguous() for x in (u, delta))
         if delta_bias is not None:
-            dt = dt + delta_bias.to(dtype)[:, None]
+            dt = dt + delta_bias.to(dtype)
         if delta_softplus:
             dt = F.softplus(dt)
         if valid is not None:
-            dt = dt * valid[:, None]
-        x = u.to(dtype)
-        h = x.new_zeros(batch, channels, size) if state is None else state.to(dtype)
-        if mode == "recurrent":
-            y, h = _steps(x, dt, A.to(dtype), B.to(dtype), C.to(dtype), h, reset)
-        else:
-            y, h = _pieces(x, dt, A.to(dtype), B.to(dtype), C.to(dtype), h, reset, chunk_size if mode == "chunked" else length, mode == "parallel")
+            dt = dt * valid[..., None]
+        groups = B.shape[1] if B.dim() == 4 else 1
+        B, C = (x.to(dtype).view(batch, groups, -1, length).permute(0, 3, 1, 2) for x in (B, C))  # [B, L, G, N]
+        A = A.to(dtype).unflatten(0, (groups, -1)).mT  # [G, N, P], P = C / G
+        h = A.new_zeros(batch, *A.shape) if state is None else state.to(dtype).unflatten(1, (groups, -1)).mT
+        ways = {"recurrent": _steps, "chunked": _pieces, "parallel": _at_once}
+        dt, dtx = (x.unflatten(2, (groups, -1)) for x in (dt, dt * tokens))
+        y, h = ways[mode](dt, dtx, A, B, C, h, reset, chunk_size)
+        y = y.flatten(2)
         if D is not None:
-            y = y + x * D.to(dtype)[:, None]
+            y = y + tokens * D.to(dtype)
         if z is not None:
-            y = y * F.silu(z.to(dtype))
-    return y.to(u.dtype), h
+            y = y * F.silu(z.mT.to(dtype))
+    return y.mT.to(u.dtype), h.mT.flatten(1, 2)
 
 
-def _steps(x, dt, A, B, C, h, reset):
+def _steps(
+    dt: Tensor, dtx: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, reset: Tensor | None, _: int
+) -> tuple[Tensor, Tensor]:
+    """One token after the other. dt, dtx [B, L, G, P], A [G, N, P], B, C [B, L, G, N], h [B, G, N, P] -> y [B, L, G, P], h."""
     out = []
-    for t in range(x.shape[-1]):
+    tokens = zip(dt[:, :, :, None].unbind(1), dtx[:, :, :, None].unbind(1), B.unbind(1), C.unbind(1), strict=True)
+    for t, (dt_t, dtx_t, B_t, C_t) in enumerate(tokens):
         if reset is not None:
-            h = torch.where(reset[:, t, None, None], 0, h)
-        d = dt[:, :, t, None]
-        h = torch.exp(d * A) * h + (d * x[:, :, t, None]) * B[:, None, :, t]
-        out.append((h @ C[:, :, t, None])[..., 0])
-    return torch.stack(out, -1), h
+            h = torch.where(reset[:, t, None, None, None], 0, h)
+        h = torch.exp(dt_t * A) * h + B_t[..., None] * dtx_t
+        out.append((C_t[:, :, None] @ h)[:, :, 0])
+    return torch.stack(out, 1), h
 
 
-def _pieces(x, dt, A, B, C, h, reset, chunk, doubling):
-    groups = 1
-    if B.dim() == 3: B, C = B[:, None], C[:, None]
-    groups = B.shape[1]
-    batch, channels, length = x.shape
-    split = lambda v: v.unflatten(1, (groups, -1)).permute(3, 0, 1, 2)[..., None, :]
-    dtx, dt = split(dt * x), split(dt)
-    B, C = B.permute(3, 0, 1, 2)[..., None], C.permute(3, 0, 1, 2)[..., None, :]
-    A = A.unflatten(0, (groups, -1)).transpose(1, 2)
-    h = h.unflatten(1, (groups, -1)).transpose(2, 3)
-    keep = None if reset is None else reset.logical_not().t()[..., None, None, None].to(x.dtype)
-    out = []
-    for start in range(0, length, chunk):
-        here = slice(start, start + chunk)
-        args = dt[here], dtx[here], A, B[here], C[here], h, None if keep is None else keep[here], doubling
-        if torch.is_grad_enabled() and chunk < length:
-            y, h = checkpoint(_piece, *args, use_reentrant=False, preserve_rng_state=False)
+def _pieces(
+    dt: Tensor, dtx: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, reset: Tensor | None, size: int
+) -> tuple[Tensor, Tensor]:
+    """The states of `size` tokens at a time."""
+    if usable("scan.c", dt):
+        return ScanLoop.apply(
+            dt, dtx, A, B, C, None if reset is None else (~reset).to(torch.uint8).contiguous(), h, size
+        )
+    return _torch_pieces(dt, dtx, A, B, C, h, reset, size)
+
+
+def _at_once(
+    dt: Tensor, dtx: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, reset: Tensor | None, _: int
+) -> tuple[Tensor, Tensor]:
+    """All states, in rounds of doubling."""
+    return _torch_pieces(dt, dtx, A, B, C, h, reset, dt.shape[1], doubling=True)
+
+
+def _torch_pieces(
+    dt: Tensor, dtx: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, reset: Tensor | None, size: int, doubling=False
+) -> tuple[Tensor, Tensor]:
+    """In torch's operators; a backward makes the states of each piece anew."""
+    keep = None if reset is None else reset.logical_not().t()[..., None, None, None].to(dt.dtype)
+    dt, dtx, B, C = (x.transpose(0, 1).contiguous() for x in (dt, dtx, B, C))  # tokens in front: memory in their order
+    dt, dtx, B, C = dt[:, :, :, None], dtx[:, :, :, None], B[..., None], C[:, :, :, None]
+    A, length, out = A.contiguous(), len(dt), []
+    doubling = doubling or dt.device.type != "cpu"
+    for start in range(0, length, size):
+        here = slice(start, start + size)
+        given = dt[here], dtx[here], A, B[here], C[here], h, None if keep is None else keep[here], doubling
+        if torch.is_grad_enabled() and size < length:
+            y, h = checkpoint(_piece, *given, use_reentrant=False, preserve_rng_state=False)
         else:
-            y, h = _piece(*args)
+            y, h = _piece(*given)
         out.append(y)
-    y = torch.cat(out).permute(1, 2, 3, 0).flatten(1, 2)
-    return y, h.transpose(2, 3).flatten(1, 2)
+    return torch.cat(out).transpose(0, 1), h
 
 
-def _piece(dt, dtx, A, B, C, h, keep, doubling):
-    a = torch.exp(dt * A)
-    if keep is not None: a = a * keep
-    hs = linear_scan(a, dtx * B, h, doubling)
-    return (C @ hs)[..., 0, :], hs[-1].clone()
+def _piece(
+    dt: Tensor, dtx: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, keep: Tensor | None, doubling: bool
+) -> tuple[Tensor, Tensor]:
+    decay = torch.exp(dt * A)
+    states = linear_scan(decay if keep is None else decay * keep, B * dtx, h, doubling)
+    return (C @ states)[:, :, :, 0], states[-1].clone()  # a view would keep all of them
+
+
+def _require_shapes(
+    u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, bias: Tensor | None
+) -> None:
+    """ValueError unless they fit each other."""
+    if u.dim() != 3 or u.numel() == 0:
+        raise ValueError(f"selective_scan: expected u [B, C, L] with no empty dimension, got {list(u.shape)}")
+    batch, channels, length = u.shape
+    if A.dim() != 2 or len(A) != channels or A.shape[1] < 1:
+        raise ValueError(f"selective_scan: expected A [{channels}, N], a row per channel of u, got {list(A.shape)}")
+    for name, x, shape in (
+        ("delta", delta, u.shape),
+        ("z", z, u.shape),
+        ("D", D, (channels,)),
+        ("delta_bias", bias, (channels,)),
+    ):
+        if x is not None and x.shape != shape:
+            raise ValueError(f"selective_scan: expected {name} {list(shape)}, got {list(x.shape)}")
+    groups = B.shape[1] if B.dim() == 4 else 1
+    fits = (
+        B.shape in ((batch, A.shape[1], length), (batch, groups, A.shape[1], length))
+        and groups
+        and channels % groups == 0
+    )
+    if not fits or C.shape != B.shape:
+        size = A.shape[1]
+        raise ValueError(
+            f"selective_scan: expected B and C [{batch}, {size}, {length}], or [{batch}, G, {size}, {length}] with G that "
+            f"divides the {channels} channels, got {list(B.shape)} and {list(C.shape)}"
+        )

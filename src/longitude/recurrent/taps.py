@@ -28,7 +28,7 @@ def previous(
 def causal_conv(
     x: Float[Tensor, "B L C"],
     weight: Float[Tensor, "C K"],
-    bias: Float[Tensor, "C"] | None = None,
+    bias: Float[Tensor, " C"] | None = None,
     tail: Float[Tensor, "B K-1 C"] | None = None,
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
@@ -44,7 +44,8 @@ def causal_conv(
         columns = line.tokens.transpose(1, 2)
         out = F.conv1d(columns, weight[:, None].to(x.dtype), _as(bias, x), groups=x.shape[-1]).transpose(1, 2)
     else:
-        out = sum(line.tap(j) * weight[:, -1 - j].to(x.dtype) for j in range(weight.shape[1]))
+        taps = torch.stack([line.tap(j) for j in reversed(range(weight.shape[1]))], -1)
+        out = (taps * weight.to(x.dtype)).sum(-1)
         out = out if bias is None else out + bias.to(x.dtype)
     return line.restore(out), line.tail()
 

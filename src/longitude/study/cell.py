@@ -15,18 +15,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import torch
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
-from longitude.measure import DocumentLosses, losses_by_length, write_rows
+from longitude.measure import write_rows
 from longitude.measure.files import atomic, flush, read_json, remove_unfinished, write_json
-from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from longitude.models import LongitudeConfig
 from longitude.positions.base import Encoding
-from longitude.positions.samplers import Sampler, sampler
 from longitude.study.checkpoints import LossLog, newest, seal, step_of
-from longitude.study.config import VOCABULARY, StudyConfig, parse_encoding, safe
-from longitude.study.data import StudyData, Windows
+from longitude.study.config import StudyConfig
+from longitude.study.labels import parse_label, safe
+from longitude.study.tasks import task_of
+from longitude.study.work import StudyData, Work
 
 SAVES = 4
 """Checkpoints during training."""
@@ -66,8 +66,8 @@ class Cell:
 
     @property
     def encoding(self) -> str:
-        """Registered names, without options."""
-        return "+".join(part["name"] for part in parse_encoding(self.label))
+        """Registered names of its encodings, without options."""
+        return parse_label(self.label).encoding
 
     @property
     def status(self) -> Status | None:
@@ -85,28 +85,25 @@ class Watcher:
     def note(self, message: str) -> None: ...
 
 
-def build_model(config: StudyConfig, label: str, seed: int) -> LongitudeForCausalLM:
+def work_of(config: StudyConfig) -> Work:
+    return task_of(config.task).work
+
+
+def build_model(config: StudyConfig, label: str, seed: int) -> Any:
     """The model of a cell, with the weights that its seed draws. ValueError when the options do not fit the shape."""
-    parts = parse_encoding(label)
+    options, work = parse_label(label).options(config.layers), work_of(config)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return LongitudeForCausalLM(
+        return work.model(
             LongitudeConfig(
-                vocab_size=VOCABULARY,
                 hidden_size=config.hidden,
                 num_hidden_layers=config.layers,
                 num_attention_heads=config.heads,
-                max_position_embeddings=config.position_range or config.train_length,
-                encoding=parts if len(parts) > 1 else parts[0],
+                max_position_embeddings=work.positions(config),
+                **work.shape(config),
+                **options,
             )
         )
-
-
-def sampler_of(config: StudyConfig) -> Sampler | None:
-    """Where the positions of training windows come from; None: the model counts them itself."""
-    if config.positions == "contiguous":
-        return None
-    return sampler(config.positions, max_length=config.position_range)
 
 
 def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | None, watcher: Watcher) -> Status:
@@ -133,7 +130,7 @@ def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | Non
         save(model, cell.folder)
     more: dict[str, Any] = {"training_seconds": training_seconds}
     record("running", config.steps, **more)
-    model = LongitudeForCausalLM.from_pretrained(cell.folder)
+    model = work_of(config).model.from_pretrained(cell.folder)
     torch.nn.Module.to(model, device_of(config))
     start = time.perf_counter()
     finite, left_out = measure(model, config, cell, data, commit, watcher)
@@ -150,9 +147,7 @@ def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | Non
 # ---- training ---------------------------------------------------------------------------------------------------------
 
 
-def train(
-    model: LongitudeForCausalLM, config: StudyConfig, cell: Cell, data: StudyData, watcher: Watcher
-) -> tuple[int, int | None]:
+def train(model: Any, config: StudyConfig, cell: Cell, data: StudyData, watcher: Watcher) -> tuple[int, int | None]:
     """Train in place, from the newest complete checkpoint.
 
     Returns the step it began from (0: the first weights), and the step whose loss was not finite, or None.
@@ -165,8 +160,14 @@ def train(
     if checkpoint is not None:
         watcher.note(f"{cell.name}: continues from step {step_of(checkpoint)}")
     log.cut(step_of(checkpoint))
-    tokens = config.batch_size * config.train_length
-    steps = Steps(model, folder, log, tokens, lambda step, loss: watcher.trained(cell, step, config.steps, loss))
+    examples = work_of(config).examples(config, data, cell.seed)
+    steps = Steps(
+        model,
+        folder,
+        log,
+        lambda step: examples.targets(step * config.batch_size),
+        lambda step, loss: watcher.trained(cell, step, config.steps, loss),
+    )
     on_cpu = device_of(config).type == "cpu"
     arguments = TrainingArguments(
         output_dir=str(folder),
@@ -191,10 +192,7 @@ def train(
         disable_tqdm=True,
     )
     arguments._n_gpu = min(1, arguments.n_gpu)  # one cell, one device: never split over several GPUs
-    windows = Windows(
-        data.training, config.train_length, config.steps * config.batch_size, cell.seed, sampler_of(config)
-    )
-    trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[steps])
+    trainer = Trainer(model=model, args=arguments, train_dataset=examples, callbacks=[steps])
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     steps.remove()
@@ -206,13 +204,14 @@ class Steps(TrainerCallback):
 
     def __init__(
         self,
-        model: LongitudeForCausalLM,
+        model: Any,
         folder: Path,
         log: LossLog,
-        step_tokens: int,
+        tokens: Callable[[int], int],
         heard: Callable[[int, float], None],
     ):
-        self.folder, self.log, self.step_tokens, self.heard = folder, log, step_tokens, heard
+        """tokens: step -> targets up to it. heard(step, loss)."""
+        self.folder, self.log, self.tokens, self.heard = folder, log, tokens, heard
         self.diverged: int | None = None
         self.loss = self.rate = math.nan
         self.remove = model.register_forward_hook(self.keep_loss).remove
@@ -229,7 +228,7 @@ class Steps(TrainerCallback):
             self.diverged = step
             control.should_training_stop, control.should_save = True, False
             return
-        self.log.append({"step": step, "loss": loss, "learning_rate": self.rate, "tokens": step * self.step_tokens})
+        self.log.append({"step": step, "loss": loss, "learning_rate": self.rate, "tokens": self.tokens(step)})
         self.heard(step, loss)
 
     def on_save(self, args, state, control, **kwargs) -> None:
@@ -237,7 +236,7 @@ class Steps(TrainerCallback):
         seal(self.folder / f"checkpoint-{state.global_step}")
 
 
-def save(model: LongitudeForCausalLM, folder: Path) -> None:
+def save(model: Any, folder: Path) -> None:
     """config.json and model.safetensors into the folder; config.json comes last, so it says that all are there."""
     beside = folder / f".model.{os.getpid()}.tmp"
     try:
@@ -266,27 +265,17 @@ def _forget_checkpoints(cell: Cell) -> None:
 
 
 def measure(
-    model: LongitudeForCausalLM, config: StudyConfig, cell: Cell, data: StudyData, commit: str | None, watcher: Watcher
+    model: Any, config: StudyConfig, cell: Cell, data: StudyData, commit: str | None, watcher: Watcher
 ) -> tuple[bool, str | None]:
     """Write results.parquet and documents.parquet. Returns whether all is finite, and what could not be measured."""
+    work = work_of(config)
     limit = min((m.max_length for m in model.modules() if isinstance(m, Encoding) and m.max_length), default=None)
-    lengths = [length for length in config.test_lengths if limit is None or length <= limit]
+    lengths = [length for length in config.test_lengths if limit is None or work.task.positions(length) <= limit]
     left_out = None
-    if len(lengths) < len(config.test_lengths):
-        left_out = f"{cell.label} has no positions from {limit} on, so lengths above {limit} are missing"
-    losses = []
-    if lengths:
-        losses = losses_by_length(
-            model,
-            data.validation,
-            lengths=lengths,
-            methods=config.methods,
-            stride=config.stride,
-            span=config.test_lengths[-1],
-            token_bytes=1,
-            progress=lambda done, total: watcher.measured(cell, done, total),
-        )
+    if missing := [str(length) for length in config.test_lengths if length not in lengths]:
+        left_out = f"{cell.label} has no positions from {limit} on, so it was not measured at {', '.join(missing)}"
     labels = {
+        "task": config.task,
         "model": f"cells/{cell.name}",
         "encoding": cell.encoding,
         "label": cell.label,
@@ -296,23 +285,13 @@ def measure(
         "commit": commit,
         "train_positions": None if config.positions == "contiguous" else config.train_positions,
     }
-    rows = [each.row(**labels) for each in losses]
+    rows, documents = work.measure(
+        model, config, data, lengths, labels, lambda done, total: watcher.measured(cell, done, total)
+    )
     with atomic(cell.folder / "documents.parquet") as beside:
-        documents_frame(losses, cell).to_parquet(beside, index=False)
+        documents.to_parquet(beside, index=False)
     write_rows(rows, cell.folder / "results.parquet")
     return all(row.value is not None for row in rows), left_out
-
-
-def documents_frame(losses: list[DocumentLosses], cell: Cell) -> pd.DataFrame:
-    """Sums per document of each length and method, not of single positions."""
-    columns = ("label", "seed", "method", "length", "document", "nats", "tokens", "bytes")
-    parts = [
-        (cell.label, cell.seed, each.method, each.window, document, each.nats[document], tokens, tokens)
-        for each in losses
-        if each.position_from is None
-        for document, tokens in enumerate(each.tokens)
-    ]
-    return pd.DataFrame(parts, columns=columns)
 
 
 def device_of(config: StudyConfig) -> torch.device:

@@ -27,12 +27,11 @@ class StudyConfig:
 
     task: str = "text"
     """What the models learn: text (decoders: the next byte), masked (encoders: masked bytes), or, exactly, by an
-    encoder-decoder: copy, reverse, sort (letters), add (numbers). Other options have defaults of their own for each: `longitude
-    study --task reverse --help`."""
+    encoder-decoder: copy, reverse, sort (letters), add (numbers). Each has defaults of its own: --task reverse --help."""
     encodings: tuple[str, ...] = ("none", "sinusoidal", "rope", "alibi", "t5")
     """Models to compare: encodings (see `longitude list`), variants such as "rope:base=500000", compositions such as
-    rope+fox, or "all"; with other mixers than attention: rope+window:size=64, mamba, rope+attention+mamba (in turns over the
-    layers)."""
+    rope+fox, or "all" that have a meaning for the task's models; with other mixers than attention: rope+window:size=64,
+    mamba, rope+attention+mamba (in turns over the layers)."""
     data: str = "stdlib"
     """Text to train on: "stdlib" (the sources of Python's standard library), a file, a folder, or "datasets:NAME" or
     "datasets:NAME:CONFIG" from the Hugging Face hub; "generated" for tasks that need none."""
@@ -129,8 +128,6 @@ def checked(config: StudyConfig) -> StudyConfig:
     if task.generated != (config.data == GENERATED):
         expected = "generated" if task.generated else "a text"
         raise ValueError(f"--data of --task {task.name} must be {expected}, got {config.data}; leave it out")
-    if config.positions != "contiguous" and task.name != "text":
-        raise ValueError(f"--positions {config.positions} is of --task text, and it is {task.name}; leave it out")
     config = _with_range(config)
     if config.device not in DEVICES:
         raise ValueError(
@@ -150,11 +147,14 @@ def _with_range(config: StudyConfig) -> StudyConfig:
                 "--position-range is what randomized and skipped draw from, and --positions is contiguous; leave it out"
             )
         return config
+    task = task_of(config.task)
     if config.position_range is None:
-        return replaced(config, position_range=config.longest)
-    if config.position_range < config.train_length:
+        return replaced(config, position_range=task.positions(config.longest))
+    if config.position_range < (needed := task.positions(config.train_length)):
+        positions = "" if needed == config.train_length else f" with its {needed} positions"
         raise ValueError(
-            f"--position-range must be at least the training length {config.train_length}, got {config.position_range}"
+            f"--position-range must be at least the training length {config.train_length}{positions}, got "
+            f"{config.position_range}"
         )
     return config
 
@@ -165,15 +165,21 @@ def _with_encodings(config: StudyConfig) -> StudyConfig:
     if "all" in config.encodings:
         if len(config.encodings) > 1:
             raise ValueError(f"--encodings is either all or a list of names, got {_words(config.encodings)}")
-        import longitude.positions  # noqa: F401  registers them
-        from longitude.positions.base import encodings
-
-        config = replaced(config, encodings=tuple(encodings()))
+        config = replaced(config, encodings=_all(both_sides=task_of(config.task).model != "decoder"))
     for label in config.encodings:
-        parse_label(label).options(config.layers)
+        parse_label(label)
     _once("--encodings", config.encodings)
     _once("--encodings, as names of folders,", [safe(label).lower() for label in config.encodings])
     return config
+
+
+def _all(both_sides: bool) -> tuple[str, ...]:
+    """Every registered encoding; for encoders, which hear both sides, those with a meaning for the future."""
+    import longitude.positions  # noqa: F401  registers them
+    from longitude.positions.base import encodings, factory_of
+
+    able = [name for name in encodings() if not (both_sides and getattr(factory_of(name), "causal_only", False))]
+    return tuple(able)
 
 
 def of_task(name: str, **options: Any) -> StudyConfig:

@@ -11,8 +11,6 @@ in every document from a new random offset, and shuffles them. They depend on te
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +19,7 @@ from torch import Tensor
 from longitude.measure.sources import Text, read_text
 from longitude.positions.samplers import Sampler
 from longitude.study.config import StudyConfig
+from longitude.study.work import Examples, StudyData, sampled
 
 ENOUGH = 20
 """Documents from which a text is split by document."""
@@ -28,15 +27,6 @@ BLOCK = 4
 """Length of a block, in longest windows."""
 SHARE = 0.2
 """Of the eligible documents or blocks, at most this share is for validation."""
-
-
-@dataclass(frozen=True)
-class StudyData:
-    """training, validation: documents of bytes, uint8 [n] and int64 [n]. description: for study.json."""
-
-    training: list[np.ndarray]
-    validation: list[Tensor]
-    description: dict[str, Any]
 
 
 def prepare(config: StudyConfig) -> StudyData:
@@ -119,7 +109,7 @@ def _hash(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-class Windows(torch.utils.data.Dataset):
+class Windows(Examples):
     """`count` training windows in their order: window i is {"input_ids": [length], "shift_labels": [length]}, int64.
 
     With a sampler also "position_ids" [length], which the seed and i decide, whatever was drawn before."""
@@ -150,6 +140,9 @@ class Windows(torch.utils.data.Dataset):
         window = torch.from_numpy(self.text[start : start + self.length + 1].astype(np.int64))
         item = {"input_ids": window[:-1], "shift_labels": window[1:]}
         if self.positions is not None:
-            own = np.random.SeedSequence(self.seed, spawn_key=(index,)).generate_state(1)[0]
-            item["position_ids"] = self.positions(1, self.length, torch.Generator().manual_seed(int(own)))[0]
+            item["position_ids"] = sampled(self.positions, self.length, self.seed, index)
         return item
+
+    def targets(self, examples: int) -> int:
+        """Bytes that the first so many windows ask for."""
+        return examples * self.length

@@ -93,9 +93,10 @@ def _nobody_knows(name: str, encodings: Mapping[str, Any], mixers: Mapping[str, 
     """The nearest name of either kind."""
     near = nearest(name, [*encodings, *mixers])
     if near is None:
-        return unknown("encoding or mixer", name, [*encodings, *mixers], "`longitude list` shows them.")
-    kind, valid = ("encoding", encodings) if near in encodings else ("mixer", mixers)
-    return unknown(kind, name, valid, f"lg.{kind}s() and `longitude list` list them.")
+        return unknown("encoding or mixer", name, [*encodings, *mixers], "`longitude list` says more.")
+    if near in encodings:
+        return unknown("encoding", name, encodings, "lg.encodings() and `longitude list` list them.")
+    return unknown("mixer", name, mixers, "lg.mixers() lists them.")
 
 
 def _spec(part: str, valid: Mapping[str, Any]) -> Spec:
@@ -106,7 +107,7 @@ def _spec(part: str, valid: Mapping[str, Any]) -> Spec:
     options = parse_options(rest, f"{name}:option=value,option=value", part)
     for key in options:
         if key not in valid[name]:
-            raise unknown(f"option of {name!r}", key, valid[name], f"`longitude list` shows the options of {name}.")
+            raise unknown(f"option of {name!r}", key, valid[name], f"its options: {', '.join(valid[name])}.")
     return {"name": name} | options
 
 

@@ -8,6 +8,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from longitude.study.cell import Cell, Watcher
 from longitude.study.config import StudyConfig
+from longitude.study.tasks import task_of
 
 BACKWARD = 3
 """Work of a training token, in tokens of measuring."""
@@ -18,12 +19,11 @@ class Terminal(Watcher):
 
     def __init__(self, console: Console, config: StudyConfig, cells: int):
         self.console = console
-        scored = (
-            config.documents * config.longest * len(config.test_lengths) * (3 if "sliding" in config.methods else 1)
-        )
+        task = task_of(config.task)
+        self.unit = task.loss_unit
         self.step_work = BACKWARD * config.batch_size * config.train_length
         self.train_work = config.steps * self.step_work
-        self.cell_work = self.train_work + scored
+        self.cell_work = self.train_work + task.measured_tokens(config)
         self.total = cells * self.cell_work
         self.finished_cells, self.begun, self.said = 0, time.monotonic(), -1
         self.first_done: float | None = None  # work done before this process, unknown until the first report
@@ -48,7 +48,7 @@ class Terminal(Watcher):
         self.bar.stop()
 
     def trained(self, cell: Cell, step: int, steps: int, loss: float) -> None:
-        words = f"{cell.label} seed {cell.seed}  training {step}/{steps}  loss {loss:.3f} nats/byte"
+        words = f"{cell.label} seed {cell.seed}  training {step}/{steps}  loss {loss:.3f} nats/{self.unit}"
         self._report(step * self.step_work, words, step * 5 // steps)
 
     def measured(self, cell: Cell, done: int, total: int) -> None:

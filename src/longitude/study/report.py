@@ -18,20 +18,12 @@ from markupsafe import Markup
 from longitude import __version__
 from longitude.measure.files import atomic
 from longitude.study import charts
-from longitude.study.config import StudyConfig, as_dict, option, parse_encoding
+from longitude.study.answers import SOLVED
+from longitude.study.config import as_dict, of_task, option
+from longitude.study.judge import HOLDS, LOST, UNCLEAR, Finding, Judge
+from longitude.study.labels import parse_label
 from longitude.study.results import Run, read_run
-from longitude.study.statistics import (
-    HOLDS,
-    LOST,
-    TOLERANCE,
-    UNCLEAR,
-    Finding,
-    conclusion,
-    findings,
-    percent,
-    span,
-    state,
-)
+from longitude.study.statistics import TOLERANCE, conclusion, findings, judge_of, percent, span, state
 
 WIDTH = 760
 """Of the SVG and PNG files, in pixels; the PNG has two dots per pixel."""
@@ -73,6 +65,7 @@ def page(run: Run, figures: list[charts.Figure], pictures: dict[str, bytes]) -> 
     return environment.get_template("report.html.j2").render(
         run=run,
         config=run.config,
+        task=run.task,
         sentence=conclusion(run),
         facts=_facts(run),
         figures=[_words(figure) | {"image": base64.b64encode(pictures[figure.name]).decode()} for figure in figures],
@@ -89,6 +82,7 @@ def page(run: Run, figures: list[charts.Figure], pictures: dict[str, bytes]) -> 
         protocol=_protocol(run),
         command=_command(run),
         tolerance=f"{TOLERANCE:.0%}",
+        solved=f"{SOLVED:.0%}",
         version=__version__,
     )
 
@@ -114,15 +108,19 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     size = f"{parameters[0] / 1e6:.2f}" if parameters else ""
     if parameters and f"{parameters[-1] / 1e6:.2f}" != size:
         size += f" to {parameters[-1] / 1e6:.2f}"
-    steps, tokens = run.config["steps"], run.config["steps"] * run.config["batch_size"] * run.train_length
+    steps, examples = run.config["steps"], run.config["steps"] * run.config["batch_size"]
+    trained = ("million bytes of training", f"{examples * run.train_length / 1e6:.2g}")
+    measured = "validation documents"
+    if run.task.generated:
+        trained, measured = ("training examples", f"{examples:,}"), "test examples of each length"
     facts = [
         ("encodings", str(len(run.labels))),
         ("seeds" if len(run.config["seeds"]) > 1 else "seed", str(len(run.config["seeds"]))),
         ("million weights", size),
-        ("million bytes of training", f"{tokens / 1e6:.2g}"),
+        trained,
         ("in training", run.sampled_positions),
         ("steps", f"{steps:,}"),
-        ("validation documents", str(run.study["data"]["validation_documents"])),
+        (measured, str(run.study["data"][measured.replace(" ", "_")])),
     ]
     return [(name, value) for name, value in facts if value]
 
@@ -132,11 +130,12 @@ def _tables(run: Run) -> dict[str, dict[str, Any]]:
     return {charts.name_of(method): {"method": method, "lines": _lines(run, method)} for method in run.methods}
 
 
-VERDICTS: dict[str | None, str] = {HOLDS: "holds", LOST: "lost", UNCLEAR: "unclear"}
+KINDS: dict[str | None, str] = {HOLDS: "holds", LOST: "lost", UNCLEAR: "unclear"}
+"""Of verdicts, for the style sheet."""
 
 
 def _lines(run: Run, method: str) -> list[dict[str, Any]]:
-    everything = findings(run, method)
+    judge, everything = judge_of(run), findings(run, method)
     lines = []
     for label in run.labels:
         part = [each for each in everything if each.label == label]
@@ -146,31 +145,32 @@ def _lines(run: Run, method: str) -> list[dict[str, Any]]:
             {
                 "label": label,
                 "note": "; ".join(dict.fromkeys(undone)),
-                "cells": [_cell(each) for each in part],
+                "cells": [_cell(judge, each) for each in part],
                 "change": percent(last.change),
                 "span": span(last),
-                "verdict": last.verdict or "",
-                "kind": VERDICTS.get(last.verdict, ""),
+                "reach": judge.last_cell(run, part),
+                "verdict": judge.verdicts.get(last.verdict or "", ""),
+                "kind": KINDS.get(last.verdict, ""),
             }
         )
     return lines
 
 
-def _cell(found: Finding) -> dict[str, str]:
-    return {
-        "value": "" if found.value is None else f"{found.value:.3f}",
-        "interval": "" if found.low is None else f"{found.low:.2f} to {found.high:.2f}",
-    }
+def _cell(judge: Judge, found: Finding) -> dict[str, str]:
+    return {"value": judge.number(found), "interval": judge.bounds(found)}
 
 
 def _described(label: str) -> list[dict[str, str]]:
     """What each part of a label is, from the docstring of its class: the first paragraph, and a formula set apart."""
-    import longitude.positions  # noqa: F401  registers them
+    from longitude.attention.mixer import registered
     from longitude.positions.base import factory_of
 
-    parts = []
-    for part in parse_encoding(label):
-        factory: Callable[..., Any] = factory_of(part["name"])
+    said, parts = parse_label(label), []
+    kinds: list[tuple[dict[str, Any], Callable[..., Any]]] = [
+        *((part, factory_of(part["name"])) for part in said.encodings),
+        *((part, registered()[part["name"]]) for part in said.mixers),
+    ]
+    for part, factory in kinds:
         first, _, rest = textwrap.dedent(_docstring(factory)).strip().partition("\n\n")
         words = " ".join(first.split())
         formula = " ".join(rest.partition("\n\n")[0].split()) if words.endswith(":") else ""
@@ -194,11 +194,14 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
         trained, measured = (sum(each) / len(done) for each in zip(*seconds, strict=True))
         time = [("time per model", f"{trained:.0f} s of training, {measured:.0f} s of measuring, on average")]
         time.append(("time in all", f"{sum(map(sum, seconds)) / 60:.1f} minutes"))
-    tokens = config["steps"] * config["batch_size"] * config["train_length"]
+    examples = config["steps"] * config["batch_size"]
+    amount = ("training bytes per model", f"{examples * config['train_length']:,}")
+    if run.task.generated:
+        amount = ("training examples per model", f"{examples:,}")
     machine = {name: value for name, value in study["machine"].items() if value is not None}
     whole = [
-        ("Text", _plain(data)),
-        ("Models and training", [*_plain(config), ("training bytes per model", f"{tokens:,}")]),
+        ("Examples" if run.task.generated else "Text", _plain(data)),
+        ("Models and training", [*_plain(config), amount]),
         ("Machine and time", [*_plain(machine), *time, ("begun", str(study.get("begun", "not recorded")))]),
         ("Versions", [*_plain(study["versions"]), ("commit", str(study.get("commit") or "not in a repository"))]),
     ]
@@ -218,11 +221,11 @@ def _plain(values: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _command(run: Run) -> str:
     """The command line of the study: the options that differ from the defaults."""
-    defaults = as_dict(StudyConfig())
+    defaults = as_dict(of_task(run.task.name))
     words = ["longitude", "study"]
     for name, value in run.config.items():
         value = tuple(value) if isinstance(value, list) else value
-        if value == defaults.get(name) or name == "device":
+        if value == defaults.get(name) and not (name == "task" and value != "text") or name == "device":
             continue
         words += [option(name), *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     return shlex.join([*words, "--out", str(run.path)])

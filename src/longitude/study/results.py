@@ -4,6 +4,7 @@ Loading needs neither the text nor a model, and loads neither transformers nor t
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -14,10 +15,11 @@ import pandas as pd
 
 from longitude.measure.files import read_json
 from longitude.measure.rows import Row, from_frame, read_rows
-from longitude.study.config import safe
+from longitude.study.labels import safe
+from longitude.study.tasks import Task, task_of
 
 REMEDY = "run the same `longitude study` again, it continues"
-BY_LENGTH = ("non-overlapping", "sliding")
+BY_LENGTH = ("non-overlapping", "sliding", "greedy")
 """Methods with one value per length; the first that a study measured is the one it concludes from."""
 
 
@@ -55,6 +57,10 @@ class Run:
     @property
     def config(self) -> dict[str, Any]:
         return self.study["configuration"]
+
+    @property
+    def task(self) -> Task:
+        return task_of(self.config.get("task", "text"))  # older studies do not say
 
     @property
     def labels(self) -> list[str]:
@@ -100,6 +106,11 @@ class Run:
 
     def sums(self, label: str, length: int, method: str) -> tuple[np.ndarray, np.ndarray] | None:
         """(nats, bytes), each [seeds, documents], of the cells that are done; None where nothing was measured."""
+        stacked = self.stacked(label, length, method, ("nats", "bytes"))
+        return None if stacked is None else (stacked[0], stacked[1])
+
+    def stacked(self, label: str, length: int, method: str, columns: Sequence[str]) -> list[np.ndarray] | None:
+        """Columns of the cells that are done, each [seeds, documents]; None where nothing was measured."""
         tables = [cell.documents for cell in self.of(label) if cell.status == "done"]
         parts = [table.query(f"length == {length} and method == {method!r}") for table in tables]
         parts = [part.sort_values("document") for part in parts if len(part)]
@@ -111,8 +122,7 @@ class Run:
                 f"{self.path}: the seeds of {label} were not measured on the same documents at length {length}; "
                 f"start over with --fresh"
             )
-        nats, weights = (np.stack([part[name].to_numpy(np.float64) for part in parts]) for name in ("nats", "bytes"))
-        return nats, weights
+        return [np.stack([part[name].to_numpy(np.float64) for part in parts]) for name in columns]
 
 
 def read_run(run: Run | Path | str) -> Run:
@@ -145,7 +155,7 @@ def _read_cell(run: Path, label: str, seed: int) -> CellResult:
     status: dict[str, Any] = read_json(folder / "status.json") or {"status": "not run"}
     known = ("status", "step", "steps", "reason", "parameters", "training_seconds", "measuring_seconds")
     said = {name: status[name] for name in known if status.get(name) is not None}
-    documents = pd.DataFrame(columns=["method", "length", "document", "nats", "tokens", "bytes"])
+    documents = pd.DataFrame(columns=["method", "length", "document"])
     if status["status"] == "done":
         documents = _read_documents(folder / "documents.parquet")
     losses = _read_losses(folder / "losses.jsonl", status["status"])

@@ -25,10 +25,11 @@ from longitude.measure.files import (
     write_json,
 )
 from longitude.measure.provenance import commit_of_code, machine, versions
-from longitude.study.cell import Cell, Status, Watcher, build_model, device_of, run_cell
+from longitude.study.cell import Cell, Status, Watcher, build_model, device_of, run_cell, work_of
 from longitude.study.checkpoints import drop_unfinished
 from longitude.study.config import StudyConfig, as_dict, checked, option, replaced
-from longitude.study.data import StudyData, prepare
+from longitude.study.tasks import task_of
+from longitude.study.work import StudyData
 
 SCHEMA = 1
 GROWING = ("encodings", "seeds")
@@ -66,19 +67,16 @@ def plan(config: StudyConfig, run: Path) -> Plan:
     """Every check that needs no writing: options, device, models, text, directory, disk. ValueError for the user."""
     config = checked(config)
     config = replaced(config, device=device_of(config).type)
-    sizes = []
+    work, sizes = work_of(config), []
     for label in config.encodings:
         try:
             model = build_model(config, label, 0)
             sizes.append(sum(parameter.numel() for parameter in model.parameters()))
             with torch.no_grad():  # options that contradict the model's shape show here
-                model(torch.zeros(1, 2, dtype=torch.long))
-                if config.position_range is not None:  # or the range of positions
-                    ends = torch.tensor([[0, config.position_range - 1]])
-                    model(torch.zeros(1, 2, dtype=torch.long), position_ids=ends)
+                work.try_out(model, config)
         except ValueError as error:
             raise ValueError(f"--encodings {label}: {error}") from error
-    planned = Plan(config, prepare(config), run)
+    planned = Plan(config, work.prepare(config), run)
     if run.exists() and not run.is_dir():
         raise ValueError(f"--out {run}: there is a file of this name; choose another --out")
     if run.is_dir() and not (run / "study.json").exists() and any(path.name != ".lock" for path in run.iterdir()):
@@ -150,10 +148,14 @@ def _gather(planned: Plan) -> None:
 
 def _introduction(planned: Plan) -> str:
     config, data = planned.config, planned.data.description
-    return (
-        f"{len(planned.cells)} models, each trained on {config.training_tokens:,} bytes of {data['source']} and "
-        f"measured on {data['validation_documents']} documents; {planned.run}"
-    )
+    models = f"{len(planned.cells)} models, each trained on"
+    if task_of(config.task).generated:
+        trained = f"{config.steps * config.batch_size:,} examples ({data['source']})"
+        measured = f"{data['test_examples_of_each_length']} of each length"
+    else:
+        trained = f"{config.training_tokens:,} bytes of {data['source']}"
+        measured = f"{data['validation_documents']} documents"
+    return f"{models} {trained} and measured on {measured}; {planned.run}"
 
 
 def _sentence(cell: Cell, status: Status) -> str:

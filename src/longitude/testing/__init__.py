@@ -15,12 +15,15 @@ broken one raises LawBroken, an AssertionError with the law and the measured num
 
 Laws are functions of an Example, `law_xxx(build)`: they return None where they hold, a reason where they do not apply. The
 one law that cannot be here is the first: the table equals the published one, numbers typed from the paper.
+
+Mixers have laws of their own, with the same verbs: testing.mixers.check("mamba").
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from longitude.positions.base import Encoding, encodings
+from longitude.testing import mixers
 from longitude.testing.bounds import law_memory
 from longitude.testing.equal import (
     law_backends,
@@ -110,4 +113,5 @@ __all__ = [
     "example",
     "fill",
     "laws",
+    "mixers",
 ]

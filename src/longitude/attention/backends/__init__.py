@@ -4,9 +4,10 @@ from longitude.attention.backends.base import Backend, refuses
 from longitude.attention.backends.dense import CHUNKED, REFERENCE
 from longitude.attention.backends.flex import FLEX
 from longitude.attention.backends.sdpa import SDPA
+from longitude.attention.backends.split import SPLIT
 from longitude.attention.backends.table import TABLE
 from longitude.attention.backends.transport import TRANSPORT
 
-BACKENDS = {backend.name: backend for backend in (SDPA, TABLE, TRANSPORT, FLEX, CHUNKED, REFERENCE)}
+BACKENDS = {backend.name: backend for backend in (SDPA, TABLE, TRANSPORT, SPLIT, FLEX, CHUNKED, REFERENCE)}
 
 __all__ = ["BACKENDS", "Backend", "refuses"]

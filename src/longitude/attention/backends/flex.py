@@ -22,7 +22,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from longitude.attention.backends.base import Backend
-from longitude.attention.masks import Causal, Documents, Padding, Window
+from longitude.attention.masks import Band, Causal, Documents, Padding, Window
+from longitude.attention.patterns import Prefix
 from longitude.attention.reference import per_query_head
 from longitude.attention.request import Request
 from longitude.attention.spans import steady
@@ -143,9 +144,14 @@ def visibility(
         match part:
             case Causal(order=order) | Window(order=order):
                 i, place = (q_tokens, k_tokens) if order is None else (order[q_tokens], order[k_tokens])
-                last = i
+                last = torch.minimum(last, i)
                 if isinstance(part, Window):
                     first = torch.maximum(first, i - part.size + 1)
+            case Band(before, after):
+                first, last = torch.maximum(first, q_tokens - before), torch.minimum(last, q_tokens + after)
+            case Prefix(length):
+                length = length[:, None] if isinstance(length, Tensor) else length
+                last = torch.minimum(last, q_tokens.clamp(min=length - 1))
             case Documents(ids):
                 documents.append(ids)
             case Padding(valid):
@@ -272,9 +278,10 @@ def flex_limits(r: Request) -> str | None:
         return f"it needs torch 2.7: FlexAttention of {torch.__version__} takes no other head_dim than powers of two"  # #133495
     if r.rows < BLOCK:  # and decoding has a kernel of its own, with faults of its own (#163314, #133717, #174923)
         return f"its blocks hold {BLOCK} queries: {r.rows} would be mostly padding"
-    if not all(isinstance(part, Causal | Window | Documents | Padding) for part in r.mask.parts()):
-        return "the mask is more than causality, windows, padding and documents joined by &"
-    orders = [part.order for part in r.mask.parts() if isinstance(part, Causal | Window)]
+    if not all(isinstance(part, Causal | Window | Band | Prefix | Documents | Padding) for part in r.mask.parts()):
+        return "the mask is more than causality, windows, prefixes, padding and documents joined by &"
+    # None: plain order.
+    orders = [getattr(part, "order", None) for part in r.mask.parts() if not isinstance(part, Documents | Padding)]
     if any(order is not orders[0] for order in orders):
         return "causality and windows follow different orders"
     sizes = (x.numel() // x.shape[2] * padded(x.shape[2]) for x in (r.q, r.k, r.v))

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from longitude.attention.mixer import Mixer
-from longitude.mixing import mixers
+from longitude.mixing import mixers as names
 from longitude.testing.mixers.equal import (
     law_causality,
     law_forms,
@@ -79,14 +79,19 @@ def _name(law: Law) -> str:
 
 
 def examine(law: str | Law, mixer: str | Callable[..., Mixer] | MixerExample, **options: Any) -> str:
-    """Try one law on one mixer -> "holds", or why it does not apply. LawBroken where it is broken."""
+    """Try one law on one mixer -> "holds", or why it does not apply. LawBroken where it is broken, or where the mixer raises
+    something that no law asks for."""
     law = laws()[law] if isinstance(law, str) else law
+    build = example(mixer, **options)
+    build()
+    kind = build.factory if not isinstance(mixer, str) else mixer
+    who = kind if isinstance(kind, str) else getattr(kind, "__name__", repr(kind))
     try:
-        return law(example(mixer, **options)) or HOLDS
+        return law(build) or HOLDS
     except LawBroken as broken:
-        kind = mixer.factory if isinstance(mixer, MixerExample) else mixer
-        kind = kind if isinstance(kind, str) else getattr(kind, "__name__", repr(kind))
-        raise LawBroken(f"{kind} breaks the law {_name(law)!r}: {broken}") from broken
+        raise LawBroken(f"{who} breaks the law {_name(law)!r}: {broken}") from broken
+    except Exception as raised:
+        raise LawBroken(f"{who} breaks the law {_name(law)!r}: it raised {type(raised).__name__}: {raised}") from raised
 
 
 def check(
@@ -101,7 +106,7 @@ def check(
 
 def cases() -> list[tuple[str, str]]:
     """(mixer, law) for everything registered, to parametrize a test with."""
-    return [(name, law) for name in mixers() for law in laws()]
+    return [(name, law) for name in names() for law in laws()]
 
 
 __all__ = [

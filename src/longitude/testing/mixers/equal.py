@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from longitude.attention.masks import NoMask
 from longitude.testing.mixers.toys import DIM, LENGTHS, MixerExample, Network, exactly, random_cuts, schedules
 from longitude.testing.toys import LawBroken, Named, close, differentiable, learned_of, numbers, with_gradients
 
@@ -37,7 +38,7 @@ def law_forms(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> str | 
     every other goes on from."""
     forms = build.forms()
     if len(forms) < 2:
-        return "it has one form: no option is named mode or chunk_size"
+        return "it has one form: no option is named mode, route or chunk_size"
     nets = {name: Network(build, **options) for name, options in forms.items()}
     first, *others = nets
     for length in lengths:
@@ -85,7 +86,12 @@ def law_gradients(build: MixerExample, lengths: tuple[int, ...] = (7, 63)) -> st
         whole = with_gradients(partial(net, x, 0), wanted)
         for seed in (0, 1):
             cuts = random_cuts(length, seed)
-            close(f"{length} tokens, cut at {cuts[1:-1]}", with_gradients(partial(net.in_pieces, x, cuts), wanted), whole, NEAR)
+            close(
+                f"{length} tokens, cut at {cuts[1:-1]}",
+                with_gradients(partial(net.in_pieces, x, cuts), wanted),
+                whole,
+                NEAR,
+            )
         if length != max(lengths):
             continue
         for name in wanted:
@@ -134,7 +140,8 @@ ROUNDING = 1e-12
 
 def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) -> str | None:
     """Another token at place s leaves outputs before s the same to the last bit, in every form; and moves the one at s. A
-    mixer that declares `by_fft`, because a transform spreads rounding over all places, is held to 1e-12 instead."""
+    mixer that declares `by_fft`, because a transform spreads rounding over all places, is held to 1e-12 instead. One that
+    declares `both_sides` hears the next token under lg.NoMask()."""
     for name, options in build.forms((5, 16)).items():
         net = Network(build, **options)
         with torch.no_grad():
@@ -145,13 +152,18 @@ def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) 
                     other = x.clone()
                     other[:, s] = 3 * numbers(2, DIM, seed=5)
                     after = net(other, 0)
-                    here = f"{name + ', ' if name else ''}{length} tokens, another one at {s}: outputs before"
+                    here = f"{name}, {length} tokens, another one at {s}: outputs before".removeprefix(", ")
                     if net.mixer.by_fft:
                         close(here, after[:, :s], before[:, :s], ROUNDING)
                     else:
                         exactly(here, after[:, :s], before[:, :s])
                     if torch.equal(after[:, s] - other[:, s], before[:, s] - x[:, s]):
                         raise LawBroken(f"{length} tokens, another one at {s}: its own output stays the same")
+            if net.mixer.both_sides:
+                x, other = numbers(2, 7, DIM), numbers(2, 7, DIM)
+                other[:, 1] += numbers(2, DIM, seed=5)
+                if torch.equal(net(x, 0, mask=NoMask())[:, 0], net(other, 0, mask=NoMask())[:, 0]):
+                    raise LawBroken("declared both_sides, and the first token does not hear the second under NoMask()")
     return None
 
 

@@ -19,10 +19,9 @@ def law_packing(build: MixerExample) -> str | None:
     """Documents packed into one row = documents alone, forward and gradients, also where padding follows; and with a cache,
     cut anywhere, so that a document goes on across calls."""
     batch = _Streams.packed(((4, 26, 1, 19), (31, 2)), 52)
-    for name, options in build.forms((5, 16)).items():
-        net = Network(build, **options)
-        batch.same_as_alone(f"{name + ': ' if name else ''}packed and alone", net)
-        batch.same_in_pieces(f"{name + ': ' if name else ''}packed", net)
+    for name, options in build.forms((5,)).items():
+        batch.same_as_alone(f"{name}: packed and alone".removeprefix(": "), Network(build, **options))
+    batch.same_in_pieces("packed", Network(build))
     return None
 
 
@@ -32,12 +31,12 @@ def law_padding(build: MixerExample) -> str | None:
     tokens, too: padding on the right leaves the state for what follows."""
     for side in ("left", "right"):
         batch = _Streams.padded((5, 33, 1, 20), 33, side)
-        for name, options in build.forms((5, 16)).items():
-            net = Network(build, **options)
-            batch.same_as_alone(f"{name + ': ' if name else ''}{side}-padded and alone", net)
-            batch.same_in_pieces(f"{name + ': ' if name else ''}{side}-padded", net)
-            if side == "right" and isinstance(net.mixer, RecurrentMixer):
-                _goes_on(batch, net)
+        for name, options in build.forms((5,)).items():
+            batch.same_as_alone(f"{name}: {side}-padded and alone".removeprefix(": "), Network(build, **options))
+        net = Network(build)
+        batch.same_in_pieces(f"{side}-padded", net)
+        if side == "right" and isinstance(net.mixer, RecurrentMixer):
+            _goes_on(batch, net)
     return None
 
 
@@ -93,12 +92,16 @@ class _Streams:
             real[row, tokens] = 1
         wanted = {**inputs, **learned_of(net)}
         grads = torch.autograd.grad((out * direction).sum(), list(wanted.values()), allow_unused=True)
-        found = {name: torch.zeros_like(t) if g is None else g for (name, t), g in zip(wanted.items(), grads, strict=True)}
+        found = {
+            name: torch.zeros_like(t) if g is None else g for (name, t), g in zip(wanted.items(), grads, strict=True)
+        }
         close(f"{what}, gradient of padding", found["x"] * (1 - real), torch.zeros_like(out), NEAR)
         separate = self.separate(net)
         for n, (row, tokens) in enumerate(self.places):
             close(f"{what}, sequence {n}, output", out[row, tokens], separate[n]["output"][0], NEAR)
-            close(f"{what}, sequence {n}, gradient of x", found["x"][row, tokens], separate[n]["gradient of x"][0], NEAR)
+            close(
+                f"{what}, sequence {n}, gradient of x", found["x"][row, tokens], separate[n]["gradient of x"][0], NEAR
+            )
         for name in found.keys() - {"x"}:
             total = sum(each[f"gradient of {name}"] for each in separate)
             close(f"{what}, gradient of {name}", found[name], total, NEAR)  # type: ignore[arg-type]
@@ -108,10 +111,11 @@ class _Streams:
         whole, width = net(self.x, self.positions, self.documents), self.x.shape[1]
         real = (self.documents >= 0)[..., None]
         some = {tokens.stop for _, tokens in self.places} - {width}  # exactly between two documents
-        for cuts in (range(width + 1), random_cuts(width, 0), random_cuts(width, 1), (0, *sorted(some), width)):
-            parts = net.in_pieces(self.x, tuple(cuts), lambda a, b: self.positions[:, a:b], self.documents)
-            kind = "one by one" if len(cuts) > width else f"cut at {tuple(cuts)[1:-1]}"
-            close(f"{what}, {kind}", parts * real, whole * real, NEAR)
+        single = random_cuts(width, 2, most=3)[-2]  # a few tokens one by one, somewhere
+        one_by_one = (0, *range(single, min(single + 12, width)), width)
+        for cuts in (one_by_one, random_cuts(width, 0), random_cuts(width, 1), (0, *sorted(some), width)):
+            parts = net.in_pieces(self.x, cuts, lambda a, b: self.positions[:, a:b], self.documents)
+            close(f"{what}, cut at {cuts[1:-1]}", parts * real, whole * real, NEAR)
 
 
 @torch.no_grad()
@@ -127,4 +131,9 @@ def _goes_on(batch: _Streams, net: Network) -> None:
         out = torch.cat([net(x[:, a:b], positions[:, a:b], documents[:, :b], caches) for a, b in pairwise(cuts)], 1)
         for n, row in enumerate(batch.alone):
             want = net(torch.cat([row, more[n : n + 1]], 1), 0)
-            close(f"sequence {n}, padded on the right and gone on, cut at {cuts[1:-1]}", out[n, width:], want[0, -9:], NEAR)
+            close(
+                f"sequence {n}, padded on the right and gone on, cut at {cuts[1:-1]}",
+                out[n, width:],
+                want[0, -9:],
+                NEAR,
+            )

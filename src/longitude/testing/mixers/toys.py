@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import longitude.mixing  # noqa: F401  (registers them)
+import longitude.mixing
 import longitude.positions  # noqa: F401
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer, registered
@@ -35,6 +35,9 @@ SMALL: dict[str, Any] = {
     "rope_dim": 4,
 }
 """Options of these names, too, are filled in, whatever their default, so that 20 tokens meet every case."""
+
+FORMS = {"mode": MODES, "route": ("expanded", "absorbed")}
+"""Options of these names choose between ways to the same numbers."""
 
 LENGTHS = (1, 7, 63, 130)
 DIM = SHAPES["dim"]
@@ -84,18 +87,19 @@ class MixerExample:
 
     def forms(self, chunks: Sequence[int] = (1, 5, 16, 200)) -> dict[str, dict[str, Any]]:
         """Every way to the same numbers that it offers: words -> options."""
-        named = [{"mode": mode} for mode in MODES] if self.has("mode") else [{}]
-        found = {}
-        for way in named:
-            chunked = self.has("chunk_size") and way.get("mode", "chunked") == "chunked"
-            for size in chunks if chunked else (None,):
-                options = way if size is None else {**way, "chunk_size": size}
-                found[", ".join(f"{name} {value}" for name, value in options.items())] = options
-        return found
+        ways: list[dict[str, Any]] = [{}]
+        for option, values in FORMS.items():
+            if self.has(option):
+                ways = [{**way, option: value} for way in ways for value in values]
+        if self.has("chunk_size"):
+            chunked = [way for way in ways if way.get("mode", "chunked") == "chunked"]
+            ways = [way for way in ways if way not in chunked]
+            ways += [{**way, "chunk_size": size} for way in chunked for size in chunks]
+        return {", ".join(f"{name} {value}" for name, value in way.items()): way for way in ways}
 
     def encodings(self, mixer: Mixer) -> Composed:
         """What the model around it brings, at the sizes that it shows to encodings; filled."""
-        shapes = type(mixer).encoding_shapes(self.resolved())
+        shapes: dict[str, Any] = {**type(mixer).encoding_shapes(self.resolved())}
         labels = self.encoding
         if labels is None:
             labels = (*(["rope"] if mixer.rotates else []), *(["alibi"] if mixer.scores else []))
@@ -116,13 +120,13 @@ def mixer_example(mixer: str | Callable[..., Mixer] | MixerExample, **options: A
 
 
 class Network(nn.Module):
-    """x -> x + mixer(x), twice, with the encodings a model would bring.
+    """x -> x + mixer(x), twice or as said, with the encodings a model would bring.
 
     Upper layers see what lower ones made of the past: an error of a state that one layer hides shows in two."""
 
-    def __init__(self, build: MixerExample, filled: bool = True, **options: Any):
+    def __init__(self, build: MixerExample, layers: int = 2, **options: Any):
         super().__init__()
-        self.layers = nn.ModuleList(build(seed, filled, **options) for seed in range(2))
+        self.layers = nn.ModuleList(build(seed, **options) for seed in range(layers))
         self.encoding = build.encodings(self.mixer)
 
     @property

@@ -1,0 +1,303 @@
+"""Masks of several regions, region by region: each by the cheapest way, so that nothing is computed that nobody sees."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends.base import FLOATS, Backend, refuses
+from longitude.attention.backends.dense import CHUNKED, REFERENCE, dense_bytes
+from longitude.attention.backends.flex import FLEX
+from longitude.attention.backends.sdpa import SDPA
+from longitude.attention.backends.table import TABLE
+from longitude.attention.masks import All, Any, Causal, Documents, Mask, Padding, Window
+from longitude.attention.partial import merge
+from longitude.attention.patterns import Dilated, Global, Pairs, Prefix
+from longitude.attention.request import Request
+from longitude.attention.spans import Cut, assembled, steady
+from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, Positions, Term, explicit
+
+
+def split(r: Request) -> tuple[Tensor, Tensor | None]:
+    """The output, and the logsumexp of the scores where the request asks for it."""
+    match pattern(r):
+        case Any() as joined:
+            return with_globals(r, joined)
+        case Prefix() as prefix:
+            return assembled(r, with_prefix(r, prefix), answer)
+        case Dilated() as dilated:
+            return assembled(r, streams(r, dilated.step), answer)
+    raise AssertionError(r.mask)
+
+
+def pattern(r: Request) -> Mask | None:
+    """The part of the mask that says how to split it."""
+    for kind in (Any, Prefix, Dilated):
+        for part in r.beyond_band:
+            if isinstance(part, kind) and (kind is not Any or any(isinstance(m, Global) for m in members(part))):
+                return part
+    return None
+
+
+def besides(r: Request, part: Mask) -> tuple[Mask, ...]:
+    """The other parts of the mask."""
+    return tuple(m for m in r.mask.parts() if m is not part)
+
+
+# ---- who runs a region ---------------------------------------------------------------------------------------------------
+def way(r: Request) -> Backend:
+    """The cheapest backend for a region."""
+    ways = (SDPA, TABLE, SPLIT, FLEX, CHUNKED, REFERENCE)
+    return min((b for b in ways if refuses(b, r) is None), key=lambda b: b.price(r))
+
+
+def answer(r: Request) -> tuple[Tensor, Tensor | None]:
+    chosen = way(r)
+    return chosen.partial(r) if r.lse and chosen.partial is not None else (chosen.run(r), None)
+
+
+def largest(r: Request) -> Request:
+    """The region that decides what the whole costs."""
+    match pattern(r):
+        case Any() as joined:
+            return local(r, joined)
+        case Prefix() as prefix:
+            return replace(r, mask=All((Causal(), *besides(r, prefix))))
+        case Dilated() as dilated:
+            return max((piece for _, _, piece in streams(r, dilated.step)), key=lambda piece: piece.rows * piece.length)
+    raise AssertionError(r.mask)
+
+
+# ---- a local mask | Global(tokens): two parts for all queries, and the rows of global ones ---------------------------------
+def members(joined: Mask) -> list[Mask]:
+    """The masks of (a | b) | c."""
+    return [m for mask in joined.masks for m in members(mask)] if isinstance(joined, Any) else [joined]
+
+
+def local(r: Request, joined: Any) -> Request:
+    """The request without its global tokens."""
+    near = tuple(m for m in members(joined) if not isinstance(m, Global))
+    return replace(r, mask=All((*(near[0].parts() if len(near) == 1 else (Any(near),)), *besides(r, joined))), lse=True)
+
+
+def with_globals(r: Request, joined: Any) -> tuple[Tensor, Tensor | None]:
+    near, others = local(r, joined), All(besides(r, joined))
+    out, lse = answer(near)
+    assert lse is not None
+    queries, keys = r.q_tokens(), r.k_tokens()
+    tokens = [m for m in members(joined) if isinstance(m, Global)]
+
+    # Global keys that are not near, in one softmax with those that are.
+    (found,) = torch.nonzero(of_all_rows(chosen(tokens, keys)), as_tuple=True)
+    if len(found):
+        asked = keys[found]
+        seen = others.allowed(queries, asked) & ~near.mask.allowed(queries, asked)
+        seen = seen & across(chosen(tokens, asked)[..., None, :])
+        far, far_lse = answer(picked(replace(r, lse=True), None, found, seen))
+        assert far_lse is not None
+        out, lse = merge([out, far], [lse, far_lse])
+
+    # Queries that are global themselves.
+    (found,) = torch.nonzero(of_all_rows(chosen(tokens, queries)), as_tuple=True)
+    if len(found):
+        asked = queries[found]
+        full, full_lse = answer(picked(r, found, None, others.allowed(asked, keys)))
+        theirs = across(chosen(tokens, asked)[..., None])  # [n, 1] or [B, 1, n, 1]
+        out = out.index_copy(2, found, torch.where(theirs, full, out[:, :, found]))
+        if full_lse is not None:
+            lse = lse.index_copy(2, found, torch.where(theirs[..., 0], full_lse, lse[:, :, found]))
+    return out, lse if r.lse else None
+
+
+def chosen(tokens: list[Global], order: Tensor) -> Tensor:
+    """Which are global in one of the masks, [L] or [B, L]."""
+    return torch.stack(torch.broadcast_tensors(*(m.chosen(order) for m in tokens))).any(0)
+
+
+def of_all_rows(tokens: Tensor) -> Tensor:
+    return tokens if tokens.dim() == 1 else tokens.any(0)
+
+
+def across(x: Tensor) -> Tensor:
+    """[n, m] stays, [B, n, m] -> [B, 1, n, m]."""
+    return x if x.dim() == 2 else x[:, None]
+
+
+def picked(r: Request, rows: Tensor | None, keys: Tensor | None, seen: Tensor) -> Request:
+    """The request of some queries (None: all) and some keys, where seen [Lq, Lk] or [B, 1, Lq, Lk] is the mask."""
+    device = r.q.device
+    rows_at = torch.arange(r.rows, device=device) if rows is None else rows
+    keys_at = torch.arange(r.length, device=device) if keys is None else keys
+    terms = []
+    for term in r.terms:
+        if isinstance(term, Drift):
+            columns = torch.cat([r.q_order + rows_at, r.k_order + keys_at])
+            term = replace(term, level=term.level[:, :, columns])
+        terms.append(term)
+    return replace(
+        r,
+        q=r.q if rows is None else r.q[:, :, rows],
+        k=r.k if keys is None else r.k[:, :, keys],
+        v=r.v if keys is None else r.v[:, :, keys],
+        terms=tuple(terms),
+        mask=Pairs(seen, 0, len(rows_at)),
+        q_positions=explicit(r.q_positions, r.rows, device)[..., rows_at],
+        k_positions=explicit(r.k_positions, r.length, device)[..., keys_at],
+        q_order=0,
+        k_order=len(rows_at),
+    )
+
+
+# ---- Prefix: causal attention, and the rows of the prefix over it ----------------------------------------------------------
+def with_prefix(r: Request, prefix: Prefix) -> Cut:
+    others = besides(r, prefix)
+    whole, open_ = (replace(r, mask=All(masks)) for masks in ((Causal(), *others), others))
+    cut: Cut = []
+    for batch, length in lengths(prefix, r.q.shape[0]):
+        inside = max(0, min(length - r.q_order, r.rows))
+        if inside < r.rows:
+            rows = slice(0 if whole.square else inside, r.rows)  # a square is what fused kernels like
+            cut.append((batch, rows, whole.piece(rows, slice(0, r.length), batch)))
+        if inside:
+            rows, keys = slice(0, inside), slice(0, max(0, min(length - r.k_order, r.length)))
+            cut.append((batch, rows, open_.piece(rows, keys, batch)))
+    return cut
+
+
+def lengths(prefix: Prefix, batch: int) -> list[tuple[slice | list[int], int]]:
+    """Rows of the batch with the same prefix, and its length."""
+    if not isinstance(prefix.length, Tensor):
+        return [(slice(None), prefix.length)]
+    found = prefix.length.tolist()
+    if len(set(found)) == 1:
+        return [(slice(None), found[0])]
+    return [([b for b in range(batch) if found[b] == length], length) for length in sorted(set(found))]
+
+
+# ---- Dilated: `step` interleaved streams, each with a plain window ---------------------------------------------------------
+def streams(r: Request, step: int) -> Cut:
+    """Tokens whose orders leave the same rest see each other alone."""
+    _, high = r.mask.reach
+    assert high is not None
+    of_offset = any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms)
+    of_pairs = any(isinstance(term, PairBias) for term in r.terms)
+    counting = steady(r) if of_offset and not of_pairs else None
+    cut: Cut = []
+    for rest in range(step):
+        q_from, k_from = (rest - r.q_order) % step, (rest - r.k_order) % step
+        if q_from >= r.rows or k_from >= r.length:
+            continue  # no queries; or none that sees a key
+        rows, keys = slice(q_from, None, step), slice(k_from, None, step)
+        q_order, k_order = (r.q_order + q_from) // step, (r.k_order + k_from) // step
+        if counting is None:
+            places = of_stream(r.q_positions, rows, r.rows, r), of_stream(r.k_positions, keys, r.length, r)
+            gap = None
+        else:
+            assert isinstance(counting.q_positions, int) and isinstance(counting.k_positions, int)
+            places = q_order, k_order
+            gap = counting.q_positions - r.q_order - (counting.k_positions - r.k_order)
+        stream = replace(
+            r,
+            q=r.q[:, :, rows],
+            k=r.k[:, :, keys],
+            v=r.v[:, :, keys],
+            terms=tuple(of_steps(term, rest, step, gap) for term in r.terms),
+            mask=All((Window(high // step + 1), *(tokens_of(m, rest, step) for m in r.beyond_band if takes(m)))),
+            q_positions=places[0],
+            k_positions=places[1],
+            q_order=q_order,
+            k_order=k_order,
+        )
+        cut.append((slice(None), rows, stream))
+    return cut
+
+
+def of_stream(positions: Positions, tokens: slice, length: int, r: Request) -> Tensor:
+    return explicit(positions, length, r.q.device)[..., tokens]
+
+
+def takes(mask: Mask) -> bool:
+    return isinstance(mask, Documents | Padding)
+
+
+def tokens_of(mask: Mask, rest: int, step: int) -> Mask:
+    """Documents and padding of one stream."""
+    match mask:
+        case Documents(ids):
+            return Documents(ids[..., rest::step])
+        case Padding(valid):
+            return Padding(valid[..., rest::step])
+    raise AssertionError(mask)
+
+
+def of_steps(term: Term, rest: int, step: int, gap: int | None) -> Term:
+    """A term of one stream, whose offsets are counted in steps where positions count up (gap: what they differ from order)."""
+    if isinstance(term, Drift):
+        return replace(term, level=term.level[:, :, rest::step])
+    if gap is None or not isinstance(term, OffsetBias | OffsetVectors):
+        return term
+
+    def in_steps(of: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda offset: of(step * offset + gap)
+
+    reach = None if term.reach is None else max(0, -((gap - term.reach) // step))
+    if isinstance(term, OffsetBias):
+        return OffsetBias(in_steps(term.at), reach)
+    values = None if term.values is None else in_steps(term.values)
+    return replace(term, keys=in_steps(term.keys), values=values, reach=reach)
+
+
+# ---- what it declares ------------------------------------------------------------------------------------------------------
+def split_limits(r: Request) -> str | None:
+    found = pattern(r)
+    if found is None:
+        return "the mask has no prefix, no dilated window and no global tokens joined to a local mask"
+    if torch.compiler.is_compiling():
+        return "where the mask's tokens are is not known while compiling"
+    if isinstance(found, Any) and all(isinstance(m, Global) for m in members(found)):
+        return "global tokens alone have no local mask beside them"
+    if isinstance(found, Dilated):
+        for part in r.beyond_band:
+            if part is not found and not takes(part):
+                return "a dilated window goes with causality, windows, padding and documents joined by &, not with more"
+    return None
+
+
+def split_memory(r: Request) -> int:
+    """Of its largest region, and the scores of global keys."""
+    if split_limits(r) is not None:
+        return 0
+    region, found, far = largest(r), pattern(r), 0
+    if isinstance(found, Any):
+        tokens = [m for m in members(found) if isinstance(m, Global)]
+        far = int(of_all_rows(chosen(tokens, r.k_tokens())).sum()) * dense_bytes(r) // r.length
+    return way(region).memory(region) + far
+
+
+def split_price(r: Request) -> float:
+    """A little less than what its largest region costs where several backends could take that."""
+    if len(r.beyond_band) == 0 or split_limits(r) is not None:
+        return math.inf
+    region = largest(r)
+    return max(2.0, 0.9 * way(region).price(region))
+
+
+SPLIT = Backend(
+    "split",
+    run=lambda r: split(r)[0],
+    partial=split,  # type: ignore[arg-type]
+    terms=(OffsetBias, PairBias, Drift, OffsetVectors),
+    any_mask=True,  # its limits say which
+    dtypes=FLOATS,
+    devices=None,
+    table_gradients=True,
+    dropout=True,
+    weights=False,
+    limits=split_limits,
+    memory=split_memory,
+    price=split_price,
+)

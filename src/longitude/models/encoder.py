@@ -1,0 +1,142 @@
+"""The encoder: blocks whose tokens hear both sides; alone, with a head that fills in masked tokens."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from inspect import signature
+from typing import Any
+
+from torch import Tensor, nn
+from transformers.modeling_outputs import BaseModelOutputWithPast, MaskedLMOutput
+from transformers.utils.generic import can_return_tuple
+
+from longitude.attention.masks import NoMask
+from longitude.errors import unknown
+from longitude.mixing import registered
+from longitude.models.configuration import LongitudeConfig, kind_of
+from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
+from longitude.models.loss import IGNORED, next_token_loss
+from longitude.positions.base import encodings, factory_of
+
+
+def both_sides(config: LongitudeConfig) -> LongitudeConfig:
+    """The same shape for tokens that hear both sides: encodings with an option that tells past and future apart do so.
+
+    ValueError for a mixer that hears only what came before."""
+    for spec in config.layer_mixers():
+        if not kind_of(spec).both_sides:
+            able = sorted(name for name, kind in registered().items() if kind.both_sides)
+            raise ValueError(
+                f"mixer: {spec['name']!r} hears only what came before, and an encoder hears both sides; expected "
+                f"{' or '.join(map(repr, able))}"
+            )
+    config = deepcopy(config)
+    config.encoding, config.encodings = bidirectional(config.encoding), bidirectional(config.encodings)
+    return config
+
+
+def bidirectional(spec: Any) -> Any:
+    """A resolved encoding, or a list of them, with the option that gives the future numbers of its own."""
+    if isinstance(spec, list):
+        return [bidirectional(one) for one in spec]
+    return {**spec, "bidirectional": True} if isinstance(spec, dict) and "bidirectional" in spec else spec
+
+
+class LongitudeEncoder(LongitudeModel):
+    """Tokens [B, L] -> hidden states [B, L, hidden_size], each of all tokens of its document."""
+
+    mask = NoMask()
+
+    def __init__(self, config: LongitudeConfig):
+        super().__init__(both_sides(config))
+        for member in (member for own in self.encoding_of_layer for member in own):
+            if member.causal_only:
+                able = [name for name in encodings() if getattr(factory_of(name), "causal_only", None) is False]
+                raise ValueError(
+                    f"encoding: {type(member).__name__} has no meaning for tokens in the future, and an encoder hears them; "
+                    f"expected one of {', '.join(able)}"
+                )
+
+    @can_return_tuple
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]  (no cache, no memories, no source)
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> BaseModelOutputWithPast:
+        """attention_mask [B, L]: 0 for padding; document_ids [B, L]: packed text, tokens hear their own document only."""
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            use_cache=False,
+            document_ids=document_ids,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+
+
+class LongitudeForMaskedLM(LongitudePreTrainedModel):
+    """An encoder that fills in masked tokens (Devlin et al. 2019), with any encoding that has a meaning for both sides; works
+    with Trainer and the Auto classes. Its config holds the encoding as an encoder has it."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: LongitudeConfig):
+        config = both_sides(config)
+        super().__init__(config)
+        self.model = LongitudeEncoder(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> MaskedLMOutput:
+        """input_ids [B, L] -> logits [B, L, vocab_size] and, given labels, the loss: mean nats per predicted token.
+
+        attention_mask, document_ids [B, L]: as in the encoder. labels [B, L]: the token at each place itself, -100 where none
+        is predicted, as at most places; padding is not predicted either. skip_logits: with labels, return no logits; None
+        skips them in training.
+        """
+        if kwargs:
+            raise unknown("argument", next(iter(kwargs)), signature(type(self).forward).parameters, "")
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            inputs_embeds=inputs_embeds,
+            document_ids=document_ids,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+        )
+        hidden, loss = outputs.last_hidden_state, None
+        if labels is not None:
+            if labels.shape != hidden.shape[:2]:
+                raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
+            if attention_mask is not None:
+                labels = labels.masked_fill(attention_mask == 0, IGNORED)
+            loss = next_token_loss(hidden, self.lm_head.weight, labels, num_items_in_batch)
+        skip_logits = (loss is not None and self.training) if skip_logits is None else skip_logits
+        return MaskedLMOutput(
+            loss=loss,
+            logits=None if skip_logits else self.lm_head(hidden),
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+        )

@@ -1,0 +1,235 @@
+"""The encoder-decoder: an encoder hears the source, and a decoder that looks at its output writes the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from inspect import signature
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, EncoderDecoderCache
+from transformers.generation.utils import GenerationMixin
+from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple
+
+from longitude.errors import unknown
+from longitude.models.configuration import LongitudeConfig, kind_of
+from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
+from longitude.models.encoder import LongitudeEncoder
+from longitude.models.loss import IGNORED, next_token_loss
+
+logger = logging.get_logger(__name__)
+
+
+def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
+    """The encoder's own shape: num_encoder_layers blocks, with the decoder's mixer where that hears both sides and attention
+    elsewhere, and with the decoder's encoding, unless encoder_encoding says another."""
+    encoder = deepcopy(config)
+    encoder.is_encoder_decoder, encoder.encoder_encoding = False, None
+    layers = config.num_hidden_layers if config.num_encoder_layers is None else config.num_encoder_layers
+    if layers < 1:
+        raise ValueError(f"num_encoder_layers: expected 1 or more, got {layers}")
+    encoder.num_hidden_layers = layers
+    kinds = [kind_of(spec) for spec in config.layer_mixers()]
+    alike = config.mixers is None and kinds[0].both_sides
+    encoder.mixer, encoder.mixers = config.mixer if alike else encoder.resolve_mixer("attention"), None
+    said = config.encoder_encoding
+    recurrences = not any(kind.scores or kind.rotates for kind in kinds)
+    if said is None and recurrences and config.encoding == config.resolve("none"):
+        said = "rope"  # they need no encoding; without one an encoder would take its source for a bag of tokens
+    if said is not None:
+        encoder.encoding, encoder.encodings = encoder.resolve(said), None
+    elif config.encodings is not None and len(config.encodings) != layers:
+        raise ValueError(
+            f"encodings: got {len(config.encodings)}, one per layer of the decoder, for an encoder of {layers} layers; "
+            "expected as many, or encoder_encoding"
+        )
+    return encoder
+
+
+class LongitudeDecoder(LongitudeModel):
+    """A decoder whose blocks look at an encoder's output; embedded tokens come from outside."""
+
+    cross = True
+
+    def __init__(self, config: LongitudeConfig):
+        super().__init__(config)
+        del self.embed_tokens  # those of the encoder serve both
+
+
+class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
+    """An encoder-decoder transformer (Vaswani et al. 2017) with any registered encoding; works with Trainer, Seq2SeqTrainer,
+    generate() and the Auto classes.
+
+    model.encoder, model.decoder: the two stacks. One matrix embeds source and target and, with tie_word_embeddings, makes the
+    logits. Position acts in self-attention, or, where the encoding is one of the input, at both inputs; cross-attention
+    has none. A target begins with decoder_start_token_id, else bos_token_id, else pad_token_id, of the config.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
+
+    def __init__(self, config: LongitudeConfig):
+        config = deepcopy(config)
+        config.is_encoder_decoder = True
+        super().__init__(config)
+        self.encoder = LongitudeEncoder(encoder_of(config))
+        config.encoder_encoding = self.encoder.config.encoding  # as config.json shall hold it: with every option
+        self.decoder = LongitudeDecoder(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if self.generation_config is not None and self.generation_config.decoder_start_token_id is None:
+            self.generation_config.decoder_start_token_id = self.start_token_id
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.encoder.embed_tokens = value
+
+    @property
+    def start_token_id(self) -> int | None:
+        """The token that stands before a target."""
+        names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
+        return next((one for name in names if (one := getattr(self.config, name, None)) is not None), None)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """labels [B, L] -> the decoder's inputs [B, L]: each the label before it, the start token before the first, and the
+        padding token, if there is one, for -100."""
+        start = self.start_token_id
+        if start is None:
+            raise ValueError(
+                "labels: expected decoder_start_token_id (or bos_token_id, pad_token_id) in the config, for the token before "
+                "the first label; or say decoder_input_ids"
+            )
+        pad = start if self.config.pad_token_id is None else self.config.pad_token_id
+        return F.pad(labels[:, :-1], (1, 0), value=start).masked_fill(F.pad(labels[:, :-1] == IGNORED, (1, 0)), pad)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        decoder_position_ids: Tensor | None = None,
+        encoder_outputs: Sequence[Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        num_items_in_batch: Tensor | int | None = None,
+        skip_logits: bool | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        **kwargs: Any,
+    ) -> Seq2SeqLMOutput:
+        """input_ids [B, S] and decoder_input_ids [B, L] -> logits [B, L, vocab_size], of the token after each of the decoder's,
+        and, given labels, the loss: mean nats per predicted token.
+
+        attention_mask [B, S]: 0 for padding of the source, on either side. decoder_attention_mask [B, Lk]: the same of the
+        target, cached tokens included. labels [B, L]: the target, -100 where nothing is predicted; decoder_input_ids are made
+        of them where they are not said. encoder_outputs: what `encoder` returned for the source, which is then not read again.
+        past_key_values: an EncoderDecoderCache; the decoder's tokens come after those in it, and keys and values of the source
+        are made when it is empty. position_ids, decoder_position_ids: where the tokens stand, if not 0, 1, 2, ...
+        logits_to_keep, skip_logits: as in LongitudeForCausalLM.
+        """
+        if "document_ids" in kwargs:
+            raise ValueError(
+                "document_ids: an encoder-decoder has one source and one target per row; expected each pair in a row of its own, "
+                "padded, with attention_mask"
+            )
+        if kwargs:
+            raise unknown("argument", next(iter(kwargs)), signature(type(self).forward).parameters, "")
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                inputs_embeds=inputs_embeds,
+                output_hidden_states=output_hidden_states,
+                output_attentions=output_attentions,
+            )
+        assert encoder_outputs is not None
+        source = encoder_outputs[0]
+        if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
+            raise ValueError("expected labels, or either decoder_input_ids or decoder_inputs_embeds")
+        if decoder_inputs_embeds is None:
+            decoder_inputs_embeds = self.encoder.embed_tokens(decoder_input_ids)
+        assert decoder_inputs_embeds is not None
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and labels is None
+        cache = self.cache_of(past_key_values, use_cache)
+        outputs = self.decoder(
+            inputs_embeds=decoder_inputs_embeds,
+            attention_mask=decoder_attention_mask,
+            position_ids=decoder_position_ids,
+            past_key_values=None if cache is None else cache.self_attention_cache,
+            use_cache=False,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            source=source,
+            source_valid=valid_of(attention_mask, source),
+            cross_cache=None if cache is None else cache.cross_attention_cache,
+        )
+        hidden, loss = outputs.last_hidden_state, None
+        if labels is not None:
+            if labels.shape != hidden.shape[:2]:
+                raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
+            loss = next_token_loss(hidden, self.lm_head.weight, labels, num_items_in_batch)
+        skip_logits = (loss is not None and self.training) if skip_logits is None else skip_logits
+        logits = None
+        if not skip_logits:
+            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            logits = self.lm_head(hidden[:, kept])
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=cache,
+            decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            encoder_last_hidden_state=source,
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            encoder_attentions=getattr(encoder_outputs, "attentions", None),
+        )
+
+    def cache_of(self, given: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
+        """The cache to fill: the one given, a new one, or none."""
+        if self.decoder.gradient_checkpointing and self.training and (use_cache or given is not None):
+            logger.warning_once("gradient checkpointing makes layers twice, so this call goes without a cache")
+            return None
+        if given is None and not use_cache:
+            return None
+        if given is None:
+            given = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        if not isinstance(given, EncoderDecoderCache):
+            raise ValueError(
+                "past_key_values: expected transformers' EncoderDecoderCache, for the target and for the source, got "
+                f"{type(given).__name__}"
+            )
+        cross, blocks = given.cross_attention_cache, self.decoder.layers
+        if not cross.layers or not cross.get_seq_length():  # an empty one, such as generate() makes
+            cross.layers[:] = [block.cross.cache_layer() for block in blocks]  # type: ignore[union-attr]
+        if len(cross.layers) != len(blocks):
+            raise ValueError(
+                f"past_key_values: expected {len(blocks)} layers, as the decoder has, got {len(cross.layers)}"
+            )
+        return given
+
+
+def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:
+    """Which tokens of the source [B, S, dim] are none of padding, [B, S]; None where all are."""
+    if attention_mask is None:
+        return None
+    if attention_mask.shape != source.shape[:2]:
+        raise ValueError(
+            f"attention_mask: expected {list(source.shape[:2])}, one per token of the source, got {list(attention_mask.shape)}"
+        )
+    return None if bool(attention_mask.all()) else attention_mask

@@ -1,0 +1,74 @@
+"""Kernels for CUDA of flash-linear-attention, where that package is installed: the same numbers, faster.
+
+It is optional (pip install flash-linear-attention; Yang and Zhang 2024). Its layout is [batch, length, heads, dim], its states
+[batch, heads, K, V] in float32. One of its kernels serves every decay by head, with constant decays as a case of
+its own; the other is RWKV-6's.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from importlib.util import find_spec
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+MAX_KEY_DIM = 256
+
+
+@lru_cache(maxsize=1)
+def installed() -> bool:
+    """Whether the package is there, and Triton, which it is written in."""
+    return find_spec("fla") is not None and find_spec("triton") is not None
+
+
+def serve(q: Tensor, v: Tensor, mode: str, reset: Tensor | None) -> bool:
+    """Whether a kernel takes the place of the chunked form for queries q and values v.
+
+    Not where tokens begin documents (their decay of 0 has no logarithm); not for odd dimensions, or more than 256 of keys; not
+    for float64, and for float32 only where torch's own products may be TF32 too (torch.set_float32_matmul_precision), for
+    that is how the kernels multiply.
+    """
+    key_dim, value_dim = q.shape[-1], v.shape[-1]
+    if not v.is_cuda or mode != "chunked" or reset is not None or v.shape[2] == 1 or not installed():
+        return False
+    if key_dim > MAX_KEY_DIM or key_dim % 2 or value_dim % 2:
+        return False
+    narrow = v.dtype in (torch.bfloat16, torch.float16)
+    return narrow or (v.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest")
+
+
+def decayed_by_kernel(
+    q: Float[Tensor, "B G L K"],
+    k: Float[Tensor, "B G L K"],
+    v: Float[Tensor, "B H L V"],
+    log_decay: Float[Tensor, "B|1 H L|1 K|1"],
+    bonus: Float[Tensor, "H K"] | None,
+    state: Float[Tensor, "B H K V"] | None,
+) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
+    """As `decayed`, without resets."""
+    batch, heads, length, _ = v.shape
+    q, k = (x.repeat_interleave(heads // x.shape[1], 1).to(v.dtype) for x in (q, k))
+    q, k, v = (x.transpose(1, 2).contiguous() for x in (q, k, v))
+    constant = log_decay.shape[0] == log_decay.shape[2] == log_decay.shape[3] == 1
+    options = {
+        "scale": 1.0,
+        "initial_state": None if state is None else state.float().contiguous(),
+        "output_final_state": True,
+    }
+    if bonus is not None:
+        from fla.ops.rwkv6 import chunk_rwkv6  # pyright: ignore[reportMissingImports]
+
+        w = log_decay.expand(batch, heads, length, q.shape[-1]).transpose(1, 2).contiguous()
+        out, state = chunk_rwkv6(q, k, v, w.float(), bonus.float().contiguous(), **options)
+    else:
+        from fla.ops.simple_gla import chunk_simple_gla  # pyright: ignore[reportMissingImports]
+
+        if constant:
+            decay = {"g_gamma": log_decay.flatten().float()}
+        else:
+            decay = {"g": log_decay.expand(batch, -1, length, 1).squeeze(-1).transpose(1, 2).float().contiguous()}
+        out, state = chunk_simple_gla(q, k, v, **decay, **options)
+    assert state is not None
+    return out.transpose(1, 2), state

@@ -1,0 +1,67 @@
+/* Sixteen channels side by side: what the loops over states are made of. */
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define LANES 16
+#ifdef DOUBLE
+typedef double real;
+typedef int64_t bits;
+#else
+typedef float real;
+typedef int32_t bits;
+#endif
+typedef real vec __attribute__((vector_size(LANES * sizeof(real)), aligned(sizeof(real)), may_alias));
+typedef bits ivec __attribute__((vector_size(LANES * sizeof(real)), aligned(sizeof(real)), may_alias));
+typedef int64_t num;
+
+#define SAME(x) ((vec){0} + (real)(x))
+
+INLINE vec pick(ivec which, vec yes, vec no) { return (vec)((which & (ivec)yes) | (~which & (ivec)no)); }
+INLINE vec larger(vec a, vec b) { return pick(a > b, a, b); }
+
+/* The first `some` lanes from memory, zeros behind; and back. */
+INLINE vec load(const real *at, int some) {
+  if (some == LANES) return *(const vec *)at;
+  vec x = {0};
+  for (int i = 0; i < some; i++) x[i] = at[i];
+  return x;
+}
+INLINE void store(real *at, vec x, int some) {
+  if (some == LANES) *(vec *)at = x;
+  else for (int i = 0; i < some; i++) at[i] = x[i];
+}
+INLINE real sum_of(vec x) {
+  real s[LANES];
+  *(vec *)s = x;
+  for (int half = LANES / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) s[i] += s[i + half];
+  return s[0];
+}
+
+#ifdef DOUBLE
+INLINE vec exp_of(vec x) {
+  for (int i = 0; i < LANES; i++) x[i] = exp(x[i]);
+  return x;
+}
+#else
+/* e^x = 2^n e^r, |r| <= ln 2 / 2: n by rounding, e^r by the polynomial of Cephes' expf, 2^n by the bits of the exponent. */
+INLINE vec exp_of(vec x) {
+  vec kept = larger(x, SAME(-87.3f));
+  kept = pick(kept < SAME(88.7f), kept, SAME(88.7f));
+  vec shifted = kept * 1.44269504088896341f + 12582912.0f; /* 1.5 2^23: the last bits are n */
+  vec n = shifted - 12582912.0f, r = kept - n * 0.693359375f + n * 2.12194440e-4f;
+  vec p = SAME(1.9875691500e-4f) * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  p = (vec)((ivec)p + ((ivec)shifted << 23));
+  p = pick(x < SAME(-87.3f), SAME(0), p);
+  return pick(x > SAME(88.7f), SAME(INFINITY), p);
+}
+#endif

@@ -1,0 +1,130 @@
+/* The selective scan, h_t = exp(dt_t A) h_{t-1} + x_t B_t, y_t = C_t h_t, and its gradients: states stay in the cache. */
+#include "lanes.h"
+
+/* dt, x, y [batch, length, groups, channels]; A [groups, size, channels]; B, C [batch, length, groups, size];
+   keep [batch, length], 0 where a token hears nothing before it, or NULL; first, last [batch, groups, size, channels]. */
+typedef struct { num batch, length, groups, channels, size, chunk; int threads; } Shape;
+
+/* One task: `some` channels from c on, of group g of row b. */
+typedef struct { num b, g, c; int some; } Task;
+
+INLINE num tasks_of(const Shape *s) { return s->batch * s->groups * ((s->channels + LANES - 1) / LANES); }
+INLINE Task task_of(const Shape *s, num i) {
+  num blocks = (s->channels + LANES - 1) / LANES;
+  Task t = {i / blocks / s->groups, i / blocks % s->groups, i % blocks * LANES, LANES};
+  if (s->channels - t.c < LANES) t.some = (int)(s->channels - t.c);
+  return t;
+}
+INLINE num token(const Shape *s, Task k, num t) { return (k.b * s->length + t) * s->groups + k.g; }
+INLINE real kept(const unsigned char *keep, const Shape *s, Task k, num t) {
+  return keep ? (real)keep[k.b * s->length + t] : 1;
+}
+
+INLINE void run(const Shape *s, Task k, int some, const real *dt, const real *x, const real *A, const real *B, const real *C,
+                const unsigned char *keep, const real *first, real *y, real *last, vec *h, vec *a) {
+  num N = s->size, P = s->channels;
+  for (num n = 0; n < N; n++) {
+    a[n] = load(A + (k.g * N + n) * P + k.c, some);
+    h[n] = load(first + ((k.b * s->groups + k.g) * N + n) * P + k.c, some);
+  }
+  for (num t = 0; t < s->length; t++) {
+    num at = token(s, k, t);
+    vec d = load(dt + at * P + k.c, some), u = load(x + at * P + k.c, some), out = {0};
+    real stay = kept(keep, s, k, t);
+    for (num n = 0; n < N; n++) {
+      h[n] = exp_of(d * a[n]) * stay * h[n] + u * B[at * N + n];
+      out += h[n] * C[at * N + n];
+    }
+    store(y + at * P + k.c, out, some);
+  }
+  for (num n = 0; n < N; n++) store(last + ((k.b * s->groups + k.g) * N + n) * P + k.c, h[n], some);
+}
+
+void forward(const Shape *s, const real *dt, const real *x, const real *A, const real *B, const real *C,
+             const unsigned char *keep, const real *first, real *y, real *last) {
+  #pragma omp parallel for num_threads(s->threads)
+  for (num i = 0; i < tasks_of(s); i++) {
+    Task k = task_of(s, i);
+    vec *room = aligned_alloc(64, 2 * s->size * sizeof(vec));
+    if (k.some == LANES) run(s, k, LANES, dt, x, A, B, C, keep, first, y, last, room, room + s->size);
+    else run(s, k, k.some, dt, x, A, B, C, keep, first, y, last, room, room + s->size);
+    free(room);
+  }
+}
+
+/* With the state after each chunk from a first pass, chunks are gone through again from the last to the first. gB, gC
+   [tasks, length, size], gA [batch, groups, size, channels]: sums over tasks and rows are left to the caller. */
+INLINE void back(const Shape *s, Task k, int some, const real *dt, const real *x, const real *A, const real *B, const real *C,
+                 const unsigned char *keep, const real *first, const real *gy, const real *glast, real *gdt, real *gx,
+                 real *gA, real *gB, real *gC, real *gfirst, vec *room) {
+  num N = s->size, P = s->channels, T = s->chunk, count = (s->length + T - 1) / T;
+  vec *a = room, *g = a + N, *ga = g + N, *h = ga + N, *decay = h + (T + 1) * N, *starts = decay + T * N;
+  num place = ((k.b * s->groups + k.g) * N) * P + k.c;
+  for (num n = 0; n < N; n++) {
+    a[n] = load(A + (k.g * N + n) * P + k.c, some);
+    g[n] = load(glast + place + n * P, some);
+    ga[n] = SAME(0);
+    starts[n] = load(first + place + n * P, some);
+  }
+  for (num c = 0; c + 1 < count; c++) {
+    vec *now = starts + (c + 1) * N;
+    memcpy(now, now - N, N * sizeof(vec));
+    for (num t = c * T; t < (c + 1) * T; t++) {
+      num at = token(s, k, t);
+      vec d = load(dt + at * P + k.c, some), u = load(x + at * P + k.c, some);
+      real stay = kept(keep, s, k, t);
+      for (num n = 0; n < N; n++) now[n] = exp_of(d * a[n]) * stay * now[n] + u * B[at * N + n];
+    }
+  }
+  for (num c = count - 1; c >= 0; c--) {
+    num from = c * T, to = from + T < s->length ? from + T : s->length;
+    memcpy(h, starts + c * N, N * sizeof(vec));
+    for (num t = from; t < to; t++) {
+      num at = token(s, k, t);
+      vec d = load(dt + at * P + k.c, some), u = load(x + at * P + k.c, some), *now = h + (t - from + 1) * N;
+      real stay = kept(keep, s, k, t);
+      for (num n = 0; n < N; n++) {
+        vec e = exp_of(d * a[n]) * stay;
+        decay[(t - from) * N + n] = e;
+        now[n] = e * now[n - N] + u * B[at * N + n];
+      }
+    }
+    for (num t = to - 1; t >= from; t--) {
+      num at = token(s, k, t);
+      vec d = load(dt + at * P + k.c, some), u = load(x + at * P + k.c, some), out = load(gy + at * P + k.c, some);
+      vec of_d = {0}, of_u = {0}, *now = h + (t - from + 1) * N;
+      for (num n = 0; n < N; n++) {
+        vec e = decay[(t - from) * N + n], here = g[n] + out * C[at * N + n];
+        gC[t * N + n] = sum_of(out * now[n]);
+        gB[t * N + n] = sum_of(here * u);
+        of_u += here * B[at * N + n];
+        g[n] = here * e;
+        vec by_exponent = g[n] * now[n - N];
+        of_d += by_exponent * a[n];
+        ga[n] += by_exponent * d;
+      }
+      store(gdt + at * P + k.c, of_d, some);
+      store(gx + at * P + k.c, of_u, some);
+    }
+  }
+  for (num n = 0; n < N; n++) {
+    store(gA + place + n * P, ga[n], some);
+    store(gfirst + place + n * P, g[n], some);
+  }
+}
+
+void backward(const Shape *s, const real *dt, const real *x, const real *A, const real *B, const real *C,
+              const unsigned char *keep, const real *first, const real *gy, const real *glast, real *gdt, real *gx,
+              real *gA, real *gB, real *gC, real *gfirst) {
+  num chunks = (s->length + s->chunk - 1) / s->chunk, each = s->length * s->size;
+  #pragma omp parallel for num_threads(s->threads)
+  for (num i = 0; i < tasks_of(s); i++) {
+    Task k = task_of(s, i);
+    vec *room = aligned_alloc(64, s->size * (4 + 2 * s->chunk + chunks) * sizeof(vec));
+    if (k.some == LANES)
+      back(s, k, LANES, dt, x, A, B, C, keep, first, gy, glast, gdt, gx, gA, gB + i * each, gC + i * each, gfirst, room);
+    else
+      back(s, k, k.some, dt, x, A, B, C, keep, first, gy, glast, gdt, gx, gA, gB + i * each, gC + i * each, gfirst, room);
+    free(room);
+  }
+}

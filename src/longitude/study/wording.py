@@ -1,0 +1,34 @@
+"""Numbers and names in sentences."""
+
+from collections.abc import Sequence
+
+
+def named(label: str) -> str:
+    """A label inside a sentence, where the encoding called none is not a count."""
+    return '"none"' if label == "none" else label
+
+
+def and_(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def percent(ratio: float | None, unit: str = "%") -> str:
+    """0.421 -> +42%, -0.0123 -> −1.2%: signed, one digit after the point where it matters; empty for None."""
+    if ratio is None:
+        return ""
+    number = 100 * ratio
+    text = f"{number:+.1f}" if abs(number) < 9.95 else f"{number:+.0f}"
+    return text.replace("-", "−").replace("−0.0", "0.0").replace("+0.0", "0.0") + unit
+
+
+def count(number: int, thing: str) -> str:
+    """1 seed, 2 seeds"""
+    return f"{number} {thing}" + ("" if number == 1 else "s")
+
+
+def far(longest: int, train_length: int) -> str:
+    """How a length compares with the training length."""
+    if longest <= train_length:
+        return f"after training on {train_length}"
+    times, rest = divmod(longest, train_length)
+    return f"after training on {train_length}" if rest else f"{times} times the training length"

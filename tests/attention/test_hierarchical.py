@@ -1,0 +1,365 @@
+"""Hierarchical attention equals its definition, computed here query by query, and full attention where it must."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import longitude as lg
+from longitude.attention.hierarchical import HierarchicalAttention, blocks, function, hierarchical_attention, summaries
+
+HEADS, KV_HEADS, DIM = 4, 2, 8
+ENCODINGS = {
+    "nothing": lambda: None,
+    "rotation": lambda: lg.Rotary(DIM, "interleaved"),
+    "rotation of some, by halves": lambda: lg.Rotary(DIM, "half", rotary_dim=4, base=100.0),
+    "fixed bias": lambda: lg.ALiBi(HEADS),
+    "learned bias": lambda: lg.T5Bias(HEADS, num_buckets=8, max_distance=32),
+    "both": lambda: [lg.Rotary(DIM, "half"), lg.Kerple(HEADS)],
+}
+
+
+def built(name: str):
+    torch.manual_seed(5)
+    made = lg.positions.composed.compose(ENCODINGS[name]()).double()
+    for parameter in made.parameters():
+        parameter.data.uniform_(0.1, 1)
+    return made
+
+
+def numbers(length: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    """q, k, v, gate."""
+    generator = torch.Generator().manual_seed(length)
+    shapes = (HEADS, length, DIM), (KV_HEADS, length, DIM), (KV_HEADS, length, DIM)
+    q, k, v = (torch.randn(batch, *shape, generator=generator, dtype=dtype) for shape in shapes)
+    return [q, k, v, torch.rand(batch, HEADS, length, generator=generator, dtype=dtype)]
+
+
+# ---- the definition, in other words ----------------------------------------------------------------------------------
+def turn(encoding, x: Tensor, positions: Tensor) -> Tensor:
+    """x [B, H, n, DIM] at positions [n] that may lie between two tokens, by the angles themselves."""
+    for member in encoding:
+        if isinstance(member, lg.Rotary):
+            pairs = member.rotary_dim // 2
+            angle = positions[:, None] * member.base ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+            part = x[..., : 2 * pairs].unflatten(-1, (2, pairs) if member.layout == "half" else (pairs, 2))
+            where = -2 if member.layout == "half" else -1
+            a, b = part.unbind(where)
+            turned = torch.stack([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], where)
+            x = torch.cat([turned.flatten(-2), x[..., 2 * pairs :]], -1)
+    return x
+
+
+def bias(encoding, offsets: Tensor) -> Tensor | float:
+    """[H, n]; between two offsets the mean of both."""
+    total: Tensor | float = 0.0
+    for member in encoding:
+        if isinstance(member, lg.ALiBi):
+            total = total - torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8], dtype=torch.float64)[:, None] * offsets
+        elif not isinstance(member, lg.Rotary):
+            near = torch.stack([offsets.floor(), offsets.ceil()]).long()
+            total = total + member.bias_at(near).mean(1)
+    return total
+
+
+def binary_blocks(a: int) -> list[tuple[int, int]]:
+    """The largest block first: as many tokens as the highest power of two that still fits."""
+    found, start = [], 0
+    while start < a:
+        size = 2 ** int(math.log2(a - start))
+        found.append((start, start + size))
+        start += size
+    return found
+
+
+def merged(x: Tensor, tree) -> Tensor:
+    """The summary of tokens [B, H, 2^l, DIM]: of halves, and of their halves."""
+    n = x.shape[2]
+    return (
+        x[:, :, 0]
+        if n == 1
+        else tree(int(math.log2(n)), merged(x[:, :, : n // 2], tree), merged(x[:, :, n // 2 :], tree))
+    )
+
+
+def definition(q, k, v, gate, window, combine, encoding=(), size_term=True, tree=None) -> Tensor:
+    """Query by query."""
+    k, v = (x.repeat_interleave(HEADS // KV_HEADS, 1) for x in (k, v))
+    pool = (lambda x: x.mean(2)) if tree is None else (lambda x: merged(x, tree))
+    every = torch.arange(q.shape[2], dtype=torch.float64)
+    q, tokens = turn(encoding, q, every), turn(encoding, k, every)
+    outs = []
+    for t in range(q.shape[2]):
+        a = max(0, t - window + 1)
+        near = (tokens[:, :, a : t + 1] @ q[:, :, t, :, None])[..., 0] / DIM**0.5 + bias(encoding, t - every[a : t + 1])
+        parts, near_v = binary_blocks(a), v[:, :, a : t + 1]
+        if not parts:
+            outs.append((near.softmax(-1)[..., None] * near_v).sum(2))
+            continue
+        centres = torch.tensor([s + (e - s - 1) / 2 for s, e in parts], dtype=torch.float64)
+        far_k, far_v = (torch.stack([pool(x[:, :, s:e]) for s, e in parts], 2) for x in (k, v))
+        far = (turn(encoding, far_k, centres) @ q[:, :, t, :, None])[..., 0] / DIM**0.5 + bias(encoding, t - centres)
+        far = far + torch.tensor([math.log(e - s) if size_term else 0.0 for s, e in parts], dtype=torch.float64)
+        if combine == "softmax":
+            weights = torch.cat([near, far], -1).softmax(-1)
+            outs.append((weights[..., None] * torch.cat([near_v, far_v], 2)).sum(2))
+        else:
+            g = gate[:, :, t, None]
+            heard = [(s.softmax(-1)[..., None] * x).sum(2) for s, x in ((near, near_v), (far, far_v))]
+            outs.append(g * heard[0] + (1 - g) * heard[1])
+    return torch.stack(outs, 2)
+
+
+def gate_of(combine: str, gate: Tensor) -> dict[str, Tensor]:
+    return {"gate": gate} if combine == "gate" else {}
+
+
+# ---- what is published -----------------------------------------------------------------------------------------------
+def test_blocks_are_the_binary_digits() -> None:
+    assert blocks.prefix_blocks(13) == [(0, 8), (8, 12), (12, 13)]
+    assert [blocks.prefix_blocks(max(0, t - 2)) for t in range(9)] == [
+        [], [], [], [(0, 1)], [(0, 2)], [(0, 2), (2, 3)], [(0, 4)], [(0, 4), (4, 5)], [(0, 4), (4, 6)],
+    ]  # fmt: skip
+    assert all(blocks.prefix_blocks(a) == binary_blocks(a) for a in range(300))
+
+
+def test_number_of_scores() -> None:
+    assert blocks.score_count(4096, 256) == 1_038_468
+    assert blocks.score_count(4096, 4096) == 8_390_656
+    assert max(len(blocks.prefix_blocks(max(0, t - 255))) for t in range(4096)) <= 12
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"gate": 1.0}, 7.0),
+        ({"gate": 0.0}, 2.5),
+        ({"gate": 0.0, "size_term": False}, 3.0),
+        ({"combine": "softmax"}, 4.0),
+    ],
+)
+def test_zero_keys(options: dict, expected: float) -> None:
+    q = torch.zeros(1, 1, 9, 2, dtype=torch.float64)
+    v = torch.arange(9.0, dtype=torch.float64).view(1, 1, 9, 1).expand(1, 1, 9, 2)
+    if "gate" in options:
+        options = options | {"gate": torch.full((1, 1, 9), options["gate"], dtype=torch.float64)}
+    out = hierarchical_attention(q, q, v, window=3, **options)
+    torch.testing.assert_close(out[0, 0, 8], torch.full((2,), expected, dtype=torch.float64), rtol=0, atol=1e-14)
+    assert torch.equal(
+        out[0, 0, :3, 0], torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)
+    )  # the gate is 1 without blocks
+
+
+# ---- the definition --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("combine", ["gate", "softmax"])
+@pytest.mark.parametrize("name", ENCODINGS)
+@pytest.mark.parametrize(("length", "window"), [(1, 1), (7, 3), (24, 5)])
+def test_output_and_gradients(name: str, length: int, window: int, combine: str) -> None:
+    inputs = [x.requires_grad_() for x in numbers(length, batch=1)]
+    encoding = built(name)
+    q, k, v, gate = inputs
+    ours = hierarchical_attention(q, k, v, window=window, combine=combine, encoding=encoding, **gate_of(combine, gate))
+    theirs = definition(q, k, v, gate, window, combine, encoding)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    direction = torch.randn_like(ours)
+    wanted = [*inputs, *encoding.parameters()]
+    grads = [
+        torch.autograd.grad((out * direction).sum(), wanted, materialize_grads=True, allow_unused=True)
+        for out in (ours, theirs)
+    ]
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+@pytest.mark.parametrize(("window", "size_term"), [(1, False), (33, True)])
+def test_longer_than_a_chunk(window: int, size_term: bool) -> None:
+    q, k, v, gate = numbers(71, batch=1)
+    ours = hierarchical_attention(q, k, v, window=window, gate=gate, size_term=size_term, encoding=built("rotation"))
+    theirs = definition(q, k, v, gate, window, "gate", built("rotation"), size_term)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+
+
+def test_merge_of_halves() -> None:
+    """Two functions of the level, of keys and of values, here the same."""
+
+    def tree(level: int, left: Tensor, right: Tensor) -> Tensor:
+        return (left + 0.5 * right.flip(-1)) * (1 + level) ** -0.5
+
+    q, k, v, _ = numbers(22)
+    ours = hierarchical_attention(q, k, v, window=4, combine="softmax", merge=(tree, tree))
+    torch.testing.assert_close(ours, definition(q, k, v, None, 4, "softmax", tree=tree), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 2, 8, 64])
+def test_any_chunk_gives_the_same(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, gate = numbers(500)
+    expected = hierarchical_attention(q, k, v, window=70, gate=gate, encoding=built("rotation"))
+    monkeypatch.setattr(summaries, "CHUNK", chunk)
+    found = hierarchical_attention(q, k, v, window=70, gate=gate, encoding=built("rotation"))
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+
+
+# ---- where it is full attention --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("length", [1, 7, 63, 130, 500])
+@pytest.mark.parametrize("window", [1, 3, 50])
+def test_equal_keys_give_full_attention(length: int, window: int) -> None:
+    q, k, v, _ = numbers(length)
+    k = k[:, :, :1].expand_as(k)
+    ours = hierarchical_attention(q, k, v, window=window, combine="softmax")
+    torch.testing.assert_close(ours, lg.attend(q, k, v), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("combine", ["gate", "softmax"])
+@pytest.mark.parametrize("name", ["nothing", "rotation", "fixed bias", "learned bias"])
+def test_a_window_over_all_is_full_attention(name: str, combine: str) -> None:
+    q, k, v, gate = numbers(63)
+    for window in (63, 1000):
+        ours = hierarchical_attention(
+            q, k, v, window=window, combine=combine, encoding=built(name), **gate_of(combine, gate)
+        )
+        torch.testing.assert_close(ours, lg.attend(q, k, v, encoding=built(name)), rtol=0, atol=1e-13)
+
+
+# ---- nothing of the future -------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("combine", ["gate", "softmax"])
+@pytest.mark.parametrize("chunk", [4, 32])
+def test_no_leak(combine: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs before a changed token are the same to the bit, and those after it are not."""
+    monkeypatch.setattr(summaries, "CHUNK", chunk)
+    q, k, v, gate = numbers(130, dtype=torch.float32)
+    options = {"window": 6, "combine": combine, "encoding": lg.Rotary(DIM, "interleaved"), **gate_of(combine, gate)}
+    before = hierarchical_attention(q, k, v, **options)
+    for s in (0, 5, 6, 63, 64, 100, 129):
+        changed = [x.clone() for x in (q, k, v)]
+        for x in changed:
+            x[:, :, s] += 3.0
+        after = hierarchical_attention(*changed, **options)
+        assert torch.equal(after[:, :, :s], before[:, :, :s])
+        assert not torch.equal(after[:, :, s], before[:, :, s])
+        assert not torch.equal(after[:, :, -1], before[:, :, -1])
+
+
+# ---- documents, padding, batch ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["rotation", "fixed bias"])
+def test_documents_and_padding(name: str) -> None:
+    """Each run of one number is as if it were alone, forward and in gradients; padding gives zeros and takes no gradient."""
+    q, k, v, gate = (x.requires_grad_() for x in numbers(60, batch=3))
+    documents = torch.zeros(3, 60, dtype=torch.long)
+    documents[0, :17] = -1
+    documents[1, 20:41], documents[1, 41:] = 1, 0
+    documents[2, 33:50], documents[2, 50:] = 7, -1
+    runs = [(0, 17, 60), (1, 0, 20), (1, 20, 41), (1, 41, 60), (2, 0, 33), (2, 33, 50)]
+    out = hierarchical_attention(q, k, v, window=4, gate=gate, encoding=built(name), documents=documents)
+    alone = torch.zeros_like(out)
+    for b, s, e in runs:
+        part = (x[b : b + 1, :, s:e] for x in (q, k, v))
+        alone[b, :, s:e] = hierarchical_attention(
+            *part, window=4, gate=gate[b : b + 1, :, s:e], encoding=built(name), positions=s
+        )[0]
+    torch.testing.assert_close(out, alone, rtol=0, atol=1e-13)
+    assert torch.equal(out[documents[:, None].expand(-1, HEADS, -1) < 0], torch.zeros(HEADS * 27, DIM, dtype=out.dtype))
+    direction = torch.randn_like(out)
+    for a, b in zip(*(torch.autograd.grad((x * direction).sum(), (q, k, v, gate)) for x in (out, alone)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(("window", "combine"), [(1, "softmax"), (3, "gate"), (50, "gate")])
+@pytest.mark.parametrize("name", ["rotation", "fixed bias"])
+def test_documents_as_a_compiler_sees_them(
+    name: str, window: int, combine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a look at where they end: the same, gradients too, with numbers that come back, and learned merges."""
+
+    def tree(level: int, left: Tensor, right: Tensor) -> Tensor:
+        return (left + 0.5 * right.flip(-1)) * (1 + level) ** -0.5
+
+    inputs = [x.requires_grad_() for x in numbers(40)]
+    q, k, v, gate = inputs
+    documents = torch.zeros(2, 40, dtype=torch.long)
+    documents[0, :7], documents[0, 20:] = -1, 1
+    documents[1, 11:30], documents[1, 36:] = 3, -1
+    options = {"window": window, "combine": combine, "encoding": built(name), **gate_of(combine, gate)}
+    answers = []
+    for compiling in (False, True):
+        with monkeypatch.context() as patch:
+            if compiling:
+                patch.setattr(function, "in_a_compiler", lambda: True)
+            out = hierarchical_attention(q, k, v, documents=documents, merge=(tree, tree), **options)
+        grads = torch.autograd.grad(out.square().sum(), inputs, allow_unused=True, materialize_grads=True)
+        answers.append([out, *grads])
+    for a, b in zip(*answers, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+def test_a_row_is_as_if_alone() -> None:
+    q, k, v, gate = numbers(63, batch=3)
+    whole = hierarchical_attention(q, k, v, window=4, gate=gate)
+    row = hierarchical_attention(*(x[1:2] for x in (q, k, v)), window=4, gate=gate[1:2])
+    torch.testing.assert_close(whole[1:2], row, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("name", ["rotation", "learned bias"])
+def test_positions_move_together(name: str) -> None:
+    """Far away, as numbers of each row, and with gaps: a block stands half way between its first and last token."""
+    q, k, v, gate = numbers(40)
+    options = {"window": 3, "gate": gate, "encoding": built(name)}
+    near = hierarchical_attention(q, k, v, **options)
+    rows = torch.arange(40) + torch.tensor([[5], [90_000]])
+    torch.testing.assert_close(hierarchical_attention(q, k, v, positions=rows, **options), near, rtol=0, atol=1e-9)
+    with_gap = torch.arange(40) * 3 // 2
+    gaps = hierarchical_attention(q, k, v, positions=with_gap, **options)
+    assert not torch.allclose(gaps, near)
+    moved = hierarchical_attention(q, k, v, positions=with_gap + 11, **options)
+    torch.testing.assert_close(moved, gaps, rtol=0, atol=1e-12)
+
+
+# ---- precision -------------------------------------------------------------------------------------------------------
+def test_bfloat16() -> None:
+    """Summaries of narrow keys are wide: as near to float64 as one rounding of the output."""
+    narrow = [x.bfloat16() for x in numbers(500, batch=1)]
+    options = {"window": 16, "encoding": lg.Rotary(DIM, "interleaved")}
+    q, k, v, gate = narrow
+    with torch.autocast("cpu", torch.bfloat16):
+        found = hierarchical_attention(q, k, v, gate=gate, **options)
+    q, k, v, gate = (x.double() for x in narrow)
+    exact = hierarchical_attention(q, k, v, gate=gate, **options)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.double(), exact, rtol=2**-6, atol=2**-7)
+
+
+# ---- wrong input -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window"),
+        ({"window": True}, "window"),
+        ({"combine": "gates"}, "did you mean 'gate'"),
+        ({"merge": "max"}, "mean"),
+        ({"size_term": 1}, "size_term"),
+        ({"gate": None}, "expected a gate"),
+        ({"combine": "softmax"}, "expected no gate"),
+        ({"gate": torch.ones(2, 1, 7)}, "expected \\[B, H, L\\]"),
+        ({"scale": "1"}, "scale"),
+        ({"positions": torch.zeros(6, dtype=torch.long)}, "positions"),
+        ({"documents": torch.zeros(2, 6, dtype=torch.long)}, "documents"),
+        ({"encoding": lg.Fire(HEADS)}, "Fire adds PairBias"),
+        ({"encoding": lg.Shaw(DIM, 4)}, "Shaw adds OffsetVectors"),
+        ({"encoding": lg.FoX(16, HEADS)}, "FoX reads each token"),
+        ({"encoding": lg.PaTH(16, HEADS, DIM)}, "PaTH reads each token"),
+        ({"encoding": lg.XPos(DIM, "half")}, "XPos follows the length"),
+    ],
+)
+def test_wrong_input(options: dict, message: str) -> None:
+    q, k, v, gate = numbers(7, dtype=torch.float32)
+    with pytest.raises(ValueError, match=message):
+        hierarchical_attention(q, k, v, **{"window": 3, "gate": gate, **options})
+
+
+def test_a_rotation_by_other_tables_is_refused() -> None:
+    class Mirror(lg.Encoding):
+        def keys(self, k: Tensor, prepared: object) -> Tensor:
+            return k.flip(-1)
+
+    with pytest.raises(ValueError, match="Mirror turns by tables that are no Turn"):
+        HierarchicalAttention(16, 2, encoding=Mirror())

@@ -1,0 +1,245 @@
+"""Hierarchical attention as a layer: pieces and single tokens with the state, which is the same however it was reached."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import longitude as lg
+from longitude.attention.hierarchical import HierarchicalAttention
+from longitude.attention.hierarchical.state import State
+
+WIDTH, HEADS, KV_HEADS = 16, 4, 2
+CUTS = ([1] * 45, [13, 1, 1, 20, 1, 9], [40, 5], [44, 1])
+ENCODINGS = {
+    "rotation": lambda: lg.Rotary(WIDTH // HEADS, "half"),
+    "bias": lambda: lg.T5Bias(HEADS, num_buckets=8, max_distance=16),
+}
+
+
+def layer(encoding: str = "rotation", filled: bool = True, **options) -> HierarchicalAttention:
+    torch.manual_seed(2)
+    options = {"window": 5, "encoding": ENCODINGS[encoding](), **options}
+    made = HierarchicalAttention(WIDTH, HEADS, KV_HEADS, **options).double()
+    if filled:
+        for parameter in made.parameters():
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    return made
+
+
+def tokens(batch: int = 3, length: int = 45) -> Tensor:
+    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(length), dtype=torch.float64)
+
+
+def heard(mixer: HierarchicalAttention, x: Tensor, cuts: list[int], documents: Tensor | None = None):
+    """The output in pieces, and the cache after them."""
+    cache, outs, at = mixer.cache_layer(), [], 0
+    for n in cuts:
+        own = None if documents is None else documents[:, : at + n]
+        outs.append(mixer(x[:, at : at + n], cache=cache, documents=own))
+        at += n
+    return torch.cat(outs, 1), cache
+
+
+def assert_same(a: State, b: State) -> None:
+    for name, x, y in zip(State._fields, a, b, strict=True):
+        assert (x is None) == (y is None), name
+        if x is not None:
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-10, msg=name)
+
+
+DOCUMENTS = torch.zeros(3, 45, dtype=torch.long)
+DOCUMENTS[0, :11] = -1
+DOCUMENTS[1, 9:30], DOCUMENTS[1, 30:] = 1, 2
+DOCUMENTS[2, 41:] = -1
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["plain", "documents"])
+@pytest.mark.parametrize(
+    ("encoding", "options"),
+    [
+        ("rotation", {}),
+        ("rotation", {"window": 1, "merge": "learned", "merge_levels": 3}),
+        ("rotation", {"window": 8, "combine": "softmax"}),
+        ("bias", {"size_term": False}),
+    ],
+)
+def test_pieces(encoding: str, options: dict, documents: Tensor | None, grad: bool) -> None:
+    """The whole pass, and each way to cut it: the same outputs, the same state."""
+    mixer, x = layer(encoding, **options), tokens()
+    with torch.set_grad_enabled(grad):
+        expected = mixer(x, documents=documents)
+        real = slice(None) if documents is None else documents >= 0
+        whole, cache = heard(mixer, x, [45], documents)
+        torch.testing.assert_close(whole[real], expected[real], rtol=0, atol=1e-12)
+        for cuts in CUTS:
+            out, other = heard(mixer, x, cuts, documents)
+            torch.testing.assert_close(out[real], expected[real], rtol=0, atol=1e-10)
+            assert out.isfinite().all()
+            assert_same(other.state, cache.state)
+            assert other.get_seq_length() == 45
+
+
+def test_gradients_through_pieces() -> None:
+    mixer, x = layer(merge="learned"), tokens().requires_grad_()
+    wanted = [x, *mixer.parameters()]
+    expected = torch.autograd.grad(mixer(x).square().sum(), wanted)
+    for cuts in ([20, 1, 1, 23], [1] * 45):
+        found = torch.autograd.grad(heard(mixer, x, cuts)[0].square().sum(), wanted)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+def test_state_is_what_is_said() -> None:
+    """After 45 tokens with a window of 5 the blocks are the digits of 40 = 32 + 8, averages of the tokens' own keys."""
+    mixer, x = layer(), tokens()
+    state = heard(mixer, x, [1] * 45)[1].state
+    keys = mixer.k_proj(x).view(3, 45, KV_HEADS, -1).transpose(1, 2)
+    assert state.seen.tolist() == [45] * 3
+    assert state.block_keys.shape[2] == 6
+    for level, (start, stop) in {5: (0, 32), 3: (32, 40)}.items():
+        torch.testing.assert_close(state.block_keys[:, :, level], keys[:, :, start:stop].mean(2), rtol=0, atol=1e-14)
+        assert state.ends[:, level].tolist() == [[start, stop - 1]] * 3
+    for level in (0, 1, 2, 4):
+        assert not state.block_keys[:, :, level].any()
+    torch.testing.assert_close(state.keys, keys[:, :, 40:], rtol=0, atol=1e-14)  # token 40 in slot 0
+
+
+def test_state_grows_by_a_block_per_doubling() -> None:
+    mixer = layer(window=16)
+
+    def held(length: int) -> int:
+        with torch.no_grad():
+            cache = heard(mixer, tokens(1, length), [length])[1]
+        return sum(x.numel() * x.element_size() for x in cache.state if x is not None)
+
+    a_block = 2 * KV_HEADS * (WIDTH // HEADS) * 8 + 2 * 8
+    assert [held(2 * n) - held(n) for n in (64, 128, 256, 512)] == [a_block] * 4
+
+
+def test_rows_of_a_cache() -> None:
+    """Reordered, repeated and selected, a cache goes on as one that heard those rows; rows that are further than others, too."""
+    mixer, x = layer(), tokens()
+    with torch.no_grad():
+        for documents in (None, DOCUMENTS):
+            for change, rows in (
+                ("reorder_cache", [2, 0, 0]),
+                ("batch_select_indices", [1, 2]),
+                ("batch_repeat_interleave", 2),
+            ):
+                index = [0, 0, 1, 1, 2, 2] if rows == 2 else rows
+                _, cache = heard(mixer, x[:, :30], [30], None if documents is None else documents[:, :30])
+                getattr(cache, change)(rows if rows == 2 else torch.tensor(rows))
+                own = None if documents is None else documents[index, :40]
+                after = mixer(x[index, 30:40], cache=cache, documents=own)
+                expected = mixer(x[index, :40], documents=own)[:, 30:]
+                torch.testing.assert_close(after, expected, rtol=0, atol=1e-10)
+
+
+def test_after_inference_mode() -> None:
+    """A state of one mode may go on in another."""
+    mixer, x = layer(), tokens()
+    expected = mixer(x)
+    with torch.inference_mode():
+        _, cache = heard(mixer, x[:, :40], [39, 1])
+    with torch.no_grad():
+        torch.testing.assert_close(mixer(x[:, 40:41], cache=cache), expected[:, 40:41], rtol=0, atol=1e-10)
+
+
+# ---- the layer -------------------------------------------------------------------------------------------------------
+def test_as_it_begins() -> None:
+    """The gate opens to the window at sigmoid(2), and a learned merge is the average."""
+    mixer, x = layer(filled=False), tokens()
+    assert mixer.gate_bias is not None and mixer.gate_bias.tolist() == [2.0] * HEADS
+    learned = layer(filled=False, merge="learned")
+    learned.load_state_dict(mixer.state_dict(), strict=False)
+    torch.testing.assert_close(learned(x), mixer(x), rtol=0, atol=1e-14)
+
+
+def test_learned_merge() -> None:
+    """A_l [left; right] with a matrix for each level, the average above; each that is used gets a gradient."""
+    mixer, x = layer(merge="learned", merge_levels=7), tokens()
+    mixer(x).square().sum().backward()
+    merge = mixer.merge_keys
+    assert merge is not None and merge.change.grad is not None
+    assert [bool(g.any()) for g in merge.change.grad] == [True] * 5 + [False] * 2  # 40 tokens before the window: 2^5
+    left, right = torch.randn(2, 3, WIDTH // HEADS, dtype=torch.float64)
+    by_hand = torch.cat([left, right], -1) @ merge.change[1].T + (left + right) / 2
+    torch.testing.assert_close(merge(2, left, right), by_hand)
+    torch.testing.assert_close(merge(8, left, right), (left + right) / 2)
+
+
+def test_narrow_model() -> None:
+    """In bfloat16 and under autocast: the dtype of the input, blocks in float32, one by one as the whole."""
+    mixer, x = layer(), tokens().bfloat16()
+    exact = mixer(x.double())
+    mixer = mixer.bfloat16()
+    with torch.no_grad():
+        out, cache = heard(mixer, x, [20] + [1] * 25)
+        assert out.dtype == torch.bfloat16 and cache.state.block_keys.dtype == torch.float32
+        torch.testing.assert_close(out, mixer(x), rtol=2**-5, atol=2**-5)
+        torch.testing.assert_close(out.double(), exact, rtol=2**-4, atol=2**-4)
+        with torch.autocast("cpu", torch.bfloat16):
+            mixed = mixer.float()(x.float())
+        torch.testing.assert_close(mixed.double(), exact, rtol=2**-4, atol=2**-4)
+
+
+def test_dropout() -> None:
+    """Of the weights, in training alone, and of both branches."""
+    mixer, x = layer(dropout=0.5, filled=False), tokens()
+    assert not torch.equal(mixer(x), mixer(x))
+    far = layer(dropout=0.5, window=1, filled=False)
+    assert not torch.equal(far(x)[:, 1:], far(x)[:, 1:])
+    mixer.eval()
+    torch.testing.assert_close(mixer(x), layer(filled=False)(x), rtol=0, atol=1e-14)
+
+
+def test_in_a_model() -> None:
+    """By name in a config; left-padded generation gives what each prompt gives alone."""
+    torch.manual_seed(0)
+    config = lg.LongitudeConfig(
+        vocab_size=31, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64,
+        encoding="rope", mixer={"name": "hierarchical", "window": 3, "merge": "learned"},
+    )  # fmt: skip
+    model = lg.LongitudeForCausalLM(config).eval()
+    assert model.model.layers[0].mixer.gate_bias.tolist() == [2.0] * 4
+    ids = torch.randint(1, 31, (2, 12))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    out = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
+    for row, first in ((0, 5), (1, 0)):
+        alone = model.generate(ids[row : row + 1, first:], max_new_tokens=8, do_sample=False, pad_token_id=0)
+        assert out[row, first:].tolist() == alone[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mask": lg.NoMask()}, "mask: HierarchicalAttention sees its window"),
+        ({"mask": lg.Window(3)}, "mask: HierarchicalAttention"),
+        ({"return_weights": True}, "return_weights: HierarchicalAttention"),
+        ({"memory": torch.zeros(3, 2, WIDTH)}, "memory: HierarchicalAttention"),
+        ({"documents": torch.zeros(3, 44, dtype=torch.long)}, "documents: expected"),
+        ({"encoding": lg.Fire(HEADS)}, "Fire adds PairBias"),
+        ({"positions": torch.zeros(3, 45, 2, dtype=torch.long)}, "one axis"),
+        ({"cache": object()}, "cache: HierarchicalAttention expected the StateLayer"),
+    ],
+)
+def test_wrong_input(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        layer()(tokens(), **options)
+
+
+@pytest.mark.parametrize(("other", "batch"), [({"window": 6}, 3), ({}, 2), ({"encoding": "bias"}, 3)])
+def test_another_state(other: dict, batch: int) -> None:
+    _, cache = heard(layer(), tokens(), [45])
+    with pytest.raises(ValueError, match="cache: "):
+        layer(**other)(tokens(batch), cache=cache)
+
+
+@pytest.mark.parametrize(
+    "options", [{"merge_levels": 0}, {"window": 0}, {"merge": "max"}, {"combine": "sum"}, {"head_dim": 0}]
+)
+def test_wrong_options(options: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(options))):
+        HierarchicalAttention(WIDTH, HEADS, **options)

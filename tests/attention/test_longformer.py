@@ -1,0 +1,223 @@
+"""Longformer's attention against transformers', against its formula pair by pair, and its price."""
+
+import math
+
+import pytest
+import torch
+from transformers import LongformerConfig
+from transformers.models.longformer import modeling_longformer
+
+import longitude as lg
+from longitude.attention.longformer import LongformerAttention
+
+DIM, HEADS, WINDOW = 16, 4, 4
+
+
+def layer(encoding=None, **options) -> LongformerAttention:
+    torch.manual_seed(0)
+    return LongformerAttention(DIM, HEADS, encoding, **{"window": WINDOW, **options}).double().eval()
+
+
+def tokens(length: int, batch: int = 2) -> torch.Tensor:
+    return torch.randn(batch, length, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def close(x, y, atol=1e-11):
+    torch.testing.assert_close(x, y, atol=atol, rtol=0)
+
+
+# ---- transformers -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def exact(monkeypatch):
+    """transformers takes its softmax in float32; here it is taken in the dtype of the scores."""
+    softmax = torch.nn.functional.softmax
+    monkeypatch.setattr(torch.nn.functional, "softmax", lambda x, dim, dtype=None: softmax(x, dim))
+
+
+def pair() -> tuple[LongformerAttention, torch.nn.Module]:
+    config = LongformerConfig(
+        hidden_size=DIM, num_attention_heads=HEADS, attention_window=[2 * WINDOW], attention_probs_dropout_prob=0.0
+    )
+    ours, theirs = layer(), modeling_longformer.LongformerSelfAttention(config, 0).double()
+    with torch.no_grad():
+        for mine, name in (("q", "query"), ("k", "key"), ("v", "value")):
+            getattr(ours, f"{mine}_proj").load_state_dict(getattr(theirs, name).state_dict())
+            getattr(ours, f"global_{mine}_proj").load_state_dict(getattr(theirs, f"{name}_global").state_dict())
+        ours.o_proj.weight.copy_(torch.eye(DIM))  # theirs stands in a module of its own
+        ours.o_proj.bias.zero_()
+    return ours, theirs
+
+
+CASES = {
+    "no global token": ([[], []], [0, 0]),
+    "one": ([[0], [0]], [0, 0]),
+    "others in each row": ([[0, 5], [3, 12, 13]], [0, 0]),
+    "padding": ([[0, 5], [3]], [5, 0]),
+    "padding of more than a window": ([[0], [1, 2]], [11, 3]),
+}
+
+
+@pytest.mark.parametrize("length", [8, 24, 21])  # theirs wants multiples of 2w: padding outside, which is cut again
+@pytest.mark.parametrize("case", CASES)
+def test_equals_transformers(case, length, exact):
+    """Values, and the gradients of tokens and of all projections."""
+    chosen, padding = CASES[case]
+    padding = [min(n, length // 2 - 1) for n in padding]
+    ours, theirs = pair()
+    wide = -(-length // (2 * WINDOW)) * 2 * WINDOW
+    state = torch.zeros(2, wide, dtype=torch.float64)
+    for b in (0, 1):
+        state[b, [place for place in chosen[b] if place < length - padding[b]]] = 10000.0
+        state[b, length - padding[b] :] = -10000.0
+    x = tokens(length).requires_grad_()
+    expected = theirs(
+        torch.nn.functional.pad(x, (0, 0, 0, wide - length)),
+        attention_mask=state,
+        is_index_masked=state < 0,
+        is_index_global_attn=state > 0,
+        is_global_attn=bool((state > 0).any()),
+    )[0][:, :length]
+    state = state[:, :length]
+    out = ours(x, tokens=state > 0, documents=-(state < 0).long())
+    close(out, expected)
+    direction = torch.randn(out.shape, dtype=torch.float64) * (state >= 0)[..., None]
+    mine = [x, *(getattr(ours, f"{g}{n}_proj").weight for g in ("", "global_") for n in "qkv")]
+    names = ("query", "key", "value")
+    other = [x, *(getattr(theirs, f"{name}{g}").weight for g in ("", "_global") for name in names)]
+    got, wanted = (
+        torch.autograd.grad(y, of, direction, allow_unused=True, materialize_grads=True)
+        for y, of in ((out, mine), (expected, other))
+    )
+    for a, b in zip(got, wanted, strict=True):
+        close(a, b, 1e-10)
+
+
+def test_one_sided_and_two_sided_windows_differ(exact):
+    """attention_window counts both sides: one token more or less is another answer."""
+    ours, theirs = pair()
+    x, nowhere = tokens(24), torch.zeros(2, 24, dtype=torch.bool)
+    expected = theirs(
+        x, attention_mask=torch.zeros(2, 24).double(), is_index_masked=nowhere, is_index_global_attn=nowhere
+    )[0]
+    close(ours(x), expected)
+    for other in (WINDOW - 1, WINDOW + 1, 2 * WINDOW):
+        ours.window = other
+        assert (ours(x) - expected).abs().max() > 1e-3
+
+
+# ---- the formula, pair by pair --------------------------------------------------------------------------------------------
+def by_hand(m: LongformerAttention, x, chosen, documents, causal: bool, bias=None) -> torch.Tensor:
+    """One softmax per query, over the set that the class states; bias [H, L, L] added to the scores."""
+    length = x.shape[1]
+    near = {name: m.heads(getattr(m, f"{name}_proj")(x)) for name in "qkv"}
+    far = {name: m.heads(getattr(m, f"global_{name}_proj")(x)) for name in "qkv"}
+    out = torch.zeros_like(near["q"])
+    for b in range(len(x)):
+        for i in range(length):
+            if documents[b, i] < 0:
+                continue
+            of = far if chosen[b, i] else near
+            keys = [
+                j
+                for j in range(length)
+                if documents[b, j] == documents[b, i]
+                and (chosen[b, i] or chosen[b, j] or abs(i - j) <= m.window)
+                and (not causal or j <= i)
+            ]
+            scores = (of["k"][b][:, keys] @ of["q"][b, :, i, :, None])[..., 0] / math.sqrt(DIM // HEADS)
+            if bias is not None:
+                scores = scores + bias[:, i, keys]
+            out[b, :, i] = (scores.softmax(-1)[:, None] @ of["v"][b][:, keys])[:, 0]
+    return m.o_proj(out.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
+@pytest.mark.parametrize("length", [1, 7, 30])
+@pytest.mark.parametrize("encoding", [None, lg.ALiBi(HEADS)], ids=["plain", "offsets"])
+def test_equals_its_formula(length, causal, encoding):
+    m, x = layer(encoding, causal=causal), tokens(length)
+    order = torch.arange(length)
+    chosen = torch.stack([order % 9 == 0, (order == 3) | (order == 4)])
+    documents = torch.stack([order // 13, torch.where(order < 2, -1, 0)])
+    bias = None if encoding is None else encoding.bias(order, order).double()
+    out = m(x, tokens=chosen, documents=documents)
+    expected = by_hand(m, x, chosen, documents, causal, bias)
+    close(out[documents >= 0], expected[documents >= 0])
+    close(out[1, :2], m.o_proj.bias.expand(min(2, length), -1))  # padding
+
+
+def test_encodings_that_turn_queries_and_keys():
+    """Turned by positions: adding one number to all of them changes nothing, and another order of them does."""
+    m, x, places = layer(lg.Rotary(DIM // HEADS, "half")), tokens(20), torch.arange(20)
+    out = m(x, tokens=[0, 7])
+    close(m(x, tokens=[0, 7], positions=9), out, 1e-9)
+    close(m(x, tokens=[0, 7], positions=(places + 3).expand(2, -1)), out, 1e-9)
+    moved = m(x, tokens=[0, 7], positions=2 * places)
+    assert all((moved - out)[:, i].abs().max() > 1e-3 for i in (0, 7, 12))
+    assert (layer()(x, tokens=[0, 7]) - out).abs().max() > 1e-3
+
+
+def test_a_causal_one_hears_no_future():
+    m, x = layer(causal=True), tokens(20)
+    other = x.clone()
+    other[:, 11] += 1
+    a, b = m(x, tokens=[0, 5, 11]), m(other, tokens=[0, 5, 11])
+    close(a[:, :11], b[:, :11], 0.0)
+    assert ((a - b)[:, 11:].abs().amax((0, 2)) > 1e-6).all()  # a global token is heard by all after it
+
+
+def test_everything_near_is_full_attention():
+    m, x = layer(window=50), tokens(20)
+    full = lg.MultiHeadAttention(DIM, HEADS, bias=True).double()
+    full.load_state_dict({name: p for name, p in m.state_dict().items() if "global" not in name})
+    close(m(x), full(x, mask=lg.NoMask()))
+    m.causal = True
+    close(m(x), full(x))
+
+
+def test_dropout_in_training_alone():
+    m, x = layer(dropout=0.5), tokens(20)
+    close(m(x, tokens=[0]), m(x, tokens=[0]))
+    m.train()
+    a, b = (m(x, tokens=[0]) for _ in range(2))
+    assert all(not torch.equal(a[:, i], b[:, i]) for i in (0, 9))
+
+
+# ---- the price ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("causal", [False, True])
+def test_memory_grows_with_the_length_alone(causal):
+    """Numbers that autograd keeps between forward and backward: four times the length, four times the numbers."""
+    counted = []
+    for length in (512, 2048):
+        torch.manual_seed(0)
+        m, x = LongformerAttention(DIM, HEADS, window=32, causal=causal), torch.randn(1, length, DIM)
+        held: dict[int, int] = {}
+
+        def keep(t: torch.Tensor, held=held) -> torch.Tensor:
+            held[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+            return t
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            m(x, tokens=[0, 100, 200]).sum().backward()
+        counted.append(sum(held.values()))
+    assert counted[1] < 4.2 * counted[0]
+    assert counted[1] < 4 * HEADS * 2048 * 2048 / 4  # a quarter of one square of scores
+
+
+# ---- mistakes -----------------------------------------------------------------------------------------------------------
+def test_mistakes():
+    m, x = layer(), tokens(9)
+    for call, message in (
+        (lambda: layer(window=0), "window"),
+        (lambda: LongformerAttention(15, 4, window=2), "num_heads to divide dim, got 4 and 15"),
+        (lambda: layer(lg.FoX(DIM, HEADS)), "reads the tokens in order"),
+        (lambda: layer(dropout=1.0), "dropout"),
+        (lambda: layer(backend="fast"), "backend"),
+        (lambda: m(x[0]), r"x: expected \[B, L, 16\], none of them 0, got \[9, 16\]"),
+        (lambda: m(x, tokens=[9]), "places below 9"),
+        (lambda: m(x, tokens=torch.zeros(2, 8, dtype=torch.bool)), r"one per key, got \[2, 8\]"),
+        (lambda: m(x, documents=torch.zeros(2, 8, dtype=torch.long)), r"documents: expected \[2, 9\]"),
+        (lambda: m(x, positions=-1), "positions"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

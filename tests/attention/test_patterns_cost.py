@@ -1,0 +1,85 @@
+"""What bands, prefixes, global tokens and dilated windows cost: nothing of the size of a square, and no pair in vain."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import longitude as lg
+from longitude.attention.backends import BACKENDS
+from longitude.attention.masks import Band
+from longitude.attention.operation import choose, requests
+from longitude.attention.patterns import Dilated, Global, Prefix
+
+
+class Largest(TorchDispatchMode):
+    """Elements of the largest tensor that any operation made."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(x, torch.Tensor):
+                self.elements = max(self.elements, x.numel())
+        return out
+
+
+LONG = 1024
+CHEAP = {
+    "band": Band(30, 30),
+    "prefix": Prefix(100),
+    "prefix of each row": Prefix(torch.tensor([100, 700])),
+    "dilated": Dilated(30, 4),
+    "window | global": lg.Window(30) | Global([0, 500, 900]),
+    "causal window | global": (lg.Window(30) | Global([0, 500])) & lg.Causal(),
+    "padded": (Band(30, 30) | Global([200])) & lg.Padding(torch.arange(LONG) < torch.tensor([[LONG], [800]])),
+    "packed": Dilated(30, 4) & lg.Documents(torch.arange(LONG) // 300),
+}
+
+
+@pytest.mark.parametrize("encoding", [None, lg.ALiBi(2)], ids=["plain", "offsets"])
+@pytest.mark.parametrize("case", CHEAP)
+def test_nothing_is_ever_quadratic(case, encoding):
+    q, k, v = torch.randn(3, 2, 2, LONG, 8, generator=torch.Generator().manual_seed(0)).requires_grad_().unbind()
+    expected = lg.attend(q, k, v, mask=CHEAP[case], encoding=encoding, backend="reference")
+    with Largest() as made:
+        out = lg.attend(q, k, v, mask=CHEAP[case], encoding=encoding)
+        out.sum().backward()
+    assert made.elements <= 6 * q.numel() < LONG * LONG, made.elements
+    torch.testing.assert_close(out, expected, atol=3e-6, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("mask", "chosen"),
+    [(Band(9, 9), "table"), (Prefix(9), "split"), (Dilated(9, 3), "split"), (lg.Window(9) | Global([0]), "split")],
+)
+def test_auto_takes_the_route_that_skips(mask, chosen):
+    q = torch.randn(1, 2, 200, 8)
+    (part,) = requests(q, q, q, None, None, mask, None, None, None, 0.0, False)
+    assert choose([part.request], "auto").name == chosen
+    assert choose([part.request.with_lse()], "auto").name == chosen
+
+
+def test_regions_hold_no_more_than_the_mask(monkeypatch):
+    """The pairs that are computed, counted: those of the pattern, and no square."""
+    pairs = []
+    for backend in ("sdpa", "table", "chunked", "reference"):
+        kept = BACKENDS[backend]
+
+        def run(r, kept=kept):
+            low, high = r.mask.reach
+            width = r.length if high is None else high + 1 - (0 if low is None else low)
+            pairs.append(r.rows * min(r.length, width))
+            return kept.partial(r) if r.lse else kept.run(r)
+
+        spy = type(kept)(**{**vars(kept), "run": run, "partial": run if kept.partial else None})
+        monkeypatch.setattr(f"longitude.attention.backends.split.{backend.upper()}", spy)
+    q = torch.randn(1, 1, LONG, 8)
+    for mask, most in (
+        (Dilated(16, 4), LONG * 16),
+        (Band(16, 16) | Global([0, 7]), LONG * (33 + 2 + 2)),
+        (Prefix(64), LONG * LONG + 64 * 64),
+    ):
+        pairs.clear()
+        lg.attend(q, q, q, mask=mask, backend="split")
+        assert 0 < sum(pairs) <= most

@@ -1,0 +1,158 @@
+"""DeepSeek's models of transformers, at toy size: the same logits from ours."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+
+from longitude.models.deepseek import from_deepseek, from_deepseek_attention
+
+YARN = {
+    "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 16, "mscale": 1.0,
+    "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
+}  # fmt: skip
+KINDS = {"v3": (DeepseekV3Config, DeepseekV3ForCausalLM), "v2": (DeepseekV2Config, DeepseekV2ForCausalLM)}
+
+
+def theirs(kind="v3", dense=2, seed=0, **options):
+    torch.manual_seed(seed)
+    config, model = KINDS[kind]
+    shape = {
+        "vocab_size": 60, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "kv_lora_rank": 10, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
+        "v_head_dim": 5, "max_position_embeddings": 128, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2,
+        "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": dense,
+    }  # fmt: skip
+    made = model(config(**{**shape, **options})).eval()
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+CASES = {
+    "plain": {},
+    "full queries, tied, biases": {"q_lora_rank": None, "tie_word_embeddings": True, "attention_bias": True},
+    "yarn with both mscales": {"rope_parameters": YARN},
+    "yarn with one mscale": {"rope_parameters": {k: v for k, v in YARN.items() if k != "mscale_all_dim"}},
+    "linear": {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0}},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_and_generated_tokens_are_equal(kind, case):
+    model = theirs(kind, **CASES[case])
+    ours = from_deepseek(model)
+    assert not ours.training and ours.config.tie_word_embeddings == model.config.tie_word_embeddings
+    ids = torch.randint(3, 60, (2, 33), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        expected = model(ids).logits
+        assert_close(ours(ids).logits, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    told = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert_close(ours.generate(ids, **told), model.generate(ids, **told))
+
+
+def test_pairs_that_were_taken_apart():
+    model = theirs(rope_interleave=False)
+    ours = from_deepseek(model)
+    assert ours.config.encoding["layout"] == "half"
+    ids = torch.randint(3, 60, (2, 33))
+    assert_close(ours(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_biases_of_the_mlp():
+    model = theirs("v2", mlp_bias=True)
+    ids = torch.randint(3, 60, (2, 33))
+    assert_close(from_deepseek(model)(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_left_padding_and_gradients_are_equal():
+    model = theirs(rope_parameters=YARN)
+    ours = from_deepseek(model)
+    ids = torch.randint(3, 60, (2, 20))
+    mask = torch.ones(2, 20, dtype=torch.long)
+    mask[1, :6] = 0
+    places = (mask.cumsum(1) - 1).clamp(min=0)
+    a = model(ids, attention_mask=mask, position_ids=places).logits[mask == 1]
+    b = ours(ids, attention_mask=mask).logits[mask == 1]
+    assert_close(b, a, rtol=1e-4, atol=1e-4)
+    model(ids, labels=ids).loss.backward()
+    ours(ids, labels=ids).loss.backward()
+    for one, other in (
+        ("self_attn.kv_b_proj", "mixer.kv_up"),
+        ("self_attn.q_a_layernorm", "mixer.q_norm"),
+        ("mlp.up_proj",) * 2,
+    ):
+        theirs_, ours_ = (
+            m.model.layers[0].get_submodule(n).weight.grad
+            for m, n in ((model, one), (ours, other.replace("up_proj", "up")))
+        )
+        assert_close(ours_, theirs_, rtol=1e-3, atol=1e-5)
+
+
+def test_a_checkpoint_comes_and_goes(tmp_path):
+    model = theirs(rope_parameters=YARN)
+    model.save_pretrained(tmp_path / "theirs")
+    ours = from_deepseek(str(tmp_path / "theirs"))
+    ours.save_pretrained(tmp_path / "ours")
+    again = type(ours).from_pretrained(tmp_path / "ours").eval()
+    ids = torch.randint(3, 60, (2, 33))
+    assert_close(again(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+    assert from_deepseek(model.bfloat16()).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("route", ["expanded", "absorbed"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention_amid_mixtures_of_experts(kind, route):
+    """Every attention layer of a model with experts is replaced by ours: the same logits."""
+    model = theirs(kind, dense=1, rope_parameters=YARN)
+
+    class Adapter(nn.Module):
+        def __init__(self, attention):
+            super().__init__()
+            self.ours = from_deepseek_attention(attention)
+            self.ours.route = route
+
+        def forward(self, hidden_states, position_ids=None, **_):
+            return self.ours(hidden_states, positions=position_ids), None
+
+    replaced = copy.deepcopy(model)
+    for layer in replaced.model.layers:
+        layer.self_attn = Adapter(layer.self_attn)
+    ids = torch.randint(3, 60, (2, 33))
+    places = torch.arange(5, 38)[None]
+    expected = model(ids, position_ids=places, use_cache=False).logits
+    assert_close(replaced(ids, position_ids=places, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_is_no_dense_deepseek(tmp_path):
+    mixed = theirs(dense=1)
+    with pytest.raises(ValueError, match="layers from 1 on mix experts"):
+        from_deepseek(mixed)
+    mixed.config.save_pretrained(tmp_path)  # no weights: refused by the config alone
+    with pytest.raises(ValueError, match="layers from 1 on mix experts"):
+        from_deepseek(tmp_path)
+    with pytest.raises(ValueError, match="deepseek_v2 or deepseek_v3, got 'llama'"):
+        from_deepseek(
+            LlamaForCausalLM(
+                LlamaConfig(
+                    vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
+                )
+            )
+        )
+    with pytest.raises(ValueError, match="expected hidden_act 'silu', got 'gelu'"):
+        from_deepseek(theirs(hidden_act="gelu"))
+    with pytest.raises(ValueError, match="got Linear"):
+        from_deepseek(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="expected an attention layer of DeepSeek-V2 or DeepSeek-V3, got Linear"):
+        from_deepseek_attention(nn.Linear(2, 2))

@@ -1,0 +1,185 @@
+"""Our blocks are torch's: nn.TransformerEncoderLayer, nn.TransformerDecoderLayer and the formulas they are made of."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from longitude.models import LongitudeConfig, LongitudeForMaskedLM, LongitudeForSeq2SeqLM
+from longitude.models.blocks import MLP, norm
+
+DIM, HEADS, WIDE, LAYERS, VOCABULARY = 24, 4, 40, 3, 31
+LENGTHS = [1, 7, 63, 130]
+
+
+def build(kind, **options):
+    """The original's kind of transformer, in float64: LayerNorm, biases everywhere, scaled embeddings and sinusoids."""
+    torch.manual_seed(0)
+    config = LongitudeConfig(
+        vocab_size=VOCABULARY, hidden_size=DIM, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        intermediate_size=WIDE, norm="layernorm", attention_bias=True, mlp_bias=True, encoding="sinusoidal",
+        bos_token_id=0, **options,
+    )  # fmt: skip
+    model = kind(config).double()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias") or "norm" in name:
+            nn.init.normal_(parameter, mean=0.0 if name.endswith("bias") else 1.0, std=0.2)
+    return model
+
+
+def torch_stack(model, act, pre):
+    """torch's own stack with our weights in it."""
+    decoder = model.cross
+    kind = nn.TransformerDecoderLayer if decoder else nn.TransformerEncoderLayer
+    layer = kind(DIM, HEADS, WIDE, dropout=0.0, activation=act, batch_first=True, norm_first=pre)
+    end = nn.LayerNorm(DIM) if pre else None
+    if decoder:
+        stack = nn.TransformerDecoder(layer, LAYERS, end).double()
+    else:
+        stack = nn.TransformerEncoder(layer, LAYERS, end, enable_nested_tensor=False).double()
+    with torch.no_grad():
+        for ours, theirs in zip(model.layers, stack.layers, strict=True):
+            parts = [(ours.mixer, theirs.self_attn, ours.mixer_norm)]
+            parts += [(ours.cross, theirs.multihead_attn, ours.cross_norm)] if decoder else []
+            for number, (attention, their_attention, own_norm) in enumerate(parts, start=1):
+                projections = attention.q_proj, attention.k_proj, attention.v_proj
+                their_attention.in_proj_weight.copy_(torch.cat([p.weight for p in projections]))
+                their_attention.in_proj_bias.copy_(torch.cat([p.bias for p in projections]))
+                their_attention.out_proj.load_state_dict(attention.o_proj.state_dict())
+                getattr(theirs, f"norm{number}").load_state_dict(own_norm.state_dict())
+            getattr(theirs, f"norm{len(parts) + 1}").load_state_dict(ours.mlp_norm.state_dict())
+            theirs.linear1.load_state_dict(ours.mlp.up.state_dict())
+            theirs.linear2.load_state_dict(ours.mlp.down.state_dict())
+        if pre:
+            stack.norm.load_state_dict(model.norm.state_dict())
+    return stack
+
+
+def grouped(stack, theirs):
+    """The gradients of our parameters as torch packs them, beside torch's own, by name."""
+    pairs = {}
+    for i, (ours, other) in enumerate(zip(stack.layers, theirs.layers, strict=True)):
+        attentions = [(ours.mixer, other.self_attn)] + ([(ours.cross, other.multihead_attn)] if ours.cross else [])
+        for j, (attention, their_attention) in enumerate(attentions):
+            projections = attention.q_proj, attention.k_proj, attention.v_proj
+            pairs[f"{i}.{j}.in"] = torch.cat([p.weight.grad for p in projections]), their_attention.in_proj_weight.grad
+            pairs[f"{i}.{j}.bias"] = torch.cat([p.bias.grad for p in projections]), their_attention.in_proj_bias.grad
+            pairs[f"{i}.{j}.out"] = attention.o_proj.weight.grad, their_attention.out_proj.weight.grad
+        pairs[f"{i}.up"] = ours.mlp.up.weight.grad, other.linear1.weight.grad
+        pairs[f"{i}.down"] = ours.mlp.down.bias.grad, other.linear2.bias.grad
+        pairs[f"{i}.norm"] = ours.mixer_norm.weight.grad, other.norm1.weight.grad
+        pairs[f"{i}.last"] = ours.mlp_norm.bias.grad, getattr(other, f"norm{len(attentions) + 1}").bias.grad
+    return pairs
+
+
+def sinusoids(length):
+    """sin and cos of p / 10000^(2i/dim), in turn (Vaswani et al. 2017)."""
+    angle = torch.arange(length).double()[:, None] / 10_000 ** (torch.arange(0, DIM, 2).double() / DIM)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
+
+
+def close(x, y, tolerance=1e-11):
+    torch.testing.assert_close(x, y, atol=tolerance, rtol=0)
+
+
+CASES = [(pre, act) for pre in (False, True) for act in ("relu", "gelu")]
+
+
+@pytest.mark.parametrize(("pre", "act"), CASES)
+@pytest.mark.parametrize("length", LENGTHS)
+def test_the_encoder_is_torchs(pre, act, length):
+    """Hidden states and the gradients of every kind of weight, of padded batches too."""
+    model = build(LongitudeForMaskedLM, norm_position="pre" if pre else "post", hidden_act=act)
+    theirs = torch_stack(model.model, act, pre)
+    ids = torch.randint(VOCABULARY, (3, length))
+    valid = torch.arange(length) < torch.tensor([length, length // 2 + 1, 1])[:, None]
+    embed = model.model.embed_tokens.weight.detach().clone().requires_grad_()
+    expected = theirs(math.sqrt(DIM) * F.embedding(ids, embed) + sinusoids(length), src_key_padding_mask=~valid)
+    out = model.model(ids, attention_mask=valid.long()).last_hidden_state
+    close(out[valid], expected[valid])
+    direction = torch.randn_like(out) * valid[..., None]
+    (out * direction).sum().backward()
+    (expected * direction).sum().backward()
+    close(model.model.embed_tokens.weight.grad, embed.grad, 1e-9)
+    for name, (a, b) in grouped(model.model, theirs).items():
+        assert a.abs().max() > 0 or (name.endswith("in") and length == 1), name
+        close(a, b, 1e-9)
+
+
+@pytest.mark.parametrize(("pre", "act"), CASES)
+@pytest.mark.parametrize(("source", "target"), [(1, 1), (7, 5), (5, 63), (63, 7)])
+def test_the_encoder_decoder_is_torchs(pre, act, source, target):
+    """Logits, and the gradients of every kind of weight, through cross-attention into the encoder and the one matrix that
+    embeds both and predicts."""
+    model = build(LongitudeForSeq2SeqLM, norm_position="pre" if pre else "post", hidden_act=act)
+    encoder, decoder = torch_stack(model.encoder, act, pre), torch_stack(model.decoder, act, pre)
+    x, y = torch.randint(VOCABULARY, (2, source)), torch.randint(VOCABULARY, (2, target))
+    valid = torch.arange(source) < torch.tensor([source, source // 2 + 1])[:, None]
+    embed = model.encoder.embed_tokens.weight.detach().clone().requires_grad_()
+    memory = encoder(math.sqrt(DIM) * F.embedding(x, embed) + sinusoids(source), src_key_padding_mask=~valid)
+    hidden = decoder(
+        math.sqrt(DIM) * F.embedding(y, embed) + sinusoids(target),
+        memory,
+        tgt_mask=torch.ones(target, target).triu(1).bool(),
+        memory_key_padding_mask=~valid,
+    )
+    expected = hidden @ embed.T
+    out = model(x, attention_mask=valid.long(), decoder_input_ids=y).logits
+    close(out, expected)
+    direction = torch.randn_like(out)
+    (out * direction).sum().backward()
+    (expected * direction).sum().backward()
+    close(model.encoder.embed_tokens.weight.grad, embed.grad, 1e-9)
+    for stack, theirs in ((model.encoder, encoder), (model.decoder, decoder)):
+        for a, b in grouped(stack, theirs).values():
+            close(a, b, 1e-9)
+
+
+# ---- the numbers of the formulas -------------------------------------------------------------------------------------
+def small(**options) -> LongitudeConfig:
+    return LongitudeConfig(hidden_size=4, intermediate_size=4, num_attention_heads=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("layernorm", [-1.3416355, -0.4472118, 0.4472118, 1.3416355]),  # biased variance, eps = 1e-5 inside the root
+        ("rmsnorm", [0.3651484, 0.7302967, 1.0954452, 1.4605935]),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_norms(kind, expected, dtype):
+    layer = norm(small(norm=kind)).to(dtype)
+    close(layer(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=dtype)), torch.tensor(expected, dtype=dtype), 2e-7)
+    layer.weight.data.mul_(3)
+    close(layer(torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=dtype)), 3 * torch.tensor(expected, dtype=dtype), 6e-7)
+
+
+@pytest.mark.parametrize(
+    ("act", "of_one", "of_minus_two"),
+    [
+        ("relu", 1.0, 0.0),
+        ("gelu", 0.8413447, -2 * 0.0227501),  # x Phi(x)
+        ("gelu_tanh", 0.8411920, -0.0454023),
+        ("swiglu", 0.7310586 * 1.0, -2 * 0.1192029 * -2.0),  # silu(gate) up, both the same here
+    ],
+)
+def test_activations(act, of_one, of_minus_two):
+    """The MLP with identities for matrices: the activation itself."""
+    layer = MLP(small(hidden_act=act)).double()
+    for matrix in layer.children():
+        nn.init.eye_(matrix.weight)
+    x = torch.tensor([1.0, -2.0, 0.0, 1.0], dtype=torch.float64)
+    close(layer(x), torch.tensor([of_one, of_minus_two, 0.0, of_one], dtype=torch.float64), 1e-7)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_matrices_of_the_mlp(bias):
+    """SwiGLU has a third, and is narrower for it: 8/3 of the width, rounded up to a multiple of 8; biases by option."""
+    for act, matrices, wide in (("swiglu", 3, 688), ("relu", 2, 1024), ("gelu", 2, 1024)):
+        config = LongitudeConfig(hidden_size=256, hidden_act=act, mlp_bias=bias)
+        parts = list(MLP(config).children())
+        assert len(parts) == matrices and config.intermediate_size == wide
+        assert all((part.bias is not None) == bias for part in parts)

@@ -1,0 +1,130 @@
+"""Performer: features that are unbiased, a causal sum that approaches softmax attention, and a stabiliser that leaks nothing."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import longitude as lg
+from longitude.recurrent import Performer, orthogonal_features, performer
+from longitude.recurrent.favor import exponents, running_max
+
+EXACT = torch.float64
+
+
+def test_features_are_unbiased():
+    """E[phi(q) . phi(k)] = exp(q . k / sqrt(D)); for q . k / sqrt(D) = 0.01 that is 1.01005."""
+    torch.manual_seed(0)
+    q, k = torch.full((1, 1, 1, 4), 0.1, dtype=EXACT), torch.tensor([0.2, -0.1, 0.05, 0.05], dtype=EXACT)
+    k = k[None, None, None]
+    product = float((q * k).sum() / 2)
+    assert math.isclose(product, 0.01)
+    for w in (torch.randn(200_000, 4, dtype=EXACT), orthogonal_features(4, 200_000)):
+        terms = (exponents(q, w) + exponents(k, w)).exp()
+        assert abs(float(terms.mean()) - 1.0100502) < 4 * float(terms.std()) / 200_000**0.5 < 0.003
+
+
+def test_directions_are_orthogonal_and_lengths_gaussian():
+    w = orthogonal_features(6, 15, seed=3)
+    for block in w.split(6):
+        products = block @ block.mT
+        torch.testing.assert_close(products, products.diagonal().diag())
+    assert torch.equal(w, orthogonal_features(6, 15, seed=3)) and not torch.equal(w, orthogonal_features(6, 15, seed=4))
+    many = orthogonal_features(6, 60_000)
+    torch.testing.assert_close(many.square().sum(-1).mean(), torch.tensor(6.0, dtype=EXACT), rtol=0.02, atol=0)
+    torch.testing.assert_close(many.mT @ many / 60_000, torch.eye(6, dtype=EXACT), rtol=0, atol=0.03)
+    torch.testing.assert_close(many.mean(0), torch.zeros(6, dtype=EXACT), rtol=0, atol=0.03)
+
+
+def test_approaches_softmax_attention():
+    torch.manual_seed(0)
+    q, k, v = 0.5 * torch.randn(3, 1, 2, 40, 8, dtype=EXACT)
+    wanted = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    errors = [float((performer(q, k, v, orthogonal_features(8, m))[0] - wanted).abs().max()) for m in (40, 4000)]
+    assert errors[1] < 0.02 and errors[1] < errors[0] / 4
+
+
+def test_is_the_published_sum():
+    """phi(q_t) sum phi(k_s)^T v_s / phi(q_t) . sum phi(k_s), with no stabiliser and no epsilon; a projection for each head."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 2, 3, 9, 4, dtype=EXACT)
+    w = torch.randn(3, 7, 4, dtype=EXACT)
+
+    def phi(x):
+        x = x / 4**0.25
+        return torch.exp(torch.einsum("bhld,hmd->bhlm", x, w) - x.square().sum(-1, keepdim=True) / 2)
+
+    weights = (phi(q) @ phi(k).mT).tril()
+    out, _ = performer(q, k, v, w, epsilon=0.0)
+    torch.testing.assert_close(out, weights @ v / weights.sum(-1, keepdim=True))
+    near, _ = performer(q, k, v, w)
+    assert 0 < (near - out).abs().max() < 0.05
+
+
+def test_large_keys_neither_overflow_nor_leak():
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 1, 30, 8)
+    k[:, :, 20] *= 300  # exp of its exponents would be 0 or infinite
+    q[:, :, 5] *= 300
+    out, (s, z, largest) = performer(q, k, v, 10 * orthogonal_features(8, 16), chunk_size=8)
+    assert all(torch.isfinite(x).all() for x in (out, s, z, largest))
+    k[:, :, 20] *= -1
+    again, _ = performer(q, k, v, 10 * orthogonal_features(8, 16), chunk_size=8)
+    assert torch.equal(out[:, :, :20], again[:, :, :20])
+
+
+def test_the_largest_so_far_of_a_document():
+    torch.manual_seed(0)
+    x, before = torch.randn(2, 3, 37), torch.randn(2, 3)
+    reset = torch.rand(2, 37) < 0.15
+    found = running_max(x, before, reset)
+    for row in range(2):
+        now = before[row]
+        for t in range(37):
+            now = x[row, :, t] if reset[row, t] else torch.maximum(now, x[row, :, t])
+            assert torch.equal(found[row, :, t], now)
+    assert torch.equal(running_max(x, before, torch.zeros_like(reset)), running_max(x, before, None))
+
+
+def test_projections_that_do_not_fit():
+    q = torch.ones(1, 2, 3, 4)
+    for shape in ((5, 3), (3, 5, 4), (5,)):
+        with pytest.raises(ValueError, match=r"projection: performer expected \[m, 4\] or \[2, m, 4\], got"):
+            performer(q, q, q, torch.ones(shape))
+
+
+def test_the_layer_has_fixed_features_outside_its_checkpoint():
+    torch.manual_seed(0)
+    layer = Performer(32, 4, 2)
+    assert layer.features == int(8 * math.log(8)) and layer.k_proj.out_features == 16
+    assert set(layer.state_dict()) == {f"{name}_proj.weight" for name in "qkvo"}
+    x = torch.randn(2, 9, 32)
+    twin = Performer(32, 4, 2, seed=0)
+    twin.load_state_dict(layer.state_dict())
+    assert torch.equal(layer(x), twin(x))
+    twin.seed = 1
+    assert not torch.equal(layer(x), twin(x))
+    with torch.inference_mode():
+        fresh = Performer(32, 4, features=17, seed=9)
+        fresh(x)
+    Performer(32, 4, features=17, seed=9)(x).sum().backward()  # features made in inference can be trained with
+
+
+def test_rotations_act_before_the_features():
+    torch.manual_seed(0)
+    layer, x = Performer(32, 4), torch.randn(1, 9, 32)
+    rope = lg.encoding("rope", head_dim=8, layout="half")
+    assert (layer(x) - layer(x, encoding=rope)).abs().max() > 1e-3
+    q, k, v = (p(x).view(1, 9, 4, 8).transpose(1, 2) for p in (layer.q_proj, layer.k_proj, layer.v_proj))
+    at = torch.arange(9)
+    out, _ = performer(rope.rotate(q, at), rope.rotate(k, at), v, orthogonal_features(8, 16))
+    torch.testing.assert_close(layer(x, encoding=rope), layer.o_proj(out.transpose(1, 2).flatten(2)))
+
+
+def test_encodings_it_refuses():
+    layer, x = Performer(32, 4), torch.randn(1, 9, 32)
+    with pytest.raises(ValueError, match="ALiBi adds to scores, and Performer has none"):
+        layer(x, encoding=lg.ALiBi(num_heads=4))
+    with pytest.raises(ValueError, match="XPos turns a key anew for later queries, and Performer keeps no keys"):
+        layer(x, encoding=lg.encoding("xpos", head_dim=8, layout="half"))

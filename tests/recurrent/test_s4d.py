@@ -1,0 +1,184 @@
+"""S4D: published numbers, the convolution that it is, three modes, states, documents and padding."""
+
+import math
+
+import pytest
+import torch
+
+import longitude as lg
+
+s4d = lg.recurrent.s4d
+MODES = ["recurrent", "parallel", "chunked"]
+
+
+@pytest.fixture(params=["C", "torch"])
+def form(request, monkeypatch):
+    """The loop in C where it can be compiled, and torch's operators."""
+    if request.param == "torch":
+        monkeypatch.setattr("longitude.recurrent.convolution.usable", lambda *_: False)
+    return request.param
+
+
+def numbers(length, batch=2, channels=3, pairs=4, dtype=torch.float64):
+    """u, log_dt, A, C with gradients."""
+    A = -torch.rand(channels, pairs) + 1j * math.pi * torch.arange(pairs)
+    C = torch.randn(channels, pairs, dtype=torch.complex128)
+    u, log_dt = torch.randn(batch, channels, length), torch.rand(channels) * 4 - 6
+    wide = torch.promote_types(dtype, torch.complex32)
+    return [x.requires_grad_() for x in (u.to(dtype), log_dt.to(dtype), A.to(wide), C.to(wide))]
+
+
+def by_kernel(u, log_dt, A, C):
+    """y_t = sum_l K_l u_{t-l}, with K as the paper has it."""
+    length, dt = u.shape[2], log_dt.exp()[:, None]
+    steps = torch.arange(length, dtype=u.dtype)
+    K = 2 * (C * (torch.exp(dt * A) - 1) / A)[..., None] * torch.exp(dt[..., None] * A[..., None] * steps)
+    K = K.sum(1).real
+    return torch.stack([(K[:, : t + 1].flip(1) * u[..., : t + 1]).sum(2) for t in range(length)], 2)
+
+
+def everything(way, given):
+    """Values and gradients, of the state too."""
+    y, h = way(*given)
+    total = (y * torch.arange(1.0, y.numel() + 1).view_as(y).sin()).sum() + h.real.sin().sum() + h.imag.cos().sum()
+    return y, h, *torch.autograd.grad(total, given)
+
+
+def agree(got, want):
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("mode", [*MODES, "convolution"])
+@pytest.mark.parametrize(
+    ("n", "kernel"), [(0, [0.1950823, 0.1855680, 0.1765178]), (1, [0.1919289, 0.1647732, 0.1244672])]
+)
+def test_published_kernel(form, mode, n, kernel):
+    """Delta 0.1, C 1, A = -1/2 + i pi n."""
+    u, A = torch.tensor([[[1.0, 0, 0]]]).double(), torch.tensor([[-0.5 + 1j * math.pi * n]], dtype=torch.complex128)
+    y, _ = s4d(u, torch.tensor([math.log(0.1)]).double(), A, torch.ones_like(A), mode=mode, chunk_size=2)
+    assert y.flatten().tolist() == pytest.approx(kernel, abs=5e-8)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 63, 130])
+@pytest.mark.parametrize("mode", MODES)
+def test_modes_are_the_convolution(form, mode, length):
+    given = numbers(length)
+    want = by_kernel(*given)
+    cotangent = torch.randn_like(want)
+    for chunk in (1, 5, 16, 200) if mode == "chunked" else (32,):
+        got, _ = s4d(*given, mode=mode, chunk_size=chunk)
+        agree([got], [want])
+        agree(torch.autograd.grad(got, given, cotangent), torch.autograd.grad(by_kernel(*given), given, cotangent))
+
+
+@pytest.mark.parametrize("flags", [(), ("reset",), ("valid",), ("reset", "valid")], ids=str)
+def test_modes_are_equal(form, flags):
+    """With a state from before; state and gradients included."""
+    options = {"reset": torch.rand(2, 37) < 0.1, "valid": torch.rand(2, 37) < 0.7}
+    options = {name: options[name] for name in flags}
+    if len(flags) == 2:
+        options["reset"] &= options["valid"]
+    heard = options.get("valid", torch.ones(2, 37))[:, None]
+    given = [*numbers(37), torch.randn(2, 3, 4, dtype=torch.complex128, requires_grad=True)]
+
+    def way(mode, chunk=32):
+        def run(u, log_dt, A, C, state):
+            y, h = s4d(u, log_dt, A, C, mode=mode, chunk_size=chunk, state=state, **options)
+            assert y.isfinite().all()
+            return y * heard, h
+
+        return run
+
+    want = everything(way("recurrent"), given)
+    agree(everything(way("parallel"), given), want)
+    for chunk in (1, 5, 16, 200):
+        agree(everything(way("chunked", chunk), given), want)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_states_are_carried(form, mode):
+    u, log_dt, A, C = (x.detach() for x in numbers(37))
+    want, last = s4d(u, log_dt, A, C, mode=mode)
+    parts, h = [], None
+    for some in torch.arange(37).split([1, 13, 23]):
+        y, h = s4d(u[..., some], log_dt, A, C, mode=mode, chunk_size=8, state=h)
+        parts.append(y)
+    agree((torch.cat(parts, 2), h), (want, last))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_documents_and_padding(form, mode):
+    """Each document as it is alone, wherever padding stands."""
+    u, log_dt, A, C = (x.detach() for x in numbers(20))
+    valid = torch.ones(2, 20, dtype=torch.bool)
+    valid[0, :6] = valid[1, 17:] = valid[:, 9] = False
+    reset = torch.zeros(2, 20, dtype=torch.bool)
+    reset[:, 12] = True
+    y, h = s4d(u, log_dt, A, C, mode=mode, chunk_size=8, valid=valid, reset=reset)
+    for b in range(2):
+        for document in (valid[b] & (torch.arange(20) < 12), valid[b] & (torch.arange(20) >= 12)):
+            want, alone = s4d(u[b : b + 1, :, document], log_dt, A, C, mode="recurrent")
+            agree([y[b : b + 1, :, document]], [want])
+        agree([h[b : b + 1]], [alone])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("A", [0, 1e-9j, 1e-6, -1e-6 + 1e-6j, 3j, -0.5], ids=str)
+def test_states_that_hardly_decay(form, mode, A):
+    """No real part, dt A next to nothing, and nothing at all: a sum of dt u. Float32 as exact as float64."""
+    u = torch.randn(1, 1, 40)
+    log_dt = torch.tensor([math.log(1e-3)])
+    given = [u, log_dt, torch.full((1, 1), A, dtype=torch.complex64), torch.ones(1, 1, dtype=torch.complex64)]
+    given = [x.requires_grad_() for x in given]
+    wide = [x.detach().to(torch.promote_types(x.dtype, torch.float64)).requires_grad_() for x in given]
+    y, _ = s4d(*given, mode=mode)
+    want, _ = s4d(*wide, mode="recurrent")
+    torch.testing.assert_close(y, want.float(), rtol=1e-4, atol=1e-6)
+    if A == 0:
+        torch.testing.assert_close(want, 2 * 1e-3 * wide[0].cumsum(2), rtol=1e-6, atol=1e-9)
+    for a, b in zip(torch.autograd.grad(y.sum(), given), torch.autograd.grad(want.sum(), wide), strict=True):
+        torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-3, atol=1e-6)
+
+
+def test_skip_and_dtypes(form):
+    u, log_dt, A, C = (x.detach() for x in numbers(9, dtype=torch.float32))
+    D = torch.randn(3)
+    want, h = s4d(u, log_dt, A, C)
+    y, _ = s4d(u, log_dt, A, C, D=D)
+    torch.testing.assert_close(y, want + D[:, None] * u)
+    assert h.dtype == torch.complex64
+    narrow, h = s4d(u.bfloat16(), log_dt.bfloat16(), A, C)
+    assert narrow.dtype == torch.bfloat16 and h.dtype == torch.complex64
+    assert s4d(u.double(), log_dt, A, C)[1].dtype == torch.complex128
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(s4d(u, log_dt, A, C)[0], want)
+
+
+@pytest.mark.parametrize("channels", [1, 15, 16, 17, 40])
+def test_any_number_of_channels(channels):
+    """The loop in C takes sixteen at a time."""
+    given = numbers(11, channels=channels)
+    agree(everything(s4d, given), everything(lambda *x: s4d(*x, mode="recurrent"), given))
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"mode": "fast"}, "mode"),
+        ({"chunk_size": 0}, "chunk_size"),
+        ({"u": torch.zeros(2, 3)}, r"u \[B, H, L\]"),
+        ({"log_dt": torch.zeros(4)}, r"log_dt \[3\].*\[4\]"),
+        ({"A": torch.zeros(3, 4)}, r"complex A and C \[3, N/2\], got torch.float32"),
+        ({"C": torch.zeros(3, 5, dtype=torch.complex64)}, r"\[3, 5\]"),
+        ({"D": torch.zeros(3, 1)}, r"D \[3\]"),
+        ({"state": torch.zeros(2, 3, 5)}, r"state \[2, 3, 4\], got \[\[2, 3, 5\]\]"),
+        ({"reset": torch.zeros(2, 8, dtype=torch.bool)}, r"reset.*\[2, 9\]"),
+        ({"valid": torch.ones(2, 9)}, "valid of bool"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_wrong_input_is_named(change, says):
+    names = dict(zip("u log_dt A C".split(), (x.detach() for x in numbers(9)), strict=True))
+    with pytest.raises(ValueError, match=says):
+        s4d(**{**names, **change})

@@ -1,0 +1,235 @@
+"""Mamba's selective scan: published numbers, transformers' own, three modes in two forms, states, documents and padding."""
+
+import math
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude.recurrent import loops
+
+scan = lg.recurrent.selective_scan
+FORMS = ["C", "torch"]
+
+
+@pytest.fixture(params=FORMS)
+def form(request, monkeypatch):
+    """The loop in C where it can be compiled, and torch's operators."""
+    if request.param == "torch":
+        monkeypatch.setattr("longitude.recurrent.scan.usable", lambda *_: False)
+    return request.param
+
+
+def numbers(length, batch=2, channels=6, size=4, dtype=torch.float64, groups=None):
+    """u, delta, A, B, C with gradients."""
+    shape = (batch, size, length) if groups is None else (batch, groups, size, length)
+    u, delta, B, C = (torch.randn(s, dtype=dtype) for s in ((batch, channels, length),) * 2 + (shape, shape))
+    A = -torch.rand(channels, size, dtype=dtype) * 8
+    return [x.requires_grad_() for x in (u, delta.sigmoid().detach(), A, B, C)]
+
+
+def by_hand(u, delta, A, B, C, state=None, reset=None):
+    """The recurrence, written out."""
+    h = torch.zeros(len(u), *A.shape, dtype=u.dtype) if state is None else state
+    out = []
+    for t in range(u.shape[2]):
+        if reset is not None:
+            h = h * ~reset[:, t, None, None]
+        d = delta[:, :, t, None]
+        h = torch.exp(d * A) * h + d * u[:, :, t, None] * B[:, None, :, t]
+        out.append((h * C[:, None, :, t]).sum(-1))
+    return torch.stack(out, 2), h
+
+
+def everything(way, given):
+    """Values and gradients, of the state too."""
+    y, h = way(*given)
+    weights = torch.arange(1, y.numel() + 1, dtype=y.dtype).view_as(y).sin()
+    return y, h, *torch.autograd.grad((y * weights).sum() + h.cos().sum(), given)
+
+
+def agree(got, want, atol=1e-10):
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=atol)
+
+
+def test_discretisation_is_eulers():
+    """Delta 0.5, A -1: the state keeps 0.6065307 of itself, and takes 0.5 of the input, not 0.3934693 (section 3.6)."""
+    one = torch.ones(1, 1, 2)
+    y, h = scan(one * torch.tensor([1.0, 0]), 0.5 * one, -torch.ones(1, 1), one, one)
+    assert y.flatten().tolist() == pytest.approx([0.5, 0.5 * 0.6065307])
+    assert h.item() == pytest.approx(0.5 * 0.6065307)
+
+
+@pytest.mark.parametrize("length", [1, 7, 63, 130])
+@pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
+def test_modes_are_the_recurrence(form, mode, length):
+    given = numbers(length)
+    want = everything(by_hand, given)
+    for chunk in (1, 5, 16, 200) if mode == "chunked" else (32,):
+        agree(everything(lambda *x, chunk=chunk: scan(*x, mode=mode, chunk_size=chunk), given), want)
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
+def test_documents_and_carried_states(form, mode):
+    given = [*numbers(37), torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)]
+    reset = torch.rand(2, 37) < 0.1
+    want = everything(lambda *x: by_hand(*x[:5], state=x[5], reset=reset), given)
+
+    def whole(u, delta, A, B, C, h):
+        return scan(u, delta, A, B, C, mode=mode, chunk_size=8, state=h, reset=reset)
+
+    def parts(u, delta, A, B, C, h):
+        out = []
+        for some in torch.arange(37).split([1, 13, 23]):
+            here = (x[..., some] for x in (u, delta))
+            y, h = scan(*here, A, B[..., some], C[..., some], mode=mode, chunk_size=8, state=h, reset=reset[:, some])
+            out.append(y)
+        return torch.cat(out, 2), h
+
+    agree(everything(whole, given), want)
+    agree(everything(parts, given), want)
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
+def test_padding_leaves_the_state_alone(form, mode):
+    u, delta, A, B, C = (x.detach() for x in numbers(20))
+    valid = torch.ones(2, 20, dtype=torch.bool)
+    valid[0, :6] = valid[1, 11:] = valid[:, 9] = False
+    y, h = scan(u, delta, A, B, C, mode=mode, chunk_size=8, valid=valid)
+    assert y.isfinite().all()
+    for b in range(2):
+        alone = [x[b : b + 1, ..., valid[b]] for x in (u, delta, B, C)]
+        want, state = by_hand(*alone[:2], A, *alone[2:])
+        agree((y[b : b + 1, :, valid[b]], h[b : b + 1]), (want, state))
+
+
+def test_groups_serve_channels_side_by_side(form):
+    given = numbers(9, groups=3)
+    got = everything(scan, given)
+
+    def spread(u, delta, A, B, C):
+        y, h = zip(
+            *(by_hand(u[:, c], delta[:, c], A[c], B[:, g], C[:, g]) for g, c in enumerate(torch.arange(6).split(2)))
+        )
+        return torch.cat(y, 1), torch.cat(h, 1)
+
+    agree(got, everything(spread, given))
+
+
+@pytest.mark.parametrize("channels", [1, 15, 16, 17, 40])
+def test_any_number_of_channels(channels):
+    """The loop in C takes sixteen at a time."""
+    given = numbers(11, channels=channels, size=3)
+    agree(everything(scan, given), everything(by_hand, given))
+
+
+def test_gate_skip_bias_and_softplus():
+    u, delta, A, B, C = (x.detach() for x in numbers(9))
+    D, bias, z = torch.randn(6).double(), torch.randn(6).double(), torch.randn(2, 6, 9).double()
+    y, _ = scan(u, delta, A, B, C, D, z, bias, delta_softplus=True)
+    want, _ = by_hand(u, torch.log1p(torch.exp(delta + bias[:, None])), A, B, C)
+    torch.testing.assert_close(y, (want + D[:, None] * u) * z * z.sigmoid())
+
+
+@pytest.mark.parametrize("form", FORMS, indirect=True)
+def test_it_is_transformers(form):
+    from transformers.models.mamba.modeling_mamba import mamba_selective_scan
+
+    theirs = getattr(mamba_selective_scan, "__wrapped__", mamba_selective_scan)
+    u, delta, A, B, C = (x.detach() for x in numbers(50, dtype=torch.float32))
+    D, bias, z = torch.randn(6), torch.randn(6), torch.randn(2, 6, 50)
+    want, state = theirs(u, delta, A, B, C, D, z, bias, delta_softplus=True, return_last_state=True)
+    y, h = scan(u, delta, A, B, C, D, z, bias, delta_softplus=True)
+    torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(h, state, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
+def test_no_decay_is_too_strong(form, mode):
+    """Delta A from -500 over -50 to 0, in float32: as exact as float64 says."""
+    u, delta, A, B, C = (x.detach() for x in numbers(70, dtype=torch.float32))
+    A = torch.tensor([-500.0, -50, -1e-3, 0]).expand(6, 4).clone().requires_grad_()
+    delta = torch.ones_like(delta)
+    y, h = scan(u, delta, A, B, C, mode=mode)
+    (grad,) = torch.autograd.grad(y.sum(), A)
+    wide = A.detach().double().requires_grad_()
+    want, state = by_hand(u.double(), delta.double(), wide, B.double(), C.double())
+    (want_grad,) = torch.autograd.grad(want.sum(), wide)
+    for a, b in ((y, want), (h, state), (grad, want_grad)):
+        torch.testing.assert_close(a, b.float(), rtol=1e-4, atol=1e-4)
+
+
+def test_exponential_of_the_loop():
+    """Over all that float32 can hold, to three units in the last place."""
+    if loops.loops("scan.c", torch.float32) is None:
+        return
+    exponent = torch.cat([torch.linspace(-87, 88, 4001), torch.tensor([-1e4, -200.0, 0.0, 1e-8, -1e-8])])
+    one = torch.ones(1, len(exponent), 1)
+    _, h = scan(0 * one, one, exponent[:, None], torch.ones(1, 1, 1), torch.ones(1, 1, 1), state=one)
+    torch.testing.assert_close(h.flatten(), exponent.double().exp().float(), rtol=4e-7, atol=1e-37)
+
+
+def test_chunks_bound_what_training_keeps(form):
+    """What backward keeps grows with the inputs, and with a state per chunk: not with all states."""
+    u, delta, A, B, C = numbers(512, batch=1, channels=64, size=16, dtype=torch.float32)
+    kept = {}
+
+    def note(x):
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda x: x):
+        y, _ = scan(u, delta, A, B, C, chunk_size=32)
+    assert sum(kept.values()) < 512 * 64 * 16 * 4 / 2
+    y.sum().backward()
+    assert u.grad is not None
+
+
+def test_dtypes(form):
+    given = [x.detach() for x in numbers(9, dtype=torch.float32)]
+    want, _ = scan(*given)
+    y, h = scan(*(x.bfloat16() for x in given))
+    assert y.dtype == torch.bfloat16 and h.dtype == torch.float32
+    torch.testing.assert_close(y.float(), want, rtol=0.1, atol=0.1)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(scan(*given)[0], want)
+    assert scan(*(x.double() for x in given))[1].dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"mode": "fast"}, "mode"),
+        ({"chunk_size": 0}, "chunk_size"),
+        ({"u": torch.zeros(2, 6)}, r"u \[B, C, L\]"),
+        ({"delta": torch.zeros(2, 6, 8)}, r"delta \[2, 6, 9\], got \[2, 6, 8\]"),
+        ({"A": torch.zeros(5, 4)}, r"A \[6, N\]"),
+        ({"B": torch.zeros(2, 4, 1, 9)}, r"B and C \[2, 4, 9\]"),
+        ({"C": torch.zeros(2, 3, 9)}, r"B and C \[2, 4, 9\].*\[2, 3, 9\]"),
+        ({"D": torch.zeros(4)}, r"D \[6\]"),
+        ({"state": torch.zeros(2, 6, 5)}, r"state \[2, 6, 4\], got \[\[2, 6, 5\]\]"),
+        ({"state": (torch.zeros(2, 6), torch.zeros(2, 6), torch.zeros(2, 6))}, r"state \[2, 6, 4\]"),
+        ({"reset": torch.zeros(2, 8, dtype=torch.bool)}, r"reset.*\[2, 9\]"),
+        ({"valid": torch.ones(2, 9)}, "valid of bool"),
+    ],
+    ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
+)
+def test_wrong_input_is_named(change, says):
+    names = dict(zip("u delta A B C".split(), (x.detach() for x in numbers(9)), strict=True))
+    with pytest.raises(ValueError, match=says):
+        scan(**{**names, **change})
+
+
+def test_state_is_finite_after_half_a_minute_of_zeros():
+    """A decaying state fades to 0 and neither to NaN nor below what a number can be."""
+    u = torch.zeros(1, 2, 500)
+    y, h = scan(
+        u,
+        torch.ones_like(u),
+        -torch.ones(2, 1),
+        torch.ones(1, 1, 500),
+        torch.ones(1, 1, 500),
+        state=torch.ones(1, 2, 1),
+    )
+    assert y[0, 0, 3].item() == pytest.approx(math.exp(-4)) and h.abs().max() < 1e-30

@@ -1,0 +1,86 @@
+"""Mamba-2: published numbers, and the layer against transformers'."""
+
+import pytest
+import torch
+from transformers import DynamicCache, Mamba2Config
+from transformers.models.mamba2.modeling_mamba2 import Mamba2Mixer
+
+from longitude.recurrent import Mamba2, ssd
+
+EXACT = torch.float64
+
+
+@pytest.mark.parametrize("mode", ["chunked", "parallel", "recurrent"])
+def test_golden(mode):
+    """e^(Delta A) = 1/2, B = C = 1, Delta x = 1, 2, 3."""
+    one = torch.ones(1, 1, 3, 1, dtype=EXACT)
+    x = torch.tensor([1.0, 2.0, 3.0], dtype=EXACT).view(1, 1, 3, 1)
+    out, state = ssd(x, (one[..., 0] / 2).log(), one, one, mode=mode, chunk_size=2)
+    torch.testing.assert_close(out.flatten(), torch.tensor([1, 2.5, 4.25], dtype=EXACT))
+    assert state.shape == (1, 1, 1, 1) and float(state) == 4.25
+
+
+@pytest.fixture(params=[1, 2], ids=["one group", "two groups"])
+def pair(request):
+    """transformers' layer and ours with its weights."""
+    torch.manual_seed(0)
+    config = Mamba2Config(
+        num_heads=8, head_dim=8, hidden_size=32, state_size=6, n_groups=request.param, num_hidden_layers=1,
+        chunk_size=16, vocab_size=10,
+    )  # fmt: skip
+    theirs = Mamba2Mixer(config, 0).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    ours = Mamba2(32, head_dim=8, state_size=6, groups=request.param)
+    ours.load_state_dict(theirs.state_dict())  # by the same names
+    return theirs, ours, config
+
+
+def test_equals_transformers(pair):
+    theirs, ours, _ = pair
+    x = torch.randn(2, 37, 32)
+    torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_equal_transformers(pair):
+    theirs, ours, _ = pair
+    x = torch.randn(2, 37, 32)
+    for layer in (theirs, ours):
+        layer(x).square().mean().backward()
+    wanted = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        gradient = wanted[name].grad
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-5 * float(gradient.abs().max() + 1))
+
+
+def test_cached_decoding_equals_transformers(pair):
+    theirs, ours, config = pair
+    x = torch.randn(2, 30, 32)
+    with torch.no_grad():
+        cache, mine = DynamicCache(config=config), ours.cache_layer()
+        for part in (x[:, :20], *x[:, 20:].split(1, 1)):
+            wanted = theirs(part, cache_params=cache)
+            torch.testing.assert_close(ours(part, cache=mine), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_initial_values():
+    torch.manual_seed(0)
+    layer = Mamba2(256)
+    assert layer.num_heads == 8 and layer.state_size == 128
+    step = torch.nn.functional.softplus(layer.dt_bias.detach())
+    assert (step > 0.99e-3).all() and (step < 0.101).all() and step.std() > 0.005
+    assert (layer.A_log.exp() >= 1).all() and (layer.A_log.exp() <= 16).all()
+    assert (layer.D == 1).all()
+    before = layer.dt_bias.clone()
+    layer.reset_parameters()
+    assert not torch.equal(before, layer.dt_bias)
+
+
+def test_bad_sizes():
+    with pytest.raises(ValueError, match=r"head_dim to divide expand dim = 96 into heads.*head_dim=64"):
+        Mamba2(48)
+    with pytest.raises(ValueError, match="groups=3"):
+        Mamba2(64, groups=3)
+    with pytest.raises(ValueError, match="conv_kernel to be an int of 1 or more"):
+        Mamba2(64, conv_kernel=0)

@@ -1,0 +1,114 @@
+"""What a token takes from the few before it, against the sentence itself: look back over the valid tokens of one's document."""
+
+import pytest
+import torch
+
+from longitude.recurrent.taps import causal_conv, previous
+
+
+def looked_back(x, weight, bias, reset=None, valid=None):
+    """Token after token, with a list of those heard."""
+    out = torch.zeros_like(x)
+    for b in range(len(x)):
+        heard = []
+        for t in range(x.shape[1]):
+            if valid is not None and not valid[b, t]:
+                continue
+            heard = [] if reset is not None and reset[b, t] else heard
+            heard.append(x[b, t])
+            out[b, t] = bias + sum(weight[:, -1 - j] * heard[-1 - j] for j in range(min(weight.shape[1], len(heard))))
+    return out
+
+
+def numbers(taps, length):
+    """Tokens [3, length, 5], weight, bias, resets and padding."""
+    x, weight, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((3, length, 5), (5, taps), (5,)))
+    return x, weight, bias, torch.rand(3, length) < 0.3, torch.rand(3, length) < 0.6
+
+
+@pytest.mark.parametrize("cuts", ["whole", "pieces", "one at a time"])
+@pytest.mark.parametrize("flags", [(), ("reset",), ("valid",), ("reset", "valid")], ids=str)
+@pytest.mark.parametrize("taps", [1, 2, 4, 6])
+def test_convolution_of_the_tokens_heard(taps, flags, cuts):
+    """However the tokens come in: calls may be shorter than the taps, and padding may stand anywhere."""
+    length = 13
+    x, weight, bias, reset, valid = numbers(taps, length)
+    reset, valid = reset if "reset" in flags else None, valid if "valid" in flags else None
+    sizes = {"whole": [13], "pieces": [2, 7, 4], "one at a time": [1] * 13}[cuts]
+    parts, tail = [], None
+    for some in torch.arange(length).split(sizes):
+        here = (None if flag is None else flag[:, some] for flag in (reset, valid))
+        part, tail = causal_conv(x[:, some], weight, bias, tail, *here)
+        parts.append(part)
+    heard = torch.ones(3, length, dtype=torch.bool) if valid is None else valid
+    torch.testing.assert_close(torch.cat(parts, 1)[heard], looked_back(x, weight, bias, reset, valid)[heard])
+    assert tail is not None and tail.shape == (3, taps - 1, 5)
+
+
+def test_it_is_the_convolution_of_torch():
+    x, weight, bias, *_ = numbers(4, 7)
+    want = torch.nn.functional.conv1d(x.mT, weight[:, None], bias, padding=3, groups=5)[..., :7].mT
+    torch.testing.assert_close(causal_conv(x, weight, bias)[0], want)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_leaves_the_tail_as_it_is(side):
+    x, weight, bias, *_ = numbers(4, 9)
+    pad = torch.randn(3, 3, 5, dtype=torch.float64)
+    padded = torch.cat([pad, x] if side == "left" else [x, pad], 1)
+    valid = torch.ones(3, 12, dtype=torch.bool)
+    valid[:, slice(3) if side == "left" else slice(9, None)] = False
+    want, tail = causal_conv(x, weight, bias)
+    got, got_tail = causal_conv(padded, weight, bias, valid=valid)
+    torch.testing.assert_close(got[valid].view_as(want), want)
+    assert torch.equal(got_tail, tail) and torch.equal(tail, x[:, -3:])
+    _, after = causal_conv(pad, weight, bias, tail, valid=torch.zeros(3, 3, dtype=torch.bool))
+    assert torch.equal(after, tail)
+
+
+def test_previous_is_the_token_before():
+    x = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]])
+    before, tail = previous(x)
+    assert before.flatten().tolist() == [0, 1, 2, 3] and tail.flatten().tolist() == [4]
+    before, tail = previous(x, tail)
+    assert before.flatten().tolist() == [4, 1, 2, 3]
+    before, tail = previous(x, tail, torch.tensor([[False, False, True, False]]))
+    assert before.flatten().tolist() == [4, 1, 0, 3]
+    before, tail = previous(x, tail, None, torch.tensor([[True, False, True, False]]))
+    assert before[0, [0, 2], 0].tolist() == [4, 1] and tail.flatten().tolist() == [3]
+
+
+def test_a_tail_holds_one_document():
+    """After a call that ended one token into a document, the next hears that token and none before it."""
+    x, weight, bias, *_ = numbers(4, 6)
+    reset = torch.zeros(3, 6, dtype=torch.bool)
+    reset[:, 4] = True
+    _, tail = causal_conv(x, weight, bias, None, reset)
+    assert tail[:, 0].eq(0).all() and torch.equal(tail[:, 1:], x[:, 4:])
+
+
+def test_gradients():
+    x, weight, bias, reset, valid = numbers(3, 7)
+    tail = torch.randn(3, 2, 5, dtype=torch.float64)
+    given = [t[:2, :, :2].requires_grad_() if t.dim() == 3 else t[:2].requires_grad_() for t in (x, weight, bias, tail)]
+    reset, valid = reset[:2], valid[:2]
+    for flags in ((None, None), (reset, valid)):
+        assert torch.autograd.gradcheck(lambda *a, flags=flags: causal_conv(*a, *flags), given)
+
+
+def test_bfloat16_keeps_its_tail_wide():
+    x, weight, bias, *_ = numbers(4, 9)
+    out, tail = causal_conv(x.bfloat16(), weight, bias)
+    assert out.dtype == torch.bfloat16 and tail.dtype == torch.float32
+    again, _ = causal_conv(x.bfloat16()[:, :5], weight, bias, tail)
+    assert again.dtype == torch.bfloat16
+
+
+def test_wrong_shapes_are_named():
+    x = torch.randn(2, 5, 3)
+    with pytest.raises(ValueError, match=r"weight: expected \[3, K\].*got \[4, 2\]"):
+        causal_conv(x, torch.randn(4, 2))
+    with pytest.raises(ValueError, match=r"tail \[2, 3, 3\], got \[\[2, 2, 3\]\]"):
+        causal_conv(x, torch.randn(3, 4), tail=torch.randn(2, 2, 3))
+    with pytest.raises(ValueError, match="tail"):
+        previous(x, torch.randn(2, 2, 3))

@@ -1,0 +1,93 @@
+"""Masked text: which bytes are masked, what is scored, and an encoder that goes through a study."""
+
+import json
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+import torch.nn.functional as F
+
+from longitude.measure import from_frame, read_rows
+from longitude.models.encoder import LongitudeForMaskedLM
+from longitude.study import runner
+from longitude.study.cell import build_model, work_of
+from longitude.study.config import of_task, replaced
+from longitude.study.data import Text, split
+from longitude.study.masked import MASK, SHARE, Masked
+from longitude.study.statistics import conclusion
+from longitude.study.tasks import task_of
+
+TINY = of_task(
+    "masked", encodings=("rope", "alibi"), train_length=16, test_lengths=(16, 24, 48), steps=4, batch_size=2, layers=1,
+    hidden=16, heads=2, documents=4, device="cpu",
+)  # fmt: skip
+DOCUMENTS = [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)]
+
+
+@pytest.fixture(scope="module")
+def data():
+    return split(Text("numbers", DOCUMENTS), 48, 16, 4)
+
+
+def test_training_windows_hide_their_share(data):
+    examples = work_of(TINY).examples(replaced(TINY, steps=20), data, 3)
+    seen = set()
+    for i in range(40):
+        item = examples[i]
+        hidden = item["labels"] >= 0
+        assert hidden.sum() == round(SHARE * 16) == 2
+        assert (item["input_ids"][hidden] == MASK).all() and (item["input_ids"][~hidden] < 256).all()
+        assert torch.equal(examples[i]["labels"], item["labels"])  # of the seed and the window
+        whole = torch.where(hidden, item["labels"], item["input_ids"])
+        assert torch.equal(whole, examples.windows[i]["input_ids"])
+        seen |= set(hidden.nonzero().flatten().tolist())
+    assert seen == set(range(16)) and examples.targets(7) == 14
+
+
+def test_losses_are_those_of_the_hidden_bytes_at_every_length(data):
+    model, masked = build_model(TINY, "rope", 0).eval(), Masked(task_of("masked"))
+    counts = set()
+    for window in (16, 24, 48):
+        losses = masked.losses(model, data.validation, window, 48)
+        expected = []
+        for index, document in enumerate(data.validation):
+            size = (len(document) - 1) // 48 * 48
+            hidden = torch.from_numpy(np.random.default_rng(index).random(len(document)) < SHARE)[:size]
+            total = 0.0
+            for start in range(0, size, window):
+                text, mask = document[start : start + window], hidden[start : start + window]
+                logits = model(input_ids=text.masked_fill(mask, MASK)[None]).logits[0]
+                total += F.cross_entropy(logits[mask], text[mask], reduction="sum").item() if mask.any() else 0.0
+            expected.append(total)
+        np.testing.assert_allclose(losses.nats, expected, rtol=1e-5)
+        counts.add(tuple(losses.tokens))
+    assert len(counts) == 1 and 0.1 < sum(counts.pop()) / sum(len(each) for each in data.validation) < 0.2
+
+
+def test_a_study_of_encoders(tmp_path, monkeypatch):
+    monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
+    assert runner.study(runner.plan(TINY, tmp_path)).complete
+    rows = from_frame(read_rows(tmp_path / "results.parquet"))
+    assert {(row.task, row.metric, row.method) for row in rows} == {
+        ("masked", "bits_per_masked_byte", "non-overlapping")
+    }
+    assert [(row.label, row.length) for row in rows] == [
+        (label, length) for label in ("rope", "alibi") for length in (16, 24, 48)
+    ]
+    table = pd.read_parquet(tmp_path / "cells/rope-0/documents.parquet")
+    sums = table[table["length"] == 48][["nats", "bytes"]].sum()
+    assert rows[2].value == pytest.approx(sums["nats"] / sums["bytes"] / math.log(2))
+    model = LongitudeForMaskedLM.from_pretrained(tmp_path / "cells/rope-0")
+    again = Masked(task_of("masked")).losses(model.eval(), work_of(TINY).prepare(TINY).validation, 48, 48)
+    assert again.nats.sum() == pytest.approx(sums["nats"], rel=1e-5)
+    assert "bits per masked byte within 2% of those at 16" in conclusion(tmp_path)
+    losses = [json.loads(line) for line in (tmp_path / "cells/rope-0/losses.jsonl").read_text().splitlines()]
+    assert [entry["tokens"] for entry in losses] == [4, 8, 12, 16]
+
+
+def test_a_recurrence_hears_one_side_only(tmp_path, monkeypatch):
+    monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
+    with pytest.raises(ValueError, match="--encodings mamba: mixer: 'mamba' hears only what came before"):
+        runner.plan(replaced(TINY, encodings=("mamba",)), tmp_path / "run")

@@ -1,0 +1,304 @@
+"""Tasks of whole answers: examples as documented, of the seed alone; exact answers counted as they are written."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from longitude.measure import from_frame, read_rows
+from longitude.measure.retrieval import scoring
+from longitude.study import cell as cells, runner, sequences
+from longitude.study.cell import Cell, Watcher, build_model, run_cell, work_of
+from longitude.study.checkpoints import LossLog
+from longitude.study.config import checked, of_task, replaced
+from longitude.study.results import read_run
+from longitude.study.sequences import END, PADDING, START, Pairs
+from longitude.study.statistics import conclusion
+from longitude.study.tasks import TASKS, task_of
+
+NAMES = ("copy", "reverse", "sort", "add")
+TINY = of_task(
+    "reverse", encodings=("rope", "t5"), train_length=4, test_lengths=(2, 4, 6), steps=8, batch_size=4, layers=1,
+    hidden=16, heads=2, documents=6, device="cpu",
+)  # fmt: skip
+
+
+def spoken(symbols) -> str:
+    """Bytes as text; END is "." and padding "_"."""
+    return "".join({END: ".", PADDING: "_"}.get(int(each)) or chr(int(each)) for each in symbols)
+
+
+# ---- examples ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [1, 7, 33])
+@pytest.mark.parametrize("name", NAMES)
+def test_answers_are_right(name, length):
+    sources, answers = task_of(name).work.tests(length, 50)
+    for source, answer in zip(map(spoken, sources), map(spoken, answers), strict=True):
+        assert source.endswith(".") and answer.endswith(".")
+        source, answer = source[:-1], answer[:-1]
+        if name == "add":
+            one, other = source.split("+")
+            assert len(one) == len(other) == length and len(answer) == length + 1
+            assert int(one[::-1]) + int(other[::-1]) == int(answer[::-1])
+        else:
+            assert len(source) == length and source.isalpha() and source.islower()
+            assert answer == {"copy": source, "reverse": source[::-1], "sort": "".join(sorted(source))}[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_positions_are_those_of_the_longest_sequence(name):
+    for length in (1, 5, 16):
+        source, answer = task_of(name).work.tests(length, 1)
+        assert task_of(name).positions(length) == max(source.shape[1], answer.shape[1])
+
+
+def test_letters_and_lengths_are_equally_likely():
+    pairs = Pairs(task_of("reverse").work, 4, 20_000, seed=0)
+    lengths = np.bincount(pairs.lengths, minlength=5) / 20_000
+    assert lengths[0] == 0 and np.abs(lengths[1:] - 0.25).max() < 0.02
+    letters = np.bincount(pairs.draws.ravel(), minlength=26) / pairs.draws.size
+    assert len(letters) == 26 and np.abs(letters - 1 / 26).max() < 0.005
+
+
+def test_training_examples_belong_to_the_seed():
+    work = task_of("reverse").work
+    pairs = Pairs(work, 5, 40, seed=1)
+    item = pairs[7]
+    again = Pairs(work, 5, 90, seed=1)[7]  # whatever comes after
+    assert item.keys() == {"input_ids", "attention_mask", "labels"} and all(
+        torch.equal(item[k], again[k]) for k in item
+    )
+    assert not all(torch.equal(pairs[i]["labels"], Pairs(work, 5, 40, seed=2)[i]["labels"]) for i in range(40))
+    targets = 0
+    for i in range(40):
+        item = pairs[i]
+        length = int(item["attention_mask"].sum())
+        source, answer = spoken(item["input_ids"][:length]), spoken(item["labels"][item["labels"] >= 0])
+        assert source[:-1] == answer[:-1][::-1] and source[-1] == answer[-1] == "."
+        assert (item["input_ids"][length:] == PADDING).all() and (item["labels"][length:] == -100).all()
+        targets += len(answer)
+        assert pairs.targets(i + 1) == targets
+
+
+def test_test_examples_are_the_same_for_all_and_none_is_trained():
+    work = task_of("reverse").work
+    assert torch.equal(work.tests(9, 5)[0], work.tests(9, 8)[0][:5])
+    pairs = Pairs(work, 9, 2000, seed=0)
+    trained = {spoken(pairs[i]["labels"][:9]) for i in range(2000) if pairs.lengths[i] == 9}
+    assert len(trained) > 150 and not trained & {spoken(answer[:9]) for answer in work.tests(9, 200)[1]}
+
+
+def test_sampled_positions_go_to_both_streams():
+    config = checked(replaced(TINY, positions="randomized"))
+    assert config.position_range == 7  # of the longest example and its end
+    [item, other] = (work_of(config).examples(config, None, 3)[i] for i in (5, 6))
+    for name in ("position_ids", "decoder_position_ids"):
+        assert item[name].shape == item["input_ids"].shape and (item[name].diff() > 0).all() and item[name].max() < 7
+        assert not torch.equal(item[name], other[name])
+    assert build_model(config, "learned", 0).config.max_position_embeddings == 7
+    with pytest.raises(ValueError, match="at least the training length 4 with its 5 positions, got 4"):
+        checked(replaced(TINY, positions="randomized", position_range=4))
+
+
+# ---- measuring ---------------------------------------------------------------------------------------------------------
+
+
+class Scribe(torch.nn.Module):
+    """Knows the right answers, and spoils those that it is told to."""
+
+    dtype = torch.float32
+
+    def __init__(self, work, spoil):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.work, self.spoil, self.asked = work, spoil, 0
+
+    def generate(self, input_ids, attention_mask, max_new_tokens, do_sample, num_beams):
+        assert not do_sample and num_beams == 1 and attention_mask.all() and not self.training
+        length = input_ids.shape[1] - 1
+        answer = self.work.tests(length, self.asked + len(input_ids))[1][self.asked :]
+        self.asked += len(input_ids)
+        assert max_new_tokens == answer.shape[1]
+        said = torch.nn.functional.pad(answer, (1, 0), value=START)
+        return self.spoil(said)
+
+
+def measured(spoil, examples=6):
+    work, config = task_of("reverse").work, replaced(TINY, documents=examples)
+    labels = {"task": "reverse", "label": "rope", "seed": 0}
+    rows, table = work.measure(Scribe(work, spoil), config, None, [4], labels, lambda done, total: None)
+    return {row.metric: row for row in rows}, table
+
+
+def test_right_answers_count_fully():
+    rows, table = measured(lambda said: said)
+    exact, symbols = rows["exact_match"], rows["symbol_accuracy"]
+    assert (exact.value, exact.low, exact.high) == scoring.mean([1.0] * 6) and exact.low < 0.7
+    assert (exact.task, exact.method, exact.length, exact.documents, exact.count, exact.tokens) == (
+        "reverse", "greedy", 4, 6, 6, 24,
+    )  # fmt: skip
+    assert (symbols.value, symbols.count) == (1.0, 24)
+    assert list(table["exact"]) == [1] * 6 and list(table["right"]) == [4] * 6 and set(table["symbols"]) == {4}
+
+
+def test_a_wrong_symbol_a_missing_end_and_an_early_end_are_wrong_answers():
+    def spoil(said):
+        said = said.clone()
+        said[0, 2] = ord("!")  # one symbol of four
+        said[1, 5] = ord("a")  # goes on where it should end
+        said[2, 3:] = torch.tensor([END, PADDING, PADDING])  # ends after two of four
+        return said
+
+    rows, table = measured(spoil)
+    assert list(table["exact"]) == [0, 0, 0, 1, 1, 1] and list(table["right"]) == [3, 4, 2, 4, 4, 4]
+    assert rows["exact_match"].value == 0.5 and rows["symbol_accuracy"].value == pytest.approx(21 / 24)
+
+
+def test_answers_that_all_end_early_are_filled_up():
+    rows, _ = measured(lambda said: torch.nn.functional.pad(said[:, :2], (0, 1), value=END))
+    assert rows["exact_match"].value == 0 and rows["symbol_accuracy"].value == 0.25
+
+
+def test_answers_are_generated_as_the_whole_pass_would_say(tmp_path):
+    """Greedy generation with the cache writes what the model finds likeliest, given what it wrote."""
+    config = replaced(TINY, steps=30)
+    model, work = build_model(config, "rope", 0).eval(), work_of(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) / 4)
+    source, _ = work.tests(5, 7)
+    said = sequences.answers(model, source, 6)
+    for row, words in zip(source, said, strict=True):
+        length = int((words == END).nonzero()[0]) + 1 if (words == END).any() else 6
+        read = torch.cat([torch.tensor([START]), words[: length - 1]])[None]
+        logits = model(input_ids=row[None], decoder_input_ids=read).logits[0]
+        assert torch.equal(logits.argmax(-1), words[:length]) and (words[length:] == PADDING).all()
+
+
+# ---- a study -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory):
+    path = tmp_path_factory.mktemp("done")
+    assert runner.study(runner.plan(TINY, path)).complete
+    return path
+
+
+def test_a_study_of_answers(done, monkeypatch):
+    rows = from_frame(read_rows(done / "results.parquet"))
+    assert {(row.task, row.metric, row.method, row.weighting) for row in rows} == {
+        ("reverse", "exact_match", "greedy", "example"), ("reverse", "symbol_accuracy", "greedy", "example"),
+    }  # fmt: skip
+    assert [(row.label, row.length) for row in rows if row.metric == "exact_match"] == [
+        (label, length) for label in ("rope", "t5") for length in (2, 4, 6)
+    ]
+    assert {row.train_length for row in rows} == {4} and {row.documents for row in rows} == {6}
+    study = json.loads((done / "study.json").read_text())
+    assert study["configuration"]["task"] == "reverse" and study["data"]["source"].startswith(
+        "generated: words of letters"
+    )
+    losses = [json.loads(line) for line in (done / "cells/rope-0/losses.jsonl").read_text().splitlines()]
+    assert losses[-1]["tokens"] == Pairs(task_of("reverse").work, 4, 32, 0).targets(32)
+    table = pd.read_parquet(done / "cells/rope-0/documents.parquet")
+    assert list(table) == "label seed method length document exact right symbols".split() and len(table) == 18
+    assert not [path for path in done.rglob("*") if path.suffix == ".txt"]  # examples are nowhere on the disk
+    monkeypatch.setattr(runner, "run_cell", None)  # nothing is run again
+    assert runner.study(runner.plan(TINY, done)).complete
+
+
+def test_another_task_is_another_study(done):
+    with pytest.raises(ValueError, match="holds a study with --task reverse, not copy; --fresh starts over"):
+        runner.study(runner.plan(replaced(TINY, task="copy"), done))
+
+
+class Killed(BaseException):
+    """What nothing catches, as nothing catches kill -9."""
+
+
+@pytest.mark.parametrize(("where", "name", "when"), [(LossLog, "append", 5), (cells, "write_rows", 1)])
+@pytest.mark.parametrize("sampler", ["contiguous", "randomized"])
+def test_a_killed_cell_ends_with_the_same_files(where, name, when, sampler, tmp_path, monkeypatch):
+    config = checked(replaced(TINY, encodings=("rope",), positions=sampler))
+    data = work_of(config).prepare(config)
+    whole, killed = Cell(tmp_path / "whole", "rope", 1), Cell(tmp_path / "killed", "rope", 1)
+    run_cell(config, whole, data, None, Watcher())
+    plain, calls = getattr(where, name), []
+
+    def dies(*arguments):
+        calls.append(1)
+        if len(calls) == when:
+            raise Killed
+        return plain(*arguments)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, dies)
+        with pytest.raises(Killed):
+            run_cell(config, killed, data, None, Watcher())
+    status = run_cell(config, killed, data, None, Watcher())
+    assert status is not None and status.status == "done"
+    for file in ("results.parquet", "documents.parquet", "losses.jsonl", "model.safetensors"):
+        assert (whole.folder / file).read_bytes() == (killed.folder / file).read_bytes(), file
+
+
+def test_lengths_beyond_a_table_are_missing_and_said(tmp_path):
+    config = replaced(TINY, encodings=("learned",), steps=2)
+    outcome = runner.study(runner.plan(config, tmp_path))
+    [(_, status)] = outcome.cells
+    assert (
+        status.status == "done" and status.reason == "learned has no positions from 5 on, so it was not measured at 6"
+    )
+    assert set(read_rows(tmp_path / "results.parquet")["length"]) == {2, 4}
+    assert "no encoding was measured at 6 symbols" in conclusion(read_run(tmp_path)).lower()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"task": "revers"}, "unknown task of --task 'revers': did you mean 'reverse'"),
+        ({"data": "stdlib"}, "--data of --task reverse must be generated, got stdlib; leave it out"),
+        ({"task": "text", "methods": ("sliding",)}, "--data of --task text must be a text, got generated"),
+        ({"methods": ("sliding",)}, "unknown method 'sliding': .*greedy"),
+        ({"stride": 2}, "--stride is of sliding windows"),
+        ({"test_lengths": (0, 2)}, "--test-lengths must be positive numbers of symbols"),
+        ({"encodings": ("fox",)}, "--encodings fox: encoding: FoX has no meaning for tokens in the future"),
+    ],
+)
+def test_wrong_use(change, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        runner.plan(replaced(TINY, **change), tmp_path / "run")
+    assert not list(tmp_path.iterdir())
+
+
+def test_all_are_the_encodings_that_an_encoder_understands():
+    everything = checked(replaced(TINY, encodings=("all",))).encodings
+    assert "fox" not in everything and {"rope", "t5", "shaw", "none"} <= set(everything)
+
+
+def test_every_task_has_its_defaults():
+    for name, task in TASKS.items():
+        config = checked(of_task(name))
+        assert config.task == name and set(config.methods) <= set(task.methods)
+        assert len(config.encodings) >= 4 and max(config.test_lengths) > config.train_length
+    assert of_task("reverse", steps=3).steps == 3
+
+
+@pytest.mark.slow
+def test_it_learns():
+    """A small encoder-decoder copies short words of few steps' training, and knows where they end."""
+    config = of_task(
+        "copy", encodings=("rope",), train_length=3, test_lengths=(3,), steps=300, batch_size=32, layers=1, hidden=48,
+        heads=4, documents=50, device="cpu",
+    )  # fmt: skip
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as folder:
+        cell = Cell(Path(folder), "rope", 0)
+        run_cell(config, cell, work_of(config).prepare(config), None, Watcher())
+        rows = from_frame(read_rows(cell.folder / "results.parquet"))
+    assert next(row.value for row in rows if row.metric == "exact_match") > 0.5
