@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
-OUT    ?= benchmarks/results/$(shell date +%F).json
+OUT    ?= benchmarks/results/$(shell date +%F)$(OF).json
 PYTEST_ARGS ?= -n 2
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
@@ -23,10 +23,10 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-all check format bench properties clean new-torch
+.PHONY: help install study report checkpoint test test-all check format bench bench-mixers bench-decode properties clean new-torch
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-10s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
 	@echo
 	@echo '  ARGS="--encodings rope alibi"   options for study, report, bench, properties'
 	@echo '  PYTHON=python3.12               the Python that makes .venv (3.11 to 3.13)'
@@ -61,6 +61,14 @@ format: $(VENV)/test.stamp ## let ruff format and fix what it can
 
 bench: $(VENV)/bench.stamp ## what each encoding costs, against our targets and other libraries (under ten minutes, quiet)
 	$(BIN)/longitude bench --set --out $(OUT) $(ARGS)
+
+bench-mixers: OF := -mixers
+bench-mixers: $(VENV)/bench.stamp ## what each mixer and the whole models cost, against our targets (under ten minutes, quiet)
+	$(BIN)/longitude bench --mixer-set --out $(OUT) $(ARGS)
+
+bench-decode: OF := -decode
+bench-decode: $(VENV)/bench.stamp ## what a generated token costs behind contexts up to 32768, for every mixer (a few minutes, quiet)
+	$(BIN)/longitude bench --decode --out $(OUT) $(ARGS)
 
 properties: $(VENV)/study.stamp ## the four properties of every encoding, measured: codes, offsets, length, cost (an hour)
 	$(BIN)/python benchmarks/properties.py $(ARGS)

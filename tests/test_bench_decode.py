@@ -3,6 +3,7 @@
 import json
 import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from longitude.bench.decode import Decoder, Line, all_labels, decode, exponent
 from longitude.bench.sweep import Nobody
 from longitude.bench.target import Session
 from longitude.cli import main
+from longitude.cli.bench import defaults
 from longitude.mixing import mixer, mixers
 from longitude.testing.mixers import bytes_held
 
@@ -41,6 +43,7 @@ def test_exponents_are_slopes():
     for p in (0.0, 0.5, 1.0, 2.0):
         assert exponent(contexts, [3 * n**p for n in contexts]) == pytest.approx(p)
     assert exponent([64], [1.0]) is None
+    assert [decode_report._power(p) for p in (None, -0.001, 0.66, -0.11)] == ["", "0.00", "0.66", "-0.11"]
 
 
 @pytest.mark.parametrize("label", LABELS)
@@ -90,7 +93,7 @@ def test_the_growth_of_a_hybrid_is_its_steepest():
 def test_all_is_every_mixer():
     labels = all_labels()
     assert [name for name in mixers() if not any(name in label for label in labels)] == []
-    assert labels[0] == "none+attention" and "rope+attention" in labels
+    assert "rope+attention" in labels and len(labels) == len(mixers())
     config = checked_for_decoding(BenchConfig(mixers=labels, contexts=(16,)))
     assert checked_for_decoding(BenchConfig(contexts=(16,))).mixers == config.mixers
 
@@ -111,6 +114,20 @@ def test_decode_ends_with_table_json_and_chart(tmp_path, capsys):
         row["cache_bytes"] for row in found["rows"]
     }
     assert found["lines"][0]["mixers"][0]["name"] == "attention" and found["lines"][0]["growth"] == "O(N)"
+
+
+def test_no_measurement_overwrites_another(tmp_path, monkeypatch, capsys):
+    """Without --out, and by make: a file for each."""
+    monkeypatch.chdir(tmp_path)
+    places = {str(defaults(asked.split())["out"]) for asked in ("", "--set", "--mixer-set", "--decode")}
+    assert len(places) == 4
+    asked = ("--contexts", "16", "--mixers", "retention", "--repeats", "1", "--threads", "1")
+    assert command(capsys, "bench", "--decode", *asked)[0] == 0
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
+        f"bench-decode.{kind}" for kind in ("html", "json", "svg")
+    ]
+    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    assert "bench-mixers: OF := -mixers" in makefile and "bench-decode: OF := -decode" in makefile
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,19 @@ def test_pieces(encoding: str, options: dict, documents: Tensor | None, grad: bo
             assert other.get_seq_length() == 45
 
 
+@torch.no_grad()
+def test_a_row_that_ends_one_document_and_begins_another_beside_a_longer_one() -> None:
+    """Runs are grouped by length: a row's new document may be in a group that runs before the one of its old document."""
+    documents = torch.zeros(2, 45, dtype=torch.long)
+    documents[0, 25:], documents[1, 3:5], documents[1, 24:] = 1, -1, 1
+    mixer, x = layer(), tokens(2)
+    whole, expected = heard(mixer, x, [45], documents)
+    for cuts in ([16, 29], [7, 13, 25]):
+        out, cache = heard(mixer, x, cuts, documents)
+        torch.testing.assert_close(out[documents >= 0], whole[documents >= 0], rtol=0, atol=1e-12)
+        assert_same(cache.state, expected.state)
+
+
 def test_gradients_through_pieces() -> None:
     mixer, x = layer(merge="learned"), tokens().requires_grad_()
     wanted = [x, *mixer.parameters()]

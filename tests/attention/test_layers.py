@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -168,3 +169,44 @@ def test_documents_in_the_mask_alone_are_refused_where_tokens_are_read() -> None
     layer = lg.MultiHeadAttention(16, 4, encoding=lg.FoX(16, 4))
     with pytest.raises(ValueError, match="say documents and padding as documents="):
         layer(torch.zeros(1, 4, 16), mask=lg.Causal() & lg.Documents(torch.tensor([0, 0, 1, 1])))
+
+
+CACHED = {
+    "attention": {},
+    "window": {"size": 3},
+    "latent": {},
+    "hierarchical": {"window": 3},
+    "mamba": {},
+    "retention": {},
+}
+TAKES = {(name, name) for name in CACHED} | {("attention", "window")}  # a cache of everything serves a window, too
+
+
+@pytest.mark.parametrize("to", CACHED)
+@pytest.mark.parametrize("of", CACHED)
+@torch.no_grad()
+def test_a_cache_of_another_mixer_is_refused(of: str, to: str) -> None:
+    """Each way: what one mixer has left in its cache serves no other."""
+
+    def made(name: str) -> Any:
+        sizes_ = {"dim": 16} if name == "mamba" else {"dim": 16, "num_heads": 2}
+        return lg.mixer(name, **sizes_, **CACHED[name])
+
+    x, cache = torch.randn(2, 7, 16), made(of).cache_layer()
+    made(of)(x, cache=cache)
+    if (of, to) in TAKES:
+        assert made(to)(x, cache=cache).shape == x.shape
+        return
+    with pytest.raises(ValueError, match=r"cache: .*expected"):
+        made(to)(x, cache=cache)
+
+
+@pytest.mark.parametrize("of", CACHED)
+@pytest.mark.parametrize("filled", [True, False])
+def test_cross_attention_takes_its_own_cache_only(of: str, filled: bool) -> None:
+    own = lg.mixer(of, **({"dim": 16} if of == "mamba" else {"dim": 16, "num_heads": 2}), **CACHED[of])
+    x, cache = torch.randn(2, 7, 16), own.cache_layer()
+    if filled:
+        own(x, cache=cache)
+    with pytest.raises(ValueError, match="cache: CrossAttention expected the DynamicLayer"):
+        lg.CrossAttention(16, 2)(x, x, cache=cache)

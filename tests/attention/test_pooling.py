@@ -182,3 +182,15 @@ def test_what_has_no_heads_of_keys():
     ):
         with pytest.raises(ValueError, match=message):
             pool_heads(trained, 2)
+
+
+def test_a_mixer_that_says_its_own_number_of_heads() -> None:
+    """Means are of the heads that a layer has, whatever the config says for the others."""
+    config = lg.LongitudeConfig(
+        vocab_size=20, hidden_size=32, num_hidden_layers=1, num_attention_heads=8, intermediate_size=32,
+        mixer={"name": "attention", "num_kv_heads": 4},
+    )  # fmt: skip
+    model = lg.LongitudeForCausalLM(config)
+    ours = (m.model.layers[0].mixer.k_proj.weight for m in (model, lg.pool_heads(model, 2)))  # type: ignore[union-attr]
+    before, after = ours
+    torch.testing.assert_close(after, before.unflatten(0, (2, 2, 4)).mean(1).flatten(0, 1))

@@ -258,9 +258,9 @@ def test_is_known_by_name():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 0}, "a size of 1 or more, got 0"),
-        ({"size": 2.5}, "a size of 1 or more, got 2.5"),
-        ({"size": 2, "step": 0}, "a step of 1 or more, got 0"),
+        ({"size": 0}, "WindowAttention: expected size to be an int of 1 or more, got 0"),
+        ({"size": 2.5}, "size to be an int of 1 or more, got 2.5"),
+        ({"size": 2, "step": 0}, "step to be an int of 1 or more, got 0"),
     ],
 )
 def test_mistakes_when_made(options, message):

@@ -1,4 +1,4 @@
-"""`longitude check`: exit codes, the table, JSON, and encodings of the user's own."""
+"""`longitude check`: exit codes, the table, JSON, and encodings and mixers of the user's own."""
 
 import json
 
@@ -6,11 +6,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from longitude.cli.check import check, encoding_of
-from longitude.measure.laws.encodings import check_encoding
+from longitude.cli.check import check, part_of
+from longitude.measure.laws.encodings import check_part
 
 OWN = '''
 import torch
+from longitude.attention.mixer import Mixer
 from longitude.positions.base import Encoding, OffsetBias, PairBias, wide
 
 
@@ -32,6 +33,23 @@ class Root(Encoding):
             return -rates.view(-1, *[1] * offset.dim()) * offset.abs().to(rates).sqrt()
 
         return (OffsetBias(at),)
+
+
+class Mean(Mixer):
+    """The mean of the tokens so far, times a matrix."""
+
+    def __init__(self, dim: int, leak: bool = False):
+        super().__init__()
+        self.dim, self.leak = dim, leak
+        self.out = torch.nn.Linear(dim, dim)
+
+    def forward(self, x, **said):
+        count = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
+        return self.out(x.mean(1, keepdim=True).expand_as(x) if self.leak else x.cumsum(1) / count)
+
+
+def meaner(dim):
+    return Mean(dim, leak=True)
 
 
 class NoEncoding:
@@ -95,18 +113,26 @@ def test_a_failure_is_explained_in_the_table(folder, capsys):
 
 def test_wrong_use_is_a_value_error(folder, own):
     for said, words in (
-        ({"model_or_encoding": str(folder / "nowhere")}, "there is no such folder"),
-        ({"model_or_encoding": str(folder), "laws": ("caching",)}, "unknown law"),
-        ({"model_or_encoding": str(folder), "length": 4}, "expected 16 tokens or more"),
-        ({"model_or_encoding": "alibi", "length": 64}, "--length is for models"),
-        ({"model_or_encoding": "alibi:slope=3"}, "unknown option"),
-        ({"model_or_encoding": "alibi+rope"}, "expected one encoding"),
-        ({"model_or_encoding": "no.such.module:Class"}, "there is no such module"),
-        ({"model_or_encoding": f"{own}:Rot"}, "did you mean 'Root'"),
-        ({"model_or_encoding": f"{own}:Root:rat=2"}, "unknown option"),
-        ({"model_or_encoding": f"{own}:NoEncoding"}, "of a longitude.Encoding, and NoEncoding makes a NoEncoding"),
-        ({"model_or_encoding": f"{own}:Raising"}, "Raising cannot be built: it raised RuntimeError: no room"),
-        ({"model_or_encoding": "./alibbi"}, "no such folder"),
+        ({"model_or_part": str(folder / "nowhere")}, "there is no such folder"),
+        ({"model_or_part": str(folder), "laws": ("caching",)}, "unknown law"),
+        ({"model_or_part": str(folder), "length": 4}, "expected 16 tokens or more"),
+        ({"model_or_part": "alibi", "length": 64}, "--length is for models"),
+        ({"model_or_part": "alibi:slope=3"}, "unknown option"),
+        ({"model_or_part": "alibi+rope"}, "expected one encoding or mixer"),
+        ({"model_or_part": "rope+mamba"}, "expected one encoding or mixer"),
+        ({"model_or_part": "mamba", "reference": "alibi"}, "--reference is for models"),
+        ({"model_or_part": "window:sise=8"}, "did you mean 'size'"),
+        ({"model_or_part": "window:size=0"}, "size"),
+        ({"model_or_part": "mamba", "laws": ("far_positions",)}, "unknown law 'far_positions'"),
+        ({"model_or_part": "no.such.module:Class"}, "there is no such module"),
+        ({"model_or_part": f"{own}:Rot"}, "did you mean 'Root'"),
+        ({"model_or_part": f"{own}:Root:rat=2"}, "unknown option"),
+        (
+            {"model_or_part": f"{own}:NoEncoding"},
+            "longitude.Encoding or a longitude.Mixer, and NoEncoding makes a NoEncoding",
+        ),
+        ({"model_or_part": f"{own}:Raising"}, "Raising cannot be built: it raised RuntimeError: no room"),
+        ({"model_or_part": "./alibbi"}, "no such folder"),
     ):
         with pytest.raises(ValueError, match=words):
             check(**said)
@@ -119,19 +145,22 @@ def test_an_encoding_misspelt(monkeypatch):
     monkeypatch.setattr("longitude.measure.checkpoint.load", none)  # the hub is not asked
     with pytest.raises(ValueError, match="alibbi: no such name on the hub; did you mean the encoding 'alibi'"):
         check("alibbi")
+    with pytest.raises(ValueError, match="mambo: no such name on the hub; did you mean the mixer 'mamba'"):
+        check("mambo")
     with pytest.raises(ValueError, match=r"no such name on the hub$"):
         check("owner/llama")
 
 
-def test_what_is_an_encoding(own, monkeypatch):
-    assert encoding_of("nobody/model") is None
-    assert encoding_of("rope:base=500000") == ("rope", {"base": 500000})
-    kind, options = encoding_of(f"{own}:Root:rate=2.5")
+def test_what_is_an_encoding_or_a_mixer(own, monkeypatch):
+    assert part_of("nobody/model") is None
+    assert part_of("rope:base=500000") == ("rope", {"base": 500000})
+    assert part_of("window:size=8") == ("window", {"size": 8})
+    kind, options = part_of(f"{own}:Root:rate=2.5")
     assert kind.__name__ == "Root" and options == {"rate": 2.5}
-    assert encoding_of("longitude.positions.bias:ALiBi")[0].__name__ == "ALiBi"
+    assert part_of("longitude.positions.bias:ALiBi")[0].__name__ == "ALiBi"
     monkeypatch.chdir(own.parent)
     (own.parent / "alibi").mkdir()
-    assert encoding_of("alibi") is None  # a folder is a model
+    assert part_of("alibi") is None  # a folder is a model
 
 
 def test_an_encoding_of_ones_own(own, capsys):
@@ -144,8 +173,31 @@ def test_an_encoding_of_ones_own(own, capsys):
     assert broken["measured"] > broken["threshold"]
 
 
+def test_a_mixer_by_name(capsys):
+    """`longitude check mamba` tries what longitude.testing.mixers.check("mamba") does."""
+    assert check("mamba", laws=("rows", "saved"), json=True) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["kind"] == "mixer" and said["failed"] == 0
+    assert [(one["law"], one["outcome"], one["hint"]) for one in said["laws"]] == [
+        ("rows", "pass", ""),
+        ("saved", "pass", ""),
+    ]
+    rows = said["laws"][0]
+    assert rows["measured"] <= rows["threshold"] and "a row of a batch" in rows["compares"].lower()
+    assert check("window:size=8", laws=("rows",)) == 0
+    assert "1 pass, 0 fail" in capsys.readouterr().out
+
+
+def test_a_mixer_of_ones_own(own, capsys):
+    assert check(f"{own}:Mean", laws=("causality",)) == 0
+    assert check(f"{own}:Mean:leak=true", laws=("causality",)) == 1
+    assert "differs by" in capsys.readouterr().out
+    (broken,) = check_part(part_of(f"{own}:meaner")[0], laws=("causality",))
+    assert broken.outcome == "fail" and "differs by" in broken.hint
+
+
 def test_a_registered_name_says_why_a_law_does_not_apply():
-    found = {one.law: one for one in check_encoding("alibi", laws=("export", "order"))}
+    found = {one.law: one for one in check_part("alibi", laws=("export", "order"))}
     assert found["export"].outcome == "not applicable" and "plain attention" in found["export"].reason
     assert found["order"].outcome == "pass" and found["order"].compares
 
@@ -153,4 +205,4 @@ def test_a_registered_name_says_why_a_law_does_not_apply():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["alibi", "rope"])
 def test_registered_encodings_pass(name):
-    assert {one.outcome for one in check_encoding(name)} <= {"pass", "not applicable"}
+    assert {one.outcome for one in check_part(name)} <= {"pass", "not applicable"}

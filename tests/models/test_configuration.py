@@ -5,7 +5,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 import longitude as lg
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
@@ -31,6 +31,12 @@ PER_LAYER = [
         ({"num_attention_heads": 3}, "num_attention_heads to divide hidden_size, got 3 and 128"),
         ({"num_key_value_heads": 3}, "num_key_value_heads to divide num_attention_heads, got 3 and 4"),
         ({"hidden_size": 0}, "hidden_size: expected 1 or more, got 0"),
+        ({"intermediate_size": 0}, "intermediate_size: expected 1 or more, got 0"),
+        ({"num_encoder_layers": 0}, "num_encoder_layers: expected 1 or more, got 0"),
+        ({"layer_norm_eps": 0.0}, "layer_norm_eps: expected a number above 0, got 0.0"),
+        ({"initializer_range": -1.0}, "initializer_range: expected a number above 0, got -1.0"),
+        ({"hidden_dropout": 1.5}, "hidden_dropout: expected 0 <= hidden_dropout < 1, got 1.5"),
+        ({"attention_dropout": -0.5}, "attention_dropout: expected 0 <= attention_dropout < 1, got -0.5"),
         ({"num_hidden_layers": -1}, "num_hidden_layers: expected 1 or more, got -1"),
         ({"encoding": "alibbi"}, r"unknown encoding 'alibbi': did you mean 'alibi'\? lg.encodings\(\) lists them"),
         ({"encoding": {"name": "rope", "bse": 1.0}}, "unknown option of 'rope' 'bse': did you mean 'base'"),
@@ -44,6 +50,7 @@ PER_LAYER = [
         ({"norm_position": "after"}, "unknown norm_position 'after': there are: post, pre"),
         ({"mixer": "atention"}, "unknown mixer 'atention': did you mean 'attention'"),
         ({"mixers": ["attention"]}, "mixers: expected 4, one per layer, got 1"),
+        ({"mixers": "mamba"}, "mixers: expected a list of 4, one per layer, got 'mamba'"),
         ({"attention_backend": "tabel"}, "unknown backend 'tabel': did you mean 'table'"),
     ],
 )
@@ -148,6 +155,17 @@ def test_the_bare_decoder_comes_back_too(build, ids, tmp_path):
     bare = AutoModel.from_pretrained(tmp_path, dtype=torch.float64)
     with torch.no_grad():
         assert torch.equal(deepcopy(bare)(ids()).last_hidden_state, model.model(ids()).last_hidden_state)
+
+
+@pytest.mark.parametrize("kind", [AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM])
+def test_a_checkpoint_of_another_kind_is_refused(kind, build, tmp_path):
+    """An encoder's weights fit a decoder, which would make nonsense of them without a word."""
+    lg.LongitudeForMaskedLM(build().config).save_pretrained(tmp_path)
+    with pytest.raises(
+        ValueError, match=r"expected a checkpoint of .* got one of LongitudeForMaskedLM; load it with lg\."
+    ):
+        kind.from_pretrained(tmp_path)
+    kind.from_config(AutoConfig.from_pretrained(tmp_path))  # a new one of its shape is no checkpoint
 
 
 @pytest.mark.parametrize("name", lg.encodings())

@@ -113,6 +113,32 @@ def test_guesses_that_are_taken_back(spec, build, ids):
     assert any(cropped)
 
 
+@pytest.mark.parametrize("mixer", ["mamba", "hierarchical"])
+def test_guesses_that_could_not_be_taken_back(mixer, build, ids):
+    sizes = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
+    model = lg.LongitudeForCausalLM(lg.LongitudeConfig(**sizes, mixers=["attention", mixer]))
+    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+        generate(model, ids(1, 7), assistant_model=build("none"))
+
+
+@pytest.mark.parametrize("spec", ["rope", "learned", "fox"])
+def test_the_last_document_goes_on(spec, build, ids):
+    """What a packed prompt is followed by is what its last document is followed by alone; left padding included."""
+    model, x = build(spec), ids(2, 11)
+    documents = torch.tensor([[0] * 4 + [1] * 7] * 2)
+    mask = (torch.arange(11) >= torch.tensor([[0], [2]])).long()
+    for beams in (1, 2):
+        packed = generate(model, x, document_ids=documents, attention_mask=mask, num_beams=beams)
+        assert torch.equal(packed[:, 4:], generate(model, x[:, 4:], num_beams=beams))
+
+
+def test_embeddings_instead_of_tokens(build, ids):
+    model, x = build("rope"), ids(2, 11)
+    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(x)}
+    written = model.generate(inputs_embeds=model.get_input_embeddings()(x), **options)
+    assert torch.equal(written, model.generate(x, **options)[:, 11:])
+
+
 def test_an_empty_cache_of_transformers_is_adopted(build, ids):
     model, x = build("fox"), ids()
     assert torch.equal(generate(model, x, past_key_values=DynamicCache()), generate(model, x))

@@ -1,22 +1,26 @@
 """Retention, RWKV6, Mamba2 and Performer as layers: cache, documents, padding, precision, registry, checkpoints."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
+from transformers.initialization import guard_torch_init_functions
 
 import longitude as lg
 from longitude.attention.mixer import mixer_options, mixer_resolved, registered
 from longitude.recurrent import RWKV6, Mamba2, Performer, Retention
 
 EXACT = torch.float64
-LAYERS = {
-    "retention": lambda: Retention(32, 4),
-    "rwkv6": lambda: RWKV6(32, 4, mix_rank=4, decay_rank=6),
-    "mamba2": lambda: Mamba2(32, head_dim=8, state_size=6, groups=2),
-    "performer": lambda: Performer(32, 4, 2),
+OPTIONS = {
+    "retention": {"dim": 32, "num_heads": 4},
+    "rwkv6": {"dim": 32, "num_heads": 4, "mix_rank": 4, "decay_rank": 6},
+    "mamba2": {"dim": 32, "head_dim": 8, "state_size": 6, "groups": 2},
+    "performer": {"dim": 32, "num_heads": 4, "num_kv_heads": 2},
 }
+KINDS = {"retention": Retention, "rwkv6": RWKV6, "mamba2": Mamba2, "performer": Performer}
+LAYERS = {name: partial(kind, **OPTIONS[name]) for name, kind in KINDS.items()}
 
 
 @pytest.fixture(params=LAYERS)
@@ -87,6 +91,33 @@ def test_a_row_goes_on_after_padding_as_if_it_were_alone(name):
         if name != "retention":  # its keys are turned by position, and say so in the state
             assert_close(held[:1], wanted)
     assert_close(layer(x[:, 20:], documents=documents, cache=cache)[:1], layer(x[:1, 20:], cache=alone))
+
+
+def test_every_layer_has_the_three_forms(name):
+    layer, x = built(name), tokens()
+    for mode in ("parallel", "recurrent"):
+        other = lg.mixer(name, **{**OPTIONS[name], "mode": mode}).double()
+        other.load_state_dict(layer.state_dict())
+        assert_close(other(x), layer(x))
+    with pytest.raises(ValueError, match=rf"mode 'fast'.*{type(layer).__name__}"):
+        lg.mixer(name, **OPTIONS[name], mode="fast")
+
+
+def test_what_a_checkpoint_filled_is_not_drawn_anew(name):
+    """transformers marks parameters that it has loaded, and asks the whole layer to draw what is missing."""
+    layer = built(name)
+    own = {
+        key: p for key, p in layer.named_parameters() if "_proj" not in key and "norm" not in key and "conv" not in key
+    }
+    for missing in own:
+        before = {key: p.detach().clone() for key, p in own.items()}
+        for key, parameter in own.items():
+            parameter._is_hf_initialized = key != missing
+        with guard_torch_init_functions():
+            layer.reset_parameters()
+        for key, parameter in own.items():
+            assert torch.equal(parameter, before[key]) or key == missing, key
+        assert not torch.equal(own[missing], before[missing])
 
 
 def test_every_parameter_learns(name):
@@ -163,5 +194,5 @@ def test_bad_input(name):
         layer(x, cache=cache)
     for option in ("num_heads", "head_dim", "chunk_size"):
         if option in mixer_options(type(layer)):
-            with pytest.raises(ValueError, match=f"{option}.* to be an int of 1 or more"):
+            with pytest.raises(ValueError, match=f"{option}.*of 1 or more"):
                 lg.mixer(name, **{"dim": 32, **({} if name == "mamba2" else {"num_heads": 4}), option: 0})

@@ -161,6 +161,31 @@ def test_any_number_of_channels(channels):
     agree(everything(rwkv4, given), everything(lambda *x: rwkv4(*x, mode="recurrent"), given))
 
 
+@pytest.mark.parametrize("flag", [None, "reset", "valid"])
+def test_keys_that_tie_with_the_decayed_max(flag):
+    """max_{t-1} - w = k_t exactly: the loop in C shares the gradient of the state's max as torch.maximum does, and what does not
+    depend on who is the largest is the same in each form."""
+    w, u, k, v = numbers(9)
+    w = torch.zeros_like(w).requires_grad_()  # decays by e^-1: keys that fall by 1 tie at every token
+    u = torch.zeros_like(u).requires_grad_()
+    k = -torch.arange(9.0, dtype=k.dtype)[None, :, None].expand_as(k).clone().requires_grad_()
+    options = {} if flag is None else {flag: torch.arange(9).expand(2, 9) % 4 != 2}
+    assert (k[:, :-1] - 1 == k[:, 1:]).all()
+    agree(
+        everything(lambda *x: rwkv4(*x, **options), (w, u, k, v)),
+        everything(lambda *x: rwkv4(*x, mode="recurrent", **options), (w, u, k, v)),
+    )
+
+    def free(mode):
+        out, (top, bottom, high) = rwkv4(w, u, k, v, mode=mode, chunk_size=4, **options)
+        sums = torch.stack([top, bottom]) * high.exp()
+        return out, sums, *torch.autograd.grad(out.sin().sum() + sums.sin().sum(), (w, u, k, v))
+
+    want = free("recurrent")
+    for mode in ("chunked", "parallel"):
+        agree(free(mode), want)
+
+
 def test_gradients_of_the_state(form):
     """By finite differences, max included."""
     given = numbers(4, batch=1, channels=2)
@@ -180,15 +205,16 @@ def test_dtypes(form):
     [
         ({"mode": "fast"}, "mode"),
         ({"chunk_size": 0}, "chunk_size"),
-        ({"value": torch.zeros(2, 9, 4)}, r"key and value \[B, L, C\].*\[2, 9, 4\]"),
-        ({"time_decay": torch.zeros(4)}, r"time_decay \[5\].*\[4\]"),
-        ({"time_first": torch.zeros(1, 1, 5)}, r"time_first \[5\]"),
+        ({"value": torch.zeros(2, 9, 4)}, r"value \[B, L, C\].*got .*value \[2, 9, 4\]"),
+        ({"time_decay": torch.zeros(4)}, r"time_decay \[C\].*got time_decay \[4\]"),
+        ({"time_first": torch.zeros(1, 1, 5)}, r"time_first \[C\].*time_first \[1, 1, 5\]"),
         (
             {"state": torch.zeros(2, 5, 4)},
             r"numerator \[2, 5\], denominator \[2, 5\], max \[2, 5\], got \[\[2, 5, 4\]\]",
         ),
         ({"reset": torch.zeros(2, 8, dtype=torch.bool)}, r"reset.*\[2, 9\]"),
-        ({"valid": torch.ones(2, 9)}, "valid of bool"),
+        ({"valid": torch.ones(2, 9)}, "valid: rwkv4 expected bool"),
+        ({"key": torch.zeros(2, 9, 5, dtype=torch.long)}, "key .* of torch.int64"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 from torch.nn import functional as F
+from transformers.initialization import guard_torch_init_functions
 
 import longitude as lg
 from longitude.recurrent import RWKV4, S4D, Mamba, RWKVChannelMix
@@ -158,6 +159,20 @@ def test_all_numbers_are_parameters(kind):
             module.reset_parameters()
     loaded.reset_parameters()
     assert all(p.isfinite().all() for p in loaded.parameters()) and 1e-4 < loaded(x).std() < 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_checkpoint_filled_is_not_drawn_anew(kind):
+    """transformers marks parameters that it has loaded, and asks the whole layer to draw what is missing."""
+    layer = random(KINDS[kind](16))
+    before = {key: p.detach().clone() for key, p in layer.named_parameters()}
+    for missing, parameter in layer.named_parameters():
+        for other in layer.parameters():
+            other._is_hf_initialized = other is not parameter
+        with guard_torch_init_functions():
+            layer.reset_parameters()
+        assert all(torch.equal(p, before[key]) for key, p in layer.named_parameters() if key != missing), missing
+        parameter.data.copy_(before[missing])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -120,7 +120,7 @@ def test_groups_serve_channels_side_by_side(form):
 @pytest.mark.parametrize("channels", [1, 15, 16, 17, 40])
 def test_any_number_of_channels(channels):
     """The loop in C takes sixteen at a time."""
-    given = numbers(11, channels=channels, size=3)
+    given = numbers(11, channels=channels, size=3 + channels)
     agree(everything(scan, given), everything(by_hand, given))
 
 
@@ -203,15 +203,20 @@ def test_dtypes(form):
         ({"mode": "fast"}, "mode"),
         ({"chunk_size": 0}, "chunk_size"),
         ({"u": torch.zeros(2, 6)}, r"u \[B, C, L\]"),
-        ({"delta": torch.zeros(2, 6, 8)}, r"delta \[2, 6, 9\], got \[2, 6, 8\]"),
-        ({"A": torch.zeros(5, 4)}, r"A \[6, N\]"),
-        ({"B": torch.zeros(2, 4, 1, 9)}, r"B and C \[2, 4, 9\]"),
-        ({"C": torch.zeros(2, 3, 9)}, r"B and C \[2, 4, 9\].*\[2, 3, 9\]"),
-        ({"D": torch.zeros(4)}, r"D \[6\]"),
+        ({"delta": torch.zeros(2, 6, 8)}, r"delta \[B, C, L\].*delta \[2, 6, 8\]"),
+        ({"A": torch.zeros(5, 4)}, r"A \[C, N\].*A \[5, 4\]"),
+        ({"B": torch.zeros(2, 4, 1, 9)}, r"B \[B, G, N, L\].*C \[B, G, N, L\].*C \[2, 4, 9\]"),
+        (
+            {"B": torch.zeros(2, 4, 4, 9), "C": torch.zeros(2, 4, 4, 9)},
+            "groups .* divide the channels of u, got 4 and 6",
+        ),
+        ({"C": torch.zeros(2, 3, 9)}, r"C \[B, N, L\].*C \[2, 3, 9\]"),
+        ({"D": torch.zeros(4)}, r"D \[C\].*D \[4\]"),
         ({"state": torch.zeros(2, 6, 5)}, r"state \[2, 6, 4\], got \[\[2, 6, 5\]\]"),
         ({"state": (torch.zeros(2, 6), torch.zeros(2, 6), torch.zeros(2, 6))}, r"state \[2, 6, 4\]"),
         ({"reset": torch.zeros(2, 8, dtype=torch.bool)}, r"reset.*\[2, 9\]"),
-        ({"valid": torch.ones(2, 9)}, "valid of bool"),
+        ({"valid": torch.ones(2, 9)}, "valid: selective_scan expected bool"),
+        ({"u": torch.zeros(2, 6, 9, dtype=torch.long)}, "u .* of torch.int64"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )

@@ -45,7 +45,10 @@ class LongitudeCacheLayer(DynamicLayer):
     them move them; values [B, Hkv, L, head_dim]; positions of the keys, an int where they count up from it, else [L], [B, L]
     or, with several axes, [B, L, axes]; columns, per token [B, heads, L, ...];
     carry, the O(1) rest of a context (a convolution's tail, a last sum), every tensor of it with the batch in front.
+    holds: in words, for mixers that take some kinds of layers only.
     """
+
+    holds = "keys and values"
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)

@@ -104,6 +104,11 @@ class CrossAttention(nn.Module):
 
     def keys_and_values(self, source: Tensor | None, cache: DynamicLayer | None, batch: int) -> tuple[Tensor, Tensor]:
         """[B, Hkv, S, head_dim] each: out of a filled cache, else made of the source and left in the cache."""
+        if cache is not None and (not hasattr(cache, "keys") or getattr(cache, "holds", "") or hasattr(cache, "state")):
+            raise ValueError(
+                "cache: CrossAttention expected the DynamicLayer that its cache_layer() makes, got "
+                f"{getattr(cache, 'owner', None) or type(cache).__name__}"
+            )
         if cache is None or not cache.get_seq_length():
             if source is None:
                 raise ValueError(

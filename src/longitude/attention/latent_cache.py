@@ -13,6 +13,8 @@ class LatentCacheLayer(LongitudeCacheLayer):
     """keys [B, 1, L, kv_rank + rope_dim]: each token's latent, then its shared rotary key. values [B, 1, L, 0]: a view of
     them, because values are made of latents. Everything else is LongitudeCacheLayer's."""
 
+    holds = "latents"
+
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.keys, _ = super().update(key_states, value_states, *args, **kwargs)
         self.values = self.keys[..., :0]

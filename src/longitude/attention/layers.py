@@ -35,6 +35,7 @@ class MultiHeadAttention(Mixer):
     scores = True
     rotates = True
     both_sides = True
+    caches = ("keys and values",)  # what a cache may hold
 
     def __init__(
         self,
@@ -74,8 +75,8 @@ class MultiHeadAttention(Mixer):
         return LongitudeCacheLayer()
 
     def require_cache(self, cache: Any) -> None:
-        """ValueError unless it is None or holds keys and values: another mixer's state would not do."""
-        if cache is not None and not hasattr(cache, "extend"):
+        """ValueError unless it is None or holds what this mixer looks at: another mixer's state would not do."""
+        if cache is not None and getattr(cache, "holds", None) not in self.caches:
             raise ValueError(
                 f"cache: {type(self).__name__} expected the {type(self.cache_layer()).__name__} that its cache_layer() makes, "
                 f"got {getattr(cache, 'owner', None) or type(cache).__name__}"

@@ -70,7 +70,12 @@ def pooled_model(model: Any, num_kv_heads: int) -> Any:
     fewer = [name for name in state if name.endswith(POOLED) and state[name].shape != expected[name].shape]
     if not fewer and heads != num_kv_heads:
         raise ValueError(f"pool_heads: {type(model).__name__} has no projections called k_proj and v_proj")
-    new.load_state_dict(state | {name: pooled(state[name], heads, num_kv_heads) for name in fewer})
+    had = {
+        name: num_kv_heads * len(state[name]) / len(expected[name]) for name in fewer
+    }  # a mixer may say its own number
+    for count in had.values():
+        require_groups(int(count), num_kv_heads)
+    new.load_state_dict(state | {name: pooled(state[name], int(count), num_kv_heads) for name, count in had.items()})
     new.generation_config = getattr(model, "generation_config", None)
     return new.to(device=model.device, dtype=model.dtype).train(model.training)
 

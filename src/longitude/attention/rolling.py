@@ -18,6 +18,8 @@ class RollingCacheLayer(LongitudeCacheLayer):
     O(keep + tokens of one call) while a call runs, and O(keep) between calls.
     """
 
+    holds = "the newest keys and values"
+
     def __init__(self, keep: int, **kwargs: Any):
         self.keep = max(1, keep)  # the last one, too, tells where the next stands
         super().__init__(**kwargs)

@@ -12,7 +12,7 @@ from longitude.attention.layers import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask, Window, is_causal, require_mask
 from longitude.attention.mixer import register_mixer
 from longitude.attention.patterns import Dilated
-from longitude.positions.base import Encoding, Positions
+from longitude.positions.base import Encoding, Positions, sizes
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
@@ -29,6 +29,7 @@ class WindowAttention(MultiHeadAttention):
     """
 
     both_sides = False
+    caches = ("keys and values", "the newest keys and values")
     growth = "O(1)"
 
     def __init__(
@@ -46,6 +47,7 @@ class WindowAttention(MultiHeadAttention):
         scale: float | None = None,
         backend: str = "auto",
     ):
+        sizes("WindowAttention", size=size, step=step)
         super().__init__(
             dim,
             num_heads,
@@ -57,9 +59,8 @@ class WindowAttention(MultiHeadAttention):
             scale=scale,
             backend=backend,
         )
-        dilated = Dilated(size, step)
         self.size, self.step = size, step
-        self.sees: Mask = Window(size) if step == 1 else dilated
+        self.sees: Mask = Window(size) if step == 1 else Dilated(size, step)
 
     def cache_layer(self) -> RollingCacheLayer:
         from longitude.attention.rolling import RollingCacheLayer

@@ -121,8 +121,8 @@ SAID = {"attention": "rope+attention", "window": "window:size=512"}
 
 
 def all_labels() -> tuple[str, ...]:
-    """Attention without positions, and every mixer with what positions it takes by itself."""
-    return ("none+attention", *(SAID.get(name, name) for name in mixers()))
+    """Every mixer, with what positions it takes by itself."""
+    return tuple(SAID.get(name, name) for name in mixers())
 
 
 def decode(config: BenchConfig, progress: Watcher) -> tuple[list[Line], list[Step]]:

@@ -89,7 +89,7 @@ def _short(megabytes: float) -> str:
 
 
 def _power(exponent: float | None) -> str:
-    return "" if exponent is None else f"{exponent:.2f}"
+    return "" if exponent is None else f"{round(exponent, 2) + 0.0:.2f}"  # and no -0.00
 
 
 # ---- the chart -------------------------------------------------------------------------------------------------------

@@ -3,12 +3,19 @@
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
 from longitude.bench.config import BenchConfig
 from longitude.cli.shared import DONE, FAILURES, INTERRUPTED, print_json, stderr_console
+
+
+def defaults(arguments: list[str]) -> dict[str, Any]:
+    """Of `bench`: a file for each kind of measurement, so that none overwrites another."""
+    given = {argument.replace("_", "-") for argument in arguments}
+    kind = next((option[1:] for option in ("--set", "--mixer-set", "--decode") if option in given), "")
+    return {"out": Path(f"runs/bench{kind}.json")}
 
 
 def bench(
@@ -23,7 +30,7 @@ def bench(
 
     Args:
         config: What to measure.
-        out: The JSON; the chart stands beside it as .svg and .html.
+        out: The JSON; the chart stands beside it as .svg and .html. Each of --set, --mixer-set and --decode has its own.
         set: Measure the targets of this project instead, a fixed set of comparisons: under ten minutes on two quiet cores.
         mixer_set: The same for mixers and whole models, a second set.
         decode: Measure a generated token instead: time and memory of every mixer behind contexts of any length, a few minutes.

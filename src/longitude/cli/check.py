@@ -17,7 +17,7 @@ MARKS = {"pass": "green", "fail": "bold red", "not applicable": "dim"}
 
 
 def check(
-    model_or_encoding: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_ENCODING")],
+    model_or_part: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="MODEL_OR_PART")],
     length: int | None = None,
     reference: str | None = None,
     laws: tuple[str, ...] = (),
@@ -27,13 +27,14 @@ def check(
     seed: int = 0,
     json: bool = False,
 ) -> int:
-    """Try the laws of positions on a checkpoint or an encoding: cached decoding, padding, packing, far positions, config.
+    """Try the laws of positions on a checkpoint, an encoding or a mixer: decoding, padding, packing, far positions, config.
 
     Exit code 0 where no law fails, 1 where one does, 2 for wrong use.
 
     Args:
-        model_or_encoding: A folder or hub name of a causal model, the name of an encoding ("alibi", "rope:base=500000"),
-            or module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3 for one of your own.
+        model_or_part: A folder or hub name of a causal model, the name of an encoding ("alibi", "rope:base=500000")
+            or of a mixer ("mamba", "window:size=8"), or module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3
+            for one of your own.
         length: Tokens that laws of a model look at; by default 16 beyond its trained length, 512 at most.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
         laws: The laws to try, by name ("left padding"); all by default.
@@ -43,18 +44,18 @@ def check(
         seed: Of the random tokens.
         json: Print JSON instead of the table.
     """
-    target = encoding_of(model_or_encoding)
+    target = part_of(model_or_part)
     console = stderr_console()
-    with Progress(console, model_or_encoding) as progress:
+    with Progress(console, model_or_part) as progress:
         if target is not None:
             given = {"--length": length, "--reference": reference, "--dtype": dtype}
             for option in [name for name, value in given.items() if value is not None]:
-                raise ValueError(f"{option} is for models, and {model_or_encoding} is an encoding; leave it out")
-            from longitude.measure.laws.encodings import check_encoding
+                raise ValueError(f"{option} is for models, and {model_or_part} is an encoding or a mixer; leave it out")
+            from longitude.measure.laws.encodings import check_part, kind_of
 
-            built, options = target
-            verdicts = check_encoding(built, options, laws=laws or None, watch=progress.law)
-            protocol: dict[str, Any] = {"kind": "encoding"}
+            part, options = target
+            verdicts = check_part(part, options, laws=laws or None, watch=progress.law)
+            protocol: dict[str, Any] = {"kind": kind_of(part, options)}
         else:
             from longitude.measure.checkpoint import load
             from longitude.measure.laws import subject_of, try_laws
@@ -62,8 +63,8 @@ def check(
             def loaded(name: str):
                 return load(name, dtype=dtype, device=device, allow_pickle=allow_pickle, tokenizer=False)
 
-            with or_encoding(model_or_encoding):
-                checkpoint = loaded(model_or_encoding)
+            with or_part(model_or_part):
+                checkpoint = loaded(model_or_part)
             other = None if reference is None else loaded(reference)
             subject = subject_of(checkpoint, length=length, reference=other, seed=seed)
             subject.tell = progress.share
@@ -79,25 +80,25 @@ def check(
     failed = sum(verdict.outcome == "fail" for verdict in verdicts)
     if json:
         said = [verdict.as_dict() for verdict in verdicts]
-        print_json({"checked": model_or_encoding, **protocol, "failed": failed, "laws": said})
+        print_json({"checked": model_or_part, **protocol, "failed": failed, "laws": said})
     else:
-        show(model_or_encoding, protocol, verdicts)
+        show(model_or_part, protocol, verdicts)
     return FAILURES if failed else DONE
 
 
-def encoding_of(said: str) -> tuple[Any, dict[str, Any]] | None:
-    """What to build and with which options, if `said` is an encoding; None: a model. A folder is a model, whatever its name."""
+def part_of(said: str) -> tuple[Any, dict[str, Any]] | None:
+    """What to build and with which options, if `said` is an encoding or a mixer; None: a model. A folder is a model, whatever its
+    name."""
     if Path(said).is_dir():
         return None
-    import longitude.positions  # noqa: F401  registers them
-    from longitude.positions.base import encodings
-    from longitude.study.config import parse_encoding, parse_options
+    from longitude.study.labels import parse_label, parse_options
 
-    if re.split(r"[:+]", said)[0] in encodings():
-        parts = parse_encoding(said)
-        if len(parts) > 1:
-            raise ValueError(f"{said}: expected one encoding, got {len(parts)}; check each, then compose them")
-        options = parts[0]
+    if re.split(r"[:+]", said)[0] in parts():
+        label = parse_label(said)
+        named = [*label.encodings, *label.mixers]
+        if len(named) > 1:
+            raise ValueError(f"{said}: expected one encoding or mixer, got {len(named)}; check each, then compose them")
+        options = named[0]
         return options.pop("name"), options
     if (found := PLACE.fullmatch(said)) is None:
         return None
@@ -107,18 +108,25 @@ def encoding_of(said: str) -> tuple[Any, dict[str, Any]] | None:
     return of_place(found["place"], found["name"]), options
 
 
+def parts() -> dict[str, str]:
+    """Name -> "encoding" or "mixer"."""
+    import longitude.positions  # noqa: F401  registers them
+    from longitude.mixing import mixers
+    from longitude.positions.base import encodings
+
+    return dict.fromkeys(mixers(), "mixer") | dict.fromkeys(encodings(), "encoding")
+
+
 @contextmanager
-def or_encoding(said: str) -> Iterator[None]:
-    """Where there is no such model, the encoding that it may have been meant for."""
+def or_part(said: str) -> Iterator[None]:
+    """Where there is no such model, the encoding or mixer that it may have been meant for."""
     try:
         yield
     except ValueError as error:
-        from longitude.positions.base import encodings
-
-        near = get_close_matches(re.split(r"[:+]", said)[0], encodings(), n=1, cutoff=0.75)
+        near = get_close_matches(re.split(r"[:+]", said)[0], known := parts(), n=1, cutoff=0.75)
         if not near or Path(said).exists():
             raise
-        raise ValueError(f"{error}; did you mean the encoding {near[0]!r}?") from error
+        raise ValueError(f"{error}; did you mean the {known[near[0]]} {near[0]!r}?") from error
 
 
 # ---- what is seen -----------------------------------------------------------------------------------------------------

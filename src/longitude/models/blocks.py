@@ -85,9 +85,10 @@ class Block(GradientCheckpointingLayer):
         source: Tensor | None = None,
         source_valid: Tensor | None = None,
         cross_cache: Any = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """-> [B, L, dim], and the mixer's weights if asked for. source [B, S, dim]: what cross-attention looks at, its padding
-        0 or False in source_valid [B, S]."""
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """-> [B, L, dim], and, if asked for, the weights of the mixer and of cross-attention (None without one).
+
+        source [B, S, dim]: what cross-attention looks at, its padding 0 or False in source_valid [B, S]."""
         heard = self.mixer(
             self.mixer_norm(x) if self.before else x,
             mask=mask,
@@ -100,11 +101,13 @@ class Block(GradientCheckpointingLayer):
             return_weights=return_weights,
         )
         heard, weights = heard if return_weights else (heard, None)
-        x = self.added(x, heard, self.mixer_norm)
+        x, cross_weights = self.added(x, heard, self.mixer_norm), None
         if self.cross is not None and self.cross_norm is not None:
             y = self.cross_norm(x) if self.before else x
-            x = self.added(x, self.cross(y, source, valid=source_valid, cache=cross_cache), self.cross_norm)
-        return self.added(x, self.mlp(self.mlp_norm(x) if self.before else x), self.mlp_norm), weights
+            heard = self.cross(y, source, valid=source_valid, cache=cross_cache, return_weights=return_weights)
+            heard, cross_weights = heard if return_weights else (heard, None)
+            x = self.added(x, heard, self.cross_norm)
+        return self.added(x, self.mlp(self.mlp_norm(x) if self.before else x), self.mlp_norm), weights, cross_weights
 
     def added(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
         """The residual sum, normalised where norms stand after it."""

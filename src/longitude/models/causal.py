@@ -18,6 +18,7 @@ from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.loss import IGNORED, next_token_loss
+from longitude.models.streams import places_in, streams_of
 
 
 class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
@@ -29,6 +30,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.model = LongitudeModel(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._is_stateful = self.model.forgets
         self.post_init()
 
     @can_return_tuple
@@ -104,19 +106,33 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
         )
 
-    # ---- generate() with positions of several axes: transformers hands them around as [axes, B, L] ----
+    # ---- generate() with documents, and with positions of several axes: transformers hands them around as [axes, B, L] ----
     # (its mixin asks for a protocol that its own models do not keep, says pyright)
     def generate(self, *arguments: Any, position_ids: Tensor | None = None, **named: Any) -> Any:
-        """As in transformers; position_ids of the prompt, [B, L] or [B, L, axes], are gone on with as in forward."""
+        """As in transformers; position_ids of the prompt, [B, L] or [B, L, axes], are gone on with as in forward, and so is
+        the last of its document_ids [B, L]."""
         if position_ids is not None:
             named["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids
         return super().generate(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
-    def prepare_inputs_for_generation(self, *arguments: Any, **kwargs: Any) -> dict[str, Any]:
-        inputs = super().prepare_inputs_for_generation(*arguments, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
+    def prepare_inputs_for_generation(
+        self, input_ids: Tensor, *arguments: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        kwargs["inputs_embeds"] = (
+            inputs_embeds  # named in the signature: there transformers looks whether they may be given
+        )
+        inputs = super().prepare_inputs_for_generation(input_ids, *arguments, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if (positions := inputs.get("position_ids")) is not None and positions.dim() == 3:
             inputs["position_ids"] = positions.movedim(0, -1)
         return inputs
+
+    def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
+        if (documents := model_kwargs.get("document_ids")) is None:
+            return super()._prepare_position_ids_for_generation(inputs_tensor, model_kwargs)
+        batch, length = inputs_tensor.shape[:2]
+        streams = streams_of(model_kwargs.get("attention_mask"), documents, batch, length, documents.device)
+        assert streams is not None
+        return places_in(streams)
 
     def _update_model_kwargs_for_generation(
         self, outputs: Any, model_kwargs: dict[str, Any], is_encoder_decoder: bool = False, num_new_tokens: int = 1
@@ -128,4 +144,6 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             said = positions[..., :-num_new_tokens]  # text goes on behind the largest coordinate, not behind each
             new = said.amax((0, 2), keepdim=True) + 1 + torch.arange(num_new_tokens, device=said.device)
             model_kwargs["position_ids"] = torch.cat([said, new.expand(said.shape[0], -1, -1)], -1)
+        if (documents := model_kwargs.get("document_ids")) is not None:
+            model_kwargs["document_ids"] = torch.cat([documents, documents[:, -1:].expand(-1, num_new_tokens)], 1)
         return model_kwargs

@@ -97,11 +97,17 @@ class LongitudeConfig(PreTrainedConfig):
             self.num_key_value_heads = self.num_attention_heads
         sizes = (
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-            "max_position_embeddings",
+            "max_position_embeddings", "intermediate_size", "num_encoder_layers",
         )  # fmt: skip
         for name in sizes:
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {getattr(self, name)}")
+            if (size := getattr(self, name)) is not None and size < 1:
+                raise ValueError(f"{name}: expected 1 or more, got {size}")
+        for name in ("rms_norm_eps", "layer_norm_eps", "initializer_range"):
+            if (number := getattr(self, name)) is not None and not number > 0:
+                raise ValueError(f"{name}: expected a number above 0, got {number}")
+        for name in ("hidden_dropout", "attention_dropout"):
+            if not 0 <= (number := getattr(self, name)) < 1:
+                raise ValueError(f"{name}: expected 0 <= {name} < 1, got {number}")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"expected num_attention_heads to divide hidden_size, got {self.num_attention_heads} and {self.hidden_size}"
@@ -147,6 +153,8 @@ class LongitudeConfig(PreTrainedConfig):
             return resolve(for_all, None), None
         if for_all not in (None, default):  # None as saved, the default as nothing said
             raise ValueError(f"expected {one} or {each}, got both: {for_all!r} and {for_each!r}")
+        if not isinstance(for_each, list | tuple):
+            raise ValueError(f"{each}: expected a list of {self.num_hidden_layers}, one per layer, got {for_each!r}")
         if len(for_each) != self.num_hidden_layers:
             raise ValueError(f"{each}: expected {self.num_hidden_layers}, one per layer, got {len(for_each)}")
         return None, [resolve(spec, layer) for layer, spec in enumerate(for_each)]

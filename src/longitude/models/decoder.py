@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
 
 from longitude.attention.cache import LongitudeCache, adopt
@@ -31,6 +31,30 @@ class LongitudePreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
     _skip_keys_device_placement = ["past_key_values"]
+    _keep_in_fp32_modules_strict = [
+        "log_dt",
+        "log_A_real",
+        "A_imag",
+    ]  # frequencies up to 97 radians a token: bfloat16 turns them
+    written_by = "LongitudeForCausalLM"
+    """The kind of model whose checkpoints hold the same stack, with the same tokens in view."""
+
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **named: Any) -> Any:
+        """As in transformers. ValueError for a checkpoint of another kind: a decoder would take an encoder's weights, and make
+        nonsense of them."""
+        loaded = super().from_pretrained(*arguments, **named)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name in model.config.architectures or ():
+            if (
+                name in ("LongitudeForCausalLM", "LongitudeForMaskedLM", "LongitudeForSeq2SeqLM")
+                and name != cls.written_by
+            ):
+                raise ValueError(
+                    f"from_pretrained: {cls.__name__} expected a checkpoint of {cls.written_by}, got one of {name}; load it with "
+                    f"lg.{name}"
+                )
+        return loaded
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -126,7 +150,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         source: Tensor | None = None,
         source_valid: Tensor | None = None,
         cross_cache: Cache | None = None,
-    ) -> BaseModelOutputWithPast:
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
         """memories: for each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states gives them;
         masks and documents then cover both segments.
         source [B, S, hidden_size], source_valid [B, S], cross_cache: what blocks with cross-attention look at."""
@@ -161,10 +185,10 @@ class LongitudeModel(LongitudePreTrainedModel):
             )
         distinct = {member for composed in self.encoding_of_layer for member in composed}
         tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in distinct if m.stable_keys}
-        hidden_states, attentions = [x], []
+        hidden_states, attentions, cross_attentions = [x], [], []
         for i, layer in enumerate(self.layers):
             own = self.encoding_of_layer[i]
-            x, weights = layer(
+            x, weights, cross_weights = layer(
                 x,
                 own,
                 tuple(tables[member] for member in own) if own.stable_keys else None,
@@ -180,13 +204,20 @@ class LongitudeModel(LongitudePreTrainedModel):
             )
             hidden_states.append(x)
             attentions.append(weights)
+            cross_attentions.append(cross_weights)
         x = self.norm(x)
-        return BaseModelOutputWithPast(
+        return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
             past_key_values=cache,
             hidden_states=(*hidden_states[:-1], x) if output_hidden_states else None,
             attentions=tuple(attentions) if output_attentions else None,
+            cross_attentions=tuple(cross_attentions) if output_attentions and self.cross else None,
         )
+
+    @property
+    def forgets(self) -> bool:
+        """Whether a cache of it drops or merges what passed, so that generate() cannot take guesses back."""
+        return any(block.mixer.growth != "O(N)" for block in self.layers)  # type: ignore[union-attr]
 
     @property
     def cache_layers(self) -> list[Callable[[], Any]]:

@@ -7,7 +7,7 @@ from inspect import signature
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.modeling_outputs import BaseModelOutputWithPast, MaskedLMOutput
+from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, MaskedLMOutput
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.masks import NoMask
@@ -46,6 +46,7 @@ class LongitudeEncoder(LongitudeModel):
     """Tokens [B, L] -> hidden states [B, L, hidden_size], each of all tokens of its document."""
 
     mask = NoMask()
+    written_by = "LongitudeForMaskedLM"
 
     def __init__(self, config: LongitudeConfig):
         super().__init__(both_sides(config))
@@ -67,7 +68,7 @@ class LongitudeEncoder(LongitudeModel):
         document_ids: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-    ) -> BaseModelOutputWithPast:
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
         """attention_mask [B, L]: 0 for padding; document_ids [B, L]: packed text, tokens hear their own document only."""
         return super().forward(
             input_ids=input_ids,
@@ -86,6 +87,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
     with Trainer and the Auto classes. Its config holds the encoding as an encoder has it."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    written_by = LongitudeEncoder.written_by
 
     def __init__(self, config: LongitudeConfig):
         config = both_sides(config)

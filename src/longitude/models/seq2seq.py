@@ -30,8 +30,6 @@ def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
     encoder = deepcopy(config)
     encoder.is_encoder_decoder, encoder.encoder_encoding = False, None
     layers = config.num_hidden_layers if config.num_encoder_layers is None else config.num_encoder_layers
-    if layers < 1:
-        raise ValueError(f"num_encoder_layers: expected 1 or more, got {layers}")
     encoder.num_hidden_layers = layers
     kinds = [kind_of(spec) for spec in config.layer_mixers()]
     alike = config.mixers is None and kinds[0].both_sides
@@ -70,6 +68,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
     """
 
     _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
+    written_by = "LongitudeForSeq2SeqLM"
 
     def __init__(self, config: LongitudeConfig):
         config = deepcopy(config)
@@ -79,6 +78,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
         config.encoder_encoding = self.encoder.config.encoding  # as config.json shall hold it: with every option
         self.decoder = LongitudeDecoder(config)
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._is_stateful = self.decoder.forgets
         if self.generation_config is not None and self.generation_config.decoder_start_token_id is None:
             self.generation_config.decoder_start_token_id = self.start_token_id
         self.post_init()
@@ -195,6 +195,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
             past_key_values=cache,
             decoder_hidden_states=outputs.hidden_states,
             decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
             encoder_last_hidden_state=source,
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
             encoder_attentions=getattr(encoder_outputs, "attentions", None),

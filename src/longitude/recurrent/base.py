@@ -31,6 +31,33 @@ def require_mode(who: str, mode: str, chunk_size: int) -> None:
         raise ValueError(f"{who}: expected chunk_size of 1 or more tokens, got {chunk_size!r}")
 
 
+def require_tokens(who: str, **named: tuple[Tensor | None, str]) -> None:
+    """ValueError unless each is None or a tensor of floats with the named dimensions, none empty and the same name the same
+    size."""
+    given = {name: (x, dims.split()) for name, (x, dims) in named.items() if x is not None}
+    sizes: dict[str, int] = {}
+    fine = True
+    for x, dims in given.values():
+        fine = fine and isinstance(x, Tensor) and x.is_floating_point() and x.dim() == len(dims) and x.numel() > 0
+        fine = fine and all(sizes.setdefault(dim, size) == size for dim, size in zip(dims, x.shape, strict=True))
+    if not fine:
+        wanted = ", ".join(f"{name} [{', '.join(dims)}]" for name, (_, dims) in given.items())
+        got = ", ".join(
+            f"{name} {list(x.shape)}{'' if x.is_floating_point() else f' of {x.dtype}'}"
+            if isinstance(x, Tensor)
+            else f"{name} {x!r}"
+            for name, (x, _) in given.items()
+        )
+        raise ValueError(f"{who}: expected floats {wanted}, none empty, got {got}")
+
+
+def require_flags(who: str, batch: int, length: int, **flags: Tensor | None) -> None:
+    """ValueError unless each is None or a bool tensor [B, L]."""
+    for name, flag in flags.items():
+        if flag is not None and (flag.dtype != torch.bool or flag.shape != (batch, length)):
+            raise ValueError(f"{name}: {who} expected bool [{batch}, {length}], got {flag.dtype} {list(flag.shape)}")
+
+
 def require_state(who: str, state: Any, shapes: dict[str, tuple[int, ...]]) -> None:
     """ValueError unless it is None, or a tensor, or a tuple of tensors, of these shapes, by name."""
     if state is None:
@@ -53,6 +80,13 @@ def require_state(who: str, state: Any, shapes: dict[str, tuple[int, ...]]) -> N
 def state_dtype(x: Tensor) -> torch.dtype:
     """States are float32, or float64 where the tokens are."""
     return torch.promote_types(x.dtype, torch.float32)
+
+
+@torch.no_grad()
+def fill(parameter: Tensor, values: Tensor) -> None:
+    """Initial values; but not over what a checkpoint has filled: transformers marks that, and torch.nn.init heeds it there."""
+    if not getattr(parameter, "_is_hf_initialized", False):
+        parameter.copy_(values)
 
 
 class RecurrentMixer(Mixer):

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from longitude.recurrent.base import require_mode, require_state, state_dtype
-from longitude.recurrent.linear_recurrence import linear_scan, require_tokens
+from longitude.recurrent.base import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.linear_recurrence import linear_scan
 from longitude.recurrent.loops import DiagonalLoop, flags_of, usable
 
 
@@ -39,17 +39,13 @@ def s4d(
     """
     mode = "parallel" if mode == "convolution" else mode
     require_mode("s4d", mode, chunk_size)
-    if u.dim() != 3 or u.numel() == 0:
-        raise ValueError(f"s4d: expected u [B, H, L] with no empty dimension, got {list(u.shape)}")
+    require_tokens("s4d", u=(u, "B H L"), log_dt=(log_dt, "H"), D=(D, "H"))
     batch, channels, length = u.shape
     if A.dim() != 2 or len(A) != channels or C.shape != A.shape or not (A.is_complex() and C.is_complex()):
         raise ValueError(
             f"s4d: expected complex A and C [{channels}, N/2], got {A.dtype} {list(A.shape)} and {C.dtype} {list(C.shape)}"
         )
-    for name, x in (("log_dt", log_dt), ("D", D)):
-        if x is not None and x.shape != (channels,):
-            raise ValueError(f"s4d: expected {name} [{channels}], a number per channel of u, got {list(x.shape)}")
-    require_tokens("s4d", batch, length, reset=reset, valid=valid)
+    require_flags("s4d", batch, length, reset=reset, valid=valid)
     require_state("s4d", state, {"state": (batch, *A.shape)})
     dtype = state_dtype(u)
     with torch.autocast(u.device.type, enabled=False):

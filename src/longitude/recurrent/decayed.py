@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from longitude.recurrent.base import require_mode, require_state, state_dtype
+from longitude.recurrent.base import require_flags, require_mode, require_state, state_dtype
 from longitude.recurrent.kernels import decayed_by_kernel, serve
 
 
@@ -187,29 +187,3 @@ def decays_by_channel(q: Tensor, k: Tensor, log_w: Tensor, u: Tensor | None, res
         w, blocks = (first * second).squeeze(-2), blocks // 2
     pairs, q, k = pairs.squeeze(-3), q.squeeze(-3), k.squeeze(-3)
     return Chunks(pairs[..., :size, :size], q[..., :size, :], k[..., :size, :], w.mT)
-
-
-def require_flags(who: str, batch: int, length: int, **flags: Tensor | None) -> None:
-    """ValueError unless each is None or a bool tensor [B, L]."""
-    for name, flag in flags.items():
-        if flag is not None and (flag.dtype != torch.bool or flag.shape != (batch, length)):
-            raise ValueError(f"{name}: {who} expected bool [{batch}, {length}], got {flag.dtype} {list(flag.shape)}")
-
-
-def require_tokens(who: str, **named: tuple[Tensor, str]) -> None:
-    """ValueError unless each is a tensor of floats with the named dimensions, none empty and the same name the same size."""
-    sizes: dict[str, int] = {}
-    fine = True
-    for x, dims in named.values():
-        names = dims.split()
-        fine = fine and isinstance(x, Tensor) and x.is_floating_point() and x.dim() == len(names) and x.numel() > 0
-        fine = fine and all(sizes.setdefault(name, size) == size for name, size in zip(names, x.shape, strict=True))
-    if not fine:
-        wanted = ", ".join(f"{name} [{', '.join(dims.split())}]" for name, (_, dims) in named.items())
-        got = ", ".join(
-            f"{name} {list(x.shape)}{'' if x.is_floating_point() else f' of {x.dtype}'}"
-            if isinstance(x, Tensor)
-            else f"{name} {x!r}"
-            for name, (x, _) in named.items()
-        )
-        raise ValueError(f"{who}: expected floats {wanted}, none empty, got {got}")

@@ -12,8 +12,15 @@ from torch import Tensor, nn
 
 from longitude.attention.mixer import register_mixer
 from longitude.positions.base import Encoding, positive, sizes
-from longitude.recurrent.base import RecurrentMixer, require_state, state_dtype
-from longitude.recurrent.decayed import decayed, require_flags, require_tokens
+from longitude.recurrent.base import (
+    RecurrentMixer,
+    require_flags,
+    require_mode,
+    require_state,
+    require_tokens,
+    state_dtype,
+)
+from longitude.recurrent.decayed import decayed
 
 LOWEST = -1e30
 """The largest exponent of no key at all."""
@@ -139,7 +146,7 @@ class Performer(RecurrentMixer):
 
     features: their number m per head, None is int(head_dim ln head_dim), as published. They follow from the seed alone, are the
     same for all heads and for the model's whole life, and are in no checkpoint. Encodings that rotate act before
-    the features; what is added to scores has nothing to be added to.
+    the features; what is added to scores has nothing to be added to. mode, chunk_size: as performer has them.
     """
 
     rotates = True
@@ -155,11 +162,13 @@ class Performer(RecurrentMixer):
         seed: int = 0,
         epsilon: float = 1e-4,
         bias: bool = False,
+        mode: str = "chunked",
         chunk_size: int = 64,
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        sizes("Performer", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, chunk_size=chunk_size)
+        sizes("Performer", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        require_mode("Performer", mode, chunk_size)
         if num_heads % num_kv_heads:
             raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
         if head_dim is None and dim % num_heads:
@@ -170,7 +179,8 @@ class Performer(RecurrentMixer):
         sizes("Performer", features=features)
         positive("Performer", epsilon=epsilon)
         self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
-        self.features, self.seed, self.epsilon, self.chunk_size = features, seed, epsilon, chunk_size
+        self.features, self.seed, self.epsilon = features, seed, epsilon
+        self.mode, self.chunk_size = mode, chunk_size
         self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
@@ -202,6 +212,7 @@ class Performer(RecurrentMixer):
             v,
             projection,
             epsilon=self.epsilon,
+            mode=self.mode,
             chunk_size=self.chunk_size,
             state=state,
             reset=reset,

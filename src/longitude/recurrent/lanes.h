@@ -34,12 +34,17 @@ INLINE void store(real *at, vec x, int some) {
   if (some == LANES) *(vec *)at = x;
   else for (int i = 0; i < some; i++) at[i] = x[i];
 }
-INLINE real sum_of(vec x) {
-  real s[LANES];
-  *(vec *)s = x;
-  for (int half = LANES / 2; half; half /= 2)
-    for (int i = 0; i < half; i++) s[i] += s[i + half];
-  return s[0];
+/* The sums over the lanes of each of sixteen: halves of two are put side by side and added, four times. */
+#define AT(p, h) ((p) / (h) / 2 * 2 * (h) + (p) % (h) + (p) / (h) % 2 * LANES)
+#define HALVES(h) \
+  (ivec){AT(0, h), AT(1, h), AT(2, h), AT(3, h), AT(4, h), AT(5, h), AT(6, h), AT(7, h), \
+         AT(8, h), AT(9, h), AT(10, h), AT(11, h), AT(12, h), AT(13, h), AT(14, h), AT(15, h)}
+#define FOLD(h) \
+  for (int i = 0; i < h; i++) \
+    x[i] = __builtin_shuffle(x[i], x[i + h], HALVES(h)) + __builtin_shuffle(x[i], x[i + h], HALVES(h) + h);
+INLINE vec sums_of(vec *x) {
+  FOLD(8) FOLD(4) FOLD(2) FOLD(1)
+  return x[0];
 }
 
 #ifdef DOUBLE

@@ -9,7 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.positions.base import wide
-from longitude.recurrent.decayed import decayed, require_tokens
+from longitude.recurrent.base import require_tokens
+from longitude.recurrent.decayed import decayed
 
 
 def retention(

@@ -31,15 +31,6 @@ def _doubling(a: Tensor, b: Tensor, h: Tensor) -> Tensor:
     return b
 
 
-def require_tokens(who: str, batch: int, length: int, **flags: Tensor | None) -> None:
-    """ValueError unless each is None or bool [batch, length]."""
-    for name, flag in flags.items():
-        if flag is not None and (flag.shape != (batch, length) or flag.dtype != torch.bool):
-            raise ValueError(
-                f"{who}: expected {name} of bool, [{batch}, {length}], one per token, got {flag.dtype} {list(flag.shape)}"
-            )
-
-
 class _Loop(torch.autograd.Function):
     """One multiplication and addition per token, forward and backward, in place: autograd would keep a graph of each."""
 

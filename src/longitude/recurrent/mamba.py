@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.positions.base import Encoding, sizes
-from longitude.recurrent.base import RecurrentMixer, require_mode
+from longitude.recurrent.base import RecurrentMixer, fill, require_mode
 from longitude.recurrent.scan import selective_scan
 from longitude.recurrent.taps import causal_conv
 
@@ -66,9 +66,9 @@ class Mamba(RecurrentMixer):
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
         step = torch.empty_like(self.dt_proj.bias, dtype=torch.float32).uniform_(math.log(1e-3), math.log(0.1)).exp()
         step = step.clamp(min=1e-4)
-        self.dt_proj.bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
+        fill(self.dt_proj.bias, step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
         n = torch.arange(1, self.state_size + 1, dtype=torch.float32, device=self.A_log.device)
-        self.A_log.copy_(n.log().expand_as(self.A_log))
+        fill(self.A_log, n.log().expand_as(self.A_log))
         nn.init.ones_(self.D)
 
     def mix(

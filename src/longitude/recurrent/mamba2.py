@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.positions.base import Encoding, positive, sizes
-from longitude.recurrent.base import RecurrentMixer, state_dtype
+from longitude.recurrent.base import RecurrentMixer, fill, require_mode, state_dtype
 from longitude.recurrent.linear import ssd
 from longitude.recurrent.taps import causal_conv
 
@@ -24,8 +24,8 @@ class Mamba2(RecurrentMixer):
         y = ssd(Delta x, -Delta exp(A_log), B, C) + D x;   out = rmsnorm(y * silu(z)) W_out
 
     The inner width is expand dim, in heads of head_dim (64 where neither it nor a model says). state_size N: the size of B and
-    C, which each of the groups has its own; norms are by group. conv_kernel: the taps of the depthwise causal convolution. The
-    state is the last tokens before the convolution, and a matrix for each head.
+    C, which each of the groups has its own; norms are by group. conv_kernel: the taps of the depthwise causal convolution.
+    mode, chunk_size: as ssd has them. The state is the last tokens before the convolution, and a matrix for each head.
     """
 
     def __init__(
@@ -40,12 +40,14 @@ class Mamba2(RecurrentMixer):
         conv_bias: bool = True,
         bias: bool = False,
         norm_eps: float = 1e-5,
+        mode: str = "chunked",
         chunk_size: int = 64,
     ):
         super().__init__()
         head_dim = 64 if head_dim is None else head_dim
         sizes("Mamba2", dim=dim, head_dim=head_dim, expand=expand, state_size=state_size, groups=groups)
-        sizes("Mamba2", conv_kernel=conv_kernel, chunk_size=chunk_size)
+        sizes("Mamba2", conv_kernel=conv_kernel)
+        require_mode("Mamba2", mode, chunk_size)
         positive("Mamba2", norm_eps=norm_eps)
         inner = expand * dim
         if inner % head_dim or (inner // head_dim) % groups:
@@ -54,7 +56,8 @@ class Mamba2(RecurrentMixer):
                 f"head_dim={head_dim} and groups={groups}"
             )
         self.dim, self.inner, self.num_heads, self.head_dim = dim, inner, inner // head_dim, head_dim
-        self.state_size, self.groups, self.chunk_size, self.norm_eps = state_size, groups, chunk_size, norm_eps
+        self.state_size, self.groups, self.norm_eps = state_size, groups, norm_eps
+        self.mode, self.chunk_size = mode, chunk_size
         mixed = inner + 2 * groups * state_size
         self.in_proj = nn.Linear(dim, inner + mixed + self.num_heads, bias=bias)
         self.conv1d = nn.Conv1d(mixed, mixed, conv_kernel, groups=mixed, bias=conv_bias)
@@ -70,10 +73,10 @@ class Mamba2(RecurrentMixer):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """As published: A in [1, 16], Delta log-uniform in [0.001, 0.1], D = 1."""
-        self.A_log.copy_(torch.empty_like(self.A_log, dtype=torch.float32).uniform_(1, 16).log())
+        fill(self.A_log, torch.empty_like(self.A_log, dtype=torch.float32).uniform_(1, 16).log())
         step = torch.empty_like(self.dt_bias, dtype=torch.float32).uniform_(math.log(1e-3), math.log(0.1)).exp()
         step = step.clamp(min=1e-4)
-        self.dt_bias.copy_(step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
+        fill(self.dt_bias, step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
         nn.init.ones_(self.D)
         self.conv1d.reset_parameters()
 
@@ -104,6 +107,7 @@ class Mamba2(RecurrentMixer):
             log_decay,
             B,
             C,
+            mode=self.mode,
             chunk_size=self.chunk_size,
             state=matrix,
             reset=reset,

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from longitude.attention.mixer import register_mixer
 from longitude.positions.base import Encoding, positive, sizes, wide
 from longitude.positions.rotation import Turn, turned
-from longitude.recurrent.base import RecurrentMixer, state_dtype
+from longitude.recurrent.base import RecurrentMixer, require_mode, state_dtype
 from longitude.recurrent.linear import retention
 
 
@@ -24,7 +24,8 @@ class Retention(RecurrentMixer):
 
     Queries and keys of head_dim are turned by their position, as the authors' code has it: neighbouring pairs, angles
     n 10000^(-i/(pairs - 1)), no magnitudes; keys are scaled by head_dim^-1/2. Values have expand_v as many dimensions. Each
-    head's output is divided by its root mean square, without weights. gamma_h = 1 - 2^(-5-h).
+    head's output is divided by its root mean square, without weights. gamma_h = 1 - 2^(-5-h). mode, chunk_size: as retention has
+    them.
     """
 
     def __init__(
@@ -36,10 +37,12 @@ class Retention(RecurrentMixer):
         expand_v: int = 2,
         norm_eps: float = 1e-6,
         bias: bool = False,
+        mode: str = "chunked",
         chunk_size: int = 64,
     ):
         super().__init__()
-        sizes("Retention", dim=dim, num_heads=num_heads, expand_v=expand_v, chunk_size=chunk_size)
+        sizes("Retention", dim=dim, num_heads=num_heads, expand_v=expand_v)
+        require_mode("Retention", mode, chunk_size)
         if head_dim is None and dim % num_heads:
             raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
         head_dim = dim // num_heads if head_dim is None else head_dim
@@ -48,7 +51,7 @@ class Retention(RecurrentMixer):
             raise ValueError(f"Retention: expected an even head_dim, for it turns pairs, got {head_dim}")
         positive("Retention", norm_eps=norm_eps)
         self.dim, self.num_heads, self.head_dim, self.value_dim = dim, num_heads, head_dim, expand_v * head_dim
-        self.norm_eps, self.chunk_size = norm_eps, chunk_size
+        self.norm_eps, self.mode, self.chunk_size = norm_eps, mode, chunk_size
         self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
         self.k_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
         self.v_proj = nn.Linear(dim, num_heads * self.value_dim, bias=bias)
@@ -73,6 +76,7 @@ class Retention(RecurrentMixer):
             q,
             k,
             v,
+            mode=self.mode,
             chunk_size=self.chunk_size,
             state=None if state is None else state[0],
             reset=reset,

@@ -93,15 +93,22 @@ INLINE void back(const Shape *s, Task k, int some, const real *dt, const real *x
       num at = token(s, k, t);
       vec d = load(dt + at * P + k.c, some), u = load(x + at * P + k.c, some), out = load(gy + at * P + k.c, some);
       vec of_d = {0}, of_u = {0}, *now = h + (t - from + 1) * N;
-      for (num n = 0; n < N; n++) {
-        vec e = decay[(t - from) * N + n], here = g[n] + out * C[at * N + n];
-        gC[t * N + n] = sum_of(out * now[n]);
-        gB[t * N + n] = sum_of(here * u);
-        of_u += here * B[at * N + n];
-        g[n] = here * e;
-        vec by_exponent = g[n] * now[n - N];
-        of_d += by_exponent * a[n];
-        ga[n] += by_exponent * d;
+      for (num m = 0; m < N; m += LANES) {
+        int numbers = N - m < LANES ? (int)(N - m) : LANES;
+        vec of_B[LANES] = {0}, of_C[LANES] = {0};
+        for (int i = 0; i < numbers; i++) {
+          num n = m + i;
+          vec e = decay[(t - from) * N + n], here = g[n] + out * C[at * N + n];
+          of_C[i] = out * now[n];
+          of_B[i] = here * u;
+          of_u += here * B[at * N + n];
+          g[n] = here * e;
+          vec by_exponent = g[n] * now[n - N];
+          of_d += by_exponent * a[n];
+          ga[n] += by_exponent * d;
+        }
+        store(gB + t * N + m, sums_of(of_B), numbers);
+        store(gC + t * N + m, sums_of(of_C), numbers);
       }
       store(gdt + at * P + k.c, of_d, some);
       store(gx + at * P + k.c, of_u, some);

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from longitude.recurrent.base import require_mode, require_state, state_dtype
-from longitude.recurrent.linear_recurrence import linear_scan, require_tokens
+from longitude.recurrent.base import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.linear_recurrence import linear_scan
 from longitude.recurrent.loops import ScanLoop, usable
 
 
@@ -44,7 +44,7 @@ def selective_scan(
     require_mode("selective_scan", mode, chunk_size)
     _require_shapes(u, delta, A, B, C, D, z, delta_bias)
     batch, channels, length = u.shape
-    require_tokens("selective_scan", batch, length, reset=reset, valid=valid)
+    require_flags("selective_scan", batch, length, reset=reset, valid=valid)
     require_state("selective_scan", state, {"state": (batch, channels, A.shape[1])})
     dtype = state_dtype(u)
     with torch.autocast(u.device.type, enabled=False):
@@ -135,28 +135,19 @@ def _require_shapes(
     u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, z: Tensor | None, bias: Tensor | None
 ) -> None:
     """ValueError unless they fit each other."""
-    if u.dim() != 3 or u.numel() == 0:
-        raise ValueError(f"selective_scan: expected u [B, C, L] with no empty dimension, got {list(u.shape)}")
-    batch, channels, length = u.shape
-    if A.dim() != 2 or len(A) != channels or A.shape[1] < 1:
-        raise ValueError(f"selective_scan: expected A [{channels}, N], a row per channel of u, got {list(A.shape)}")
-    for name, x, shape in (
-        ("delta", delta, u.shape),
-        ("z", z, u.shape),
-        ("D", D, (channels,)),
-        ("delta_bias", bias, (channels,)),
-    ):
-        if x is not None and x.shape != shape:
-            raise ValueError(f"selective_scan: expected {name} {list(shape)}, got {list(x.shape)}")
-    groups = B.shape[1] if B.dim() == 4 else 1
-    fits = (
-        B.shape in ((batch, A.shape[1], length), (batch, groups, A.shape[1], length))
-        and groups
-        and channels % groups == 0
+    of_groups = "B G N L" if isinstance(B, Tensor) and B.dim() == 4 else "B N L"
+    require_tokens(
+        "selective_scan",
+        u=(u, "B C L"),
+        delta=(delta, "B C L"),
+        A=(A, "C N"),
+        B=(B, of_groups),
+        C=(C, of_groups),
+        D=(D, "C"),
+        z=(z, "B C L"),
+        delta_bias=(bias, "C"),
     )
-    if not fits or C.shape != B.shape:
-        size = A.shape[1]
+    if B.dim() == 4 and len(A) % B.shape[1]:
         raise ValueError(
-            f"selective_scan: expected B and C [{batch}, {size}, {length}], or [{batch}, G, {size}, {length}] with G that "
-            f"divides the {channels} channels, got {list(B.shape)} and {list(C.shape)}"
+            f"selective_scan: expected the groups of B and C to divide the channels of u, got {B.shape[1]} and {len(A)}"
         )

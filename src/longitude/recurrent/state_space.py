@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from longitude.attention.mixer import register_mixer
 from longitude.errors import unknown
 from longitude.positions.base import Encoding, sizes
-from longitude.recurrent.base import RecurrentMixer, require_mode, state_dtype
+from longitude.recurrent.base import RecurrentMixer, fill, require_mode, state_dtype
 from longitude.recurrent.convolution import s4d
 
 INITS = ("lin", "inv")
@@ -64,8 +64,9 @@ class S4D(RecurrentMixer):
         nn.init.constant_(self.log_A_real, math.log(0.5))
         N = self.state_size
         n = torch.arange(N // 2, dtype=torch.float32, device=self.A_imag.device)
-        self.A_imag.copy_(
-            (math.pi * n if self.init == "lin" else N / math.pi * (N / (2 * n + 1) - 1)).expand_as(self.A_imag)
+        fill(
+            self.A_imag,
+            (math.pi * n if self.init == "lin" else N / math.pi * (N / (2 * n + 1) - 1)).expand_as(self.A_imag),
         )
         nn.init.normal_(self.C, std=0.5**0.5)
         nn.init.normal_(self.D)

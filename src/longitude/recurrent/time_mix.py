@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longitude.attention.mixer import register_mixer
 from longitude.positions.base import Encoding, sizes
-from longitude.recurrent.base import RecurrentMixer, require_mode
+from longitude.recurrent.base import RecurrentMixer, fill, require_mode
 from longitude.recurrent.taps import previous
 from longitude.recurrent.wkv import rwkv4
 
@@ -50,13 +50,13 @@ class RWKV4(RecurrentMixer):
         """The authors' initial values, for a layer in the middle: slow and fast channels from the first to the last."""
         depth, exact, device = 0.5, torch.float32, self.time_decay.device
         place = torch.linspace(0, 1, self.inner, dtype=exact, device=device)
-        self.time_decay.copy_(-5 + 8 * place ** (0.7 + 1.3 * depth))
+        fill(self.time_decay, -5 + 8 * place ** (0.7 + 1.3 * depth))
         zigzag = 0.5 * ((torch.arange(self.inner, device=device) + 1) % 3 - 1)
-        self.time_first.copy_(math.log(0.3) + zigzag)
+        fill(self.time_first, math.log(0.3) + zigzag)
         channel = torch.arange(self.dim, dtype=exact, device=device) / self.dim
-        self.time_mix_key.copy_(channel ** (1 - depth))
-        self.time_mix_value.copy_(channel ** (1 - depth) + 0.3 * depth)
-        self.time_mix_receptance.copy_(channel ** (0.5 * (1 - depth)))
+        fill(self.time_mix_key, channel ** (1 - depth))
+        fill(self.time_mix_value, channel ** (1 - depth) + 0.3 * depth)
+        fill(self.time_mix_receptance, channel ** (0.5 * (1 - depth)))
 
     def mix(
         self,

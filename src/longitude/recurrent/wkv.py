@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from longitude.recurrent.base import require_mode, require_state, state_dtype
-from longitude.recurrent.linear_recurrence import linear_scan, require_tokens
+from longitude.recurrent.base import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.linear_recurrence import linear_scan
 from longitude.recurrent.loops import WkvLoop, flags_of, usable
 
 FLOOR = -1e38
@@ -40,15 +40,15 @@ def rwkv4(
     ValueError where shapes do not fit.
     """
     require_mode("rwkv4", mode, chunk_size)
-    if key.dim() != 3 or key.numel() == 0 or value.shape != key.shape:
-        raise ValueError(
-            f"rwkv4: expected key and value [B, L, C] with no empty dimension, got {list(key.shape)} and {list(value.shape)}"
-        )
+    require_tokens(
+        "rwkv4",
+        time_decay=(time_decay, "C"),
+        time_first=(time_first, "C"),
+        key=(key, "B L C"),
+        value=(value, "B L C"),
+    )
     batch, length, channels = key.shape
-    for name, x in (("time_decay", time_decay), ("time_first", time_first)):
-        if x.shape != (channels,):
-            raise ValueError(f"rwkv4: expected {name} [{channels}], a number per channel of key, got {list(x.shape)}")
-    require_tokens("rwkv4", batch, length, reset=reset, valid=valid)
+    require_flags("rwkv4", batch, length, reset=reset, valid=valid)
     require_state("rwkv4", state, dict.fromkeys(("numerator", "denominator", "max"), (batch, channels)))
     dtype = state_dtype(key)
     k, v, u, w = key.to(dtype), value.to(dtype), time_first.to(dtype), time_decay.to(dtype).exp()

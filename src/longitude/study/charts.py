@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from longitude.measure.rows import Row
-from longitude.study import accuracy
+from longitude.study import answer_charts
 from longitude.study.drawing import (
     COLOURS as COLOURS,
     DASHES as DASHES,
@@ -44,7 +44,7 @@ def name_of(method: str) -> str:
 
 def figures(run: Run) -> list[Figure]:
     """All figures that the run has numbers for, the main one first."""
-    draw = accuracy.by_length if run.task.kind == "answers" else by_length
+    draw = answer_charts.by_length if run.task.kind == "answers" else by_length
     made = [draw(run, method) for method in run.methods]
     return [figure for figure in (*made[:1], by_position(run), *made[1:], training(run)) if figure is not None]
 

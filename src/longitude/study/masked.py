@@ -18,15 +18,14 @@ from torch import Tensor
 from longitude.measure import DocumentLosses, Row
 from longitude.measure.windows import evaluating
 from longitude.models.encoder import LongitudeForMaskedLM
+from longitude.models.loss import IGNORED
 from longitude.study.config import StudyConfig
 from longitude.study.data import Windows, prepare
 from longitude.study.text import documents_frame
-from longitude.study.work import BYTES, Examples, StudyData, Work, device_of, sampler_of
+from longitude.study.work import BYTES, Examples, StudyData, Work, sampler_of
 
 MASK = BYTES
 SHARE = 0.15
-IGNORED = -100
-"""A label that nothing is asked of."""
 BATCH = 16384
 """Bytes per forward pass."""
 
@@ -96,7 +95,7 @@ class Masked(Work):
 
 def masked_nats(model: Any, read: Tensor, text: Tensor, hidden: Tensor) -> float:
     """The sum of -ln p(byte) over the hidden bytes of a batch, each [B, W]."""
-    logits = model(input_ids=read.to(device_of(model))).logits.float().cpu()
+    logits = model(input_ids=read.to(model.device)).logits.float().cpu()
     return F.cross_entropy(logits[hidden], text[hidden], reduction="sum").double().item()
 
 

@@ -4,12 +4,13 @@ An example of length n, its letters or digits independent and equally likely:
 
 * copy, reverse, sort: a word of n letters a to z -> the same word, the word from its end, its letters in the order of the
   alphabet, each as often as in the word.
-* add: two numbers of n digits, leading zeros included, with "+" between them -> their sum in n + 1 digits. All three are
-  written from the least digit on, so that a carry comes from what is already written (Lee et al. 2023 find this easier to
-  learn than the plain order, by far).
+* add: two numbers of n digits, leading zeros included, a digit of each in turn -> their sum in n + 1 digits. All are written
+  from the least digit on, so that a carry comes from what is already written (Lee et al. 2023 find this easier to learn than
+  the plain order, by far), and the digits of a place stand together, wherever the numbers end.
 
-A source ends with END, an answer is written after START and ends with END. Lengths in training are 1 to the training length,
-equally likely. Everything is drawn from the seed and held in memory alone; test examples are the same for all models.
+A source ends with END, an answer is written after START and ends with END. The examples of a training step have one length,
+so nothing is padded; lengths are equally likely from 1 to a limit that grows to the training length over the first half of
+the steps. Everything is drawn from the seed and held in memory alone; test examples are the same for all models.
 """
 
 import hashlib
@@ -28,11 +29,9 @@ from longitude.measure.windows import evaluating
 from longitude.models.seq2seq import LongitudeForSeq2SeqLM
 from longitude.positions.samplers import Sampler
 from longitude.study.config import StudyConfig
-from longitude.study.work import BYTES, Examples, StudyData, Work, device_of, sampled, sampler_of
+from longitude.study.work import BYTES, Examples, StudyData, Work, sampled, sampler_of
 
 PADDING, START, END = BYTES, BYTES + 1, BYTES + 2
-IGNORED = -100
-"""A label that nothing is asked of."""
 TEST_SEED = 2**32
 """Above every seed of a study: no model is trained on examples drawn from it."""
 AT_ONCE = 100
@@ -55,11 +54,8 @@ class Sequences(Work):
     def answer(self, draws: Draws, length: int) -> Draws:
         """Draws [examples, drawn * length] -> the symbols of the answers."""
 
-    def source(self, draws: Draws, length: int) -> np.ndarray:
-        """Draws -> what the encoder reads, in bytes, without END."""
-        return self.letters(draws)
-
     def letters(self, draws: Draws) -> np.ndarray:
+        """Of the alphabet, as bytes."""
         return np.frombuffer(self.alphabet, np.uint8)[draws].astype(np.int64)
 
     def draw(self, random: np.random.Generator, examples: int, length: int) -> Draws:
@@ -71,7 +67,7 @@ class Sequences(Work):
         def ended(symbols: np.ndarray) -> np.ndarray:
             return np.pad(symbols, ((0, 0), (0, 1)), constant_values=END)
 
-        return ended(self.source(draws, length)), ended(self.letters(self.answer(draws, length)))
+        return ended(self.letters(draws)), ended(self.letters(self.answer(draws, length)))
 
     def tests(self, length: int, examples: int) -> tuple[Tensor, Tensor]:
         """Sources and answers of one length, END included, int64 [examples, symbols]: the same in every study."""
@@ -89,7 +85,7 @@ class Sequences(Work):
         description = {
             "source": f"generated: {self.words}",
             "sha256": digest.hexdigest(),
-            "training_lengths": f"1 to {config.train_length}, equally likely",
+            "training_lengths": f"1 to {config.train_length}, from 1 on over the first half of the steps",
             "test_examples_of_each_length": config.documents,
         }
         return StudyData([], [], description)
@@ -109,7 +105,7 @@ class Sequences(Work):
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         count = config.steps * config.batch_size
-        return Pairs(self, config.train_length, count, seed, sampler_of(config))
+        return Pairs(self, config.train_length, count, config.batch_size, seed, sampler_of(config))
 
     def measure(
         self,
@@ -182,15 +178,12 @@ class Sort(Sequences):
 
 
 class Add(Sequences):
-    words = "two numbers of so many digits, and their sum, all from the least digit on"
+    words = "two numbers of so many digits, a digit of each in turn, and their sum, all from the least digit on"
     alphabet = b"0123456789"
     drawn = 2
 
-    def source(self, draws: Draws, length: int) -> np.ndarray:
-        return np.insert(self.letters(draws), length, ord("+"), axis=1)
-
     def answer(self, draws: Draws, length: int) -> Draws:
-        one, other = draws[:, :length], draws[:, length:]
+        one, other = draws[:, ::2], draws[:, 1::2]
         digits, carry = [], np.zeros(len(draws), dtype=np.int64)
         for place in range(length):
             carry, digit = np.divmod(one[:, place] + other[:, place] + carry, 10)
@@ -200,7 +193,7 @@ class Add(Sequences):
 
 def answers(model: Any, source: Tensor, length: int) -> Tensor:
     """Greedy answers to sources [B, S] -> [B, length], END included, and padding after it."""
-    source = source.to(device_of(model))
+    source = source.to(model.device)
     with evaluating(model):
         said = model.generate(
             input_ids=source,
@@ -214,16 +207,20 @@ def answers(model: Any, source: Tensor, length: int) -> Tensor:
 
 
 class Pairs(Examples):
-    """`count` training examples: {"input_ids": [S], "attention_mask": [S], "labels": [S]}, int64, filled up to the longest.
+    """`count` training examples, `batch` after each other of one length: {"input_ids": [S], "labels": [T]}, int64.
 
-    With a sampler also "position_ids" and "decoder_position_ids" [S], each drawn by itself."""
+    Lengths are 1 to a limit that grows evenly to `longest` over the first half, and stays (Zaremba and Sutskever 2014). With a
+    sampler also "position_ids" [S] and "decoder_position_ids" [T], each drawn by itself."""
 
-    def __init__(self, task: Sequences, longest: int, count: int, seed: int, positions: Sampler | None = None):
+    def __init__(
+        self, task: Sequences, longest: int, count: int, batch: int, seed: int, positions: Sampler | None = None
+    ):
         lengths, symbols = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(2))
-        self.task, self.longest, self.seed, self.positions = task, longest, seed, positions
-        self.lengths = lengths.integers(1, longest + 1, count)
+        self.task, self.seed, self.positions = task, seed, positions
+        steps = np.arange(-(-count // batch))
+        longest_yet = np.minimum(longest, 1 + 2 * longest * steps // len(steps))
+        self.lengths = lengths.integers(1, longest_yet + 1).repeat(batch)[:count]
         self.draws = task.draw(symbols, count, longest).astype(np.uint8)
-        self.width = task.task.positions(longest)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -232,18 +229,10 @@ class Pairs(Examples):
         length = int(self.lengths[index])
         draws = self.draws[index : index + 1, : self.task.drawn * length].astype(np.int64)
         source, answer = (torch.from_numpy(part[0]) for part in self.task.pairs(draws, length))
-
-        def filled(symbols: Tensor, value: int) -> Tensor:
-            return torch.nn.functional.pad(symbols, (0, self.width - len(symbols)), value=value)
-
-        item = {
-            "input_ids": filled(source, PADDING),
-            "attention_mask": filled(torch.ones_like(source), 0),
-            "labels": filled(answer, IGNORED),
-        }
+        item = {"input_ids": source, "labels": answer}
         if self.positions is not None:
-            for stream, name in enumerate(("position_ids", "decoder_position_ids")):
-                item[name] = sampled(self.positions, self.width, self.seed, index, stream)
+            for stream, (name, part) in enumerate([("position_ids", source), ("decoder_position_ids", answer)]):
+                item[name] = sampled(self.positions, len(part), self.seed, index, stream)
         return item
 
     def targets(self, examples: int) -> int:

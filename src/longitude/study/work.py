@@ -93,7 +93,3 @@ def sampled(positions: Sampler, length: int, *seeds: int) -> Tensor:
     first, *rest = seeds
     own = np.random.SeedSequence(first, spawn_key=rest).generate_state(1)[0]
     return positions(1, length, torch.Generator().manual_seed(int(own)))[0]
-
-
-def device_of(model: Any) -> torch.device:
-    return next(model.parameters()).device

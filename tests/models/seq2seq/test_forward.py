@@ -222,10 +222,15 @@ def test_outputs(build, pair):
     assert [len(out[name]) for name in ("encoder_hidden_states", "decoder_hidden_states")] == [4, 3]
     assert [w.shape for w in out.encoder_attentions] == [(2, 4, 11, 11)] * 3
     assert [w.shape for w in out.decoder_attentions] == [(2, 4, 9, 9)] * 2
+    assert [w.shape for w in out.cross_attentions] == [(2, 4, 9, 11)] * 2
+    padded = model(x, torch.arange(11) < torch.tensor([[11], [7]]), y, output_attentions=True)
+    for weights in padded.cross_attentions:
+        close(weights.sum(-1), torch.ones(2, 4, 9, dtype=torch.float64))
+        assert (weights[1, ..., 7:] == 0).all() and (weights[1, ..., :7] > 0).all()
     close(out.encoder_last_hidden_state, model.encoder(x).last_hidden_state)
     plain = model(x, decoder_input_ids=y)
     close(plain.logits, out.logits)
-    assert plain.decoder_hidden_states is None and plain.encoder_attentions is None
+    assert plain.decoder_hidden_states is None and plain.encoder_attentions is plain.cross_attentions is None
     close(model(x, decoder_input_ids=y, logits_to_keep=2).logits, out.logits[:, -2:])
     close(model(x, decoder_input_ids=y, logits_to_keep=torch.tensor([0, 5])).logits, out.logits[:, [0, 5]])
     logits, *_ = model(x, decoder_input_ids=y, return_dict=False)

@@ -141,9 +141,10 @@ def attended(
             all_real = torch.ones(batch, length, dtype=torch.bool, device=q.device)
             tokens = Tokens(all_real, ~all_real)
         out = v.new_zeros(batch, length, q.shape[1], v.shape[3])
+        heard_before = state  # a row's last run may come in a group before its first one
         for group in groups_of(tokens, counts):
             rows = torch.tensor(group.rows, device=q.device)
-            before = window_of(state, rows, group.before) if state is not None and group.before else None
+            before = window_of(heard_before, rows, group.before) if heard_before is not None and group.before else None
             after = [group.before + n for n in group.lengths]
             found, part = heard(rule, call.of(group, rows), encoding, before, after if keep else None)
             out[rows.repeat_interleave(group.real.sum(1)), group.tokens[group.real]] = found.transpose(1, 2)[group.real]

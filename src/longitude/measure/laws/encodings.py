@@ -1,4 +1,5 @@
-"""The laws of an encoding: the public battery of `longitude.testing`, on a registered name or a class of the user's own."""
+"""The laws of an encoding or a mixer: the public batteries of `longitude.testing`, on a registered name or a class of the user's
+own."""
 
 from __future__ import annotations
 
@@ -14,44 +15,66 @@ from pathlib import Path
 from typing import Any
 
 from longitude import testing
+from longitude.attention.mixer import Mixer, registered
 from longitude.errors import unknown
 from longitude.measure.laws.base import Verdict, finite
-from longitude.positions.base import Encoding
+from longitude.positions.base import Encoding, encodings
 from longitude.testing.toys import compared
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)"
 
 
-def check_encoding(
-    encoding: str | Callable[..., Encoding],
+Part = str | Callable[..., Any]
+"""A registered name, a class of an Encoding or a Mixer, or a function that builds one."""
+
+
+def check_part(
+    part: Part,
     options: Mapping[str, Any] | None = None,
     *,
     laws: tuple[str, ...] | None = None,
     watch: Callable[[str, int, int], None] = lambda law, done, all: None,
 ) -> list[Verdict]:
-    """Every law of the battery on one encoding -> what each said, in order. encoding: a registered name, a class, or a
-    function that builds one. ValueError where it cannot be built, or for a law that there is not."""
-    known = testing.laws()
+    """Every law of its battery on one encoding or mixer -> what each said, in order. ValueError where it cannot be built, or for
+    a law that there is not."""
+    battery = battery_of(part, options or {})
+    known = battery.laws()
     for name in laws or ():
         if name not in known:
             raise unknown("law", name, known, f"all: {', '.join(known)}.")
-    built = testing.example(encoding, **(options or {}))
-    buildable(built)
+    built = battery.example(part, **(options or {}))
+    made_of(built)
     verdicts = []
     wanted = [name for name in known if laws is None or name in laws]
     for done, name in enumerate(wanted):
         watch(name, done, len(wanted))
-        verdicts.append(verdict_of(name, known[name], built))
+        verdicts.append(verdict_of(battery, name, built))
     return verdicts
 
 
-def verdict_of(name: str, law: testing.Law, built: testing.Example) -> Verdict:
+def battery_of(part: Part, options: Mapping[str, Any]) -> Any:
+    """`longitude.testing` for an encoding, `longitude.testing.mixers` for a mixer; a function is asked what it builds. ValueError
+    for neither."""
+    if isinstance(part, str):
+        return testing.mixers if part in registered() and part not in encodings() else testing
+    if isinstance(part, type):
+        return testing.mixers if issubclass(part, Mixer) else testing
+    return testing.mixers if isinstance(made_of(testing.mixers.example(part, **options)), Mixer) else testing
+
+
+def kind_of(part: Part, options: Mapping[str, Any]) -> str:
+    """In a word."""
+    return "mixer" if battery_of(part, options) is testing.mixers else "encoding"
+
+
+def verdict_of(battery: Any, name: str, built: Any) -> Verdict:
+    law = battery.laws()[name]
     compares = stated(law)
     seen: list[tuple[float, float]] = []
     token = compared.set(seen)
     try:
         with silent_profiler() if name == "memory" else nullcontext():
-            said = testing.examine(law, built)
+            said = battery.examine(law, built)
     except testing.LawBroken as broken:
         measured, threshold = numbers(str(broken))
         return Verdict(name, compares, "fail", measured, threshold, hint=" ".join(str(broken).split()))
@@ -60,7 +83,7 @@ def verdict_of(name: str, law: testing.Law, built: testing.Example) -> Verdict:
         return Verdict(name, compares, "fail", hint=words)
     finally:
         compared.reset(token)
-    if said == testing.HOLDS:
+    if said == battery.HOLDS:
         measured, threshold = max(seen, key=lambda pair: pair[0] / max(pair[1], 1e-300), default=(None, None))
         return Verdict(name, compares, "pass", finite(measured), finite(threshold))
     return Verdict(name, compares, "not applicable", reason=said)
@@ -79,8 +102,9 @@ def silent_profiler() -> Iterator[None]:
         os.close(nowhere)
 
 
-def buildable(built: testing.Example) -> None:
-    """ValueError, in words for users, where the battery's toy sizes do not build it."""
+def made_of(built: Any) -> Encoding | Mixer:
+    """What an example of either battery builds; ValueError, in words for users, where the toy sizes do not build it."""
+    who = getattr(built.factory, "__name__", repr(built.factory))
     try:
         made = built.factory(**built.resolved())
     except ValueError:
@@ -88,20 +112,18 @@ def buildable(built: testing.Example) -> None:
     except TypeError as error:
         sizes = ", ".join(f"{name}={value}" for name, value in testing.SHAPES.items())
         raise ValueError(
-            f"expected an encoding that can be built with options of {sizes} and its own defaults, got "
+            f"expected what can be built with options of {sizes} and its own defaults, got "
             f"{type(error).__name__}: {error}; give the missing ones after a colon, name=value"
         ) from error
     except Exception as error:
         words = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        raise ValueError(f"{named(built)} cannot be built: it raised {words}") from error
-    if not isinstance(made, Encoding):
+        raise ValueError(f"{who} cannot be built: it raised {words}") from error
+    if not isinstance(made, Encoding | Mixer):
         raise ValueError(
-            f"expected a class or a function of a longitude.Encoding, and {named(built)} makes a {type(made).__name__}"
+            f"expected a class or a function of a longitude.Encoding or a longitude.Mixer, and {who} makes a "
+            f"{type(made).__name__}"
         )
-
-
-def named(built: testing.Example) -> str:
-    return getattr(built.factory, "__name__", repr(built.factory))
+    return made
 
 
 def stated(law: testing.Law) -> str:
@@ -144,8 +166,12 @@ def of_place(place: str, name: str) -> Any:
         finally:
             sys.path.remove("")
     if not hasattr(module, name):
-        kinds = [each for each, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, Encoding)]
+        kinds = [
+            each for each, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, Encoding | Mixer)
+        ]
         raise unknown("class", name, kinds, f"in {place}.")
     if not callable(factory := getattr(module, name)):
-        raise ValueError(f"{place}:{name}: expected a class or a function that builds an encoding, got {factory!r}")
+        raise ValueError(
+            f"{place}:{name}: expected a class or a function that builds an encoding or a mixer, got {factory!r}"
+        )
     return factory
