@@ -120,6 +120,13 @@ def test_every_parameter_learns(mixers):
     assert not still
 
 
+def test_mixers_that_go_without_an_encoding_hold_no_parameters_of_it():
+    m, x = model(["mamba", "attention"], encoding="fox").train(), tokens()
+    fill(m)
+    m(x, labels=x).loss.backward()
+    assert len(m.model.encodings) == 1 and all(p.grad is not None for p in m.parameters())
+
+
 def test_one_mixer_for_all_layers_and_one_for_each():
     each = lg.LongitudeConfig(**SIZES, mixers=["mamba", "attention"])
     assert [one["name"] for one in each.layer_mixers()] == ["mamba", "attention"] and each.mixer is None

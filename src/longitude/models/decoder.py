@@ -102,7 +102,8 @@ class LongitudeModel(LongitudePreTrainedModel):
                 own.append(member)
             of_layer.append(Composed(own))
         of_layer = self.taken(of_layer)
-        self.encodings = nn.ModuleList(members)
+        used = {member for own in of_layer for member in own}
+        self.encodings = nn.ModuleList(member for member in members if member in used)
         self.encoding_of_layer = tuple(of_layer)  # a tuple, so that nothing is registered twice
         self.axes = max(composed.axes for composed in of_layer)
         if any(one.at_input and one not in set(of_layer[0]) for member in members for one in Composed([member])):
