@@ -102,8 +102,8 @@ class LongitudeModel(LongitudePreTrainedModel):
                 own.append(member)
             of_layer.append(Composed(own))
         of_layer = self.taken(of_layer)
-        used = {member for own in of_layer for member in own}
-        self.encodings = nn.ModuleList(member for member in members if member in used)
+        used = {one for own in of_layer for one in own}
+        self.encodings = nn.ModuleList(m for m in members if used.intersection(Composed([m])))  # a preset has members
         self.encoding_of_layer = tuple(of_layer)  # a tuple, so that nothing is registered twice
         self.axes = max(composed.axes for composed in of_layer)
         if any(one.at_input and one not in set(of_layer[0]) for member in members for one in Composed([member])):
