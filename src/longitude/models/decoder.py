@@ -31,11 +31,8 @@ class LongitudePreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
     _skip_keys_device_placement = ["past_key_values"]
-    _keep_in_fp32_modules_strict = [
-        "log_dt",
-        "log_A_real",
-        "A_imag",
-    ]  # frequencies up to 97 radians a token: bfloat16 turns them
+    # S4D's frequencies reach 97 radians a token: rounded to bfloat16, they would be others.
+    _keep_in_fp32_modules_strict = ["log_dt", "log_A_real", "A_imag"]
     written_by = "LongitudeForCausalLM"
     """The kind of model whose checkpoints hold the same stack, with the same tokens in view."""
 
@@ -45,11 +42,9 @@ class LongitudePreTrainedModel(PreTrainedModel):
         nonsense of them."""
         loaded = super().from_pretrained(*arguments, **named)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
+        kinds = {"LongitudeForCausalLM", "LongitudeForMaskedLM", "LongitudeForSeq2SeqLM"}
         for name in model.config.architectures or ():
-            if (
-                name in ("LongitudeForCausalLM", "LongitudeForMaskedLM", "LongitudeForSeq2SeqLM")
-                and name != cls.written_by
-            ):
+            if name in kinds - {cls.written_by}:
                 raise ValueError(
                     f"from_pretrained: {cls.__name__} expected a checkpoint of {cls.written_by}, got one of {name}; load it with "
                     f"lg.{name}"
