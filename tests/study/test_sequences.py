@@ -297,9 +297,9 @@ def test_every_task_has_its_defaults():
 
 @pytest.mark.slow
 def test_it_learns():
-    """A small encoder-decoder copies short words of few steps' training, and knows where they end."""
+    """A small encoder-decoder copies short words after 700 steps, and knows where they end."""
     config = of_task(
-        "copy", encodings=("rope",), train_length=3, test_lengths=(3,), steps=300, batch_size=32, layers=1, hidden=48,
+        "copy", encodings=("rope",), train_length=3, test_lengths=(3,), steps=700, batch_size=32, layers=1, hidden=48,
         heads=4, documents=50, device="cpu",
     )  # fmt: skip
     import tempfile
@@ -309,4 +309,4 @@ def test_it_learns():
         cell = Cell(Path(folder), "rope", 0)
         run_cell(config, cell, work_of(config).prepare(config), None, Watcher())
         rows = from_frame(read_rows(cell.folder / "results.parquet"))
-    assert next(row.value for row in rows if row.metric == "exact_match") > 0.5
+    assert next(row.value for row in rows if row.metric == "exact_match") > 0.7
