@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from longitude.errors import unknown
-from longitude.positions.base import Encoding
+from longitude.positions.base import Encoding, written_out
 from longitude.positions.composed import Composed
 
 
@@ -99,20 +99,7 @@ def mixer_resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[
     if name not in _registry:
         raise unknown("mixer", name, _registry, "lg.mixers() lists them.")
     parameters = {option: p for option, p in mixer_options(_registry[name]).items() if option != "encoding"}
-    for option in options:
-        if option not in parameters:
-            raise unknown(f"option of {name!r}", option, parameters, f"its options: {', '.join(parameters)}.")
-    full = {}
-    for option, parameter in parameters.items():
-        if option in options:
-            full[option] = options[option]
-        elif option in known and parameter.default in (None, inspect.Parameter.empty):
-            full[option] = known[option]
-        elif parameter.default is not inspect.Parameter.empty:
-            full[option] = parameter.default
-        else:
-            raise ValueError(f"{name!r} needs the option {option!r}: lg.mixer({name!r}, {option}=...)")
-    return full
+    return written_out(name, parameters, options, known, "lg.mixer")
 
 
 def require_no_weights(mixer: Mixer, return_weights: bool, memory: Tensor | None) -> None:

@@ -77,7 +77,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     def __init__(self, config: LongitudeConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, mixer, self.cross) for mixer in self.mixer_specs(config))
+        self.layers = nn.ModuleList(Block(config, mixer, self.cross) for mixer in config.layer_mixers())
         self.norm = norm(config) if config.norm_position == "pre" else nn.Identity()
         self.gradient_checkpointing = False
 
@@ -85,7 +85,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         members: list[Encoding] = []
         shared: dict[str, Encoding] = {}
         of_layer: list[Composed] = []
-        for specs in self.encoding_specs(config):
+        for specs in config.layer_specs():
             own = []
             for spec in specs:
                 key = json.dumps(spec, sort_keys=True)
@@ -104,14 +104,6 @@ class LongitudeModel(LongitudePreTrainedModel):
         if any(one.at_input and one not in set(of_layer[0]) for member in members for one in Composed([member])):
             raise ValueError("encodings: one that acts on the model's input must stand in the first layer")
         self.post_init()
-
-    def mixer_specs(self, config: LongitudeConfig) -> list[dict[str, Any]]:
-        """For each block, its mixer."""
-        return config.layer_mixers()
-
-    def encoding_specs(self, config: LongitudeConfig) -> list[list[dict[str, Any]]]:
-        """For each block, the resolved encodings that compose its own."""
-        return config.layer_specs()
 
     def taken(self, of_layer: list[Composed]) -> list[Composed]:
         """Each block's encoding as far as its mixer takes it, where one encoding was said for all; ValueError for one that

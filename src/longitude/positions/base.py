@@ -291,7 +291,18 @@ def resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, A
     What `options` does not say comes from `known` (a model's num_heads, head_dim, ...) where the option has no default or
     None, else from the default. ValueError for an option that does not exist or is still missing.
     """
-    parameters = options_of(factory_of(name))
+    return written_out(name, options_of(factory_of(name)), options, known, "lg.encoding")
+
+
+def written_out(
+    name: str,
+    parameters: Mapping[str, inspect.Parameter],
+    options: Mapping[str, Any],
+    known: Mapping[str, Any],
+    builder: str,
+) -> dict[str, Any]:
+    """A value for each parameter: from `options`, else from `known` where it has no default or None, else its default. builder:
+    what users call, for the ValueError where an option does not exist or is still missing."""
     for option in options:
         if option not in parameters:
             raise unknown(f"option of {name!r}", option, parameters, f"its options: {', '.join(parameters)}.")
@@ -304,7 +315,7 @@ def resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, A
         elif parameter.default is not inspect.Parameter.empty:
             full[option] = parameter.default
         else:
-            raise ValueError(f"{name!r} needs the option {option!r}: lg.encoding({name!r}, {option}=...)")
+            raise ValueError(f"{name!r} needs the option {option!r}: {builder}({name!r}, {option}=...)")
     return full
 
 
