@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from longitude.attention import mixer as registry
+from longitude.attention.layers import MultiHeadAttention
+from longitude.attention.masks import Causal, Documents, Padding
 from longitude.mixing import mixers as registered_mixers
 from longitude.positions.base import sizes
 from longitude.recurrent.base import RecurrentMixer, require_mode, require_state, state_dtype
@@ -144,6 +146,15 @@ class RunsOnOnlyInItsSums(Decay):
         return super().scan(v, sums, None, valid)
 
 
+class SeesByNumber(MultiHeadAttention):
+    """What the masks of attend() mean: a token sees all that have its number."""
+
+    def forward(self, x, *, mask=Causal(), documents=None, **rest):  # noqa: B008
+        if documents is not None:
+            mask = mask & Documents(documents) & Padding(documents >= 0)
+        return super().forward(x, mask=mask, **rest)
+
+
 class DecaysOnPadding(Decay):
     def scan(self, v, sums, reset, valid):
         return super().scan(v if valid is None else v * valid[..., None], sums, reset, None)
@@ -278,6 +289,8 @@ RED = [
     ("gradients", WrongGradient),
     ("packing", RunsOnIntoDocuments),
     ("packing", RunsOnOnlyInItsSums),
+    ("runs", SeesByNumber),
+    ("runs", RunsOnIntoDocuments),
     ("padding", DecaysOnPadding),
     ("padding", HearsPadding),
     ("rows", ListensToItsBatch),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from longitude.attention.documents import runs_of
 from longitude.attention.lengths import later, newest, require_same_past
 from longitude.attention.masks import Documents, Mask, Padding, require_mask
 from longitude.attention.operation import require_causal
@@ -68,6 +69,7 @@ def called(
             raise ValueError(
                 f"documents: expected [{x.shape[0]}, {keys}], cached tokens included, got {list(documents.shape)}"
             )
+        documents = runs_of(documents)
         mask = mask & Documents(documents) & Padding(documents >= 0)
     if positions is None:
         positions = cache.next_positions() if cache is not None else 0

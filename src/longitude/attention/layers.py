@@ -98,7 +98,8 @@ class MultiHeadAttention(Mixer):
         """-> [B, L, dim]; with return_weights also the weights [B, H, L, Lk].
 
         positions: of x, an int to count from, [L] or [B, L]; None continues the cache. documents: a number per token,
-        cached ones included; tokens see their own document only, and nobody sees a negative number: padding. cache: keeps
+        cached ones included; a run of one number is a document, tokens see their own only, and nobody sees a negative number:
+        padding. cache: keeps
         this call's tokens and lets x see those before. memory: the layer's input at an earlier segment, which x sees and no
         gradient enters (Dai et al. 2019); positions and documents are then of both together. encoding, tables: an encoding
         and its prepared tables held by a model for all its layers, instead of the layer's own.

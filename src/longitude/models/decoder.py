@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from longitude.attention.mixer import Mixer
 from longitude.attention.request import as_int, following
 from longitude.models.blocks import Block, dropped, norm
 from longitude.models.configuration import LongitudeConfig
-from longitude.models.streams import places_after, streams_of
+from longitude.models.streams import Packed, documents_of, places_after, streams_of
 from longitude.positions.base import Encoding, Positions, canonical, encoding, explicit
 from longitude.positions.composed import Composed, of_axes
 
@@ -138,8 +138,10 @@ class LongitudeModel(LongitudePreTrainedModel):
         source: Tensor | None = None,
         source_valid: Tensor | None = None,
         cross_cache: Cache | None = None,
+        **packed: Unpack[Packed],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """memories: for each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states gives them;
+        """document_ids [B, Lk], position_ids that start over, packed: documents, as `documents_of` reads them.
+        memories: for each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states gives them;
         masks and documents then cover both segments.
         source [B, S, hidden_size], source_valid [B, S], cross_cache: what blocks with cross-attention look at."""
         if (input_ids is None) == (inputs_embeds is None):
@@ -147,6 +149,12 @@ class LongitudeModel(LongitudePreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         x = inputs_embeds * self.config.embedding_scale
+        alone = past_key_values is None and not use_cache and memories is None
+        documents = documents_of(
+            x.shape[0], x.shape[1], document_ids, position_ids, attention_mask, alone, self.reads_restarts, **packed
+        )
+        if documents is not None and document_ids is None:
+            use_cache = False  # nobody asked for a cache, and what it keeps would not tell its documents apart
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and memories is None
         if self.gradient_checkpointing and self.training and (use_cache or past_key_values is not None):
@@ -160,7 +168,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         past = cache.get_seq_length() if cache is not None else 0
         if memories is not None:
             past = self.require_memories(memories, cache, position_ids)
-        streams = streams_of(attention_mask, document_ids, x.shape[0], past + x.shape[1], x.device)
+        streams = streams_of(attention_mask, documents, x.shape[0], past + x.shape[1], x.device)
         remembered = 0 if memories is None else past
         positions = as_int(self.positions_of(position_ids, streams, cache, x.shape[0], remembered + x.shape[1]))
 
@@ -201,6 +209,11 @@ class LongitudeModel(LongitudePreTrainedModel):
             attentions=tuple(attentions) if output_attentions else None,
             cross_attentions=tuple(cross_attentions) if output_attentions and self.cross else None,
         )
+
+    @property
+    def reads_restarts(self) -> bool:
+        """Whether position_ids that start over mark documents: in decoders of one stream, as in transformers."""
+        return isinstance(self.mask, Causal) and not self.cross
 
     @property
     def forgets(self) -> bool:

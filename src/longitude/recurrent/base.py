@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from longitude.attention.documents import begins_of
 from longitude.attention.masks import Causal, Mask, require_mask
 from longitude.attention.mixer import Mixer, require_no_weights
 from longitude.attention.request import following
@@ -130,8 +131,9 @@ class RecurrentMixer(Mixer):
         tables: Any = None,
         return_weights: bool = False,
     ) -> Tensor:
-        """-> [B, L, dim]. documents: a number per token, cached ones included; a token hears its own document only, and a
-        negative number is padding. cache: a layer that `cache_layer` made; it keeps the state after this call's tokens."""
+        """-> [B, L, dim]. documents: a number per token, cached ones included; a run of one number is a document, a token
+        sees its own document only, and a negative number is padding.
+        cache: a layer that `cache_layer` made; it keeps the state after this call's tokens."""
         dim: int = self.dim  # type: ignore[assignment]  (every one has it)
         if x.dim() != 3 or x.shape[-1] != dim or x.numel() == 0:
             raise ValueError(f"x: expected [B, L, {dim}] with no empty dimension, got {list(x.shape)}")
@@ -178,14 +180,7 @@ class RecurrentMixer(Mixer):
 def beginnings(documents: Int[Tensor, "B Lk"], past: int) -> tuple[Tensor | None, Tensor | None]:
     """Which of the tokens from `past` on begin a document after another one, and which are no padding, [B, L] each; None
     where none does, or all are."""
-    valid = documents >= 0
-    order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    nearest = (
-        torch.where(valid, order, -1).cummax(1).values
-    )  # each token's own place, or that of the last one before padding
-    before = torch.nn.functional.pad(nearest[:, :-1], (1, 0), value=-1)
-    reset = valid & (before >= 0) & (documents.gather(1, before.clamp(min=0)) != documents)
-    reset, valid = reset[:, past:], valid[:, past:]
+    reset, valid = begins_of(documents)[:, past:], documents[:, past:] >= 0
     if torch.compiler.is_compiling():
         return reset, valid
     return reset if bool(reset.any()) else None, None if bool(valid.all()) else valid

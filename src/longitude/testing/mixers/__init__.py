@@ -41,7 +41,7 @@ from longitude.testing.mixers.state import (
     law_surgery,
     tensors_held,
 )
-from longitude.testing.mixers.streams import law_packing, law_padding
+from longitude.testing.mixers.streams import law_packing, law_padding, law_runs
 from longitude.testing.mixers.toys import MixerExample, Network, mixer_example as example
 from longitude.testing.toys import LawBroken
 
@@ -54,6 +54,7 @@ _LAWS: tuple[Law, ...] = (
     law_forms,
     law_gradients,
     law_packing,
+    law_runs,
     law_padding,
     law_rows,
     law_causality,

@@ -25,6 +25,19 @@ def law_packing(build: MixerExample) -> str | None:
     return None
 
 
+def law_runs(build: MixerExample) -> str | None:
+    """A run is a document: numbers that come back (0 0 1 1 0 0) name other documents. Packed so, also with padding between two
+    documents, = documents alone, forward and gradients; and with a cache, cut anywhere."""
+    batch = _Streams(2, 23)
+    for row, runs in enumerate((((0, 6, 0), (6, 2, 1), (8, 12, 0), (20, 3, 1)), ((2, 7, 3), (9, 2, 0), (13, 10, 3)))):
+        for start, length, document in runs:
+            batch.put(row, start, length, document)
+    net = Network(build)
+    batch.same_as_alone("numbers that come back", net)
+    batch.same_in_pieces("numbers that come back", net)
+    return None
+
+
 def law_padding(build: MixerExample) -> str | None:
     """Padded on the left or right = not padded, whatever stands in the padding, forward and gradients; what padding gets is
     finite. With a cache, cut anywhere: decoding behind left padding = decoding alone. A recurrence passes over padding between
@@ -52,7 +65,7 @@ class _Streams:
 
     def put(self, row: int, start: int, length: int, document: int) -> None:
         tokens = slice(start, start + length)
-        self.alone.append(numbers(1, length, DIM, seed=10 * row + document))
+        self.alone.append(numbers(1, length, DIM, seed=10 * row + len(self.alone)))
         self.x[row, tokens], self.documents[row, tokens] = self.alone[-1][0], document
         self.positions[row, tokens] = torch.arange(length)
         self.places.append((row, tokens))

@@ -1,0 +1,33 @@
+"""Documents in one row: what a number per token means, for every mixer and model."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
+
+
+def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    """A number per token -> each document's own number: 0, 1, 2, ... along the row, and -1 for padding.
+
+    A document is a run of tokens with one number. A number that comes back after another one is another document: 0 0 1 1 0 0
+    is three. A negative number is padding, and ends nothing: 0 0 -1 0 is one document, with a token of padding inside. Numbers
+    depend on what came before alone, so those of cached tokens stay as they are while a row grows.
+    """
+    documents = documents.long()
+    real = documents >= 0
+    before = documents
+    if torch.compiler.is_compiling() or not bool(real.all()):  # padding has the number of the nearest token before it
+        order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+        nearest = torch.where(real, order, -1).cummax(1).values
+        before = documents.gather(1, nearest.clamp(min=0)).masked_fill(nearest < 0, -1)
+    begins = torch.zeros_like(before)
+    begins[:, 1:] = (before[:, 1:] != before[:, :-1]) & (before[:, :-1] >= 0)
+    return begins.cumsum(1).masked_fill(~real, -1)
+
+
+def begins_of(documents: Int[Tensor, "B L"]) -> Tensor:
+    """Which tokens begin a document after another one, bool [B, L]."""
+    runs = runs_of(documents)
+    return runs > F.pad(runs.cummax(1).values[:, :-1], (1, 0), value=0).clamp(min=0)
