@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from longitude.attention import mixer as registry
+from longitude.attention.lengths import newest
+from longitude.attention.state import StateLayer
 from longitude.mixing import mixers as registered_mixers
 from longitude.positions.base import sizes
 from longitude.recurrent.base import RecurrentMixer, require_mode, require_state, state_dtype
@@ -144,6 +146,34 @@ class RunsOnOnlyInItsSums(Decay):
         return super().scan(v, sums, None, valid)
 
 
+class Placed(Decay):
+    """Its outputs know where a token stands, which a state has to count on."""
+
+    def mix(self, x, state, reset, valid, positions, *rest):
+        return super().mix(x + torch.cos(positions.to(x.dtype))[..., None], state, reset, valid, positions, *rest)
+
+
+class GoesOnAfterTheLargest(Placed):
+    """Behind the largest position of a call, which may be another document's."""
+
+    def cache_layer(self):
+        class Layer(StateLayer):
+            def write(self, owner, state, tokens, positions, documents=None):
+                super().write(owner, state, tokens, positions, documents)
+                self.newest = newest(positions, tokens)
+
+        return Layer()
+
+
+class GoesOnAfterPadding(Placed):
+    def cache_layer(self):
+        class Layer(StateLayer):
+            def write(self, owner, state, tokens, positions, documents=None):
+                super().write(owner, state, tokens, positions)
+
+        return Layer()
+
+
 class DecaysOnPadding(Decay):
     def scan(self, v, sums, reset, valid):
         return super().scan(v if valid is None else v * valid[..., None], sums, reset, None)
@@ -278,6 +308,8 @@ RED = [
     ("gradients", WrongGradient),
     ("packing", RunsOnIntoDocuments),
     ("packing", RunsOnOnlyInItsSums),
+    ("packing", GoesOnAfterTheLargest),
+    ("padding", GoesOnAfterPadding),
     ("padding", DecaysOnPadding),
     ("padding", HearsPadding),
     ("rows", ListensToItsBatch),

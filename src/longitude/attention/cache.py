@@ -74,9 +74,11 @@ class LongitudeCacheLayer(DynamicLayer):
             return self.positions.amax((1, 2), keepdim=True) + 1
         return self.positions[..., -1:] + 1
 
-    def said_positions(self) -> Tensor | None:
-        """Positions of the cached tokens, where they do not just count up: [L], [B, L] or [B, L, axes]."""
-        return self.positions if isinstance(self.positions, Tensor) else None
+    def said_positions(self) -> Tensor:
+        """Position of the last cached token, [1] or [B, 1]; on several axes those of all, [B, L, axes]."""
+        if isinstance(self.positions, int):
+            return torch.tensor([self.positions + self.held - 1])
+        return self.positions if self.positions.dim() == 3 else self.positions[..., -1:]
 
     def extend(
         self, k: Tensor, v: Tensor, positions: Positions, columns: Columns, carry: Any, encoding: Encoding | None = None

@@ -234,4 +234,8 @@ class LongitudeModel(LongitudePreTrainedModel):
             places = places_after(streams, past, None if first is None else first.said_positions())[:, -length:]
             return places[..., None] if self.axes > 1 else places
         onward = 0 if first is None else first.next_positions()
-        return onward if isinstance(onward, int) else following(onward, length)
+        if isinstance(onward, int):
+            return onward
+        if self.axes > 1 and onward.dim() == 2:  # a state holds one number for all axes
+            onward = onward[..., None]
+        return following(onward, length)

@@ -11,6 +11,7 @@ from torch import Tensor
 from longitude.attention.masks import Causal, Mask, require_mask
 from longitude.attention.mixer import Mixer, require_no_weights
 from longitude.attention.request import following
+from longitude.attention.runs import beginnings
 from longitude.errors import unknown
 from longitude.positions.base import Encoding, Positions, explicit
 from longitude.positions.composed import compose
@@ -151,7 +152,7 @@ class RecurrentMixer(Mixer):
                 raise ValueError(
                     f"documents: expected {[x.shape[0], past + x.shape[1]]}, cached tokens included, got {list(documents.shape)}"
                 )
-            reset, valid = beginnings(documents, past)
+            reset, valid = _flags(documents, past)
         if positions is None:
             positions = 0 if cache is None else cache.next_positions()
             positions = following(positions, x.shape[1]) if isinstance(positions, Tensor) else positions
@@ -161,7 +162,7 @@ class RecurrentMixer(Mixer):
             tables = encoding.prepare(places, None, x.dtype)
         out, state = self.mix(x, None if cache is None else cache.read(name), reset, valid, places, encoding, tables)
         if cache is not None:
-            cache.write(name, state, x.shape[1], positions)
+            cache.write(name, state, x.shape[1], positions, documents)
         return out
 
     def state_layer(self, cache: Any) -> StateLayer:
@@ -175,17 +176,10 @@ class RecurrentMixer(Mixer):
         return cache
 
 
-def beginnings(documents: Int[Tensor, "B Lk"], past: int) -> tuple[Tensor | None, Tensor | None]:
+def _flags(documents: Int[Tensor, "B Lk"], past: int) -> tuple[Tensor | None, Tensor | None]:
     """Which of the tokens from `past` on begin a document after another one, and which are no padding, [B, L] each; None
     where none does, or all are."""
-    valid = documents >= 0
-    order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    nearest = (
-        torch.where(valid, order, -1).cummax(1).values
-    )  # each token's own place, or that of the last one before padding
-    before = torch.nn.functional.pad(nearest[:, :-1], (1, 0), value=-1)
-    reset = valid & (before >= 0) & (documents.gather(1, before.clamp(min=0)) != documents)
-    reset, valid = reset[:, past:], valid[:, past:]
+    reset, valid = (flags[:, past:] for flags in beginnings(documents))
     if torch.compiler.is_compiling():
         return reset, valid
     return reset if bool(reset.any()) else None, None if bool(valid.all()) else valid
