@@ -293,6 +293,15 @@ class NoisyInTraining(Decay):
         return (F.dropout(out, 0.1) if self.training else out), state
 
 
+class KeepsWhatInferenceMade(Decay):
+    def cache_layer(self):
+        class Layer(StateLayer):
+            def read(self, owner):
+                return self.state
+
+        return Layer()
+
+
 class LooksAtItsNumbers(Decay):
     def mix(self, x, *rest):
         return super().mix(x if float(x.sum()) != 0.5 else -x, *rest)
@@ -315,6 +324,7 @@ RED = [
     ("rows", ListensToItsBatch),
     ("causality", HearsTheFuture),
     ("modes_of_torch", NoisyInTraining),
+    ("modes_of_torch", KeepsWhatInferenceMade),
     ("memory", KeepsEverything),
     ("memory", HoldsAView),
     ("precision", HalfState),

@@ -14,6 +14,13 @@ from longitude.attention.runs import last_position
 from longitude.positions.base import Positions
 
 
+def of_this_mode(held: Any) -> Any:
+    """What is held, copied where it was made in inference_mode and is now read outside: no backward could save it."""
+    if torch.is_inference_mode_enabled():
+        return held
+    return tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, held)
+
+
 class StateLayer(CacheLayerMixin):
     """What a mixer carries from token to token.
 
@@ -42,6 +49,7 @@ class StateLayer(CacheLayerMixin):
             raise ValueError(
                 f"cache: expected a state of {owner}, got one of {self.owner}; a cache serves one model only"
             )
+        self.state = of_this_mode(self.state)
         return self.state
 
     def write(
