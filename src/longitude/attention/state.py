@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map_only
 from transformers.cache_utils import CacheLayerMixin
 
 from longitude.attention.runs import last_position
+from longitude.attention.undo import CropsTogether
 from longitude.positions.base import Positions
 
 
@@ -21,7 +22,7 @@ def of_this_mode(held: Any) -> Any:
     return tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, held)
 
 
-class StateLayer(CacheLayerMixin):
+class StateLayer(CropsTogether, CacheLayerMixin):
     """What a mixer carries from token to token.
 
     state: None before the first token, then whatever the mixer made: a tuple (or dict) of tensors with the batch in front.
@@ -56,7 +57,7 @@ class StateLayer(CacheLayerMixin):
         self, owner: str, state: Any, tokens: int, positions: Positions, documents: Tensor | None = None
     ) -> None:
         """Replace the state by the one after `tokens` more tokens at `positions`. documents [B, Lk]: of all tokens so far, with a
-        negative number for padding; None: one document without padding."""
+        negative number for padding, whose positions mean nothing; None: one document without padding."""
         self.read(owner)
         self.newest = last_position(positions, tokens, documents, self.newest)
         self.state, self.owner, self.seen = state, owner, self.seen + tokens
@@ -102,9 +103,12 @@ class StateLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         self._map(lambda x: x[indices])
 
-    def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove:
+    def require_crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove and self.seen:
             raise ValueError(f"crop: a state of {self.owner} cannot be taken back; expected a cache used forward only")
+
+    def _crop(self, tokens_to_remove: int) -> None:
+        """Nothing was taken in."""
 
     def offload(self) -> None:
         self.state = tree_map_only(Tensor, lambda x: x.to("cpu", non_blocking=True), self.state)
