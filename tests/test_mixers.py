@@ -9,7 +9,9 @@ from torch import nn
 
 from longitude.attention import mixer as registry
 from longitude.attention.layers import MultiHeadAttention
+from longitude.attention.lengths import newest
 from longitude.attention.masks import Causal, Documents, Padding
+from longitude.attention.state import StateLayer
 from longitude.mixing import mixers as registered_mixers
 from longitude.positions.base import sizes
 from longitude.recurrent.base import RecurrentMixer, require_mode, require_state, state_dtype
@@ -155,6 +157,34 @@ class SeesByNumber(MultiHeadAttention):
         return super().forward(x, mask=mask, **rest)
 
 
+class Placed(Decay):
+    """Its outputs know where a token stands, which a state has to count on."""
+
+    def mix(self, x, state, reset, valid, positions, *rest):
+        return super().mix(x + torch.cos(positions.to(x.dtype))[..., None], state, reset, valid, positions, *rest)
+
+
+class GoesOnAfterTheLargest(Placed):
+    """Behind the largest position of a call, which may be another document's."""
+
+    def cache_layer(self):
+        class Layer(StateLayer):
+            def write(self, owner, state, tokens, positions, documents=None):
+                super().write(owner, state, tokens, positions, documents)
+                self.newest = newest(positions, tokens)
+
+        return Layer()
+
+
+class GoesOnAfterPadding(Placed):
+    def cache_layer(self):
+        class Layer(StateLayer):
+            def write(self, owner, state, tokens, positions, documents=None):
+                super().write(owner, state, tokens, positions)
+
+        return Layer()
+
+
 class DecaysOnPadding(Decay):
     def scan(self, v, sums, reset, valid):
         return super().scan(v if valid is None else v * valid[..., None], sums, reset, None)
@@ -274,6 +304,15 @@ class NoisyInTraining(Decay):
         return (F.dropout(out, 0.1) if self.training else out), state
 
 
+class KeepsWhatInferenceMade(Decay):
+    def cache_layer(self):
+        class Layer(StateLayer):
+            def read(self, owner):
+                return self.state
+
+        return Layer()
+
+
 class LooksAtItsNumbers(Decay):
     def mix(self, x, *rest):
         return super().mix(x if float(x.sum()) != 0.5 else -x, *rest)
@@ -291,11 +330,14 @@ RED = [
     ("packing", RunsOnOnlyInItsSums),
     ("runs", SeesByNumber),
     ("runs", RunsOnIntoDocuments),
+    ("packing", GoesOnAfterTheLargest),
+    ("padding", GoesOnAfterPadding),
     ("padding", DecaysOnPadding),
     ("padding", HearsPadding),
     ("rows", ListensToItsBatch),
     ("causality", HearsTheFuture),
     ("modes_of_torch", NoisyInTraining),
+    ("modes_of_torch", KeepsWhatInferenceMade),
     ("memory", KeepsEverything),
     ("memory", HoldsAView),
     ("precision", HalfState),

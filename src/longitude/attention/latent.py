@@ -17,6 +17,7 @@ from longitude.attention.mixer import Mixer, register_mixer
 from longitude.attention.operation import raw_request, require_backend, run
 from longitude.attention.request import part_of, require_options
 from longitude.attention.tail import Tail
+from longitude.attention.undo import unchanged_if_refused
 from longitude.errors import unknown
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Positions, explicit, sizes
 from longitude.positions.composed import Composed, compose
@@ -156,12 +157,13 @@ class LatentAttention(Mixer):
                     "one; expected an encoding built with num_kv_heads=1"
                 )
         k_positions = call.positions
-        if cache is not None:
-            seen: Any = Tail(encoding, self.kv_rank)
-            key, _, columns = cache.extend(key, key[..., :0], call.positions, columns, carry, seen)
-            k_positions = cache.positions
         attend = self.absorbed if absorbed else self.expanded
-        out, weights = attend(q[:, :, call.remembered :], key, call, encoding, columns, k_positions, return_weights)
+        with unchanged_if_refused(cache):
+            if cache is not None:
+                seen: Any = Tail(encoding, self.kv_rank)
+                key, _, columns = cache.extend(key, key[..., :0], call.positions, columns, carry, seen)
+                k_positions = cache.positions
+            out, weights = attend(q[:, :, call.remembered :], key, call, encoding, columns, k_positions, return_weights)
         out = self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(2))
         return (out, weights) if return_weights else out
 

@@ -14,6 +14,7 @@ from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer, register_mixer
 from longitude.attention.operation import raw_request, require_backend, run
 from longitude.attention.request import part_of, require_options
+from longitude.attention.undo import unchanged_if_refused
 from longitude.positions.base import Encoding, Positions, explicit, sizes
 from longitude.positions.composed import compose
 
@@ -116,19 +117,22 @@ class MultiHeadAttention(Mixer):
             q, k = encoding.queries(q, tables), encoding.keys(k, tables)
         columns, carry = encoding.context(x, cache.carry if cache is not None else None, call.documents)
         k_positions = positions
-        if cache is not None:
-            k, v, columns = cache.extend(k, v, positions, columns, carry, encoding)
-            k_positions = cache.positions
-            if k.shape[2] < call.keys:  # the cache forgets what nobody sees any more
-                mask = mask.since(call.keys - k.shape[2])
+        with unchanged_if_refused(cache):
+            if cache is not None:
+                k, v, columns = cache.extend(k, v, positions, columns, carry, encoding)
+                k_positions = cache.positions
+                if k.shape[2] < call.keys:  # the cache forgets what nobody sees any more
+                    mask = mask.since(call.keys - k.shape[2])
 
-        if call.remembered:  # the memory asks nothing
-            q, positions = q[:, :, call.remembered :], part_of(positions, slice(None), slice(call.remembered, None))
-        dropout = self.dropout if self.training else 0.0
-        q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
-        r = raw_request(q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights)
-        parts = whole(r) if encoding.stable_keys else parted(r, encoding, positions, k_positions)
-        out, weights = run(parts, self.backend)
+            if call.remembered:  # the memory asks nothing
+                q, positions = q[:, :, call.remembered :], part_of(positions, slice(None), slice(call.remembered, None))
+            dropout = self.dropout if self.training else 0.0
+            q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
+            r = raw_request(
+                q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights
+            )
+            parts = whole(r) if encoding.stable_keys else parted(r, encoding, positions, k_positions)
+            out, weights = run(parts, self.backend)
         out = out.to(x.dtype)
         out = self.o_proj(out.transpose(1, 2).flatten(2))
         return (out, weights) if return_weights else out

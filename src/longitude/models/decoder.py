@@ -16,6 +16,7 @@ from longitude.attention.cache import LongitudeCache, adopt
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer
 from longitude.attention.request import as_int, following
+from longitude.attention.undo import unchanged_if_refused
 from longitude.models.blocks import Block, dropped, norm
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.streams import Packed, documents_of, places_after, streams_of
@@ -182,25 +183,27 @@ class LongitudeModel(LongitudePreTrainedModel):
         distinct = {member for composed in self.encoding_of_layer for member in composed}
         tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in distinct if m.stable_keys}
         hidden_states, attentions, cross_attentions = [x], [], []
-        for i, layer in enumerate(self.layers):
-            own = self.encoding_of_layer[i]
-            x, weights, cross_weights = layer(
-                x,
-                own,
-                tuple(tables[member] for member in own) if own.stable_keys else None,
-                positions,
-                self.mask,
-                streams,
-                None if cache is None else cache.layers[i],
-                None if memories is None else memories[i],
-                bool(output_attentions),
-                source,
-                source_valid,
-                None if cross_cache is None else cross_cache.layers[i],
-            )
-            hidden_states.append(x)
-            attentions.append(weights)
-            cross_attentions.append(cross_weights)
+        filled = [layer for each in (cache, cross_cache) if each is not None for layer in each.layers]
+        with unchanged_if_refused(*filled, written=not self.alike):
+            for i, layer in enumerate(self.layers):
+                own = self.encoding_of_layer[i]
+                x, weights, cross_weights = layer(
+                    x,
+                    own,
+                    tuple(tables[member] for member in own) if own.stable_keys else None,
+                    positions,
+                    self.mask,
+                    streams,
+                    None if cache is None else cache.layers[i],
+                    None if memories is None else memories[i],
+                    bool(output_attentions),
+                    source,
+                    source_valid,
+                    None if cross_cache is None else cross_cache.layers[i],
+                )
+                hidden_states.append(x)
+                attentions.append(weights)
+                cross_attentions.append(cross_weights)
         x = self.norm(x)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
@@ -214,6 +217,11 @@ class LongitudeModel(LongitudePreTrainedModel):
     def reads_restarts(self) -> bool:
         """Whether position_ids that start over mark documents: in decoders of one stream, as in transformers."""
         return isinstance(self.mask, Causal) and not self.cross
+
+    @property
+    def alike(self) -> bool:
+        """Whether what one layer refuses, the first one does: all have one kind of mixer and one encoding."""
+        return self.config.encodings is None and len({type(block.mixer) for block in self.layers}) == 1  # type: ignore[union-attr]
 
     @property
     def forgets(self) -> bool:
@@ -247,4 +255,8 @@ class LongitudeModel(LongitudePreTrainedModel):
             places = places_after(streams, past, None if first is None else first.said_positions())[:, -length:]
             return places[..., None] if self.axes > 1 else places
         onward = 0 if first is None else first.next_positions()
-        return onward if isinstance(onward, int) else following(onward, length)
+        if isinstance(onward, int):
+            return onward
+        if self.axes > 1 and onward.dim() == 2:  # a state holds one number for all axes
+            onward = onward[..., None]
+        return following(onward, length)

@@ -187,7 +187,8 @@ class HierarchicalAttention(Mixer):
             self.rule(), q, k, v, gate, places, encoding, tables, documents, state, keep=cache is not None
         )
         if cache is not None:
-            cache.write(type(self).__name__, state, length, places)
+            # Positions that are not given count padding, too.
+            cache.write(type(self).__name__, state, length, places, None if positions is None else documents)
         return self.o_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
 
     def state_in(self, cache: Any, batch: int, encoding: Composed) -> State | None:

@@ -168,16 +168,36 @@ def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) 
 
 
 def law_modes_of_torch(build: MixerExample) -> str | None:
-    """The same under no_grad, inference_mode and train(), where dropout is 0; and a cache filled in one is read in another."""
+    """The same under no_grad, inference_mode and train(), where dropout is 0; and a cache filled in one is read in another, by
+    one token and by several, with a backward where there are gradients, and goes on in the first."""
     net = Network(build)
     x = numbers(2, 21, DIM)
     want = net(x, 0).detach()
     with torch.inference_mode():
         close("inference_mode", net(x, 0).clone(), want, NEAR)
-        caches = net.caches()
-        parts = [net(x[:, :9], 0, None, caches).clone()]
-    with torch.no_grad():
-        parts.append(net(x[:, 9:], 9, None, caches))
-    close("prefill in inference_mode, the rest in no_grad", torch.cat(parts, 1), want, NEAR)
     close("train()", net.train()(x, 0).detach(), want, NEAR)
+    for before in MODES_OF_TORCH:
+        for after in MODES_OF_TORCH:
+            for training in (False, True) if after == "gradients" else (False,):
+                net.train(training)
+                here = f"prefill in {before}, the rest in {after}{', train()' if training else ''}"
+                if before != after:
+                    close(here, _in_two_modes(here, net, x, before, after), want, NEAR)
     return None
+
+
+MODES_OF_TORCH = {"gradients": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+
+def _in_two_modes(here: str, net: Network, x: Tensor, before: str, after: str) -> Tensor:
+    caches, parts = net.caches(), []
+    for mode, a, b in ((before, 0, 9), (after, 9, 10), (after, 10, 17), (before, 17, 21)):
+        with MODES_OF_TORCH[mode]():
+            parts.append(net(x[:, a:b], a, None, caches).clone())
+    learned = learned_of(net)
+    if after == "gradients":
+        grads = torch.autograd.grad(sum(part.sum() for part in parts[1:3]), [*learned.values()], allow_unused=True)
+        if not all(g is None or bool(g.isfinite().all()) for g in grads):
+            raise LawBroken(f"{here}: a gradient is not finite")
+    with torch.no_grad():
+        return torch.cat([part.clone() for part in parts], 1)

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from longitude.recurrent.base import RecurrentMixer
+from longitude.attention.state import StateLayer
 from longitude.testing.mixers.toys import DIM, MixerExample, Network, random_cuts
 from longitude.testing.toys import LawBroken, Named, close, differentiable, learned_of, numbers, with_gradients
 
@@ -17,11 +17,12 @@ GARBAGE = 50.0
 
 def law_packing(build: MixerExample) -> str | None:
     """Documents packed into one row = documents alone, forward and gradients, also where padding follows; and with a cache,
-    cut anywhere, so that a document goes on across calls."""
-    batch = _Streams.packed(((4, 26, 1, 19), (31, 2)), 52)
+    cut anywhere, so that a document goes on across calls, with positions given to each of them or to the first alone."""
+    batch = _Streams.packed(((4, 26, 1, 19), (29, 4)), 52)
     for name, options in build.forms((5,)).items():
         batch.same_as_alone(f"{name}: packed and alone".removeprefix(": "), Network(build, **options))
-    batch.same_in_pieces("packed", Network(build))
+    # At 32 each row is in the middle of a document, which follows a longer one.
+    batch.same_in_pieces("packed", Network(build), told=32)
     return None
 
 
@@ -34,21 +35,22 @@ def law_runs(build: MixerExample) -> str | None:
             batch.put(row, start, length, document)
     net = Network(build)
     batch.same_as_alone("numbers that come back", net)
-    batch.same_in_pieces("numbers that come back", net)
+    batch.same_in_pieces("numbers that come back", net, told=21)
     return None
 
 
 def law_padding(build: MixerExample) -> str | None:
     """Padded on the left or right = not padded, whatever stands in the padding, forward and gradients; what padding gets is
-    finite. With a cache, cut anywhere: decoding behind left padding = decoding alone. A recurrence passes over padding between
-    tokens, too: padding on the right leaves the state for what follows."""
+    finite. With a cache, cut anywhere, with positions given to each call or to the first alone: decoding behind left padding =
+    decoding alone. A recurrence passes over padding between tokens, too: padding on the right leaves the state for what
+    follows."""
     for side in ("left", "right"):
-        batch = _Streams.padded((5, 33, 1, 20), 33, side)
+        batch = _Streams.padded((5, 33, 2, 20), 33, side)
         for name, options in build.forms((5,)).items():
             batch.same_as_alone(f"{name}: {side}-padded and alone".removeprefix(": "), Network(build, **options))
         net = Network(build)
-        batch.same_in_pieces(f"{side}-padded", net)
-        if side == "right" and isinstance(net.mixer, RecurrentMixer):
+        batch.same_in_pieces(f"{side}-padded", net, told=32 if side == "left" else 14)  # then every row has begun
+        if side == "right" and isinstance(net.mixer.cache_layer(), StateLayer):
             _goes_on(batch, net)
     return None
 
@@ -120,7 +122,8 @@ class _Streams:
             close(f"{what}, gradient of {name}", found[name], total, NEAR)  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def same_in_pieces(self, what: str, net: Network) -> None:
+    def same_in_pieces(self, what: str, net: Network, told: int) -> None:
+        """told: tokens of a first call after which positions need not be given."""
         whole, width = net(self.x, self.positions, self.documents), self.x.shape[1]
         real = (self.documents >= 0)[..., None]
         some = {tokens.stop for _, tokens in self.places} - {width}  # exactly between two documents
@@ -129,6 +132,9 @@ class _Streams:
         for cuts in (one_by_one, random_cuts(width, 0), random_cuts(width, 1), (0, *sorted(some), width)):
             parts = net.in_pieces(self.x, cuts, lambda a, b: self.positions[:, a:b], self.documents)
             close(f"{what}, cut at {cuts[1:-1]}", parts * real, whole * real, NEAR)
+        cuts = (0, *sorted({told, min(told + 1, width), min(told + 9, width), width}))
+        parts = net.in_pieces(self.x, cuts, lambda a, b: None if a else self.positions[:, :b], self.documents)
+        close(f"{what}, cut at {cuts[1:-1]}, positions of the first call alone", parts * real, whole * real, NEAR)
 
 
 @torch.no_grad()
@@ -139,9 +145,17 @@ def _goes_on(batch: _Streams, net: Network) -> None:
     x, positions = torch.cat([batch.x, more], 1), torch.cat([batch.positions, after], 1)
     documents = torch.cat([batch.documents, torch.zeros_like(after)], 1)
     width = batch.x.shape[1]
-    for cuts in ((0, width + 9), (0, width, width + 9), (0, 3, width - 2, width + 4, width + 9)):
+    for cuts, given in (
+        ((0, width + 9), width + 9),
+        ((0, width, width + 9), width),
+        ((0, 3, width - 2, width + 4, width + 9), width + 9),
+    ):
         caches = net.caches()
-        out = torch.cat([net(x[:, a:b], positions[:, a:b], documents[:, :b], caches) for a, b in pairwise(cuts)], 1)
+        parts = [
+            net(x[:, a:b], positions[:, a:b] if a < given else None, documents[:, :b], caches)
+            for a, b in pairwise(cuts)
+        ]
+        out = torch.cat(parts, 1)
         for n, row in enumerate(batch.alone):
             want = net(torch.cat([row, more[n : n + 1]], 1), 0)
             close(
