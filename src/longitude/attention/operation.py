@@ -141,12 +141,13 @@ def raw_request(
             )
     if any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions)):
         q_positions, k_positions = _of_one_axis(q_positions, k_positions, terms, keys - rows)
+    learned = [p for p in encoding.parameters() if p.requires_grad] if torch.is_grad_enabled() and len(terms) else []
     r = Request(
         q, k, v, terms, mask, q_positions, k_positions,
         scale=q.shape[3] ** -0.5 if scale is None else scale,
         dropout=dropout,
         weights=return_weights,
-        learned=torch.is_grad_enabled() and len(terms) > 0 and any(p.requires_grad for p in encoding.parameters()),
+        learned=tuple(learned),
         q_order=keys - rows,
     )  # fmt: skip
     require_causal(encoding, mask)
