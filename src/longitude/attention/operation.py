@@ -225,7 +225,11 @@ def cheapest(requests: Sequence[Request]) -> Backend:
 
 
 def run(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """The output, and the weights or the logsumexp if they were asked for."""
+    """The output, and the weights or the logsumexp if they were asked for. The dtype of q decides, under autocast too."""
+    device = parts[0].request.q.device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return run(parts, backend)
     chosen = choose([part.request for part in parts], backend)
 
     def one(r: Request) -> tuple[Tensor, Tensor | None]:

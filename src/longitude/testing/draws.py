@@ -97,12 +97,12 @@ class Draw:
 
 
 # ---- what is drawn -------------------------------------------------------------------------------------------------------
-def draw(build: Example, seed: int) -> Draw:
-    """The call of this number: at most 3 sequences of at most 24 keys."""
+def draw(build: Example, seed: int, longest: int = 24) -> Draw:
+    """The call of this number: at most 3 sequences of at most `longest` keys."""
     r = random.Random(seed)
     encoding = build(seed)
     one = compose(encoding)
-    batch, keys = r.randint(1, 3), r.choice([1, 2, r.randint(3, 12), r.randint(8, 24)])
+    batch, keys = r.randint(1, 3), r.choice([1, 2, r.randint(3, 12), r.randint(8, longest)])
     rows = r.choice([keys, keys, 1, r.randint(1, keys)])
     late = not one.causal_only and r.random() < 0.1  # some masks know queries that are no keys
     rows = keys + r.randint(1, 5) if late else rows
@@ -117,8 +117,13 @@ def draw(build: Example, seed: int) -> Draw:
     }
     mask, documents = masks(r, batch, rows, keys, one.causal_only)
     options = positions(r, batch, rows, keys, one)
+    for name in "qkv":  # as layers make them, or one sequence for all
+        x, kind = tensors[name], r.random()
+        tensors[name] = (
+            x.transpose(1, 2).contiguous().transpose(1, 2) if kind < 0.4 else x[:1].expand(x.shape) if kind > 0.9 else x
+        )
     if r.random() < 0.1:
-        tensors["v"][..., 0] = 0  # an output of zeros that is right
+        tensors["v"] = tensors["v"] * (torch.arange(SHAPES["head_dim"]) > 0)  # an output of zeros that is right
     if r.random() < 0.3:
         options["scale"] = r.choice([1.0, 0.1, 0.0, -0.5])
     if r.random() < 0.3:
@@ -215,7 +220,8 @@ def positions(r: random.Random, batch: int, rows: int, keys: int, encoding: Any)
             return made if made.dim() == 3 else made[None]
         if encoding.axes > 1:
             return made[..., None] if made.dim() == 2 else made[None, :, None]
-        return made
+        made = made.int() if r.random() < 0.1 else made
+        return made.expand(batch, length) if r.random() < 0.1 else made
 
     kind = r.choice(["nothing", "int", "keys", "both", "both", "independent"])
     if kind == "nothing":
@@ -230,11 +236,11 @@ def positions(r: random.Random, batch: int, rows: int, keys: int, encoding: Any)
 
 
 # ---- the law -------------------------------------------------------------------------------------------------------------
-def law_draws(build: Example, draws: range = range(3)) -> str | None:
+def law_draws(build: Example, draws: range = range(3), longest: int = 24) -> str | None:
     """Law 2. Random calls, by number: every backend that accepts equals `reference` asked for each sequence alone, forward and
     every gradient; `auto` too. No call raises anything once it is accepted."""
     for seed in draws:
-        case = draw(build, seed)
+        case = draw(build, seed, longest)
         try:
             truth = _by_row(case)
         except Exception as e:
