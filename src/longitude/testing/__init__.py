@@ -25,15 +25,17 @@ from typing import Any
 from longitude.positions.base import Encoding, encodings
 from longitude.testing import mixers
 from longitude.testing.bounds import law_memory
+from longitude.testing.draws import law_draws
+from longitude.testing.dropout import law_dropout
 from longitude.testing.equal import (
     law_backends,
-    law_dropout,
     law_packing,
     law_padding,
     law_pieces,
     law_queries_are_last,
     law_rows,
 )
+from longitude.testing.graph import law_graph
 from longitude.testing.places import law_causality, law_far_positions, law_order, law_permutation, law_shift
 from longitude.testing.state import law_compile, law_export, law_gradients, law_state, law_tables, law_wrong_input
 from longitude.testing.toys import SHAPES, Example, LawBroken, Stack, example, fill
@@ -44,6 +46,7 @@ HOLDS = "holds"
 
 _LAWS: tuple[Law, ...] = (
     law_backends,
+    law_draws,
     law_dropout,
     law_queries_are_last,
     law_pieces,
@@ -58,6 +61,7 @@ _LAWS: tuple[Law, ...] = (
     law_tables,
     law_state,
     law_gradients,
+    law_graph,
     law_wrong_input,
     law_compile,
     law_export,
