@@ -28,6 +28,8 @@ class Mamba2(RecurrentMixer):
     mode, chunk_size: as ssd has them. The state is the last tokens before the convolution, and a matrix for each head.
     """
 
+    undecayed = ("dt_bias", "A_log", "D")
+
     def __init__(
         self,
         dim: int,
@@ -66,8 +68,7 @@ class Mamba2(RecurrentMixer):
         self.D = nn.Parameter(torch.empty(self.num_heads))
         self.norm = nn.RMSNorm(inner, eps=norm_eps)
         self.out_proj = nn.Linear(inner, dim, bias=bias)
-        for special in (self.dt_bias, self.A_log, self.D):
-            special._no_weight_decay = True  # type: ignore[attr-defined]  (what the published training scripts look for)
+        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()
