@@ -86,9 +86,10 @@ def test_marks_of_others_frozen_parameters_and_saved_models(tmp_path):
 
 def test_our_training_and_our_trainer_go_by_the_rule(tmp_path):
     """One step with no gradients to speak of: what decays shrinks by the rate, and nothing else moves."""
+    from transformers import TrainingArguments
+
     import longitude.extend.fine_tune
     import longitude.study.cell
-    from transformers import TrainingArguments
 
     assert longitude.study.cell.Trainer is longitude.extend.fine_tune.Trainer is lg.hf.Trainer
     one = model(mixer={"name": "rwkv6"}, vocab_size=16)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.positions.base import Encoding, positive, sizes
-from longitude.recurrent.base import RecurrentMixer, fill, require_mode, state_dtype
+from longitude.recurrent.base import RecurrentMixer, fill, require_mode, softplus, state_dtype
 from longitude.recurrent.linear import ssd
 from longitude.recurrent.taps import causal_conv
 
@@ -101,7 +101,7 @@ class Mamba2(RecurrentMixer):
             y.unflatten(-1, (n, -1)).transpose(1, 2)
             for y, n in ((tokens, self.num_heads), (B, self.groups), (C, self.groups))
         )
-        step = F.softplus(dt.to(exact) + self.dt_bias.to(exact)).transpose(1, 2)  # [B, H, L]
+        step = softplus(dt.to(exact) + self.dt_bias.to(exact)).transpose(1, 2)  # [B, H, L]
         log_decay = -step * self.A_log.to(exact).exp()[:, None]
         y, matrix = ssd(
             (tokens * step[..., None]).to(x.dtype),

@@ -35,7 +35,15 @@ from longitude.testing.equal import (
     law_rows,
 )
 from longitude.testing.places import law_causality, law_far_positions, law_order, law_permutation, law_shift
-from longitude.testing.state import law_compile, law_export, law_gradients, law_state, law_tables, law_wrong_input
+from longitude.testing.state import (
+    law_compile,
+    law_compiled_training,
+    law_export,
+    law_gradients,
+    law_state,
+    law_tables,
+    law_wrong_input,
+)
 from longitude.testing.toys import SHAPES, Example, LawBroken, Stack, example, fill
 
 Law = Callable[[Example], str | None]
@@ -60,6 +68,7 @@ _LAWS: tuple[Law, ...] = (
     law_gradients,
     law_wrong_input,
     law_compile,
+    law_compiled_training,
     law_export,
     law_memory,
 )
