@@ -279,6 +279,43 @@ class Overflows(Decay):
         return out + 1e-9 * x.exp(), state
 
 
+class SwallowsNaN(Decay):
+    def scan(self, v, sums, reset, valid):
+        return super().scan(torch.where(v.isnan(), -1e38, v), sums, reset, valid)
+
+
+class LosesNaNOfItsRates(Decay):
+    def chunk(self, *rest):
+        self.rate.data.nan_to_num_()
+        return super().chunk(*rest)
+
+
+class Frequencies(Decay):
+    """y_t cos(w t), w as large as S4D's: rounded to 16 bits, it is another frequency."""
+
+    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
+        super().__init__(dim, mode=mode, chunk_size=chunk_size)
+        self.frequency = nn.Parameter(torch.linspace(90.0, 97.0, dim))
+
+    def mix(self, x, state, reset, valid, positions, *rest):
+        out, state = super().mix(x, state, reset, valid, positions, *rest)
+        angle = positions[..., None] * self.frequency.to(state_dtype(x))
+        return (out * angle.cos()).to(x.dtype), state
+
+
+class RoundsAgain(Decay):
+    """Each move to another dtype costs a little more."""
+
+    def _apply(self, fn, recurse=True):
+        moved = super()._apply(fn, recurse)
+        self.rate.data = self.rate.data + 0.01
+        return moved
+
+
+class SparesAStranger(Decay):
+    undecayed = ("rates",)
+
+
 class TakesAnyMask(Decay):
     def forward(self, x, *, mask=None, **rest):
         return super().forward(x, **rest)
@@ -346,6 +383,13 @@ RED = [
     ("saved", DrawnTable),
     ("begins_alive", BeginsAtNothing),
     ("finite", Overflows),
+    ("nonfinite", SwallowsNaN),
+    ("nonfinite", LosesNaNOfItsRates),
+    ("nonfinite", ListensToItsBatch),
+    ("dtypes", Frequencies),
+    ("dtypes", RoundsAgain),
+    ("dtypes", WidensItsOutput),
+    ("decay", SparesAStranger),
     ("wrong_input", TakesAnyMask),
     ("wrong_input", TakesAnyEncoding),
     ("wrong_input", NoOptionIsWrong),

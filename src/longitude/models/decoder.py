@@ -32,8 +32,6 @@ class LongitudePreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
     _skip_keys_device_placement = ["past_key_values"]
-    # S4D's frequencies reach 97 radians a token: rounded to bfloat16, they would be others.
-    _keep_in_fp32_modules_strict = ["log_dt", "log_A_real", "A_imag"]
     written_by = "LongitudeForCausalLM"
     """The kind of model whose checkpoints hold the same stack, with the same tokens in view."""
 
@@ -79,6 +77,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, mixer, self.cross) for mixer in config.layer_mixers())
+        # transformers asks it of each model, by name, when it loads one in 16 bits.
+        self._keep_in_fp32_modules_strict = {name for mixer in self.mixers for name in mixer.full_precision}
         self.norm = norm(config) if config.norm_position == "pre" else nn.Identity()
         self.gradient_checkpointing = False
 
@@ -109,7 +109,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     def taken(self, of_layer: list[Composed]) -> list[Composed]:
         """Each block's encoding as far as its mixer takes it, where one encoding was said for all; ValueError for one that
         nobody takes, and where a block's own was said and its mixer refuses it."""
-        mixers: list[Mixer] = [block.mixer for block in self.layers]  # type: ignore[misc]
+        mixers = self.mixers
         if self.config.encodings is not None:
             for mixer, own in zip(mixers, of_layer, strict=True):
                 mixer.require(own)
@@ -226,12 +226,17 @@ class LongitudeModel(LongitudePreTrainedModel):
     @property
     def forgets(self) -> bool:
         """Whether a cache of it drops or merges what passed, so that generate() cannot take guesses back."""
-        return any(block.mixer.growth != "O(N)" for block in self.layers)  # type: ignore[union-attr]
+        return any(mixer.growth != "O(N)" for mixer in self.mixers)
 
     @property
     def cache_layers(self) -> list[Callable[[], Any]]:
         """For each block, what makes an empty layer of a cache for it."""
-        return [block.mixer.cache_layer for block in self.layers]  # type: ignore[union-attr]
+        return [mixer.cache_layer for mixer in self.mixers]
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """Of each block."""
+        return [block.mixer for block in self.layers]  # type: ignore[misc]
 
     def require_memories(self, memories: Sequence[Tensor], cache: Cache | None, position_ids: Tensor | None) -> int:
         """The length of what is remembered."""

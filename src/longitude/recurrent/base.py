@@ -83,6 +83,14 @@ def state_dtype(x: Tensor) -> torch.dtype:
     return torch.promote_types(x.dtype, torch.float32)
 
 
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), x itself above 20 as torch has it. While compiling, in operators of which torch knows how gradients lie in
+    memory: of its own, whose gradient takes the layout of what comes in, it assumes another (torch 2.13)."""
+    if torch.compiler.is_compiling():
+        return torch.where(x > 20, x, x.clamp(max=20).exp().log1p())
+    return torch.nn.functional.softplus(x)
+
+
 @torch.no_grad()
 def fill(parameter: Tensor, values: Tensor) -> None:
     """Initial values; but not over what a checkpoint has filled: transformers marks that, and torch.nn.init heeds it there."""

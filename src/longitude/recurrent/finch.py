@@ -29,6 +29,8 @@ class RWKV6(RecurrentMixer):
     follows the layer's depth at the start of training in the authors' code is that of the middle layer here.
     """
 
+    undecayed = ("mix_x", "mix_by", "decay", "bonus")
+
     def __init__(
         self,
         dim: int,
@@ -66,6 +68,7 @@ class RWKV6(RecurrentMixer):
         self.g_proj = nn.Linear(dim, wide, bias=False)
         self.norm = nn.GroupNorm(num_heads, wide, eps=norm_eps)
         self.o_proj = nn.Linear(wide, dim, bias=False)
+        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

@@ -26,6 +26,8 @@ class RWKV4(RecurrentMixer):
     [B, 1, dim], and numerator, denominator and max of the weighted mean, [B, inner] each.
     """
 
+    undecayed = ("time_decay", "time_first", "time_mix_key", "time_mix_value", "time_mix_receptance")
+
     def __init__(self, dim: int, *, inner: int | None = None, mode: str = "chunked", chunk_size: int = 32):
         super().__init__()
         inner = dim if inner is None else inner
@@ -41,8 +43,7 @@ class RWKV4(RecurrentMixer):
         self.value = nn.Linear(dim, inner, bias=False)
         self.receptance = nn.Linear(dim, inner, bias=False)
         self.output = nn.Linear(inner, dim, bias=False)
-        for special in (self.time_decay, self.time_first):
-            special._no_weight_decay = True  # type: ignore[attr-defined]
+        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

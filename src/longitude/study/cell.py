@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
+from longitude.hf import Trainer
 from longitude.measure import write_rows
 from longitude.measure.files import atomic, flush, read_json, remove_unfinished, write_json
 from longitude.models import LongitudeConfig

@@ -37,7 +37,15 @@ from longitude.testing.equal import (
 )
 from longitude.testing.graph import law_graph
 from longitude.testing.places import law_causality, law_far_positions, law_order, law_permutation, law_shift
-from longitude.testing.state import law_compile, law_export, law_gradients, law_state, law_tables, law_wrong_input
+from longitude.testing.state import (
+    law_compile,
+    law_compiled_training,
+    law_export,
+    law_gradients,
+    law_state,
+    law_tables,
+    law_wrong_input,
+)
 from longitude.testing.toys import SHAPES, Example, LawBroken, Stack, example, fill
 
 Law = Callable[[Example], str | None]
@@ -64,6 +72,7 @@ _LAWS: tuple[Law, ...] = (
     law_graph,
     law_wrong_input,
     law_compile,
+    law_compiled_training,
     law_export,
     law_memory,
 )

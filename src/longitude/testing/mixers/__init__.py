@@ -43,6 +43,7 @@ from longitude.testing.mixers.state import (
 )
 from longitude.testing.mixers.streams import law_packing, law_padding, law_runs
 from longitude.testing.mixers.toys import MixerExample, Network, mixer_example as example
+from longitude.testing.mixers.values import law_decay, law_dtypes, law_nonfinite
 from longitude.testing.toys import LawBroken
 
 Law = Callable[[MixerExample], str | None]
@@ -65,6 +66,9 @@ _LAWS: tuple[Law, ...] = (
     law_saved,
     law_begins_alive,
     law_finite,
+    law_nonfinite,
+    law_dtypes,
+    law_decay,
     law_wrong_input,
     law_compile,
 )
