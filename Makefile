@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-all check format bench bench-mixers bench-decode properties clean new-torch
+.PHONY: help install study report checkpoint test test-all check format bench bench-mixers bench-decode bench-import properties clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -69,6 +69,9 @@ bench-mixers: $(VENV)/bench.stamp ## what each mixer and the whole models cost, 
 bench-decode: OF := -decode
 bench-decode: $(VENV)/bench.stamp ## what a generated token costs behind contexts up to 32768, for every mixer (a few minutes, quiet)
 	$(BIN)/longitude bench --decode --out $(OUT) $(ARGS)
+
+bench-import: $(VENV)/study.stamp ## what `import longitude` takes beyond torch's own import (a minute, quiet)
+	$(BIN)/python benchmarks/import_time.py $(ARGS)
 
 properties: $(VENV)/study.stamp ## the four properties of every encoding, measured: codes, offsets, length, cost (an hour)
 	$(BIN)/python benchmarks/properties.py $(ARGS)

@@ -26,36 +26,25 @@ def fresh(code: str) -> str:
 
 
 # ---- imports -------------------------------------------------------------------------------------------------------
-FIRST_USE = ["", "lg.attend; lg.encodings()"]
+ALLOWED = {"longitude", "jaxtyping", "numpy"}  # numpy.typing, which jaxtyping reads; numpy itself comes with torch
+MODULES = 80  # 56 today, 46 of them ours; benchmarks/import_time.py says what they take
 
 
-@pytest.mark.parametrize("use", FIRST_USE, ids=["import", "first use"])
-def test_import_budget(use: str) -> None:
-    """0.3 s over torch. A busy machine only adds time, so one import within the budget shows that it holds."""
-    code = f"""
-import torch, time
-start = time.perf_counter()
-import longitude as lg
-{use}
-print(time.perf_counter() - start)
-"""
-    seconds = []
-    while len(seconds) < 5 and min(seconds, default=1.0) > 0.3:
-        seconds.append(float(fresh(code)))
-    assert min(seconds) <= 0.3
-
-
-@pytest.mark.parametrize("use", FIRST_USE, ids=["import", "first use"])
-def test_nothing_heavy_is_imported(use: str) -> None:
-    """Neither an optional package nor the compiler, which a compiled function at module level would load (2.4 s)."""
-    code = f"""
+def test_an_import_brings_few_modules() -> None:
+    """Beyond torch's own: `import longitude` itself alone; first use no optional package, and not the compiler, which a compiled
+    function at module level would load (2.4 s)."""
+    code = """
 import torch, sys
 before = set(sys.modules)
 import longitude as lg
-{use}
-print(*sorted((set(sys.modules) - before) & set("{OPTIONAL} torch._inductor torch._dynamo".split())))
+print(*set(sys.modules) - before)
+lg.attend; lg.encodings()
+print(*set(sys.modules) - before)
 """
-    assert fresh(code) == ""
+    at_import, at_first_use = (set(line.split()) for line in fresh(code).splitlines())
+    assert at_import == {"longitude"}
+    assert {name.split(".")[0] for name in at_first_use} <= ALLOWED
+    assert len(at_first_use) <= MODULES
 
 
 def test_attend_and_every_encoding_work_without_the_optional_packages() -> None:

@@ -74,7 +74,10 @@ def test_rows_are_those_of_the_saved_checkpoint(unkilled, data):
     again = losses_by_length(model, data.validation, lengths=[16, 32, 48], token_bytes=1, span=48)
     rows = read_rows(unkilled.folder / "results.parquet")
     values = dict(zip(rows["length"][rows["method"] == "non-overlapping"], rows["value"]))
-    assert {each.window: each.row().value for each in again if each.method == "non-overlapping"} == values
+    found = {each.window: each.row().value for each in again if each.method == "non-overlapping"}
+    assert found == pytest.approx(
+        values, rel=1e-6
+    )  # weights mapped from a file lie elsewhere: products round another way
     assert set(rows["label"]) == {"rope"} and set(rows["seed"]) == {1} and set(rows["train_length"]) == {16}
     documents = pd.read_parquet(unkilled.folder / "documents.parquet")
     assert list(documents.columns) == "label seed method length document nats tokens bytes".split()

@@ -21,8 +21,7 @@ class Mixer(nn.Module):
     does. What a mixer cannot do with one of them is a ValueError that names the mixer. `cache_layer()` is an empty cache for
     it. scores: an encoding may add terms to its scores; rotates: an encoding may turn its queries and keys. What acts on a
     model's input goes with every mixer. both_sides: with lg.NoMask() a token hears those after it too, as encoders need.
-    growth: of what its cache holds, with the tokens N: "O(1)", "O(log N)" or "O(N)". by_fft: a Fourier transform spreads rounding
-    over all places, so that a later token may move an earlier output in its last bits. undecayed: names of the parameters
+    growth: of what its cache holds, with the tokens N: "O(1)", "O(log N)" or "O(N)". undecayed: names of the parameters
     that weight decay must leave alone, rates and the like, besides vectors and norms (lg.parameter_groups). full_precision:
     names of its own parameters whose rounding to 16 bits would be another formula (frequencies, say): they stay float32 or wider
     however the module is moved, loaded or assigned to.
@@ -32,7 +31,6 @@ class Mixer(nn.Module):
     rotates = False
     both_sides = False
     growth = "O(N)"
-    by_fft = False
     undecayed: tuple[str, ...] = ()
     full_precision: tuple[str, ...] = ()
 

@@ -50,7 +50,6 @@ class S4D(RecurrentMixer):
             raise unknown("init", init, INITS, "S4D begins with one of the two.")
         self.dim, self.state_size, self.init = dim, state_size, init
         self.mode, self.chunk_size = mode, chunk_size
-        self.by_fft = mode == "parallel"
         self.log_dt = nn.Parameter(torch.empty(dim))
         self.log_A_real = nn.Parameter(torch.empty(dim, state_size // 2))
         self.A_imag = nn.Parameter(torch.empty(dim, state_size // 2))

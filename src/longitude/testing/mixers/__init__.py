@@ -14,7 +14,7 @@ broken one raises LawBroken, an AssertionError with the law and the measured num
         mixers.examine(law, name)
 
 Laws are functions of a MixerExample, `law_xxx(build)`: they return None where they hold, a reason where they do not apply. What
-a mixer declares is what they hold it to: `scores`, `rotates`, `growth`, `by_fft`. The laws need transformers, as caches do. The
+a mixer declares is what they hold it to: `scores`, `rotates`, `growth`. The laws need transformers, as caches do. The
 one law that cannot be here is the first: the numbers equal the published ones.
 """
 
