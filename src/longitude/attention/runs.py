@@ -14,7 +14,9 @@ def beginnings(documents: Int[Tensor, "B Lk"]) -> tuple[Bool[Tensor, "B Lk"], Bo
     does not end it."""
     real = documents >= 0
     order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    latest = torch.where(real, order, -1).cummax(1).values  # each token's own place, or that of the last one before padding
+    latest = (
+        torch.where(real, order, -1).cummax(1).values
+    )  # each token's own place, or that of the last one before padding
     before = torch.nn.functional.pad(latest[:, :-1], (1, 0), value=-1)
     begins = real & (before >= 0) & (documents.gather(1, before.clamp(min=0)) != documents)
     return begins, real

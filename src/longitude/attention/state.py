@@ -53,9 +53,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         self.state = of_this_mode(self.state)
         return self.state
 
-    def write(
-        self, owner: str, state: Any, tokens: int, positions: Positions, documents: Tensor | None = None
-    ) -> None:
+    def write(self, owner: str, state: Any, tokens: int, positions: Positions, documents: Tensor | None = None) -> None:
         """Replace the state by the one after `tokens` more tokens at `positions`. documents [B, Lk]: of all tokens so far, with a
         negative number for padding, whose positions mean nothing; None: one document without padding."""
         self.read(owner)

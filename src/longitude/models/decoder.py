@@ -212,8 +212,10 @@ class LongitudeModel(LongitudePreTrainedModel):
 
     @property
     def forgets(self) -> bool:
-        """Whether a cache of it drops or merges what passed, so that generate() cannot take guesses back."""
-        return any(block.mixer.growth != "O(N)" for block in self.layers)  # type: ignore[union-attr]
+        """Whether a cache of it drops or merges what passed, or an encoding carries a state, so that generate() cannot take
+        guesses back."""
+        merges = any(block.mixer.growth != "O(N)" for block in self.layers)  # type: ignore[union-attr]
+        return merges or any(own.carries for own in self.encoding_of_layer)
 
     @property
     def cache_layers(self) -> list[Callable[[], Any]]:

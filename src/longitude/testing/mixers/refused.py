@@ -84,7 +84,10 @@ def _in_models(build: MixerExample) -> None:
             _refused(f"{stack}, {what}", call, filled, goes_on(f"after {what}"))
         either = {
             "weights": (asks(output_attentions=True), None),
-            "positions on several axes": (asks(position_ids=torch.arange(PAST, LENGTH)[None, :, None].expand(2, 4, 3)), None),
+            "positions on several axes": (
+                asks(position_ids=torch.arange(PAST, LENGTH)[None, :, None].expand(2, 4, 3)),
+                None,
+            ),
             "a crop": (lambda cache: cache.crop(-2), goes_on("after a crop", PAST - 2)),
         }
         for what, (call, after) in either.items():
@@ -103,6 +106,9 @@ def _refused(
     try:
         call(cache)
     except ValueError:
+        before, after = ([layer.get_seq_length() for layer in getattr(c, "layers", c)] for c in (filled, cache))
+        if after != before:
+            raise LawBroken(f"{what}: the refused call left a cache of {after} tokens, expected {before}") from None
         then(cache)
         return
     if accepted is None:
