@@ -17,6 +17,7 @@ from transformers.utils.generic import can_return_tuple
 from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
+from longitude.models.generation import require_assistant
 from longitude.models.loss import IGNORED, next_token_loss
 from longitude.models.streams import Packed, documents_of, places_in, streams_of
 
@@ -120,6 +121,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
     def generate(self, *arguments: Any, position_ids: Tensor | None = None, **named: Any) -> Any:
         """As in transformers; position_ids of the prompt, [B, L] or [B, L, axes], are gone on with as in forward, and so is
         the last of its document_ids [B, L]."""
+        require_assistant(named.get("assistant_model"))
         if position_ids is not None:
             named["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids
         return super().generate(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]

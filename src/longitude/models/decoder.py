@@ -221,12 +221,15 @@ class LongitudeModel(LongitudePreTrainedModel):
     @property
     def alike(self) -> bool:
         """Whether what one layer refuses, the first one does: all have one kind of mixer and one encoding."""
-        return self.config.encodings is None and len({type(block.mixer) for block in self.layers}) == 1  # type: ignore[union-attr]
+        return self.config.encodings is None and len({type(block.mixer) for block in self.layers}) == 1
 
     @property
     def forgets(self) -> bool:
-        """Whether a cache of it drops or merges what passed, so that generate() cannot take guesses back."""
-        return any(mixer.growth != "O(N)" for mixer in self.mixers)
+        """Whether a cache of it drops or merges what passed, or an encoding carries a state, so that generate() cannot take
+        guesses back."""
+        return any(mixer.growth != "O(N)" for mixer in self.mixers) or any(
+            own.carries for own in self.encoding_of_layer
+        )
 
     @property
     def cache_layers(self) -> list[Callable[[], Any]]:

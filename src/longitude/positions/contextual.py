@@ -75,6 +75,7 @@ class FoX(Encoding):
 
     learned = True
     causal_only = True
+    carries = True
 
     def __init__(self, dim: int, num_heads: int, scale_gate: bool = False, decay_times: Sequence[float] | None = None):
         super().__init__()
@@ -120,6 +121,7 @@ class PaTH(Encoding):
 
     learned = True
     causal_only = True
+    carries = True
     passing_columns = frozenset({"reflection", "strength"})  # a cache carries its keys past them instead
 
     def __init__(

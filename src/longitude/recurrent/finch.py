@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
+from longitude.attention.zeros import with_zero_gradients
 from longitude.positions.base import Encoding, positive, sizes
 from longitude.recurrent.base import RecurrentMixer, fill, require_mode, state_dtype
 from longitude.recurrent.linear import rwkv6
@@ -125,5 +126,7 @@ class RWKV6(RecurrentMixer):
             reset=reset,
             valid=valid,
         )
+        # One token has nothing behind it to decay.
+        out = with_zero_gradients(out, self.decay, self.decay_down, self.decay_up)
         out = self.norm(out.transpose(1, 2).flatten(2).flatten(0, 1)).view(*x.shape[:2], -1)
         return self.o_proj(F.silu(self.g_proj(to_g)) * out), (tail, matrix)

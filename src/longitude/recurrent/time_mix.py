@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longitude.attention.mixer import register_mixer
+from longitude.attention.zeros import with_zero_gradients
 from longitude.positions.base import Encoding, sizes
 from longitude.recurrent.base import RecurrentMixer, fill, require_mode
 from longitude.recurrent.taps import previous
@@ -85,6 +86,7 @@ class RWKV4(RecurrentMixer):
             reset=reset,
             valid=valid,
         )
+        wkv = with_zero_gradients(wkv, self.time_decay)  # one token has nothing behind it to decay
         return self.output(receptance * wkv), (tail, *sums)
 
 

@@ -12,7 +12,7 @@ from longitude.models.causal import LongitudeForCausalLM
 from longitude.models.configuration import LongitudeConfig
 from longitude.positions.base import Positions
 from longitude.testing.mixers.toys import DIM, MixerExample, mixer_example, random_cuts
-from longitude.testing.toys import close, fill
+from longitude.testing.toys import LawBroken, close, fill
 
 NEAR = 1e-10
 VOCABULARY = 29
@@ -103,3 +103,29 @@ def law_documents_go_on(build: MixerExample) -> str | None:
                 out = in_calls(model, ids, cuts, at, **streams)
                 close(f"{stack}, {what}, {how}, cut at {cuts[1:-1]}", out * real, alone, NEAR)
     return None
+
+
+def law_prompt_lookup(build: MixerExample) -> str | None:
+    """In a model, alone and beside attention: greedy generation with prompt lookup writes what it writes without, or is refused
+    before the first call, because what guesses left in the cache could not be taken back."""
+    for stack, model in stacks(build):
+        looked_up(stack, model)
+    return None
+
+
+def looked_up(what: str, model: LongitudeForCausalLM) -> None:
+    """LawBroken unless guesses are taken back, or refused before anything is done."""
+    ids = token_ids(1, 3).repeat(1, 4)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    calls: list[None] = []
+    hook = model.register_forward_pre_hook(lambda module, inputs: calls.append(None))
+    try:
+        made = model.generate(ids, prompt_lookup_num_tokens=2, **options)
+    except ValueError as refusal:
+        if calls:
+            raise LawBroken(f"{what}: prompt lookup was refused after {len(calls)} calls: {refusal}") from refusal
+        return
+    finally:
+        hook.remove()
+    if made.tolist() != model.generate(ids, **options).tolist():
+        raise LawBroken(f"{what}: prompt lookup writes other tokens than greedy generation")

@@ -43,7 +43,7 @@ def _alone(build: MixerExample) -> None:
         "positions that are no integers": lambda c: net(more, torch.arange(4) * 1.0, None, c),
         "another batch": lambda c: net(numbers(3, 4, DIM), PAST, None, c),
         "another width": lambda c: net(more[..., 1:], PAST, None, c),
-        "a mask by name": lambda c: net(more, PAST, None, c, mask="causal"),  # type: ignore[arg-type]
+        "a mask by name": lambda c: net(more, PAST, None, c, mask="causal"),
     }
     for what, call in wrong.items():
         _refused(what, call, filled, lambda c: close(f"after {what}", net(more, PAST, None, c), whole, NEAR))  # noqa: B023
@@ -106,6 +106,9 @@ def _refused(
     try:
         call(cache)
     except ValueError:
+        before, after = ([layer.get_seq_length() for layer in getattr(c, "layers", c)] for c in (filled, cache))
+        if after != before:
+            raise LawBroken(f"{what}: the refused call left a cache of {after} tokens, expected {before}") from None
         then(cache)
         return
     if accepted is None:

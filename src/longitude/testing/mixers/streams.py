@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from longitude.attention.backends import BACKENDS
 from longitude.attention.state import StateLayer
 from longitude.testing.mixers.toys import DIM, MixerExample, Network, random_cuts
-from longitude.testing.toys import LawBroken, Named, close, differentiable, learned_of, numbers, with_gradients
+from longitude.testing.toys import LawBroken, Named, close, differentiable, error, learned_of, numbers, with_gradients
 
 NEAR = 1e-10
 GARBAGE = 50.0
@@ -52,6 +54,56 @@ def law_padding(build: MixerExample) -> str | None:
         batch.same_in_pieces(f"{side}-padded", net, told=32 if side == "left" else 14)  # then every row has begun
         if side == "right" and isinstance(net.mixer.cache_layer(), StateLayer):
             _goes_on(batch, net)
+    return None
+
+
+@torch.no_grad()
+def law_restarts(build: MixerExample) -> str | None:
+    """Positions that start over within a sequence, the same in all rows or not: cut anywhere with a cache = the whole pass; and
+    where they are not given, they count on from the last one, not from the largest."""
+    net, x = Network(build), numbers(2, 21, DIM)
+    place = torch.arange(21)
+    of_all = torch.where(place < 9, place, torch.where(place < 15, place - 9, place - 12))  # 0 .. 8, 0 .. 5, 3 .. 8
+    for what, positions in (("of all", of_all), ("by row", torch.stack([of_all, (place - 6) % 15]))):
+        whole = net(x, positions)
+        for cuts, told in ((random_cuts(21, 3), 21), (random_cuts(21, 4), 21), ((0, 11, 17, 18, 21), 17)):
+            at = lambda a, b: positions[..., a:b] if a < told else None  # noqa: B023, E731
+            close(f"restarts {what}, cut at {cuts[1:-1]}", net.in_pieces(x, cuts, at), whole, NEAR)
+    return None
+
+
+def law_dropout(build: MixerExample) -> str | None:
+    """Where a mixer has dropout: in training the mean over 4000 draws is the output without, and something is dropped; and with
+    documents, padding on either side and rows of nothing but padding it gives finite outputs and gradients, on every backend."""
+    if not build.has("dropout"):
+        return "it has no dropout"
+    draws, p = 4000, 0.4
+    x = numbers(1, 7, DIM).expand(draws, -1, -1)
+    net = Network(build, layers=1, dropout=p)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        want, out = net(x[:1], 0), net.train()(x, 0)
+        if error(out, want.expand_as(out)) < 0.01:
+            raise LawBroken(f"dropout of {p} dropped nothing")
+        deviation = (out - want).std(0) / draws**0.5
+        if bool(((out.mean(0) - want[0]).abs() > 6 * deviation + 1e-9).any()):
+            raise LawBroken(f"the mean over {draws} draws with dropout {p} is not the output without")
+    documents = torch.zeros(4, 12, dtype=torch.long)
+    documents[0, 7:], documents[1, :5], documents[2, 4:9], documents[2, 9:], documents[3] = -1, -1, 1, 2, -1
+    for backend in BACKENDS if build.has("backend") else (None,):
+        options: dict[str, Any] = {} if backend is None else {"backend": backend}
+        net = Network(build, dropout=p, **options).train()
+        with torch.random.fork_rng(devices=[]):
+            for seed in range(5):
+                torch.manual_seed(seed)
+                given = differentiable(x=numbers(4, 12, DIM))
+                try:
+                    out = net(given["x"], 0, documents)
+                except ValueError:  # a backend that does not know how
+                    continue
+                grads = torch.autograd.grad(out.sum(), [given["x"], *learned_of(net).values()], allow_unused=True)
+                if not all(g is None or bool(g.isfinite().all()) for g in (out, *grads)):
+                    raise LawBroken(f"backend {backend}: with padding, an output or a gradient is not finite")
     return None
 
 
