@@ -227,7 +227,11 @@ def positions(r: random.Random, batch: int, rows: int, keys: int, encoding: Any)
     if kind == "nothing":
         return {}
     if kind == "int":
-        return {"q_positions": r.randint(keys, 50)} if r.random() < 0.5 else {"k_positions": r.randint(rows, 50)}
+        return (
+            {"q_positions": r.randint(keys, keys + 50)}
+            if r.random() < 0.5
+            else {"k_positions": r.randint(rows, rows + 50)}
+        )
     if kind == "independent" or rows > keys:
         return {"q_positions": tensor(rows), "k_positions": tensor(keys)}
     k_positions = tensor(keys)
