@@ -262,15 +262,6 @@ class Frequencies(Decay):
         return (out * angle.cos()).to(x.dtype), state
 
 
-class RoundsAgain(Decay):
-    """Each move to another dtype costs a little more."""
-
-    def _apply(self, fn, recurse=True):
-        moved = super()._apply(fn, recurse)
-        self.rate.data = self.rate.data + 0.01
-        return moved
-
-
 class SparesAStranger(Decay):
     undecayed = ("rates",)
 
@@ -332,7 +323,6 @@ RED = [
     ("nonfinite", LosesNaNOfItsRates),
     ("nonfinite", ListensToItsBatch),
     ("dtypes", Frequencies),
-    ("dtypes", RoundsAgain),
     ("dtypes", WidensItsOutput),
     ("decay", SparesAStranger),
     ("wrong_input", TakesAnyMask),
@@ -342,7 +332,9 @@ RED = [
 ]
 
 
-@pytest.mark.parametrize("law", mixers.laws())
+@pytest.mark.parametrize(
+    "law", [pytest.param(law, marks=[pytest.mark.slow] if law == "compile" else []) for law in mixers.laws()]
+)
 def test_law_holds_for_a_right_one(law: str) -> None:
     assert (
         mixers.examine(partial(mixers.laws()[law], lengths=(1, 7, 33)) if law in LONG else law, Decay) == mixers.HOLDS
