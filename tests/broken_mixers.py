@@ -244,15 +244,6 @@ class Frequencies(Decay):
         return (out * angle.cos()).to(x.dtype), state
 
 
-class RoundsAgain(Decay):
-    """Each move to another dtype costs a little more."""
-
-    def _apply(self, fn, recurse=True):
-        moved = super()._apply(fn, recurse)
-        self.rate.data = self.rate.data + 0.01
-        return moved
-
-
 class SparesAStranger(Decay):
     undecayed = ("rates",)
 

@@ -48,9 +48,8 @@ class Mixer(nn.Module):
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         if name in self.full_precision and param is not None and param.dtype != _wide(param.dtype):
-            attributes = vars(param)
-            param = nn.Parameter(param.detach().to(_wide(param.dtype)), param.requires_grad)
-            vars(param).update(attributes)
+            narrow, param = param, nn.Parameter(param.detach().to(_wide(param.dtype)), param.requires_grad)
+            vars(param).update(vars(narrow))  # marks of those who load or train
         super().register_parameter(name, param)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:

@@ -47,6 +47,7 @@ from longitude.testing.state import (
     law_wrong_input,
 )
 from longitude.testing.toys import SHAPES, Example, LawBroken, Stack, example, fill
+from longitude.testing.values import law_decay, law_dtypes, law_nonfinite
 
 Law = Callable[[Example], str | None]
 
@@ -70,6 +71,9 @@ _LAWS: tuple[Law, ...] = (
     law_state,
     law_gradients,
     law_graph,
+    law_nonfinite,
+    law_dtypes,
+    law_decay,
     law_wrong_input,
     law_compile,
     law_compiled_training,

@@ -82,17 +82,17 @@ def law_backends(build: Example, lengths: tuple[tuple[int, int], ...] = LENGTHS)
                 inputs = differentiable(q=q.to(dtype), k=k.to(dtype), v=v.to(dtype), x=x.to(dtype))
                 for name in BACKENDS:
                     here = f"backend {name}, {dtype}, {where}"
-                    if (refusal := _refusal(encoding, inputs, mask, name)) is None:
+                    if (refusal := refusal_of(encoding, inputs, mask, name)) is None:
                         with small_blocks(max(3, keys // 4), q.shape[0], keys):
                             close(here, _answer(encoding, inputs, mask, name), truth, tolerance)
                         continue
                     message = refused(here, lambda: _answer(encoding, inputs, mask, name), refusal)  # noqa: B023
                     named, taken = message.rsplit("; ", 1)[1].split(" can, and 'auto' takes ")
-                    able = [b for b in BACKENDS if _refusal(encoding, inputs, mask, b) is None]
+                    able = [b for b in BACKENDS if refusal_of(encoding, inputs, mask, b) is None]
                     if [b for b in BACKENDS if repr(b) in named] != able or taken not in map(repr, able):
                         raise LawBroken(f"{here}: expected a refusal that names {able}, which work, got {message!r}")
                     with torch.no_grad():  # some need no gradients to accept
-                        if _refusal(encoding, inputs, mask, name) is None:
+                        if refusal_of(encoding, inputs, mask, name) is None:
                             got = _answer(encoding, inputs, mask, name)["output"]
                             close(f"{here}, without gradients", got, truth["output"], tolerance)
     return None
@@ -120,7 +120,7 @@ def _answer(encoding: torch.nn.Module, inputs: Named, mask: Mask, backend: str) 
     return with_gradients(forward, {**inputs, **parameters_of(encoding)} if torch.is_grad_enabled() else {})
 
 
-def _refusal(encoding: torch.nn.Module, inputs: Named, mask: Mask, backend: str) -> str | None:
+def refusal_of(encoding: torch.nn.Module, inputs: Named, mask: Mask, backend: str) -> str | None:
     context = _context(encoding, inputs, mask)
     q, k, v = (inputs[name] for name in "qkv")
     parts = requests(q, k, v, encoding, context, mask, None, None, None, 0.0, False)  # type: ignore[arg-type]

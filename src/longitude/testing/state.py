@@ -209,7 +209,7 @@ def law_compiled_training(build: Example) -> str | None:
     tokens and of every parameter. No compiler is needed: the graphs run as they are."""
     from torch._dynamo import reset
 
-    stack = Stack(build()).float()
+    stack = Stack(build(), layers=1).float()
     inputs = differentiable(x=numbers(2, 21, SHAPES["dim"]).float())
     wanted = {**inputs, **learned_of(stack)}
     reset()

@@ -88,15 +88,15 @@ def law_dtypes(build: MixerExample) -> str | None:
                     out = moved(x.to(dtype), encoding=build.encodings(mixer), positions=0)
                     if out.dtype != dtype:
                         raise LawBroken(f"{how}: expected outputs of {dtype}, got {out.dtype}")
-                _same(f"{how} {dtype}", found, first.state_dict())
-                _same(f"{how}, to float32 and back", moved.float().to(dtype).state_dict(), found)
+                same_state(f"{how} {dtype}", found, first.state_dict())
+                same_state(f"{how}, to float32 and back", moved.float().to(dtype).state_dict(), found)
                 other = build(1, filled=False, **options).to(dtype)
                 other.load_state_dict(found)
-                _same(f"{how}, loaded", other.state_dict(), found)
+                same_state(f"{how}, loaded", other.state_dict(), found)
     return None
 
 
-def _same(what: str, got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
+def same_state(what: str, got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
     for name in want:
         if got[name].dtype != want[name].dtype or not torch.equal(got[name], want[name]):
             raise LawBroken(f"{what}: {name} is not what it was, {want[name].dtype}, now {got[name].dtype}")
@@ -106,14 +106,15 @@ def law_decay(build: MixerExample) -> str | None:
     """lg.parameter_groups puts each parameter into one of two groups; vectors, and all that `undecayed` names, do not decay,
     in a copy either; what `undecayed` names is there."""
     for mixer in (build(), deepcopy(build())):
-        _grouped(mixer, set(mixer.undecayed))
+        grouped(mixer, set(mixer.undecayed))
     return None
 
 
-def _grouped(module: nn.Module, spared: set[str]) -> None:
+def grouped(module: nn.Module, spared: set[str]) -> None:
+    """LawBroken unless lg.parameter_groups parts its parameters, and none of `spared`, and no vector, decays."""
     named = dict(module.named_parameters())
     if spared - named.keys():
-        raise LawBroken(f"undecayed names {sorted(spared - named.keys())}, which are no parameters of it")
+        raise LawBroken(f"undecayed: {sorted(spared - named.keys())} are no parameters of it")
     if not named:
         return
     decayed, rest = ([id(p) for p in group["params"]] for group in parameter_groups(module, 0.1))
