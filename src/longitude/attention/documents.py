@@ -64,3 +64,17 @@ def last_position(
     order = torch.arange(count, device=places.device)
     at = torch.where(real, order, -1).amax(1, keepdim=True)
     return torch.where(at >= 0, places.gather(1, at.clamp(min=0)), before)
+
+
+def flattened(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
+    """cu_seq_lens of one row, [n + 1]: where its n documents begin, and its length -> a number per token, [1, L]."""
+    if batch != 1:
+        raise ValueError(f"{name}: it marks documents of one row, the flattened batch; expected batch 1, got {batch}")
+    if not isinstance(ends, Tensor) or ends.dim() != 1 or ends.is_floating_point() or len(ends) < 2:
+        got = f"{ends.dtype} {list(ends.shape)}" if isinstance(ends, Tensor) else repr(ends)
+        raise ValueError(f"{name}: expected integers [documents + 1], got {got}")
+    if not torch.compiler.is_compiling():
+        said = ends.tolist()
+        if said[0] != 0 or said[-1] != length or said != sorted(said):
+            raise ValueError(f"{name}: expected numbers that rise from 0 to the {length} tokens, got {said}")
+    return torch.bucketize(torch.arange(length, device=ends.device), ends[1:].long(), right=True)[None]

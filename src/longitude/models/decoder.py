@@ -180,7 +180,9 @@ class LongitudeModel(LongitudePreTrainedModel):
             raise ValueError(
                 f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"
             )
-        distinct = {member for composed in self.encoding_of_layer for member in composed}
+        # Listed once: torch.export hands out a module under another identity each time it is looked up.
+        members = [tuple(composed) for composed in self.encoding_of_layer]
+        distinct = {member for own in members for member in own}
         tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in distinct if m.stable_keys}
         hidden_states, attentions, cross_attentions = [x], [], []
         filled = [layer for each in (cache, cross_cache) if each is not None for layer in each.layers]
@@ -190,7 +192,7 @@ class LongitudeModel(LongitudePreTrainedModel):
                 x, weights, cross_weights = layer(
                     x,
                     own,
-                    tuple(tables[member] for member in own) if own.stable_keys else None,
+                    tuple(tables[member] for member in members[i]) if own.stable_keys else None,
                     positions,
                     self.mask,
                     streams,

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor
 
-from longitude.attention.documents import begins_of, runs_of
+from longitude.attention.documents import begins_of, flattened, runs_of
 from longitude.errors import unknown
 
 
@@ -89,20 +89,6 @@ def documents_of(
                 f"{other}: expected {longest}, the length of the longest document, or more, got {int(most)}"
             )
     return documents
-
-
-def flattened(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
-    """cu_seq_lens [n + 1] of one row -> a number per token, [1, L]."""
-    if batch != 1:
-        raise ValueError(f"{name}: it marks documents of one row, the flattened batch; expected batch 1, got {batch}")
-    if not isinstance(ends, Tensor) or ends.dim() != 1 or ends.is_floating_point() or len(ends) < 2:
-        got = f"{ends.dtype} {list(ends.shape)}" if isinstance(ends, Tensor) else repr(ends)
-        raise ValueError(f"{name}: expected integers [documents + 1], got {got}")
-    if not torch.compiler.is_compiling():
-        said = ends.tolist()
-        if said[0] != 0 or said[-1] != length or said != sorted(said):
-            raise ValueError(f"{name}: expected numbers that rise from 0 to the {length} tokens, got {said}")
-    return torch.bucketize(torch.arange(length, device=ends.device), ends[1:].long(), right=True)[None]
 
 
 def starting_over(position_ids: Any, batch: int, length: int) -> Tensor | None:
