@@ -21,7 +21,8 @@ class Mixer(nn.Module):
     it. scores: an encoding may add terms to its scores; rotates: an encoding may turn its queries and keys. What acts on a
     model's input goes with every mixer. both_sides: with lg.NoMask() a token hears those after it too, as encoders need.
     growth: of what its cache holds, with the tokens N: "O(1)", "O(log N)" or "O(N)". by_fft: a Fourier transform spreads rounding
-    over all places, so that a later token may move an earlier output in its last bits.
+    over all places, so that a later token may move an earlier output in its last bits. far_from: a sequence of at most so many
+    tokens does not use its far part, which then is not trained; None: it has none.
     """
 
     scores = False
@@ -29,6 +30,10 @@ class Mixer(nn.Module):
     both_sides = False
     growth = "O(N)"
     by_fft = False
+
+    @property
+    def far_from(self) -> int | None:
+        return None
 
     def cache_layer(self) -> Any:
         """An empty layer of a cache, as transformers' Cache(layers=[...]) takes it."""
