@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,7 +78,8 @@ def law_dropout(build: MixerExample) -> str | None:
     documents = torch.zeros(4, 12, dtype=torch.long)
     documents[0, 7:], documents[1, :5], documents[2, 4:9], documents[2, 9:], documents[3] = -1, -1, 1, 2, -1
     for backend in BACKENDS if build.has("backend") else (None,):
-        net = Network(build, dropout=p, **({} if backend is None else {"backend": backend})).train()
+        options: dict[str, Any] = {} if backend is None else {"backend": backend}
+        net = Network(build, dropout=p, **options).train()
         with torch.random.fork_rng(devices=[]):
             for seed in range(5):
                 torch.manual_seed(seed)
