@@ -11,9 +11,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
+from longitude.attention.held import CropsTogether, together
 from longitude.attention.lengths import later, newest
 from longitude.attention.transport import carried
-from longitude.attention.undo import CropsTogether, together
 from longitude.positions.base import Columns, Encoding, Positions, Transport, explicit
 
 

@@ -11,13 +11,13 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from longitude.attention.call import Call, called
+from longitude.attention.held import of_this_mode, unchanged_if_refused
 from longitude.attention.lengths import parted, whole
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer, register_mixer
 from longitude.attention.operation import raw_request, require_backend, run
 from longitude.attention.request import part_of, require_options
 from longitude.attention.tail import Tail
-from longitude.attention.undo import unchanged_if_refused
 from longitude.errors import unknown
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Positions, explicit, sizes
 from longitude.positions.composed import Composed, compose
@@ -149,7 +149,9 @@ class LatentAttention(Mixer):
             q = torch.cat([content, encoding.queries(turning, tables)], -1)
             rotary = encoding.keys(rotary, tables)
         key = torch.cat([latent, rotary], -1)
-        columns, carry = encoding.context(call.x, cache.carry if cache is not None else None, call.documents)
+        columns, carry = encoding.context(
+            call.x, of_this_mode(cache.carry) if cache is not None else None, call.documents
+        )
         for name in encoding.passing_columns:
             if columns[name].shape[1] != 1:
                 raise ValueError(

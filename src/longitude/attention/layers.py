@@ -9,12 +9,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from longitude.attention.call import called
+from longitude.attention.held import of_this_mode, unchanged_if_refused
 from longitude.attention.lengths import parted, whole
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer, register_mixer
 from longitude.attention.operation import raw_request, require_backend, run
 from longitude.attention.request import part_of, require_options
-from longitude.attention.undo import unchanged_if_refused
 from longitude.positions.base import Encoding, Positions, explicit, sizes
 from longitude.positions.composed import compose
 
@@ -115,7 +115,7 @@ class MultiHeadAttention(Mixer):
             if tables is None:
                 tables = encoding.prepare(explicit(positions, length, x.device), None, q.dtype)
             q, k = encoding.queries(q, tables), encoding.keys(k, tables)
-        columns, carry = encoding.context(x, cache.carry if cache is not None else None, call.documents)
+        columns, carry = encoding.context(x, of_this_mode(cache.carry) if cache is not None else None, call.documents)
         k_positions = positions
         with unchanged_if_refused(cache):
             if cache is not None:

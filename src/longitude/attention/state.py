@@ -11,15 +11,8 @@ from torch.utils._pytree import tree_map_only
 from transformers.cache_utils import CacheLayerMixin
 
 from longitude.attention.documents import last_position
-from longitude.attention.undo import CropsTogether
+from longitude.attention.held import CropsTogether, of_this_mode
 from longitude.positions.base import Positions
-
-
-def of_this_mode(held: Any) -> Any:
-    """What is held, copied where it was made in inference_mode and is now read outside: no backward could save it."""
-    if torch.is_inference_mode_enabled():
-        return held
-    return tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, held)
 
 
 class StateLayer(CropsTogether, CacheLayerMixin):

@@ -13,10 +13,10 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils import logging
 
 from longitude.attention.cache import LongitudeCache, adopt
+from longitude.attention.held import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer
 from longitude.attention.request import as_int, following
-from longitude.attention.undo import unchanged_if_refused
 from longitude.models.blocks import Block, dropped, norm
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.streams import Packed, documents_of, places_after, streams_of

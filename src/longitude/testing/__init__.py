@@ -25,6 +25,7 @@ from typing import Any
 from longitude.positions.base import Encoding, encodings
 from longitude.testing import mixers
 from longitude.testing.bounds import law_memory
+from longitude.testing.calls import law_modes_of_torch, law_prompt_lookup, law_refused_calls, law_takes_part
 from longitude.testing.draws import law_draws
 from longitude.testing.dropout import law_dropout
 from longitude.testing.equal import (
@@ -74,7 +75,11 @@ _LAWS: tuple[Law, ...] = (
     law_nonfinite,
     law_dtypes,
     law_decay,
+    law_takes_part,
+    law_modes_of_torch,
     law_wrong_input,
+    law_refused_calls,
+    law_prompt_lookup,
     law_compile,
     law_compiled_training,
     law_export,
@@ -92,14 +97,21 @@ def _name(law: Law) -> str:
 
 
 def examine(law: str | Law, encoding: str | Callable[..., Encoding] | Example, **options: Any) -> str:
-    """Try one law on one encoding -> "holds", or why it does not apply. LawBroken where it is broken."""
+    """Try one law on one encoding -> "holds", or why it does not apply. LawBroken where it is broken, or where the encoding
+    raises something that no law asks for."""
     law = laws()[law] if isinstance(law, str) else law
+    build = example(encoding, **options)
+    build()
+    kind = encoding.factory if isinstance(encoding, Example) else encoding
+    kind = kind if isinstance(kind, str) else getattr(kind, "__name__", repr(kind))
     try:
-        return law(example(encoding, **options)) or HOLDS
+        return law(build) or HOLDS
     except LawBroken as broken:
-        kind = encoding.factory if isinstance(encoding, Example) else encoding
-        kind = kind if isinstance(kind, str) else getattr(kind, "__name__", repr(kind))
         raise LawBroken(f"{kind} breaks the law {_name(law)!r}: {broken}") from broken
+    except Exception as raised:
+        raise LawBroken(
+            f"{kind} breaks the law {_name(law)!r}: it raised {type(raised).__name__}: {raised}"
+        ) from raised
 
 
 def check(

@@ -193,6 +193,10 @@ class HierarchicalAttention(Mixer):
         out = with_zero_gradients(out, *self.far_parameters())  # sequences inside the window see no block
         return self.o_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
 
+    @property
+    def far_from(self) -> int:
+        return self.window
+
     def far_parameters(self) -> list[nn.Parameter]:
         """What only sequences beyond the window use: the gate's and the merges' parameters."""
         gate = [self.gate_proj.weight, self.gate_bias] if self.gate_proj is not None else []

@@ -235,7 +235,7 @@ def _in_two_modes(here: str, net: Network, x: Tensor, before: str, after: str) -
             parts.append(net(x[:, a:b], a, None, caches).clone())
     learned = learned_of(net)
     if after == "gradients":
-        grads = torch.autograd.grad((parts[1].sum() + parts[2].sum()), [*learned.values()], allow_unused=True)
+        grads = torch.autograd.grad(parts[1].sum() + parts[2].sum(), [*learned.values()], allow_unused=True)
         if not all(g is None or bool(g.isfinite().all()) for g in grads):
             raise LawBroken(f"{here}: a gradient is not finite")
     with torch.no_grad():

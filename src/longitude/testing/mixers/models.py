@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from longitude.models.causal import LongitudeForCausalLM
 from longitude.models.configuration import LongitudeConfig
 from longitude.positions.base import Positions
+from longitude.positions.composed import Composed
 from longitude.testing.mixers.toys import DIM, MixerExample, mixer_example, random_cuts
 from longitude.testing.toys import LawBroken, close, fill
 
@@ -18,8 +19,8 @@ NEAR = 1e-10
 VOCABULARY = 29
 
 
-def language_model(*builds: MixerExample) -> LongitudeForCausalLM:
-    """A model with a layer of each, every one with the encodings of its example; in float64, filled."""
+def language_model(*builds: MixerExample, encoding: Composed | None = None) -> LongitudeForCausalLM:
+    """A model with a layer of each, every one with `encoding`, or else those of its example; in float64, filled."""
     config = LongitudeConfig(
         vocab_size=VOCABULARY,
         hidden_size=DIM,
@@ -33,8 +34,9 @@ def language_model(*builds: MixerExample) -> LongitudeForCausalLM:
     stack, own = model.model, []
     for seed, (block, build) in enumerate(zip(stack.layers, builds, strict=True)):
         block.mixer = build(seed)
-        own.append(build.encodings(block.mixer))
+        own.append(build.encodings(block.mixer) if encoding is None else encoding)
     stack.encodings, stack.encoding_of_layer = nn.ModuleList(own), tuple(own)
+    stack.axes = max(one.axes for one in own)
     model._is_stateful = stack.forgets
     return model
 

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
+from longitude.models.causal import LongitudeForCausalLM
 from longitude.testing.mixers.models import NEAR, stacks, token_ids
 from longitude.testing.mixers.toys import DIM, MixerExample, Network
 from longitude.testing.toys import LawBroken, close, numbers
@@ -22,7 +23,8 @@ def law_refused_calls(build: MixerExample) -> str | None:
     can give, and a crop that cannot be; of the mixer alone, and in models with attention above and below it, where a later layer
     may be the one that refuses. One that is not refused is a crop or weights, and a cropped cache goes on, too."""
     _alone(build)
-    _in_models(build)
+    for stack, model in stacks(build):
+        in_model(stack, model)
     return None
 
 
@@ -56,42 +58,40 @@ def _alone(build: MixerExample) -> None:
     )
 
 
-def _in_models(build: MixerExample) -> None:
+def in_model(stack: str, model: LongitudeForCausalLM) -> None:
+    """The law of one model with two layers."""
     ids = token_ids(2, LENGTH)
-    for stack, model in stacks(build):
-        whole = model(ids, use_cache=False).logits[:, PAST:]
-        filled = DynamicCache()  # as generate() makes it: our layers come in place
-        model(ids[:, :PAST], past_key_values=filled)
+    whole = model(ids, use_cache=False).logits[:, PAST:]
+    filled = DynamicCache()  # as generate() makes it: our layers come in place
+    model(ids[:, :PAST], past_key_values=filled)
 
-        def goes_on(what: str, start: int = PAST, stack=stack, model=model, whole=whole) -> Callable[[Any], None]:
-            def go(cache: Any) -> None:
-                logits = model(ids[:, start:], past_key_values=cache).logits[:, PAST - start :]
-                close(f"{stack}, {what}", logits, whole, NEAR)
+    def goes_on(what: str, start: int = PAST) -> Callable[[Any], None]:
+        def go(cache: Any) -> None:
+            logits = model(ids[:, start:], past_key_values=cache).logits[:, PAST - start :]
+            close(f"{stack}, {what}", logits, whole, NEAR)
 
-            return go
+        return go
 
-        def asks(batch: int = 2, model=model, **options: Any) -> Callable[[Any], Any]:
-            return lambda cache: model(token_ids(batch, 4), past_key_values=cache, **options)
+    def asks(batch: int = 2, **options: Any) -> Callable[[Any], Any]:
+        return lambda cache: model(token_ids(batch, 4), past_key_values=cache, **options)
 
-        wrong = {
-            "a mask of this call alone": asks(attention_mask=torch.ones(2, 4, dtype=torch.long)),
-            "negative documents": asks(document_ids=torch.arange(LENGTH).expand(2, -1) - 1),
-            "negative positions": asks(position_ids=torch.arange(4)[None] - 1),
-            "positions of another length": asks(position_ids=torch.arange(5)[None]),
-            "another batch": asks(3),
-        }
-        for what, call in wrong.items():
-            _refused(f"{stack}, {what}", call, filled, goes_on(f"after {what}"))
-        either = {
-            "weights": (asks(output_attentions=True), None),
-            "positions on several axes": (
-                asks(position_ids=torch.arange(PAST, LENGTH)[None, :, None].expand(2, 4, 3)),
-                None,
-            ),
-            "a crop": (lambda cache: cache.crop(-2), goes_on("after a crop", PAST - 2)),
-        }
-        for what, (call, after) in either.items():
-            _refused(f"{stack}, {what}", call, filled, goes_on(f"after {what} refused"), after or (lambda cache: None))
+    wrong = {
+        "a mask of this call alone": asks(attention_mask=torch.ones(2, 4, dtype=torch.long)),
+        "negative documents": asks(document_ids=torch.arange(LENGTH).expand(2, -1) - 1),
+        "negative positions": asks(position_ids=torch.arange(4)[None] - 1),
+        "positions of another length": asks(position_ids=torch.arange(5)[None]),
+        "another batch": asks(3),
+    }
+    for what, call in wrong.items():
+        _refused(f"{stack}, {what}", call, filled, goes_on(f"after {what}"))
+    axes = torch.arange(PAST, LENGTH)[None, :, None].expand(2, 4, 3)
+    either = {
+        "weights": (asks(output_attentions=True), None),
+        "positions on several axes": (asks(position_ids=axes), None),
+        "a crop": (lambda cache: cache.crop(-2), goes_on("after a crop", PAST - 2)),
+    }
+    for what, (call, after) in either.items():
+        _refused(f"{stack}, {what}", call, filled, goes_on(f"after {what} refused"), after or (lambda cache: None))
 
 
 def _refused(

@@ -1,4 +1,4 @@
-"""A call that is refused leaves the caches that it was given as they were; and so does a refused crop."""
+"""What a cache layer owes its callers: a refused call or crop leaves it as it was, and every mode of torch may read it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,13 @@ def _held(layer: Any, written: bool) -> dict[str, Any]:
     if written and "state" in found and not torch.is_grad_enabled():
         found["state"] = tree_map_only(Tensor, torch.clone, found["state"])
     return found
+
+
+def of_this_mode(held: Any) -> Any:
+    """What is held, copied where it was made in inference_mode and is now read outside: no backward could save it."""
+    if torch.is_inference_mode_enabled():
+        return held
+    return tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, held)
 
 
 class CropsTogether:
