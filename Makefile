@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 OUT    ?= benchmarks/results/$(shell date +%F)$(OF).json
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist worksteal
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-all sceptic check format bench bench-mixers bench-decode bench-import properties clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic check format bench bench-mixers bench-decode bench-import properties clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -45,6 +45,9 @@ report: $(VENV)/study.stamp ## build a report again from saved results: make rep
 # ---- checks ----
 test: check ## lint, types, import contracts, and the quick tier of the tests
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
+
+test-elsewhere: $(VENV)/test.stamp ## the quick tests on one core, with other threads and instructions, busy, without gcc, shuffled, twice
+	$(BIN)/python tests/elsewhere.py $(ARGS)
 
 test-all: check ## the same with every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)

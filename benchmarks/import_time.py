@@ -2,8 +2,8 @@
 
     python benchmarks/import_time.py [--repeats 9]
 
-Each repeat is a fresh Python; the smallest counts, as other programs only add to it. Ends with exit code 1
-where a budget is exceeded. tests/test_house.py counts the modules instead, which no busy machine changes.
+Each repeat is a fresh Python; the smallest is taken, because another program on the machine only adds to it. Exit code 1: a
+budget is exceeded. tests/test_house.py counts the modules instead, which no busy machine changes.
 """
 
 import argparse

@@ -174,6 +174,7 @@ def test_decoding_with_the_cache(pair: tuple[Any, Any], ids: Tensor, mask: Tenso
     close(torch.cat(pieces, 1)[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_beams": 3}, {"use_cache": False}, {"cache_implementation": "static", "disable_compile": True}],

@@ -116,6 +116,7 @@ def test_scaled_cos_and_sin_are_taken_away(ids: Tensor) -> None:
     close(placed("llama", "none", rope_parameters=yarn)(ids).logits, placed("llama", "none")(ids).logits)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", WORKING)
 @pytest.mark.parametrize("kind", MODELS)
 def test_pieces_padding_and_packing(kind: str, name: str, ids: Tensor, mask: Tensor) -> None:

@@ -80,6 +80,7 @@ ONE_QUERY = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mask", ONE_QUERY.values(), ids=ONE_QUERY)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("positions", [{}, {"q_positions": 11, "k_positions": torch.arange(9) * 2}], ids=["", "tensor"])
@@ -110,6 +111,7 @@ def test_who_decodes_a_single_query(compiler, capsys, monkeypatch):
             assert [x.backend for x in lg.explain(q, k, k, encoding=encoding, **others) if x.chosen] == [expected]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_biased_sdpa_compiles_to_a_graph_or_two():
     torch._dynamo.reset()

@@ -151,6 +151,7 @@ def test_zero_keys(options: dict, expected: float) -> None:
 
 
 # ---- the definition --------------------------------------------------------------------------------------------------
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("combine", ["gate", "softmax"])
 @pytest.mark.parametrize("name", ENCODINGS)
 @pytest.mark.parametrize(("length", "window"), [(1, 1), (7, 3), (24, 5)])

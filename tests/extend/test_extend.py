@@ -51,6 +51,7 @@ class Ours(torch.nn.Module):
         return tuple(torch.cat([one, one], -1)[None] for one in turn)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
 @pytest.mark.parametrize("kind", ["llama", "neox", "gemma3"])
 def test_transformers_turns_as_we_do(kind, method, checkpoint, command, tmp_path) -> None:

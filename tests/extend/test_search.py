@@ -220,6 +220,7 @@ def test_a_finished_search_evaluates_nothing_again(model, tmp_path, monkeypatch)
     assert call(model, tmp_path / "s") == found
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("after", [1, 5, 6, 7, 23])
 def test_an_interrupted_search_ends_as_one_that_was_not(after, model, tmp_path, monkeypatch) -> None:
     """Whenever it happens: among the starts, between them and the rest, later; and with a line that is half-written."""

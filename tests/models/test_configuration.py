@@ -135,6 +135,7 @@ def same_model(model, path, ids):
     return loaded
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_round_trip(spec, build, ids, tmp_path):
     same_model(build(spec), tmp_path, ids)

@@ -75,6 +75,7 @@ def assert_same(given: list[Tensor], wanted: list[Tensor], tolerance: float = 1e
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.one_in(5)
 @cases
 @pytest.mark.parametrize(("length", "chunk_size"), [(1, 4), (7, 1), (7, 64), (63, 5), (63, 16), (130, 64)])
 def test_forms_agree(case, length, chunk_size):

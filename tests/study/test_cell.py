@@ -136,6 +136,7 @@ KILLS = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kill", KILLS)
 def test_a_killed_cell_ends_with_the_same_files(kill, unkilled, data, tmp_path, monkeypatch):
     cell = Cell(tmp_path, "rope", 1)
