@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from longitude.attention import mixer as registry
+from longitude.attention.layers import MultiHeadAttention
 from longitude.mixing import mixers as registered_mixers
 from longitude.positions.base import sizes
 from longitude.recurrent.base import RecurrentMixer, require_mode, require_state, state_dtype
@@ -263,6 +264,29 @@ class NoisyInTraining(Decay):
         return (F.dropout(out, 0.1) if self.training else out), state
 
 
+class GivesWeightsOfNothing(Decay):
+    def forward(self, x, *, return_weights=False, **rest):
+        out = super().forward(x, **rest)
+        return (out, None) if return_weights else out
+
+
+class SaysItHasWeights(Decay):
+    has_weights = True
+
+    def forward(self, x, *, return_weights=False, **rest):
+        return super().forward(x, **rest)
+
+
+class HidesItsWeights(MultiHeadAttention):
+    has_weights = False
+
+
+class WeighsTwice(MultiHeadAttention):
+    def forward(self, x, *, return_weights=False, **rest):
+        answer = super().forward(x, return_weights=return_weights, **rest)
+        return (answer[0], 2 * answer[1]) if return_weights else answer
+
+
 class LooksAtItsNumbers(Decay):
     def mix(self, x, *rest):
         return super().mix(x if float(x.sum()) != 0.5 else -x, *rest)
@@ -294,6 +318,10 @@ RED = [
     ("wrong_input", TakesAnyMask),
     ("wrong_input", TakesAnyEncoding),
     ("wrong_input", NoOptionIsWrong),
+    ("weights", GivesWeightsOfNothing),
+    ("weights", SaysItHasWeights),
+    ("weights", HidesItsWeights),
+    ("weights", WeighsTwice),
     ("compile", LooksAtItsNumbers),
 ]
 

@@ -17,7 +17,7 @@ from transformers.utils.generic import can_return_tuple
 from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
-from longitude.models.loss import IGNORED, next_token_loss
+from longitude.models.loss import IGNORED, predicted
 from longitude.models.streams import places_in, streams_of
 
 
@@ -48,7 +48,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         memories: Sequence[Tensor] | None = None,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
@@ -78,8 +78,9 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             memories=memories,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            return_dict=True,
         )
-        hidden, loss = outputs.last_hidden_state, None
+        hidden = outputs.last_hidden_state
         for name, given in (("labels", labels), ("shift_labels", shift_labels)):
             if given is not None and given.shape != hidden.shape[:2]:
                 raise ValueError(f"{name}: expected {list(hidden.shape[:2])}, got {list(given.shape)}")
@@ -91,13 +92,11 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
                 shift_labels = shift_labels.masked_fill(crossing, IGNORED)
             if attention_mask is not None:  # and padding predicts nothing
                 shift_labels = shift_labels.masked_fill(attention_mask[:, -hidden.shape[1] :] == 0, IGNORED)
-        if shift_labels is not None:
-            loss = next_token_loss(hidden, self.lm_head.weight, shift_labels, num_items_in_batch)
-        skip_logits = (loss is not None and self.training) if skip_logits is None else skip_logits
-        logits = None
-        if not skip_logits:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.lm_head(hidden[:, kept])
+        skip_logits = (shift_labels is not None and self.training) if skip_logits is None else skip_logits
+        vocabulary = self.config.vocab_size
+        loss, logits = predicted(
+            hidden, self.lm_head, vocabulary, shift_labels, num_items_in_batch, skip_logits, logits_to_keep
+        )
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

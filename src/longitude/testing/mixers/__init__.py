@@ -14,8 +14,8 @@ broken one raises LawBroken, an AssertionError with the law and the measured num
         mixers.examine(law, name)
 
 Laws are functions of a MixerExample, `law_xxx(build)`: they return None where they hold, a reason where they do not apply. What
-a mixer declares is what they hold it to: `scores`, `rotates`, `growth`, `by_fft`. The laws need transformers, as caches do. The
-one law that cannot be here is the first: the numbers equal the published ones.
+a mixer declares is what they hold it to: `scores`, `rotates`, `has_weights`, `growth`, `by_fft`. The laws need transformers, as
+caches do. The one law that cannot be here is the first: the numbers equal the published ones.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ from longitude.testing.mixers.equal import (
     law_pieces,
     law_rows,
 )
-from longitude.testing.mixers.limits import law_compile, law_finite, law_wrong_input
+from longitude.testing.mixers.limits import law_compile, law_finite, law_weights, law_wrong_input
 from longitude.testing.mixers.state import (
     bytes_held,
     law_begins_alive,
@@ -65,6 +65,7 @@ _LAWS: tuple[Law, ...] = (
     law_begins_alive,
     law_finite,
     law_wrong_input,
+    law_weights,
     law_compile,
 )
 
