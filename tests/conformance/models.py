@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import sys
 import unittest
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import version
+from inspect import signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import transformers.models
 import transformers.models.auto.modeling_auto as auto
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import longitude.hf  # noqa: F401  (registers attn_implementation="longitude")
+from longitude.hf.attention import REFUSED, stock_attention
 from longitude.models import LongitudeConfig, LongitudeForCausalLM, LongitudeForMaskedLM, LongitudeForSeq2SeqLM
 from longitude.models.configuration import kind_of
 from longitude.models.decoder import LongitudeModel
@@ -115,7 +119,8 @@ class Tester:
         }
         sizes |= {"intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1}
         if self.case.classes is LLAMA:
-            return LlamaConfig(**sizes, num_key_value_heads=2, eos_token_id=2, attn_implementation="longitude")
+            eager = "eager" if self.case.instead == "eager" else None  # else it takes sdpa by itself
+            return LlamaConfig(**sizes, num_key_value_heads=2, eos_token_id=2, attn_implementation=eager)
         return LongitudeConfig(
             **sizes, **self.case.config, eos_token_id=2, is_encoder_decoder=self.case.classes is SEQ2SEQ
         )
@@ -173,6 +178,30 @@ def case_class(name: str, case: Case) -> type:
     }
     generates = (common.GenerationTesterMixin,) if any(kind.can_generate() for kind in case.classes) else ()
     return type(name, (common.ModelTesterMixin, *generates, unittest.TestCase), body)
+
+
+# ---- what stock models hand to their attention ------------------------------------------------------------------------
+HARMLESS = {"output_attentions", "is_causal", "max_length_q", "max_length_k", "position_ids", "deterministic"}
+"""What ours reads or a mask says; cu_seq_lens_q and _k are documents."""
+
+
+class Arguments(unittest.TestCase):
+    """Every argument by which a model of transformers may change its attention is done, or refused in words."""
+
+    def test_all_are_known(self) -> None:
+        known = {*signature(stock_attention).parameters, *REFUSED, *HARMLESS, "cu_seq_lens_q", "cu_seq_lens_k"}
+        found: dict[str, set[str]] = {}
+        for file in Path(transformers.models.__file__).parent.glob("*/modeling_*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if (
+                    isinstance(node, ast.Call)
+                    and isinstance(node.func, ast.Name)
+                    and node.func.id == "attention_interface"
+                ):
+                    for keyword in node.keywords:
+                        found.setdefault(keyword.arg or "kwargs", set()).add(file.parent.name)
+        assert {"softcap", "s_aux", "scaling"} <= found.keys(), "the models call their attention otherwise"
+        assert not (unknown := {name: models for name, models in found.items() if name not in known}), unknown
 
 
 for _name, _case in CASES.items():

@@ -60,7 +60,8 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         each input, shifted already, and taken as it is. skip_logits: with labels,
         return no logits; None skips them in training, so that [L, vocab_size] is never held. logits_to_keep: the last so
         many (0: all), or the indices of the wanted ones. memories: hidden_states of an earlier segment, which this one sees
-        and no gradient enters; masks and documents then cover both.
+        and no gradient enters; masks and documents then cover both. output_hidden_states, output_attentions: as in
+        LongitudeModel.
         """
         # Not in the signature: Trainer evaluates only batches that hold every parameter with "label" in its name.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)

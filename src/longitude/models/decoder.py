@@ -199,7 +199,8 @@ class LongitudeModel(LongitudePreTrainedModel):
             )
         distinct = {member for composed in self.encoding_of_layer for member in composed}
         tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in distinct if m.stable_keys}
-        hidden_states, attentions, cross_attentions = [x if 0 in wanted else None], [], []
+        hidden_states: list[Any] = [x if 0 in wanted else None]
+        attentions, cross_attentions = [], []
         for i, layer in enumerate(self.layers):
             own = self.encoding_of_layer[i]
             x, weights, cross_weights = layer(

@@ -80,7 +80,7 @@ class LongitudeEncoder(LongitudeModel):
             document_ids=document_ids,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
-            return_dict=True,
+            return_dict=True,  # pyright: ignore[reportCallIssue]  (the decorator takes it)
         )
 
 
@@ -118,7 +118,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
 
         attention_mask, document_ids [B, L]: as in the encoder. labels [B, L]: the token at each place itself, -100 where none
         is predicted, as at most places; padding is not predicted either. skip_logits: with labels, return no logits; None
-        skips them in training.
+        skips them in training. output_hidden_states, output_attentions: as in LongitudeModel.
         """
         if kwargs:
             raise unknown("argument", next(iter(kwargs)), signature(type(self).forward).parameters, "")
