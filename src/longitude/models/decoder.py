@@ -221,7 +221,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             attentions.append(weights)
             cross_attentions.append(cross_weights)
         x = self.norm(x)
-        last = x if len(self.layers) in wanted else None
+        last: Any = x if len(self.layers) in wanted else None
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
             past_key_values=cache,
