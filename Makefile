@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic check format bench bench-mixers bench-decode bench-import properties clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance check format bench bench-mixers bench-decode bench-import properties clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -54,6 +54,9 @@ test-all: check ## the same with every test
 
 sceptic: $(VENV)/test.stamp ## 5,000 random cases against loops written from the papers; ARGS="--cases 1 --seed 4711" for one
 	$(BIN)/python tests/sceptic/run.py $(ARGS)
+
+conformance: $(VENV)/conformance.stamp ## transformers' own tests of models, over ours and a stock Llama on our attention (minutes)
+	$(BIN)/python tests/conformance/run.py $(PYTEST_ARGS)
 
 check: $(VENV)/test.stamp ## lint, types and import contracts only
 	$(BIN)/ruff check
@@ -109,6 +112,10 @@ $(VENV)/bench.stamp: $(VENV)/study.stamp
 
 $(VENV)/test.stamp: $(VENV)/study.stamp
 	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/conformance.stamp: $(VENV)/test.stamp
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[conformance]'
 	@touch $@
 
 clean: ## remove builds and caches (not .venv, not runs)

@@ -351,6 +351,29 @@ class TakesNothingBack(Decay):
     growth = "O(N)"
 
 
+class GivesWeightsOfNothing(Decay):
+    def forward(self, x, *, return_weights=False, **rest):
+        out = super().forward(x, **rest)
+        return (out, None) if return_weights else out
+
+
+class SaysItHasWeights(Decay):
+    has_weights = True
+
+    def forward(self, x, *, return_weights=False, **rest):
+        return super().forward(x, **rest)
+
+
+class HidesItsWeights(MultiHeadAttention):
+    has_weights = False
+
+
+class WeighsTwice(MultiHeadAttention):
+    def forward(self, x, *, return_weights=False, **rest):
+        answer = super().forward(x, return_weights=return_weights, **rest)
+        return (answer[0], 2 * answer[1]) if return_weights else answer
+
+
 class LooksAtItsNumbers(Decay):
     def mix(self, x, *rest):
         return super().mix(x if float(x.sum()) != 0.5 else -x, *rest)

@@ -112,6 +112,10 @@ RED = [
     ("refused_calls", broken.CropsWhatItCannot),
     ("refused_calls", broken.TakesAnyPositions),
     ("prompt_lookup", broken.TakesNothingBack),
+    ("weights", broken.GivesWeightsOfNothing),
+    ("weights", broken.SaysItHasWeights),
+    ("weights", broken.HidesItsWeights),
+    ("weights", broken.WeighsTwice),
     ("compile", broken.LooksAtItsNumbers),
 ]
 

@@ -56,6 +56,7 @@ class LatentAttention(Mixer):
     scores = True
     rotates = True
     both_sides = True
+    has_weights = True
 
     def __init__(
         self,

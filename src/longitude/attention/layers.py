@@ -36,6 +36,7 @@ class MultiHeadAttention(Mixer):
     scores = True
     rotates = True
     both_sides = True
+    has_weights = True
     caches = ("keys and values",)  # what a cache may hold
 
     def __init__(

@@ -21,6 +21,7 @@ class Mixer(nn.Module):
     does. What a mixer cannot do with one of them is a ValueError that names the mixer. `cache_layer()` is an empty cache for
     it. scores: an encoding may add terms to its scores; rotates: an encoding may turn its queries and keys. What acts on a
     model's input goes with every mixer. both_sides: with lg.NoMask() a token hears those after it too, as encoders need.
+    has_weights: it weighs keys, and return_weights gives those weights; elsewhere that is a ValueError.
     growth: of what its cache holds, with the tokens N: "O(1)", "O(log N)" or "O(N)". undecayed: names of the parameters
     that weight decay must leave alone, rates and the like, besides vectors and norms (lg.parameter_groups). full_precision:
     names of its own parameters whose rounding to 16 bits would be another formula (frequencies, say): they stay float32 or wider
@@ -31,6 +32,7 @@ class Mixer(nn.Module):
     scores = False
     rotates = False
     both_sides = False
+    has_weights = False
     growth = "O(N)"
     undecayed: tuple[str, ...] = ()
     full_precision: tuple[str, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -11,11 +11,12 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache, adopt
 from longitude.attention.held import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
-from longitude.attention.mixer import Mixer
+from longitude.attention.mixer import Mixer, registered
 from longitude.attention.request import as_int, following
 from longitude.models.blocks import Block, dropped, norm
 from longitude.models.configuration import LongitudeConfig
@@ -41,14 +42,24 @@ class LongitudePreTrainedModel(PreTrainedModel):
         nonsense of them."""
         loaded = super().from_pretrained(*arguments, **named)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        kinds = {"LongitudeForCausalLM", "LongitudeForMaskedLM", "LongitudeForSeq2SeqLM"}
+        kinds = {kind.__name__: kind.written_by for kind in kinds_of(LongitudePreTrainedModel)}
         for name in model.config.architectures or ():
-            if name in kinds - {cls.written_by}:
+            if kinds.get(name, cls.written_by) != cls.written_by:
                 raise ValueError(
                     f"from_pretrained: {cls.__name__} expected a checkpoint of {cls.written_by}, got one of {name}; load it with "
-                    f"lg.{name}"
+                    f"lg.{kinds[name]}"
                 )
         return loaded
+
+    def also_returned(
+        self, output_hidden_states: bool | int | Sequence[int] | None, output_attentions: bool | None
+    ) -> tuple[bool | int | Sequence[int], bool]:
+        """What the call asks for beside the result; where it says nothing, what the config asks for."""
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        return False if output_hidden_states is None else output_hidden_states, bool(output_attentions)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -62,6 +73,13 @@ class LongitudePreTrainedModel(PreTrainedModel):
             nn.init.normal_(module.weight, std=self.config.initializer_range or module.embedding_dim**-0.5)
         elif isinstance(module, nn.RMSNorm | nn.LayerNorm | Encoding | Mixer):
             module.reset_parameters()
+
+
+def kinds_of(kind: type[LongitudePreTrainedModel]) -> Iterator[type[LongitudePreTrainedModel]]:
+    """All classes that inherit it."""
+    for one in kind.__subclasses__():
+        yield one
+        yield from kinds_of(one)
 
 
 class LongitudeModel(LongitudePreTrainedModel):
@@ -124,6 +142,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             for mixer, own in zip(mixers, of_layer, strict=True)
         ]
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -134,7 +153,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         use_cache: bool | None = None,
         document_ids: Tensor | None = None,
         memories: Sequence[Tensor] | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
         source: Tensor | None = None,
         source_valid: Tensor | None = None,
@@ -144,15 +163,23 @@ class LongitudeModel(LongitudePreTrainedModel):
         """document_ids [B, Lk], position_ids that start over, packed: documents, as `documents_of` reads them.
         memories: for each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states gives them;
         masks and documents then cover both segments.
+        output_hidden_states: the input of the first layer and the output of each, the last one normalised: of all, or of the
+        layers with these indices (None for the others). output_attentions: for each layer its weights [B, H, L, Lk], None
+        where its mixer has no weights over keys. What is not said here is as the config says.
         source [B, S, hidden_size], source_valid [B, S], cross_cache: what blocks with cross-attention look at."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
+        wanted = layers_of(output_hidden_states, len(self.layers) + 1)
+        if output_attentions:
+            self.require_weights()
         x = inputs_embeds * self.config.embedding_scale
         alone = past_key_values is None and not use_cache and memories is None
+        restarting = position_ids if memories is None else None  # memories refuse position_ids of any kind
         documents = documents_of(
-            x.shape[0], x.shape[1], document_ids, position_ids, attention_mask, alone, self.reads_restarts, **packed
+            x.shape[0], x.shape[1], document_ids, restarting, attention_mask, alone, self.reads_restarts, **packed
         )
         if documents is not None and document_ids is None:
             use_cache = False  # nobody asked for a cache, and what it keeps would not tell its documents apart
@@ -184,7 +211,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         members = [tuple(composed) for composed in self.encoding_of_layer]
         distinct = {member for own in members for member in own}
         tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in distinct if m.stable_keys}
-        hidden_states, attentions, cross_attentions = [x], [], []
+        hidden_states: list[Any] = [x if 0 in wanted else None]
+        attentions, cross_attentions = [], []
         filled = [layer for each in (cache, cross_cache) if each is not None for layer in each.layers]
         with unchanged_if_refused(*filled, written=not self.alike):
             for i, layer in enumerate(self.layers):
@@ -198,19 +226,20 @@ class LongitudeModel(LongitudePreTrainedModel):
                     streams,
                     None if cache is None else cache.layers[i],
                     None if memories is None else memories[i],
-                    bool(output_attentions),
+                    output_attentions,
                     source,
                     source_valid,
                     None if cross_cache is None else cross_cache.layers[i],
                 )
-                hidden_states.append(x)
+                hidden_states.append(x if i + 1 in wanted else None)
                 attentions.append(weights)
                 cross_attentions.append(cross_weights)
         x = self.norm(x)
+        last: Any = x if len(self.layers) in wanted else None
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
             past_key_values=cache,
-            hidden_states=(*hidden_states[:-1], x) if output_hidden_states else None,
+            hidden_states=(*hidden_states[:-1], last) if wanted else None,
             attentions=tuple(attentions) if output_attentions else None,
             cross_attentions=tuple(cross_attentions) if output_attentions and self.cross else None,
         )
@@ -243,10 +272,22 @@ class LongitudeModel(LongitudePreTrainedModel):
         """Of each block."""
         return [block.mixer for block in self.layers]  # type: ignore[misc]
 
+    def require_weights(self) -> None:
+        """ValueError where no layer has weights over keys that output_attentions could give."""
+        if not self.cross and not any(mixer.has_weights for mixer in self.mixers):
+            able = sorted(name for name, kind in registered().items() if kind.has_weights)
+            kinds = ", ".join(dict.fromkeys(type(mixer).__name__ for mixer in self.mixers))
+            raise ValueError(
+                f"output_attentions: no layer of this model has weights over keys, its mixers are {kinds}; expected one of "
+                f"{', '.join(able)} in at least one layer"
+            )
+
     def require_memories(self, memories: Sequence[Tensor], cache: Cache | None, position_ids: Tensor | None) -> int:
         """The length of what is remembered."""
         if len(memories) < len(self.layers):
             raise ValueError(f"memories: expected {len(self.layers)}, one for each layer, got {len(memories)}")
+        if any(memory is None for memory in memories[: len(self.layers)]):
+            raise ValueError("memories: expected a tensor for each layer, as output_hidden_states=True gives, got None")
         if cache is not None or position_ids is not None:
             raise ValueError("memories: expected neither a cache nor position_ids beside them; say use_cache=False")
         return memories[0].shape[1]
@@ -270,3 +311,14 @@ class LongitudeModel(LongitudePreTrainedModel):
         if self.axes > 1 and onward.dim() == 2:  # a state holds one number for all axes
             onward = onward[..., None]
         return following(onward, length)
+
+
+def layers_of(output_hidden_states: bool | int | Sequence[int], count: int) -> set[int]:
+    """The indices that were asked for, of `count` hidden states; negative ones count from the end."""
+    if isinstance(output_hidden_states, bool):
+        return set(range(count)) if output_hidden_states else set()
+    asked = [output_hidden_states] if isinstance(output_hidden_states, int) else list(output_hidden_states)
+    for index in asked:
+        if not -count <= index < count:
+            raise ValueError(f"output_hidden_states: expected indices from {-count} to {count - 1}, got {index}")
+    return {index % count for index in asked}

@@ -14,8 +14,8 @@ broken one raises LawBroken, an AssertionError with the law and the measured num
         mixers.examine(law, name)
 
 Laws are functions of a MixerExample, `law_xxx(build)`: they return None where they hold, a reason where they do not apply. What
-a mixer declares is what they hold it to: `scores`, `rotates`, `growth`. The laws need transformers, as caches do. The
-one law that cannot be here is the first: the numbers equal the published ones.
+a mixer declares is what they hold it to: `scores`, `rotates`, `has_weights`, `growth`. The laws need transformers, as
+caches do. The one law that cannot be here is the first: the numbers equal the published ones.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from longitude.testing.mixers.equal import (
     law_rows,
     law_takes_part,
 )
-from longitude.testing.mixers.limits import law_compile, law_finite, law_wrong_input
+from longitude.testing.mixers.limits import law_compile, law_finite, law_weights, law_wrong_input
 from longitude.testing.mixers.models import law_documents_go_on, law_prompt_lookup
 from longitude.testing.mixers.refused import law_refused_calls
 from longitude.testing.mixers.state import (
@@ -79,6 +79,7 @@ _LAWS: tuple[Law, ...] = (
     law_wrong_input,
     law_refused_calls,
     law_prompt_lookup,
+    law_weights,
     law_compile,
 )
 
