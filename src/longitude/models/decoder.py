@@ -176,7 +176,9 @@ class LongitudeModel(LongitudePreTrainedModel):
         tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in distinct if m.stable_keys}
         hidden_states, attentions, cross_attentions = [x], [], []
         filled = [layer for each in (cache, cross_cache) if each is not None for layer in each.layers]
-        with unchanged_if_refused(*filled, written=not self.alike):
+        # What a first layer lets pass, one of another kind may refuse.
+        mixed = self.config.encodings is not None or len({getattr(each, "owner", None) for each in filled}) > 1
+        with unchanged_if_refused(*filled, written=mixed):
             for i, layer in enumerate(self.layers):
                 own = self.encoding_of_layer[i]
                 x, weights, cross_weights = layer(
@@ -204,11 +206,6 @@ class LongitudeModel(LongitudePreTrainedModel):
             attentions=tuple(attentions) if output_attentions else None,
             cross_attentions=tuple(cross_attentions) if output_attentions and self.cross else None,
         )
-
-    @property
-    def alike(self) -> bool:
-        """Whether what one layer refuses, the first one does: all have one kind of mixer and one encoding."""
-        return self.config.encodings is None and len({type(block.mixer) for block in self.layers}) == 1
 
     @property
     def forgets(self) -> bool:
