@@ -9,6 +9,8 @@ from torch import nn
 from longitude.attention import mixer as registry
 from longitude.mixing import mixers as registered_mixers
 from longitude.testing import LawBroken, mixers
+from longitude.testing.mixers.models import go_on, language_model
+from longitude.testing.mixers.refused import in_model
 from tests import broken_mixers as broken
 from tests.broken_mixers import Decay, Dropping
 
@@ -118,6 +120,17 @@ RED = [
     ("weights", broken.WeighsTwice),
     ("compile", broken.LooksAtItsNumbers),
 ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("below", registered_mixers())
+def test_laws_of_models_in_every_pair(below: str) -> None:
+    """Each mixer under each: documents that go on across calls, and refused calls."""
+    for above in registered_mixers():
+        model = language_model(mixers.example(below), mixers.example(above))
+        go_on(f"{above} over {below}", model)
+        with torch.no_grad():
+            in_model(f"{above} over {below}", model)
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,16 @@ def test_guesses_that_could_not_be_taken_back(mixer, build, ids):
     model = lg.LongitudeForCausalLM(lg.LongitudeConfig(**sizes, mixers=["attention", mixer]))
     with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
         generate(model, ids(1, 7), assistant_model=build("none"))
+    with pytest.raises(ValueError, match="assistant_model: expected one whose cache can take tokens back"):
+        generate(build("none"), ids(1, 7), assistant_model=model)
+
+
+@pytest.mark.parametrize("spec", ["fox", "path"])
+def test_an_encoding_with_a_state_takes_no_guesses(spec, build, ids):
+    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+        generate(build(spec), ids(1, 7), prompt_lookup_num_tokens=2)
+    with pytest.raises(ValueError, match="assistant_model: expected one whose cache can take tokens back"):
+        generate(build("none"), ids(1, 7), assistant_model=build(spec))
 
 
 @pytest.mark.parametrize("spec", ["rope", "learned", "fox"])

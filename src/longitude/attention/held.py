@@ -38,9 +38,16 @@ def _held(layer: Any, written: bool) -> dict[str, Any]:
 
 def of_this_mode(held: Any) -> Any:
     """What is held, copied where it was made in inference_mode and is now read outside: no backward could save it."""
-    if torch.is_inference_mode_enabled():
+    if torch.is_inference_mode_enabled() or not _made_in_inference(held):
         return held
-    return tree_map_only(Tensor, lambda x: x.clone() if x.is_inference() else x, held)
+    return tree_map_only(Tensor, torch.clone, held)
+
+
+def _made_in_inference(held: Any) -> bool:
+    if isinstance(held, Tensor):
+        return held.is_inference()
+    parts = held.values() if isinstance(held, dict) else held if isinstance(held, tuple | list) else ()
+    return any(_made_in_inference(part) for part in parts)
 
 
 class CropsTogether:

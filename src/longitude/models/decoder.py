@@ -214,7 +214,9 @@ class LongitudeModel(LongitudePreTrainedModel):
         hidden_states: list[Any] = [x if 0 in wanted else None]
         attentions, cross_attentions = [], []
         filled = [layer for each in (cache, cross_cache) if each is not None for layer in each.layers]
-        with unchanged_if_refused(*filled, written=not self.alike):
+        # What a first layer lets pass, one of another kind may refuse.
+        mixed = self.config.encodings is not None or len({getattr(each, "owner", None) for each in filled}) > 1
+        with unchanged_if_refused(*filled, written=mixed):
             for i, layer in enumerate(self.layers):
                 own = self.encoding_of_layer[i]
                 x, weights, cross_weights = layer(
@@ -248,11 +250,6 @@ class LongitudeModel(LongitudePreTrainedModel):
     def reads_restarts(self) -> bool:
         """Whether position_ids that start over mark documents: in decoders of one stream, as in transformers."""
         return isinstance(self.mask, Causal) and not self.cross
-
-    @property
-    def alike(self) -> bool:
-        """Whether what one layer refuses, the first one does: all have one kind of mixer and one encoding."""
-        return self.config.encodings is None and len({type(block.mixer) for block in self.layers}) == 1
 
     @property
     def forgets(self) -> bool:

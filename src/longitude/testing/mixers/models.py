@@ -76,35 +76,47 @@ def in_calls(
 @torch.no_grad()
 def law_documents_go_on(build: MixerExample) -> str | None:
     """In a model, alone and beside attention: documents packed into a row, and rows padded on the left, give the logits that
-    each gives alone, in one call and cut anywhere with a cache; positions given to every call, to the first, or to none."""
-    ids, documents, mask = token_ids(2, 18), torch.zeros(2, 18, dtype=torch.long), torch.ones(2, 18, dtype=torch.long)
-    documents[0, 9:], documents[1, 4:], documents[1, 11:] = 1, 1, 2
-    padded = torch.ones_like(mask)
-    padded[1, :5] = 0
-    cases = {
-        "documents": ({"document_ids": documents}, [(0, 0, 9), (0, 9, 18), (1, 0, 4), (1, 4, 11), (1, 11, 18)], 13),
-        "left padding": ({"attention_mask": padded}, [(0, 0, 18), (1, 5, 18)], 7),
-    }
+    each gives alone, in one call and cut anywhere with a cache; positions given to the first call, or to none."""
     for stack, model in stacks(build):
-        for what, (streams, places, told) in cases.items():
-            alone = torch.zeros(2, 18, VOCABULARY, dtype=torch.float64)
-            positions, real = torch.zeros(2, 18, dtype=torch.long), torch.zeros(2, 18, 1)
-            for row, start, stop in places:
-                alone[row, start:stop] = model(ids[row : row + 1, start:stop], use_cache=False).logits[0]
-                positions[row, start:stop], real[row, start:stop] = torch.arange(stop - start), 1
-            whole = model(ids, use_cache=False, **streams).logits
-            close(f"{stack}, {what}, one call", whole * real, alone, NEAR)
-            given = {
-                "no positions": lambda a, b: None,
-                "positions": lambda a, b: positions[:, a:b],  # noqa: B023
-                "positions of the first call": lambda a, b: None if a else positions[:, :b],  # noqa: B023
-            }
-            for seed, (how, at) in enumerate(given.items()):
-                cuts = (0, told, *random_cuts(18 - told, seed, 2)[1:-1], 18)
-                cuts = (*cuts[:2], *(told + cut for cut in cuts[2:-1]), 18)
-                out = in_calls(model, ids, cuts, at, **streams)
-                close(f"{stack}, {what}, {how}, cut at {cuts[1:-1]}", out * real, alone, NEAR)
+        go_on(stack, model)
     return None
+
+
+LENGTH = 18
+DOCUMENTS = torch.tensor([[0] * 9 + [1] * 9, [0] * 4 + [1] * 7 + [2] * 7])
+LEFT_PADDED = torch.tensor([[1] * LENGTH, [0] * 5 + [1] * (LENGTH - 5)])
+STREAMS = {
+    # what is said of the tokens, (row, start, stop) of each sequence, where a first call ends, and to which calls positions go
+    "documents": (
+        {"document_ids": DOCUMENTS},
+        ((0, 0, 9), (0, 9, 18), (1, 0, 4), (1, 4, 11), (1, 11, 18)),
+        13,
+        ("no positions", "positions of the first call"),
+    ),
+    "left padding": ({"attention_mask": LEFT_PADDED}, ((0, 0, 18), (1, 5, 18)), 7, ("no positions",)),
+}
+
+
+@torch.no_grad()
+def go_on(stack: str, model: LongitudeForCausalLM) -> None:
+    """The law of one model."""
+    ids = token_ids(2, LENGTH)
+    for what, (streams, places, first, ways) in STREAMS.items():
+        alone = torch.zeros(2, LENGTH, VOCABULARY, dtype=torch.float64)
+        positions, real = torch.zeros(2, LENGTH, dtype=torch.long), torch.zeros(2, LENGTH, 1)
+        for row, start, stop in places:
+            alone[row, start:stop] = model(ids[row : row + 1, start:stop], use_cache=False).logits[0]
+            positions[row, start:stop], real[row, start:stop] = torch.arange(stop - start), 1
+        whole = model(ids, use_cache=False, **streams).logits
+        close(f"{stack}, {what}, one call", whole * real, alone, NEAR)
+        given = {
+            "no positions": lambda a, b: None,
+            "positions of the first call": lambda a, b: None if a else positions[:, :b],  # noqa: B023
+        }
+        for seed, how in enumerate(ways):
+            cuts = (0, first, *(first + cut for cut in random_cuts(LENGTH - first, seed, 1)[1:]))
+            out = in_calls(model, ids, cuts, given[how], **streams)
+            close(f"{stack}, {what}, {how}, cut at {cuts[1:-1]}", out * real, alone, NEAR)
 
 
 def law_prompt_lookup(build: MixerExample) -> str | None:
