@@ -237,7 +237,7 @@ def test_function_transforms(route: str, layout: str) -> None:
 @pytest.mark.skipif(compiled() is None, reason="no C compiler here")
 @pytest.mark.parametrize("layout", ["half", "interleaved"])
 def test_not_finite_as_in_the_formula(layout):
-    """NaN, infinities, the largest and the tiniest numbers, in tokens and in angles: one pass in C gives what the formula gives."""
+    """NaN, infinities, the largest and the tiniest numbers, in tokens and in angles."""
     generator = torch.Generator().manual_seed(0)
     x, cos, sin = (torch.randn(*shape, generator=generator) for shape in ((2, 3, 21, 40), (21, 20), (21, 20)))
     for value in (float("nan"), float("inf"), -float("inf"), 3e38, 1e-45):
