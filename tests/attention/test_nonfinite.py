@@ -206,6 +206,23 @@ def test_what_stays_finite(name):
     assert {"another sequence", "another head", "another query"} <= tried
 
 
+@pytest.mark.parametrize(("dtype", "huge"), [(torch.float32, 2.5e38), (torch.float64, 2.5e150)])
+def test_scores_of_any_size_are_scores(dtype, huge):
+    """Near the largest numbers, all of one sign: the highest score has all the weight, as in the specification."""
+    encoding = built("fixed bias", dtype)
+    for length in (3, 11):  # few queries and many take two loops in C
+        n = numbers(length, dtype)
+        n["k"][..., 0] = torch.linspace(0.9, 1.3, length)[torch.arange(length) * 2 % length]
+        for sign in (1, -1):
+            n["q"].zero_()[..., 0] = sign * huge
+            want = lg.attend(*(n[x] for x in "qkv"), encoding=encoding, backend="reference")
+            assert want.isfinite().all()
+            for backend in BACKENDS:
+                if takes(backend, n, encoding, lg.Causal()):
+                    got = by(backend, n, encoding, lg.Causal())["output"]
+                    torch.testing.assert_close(got, want, msg=f"{backend}, {dtype}, {length} tokens, {sign * huge}")
+
+
 @pytest.mark.parametrize("name", ["fixed bias", "learned bias", "vectors", "gates"])
 def test_keys_of_weight_zero_weigh_nothing_at_lengths_of_many_blocks(name, monkeypatch):
     """Where a query's keys take several calls, in some of them no key may count for it: its scores there are -inf, or its bias

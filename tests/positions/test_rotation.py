@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import longitude as lg
 from longitude.positions import rotation
-from longitude.positions.rotation import Turn, compiled, turned
+from longitude.positions.rotation import Turn, compiled, formula, turned
 
 LAYOUTS = ("half", "interleaved")
 EXACT = {"atol": 1e-12, "rtol": 0}
@@ -233,3 +233,18 @@ def test_function_transforms(route: str, layout: str) -> None:
     rows = torch.func.vmap(lambda row: turned(row[None], turn, layout)[0])(x)
     torch.testing.assert_close(rows, turned(x, turn, layout))
     torch.testing.assert_close(torch.func.grad(lambda x: turned(x, turn, layout).square().sum())(x), 2 * x)
+
+
+@pytest.mark.skipif(compiled() is None, reason="no C compiler here")
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+def test_not_finite_as_in_the_formula(layout):
+    """NaN, infinities, the largest and the tiniest numbers, in tokens and in angles."""
+    generator = torch.Generator().manual_seed(0)
+    x, cos, sin = (torch.randn(*shape, generator=generator) for shape in ((2, 3, 21, 40), (21, 20), (21, 20)))
+    for value in (float("nan"), float("inf"), -float("inf"), 3e38, 1e-45):
+        for t in (x, cos, sin):
+            given = [u.clone() for u in (x, cos, sin)]
+            places = torch.randint(0, t.numel(), (9,), generator=generator)
+            next(g for g, u in zip(given, (x, cos, sin), strict=True) if u is t).view(-1)[places] = value
+            got = torch.ops.longitude.turn.default(*given, layout == "half")
+            torch.testing.assert_close(got, formula(*given, layout), equal_nan=True)

@@ -52,21 +52,30 @@ INLINE vec exp_of(vec x) {
   for (int i = 0; i < LANES; i++) x[i] = exp(x[i]);
   return x;
 }
+#define exp_below exp_of
 #else
+#define LEAST SAME(-87.3f) /* below, e^x leaves the ordinary numbers, and is 0 here */
+#define MOST SAME(88.7228f)
+
 /* e^x = 2^n e^r, |r| <= ln 2 / 2: n by rounding, e^r by the polynomial of Cephes' expf, 2^n by the bits of the exponent. */
-INLINE vec exp_of(vec x) {
-  vec kept = larger(x, SAME(-87.3f));
-  kept = pick(kept < SAME(88.7228f), kept, SAME(88.7228f));
-  vec shifted = kept * 1.44269504088896341f + 12582912.0f; /* 1.5 2^23: the last bits are n */
-  vec n = shifted - 12582912.0f, r = kept - n * 0.693359375f + n * 2.12194440e-4f;
+INLINE vec exp_between(vec x) {
+  vec shifted = x * 1.44269504088896341f + 12582912.0f; /* 1.5 2^23: the last bits are n */
+  vec n = shifted - 12582912.0f, r = x - n * 0.693359375f + n * 2.12194440e-4f;
   vec p = SAME(1.9875691500e-4f) * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  p = (vec)((ivec)p + ((ivec)shifted << 23));
-  p = pick(x < SAME(-87.3f), SAME(0), p);
-  return pick(x <= SAME(88.7228f), p, x + INFINITY); /* NaN of NaN: no comparison with it is true */
+  return (vec)((ivec)p + ((ivec)shifted << 23));
+}
+/* Both are NaN of NaN: no comparison with it is true. exp_below: of x <= MOST. */
+INLINE vec exp_below(vec x) {
+  return pick(x >= LEAST, exp_between(larger(x, LEAST)), pick(x == x, SAME(0), x));
+}
+INLINE vec exp_of(vec x) {
+  vec kept = larger(x, LEAST);
+  vec p = pick(x < LEAST, SAME(0), exp_between(pick(kept < MOST, kept, MOST)));
+  return pick(x <= MOST, p, x + INFINITY);
 }
 #endif

@@ -1,5 +1,6 @@
 /* What the loops in C are made of: vectors, their products, and a description of the whole. */
 #pragma once
+#include <float.h>
 #include <math.h>
 #include <omp.h>
 #include <stdint.h>
@@ -9,10 +10,12 @@
 typedef double real;
 typedef int64_t bits;
 #define REAL_BITS 64
+#define LOWEST (-DBL_MAX)
 #else
 typedef float real;
 typedef int32_t bits;
 #define REAL_BITS 32
+#define LOWEST (-FLT_MAX)
 #endif
 
 #if defined(__AVX512F__)
@@ -183,4 +186,4 @@ INLINE void scatter(num dim, num n, const real *a, const real *b, real *c) {
   gather(PANEL % ROWS, dim, n, a + r, 1, PANEL, b, c + r * dim);
 }
 
-#define NOTHING_YET ((real)-1e38) /* lower than any score that is not -inf */
+#define NOTHING_YET LOWEST /* no score that is not -inf is lower */
