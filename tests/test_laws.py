@@ -12,6 +12,7 @@ from longitude.testing.draws import law_draws
 from longitude.testing.dropout import law_dropout
 from longitude.testing.equal import law_backends
 from longitude.testing.graph import law_graph
+from longitude.testing.nonfinite import law_nonfinite
 from longitude.testing.toys import learned_of
 
 
@@ -86,6 +87,7 @@ VARIANTS = {
     "path + fox": testing.example(path_and_fox),
     "everything else": testing.example(everything_else),
 }
+WIDE = ("dropout", "graph", "nonfinite")  # of variants in the slow tier
 QUICK_COMPILE = ("rope", "alibi", "fox")
 
 
@@ -93,7 +95,7 @@ def cases():
     every = [(name, law, testing.example(name)) for name, law in testing.cases()]
     every += [(name, law, build) for name, build in VARIANTS.items() for law in testing.laws()]
     for name, law, build in every:
-        heavy = law == "compile" and name not in QUICK_COMPILE or law == "dropout" and name in VARIANTS
+        heavy = law == "compile" and name not in QUICK_COMPILE or law in WIDE and name in VARIANTS
         yield pytest.param(law, build, id=f"{law}-{name}", marks=[pytest.mark.slow] if heavy else [])
 
 
@@ -111,11 +113,12 @@ def test_law(law: str | testing.Law, build: testing.Example) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*lg.encodings(), *VARIANTS])
 def test_wide_laws(name: str) -> None:
-    """Three laws over all their masks, and over many draws."""
+    """Laws over all their masks, and over many draws."""
     build = VARIANTS.get(name) or testing.example(name)
     law_draws(build, range(3, 203))
     law_dropout(build, kinds=None)
     law_graph(build, kinds=None)
+    law_nonfinite(build, kinds=None)
 
 
 @pytest.mark.slow
@@ -220,6 +223,12 @@ class Asserts(lg.Learned):
         return x + self.table[positions].to(x.dtype)
 
 
+class LeavesATrace(lg.Sinusoidal):
+    def embed(self, x, positions):
+        torch.set_default_dtype(torch.float64)
+        return super().embed(x, positions)
+
+
 class ForgetsCarry(lg.FoX):
     def context(self, x, carry=None, documents=None):
         return super().context(x, None, documents)
@@ -278,6 +287,7 @@ RED = [
     ("gradients", NoGradient),
     ("gradients", WrongGradient),
     ("wrong_input", Asserts),
+    ("wrong_input", LeavesATrace),
     ("pieces", ForgetsCarry),
     ("pieces", StaleKeys),
     ("packing", MixesDocuments),
@@ -291,8 +301,12 @@ RED = [
 
 @pytest.mark.parametrize(("law", "broken"), RED, ids=[f"{law}-{kind.__name__}" for law, kind in RED])
 def test_law_goes_red(law: str, broken: type) -> None:
-    with pytest.raises(testing.LawBroken, match=f"{broken.__name__} breaks the law '{law}'"):
-        testing.examine(law, broken)
+    dtype = torch.get_default_dtype()
+    try:
+        with pytest.raises(testing.LawBroken, match=f"{broken.__name__} breaks the law '{law}'"):
+            testing.examine(law, broken)
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 # ---- the public face ----------------------------------------------------------------------------------------------------

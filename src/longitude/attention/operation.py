@@ -14,6 +14,7 @@ from torch import Tensor
 from longitude.attention.backends import BACKENDS, Backend, refuses
 from longitude.attention.lengths import Part, joined, parted
 from longitude.attention.masks import Causal, Mask
+from longitude.attention.nonfinite import kept_apart
 from longitude.attention.reference import reference
 from longitude.attention.request import Request, places, validate
 from longitude.errors import unknown
@@ -237,7 +238,8 @@ def run(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None
             return reference(r)
         return chosen.partial(r) if r.lse and chosen.partial is not None else (chosen.run(r), None)
 
-    return joined(parts, one)
+    out, second = joined(parts, one)
+    return kept_apart(parts, out, lambda clean: joined(clean, one)[0]), second
 
 
 @dataclass(frozen=True)
