@@ -13,6 +13,7 @@ from longitude.testing.draws import law_draws
 from longitude.testing.dropout import law_dropout
 from longitude.testing.equal import law_backends
 from longitude.testing.graph import law_graph
+from longitude.testing.nonfinite import law_nonfinite
 from longitude.testing.toys import learned_of
 from tests import broken_encodings as broken_calls
 
@@ -129,11 +130,12 @@ def test_law(law: str | testing.Law, build: testing.Example) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*lg.encodings(), *VARIANTS])
 def test_wide_laws(name: str) -> None:
-    """Three laws over all their masks, and over many draws."""
+    """Laws over all their masks, and over many draws."""
     build = VARIANTS.get(name) or testing.example(name)
     law_draws(build, range(3, 203))
     law_dropout(build, kinds=None)
     law_graph(build, kinds=None)
+    law_nonfinite(build, kinds=None)
 
 
 @pytest.mark.slow
@@ -240,6 +242,12 @@ class Asserts(lg.Learned):
         return x + self.table[positions].to(x.dtype)
 
 
+class LeavesATrace(lg.Sinusoidal):
+    def embed(self, x, positions):
+        torch.set_default_dtype(torch.float64)
+        return super().embed(x, positions)
+
+
 class ForgetsCarry(lg.FoX):
     def context(self, x, carry=None, documents=None):
         return super().context(x, None, documents)
@@ -319,6 +327,7 @@ RED = [
     ("gradients", NoGradient),
     ("gradients", WrongGradient),
     ("wrong_input", Asserts),
+    ("wrong_input", LeavesATrace),
     ("pieces", ForgetsCarry),
     ("pieces", StaleKeys),
     ("packing", MixesDocuments),
@@ -340,8 +349,12 @@ RED = [
 
 @pytest.mark.parametrize(("law", "broken"), RED)
 def test_law_goes_red(law: str, broken: type) -> None:
-    with pytest.raises(testing.LawBroken, match=f"{broken.__name__} breaks the law '{law}'"):
-        testing.examine(law, broken)
+    dtype = torch.get_default_dtype()
+    try:
+        with pytest.raises(testing.LawBroken, match=f"{broken.__name__} breaks the law '{law}'"):
+            testing.examine(law, broken)
+    finally:
+        torch.set_default_dtype(dtype)
 
 
 # ---- the public face ----------------------------------------------------------------------------------------------------

@@ -62,13 +62,33 @@ def _of_positive_scale(r):
     return reference(replace(r, scale=abs(r.scale)))[0]
 
 
+def _swallows(r):
+    """A NaN becomes a zero, as a fast exponential in float32 once made of it."""
+    return reference(r)[0].nan_to_num(0.0)
+
+
+def _writes(r):
+    """Scales the keys that it was given."""
+    with torch.no_grad():
+        r.k.mul_(1.0)
+    return reference(r)[0]
+
+
+def _mixes_sequences(r):
+    return reference(r)[0] + 0 * r.q.sum()
+
+
 BROKEN_BACKENDS = [
+    ("nonfinite", _swallows, "did not reach"),
+    ("nonfinite", _mixes_sequences, "reached the other sequence"),
     ("dropout", _drops_by_column, "of 170 draws"),
     ("dropout", _scales_nothing_up, r"weights that are 0 or w / \(1 - p\)"),
     ("dropout", _draws_always, "a random number was drawn without dropout"),
     ("dropout", _found_by_its_result, "an output that is not zero"),
     ("graph", _without_graph, "expected a graph, as `reference` has, got no graph"),
     ("graph", _without_the_values, "expected a graph, as `reference` has, got no graph"),
+    (partial(law_draws, draws=range(40)), _draws_always, "changed random numbers"),
+    (partial(law_draws, draws=range(40)), _writes, "changed a tensor that was given"),
     (partial(law_draws, draws=range(40)), _of_one_shape, "(RuntimeError|a shape)"),
     (partial(law_draws, draws=range(40)), _of_positive_scale, "differs by"),
 ]

@@ -114,7 +114,7 @@ def cuts_of(draw, length):
     return [0, *inner, length]
 
 
-def layer(case, draw, pick, module, of_document, width, with_positions=False):
+def layer(case, draw, pick, module, of_document, width, axes=1):
     """A layer whole, in pieces with its cache; packed and padded, or plain: each document as the loop has it alone."""
     batch, length = int(draw.integers(1, 3)), int(draw.integers(1, 13))
     packed = draw.random() < 0.6
@@ -143,7 +143,12 @@ def layer(case, draw, pick, module, of_document, width, with_positions=False):
         cache = module.cache_layer() if way == "pieces" else None
         steps = cuts if way == "pieces" else [0, length]
         for a, z in pairwise(steps):
-            said = {"positions": torch.tensor(at[:, a:z]), "documents": torch.tensor(ids[:, :z])} if packed else {}
+            places = torch.tensor(at[:, a:z])
+            said = (
+                {"positions": places if axes == 1 else places[..., None], "documents": torch.tensor(ids[:, :z])}
+                if packed
+                else {}
+            )
             outs.append(module(tensors["x"][:, a:z], cache=cache, **said))
         return torch.cat(outs, 1)
 
@@ -182,7 +187,7 @@ def decoding(draw, pick):
         out = loops.attention(one, q, k, v, x[None], own)
         return out[0].transpose(1, 0, 2).reshape(length, -1) @ p["o_proj.weight"].T
 
-    return layer(case, draw, pick, module, of_document, WIDTH)
+    return layer(case, draw, pick, module, of_document, WIDTH, axes)
 
 
 def recurrence(draw, pick):

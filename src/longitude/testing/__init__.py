@@ -37,6 +37,7 @@ from longitude.testing.equal import (
     law_rows,
 )
 from longitude.testing.graph import law_graph
+from longitude.testing.nonfinite import law_nonfinite
 from longitude.testing.places import law_causality, law_far_positions, law_order, law_permutation, law_shift
 from longitude.testing.state import (
     law_compile,
@@ -48,7 +49,7 @@ from longitude.testing.state import (
     law_wrong_input,
 )
 from longitude.testing.toys import SHAPES, Example, LawBroken, Stack, example, fill
-from longitude.testing.values import law_decay, law_dtypes, law_nonfinite
+from longitude.testing.values import law_decay, law_dtypes
 
 Law = Callable[[Example], str | None]
 
@@ -58,6 +59,7 @@ _LAWS: tuple[Law, ...] = (
     law_backends,
     law_draws,
     law_dropout,
+    law_nonfinite,
     law_queries_are_last,
     law_pieces,
     law_padding,
@@ -72,7 +74,6 @@ _LAWS: tuple[Law, ...] = (
     law_state,
     law_gradients,
     law_graph,
-    law_nonfinite,
     law_dtypes,
     law_decay,
     law_takes_part,

@@ -27,6 +27,7 @@ from longitude.testing.toys import (
     numbers,
     parameters_of,
     small_blocks,
+    unchanged,
     with_gradients,
 )
 
@@ -77,7 +78,9 @@ class Draw:
             return torch.cat([out, lse.masked_fill(lse == -math.inf, -9.0)[..., None]], -1)
 
         inputs = differentiable(**self.tensors)
-        return with_gradients(forward, {**inputs, **parameters_of(self.encoding)})
+        wanted = {**inputs, **parameters_of(self.encoding)}
+        with unchanged(f"backend {backend}", *wanted.values()):
+            return with_gradients(forward, wanted)
 
     def row(self, b: int) -> Draw:
         """The b-th sequence alone."""
@@ -242,7 +245,7 @@ def positions(r: random.Random, batch: int, rows: int, keys: int, encoding: Any)
 # ---- the law -------------------------------------------------------------------------------------------------------------
 def law_draws(build: Example, draws: range = range(3), longest: int = 24) -> str | None:
     """Law 2. Random calls, by number: every backend that accepts equals `reference` asked for each sequence alone, forward and
-    every gradient; `auto` too. No call raises anything once it is accepted."""
+    every gradient; `auto` too. No call raises anything once it is accepted, nor changes an argument or a setting."""
     for seed in draws:
         case = draw(build, seed, longest)
         try:
@@ -257,6 +260,8 @@ def law_draws(build: Example, draws: range = range(3), longest: int = 24) -> str
             try:
                 with small_blocks(1 + seed % 5, batch, keys):
                     got = case.answer(name)
+            except LawBroken as e:
+                raise LawBroken(f"draw {seed}, {e}") from e
             except Exception as e:
                 raise LawBroken(f"{here}: {type(e).__name__}: {e}; {case}") from e
             close(f"{here}, {case}", got, truth, 1e-8)

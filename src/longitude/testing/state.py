@@ -27,6 +27,7 @@ from longitude.testing.toys import (
     numbers,
     refused,
     tensors_in,
+    unchanged,
     with_gradients,
 )
 
@@ -123,7 +124,7 @@ def law_gradients(build: Example) -> str | None:
 
 def law_wrong_input(build: Example) -> str | None:
     """Law 9. Wrong shapes, heads, dtypes, devices and options, positions that are negative, no integers or beyond max_length:
-    a ValueError that says what was expected."""
+    a ValueError that says what was expected. What is refused leaves no trace: no argument, random number or setting changes."""
     encoding = build()
     q, k, v, x = heads_and_tokens(7, 7)
     context = encoding.context(x)[0]
@@ -171,8 +172,10 @@ def law_wrong_input(build: Example) -> str | None:
     for option in build.resolved().keys() & SHAPES.keys():
         for wrong in (0, -1, 1.5, "8", True):
             tried[f"{option}={wrong!r}"] = partial(build, **{option: wrong}), option
+    given = [q, k, v, x, *context.values(), *encoding.parameters()]
     for what, (call, said) in tried.items():
-        refused(what, call, said)
+        with unchanged(what, *given):
+            refused(what, call, said)
     return None
 
 

@@ -224,6 +224,30 @@ def refused(what: str, call: Callable[[], Any], *said: str) -> str:
 
 
 @contextmanager
+def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
+    """LawBroken where what happens inside writes to one of these tensors, or leaves another state of torch's: its random
+    numbers, gradient mode, dtype, threads, determinism."""
+
+    def settings() -> dict[str, Any]:
+        return {
+            "random numbers": torch.get_rng_state().numpy().tobytes(),
+            "the gradient mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+            "autocast": torch.is_autocast_enabled("cpu"),
+            "the default dtype": torch.get_default_dtype(),
+            "the number of threads": torch.get_num_threads(),
+            "determinism": torch.are_deterministic_algorithms_enabled(),
+            "a tensor that was given": [x._version for x in tensors],
+        }
+
+    before = settings()
+    yield
+    after = settings()
+    for name in before:
+        if before[name] != after[name]:
+            raise LawBroken(f"{what}: changed {name}")
+
+
+@contextmanager
 def small_blocks(rows: int, batch: int, keys: int, heads: int = SHAPES["num_heads"]) -> Iterator[None]:
     """Lets the backends that work in blocks take about so many queries at a time, so that a toy has several blocks."""
     before = dense.BLOCK_BYTES

@@ -2,61 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from copy import deepcopy
 
 import torch
 from torch import Tensor
 
-from longitude.attention.backends import BACKENDS
-from longitude.attention.masks import Causal
-from longitude.attention.operation import attend
-from longitude.positions.base import Encoding
-from longitude.testing.equal import refusal_of
 from longitude.testing.mixers.values import HALVES, ROUNDED, grouped, moves, same_state
-from longitude.testing.toys import SHAPES, Example, LawBroken, Stack, close, heads_and_tokens, learned_of, numbers
+from longitude.testing.toys import SHAPES, Example, Stack, close, numbers
 
 TOKENS = 11
-
-
-def law_nonfinite(build: Example) -> str | None:
-    """NaN or an infinity in what a token brings: on every backend its output is not finite, and other rows are as without it.
-    NaN all over any parameter: the loss is not finite."""
-    here = TOKENS // 2
-    with torch.no_grad():
-        for dtype in (torch.float32, torch.float64):
-            encoding = build().to(dtype)
-            clean = {name: x.to(dtype) for name, x in zip("qkvx", heads_and_tokens(TOKENS, TOKENS), strict=True)}
-            able = [name for name in BACKENDS if refusal_of(encoding, clean, Causal(), name) is None]
-            want = {name: _attended(encoding, clean, name) for name in able}
-            for value in (math.nan, math.inf, -math.inf):
-                bad = {name: x.clone() for name, x in clean.items()}
-                for x in bad.values():
-                    x[0, ..., here, :1] = value
-                if encoding.at_input and bool(_embedded(encoding, bad["x"])[0, here].isfinite().all()):
-                    raise LawBroken(f"{value} in a token, {dtype}: what is made of it at the input is finite")
-                for name in able:
-                    out = _attended(encoding, bad, name)
-                    if bool(out[0, :, here].isfinite().all(-1).any()):
-                        raise LawBroken(f"{value} in a token, {dtype}, backend {name}: its output is finite")
-                    close(f"{value} in a token, {dtype}, backend {name}: another row", out[1], want[name][1], 1e-6)
-            for name, p in learned_of(encoding).items():
-                for backend in able:
-                    kept = p.clone()
-                    p.fill_(math.nan)
-                    if math.isfinite(float(Stack(encoding, backend, layers=1).to(dtype)(clean["x"]).sum())):
-                        raise LawBroken(f"NaN in {name}, {dtype}, backend {backend}: the loss is finite")
-                    p.copy_(kept)
-    return None
-
-
-def _attended(encoding: Encoding, given: dict[str, Tensor], backend: str) -> Tensor:
-    context = encoding.context(given["x"])[0]
-    return attend(*(given[name] for name in "qkv"), encoding=encoding, context=context, backend=backend)
-
-
-def _embedded(encoding: Encoding, x: Tensor) -> Tensor:
-    return encoding.embed(x, torch.arange(x.shape[1]))
 
 
 def law_dtypes(build: Example) -> str | None:

@@ -35,16 +35,7 @@ def law_nonfinite(build: MixerExample) -> str | None:
                 out = mixer(bad, **ask)
                 if bool(out[0, TOKENS // 2].isfinite().all()):
                     raise LawBroken(f"{value} in a token{where}: its output is finite")
-<<<<<<< HEAD
-                close(
-                    f"{value} in a token{where}: another row",
-                    out[1],
-                    clean[1],
-                    1e-12 if dtype == torch.float64 else 1e-5,
-                )
-=======
                 close(f"{value} in a token{where}: another row", out[1], clean[1], 1e-5)
->>>>>>> native
             for parameter, p in mixer.named_parameters():
                 kept = p.clone()
                 p.view(-1)[0] = math.nan
