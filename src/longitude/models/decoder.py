@@ -184,8 +184,11 @@ class LongitudeModel(LongitudePreTrainedModel):
         distinct = {member for own in members for member in own}
         tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in distinct if m.stable_keys}
         hidden_states, attentions, cross_attentions = [x], [], []
+        offloaded = [each for each in (cache, cross_cache) if each is not None and each.offloading]
         for i, layer in enumerate(self.layers):
             own = self.encoding_of_layer[i]
+            for each in offloaded:
+                each.layers[i].prefetch()
             x, weights, cross_weights = layer(
                 x,
                 own,
@@ -200,6 +203,8 @@ class LongitudeModel(LongitudePreTrainedModel):
                 source_valid,
                 None if cross_cache is None else cross_cache.layers[i],
             )
+            for each in offloaded:
+                each.layers[i].offload()
             hidden_states.append(x)
             attentions.append(weights)
             cross_attentions.append(cross_weights)
