@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-all check format bench bench-mixers bench-decode properties clean new-torch
+.PHONY: help install study report checkpoint test test-all ecosystem check format bench bench-mixers bench-decode properties clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -48,6 +48,9 @@ test: check ## lint, types, import contracts, and the quick tier of the tests
 
 test-all: check ## the same with every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+ecosystem: $(VENV)/ecosystem.stamp ## the tests with TRL, PEFT, Lightning, lm-eval, and of export and caches (a few minutes)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem tests/models
 
 check: $(VENV)/test.stamp ## lint, types and import contracts only
 	$(BIN)/ruff check
@@ -100,6 +103,10 @@ $(VENV)/bench.stamp: $(VENV)/study.stamp
 
 $(VENV)/test.stamp: $(VENV)/study.stamp
 	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[test]'
+	@touch $@
+
+$(VENV)/ecosystem.stamp: $(VENV)/test.stamp
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[ecosystem]'
 	@touch $@
 
 clean: ## remove builds and caches (not .venv, not runs)

@@ -5,7 +5,7 @@ import torch
 
 import longitude as lg
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ecosystem]
 
 ENCODINGS = [name for name in lg.encodings() if name not in ("axial_rope", "mrope")]
 SIZES = {"window": {"size": 5}, "hierarchical": {"window": 4}}

@@ -144,7 +144,7 @@ class LongitudeCacheLayer(DynamicLayer):
 
     def prefetch(self) -> None:
         if self.is_initialized:
-            self._move(self.device)  # pyright: ignore[reportArgumentType]  (known once a token came)
+            self._move(self.device)
 
     def _move(self, device: torch.device) -> None:
         if not self.is_initialized or self.keys is None or self.keys.device == device:

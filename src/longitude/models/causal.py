@@ -83,6 +83,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             memories=memories,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            return_dict=True,
             **packed,
         )
         hidden, loss = outputs.last_hidden_state, None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.utils import logging
+from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache, adopt
 from longitude.attention.masks import Causal, Mask
@@ -123,6 +124,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             for mixer, own in zip(mixers, of_layer, strict=True)
         ]
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: Tensor | None = None,
