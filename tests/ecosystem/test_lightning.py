@@ -10,7 +10,8 @@ import lightning
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.ecosystem,
-    pytest.mark.filterwarnings("ignore"),  # about workers, loggers and much else that is not ours
+    # what Lightning asks of torch's pytrees
+    pytest.mark.filterwarnings("ignore:.*LeafSpec.* is deprecated:FutureWarning"),
 ]
 
 

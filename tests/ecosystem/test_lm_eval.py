@@ -8,7 +8,6 @@ pytest.importorskip("lm_eval", reason="the extra `ecosystem` is not installed: m
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.ecosystem,
-    pytest.mark.filterwarnings("ignore"),  # of the many packages that it imports
 ]
 
 

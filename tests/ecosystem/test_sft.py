@@ -13,9 +13,8 @@ from trl import SFTConfig, SFTTrainer
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.ecosystem,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of its own and of what it imports
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
+    # TRL says it by the name that transformers has given up
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing. is deprecated:FutureWarning"),
 ]
 
 WAYS = {
