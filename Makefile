@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance check format bench bench-mixers bench-decode bench-import properties clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import properties clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -57,6 +57,9 @@ sceptic: $(VENV)/test.stamp ## 5,000 random cases against loops written from the
 
 conformance: $(VENV)/conformance.stamp ## transformers' own tests of models, over ours and a stock Llama on our attention (minutes)
 	$(BIN)/python tests/conformance/run.py $(PYTEST_ARGS)
+
+ecosystem: $(VENV)/ecosystem.stamp ## the tests with TRL, PEFT, Lightning, lm-eval, and of export and caches (a few minutes)
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem tests/models
 
 check: $(VENV)/test.stamp ## lint, types and import contracts only
 	$(BIN)/ruff check
@@ -116,6 +119,10 @@ $(VENV)/test.stamp: $(VENV)/study.stamp
 
 $(VENV)/conformance.stamp: $(VENV)/test.stamp
 	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[conformance]'
+	@touch $@
+
+$(VENV)/ecosystem.stamp: $(VENV)/test.stamp
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[ecosystem]'
 	@touch $@
 
 clean: ## remove builds and caches (not .venv, not runs)

@@ -141,6 +141,23 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         if isinstance(self.positions, Tensor) and self.positions.dim() > 1 and len(self.positions) > 1:
             self.positions = change(self.positions)
 
+    def offload(self) -> None:
+        """Everything that grows goes to the CPU's memory; `prefetch` brings it back."""
+        self._move(torch.device("cpu"))
+
+    def prefetch(self) -> None:
+        if self.is_initialized:
+            self._move(self.device)
+
+    def _move(self, device: torch.device) -> None:
+        if not self.is_initialized or self.keys is None or self.keys.device == device:
+            return
+        assert self.values is not None
+        self.keys, self.values = self.keys.to(device), self.values.to(device)
+        self.columns = {name: column.to(device) for name, column in self.columns.items()}
+        self.carry = tree_map_only(Tensor, lambda x: x.to(device), self.carry)
+        self.rooms = Room(), Room()  # their space would stay where it was
+
     def reset(self) -> None:
         super().reset()
         self.forget()
@@ -203,10 +220,10 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
         raise ValueError(
             f"past_key_values: expected an empty cache or a LongitudeCache, got a filled {type(cache).__name__}"
         )
-    if getattr(cache, "offloading", False) or any(type(layer) is not DynamicLayer for layer in cache.layers):
+    if any(type(layer) is not DynamicLayer for layer in cache.layers):
         raise ValueError(
-            f"past_key_values: expected a LongitudeCache or a plain DynamicCache, got {type(cache).__name__}; "
-            "static, sliding, quantized and offloaded caches cannot hold what encodings keep"
+            f"past_key_values: expected a LongitudeCache or a DynamicCache of plain layers, got {type(cache).__name__} of "
+            f"{type(cache.layers[0]).__name__}; static, sliding and quantized layers cannot hold what encodings keep"
         )
     cache.layers[:] = [empty() for empty in make]
     together(cache.layers)

@@ -36,6 +36,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         self.seen = 0
         self.newest: int | Tensor = -1
         self.owner: str | None = None
+        self.device: torch.device | None = None  # where its state belongs, once it was moved away
 
     def read(self, owner: str) -> Any:
         """The state, for the mixer class of that name."""
@@ -102,7 +103,13 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         """Nothing was taken in."""
 
     def offload(self) -> None:
-        self.state = tree_map_only(Tensor, lambda x: x.to("cpu", non_blocking=True), self.state)
+        """The state goes to the CPU's memory; `prefetch` brings it back."""
+
+        def moved(x: Tensor) -> Tensor:
+            self.device = x.device
+            return x.to("cpu")
+
+        self.state = tree_map_only(Tensor, moved, self.state)
 
     def prefetch(self) -> None:
-        """A mixer moves its state to where its tokens are."""
+        self.state = tree_map_only(Tensor, lambda x: x.to(self.device or x.device), self.state)

@@ -14,6 +14,7 @@ from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
+from longitude.attention.cache import LongitudeCache
 from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
@@ -84,6 +85,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             memories=memories,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            return_dict=True,
             **packed,
             return_dict=True,
         )
@@ -136,6 +138,20 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         if (positions := inputs.get("position_ids")) is not None and positions.dim() == 3:
             inputs["position_ids"] = positions.movedim(0, -1)
         return inputs
+
+    def _prepare_static_cache(self, cache_implementation: str, *arguments: Any, **named: Any) -> Cache:
+        """Where the state of every layer has a fixed size, our own cache is a static one; ValueError elsewhere."""
+        growing = sorted({type(block.mixer).__name__ for block in self.model.layers if block.mixer.growth != "O(1)"})  # type: ignore[union-attr]
+        if growing or cache_implementation != "static":
+            why = (
+                f"what {', '.join(growing)} keeps grows with the text"
+                if growing
+                else "a fixed state needs no offloading"
+            )
+            raise ValueError(
+                f"cache_implementation: expected 'dynamic' or 'offloaded', got {cache_implementation!r}, and {why}"
+            )
+        return LongitudeCache([make() for make in self.model.cache_layers])
 
     def _prepare_position_ids_for_generation(self, inputs_tensor: Tensor, model_kwargs: dict[str, Any]) -> Tensor:
         if (documents := model_kwargs.get("document_ids")) is None:

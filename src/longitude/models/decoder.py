@@ -214,11 +214,14 @@ class LongitudeModel(LongitudePreTrainedModel):
         hidden_states: list[Any] = [x if 0 in wanted else None]
         attentions, cross_attentions = [], []
         filled = [layer for each in (cache, cross_cache) if each is not None for layer in each.layers]
+        offloaded = [each for each in (cache, cross_cache) if each is not None and each.offloading]
         # What a first layer lets pass, one of another kind may refuse.
         mixed = self.config.encodings is not None or len({getattr(each, "owner", None) for each in filled}) > 1
         with unchanged_if_refused(*filled, written=mixed):
             for i, layer in enumerate(self.layers):
                 own = self.encoding_of_layer[i]
+                for each in offloaded:
+                    each.layers[i].prefetch()
                 x, weights, cross_weights = layer(
                     x,
                     own,
@@ -233,6 +236,8 @@ class LongitudeModel(LongitudePreTrainedModel):
                     source_valid,
                     None if cross_cache is None else cross_cache.layers[i],
                 )
+                for each in offloaded:
+                    each.layers[i].offload()
                 hidden_states.append(x if i + 1 in wanted else None)
                 attentions.append(weights)
                 cross_attentions.append(cross_weights)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from longitude.attention.mixer import register_mixer
 from longitude.positions.base import Encoding, positive, sizes
@@ -131,7 +132,8 @@ def orthogonal_features(head_dim: int, m: int, seed: int = 0) -> Float[Tensor, "
 
 @lru_cache(maxsize=32)
 def _made(head_dim: int, m: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    with torch.inference_mode(False):  # what is made for inference could not be trained with later
+    # What is made for inference could not be trained with later, and what torch.export makes is no tensor outside of it.
+    with torch.inference_mode(False), _disable_current_modes():
         return orthogonal_features(head_dim, m, seed).to(device, dtype)
 
 
