@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from longitude.attention.masks import All, Causal, Mask, NoMask, Window
 from longitude.attention.operation import attend
 from longitude.hf.layer import CALL, LayerCall, encoding_of
-from longitude.hf.masks import Seen, not_a_mask
+from longitude.hf.masks import Seen, not_a_mask, with_packed
 
 REFUSED = {
     "softcap": "it bends the scores",
@@ -46,8 +46,8 @@ def stock_attention(
             f"set_positions: {type(module).__name__} does not hand on what it is called with, so its encoding would be lost"
         )
     causal = kwargs.get("is_causal")
-    looks = looked(module, attention_mask, key.shape[2], causal)
-    require_known(kwargs, looks)
+    looks = with_packed(looked(module, attention_mask, key.shape[2], causal), kwargs, len(query), query.shape[2])
+    require_known(kwargs)
     mask = looks.mask if sliding_window is None else All((*looks.mask.parts(), Window(sliding_window)))
     key, value = key[:, :, : looks.keys], value[:, :, : looks.keys]
     weights = kwargs.get("output_attentions")
@@ -74,11 +74,8 @@ def looked(module: nn.Module, attention_mask: Any, keys: int, causal: bool | Non
     return Seen(mask, keys)
 
 
-def require_known(arguments: dict[str, Any], looks: Seen) -> None:
+def require_known(arguments: dict[str, Any]) -> None:
     """ValueError for what would change the attention and is not done here."""
-    reasons = dict(REFUSED)
-    if looks.streams is None:  # else they are the same documents, found in position_ids
-        reasons |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), "the mask knows of no documents")
-    for name, reason in reasons.items():
+    for name, reason in REFUSED.items():
         if arguments.get(name) is not None:
             raise ValueError(f"attn_implementation='longitude' cannot honour {name}: {reason}; use 'eager' or 'sdpa'")

@@ -19,6 +19,7 @@ from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig, kind_of
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.encoder import LongitudeEncoder
+from longitude.models.generation import require_assistant
 from longitude.models.loss import IGNORED, predicted
 
 logger = logging.get_logger(__name__)
@@ -304,6 +305,11 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
             encoder_hidden_states=outputs.encoder_hidden_states,
             encoder_attentions=outputs.encoder_attentions,
         )
+
+    def generate(self, *arguments: Any, **named: Any) -> Any:
+        """As in transformers."""
+        require_assistant(named.get("assistant_model"))
+        return super().generate(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:
