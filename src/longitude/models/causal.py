@@ -87,7 +87,6 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             output_attentions=output_attentions,
             return_dict=True,
             **packed,
-            return_dict=True,
         )
         hidden = outputs.last_hidden_state
         for name, given in (("labels", labels), ("shift_labels", shift_labels)):

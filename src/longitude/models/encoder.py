@@ -83,8 +83,8 @@ class LongitudeEncoder(LongitudeModel):
             document_ids=document_ids,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
-            **packed,
             return_dict=True,  # pyright: ignore[reportCallIssue]  (the decorator takes it)
+            **packed,
         )
 
 
@@ -137,8 +137,8 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
             document_ids=document_ids,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
-            **packed,
             return_dict=True,
+            **packed,
         )
         hidden = outputs.last_hidden_state
         if labels is not None:
