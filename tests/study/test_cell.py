@@ -246,10 +246,10 @@ def test_unfinished_files_of_a_killed_process_are_removed(data, tmp_path):
 @pytest.mark.parametrize(
     ("label", "said"),
     [
-        ("hierarchical:window=4", None),
+        pytest.param("hierarchical:window=4", None, marks=pytest.mark.slow),
         ("hierarchical:window=16", "never used its far part in training, whose 16 positions fit its window of 16"),
         ("hierarchical:window=16,combine=softmax", "never used its far part in training, whose 16 positions"),
-        ("rope+window:size=64", None),
+        pytest.param("rope+window:size=64", None, marks=pytest.mark.slow),
     ],
 )
 def test_what_training_never_used_is_said(label, said, data, tmp_path):

@@ -73,11 +73,11 @@ def law_restarts(build: MixerExample) -> str | None:
 
 
 def law_dropout(build: MixerExample) -> str | None:
-    """Where a mixer has dropout: in training the mean over 4000 draws is the output without, and something is dropped; and with
+    """Where a mixer has dropout: in training the mean over 1000 draws is the output without, and something is dropped; and with
     documents, padding on either side and rows of nothing but padding it gives finite outputs and gradients, on every backend."""
     if not build.has("dropout"):
         return "it has no dropout"
-    draws, p = 4000, 0.4
+    draws, p = 1000, 0.4
     x = numbers(1, 7, DIM).expand(draws, -1, -1)
     net = Network(build, layers=1, dropout=p)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
