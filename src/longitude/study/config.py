@@ -55,7 +55,7 @@ class StudyConfig:
     warmup: float = 0.1
     """Share of the steps in which the learning rate rises."""
     weight_decay: float = 0.1
-    """Weight decay of AdamW."""
+    """Weight decay of AdamW, of matrices only: vectors, norms, tables and rates keep their size."""
     layers: int = 4
     """Transformer blocks; an encoder-decoder has so many of each."""
     hidden: int = 128
