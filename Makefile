@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all check format bench bench-mixers bench-decode bench-import properties clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic check format bench bench-mixers bench-decode bench-import properties clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -51,6 +51,9 @@ test-elsewhere: $(VENV)/test.stamp ## the quick tests on one core, with other th
 
 test-all: check ## the same with every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+sceptic: $(VENV)/test.stamp ## 5,000 random cases against loops written from the papers; ARGS="--cases 1 --seed 4711" for one
+	$(BIN)/python tests/sceptic/run.py $(ARGS)
 
 check: $(VENV)/test.stamp ## lint, types and import contracts only
 	$(BIN)/ruff check

@@ -106,6 +106,56 @@ def test_packed_documents(pair: tuple[Any, Any], ids: Tensor) -> None:
     close(packed[:, 7:], ours(ids[:, 7:]).logits)
 
 
+ENDS = torch.tensor([0, 7, 17], dtype=torch.int32)
+PLACES = torch.cat([torch.arange(7), torch.arange(10)])[None]
+NUMBERS = torch.tensor([[0] * 7 + [1] * 10], dtype=torch.int32)
+
+
+@pytest.mark.parametrize(
+    "marks",
+    [
+        {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "max_length_q": 10, "max_length_k": 10},
+        {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, "position_ids": PLACES, "seq_idx": NUMBERS},
+        {"seq_idx": NUMBERS},
+        {"seq_idx": NUMBERS, "attention_mask": torch.ones(1, 17)},
+    ],
+    ids=["ends", "all", "numbers", "numbers and a mask"],
+)
+def test_documents_marked_by_arguments(pair: tuple[Any, Any], marks: dict[str, Any], ids: Tensor) -> None:
+    """cu_seq_lens and seq_idx, with or without position_ids that start over: each document as alone, gradients too."""
+    ours, _ = pair
+    inputs = ours.get_input_embeddings()(ids[:1]).detach().requires_grad_()
+    packed = ours(inputs_embeds=inputs, use_cache=False, **marks).logits
+    # Alone at the positions that they have in the row: angles are float32, and rounded differently at other positions.
+    places = marks.get("position_ids", torch.arange(17)[None]).split([7, 10], 1)
+    parts = zip(inputs.split([7, 10], 1), places, strict=True)
+    alone = torch.cat([ours(inputs_embeds=x, position_ids=p).logits for x, p in parts], 1)
+    close(packed, alone)
+    close(*(torch.autograd.grad(out.cos().sum(), inputs)[0] for out in (packed, alone)))
+    together = ours(inputs_embeds=inputs, attention_mask=torch.ones(1, 17)).logits
+    assert (together - alone)[:, 7:].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("marks", "reason"),
+    [
+        ({"cu_seq_lens_q": ENDS, "position_ids": PLACES.roll(1)}, "other documents than position_ids"),
+        ({"cu_seq_lens_q": ENDS, "seq_idx": NUMBERS.roll(1)}, "seq_idx and cu_seq_lens_q mark different documents"),
+        ({"cu_seq_lens_q": ENDS[:2]}, "expected numbers that rise from 0 to the 17 tokens"),
+    ],
+)
+def test_marks_that_contradict_each_other(marks: dict[str, Any], reason: str, ids: Tensor) -> None:
+    with pytest.raises(ValueError, match=reason):
+        made("llama", "longitude")(ids[:1], use_cache=False, **marks)
+
+
+def test_marks_behind_a_cache_are_refused(ids: Tensor) -> None:
+    model = made("llama", "longitude")
+    cache = model(ids[:1, :4]).past_key_values
+    with pytest.raises(ValueError, match="this one has a cache or memories"):
+        model(ids[:1], past_key_values=cache, seq_idx=NUMBERS)
+
+
 def test_the_window_is_respected(ids: Tensor) -> None:
     """What stands `sliding_window` before a token does not reach it in one layer, what stands one later does."""
     model = made("mistral", "longitude", num_hidden_layers=1)
@@ -198,10 +248,10 @@ SINKS = {**GEMMA, "num_local_experts": 2, "num_experts_per_tok": 1}
         ("llama", {}, {"attention_mask": torch.ones(2, 1, 17, 17, dtype=torch.bool)}, r"expected attention_mask \[B, tokens\]"),
         ("llama", {}, {"attention_mask": torch.ones(2, 9)}, r"expected \[2, 17\]"),
         ("llama", {}, {"head_mask": torch.ones(4)}, "head_mask"),
-        ("llama", {}, {"cu_seq_lens_q": torch.tensor([0, 7, 17])}, "cu_seq_lens_q"),
+        ("llama", {}, {"cu_seq_lens_q": torch.tensor([0, 7, 17])}, "one row, the flattened batch; expected batch 1, got 2"),
         ("bloom", {"n_layer": 2, "n_head": 4}, {}, "Bloom"),
     ],
-    ids=["softcap", "sinks", "dense mask", "short mask", "head mask", "undeclared packing", "its own attention"],
+    ids=["softcap", "sinks", "dense mask", "short mask", "head mask", "rows with common ends", "its own attention"],
 )  # fmt: skip
 def test_what_it_cannot_honour_is_refused(kind: str, more: dict, inputs: dict, reason: str, ids: Tensor) -> None:
     with pytest.raises(ValueError, match=reason):

@@ -135,6 +135,7 @@ def test_pieces_padding_and_packing(kind: str, name: str, ids: Tensor, mask: Ten
         packed = model(ids, position_ids=two, use_cache=False).logits
         close(packed[:, :7], model(ids[:, :7]).logits)
         close(packed[:, 7:], model(ids[:, 7:]).logits)
+        close(model(ids[:1], cu_seq_lens_q=torch.tensor([0, 7, 17]), use_cache=False).logits, packed[:1])
 
 
 def test_frequencies_that_follow_the_length(ids: Tensor) -> None:

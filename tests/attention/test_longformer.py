@@ -221,3 +221,10 @@ def test_mistakes():
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_a_run_is_a_document():
+    m, x = layer(), tokens(6)
+    back, other = torch.tensor([[0, 0, 1, 1, 0, 0]] * 2), torch.tensor([[4, 4, 9, 9, 2, 2]] * 2)
+    for chosen in ([], [0, 5]):
+        close(m(x, tokens=chosen, documents=back), m(x, tokens=chosen, documents=other))

@@ -28,6 +28,11 @@ PER_LAYER = [
     ("options", "message"),
     [
         ({"num_attention_heads": 3}, "num_attention_heads to divide hidden_size, got 3 and 128"),
+        ({"num_attention_heads": 3, "mixer": "rwkv6"}, "num_attention_heads to divide hidden_size, got 3 and 128"),
+        (
+            {"num_attention_heads": 3, "mixers": ["latent"] * 3 + ["attention"]},
+            "num_attention_heads to divide hidden_size",
+        ),
         ({"num_key_value_heads": 3}, "num_key_value_heads to divide num_attention_heads, got 3 and 4"),
         ({"hidden_size": 0}, "hidden_size: expected 1 or more, got 0"),
         ({"intermediate_size": 0}, "intermediate_size: expected 1 or more, got 0"),
@@ -98,6 +103,12 @@ def test_a_preset_keeps_what_a_model_knows():
     """Grouped heads reach the encodings that follow the heads of keys."""
     config = LongitudeConfig(encoding=["path"], num_key_value_heads=2)
     assert config.encoding[0]["num_kv_heads"] == 2
+
+
+@pytest.mark.parametrize("mixer", ["latent", "mamba", "rwkv4", {"name": "mamba2", "head_dim": 12}], ids=str)
+def test_heads_need_not_divide_a_width_of_which_no_mixer_makes_heads(mixer):
+    config = LongitudeConfig(hidden_size=42, num_attention_heads=4, num_hidden_layers=1, mixer=mixer)
+    assert LongitudeForCausalLM(config)(torch.zeros(1, 3, dtype=torch.long)).logits.isfinite().all()
 
 
 def test_sizes_that_are_not_said():

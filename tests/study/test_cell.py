@@ -241,3 +241,36 @@ def test_unfinished_files_of_a_killed_process_are_removed(data, tmp_path):
     (cell.folder / ".results.parquet.1.tmp").touch()
     run_cell(replaced(TINY, steps=1), cell, data, None, Watcher())
     assert not list(cell.folder.glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("label", "said"),
+    [
+        ("hierarchical:window=4", None),
+        ("hierarchical:window=16", "never used its far part in training, whose 16 positions fit its window of 16"),
+        ("hierarchical:window=16,combine=softmax", "never used its far part in training, whose 16 positions"),
+        ("rope+window:size=64", None),
+    ],
+)
+def test_what_training_never_used_is_said(label, said, data, tmp_path):
+    """And of a far part with parameters of its own, that they had no gradient."""
+    cell = Cell(tmp_path, label, 0)
+    config = replaced(TINY, steps=4)
+    status = run_cell(config, cell, data, None, Watcher())
+    assert status.status == "done" and (status.untrained is None) == (said is None)
+    if said is not None:
+        assert status.untrained is not None and status.untrained.startswith(said)
+        assert ("had no gradient in training for model.layers.0.mixer.gate_" in status.untrained) == (
+            "softmax" not in label
+        )
+
+
+def test_a_parameter_without_a_gradient_is_named(data, tmp_path, monkeypatch):
+    def with_a_spare(*arguments):
+        model = build_model(*arguments)
+        model.spare = torch.nn.Parameter(torch.ones(3))
+        return model
+
+    monkeypatch.setattr(cells, "build_model", with_a_spare)
+    status = run_cell(replaced(TINY, steps=4), Cell(tmp_path, "rope", 0), data, None, Watcher())
+    assert status.untrained == "had no gradient in training for spare"

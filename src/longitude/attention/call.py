@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
+from longitude.attention.documents import runs_of
 from longitude.attention.lengths import later, newest, require_same_past
 from longitude.attention.masks import Documents, Mask, Padding, require_mask
 from longitude.attention.operation import require_causal
@@ -59,6 +60,8 @@ def called(
             )
         x, remembered = torch.cat([memory.detach(), x], 1), memory.shape[1]
     past, length = cache.get_seq_length() if cache is not None else 0, x.shape[1]
+    if cache is not None and past and cache.keys is not None and len(cache.keys) != len(x):
+        raise ValueError(f"x: expected a batch of {len(cache.keys)}, as the cache holds, got {len(x)}")
     keys = past + length
     require_mask(mask)
     if documents is None and encoding.reads_tokens and _hides_tokens(mask.parts()):
@@ -68,6 +71,7 @@ def called(
             raise ValueError(
                 f"documents: expected [{x.shape[0]}, {keys}], cached tokens included, got {list(documents.shape)}"
             )
+        documents = runs_of(documents)
         mask = mask & Documents(documents) & Padding(documents >= 0)
     if positions is None:
         positions = cache.next_positions() if cache is not None else 0

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from longitude.attention.documents import runs_of
 from longitude.attention.masks import Band, Causal, Documents, Mask, NoMask, Padding
 from longitude.attention.operation import attend, require_backend
 from longitude.attention.patterns import Global, Pairs
@@ -75,8 +76,8 @@ class LongformerAttention(nn.Module):
         positions: Positions | None = None,
     ) -> Float[Tensor, "B L dim"]:
         """tokens: the global ones, as lg.Global takes them: bool [L] or [B, L], or places. documents: a number per token;
-        tokens see their own document only, and a negative number is padding, which sees and is seen by nobody. positions:
-        an int to count from, [L] or [B, L]."""
+        a run of one number is a document, tokens see their own document only, and a negative number is padding, which sees
+        and is seen by nobody. positions: an int to count from, [L] or [B, L]."""
         if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features or x.numel() == 0:
             raise ValueError(f"x: expected [B, L, {self.q_proj.in_features}], none of them 0, got {list(x.shape)}")
         batch, length = x.shape[:2]
@@ -86,6 +87,7 @@ class LongformerAttention(nn.Module):
         if documents is not None:
             if documents.shape != (batch, length):
                 raise ValueError(f"documents: expected [{batch}, {length}], one per token, got {list(documents.shape)}")
+            documents = runs_of(documents)
             mask = mask & Documents(documents) & Padding(documents >= 0)
         positions = canonical("positions", 0 if positions is None else positions, batch, length, self.encoding.axes)
 

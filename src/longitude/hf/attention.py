@@ -10,7 +10,7 @@ from transformers.utils.generic import TransformersKwargs
 from longitude.attention.masks import All, Causal, Mask, NoMask, Window
 from longitude.attention.operation import attend
 from longitude.hf.layer import CALL, LayerCall, encoding_of
-from longitude.hf.masks import Seen, not_a_mask
+from longitude.hf.masks import Seen, not_a_mask, with_packed
 
 HARMLESS = {*TransformersKwargs.__annotations__, "use_cache", "cache_position", "position_embeddings", "deterministic"}
 """Arguments that say nothing about scores which the mask or the call does not say."""
@@ -38,8 +38,8 @@ def stock_attention(
             f"set_positions: {type(module).__name__} does not hand on what it is called with, so its encoding would be lost"
         )
     causal = kwargs.get("is_causal")
-    looks = looked(module, attention_mask, key.shape[2], causal)
-    require_known(kwargs, looks)
+    looks = with_packed(looked(module, attention_mask, key.shape[2], causal), kwargs, len(query), query.shape[2])
+    require_known(kwargs)
     mask = looks.mask if sliding_window is None else All((*looks.mask.parts(), Window(sliding_window)))
     key, value = key[:, :, : looks.keys], value[:, :, : looks.keys]
     weights = bool(kwargs.get("output_attentions"))
@@ -64,7 +64,7 @@ def looked(module: nn.Module, attention_mask: Any, keys: int, causal: bool | Non
     return Seen(mask, keys)
 
 
-def require_known(arguments: dict[str, Any], looks: Seen) -> None:
+def require_known(arguments: dict[str, Any]) -> None:
     """ValueError for what would change the scores and is not done here."""
     reasons = {
         "softcap": "it bends the scores",
@@ -72,9 +72,7 @@ def require_known(arguments: dict[str, Any], looks: Seen) -> None:
         "head_mask": "it mutes heads",
     }
     for name, value in arguments.items():
-        if value is None or name in HARMLESS | HONOURED and not name.startswith("cu_seq"):
+        if value is None or name in HARMLESS | HONOURED:
             continue
-        if name.startswith("cu_seq") and looks.streams is not None:
-            continue  # the same documents, found in position_ids
         reason = reasons.get(name, "this attention does not know what it asks for")
         raise ValueError(f"attn_implementation='longitude' cannot honour {name}: {reason}; use 'eager' or 'sdpa'")

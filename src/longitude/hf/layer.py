@@ -13,8 +13,9 @@ from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.lengths import later, newest, parted, require_same_past, whole
 from longitude.attention.masks import Mask
 from longitude.attention.operation import raw_request, run
-from longitude.hf.masks import Seen, not_a_mask
-from longitude.positions.base import Columns, Encoding, Positions
+from longitude.hf.masks import Seen, not_a_mask, with_packed
+from longitude.models.streams import starts_of
+from longitude.positions.base import Columns, Encoding, Positions, explicit
 from longitude.positions.composed import Composed
 
 CALL = "longitude_call"
@@ -117,12 +118,19 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     if layer is not None and past and not encoding.stable_keys:
         now = later(newest(layer.positions, past), newest(placed.positions, x.shape[1]))
         require_same_past(encoding, layer.reached, now)
+    packed = with_packed(seen, kwargs, len(x), x.shape[1])
+    positions = placed.positions
+    if packed is not seen:  # positions went on from document to document
+        assert packed.streams is not None
+        positions = explicit(positions, x.shape[1], x.device).expand(len(x), -1)
+        positions = positions - positions.gather(1, starts_of(packed.streams))
+        kwargs, seen = {**kwargs, "attention_mask": packed}, packed
     new_streams = None if seen.streams is None else seen.streams[:, past:]
     columns, carry = encoding.context(x, None if layer is None else layer.carry, new_streams)
     call = LayerCall(
         encoding,
-        placed.positions,
-        placed.positions,
+        positions,
+        positions,
         tuple(placed.tables[member] for member in encoding) if encoding.stable_keys else None,
         columns,
         carry,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 from transformers import masking_utils as theirs
 
+from longitude.attention.documents import runs_of
 from longitude.attention.masks import All, Causal, Documents, Mask, NoMask, Padding, Window
+from longitude.models.streams import Packed, documents_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +75,26 @@ def seen(
             streams = torch.zeros_like(valid, dtype=torch.long).masked_fill(~valid, -1)
             parts.append(Padding(valid))
     return Seen(All(tuple(parts)), keys, streams)
+
+
+def with_packed(seen: Seen, arguments: Mapping[str, Any], batch: int, length: int) -> Seen:
+    """What is seen where documents are marked by arguments, too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and
+    seq_idx, as `longitude.models.streams.documents_of` reads them. `length` tokens ask; cached ones may not stand before them.
+
+    ValueError for documents other than those that position_ids showed."""
+    packed = {name: arguments[name] for name in Packed.__annotations__ if arguments.get(name) is not None}
+    ids = documents_of(batch, length, None, None, None, seen.keys == length, **packed)
+    if ids is None:
+        return seen
+    ids = ids.expand(batch, -1)
+    if seen.streams is None:
+        return Seen(seen.mask & Documents(ids), seen.keys, ids)
+    padded = runs_of(ids.masked_fill(seen.streams < 0, -1))
+    if bool((seen.streams < 0).any()) and not any(isinstance(part, Documents) for part in seen.mask.parts()):
+        return Seen(seen.mask & Documents(ids), seen.keys, padded)
+    if not torch.compiler.is_compiling() and not torch.equal(padded, runs_of(seen.streams).expand(batch, -1)):
+        raise ValueError(f"{next(iter(packed))}: it marks other documents than position_ids; expected the same")
+    return seen
 
 
 def parts_of(function: Callable[..., Any]) -> list[Mask]:

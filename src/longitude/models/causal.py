@@ -17,8 +17,9 @@ from transformers.utils.generic import can_return_tuple
 from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
+from longitude.models.generation import require_assistant
 from longitude.models.loss import IGNORED, next_token_loss
-from longitude.models.streams import places_in, streams_of
+from longitude.models.streams import Packed, documents_of, places_in, streams_of
 
 
 class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
@@ -54,8 +55,11 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """input_ids [B, L] -> logits [B, L, vocab_size] and, given labels, the loss: mean nats per predicted token.
 
-        attention_mask [B, Lk]: 0 for padding, cached tokens included. document_ids [B, Lk]: packed text; tokens see their own
-        document only, and positions start again at each. position_ids [B, L] override that. labels [B, L]: shifted here,
+        attention_mask [B, Lk]: 0 for padding, cached tokens included. document_ids [B, Lk]: packed text; a run of
+        one number is a document, tokens see their own only, and positions start again at each. position_ids [B, L] override
+        that; without attention_mask and cache, those that start over mark documents themselves, as transformers'
+        cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and seq_idx [B, L] do (see `documents_of`).
+        labels [B, L]: shifted here,
         -100 is not predicted, and neither padding nor a document's last token predicts; shift_labels [B, L]: the token after
         each input, shifted already, and taken as it is. skip_logits: with labels,
         return no logits; None skips them in training, so that [L, vocab_size] is never held. logits_to_keep: the last so
@@ -64,8 +68,9 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         """
         # Not in the signature: Trainer evaluates only batches that hold every parameter with "label" in its name.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
+        packed = {name: kwargs.pop(name) for name in Packed.__annotations__ if name in kwargs}
         if kwargs:
-            known = {*signature(type(self).forward).parameters, "shift_labels"}
+            known = {*signature(type(self).forward).parameters, "shift_labels", *Packed.__annotations__}
             raise unknown("argument", next(iter(kwargs)), known, "")
         outputs = self.model(
             input_ids=input_ids,
@@ -78,6 +83,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             memories=memories,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            **packed,
         )
         hidden, loss = outputs.last_hidden_state, None
         for name, given in (("labels", labels), ("shift_labels", shift_labels)):
@@ -85,8 +91,12 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
                 raise ValueError(f"{name}: expected {list(hidden.shape[:2])}, got {list(given.shape)}")
         if labels is not None and shift_labels is None:
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-            if document_ids is not None:  # a document's last token does not predict the next document's first
-                ends = document_ids[:, -hidden.shape[1] :]
+            alone = past_key_values is None and not use_cache and memories is None
+            documents = documents_of(
+                len(labels), labels.shape[1], document_ids, position_ids, attention_mask, alone, **packed
+            )
+            if documents is not None:  # a document's last token does not predict the next document's first
+                ends = documents[:, -hidden.shape[1] :]
                 crossing = F.pad(ends[:, 1:] != ends[:, :-1], (0, 1), value=False)
                 shift_labels = shift_labels.masked_fill(crossing, IGNORED)
             if attention_mask is not None:  # and padding predicts nothing
@@ -111,6 +121,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
     def generate(self, *arguments: Any, position_ids: Tensor | None = None, **named: Any) -> Any:
         """As in transformers; position_ids of the prompt, [B, L] or [B, L, axes], are gone on with as in forward, and so is
         the last of its document_ids [B, L]."""
+        require_assistant(named.get("assistant_model"))
         if position_ids is not None:
             named["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids
         return super().generate(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]

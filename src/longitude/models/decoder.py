@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,12 +13,13 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils import logging
 
 from longitude.attention.cache import LongitudeCache, adopt
+from longitude.attention.held import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer
 from longitude.attention.request import as_int, following
 from longitude.models.blocks import Block, dropped, norm
 from longitude.models.configuration import LongitudeConfig
-from longitude.models.streams import places_after, streams_of
+from longitude.models.streams import Packed, documents_of, places_after, streams_of
 from longitude.positions.base import Encoding, Positions, canonical, encoding, explicit
 from longitude.positions.composed import Composed, of_axes
 
@@ -31,8 +32,6 @@ class LongitudePreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
     _skip_keys_device_placement = ["past_key_values"]
-    # S4D's frequencies reach 97 radians a token: rounded to bfloat16, they would be others.
-    _keep_in_fp32_modules_strict = ["log_dt", "log_A_real", "A_imag"]
     written_by = "LongitudeForCausalLM"
     """The kind of model whose checkpoints hold the same stack, with the same tokens in view."""
 
@@ -78,6 +77,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, mixer, self.cross) for mixer in config.layer_mixers())
+        # transformers asks it of each model, by name, when it loads one in 16 bits.
+        self._keep_in_fp32_modules_strict = {name for mixer in self.mixers for name in mixer.full_precision}
         self.norm = norm(config) if config.norm_position == "pre" else nn.Identity()
         self.gradient_checkpointing = False
 
@@ -108,7 +109,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     def taken(self, of_layer: list[Composed]) -> list[Composed]:
         """Each block's encoding as far as its mixer takes it, where one encoding was said for all; ValueError for one that
         nobody takes, and where a block's own was said and its mixer refuses it."""
-        mixers: list[Mixer] = [block.mixer for block in self.layers]  # type: ignore[misc]
+        mixers = self.mixers
         if self.config.encodings is not None:
             for mixer, own in zip(mixers, of_layer, strict=True):
                 mixer.require(own)
@@ -138,8 +139,10 @@ class LongitudeModel(LongitudePreTrainedModel):
         source: Tensor | None = None,
         source_valid: Tensor | None = None,
         cross_cache: Cache | None = None,
+        **packed: Unpack[Packed],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """memories: for each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states gives them;
+        """document_ids [B, Lk], position_ids that start over, packed: documents, as `documents_of` reads them.
+        memories: for each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states gives them;
         masks and documents then cover both segments.
         source [B, S, hidden_size], source_valid [B, S], cross_cache: what blocks with cross-attention look at."""
         if (input_ids is None) == (inputs_embeds is None):
@@ -147,6 +150,12 @@ class LongitudeModel(LongitudePreTrainedModel):
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
         x = inputs_embeds * self.config.embedding_scale
+        alone = past_key_values is None and not use_cache and memories is None
+        documents = documents_of(
+            x.shape[0], x.shape[1], document_ids, position_ids, attention_mask, alone, self.reads_restarts, **packed
+        )
+        if documents is not None and document_ids is None:
+            use_cache = False  # nobody asked for a cache, and what it keeps would not tell its documents apart
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and memories is None
         if self.gradient_checkpointing and self.training and (use_cache or past_key_values is not None):
@@ -160,7 +169,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         past = cache.get_seq_length() if cache is not None else 0
         if memories is not None:
             past = self.require_memories(memories, cache, position_ids)
-        streams = streams_of(attention_mask, document_ids, x.shape[0], past + x.shape[1], x.device)
+        streams = streams_of(attention_mask, documents, x.shape[0], past + x.shape[1], x.device)
         remembered = 0 if memories is None else past
         positions = as_int(self.positions_of(position_ids, streams, cache, x.shape[0], remembered + x.shape[1]))
 
@@ -171,28 +180,32 @@ class LongitudeModel(LongitudePreTrainedModel):
             raise ValueError(
                 f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"
             )
-        distinct = {member for composed in self.encoding_of_layer for member in composed}
+        # Listed once: torch.export hands out a module under another identity each time it is looked up.
+        members = [tuple(composed) for composed in self.encoding_of_layer]
+        distinct = {member for own in members for member in own}
         tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in distinct if m.stable_keys}
         hidden_states, attentions, cross_attentions = [x], [], []
-        for i, layer in enumerate(self.layers):
-            own = self.encoding_of_layer[i]
-            x, weights, cross_weights = layer(
-                x,
-                own,
-                tuple(tables[member] for member in own) if own.stable_keys else None,
-                positions,
-                self.mask,
-                streams,
-                None if cache is None else cache.layers[i],
-                None if memories is None else memories[i],
-                bool(output_attentions),
-                source,
-                source_valid,
-                None if cross_cache is None else cross_cache.layers[i],
-            )
-            hidden_states.append(x)
-            attentions.append(weights)
-            cross_attentions.append(cross_weights)
+        filled = [layer for each in (cache, cross_cache) if each is not None for layer in each.layers]
+        with unchanged_if_refused(*filled, written=not self.alike):
+            for i, layer in enumerate(self.layers):
+                own = self.encoding_of_layer[i]
+                x, weights, cross_weights = layer(
+                    x,
+                    own,
+                    tuple(tables[member] for member in members[i]) if own.stable_keys else None,
+                    positions,
+                    self.mask,
+                    streams,
+                    None if cache is None else cache.layers[i],
+                    None if memories is None else memories[i],
+                    bool(output_attentions),
+                    source,
+                    source_valid,
+                    None if cross_cache is None else cross_cache.layers[i],
+                )
+                hidden_states.append(x)
+                attentions.append(weights)
+                cross_attentions.append(cross_weights)
         x = self.norm(x)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
@@ -203,14 +216,32 @@ class LongitudeModel(LongitudePreTrainedModel):
         )
 
     @property
+    def reads_restarts(self) -> bool:
+        """Whether position_ids that start over mark documents: in decoders of one stream, as in transformers."""
+        return isinstance(self.mask, Causal) and not self.cross
+
+    @property
+    def alike(self) -> bool:
+        """Whether what one layer refuses, the first one does: all have one kind of mixer and one encoding."""
+        return self.config.encodings is None and len({type(block.mixer) for block in self.layers}) == 1
+
+    @property
     def forgets(self) -> bool:
-        """Whether a cache of it drops or merges what passed, so that generate() cannot take guesses back."""
-        return any(block.mixer.growth != "O(N)" for block in self.layers)  # type: ignore[union-attr]
+        """Whether a cache of it drops or merges what passed, or an encoding carries a state, so that generate() cannot take
+        guesses back."""
+        return any(mixer.growth != "O(N)" for mixer in self.mixers) or any(
+            own.carries for own in self.encoding_of_layer
+        )
 
     @property
     def cache_layers(self) -> list[Callable[[], Any]]:
         """For each block, what makes an empty layer of a cache for it."""
-        return [block.mixer.cache_layer for block in self.layers]  # type: ignore[union-attr]
+        return [mixer.cache_layer for mixer in self.mixers]
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """Of each block."""
+        return [block.mixer for block in self.layers]  # type: ignore[misc]
 
     def require_memories(self, memories: Sequence[Tensor], cache: Cache | None, position_ids: Tensor | None) -> int:
         """The length of what is remembered."""
@@ -234,4 +265,8 @@ class LongitudeModel(LongitudePreTrainedModel):
             places = places_after(streams, past, None if first is None else first.said_positions())[:, -length:]
             return places[..., None] if self.axes > 1 else places
         onward = 0 if first is None else first.next_positions()
-        return onward if isinstance(onward, int) else following(onward, length)
+        if isinstance(onward, int):
+            return onward
+        if self.axes > 1 and onward.dim() == 2:  # a state holds one number for all axes
+            onward = onward[..., None]
+        return following(onward, length)

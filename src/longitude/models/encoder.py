@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from copy import deepcopy
 from inspect import signature
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor, nn
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions, MaskedLMOutput
@@ -16,6 +16,7 @@ from longitude.mixing import registered
 from longitude.models.configuration import LongitudeConfig, kind_of
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.loss import IGNORED, next_token_loss
+from longitude.models.streams import Packed
 from longitude.positions.base import encodings, factory_of
 
 
@@ -68,8 +69,10 @@ class LongitudeEncoder(LongitudeModel):
         document_ids: Tensor | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        **packed: Unpack[Packed],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """attention_mask [B, L]: 0 for padding; document_ids [B, L]: packed text, tokens hear their own document only."""
+        """attention_mask [B, L]: 0 for padding; document_ids [B, L]: packed text, tokens see their own document only. packed:
+        other marks of documents, as `documents_of` reads them; position_ids mark none here, as in transformers' encoders."""
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -79,6 +82,7 @@ class LongitudeEncoder(LongitudeModel):
             document_ids=document_ids,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            **packed,
         )
 
 
@@ -113,12 +117,15 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
     ) -> MaskedLMOutput:
         """input_ids [B, L] -> logits [B, L, vocab_size] and, given labels, the loss: mean nats per predicted token.
 
-        attention_mask, document_ids [B, L]: as in the encoder. labels [B, L]: the token at each place itself, -100 where none
+        attention_mask, document_ids [B, L], and transformers' marks of packed text: as in the encoder.
+        labels [B, L]: the token at each place itself, -100 where none
         is predicted, as at most places; padding is not predicted either. skip_logits: with labels, return no logits; None
         skips them in training.
         """
+        packed = {name: kwargs.pop(name) for name in Packed.__annotations__ if name in kwargs}
         if kwargs:
-            raise unknown("argument", next(iter(kwargs)), signature(type(self).forward).parameters, "")
+            known = {*signature(type(self).forward).parameters, *Packed.__annotations__}
+            raise unknown("argument", next(iter(kwargs)), known, "")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -127,6 +134,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
             document_ids=document_ids,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            **packed,
         )
         hidden, loss = outputs.last_hidden_state, None
         if labels is not None:

@@ -19,6 +19,7 @@ from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig, kind_of
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.encoder import LongitudeEncoder
+from longitude.models.generation import require_assistant
 from longitude.models.loss import IGNORED, next_token_loss
 
 logger = logging.get_logger(__name__)
@@ -200,6 +201,11 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
             encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
             encoder_attentions=getattr(encoder_outputs, "attentions", None),
         )
+
+    def generate(self, *arguments: Any, **named: Any) -> Any:
+        """As in transformers."""
+        require_assistant(named.get("assistant_model"))
+        return super().generate(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
     def cache_of(self, given: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
         """The cache to fill: the one given, a new one, or none."""

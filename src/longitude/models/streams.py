@@ -1,15 +1,114 @@
-"""Which stream each token belongs to, and its place there: documents and padding as one number per token."""
+"""Which stream each token belongs to, and its place there: documents and padding as one number per token, however they were
+marked."""
 
 from __future__ import annotations
 
+from typing import Any, TypedDict
+
 import torch
 from torch import Tensor
+
+from longitude.attention.documents import begins_of, flattened, runs_of
+from longitude.errors import unknown
+
+
+class Packed(TypedDict, total=False):
+    """The arguments with which transformers and its collators mark packed text, beside position_ids that start over.
+
+    cu_seq_lens_q, cu_seq_lens_k: of one row, the flattened batch: where documents begin, and its length at the end.
+    max_length_q, max_length_k: of the longest document, or more. seq_idx [B, L]: a number per token.
+    """
+
+    cu_seq_lens_q: Tensor | None
+    cu_seq_lens_k: Tensor | None
+    max_length_q: int | Tensor | None
+    max_length_k: int | Tensor | None
+    seq_idx: Tensor | None
+
+
+def documents_of(
+    batch: int,
+    length: int,
+    document_ids: Tensor | None,
+    position_ids: Any,
+    attention_mask: Tensor | None,
+    alone: bool,
+    causal: bool = True,
+    **packed: Any,
+) -> Tensor | None:
+    """The documents of a call, however they were marked: a number per token, [B, Lk] as document_ids, else [B, L]; None where
+    nothing marks any.
+
+    packed: as in Packed. position_ids [L] or [B, L] mark documents where they start over, which is where a position is not
+    larger than the one before it: in causal models, and where there is no attention_mask, as in transformers. (transformers
+    takes a step forward of more than one for a document, too; here positions may skip, as randomised ones do.) What position_ids
+    and Packed mark holds for the tokens of this call, so nothing may stand before them or be kept for later: alone.
+
+    Errors: ValueError for marks that contradict each other, do not fit, or come with a cache or memories.
+    """
+    for name in packed:
+        if name not in Packed.__annotations__:
+            raise unknown("argument", name, Packed.__annotations__, "")
+    marks: dict[str, Tensor] = {}
+    if document_ids is not None:
+        marks["document_ids"] = document_ids
+    for name in ("cu_seq_lens_q", "cu_seq_lens_k"):
+        if (ends := packed.get(name)) is not None:
+            marks[name] = flattened(name, ends, batch, length)
+    if (numbers := packed.get("seq_idx")) is not None:
+        if numbers.shape != (batch, length) or numbers.is_floating_point():
+            raise ValueError(
+                f"seq_idx: expected integers [{batch}, {length}], got {numbers.dtype} {list(numbers.shape)}"
+            )
+        marks["seq_idx"] = numbers.long()
+    restarts = None
+    if causal and attention_mask is None:
+        restarts = starting_over(position_ids, batch, length)
+    if restarts is not None and not marks:
+        marks["position_ids that start over"] = restarts.long().cumsum(1)
+    if not marks:
+        return None
+    name, documents = next(iter(marks.items()))
+    others = {other: numbers for other, numbers in marks.items() if other != "document_ids"}
+    if others and not alone:
+        raise ValueError(
+            f"{next(iter(others))}: they mark documents within one call, and this one has a cache or memories; say "
+            "document_ids of all tokens, cached ones included, or use_cache=False (of one sequence: an attention_mask of ones)"
+        )
+    if torch.compiler.is_compiling():
+        return documents
+    for other, numbers in others.items():
+        if other != name and not torch.equal(runs_of(numbers), runs_of(documents)):
+            raise ValueError(f"{other} and {name} mark different documents; expected the same, or one of them alone")
+    if restarts is not None and document_ids is None and bool((restarts & ~begins_of(documents)).any()):
+        raise ValueError(f"position_ids start over within a document of {name}; expected the same documents")
+    for other in ("max_length_q", "max_length_k"):
+        most = packed.get(other)
+        if most is not None and int(most) < (longest := int(places_in(runs_of(documents)).max()) + 1):
+            raise ValueError(
+                f"{other}: expected {longest}, the length of the longest document, or more, got {int(most)}"
+            )
+    return documents
+
+
+def starting_over(position_ids: Any, batch: int, length: int) -> Tensor | None:
+    """Which tokens' positions [L], [1, L] or [B, L] are not larger than the ones before them, bool [B, L]; None where none
+    is, or where there is nothing to look at: no positions, of several axes, or not of these tokens."""
+    if not isinstance(position_ids, Tensor) or position_ids.dim() not in (1, 2) or position_ids.shape[-1] != length:
+        return None
+    position_ids = position_ids.expand(batch, -1) if position_ids.dim() == 1 or len(position_ids) == 1 else position_ids
+    if len(position_ids) != batch:
+        return None
+    again = torch.zeros_like(position_ids, dtype=torch.bool)
+    again[:, 1:] = position_ids[:, 1:] <= position_ids[:, :-1]
+    return again if torch.compiler.is_compiling() or bool(again.any()) else None
 
 
 def streams_of(
     attention_mask: Tensor | None, document_ids: Tensor | None, batch: int, keys: int, device: torch.device
 ) -> Tensor | None:
-    """Which stream each token belongs to, cached ones included, [B, Lk]: its document, or -1 for padding. None: all one."""
+    """Which stream each token belongs to, cached ones included, [B, Lk]: the number of its document in the row, as runs_of
+    counts, or -1 for padding. None: all one."""
     for name, given in (("attention_mask", attention_mask), ("document_ids", document_ids)):
         if given is not None and given.shape != (batch, keys):
             raise ValueError(
@@ -21,24 +120,22 @@ def streams_of(
     if document_ids is not None and not torch.compiler.is_compiling() and bool((document_ids < 0).any()):
         raise ValueError("document_ids: expected numbers of 0 or more; say padding in attention_mask")
     if attention_mask is None:
-        return document_ids
+        return None if document_ids is None else runs_of(document_ids)
     if attention_mask.is_floating_point():
         raise ValueError(
             f"attention_mask: expected 1 for tokens and 0 for padding, of int or bool, got {attention_mask.dtype}"
         )
     streams = torch.zeros(batch, keys, dtype=torch.long, device=device) if document_ids is None else document_ids
-    streams = streams.masked_fill(attention_mask == 0, -1)
+    streams = runs_of(streams.masked_fill(attention_mask == 0, -1))
     if not torch.compiler.is_compiling():
         require_runs(streams)
     return streams
 
 
 def require_runs(streams: Tensor) -> None:
-    """ValueError where padding stands between two tokens of one stream: places and contexts have no meaning across it."""
-    real, order = streams >= 0, torch.arange(streams.shape[1], device=streams.device).expand_as(streams)
-    before = torch.where(real, order, -1).cummax(1).values[:, :-1]  # the nearest token before each
-    goes_on = (before >= 0) & (streams.gather(1, before.clamp(min=0)) == streams[:, 1:])
-    if bool((real[:, 1:] & ~real[:, :-1] & goes_on).any()):
+    """ValueError where padding stands between two tokens of one run: places and contexts have no meaning across it."""
+    real, before = streams >= 0, streams.cummax(1).values[:, :-1]
+    if bool((real[:, 1:] & ~real[:, :-1] & (before == streams[:, 1:])).any()):
         raise ValueError(
             "attention_mask: padding stands between tokens of one sequence; expected it at one side, "
             "on the left where a cache goes on"
@@ -60,13 +157,14 @@ def starts_of(streams: Tensor) -> Tensor:
 
 
 def places_after(streams: Tensor, past: int, cached: Tensor | None) -> Tensor:
-    """`places_in`, but for the run that `past` cached tokens end in: what follows stands behind the largest of their
-    positions, whatever they were said to be, images among them. cached: positions [n], [B, n] or [B, n, axes] of the last n
-    of them, None where nobody said any."""
+    """`places_in`, but for the run that `past` cached tokens end in: what follows stands behind the last of them, on several
+    axes behind the largest of their positions, images among them. cached: positions [n], [B, n] or [B, n, axes] of the last n
+    of them; None without a cache."""
     places = places_in(streams)
     if cached is None or not past:
         return places
-    cached = cached[None, :, None] if cached.dim() == 1 else cached[..., None] if cached.dim() == 2 else cached
+    cached = cached.to(streams.device)
+    cached = cached if cached.dim() == 3 else cached[..., -1:].view(-1, 1, 1)
     starts = starts_of(streams)
     last, held = starts[:, past - 1, None], starts[:, past - cached.shape[1] : past]
     largest = cached.amax(-1).expand(len(streams), -1).masked_fill(held != last, -1).amax(1, keepdim=True)

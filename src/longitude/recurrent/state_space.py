@@ -27,6 +27,10 @@ class S4D(RecurrentMixer):
     state is [B, dim, N/2, 2], real and imaginary part.
     """
 
+    undecayed = ("log_dt", "log_A_real", "A_imag", "D")
+    # Frequencies reach 97 radians a token: rounded to bfloat16, they would be others.
+    full_precision = ("log_dt", "log_A_real", "A_imag")
+
     def __init__(
         self,
         dim: int,
@@ -52,8 +56,7 @@ class S4D(RecurrentMixer):
         self.C = nn.Parameter(torch.empty(dim, state_size // 2, 2))  # real and imaginary part
         self.D = nn.Parameter(torch.empty(dim))
         self.output = nn.Linear(dim, 2 * dim, bias=bias)
-        for special in (self.log_dt, self.log_A_real, self.A_imag, self.D):
-            special._no_weight_decay = True  # type: ignore[attr-defined]
+        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

@@ -9,6 +9,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from longitude.attention.documents import begins_of
+
 
 class Tokens(NamedTuple):
     """real: no padding. begins: the first of a document after another one. [B, L] each."""
@@ -19,11 +21,7 @@ class Tokens(NamedTuple):
 
 def tokens_of(documents: Int[Tensor, "B Lk"], past: int) -> Tokens | None:
     """Of the tokens from `past` on; None where all are real and none begins anything."""
-    real = documents >= 0
-    order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
-    nearest = torch.where(real, order, -1).cummax(1).values.roll(1, 1)  # the last real token before each
-    nearest[:, 0] = -1
-    begins = real & (nearest >= 0) & (documents.gather(1, nearest.clamp(min=0)) != documents)
+    real, begins = documents >= 0, begins_of(documents)
     found = Tokens(real[:, past:], begins[:, past:])
     return found if bool(found.begins.any()) or not bool(found.real.all()) else None
 

@@ -121,18 +121,18 @@ def law_finite(build: MixerExample) -> str | None:
 
 
 def law_compile(build: MixerExample) -> str | None:
-    """torch.compile(fullgraph=True) follows it, alone and with documents: same output and gradients. No compiler is needed: the
-    graph runs as it is."""
+    """torch.compile(fullgraph=True) follows it, forward and backward, alone and with documents: same output, gradients of tokens
+    and of parameters. No compiler is needed: the graphs run as they are."""
     from torch._dynamo import reset
 
     net = Network(build).float()
-    wanted = learned_of(net)
-    x = numbers(2, 21, DIM).float()
+    inputs = differentiable(x=numbers(2, 21, DIM).float())
+    x, wanted = inputs["x"], {**inputs, **learned_of(net)}
     documents = torch.tensor([[0] * 9 + [1] * 12, [-1] * 4 + [0] * 17])
     positions = torch.arange(21).expand(2, 21)
     reset()
     try:
-        compiled = torch.compile(net, backend="eager", fullgraph=True)
+        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
         for what, ids in (("", None), (" with documents", documents)):
             seen = None if ids is None else (ids >= 0)[..., None].float()
             got, want = (

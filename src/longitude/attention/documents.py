@@ -1,0 +1,80 @@
+"""Documents in one row: what a number per token means for every mixer and model, and where a row has come to."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
+
+from longitude.positions.base import Positions, explicit
+
+
+def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
+    """A number per token -> each document's own number: 0, 1, 2, ... along the row, and -1 for padding.
+
+    A document is a run of tokens with one number. A number that comes back after another one is another document: 0 0 1 1 0 0
+    is three. A negative number is padding, and ends nothing: 0 0 -1 0 is one document, with a token of padding inside. Numbers
+    depend on what came before alone, so those of cached tokens stay as they are while a row grows.
+    """
+    documents = documents.long()
+    real = documents >= 0
+    before = documents
+    if torch.compiler.is_compiling() or not bool(real.all()):  # padding has the number of the nearest token before it
+        order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
+        nearest = torch.where(real, order, -1).cummax(1).values
+        before = documents.gather(1, nearest.clamp(min=0)).masked_fill(nearest < 0, -1)
+    begins = torch.zeros_like(before)
+    begins[:, 1:] = (before[:, 1:] != before[:, :-1]) & (before[:, :-1] >= 0)
+    return begins.cumsum(1).masked_fill(~real, -1)
+
+
+def begins_of(documents: Int[Tensor, "B L"]) -> Tensor:
+    """Which tokens begin a document after another one, bool [B, L]."""
+    runs = runs_of(documents)
+    return runs > F.pad(runs.cummax(1).values[:, :-1], (1, 0), value=0).clamp(min=0)
+
+
+def last_position(
+    positions: Positions, count: int, documents: Int[Tensor, "B Lk"] | None, before: int | Tensor
+) -> int | Tensor:
+    """Position of each row's last token that is no padding; on several axes the largest of its document, which text goes on
+    after. An int, or [1] or [B, 1].
+
+    positions: of the last `count` tokens; documents: of all so far, None: one document without padding; before: the answer for
+    the tokens before these.
+    """
+    several = isinstance(positions, Tensor) and positions.dim() == 3
+    if documents is None:
+        if isinstance(positions, int):
+            return positions + count - 1
+        if not several:
+            return positions[..., -1:]
+        largest = positions.amax((1, 2))[:, None]
+        return torch.maximum(largest, torch.as_tensor(before, device=largest.device))
+    begins, real = begins_of(documents)[:, -count:], documents[:, -count:] >= 0
+    places = explicit(positions, count, documents.device)
+    places = (places.amax(-1) if several else places).expand(len(documents), -1)
+    before = torch.as_tensor(before, device=places.device).expand(len(documents), 1)
+    if several:
+        document = begins.cumsum(1)
+        last = document[:, -1:]
+        largest = places.masked_fill(~real | (document != last), -1).amax(1, keepdim=True)
+        return torch.where(last == 0, torch.maximum(largest, before), largest)
+    order = torch.arange(count, device=places.device)
+    at = torch.where(real, order, -1).amax(1, keepdim=True)
+    return torch.where(at >= 0, places.gather(1, at.clamp(min=0)), before)
+
+
+def flattened(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
+    """cu_seq_lens of one row, [n + 1]: where its n documents begin, and its length -> a number per token, [1, L]."""
+    if batch != 1:
+        raise ValueError(f"{name}: it marks documents of one row, the flattened batch; expected batch 1, got {batch}")
+    if not isinstance(ends, Tensor) or ends.dim() != 1 or ends.is_floating_point() or len(ends) < 2:
+        got = f"{ends.dtype} {list(ends.shape)}" if isinstance(ends, Tensor) else repr(ends)
+        raise ValueError(f"{name}: expected integers [documents + 1], got {got}")
+    if not torch.compiler.is_compiling():
+        said = ends.tolist()
+        if said[0] != 0 or said[-1] != length or said != sorted(said):
+            raise ValueError(f"{name}: expected numbers that rise from 0 to the {length} tokens, got {said}")
+    return torch.bucketize(torch.arange(length, device=ends.device), ends[1:].long(), right=True)[None]

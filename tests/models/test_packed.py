@@ -1,0 +1,227 @@
+"""Packed text, however it is marked: each document is as if alone, and nothing of one reaches another."""
+
+import pytest
+import torch
+from transformers import DataCollatorWithFlattening
+from transformers.masking_utils import find_packed_sequence_indices
+
+import longitude as lg
+from longitude.models.streams import documents_of, starting_over
+
+LENGTHS = (8, 12, 1, 3)
+TOKENS = sum(LENGTHS)
+PLACES = torch.cat([torch.arange(n) for n in LENGTHS])[None]
+ENDS = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()], dtype=torch.int32)
+NUMBERS = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))[None]
+MOST = {"max_length_q": 12, "max_length_k": 12}
+
+MARKS = {
+    "position_ids": {"position_ids": PLACES},
+    "document_ids": {"document_ids": NUMBERS},
+    "document_ids that come back": {"document_ids": NUMBERS % 2},
+    "seq_idx": {"seq_idx": NUMBERS.int()},
+    "cu_seq_lens": {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, **MOST},
+    "all of them": {
+        "position_ids": PLACES,
+        "seq_idx": NUMBERS.int(),
+        "cu_seq_lens_q": ENDS,
+        "cu_seq_lens_k": ENDS,
+        **MOST,
+    },
+}
+QUICK = ["rope", "fox"]
+ENCODINGS = [
+    pytest.param({"encoding": name}, id=name, marks=() if name in QUICK else pytest.mark.slow)
+    for name in lg.encodings()
+    if name not in ("axial_rope", "mrope")
+]
+HYBRIDS = [["mamba2", "attention", "hierarchical"], ["attention", "rwkv6"], ["latent", "retention"]]
+MIXERS = [
+    pytest.param(
+        {
+            "encoding": "rope" if {"attention", "latent", "window", "hierarchical"} & {*names} else "none",
+            "mixers": names,
+        },
+        id="+".join(names),
+        marks=() if names in HYBRIDS[:1] else pytest.mark.slow,
+    )
+    for names in [*HYBRIDS, *([name] * 2 for name in lg.mixers())]
+]
+
+
+def close(x, y, atol=1e-10):
+    torch.testing.assert_close(x, y, atol=atol, rtol=0)
+
+
+def small(build, options):
+    sizes = {"window": {"size": 5}, "hierarchical": {"window": 4}}
+    mixers = [{"name": name, **sizes.get(name, {})} for name in options.get("mixers", ["attention"] * 2)]
+    return build(options["encoding"], mixers=mixers, num_hidden_layers=len(mixers))
+
+
+def embedded(model, x):
+    return model.model.embed_tokens(x).detach().requires_grad_()
+
+
+@pytest.mark.parametrize("options", ENCODINGS + MIXERS)
+def test_packed_is_alone(options, build, ids):
+    """Logits, the loss and all gradients, for every way to mark documents; the loss predicts across no border."""
+    model, x = small(build, options), ids(1, TOKENS)
+    whole, parts = embedded(model, x), x.split(LENGTHS, 1)
+    alone = [model(inputs_embeds=e, labels=part) for e, part in zip(whole.split(LENGTHS, 1), parts, strict=True)]
+    predicted = [n - 1 for n in LENGTHS]
+    loss = sum(n * one.loss for n, one in zip(predicted, alone, strict=True) if n) / sum(predicted)
+    wanted = torch.autograd.grad(loss, [whole, *model.parameters()], allow_unused=True)
+    for name, marks in MARKS.items():
+        embeds = embedded(model, x)
+        found = model(inputs_embeds=embeds, labels=x, **marks)
+        close(found.logits, torch.cat([one.logits for one in alone], 1))
+        close(found.loss, loss)
+        if name in ("position_ids", "all of them"):
+            gradients = torch.autograd.grad(found.loss, [embeds, *model.parameters()], allow_unused=True)
+            for ours, theirs in zip(gradients, wanted, strict=True):
+                assert (ours is None) == (theirs is None)
+                if ours is not None:
+                    close(ours, theirs)
+
+
+@pytest.mark.parametrize("options", ENCODINGS + MIXERS)
+def test_nothing_leaks(options, build, ids):
+    """Other tokens in one document change no output and no gradient of the others, to the last digits."""
+    model, x = small(build, options), ids(1, TOKENS)
+    poisoned = torch.where(NUMBERS == 1, ids(1, TOKENS, seed=7), x)
+    kept = NUMBERS[0] != 1
+    for name in ("position_ids", "document_ids that come back"):
+        found = []
+        for tokens in (x, poisoned):
+            embeds = embedded(model, tokens)
+            hidden = model.model(inputs_embeds=embeds, **MARKS[name]).last_hidden_state[:, kept]
+            (grad,) = torch.autograd.grad((hidden * hidden.cos()).sum(), embeds)
+            close(grad[:, ~kept], torch.zeros(1, 12, 16).double(), 1e-14)  # forgetting sums on across documents
+            found.append((hidden, grad[:, kept]))
+        close(found[0][0], found[1][0], 1e-12)
+        close(found[0][1], found[1][1], 1e-12)
+
+
+def test_collators_of_transformers(build, ids):
+    """DataCollatorWithFlattening with all it can say: the loss of the documents alone; without position_ids too."""
+    model, x = build("rope"), ids(3, 9)
+    rows = [{"input_ids": row[:n].tolist()} for row, n in zip(x, (9, 2, 5), strict=True)]
+    alone = [model(torch.tensor([row["input_ids"]]), labels=torch.tensor([row["input_ids"]])).loss for row in rows]
+    wanted = (8 * alone[0] + 1 * alone[1] + 4 * alone[2]) / 13
+    for said in ({}, {"return_flash_attn_kwargs": True}, {"return_flash_attn_kwargs": True, "return_seq_idx": True}):
+        batch = DataCollatorWithFlattening(return_tensors="pt", **said)(rows)
+        close(model(**batch).loss, wanted)
+        if said:
+            del batch["position_ids"]
+            close(model(**batch).loss, wanted)
+
+
+def test_the_loss_where_labels_do_not_mark_borders(build, ids):
+    """Not even where shift_labels are absent and every label is there: a document's last token predicts nothing."""
+    model, x = build("rope"), ids(2, 6)
+    places = torch.tensor([[0, 1, 2, 0, 1, 0], [0, 1, 2, 3, 4, 5]])
+    logits = model(x, position_ids=places).logits.log_softmax(-1)
+    pairs = [(0, 0), (0, 1), (0, 3), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4)]
+    by_hand = -torch.stack([logits[row, i, x[row, i + 1]] for row, i in pairs]).mean()
+    close(model(x, position_ids=places, labels=x).loss, by_hand)
+
+
+# ---- the rule of position_ids -----------------------------------------------------------------------------------------
+def test_restarts_are_those_of_transformers():
+    """Positions that go on by one or start over: the same documents as transformers finds, in every row."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        begins = torch.rand(3, 17, generator=generator) < 0.3
+        order = torch.arange(17).expand(3, -1)
+        places = (
+            order - torch.where(begins, order, 0).cummax(1).values + torch.randint(0, 4, (3, 1), generator=generator)
+        )
+        theirs = find_packed_sequence_indices(places)
+        ours = documents_of(3, 17, None, places, None, True)
+        assert (ours is None) == (theirs is None)
+        assert ours is None or torch.equal(ours, theirs)
+
+
+def test_positions_that_mark_nothing(build, ids):
+    """Skipping ahead, an attention_mask beside them, several axes, another length: None."""
+    places, ones = torch.tensor([[0, 1, 0, 1]]), torch.ones(1, 4)
+    assert starting_over(torch.tensor([3, 5, 6, 90]), 2, 4) is None
+    assert documents_of(1, 4, None, places, ones, True) is None
+    assert documents_of(1, 4, None, places, None, True, causal=False) is None
+    assert documents_of(1, 4, None, places[..., None].expand(-1, -1, 3), None, True) is None
+    assert documents_of(2, 4, None, places[0], None, True).tolist() == [[0, 0, 1, 1]] * 2
+    model, x = build("rope"), ids(1, 4)
+    with torch.no_grad():
+        together = model(x, position_ids=places, attention_mask=ones.long()).logits
+        assert (together - model(x, position_ids=places).logits).abs().max() > 1e-3
+
+
+def test_a_call_with_documents_keeps_no_cache(build, ids):
+    """Nobody asked for one, and its tokens could not be told apart later; asked for, it is refused."""
+    model, x = build("rope"), ids(1, TOKENS)
+    for name, marks in MARKS.items():
+        kept = model(x, **marks).past_key_values
+        assert (kept is None) == ("document_ids" not in name)
+        if "document_ids" not in name:
+            with pytest.raises(
+                ValueError, match="mark documents within one call, and this one has a cache or memories"
+            ):
+                model(x, use_cache=True, **marks)
+    assert model(x, position_ids=torch.arange(TOKENS)).past_key_values is not None
+
+
+TWO = torch.tensor([[0, 0, 1, 1]])
+REFUSED = {
+    "other seq_idx": ({"seq_idx": TWO, "document_ids": 0 * TWO}, "seq_idx and document_ids mark different documents"),
+    "other ends": (
+        {"seq_idx": TWO, "cu_seq_lens_q": torch.tensor([0, 1, 4])},
+        "seq_idx and cu_seq_lens_q mark different",
+    ),
+    "other keys": (
+        {"cu_seq_lens_q": torch.tensor([0, 2, 4]), "cu_seq_lens_k": torch.tensor([0, 3, 4])},
+        "cu_seq_lens_k and cu_seq_lens_q mark different",
+    ),
+    "restart inside": (
+        {"position_ids": torch.tensor([[0, 0, 0, 1]]), "seq_idx": TWO},
+        "position_ids start over within a document of seq_idx",
+    ),
+    "not from 0": (
+        {"cu_seq_lens_q": torch.tensor([1, 4])},
+        r"expected numbers that rise from 0 to the 4 tokens, got \[1, 4\]",
+    ),
+    "not to the end": ({"cu_seq_lens_k": torch.tensor([0, 3])}, "rise from 0 to the 4 tokens"),
+    "falling": ({"cu_seq_lens_q": torch.tensor([0, 3, 2, 4])}, "rise from 0 to the 4 tokens"),
+    "floats": ({"cu_seq_lens_q": torch.tensor([0.0, 4.0])}, r"expected integers \[documents \+ 1\]"),
+    "too short": (
+        {"cu_seq_lens_q": torch.tensor([0, 2, 4]), "max_length_q": 1},
+        "max_length_q: expected 2, the length",
+    ),
+    "shape": ({"seq_idx": TWO[:, :3]}, r"seq_idx: expected integers \[1, 4\]"),
+    "unknown": ({"seq_ids": TWO}, "unknown argument 'seq_ids': did you mean 'seq_idx'"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused(name, build, ids):
+    model, (marks, message) = build("rope"), REFUSED[name]
+    for one in (model, model.model):
+        with pytest.raises(ValueError, match=message):
+            one(ids(1, 4), **marks)
+
+
+def test_several_rows_have_no_common_ends(build, ids):
+    with pytest.raises(
+        ValueError, match="cu_seq_lens_q: it marks documents of one row, the flattened batch; expected batch 1"
+    ):
+        build("rope")(ids(2, 4), cu_seq_lens_q=torch.tensor([0, 2, 4]))
+
+
+@torch.no_grad()
+def test_encoders_take_the_marks_too(ids):
+    torch.manual_seed(0)
+    config = lg.LongitudeConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
+    model, x = lg.LongitudeForMaskedLM(config).double().eval(), ids(1, TOKENS)
+    alone = torch.cat([model(part).logits for part in x.split(LENGTHS, 1)], 1)
+    for name in ("document_ids that come back", "seq_idx", "cu_seq_lens", "all of them"):
+        close(model(x, **MARKS[name]).logits, alone)
