@@ -388,6 +388,7 @@ def test_parameters_are_filled_and_fillings_differ_by_seed() -> None:
 
 
 # ---- in a whole model ----------------------------------------------------------------------------------------------------
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("spec", [*lg.encodings(), ["rope", "fox"], ["path", "fox"]], ids=str)
 def test_model_in_pieces_padded_and_packed(spec) -> None:
     """Laws 3 and 4 in four layers with grouped heads, over tokens: logits and every gradient."""

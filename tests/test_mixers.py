@@ -116,6 +116,7 @@ RED = [
 ]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "law", [pytest.param(law, marks=[pytest.mark.slow] if law == "compile" else []) for law in mixers.laws()]
 )
