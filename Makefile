@@ -26,7 +26,7 @@ endif
 .PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import properties clean new-torch
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
 	@echo
 	@echo '  ARGS="--encodings rope alibi"   options for study, report, bench, properties'
 	@echo '  PYTHON=python3.12               the Python that makes .venv (3.11 to 3.13)'

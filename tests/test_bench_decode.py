@@ -215,6 +215,7 @@ def test_plain_encoder_decoder_has_the_same_matrices():
     assert own(input_ids=ids, decoder_input_ids=ids, use_cache=False).logits.shape == plain(ids, ids).shape
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "target",
     [

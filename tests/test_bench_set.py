@@ -46,6 +46,7 @@ def command(capsys, *arguments: str) -> tuple[int, str, str]:
 ROW = {field.name for field in fields(Row)}
 
 
+@pytest.mark.slow
 def test_bench_ends_with_table_json_and_chart(tmp_path, capsys):
     out = tmp_path / "deep" / "one.json"
     arguments = ("bench", *TINY, "--encodings", "alibi", "rope", "--no-memory", "--no-peers", "--out", str(out))

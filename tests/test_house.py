@@ -134,6 +134,7 @@ def test_attention_names_no_encoding(file: Path) -> None:
 
 
 # ---- documents -----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_contributing_is_right() -> None:
     """The encoding it adds in one file works as its second listing says, and `table` takes it at once; the mixer keeps the laws,
     and a model takes it by name. What takes longest of both batteries is left out."""

@@ -133,6 +133,7 @@ def test_laws_of_models_in_every_pair(below: str) -> None:
             in_model(f"{above} over {below}", model)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "law", [pytest.param(law, marks=[pytest.mark.slow] if law == "compile" else []) for law in mixers.laws()]
 )

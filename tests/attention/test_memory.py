@@ -40,7 +40,7 @@ MASKS = {"window": lambda length: lg.Window(65), "packed": packed, "padded": pad
 
 
 # ---- `table` allocates nothing of Lq x Lk: law_memory, with grouped heads, tries causality; here are the other masks ----------
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "transformer_xl", "fox", "rope+kerple_log", "shaw+t5+fox"])
 def test_table_is_linear_under_every_mask(name, kind):
@@ -132,7 +132,7 @@ def numbers(length: int, batch: int = 1, dtype: torch.dtype = torch.float32) -> 
     ]
 
 
-@pytest.mark.one_in(11)
+@pytest.mark.one_in(19)
 @pytest.mark.parametrize("mask", [lg.Causal(), lg.Window(65)], ids=["causal", "window"])
 @pytest.mark.parametrize("name", ["none", "alibi", "t5", "fire", "shaw", "transformer_xl", "fox", "cope", "path_fox"])
 def test_chunked_stays_within_what_explain_says(name, mask):
@@ -175,7 +175,7 @@ def _threads(request):
     torch.set_num_threads(before)
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(11)
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("name", ["none", "alibi", "t5", "fire", "shaw", "transformer_xl", "fox", "cope", "path"])
 def test_the_same_call_gives_the_same_bits(name):

@@ -246,6 +246,7 @@ def test_dry_run_writes_nothing(checkpoint, command, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_cost_is_measured(checkpoint, command, text, tmp_path) -> None:
     source = checkpoint("llama")
     found = {}

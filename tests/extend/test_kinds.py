@@ -75,6 +75,7 @@ def test_learned_table_takes_linear_only(checkpoint, command, tmp_path) -> None:
     assert code == 2 and "no frequencies" in said and "linear" in said
 
 
+@pytest.mark.slow
 def test_cost_of_a_table(checkpoint, command, text, tmp_path) -> None:
     code, said, _ = command(
         checkpoint("gpt2"), "--to", 128, "--method", "linear", "--out", tmp_path / "out", "--text", text, "--json"
@@ -83,6 +84,7 @@ def test_cost_of_a_table(checkpoint, command, text, tmp_path) -> None:
     assert code == 0 and cost["length"] == LENGTH and cost["extended"]["value"] != cost["original"]["value"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["bloom", "mpt"])
 def test_alibi_needs_none_and_is_measured(kind, checkpoint, command, text, tmp_path) -> None:
     out = tmp_path / "out"

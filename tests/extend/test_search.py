@@ -152,12 +152,14 @@ def test_the_factors_are_saved_as_json(model, tmp_path) -> None:
     assert saved["found"]["nats_per_token"] == found.loss and saved["found"]["starts"] == found.starts
 
 
+@pytest.mark.slow
 def test_the_seed_decides(model, tmp_path) -> None:
     first, again, other = (call(model, tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 0), ("c", 1)))
     assert first == again
     assert first.scheme != other.scheme
 
 
+@pytest.mark.slow
 def test_an_attention_factor_of_its_own_only_where_asked_for(model, tmp_path) -> None:
     longer = {"length": 4 * LENGTH, "documents": documents(length=4 * LENGTH + 1), "evaluations": 80}
     found = call(model, tmp_path / "s", attention=True, **longer)

@@ -47,6 +47,7 @@ def test_longrope(small, checkpoint, command, text, tmp_path) -> None:
     assert code == 2 and "--dry-run" in said
 
 
+@pytest.mark.slow
 def test_search_goes_on_after_an_interruption(small, checkpoint, command, text, tmp_path, monkeypatch) -> None:
     given = ["--to", 2 * LENGTH, "--method", "longrope", "--text", text, "--budget", 0.01, "--no-measure"]
     code, *_ = command(checkpoint("llama"), *given, "--out", tmp_path / "out")

@@ -210,16 +210,16 @@ def test_fine_filler_fills_to_the_last_token():
 
 def test_questions_depend_on_the_seed_and_not_on_the_tokenizer():
     for name in TASKS:
-        asked = {seed: plan(name, [2000], None, 1, seed) for seed in (0, 1)}
-        first = asked[0].prompt(TOKENIZERS["pieces"], 2000, None, 0)
-        again = plan(name, [2000], None, 1, 0).prompt(TOKENIZERS["pieces"], 2000, None, 0)
+        asked = {seed: plan(name, [4000], None, 1, seed) for seed in (0, 1)}
+        first = asked[0].prompt(TOKENIZERS["pieces"], 4000, None, 0)
+        again = plan(name, [4000], None, 1, 0).prompt(TOKENIZERS["pieces"], 4000, None, 0)
         assert first.ids == again.ids
         answers = {first.question.answers}
-        answers |= {asked[1].prompt(TOKENIZERS["pieces"], 2000, None, 0).question.answers}
-        answers |= {asked[0].prompt(TOKENIZERS["pieces"], 2000, None, 1).question.answers}
-        answers |= {asked[0].prompt(TOKENIZERS["pieces"], 1999, None, 0).question.answers}
+        answers |= {asked[1].prompt(TOKENIZERS["pieces"], 4000, None, 0).question.answers}
+        answers |= {asked[0].prompt(TOKENIZERS["pieces"], 4000, None, 1).question.answers}
+        answers |= {asked[0].prompt(TOKENIZERS["pieces"], 3999, None, 0).question.answers}
         assert len(answers) == 4
-        assert asked[0].prompt(TOKENIZERS["bytes"], 2000, None, 0).question.answers == first.question.answers
+        assert asked[0].prompt(TOKENIZERS["bytes"], 4000, None, 0).question.answers == first.question.answers
 
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.depths])

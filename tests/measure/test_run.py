@@ -173,6 +173,7 @@ def test_an_extended_model_stands_beside_the_first(checkpoints, config, tmp_path
     assert f"{change:+.1%}" in cost and cost.startswith("checkpoints") is False
 
 
+@pytest.mark.slow
 def test_retrieval_stands_in_the_same_run(checkpoints, config, tmp_path):
     config = replace(config, lengths=(512,), tasks=("passkey",), depths=(0.0, 1.0), trials=1)
     results, failures, _ = go(config, tmp_path / "run", checkpoints["llama"])
@@ -234,6 +235,7 @@ def test_a_model_that_answers_nan_is_not_asked(checkpoints, config, tmp_path):
     assert {row.task for row in results.rows} == {"text"} and all(row.value is None for row in results.rows)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("file", "content"),
     [

@@ -60,6 +60,7 @@ def html(run):
     return (run / "report.html").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_figures_are_whole_files(run):
     assert {path.name for path in (run / "figures").iterdir()} == {
         f"{name}.{kind}" for name in charts.NAMES for kind in ("svg", "png")
@@ -72,6 +73,7 @@ def test_figures_are_whole_files(run):
     assert {path.name for path in run.iterdir()} == {"cells", "figures", "report.html", "results.parquet", "study.json"}
 
 
+@pytest.mark.slow
 def test_the_page_needs_nothing_else(html):
     page = Page(html)
     assert all(address.startswith("data:") for address in page.addresses)
@@ -81,6 +83,7 @@ def test_the_page_needs_nothing_else(html):
     assert len(html) < 3_000_000
 
 
+@pytest.mark.slow
 def test_text_of_others_is_text(html):
     page = Page(html)
     assert page.tags.count("script") == 3
@@ -88,6 +91,7 @@ def test_text_of_others_is_text(html):
     assert html.count("alert(") == html.count("alert(&#34;x") + html.count("onerror=alert(1)&gt;")
 
 
+@pytest.mark.slow
 def test_the_page_says_what_the_statistics_say(run, html):
     page = Page(html)
     assert conclusion(run) in "".join(page.text)
@@ -103,6 +107,7 @@ def test_the_page_says_what_the_statistics_say(run, html):
     assert len(page.rows) == 16  # non-overlapping and sliding
 
 
+@pytest.mark.slow
 def test_the_charts_hold_the_numbers(run, html):
     specs = json.loads(re.search(r'id="charts">(.*?)</script>', html, re.DOTALL)[1])
     assert set(specs) == set(charts.NAMES)
@@ -152,6 +157,7 @@ def test_labels_never_overlap_and_keep_their_order():
     assert drawing.apart([1.0, 2.0], 0.1) == [1.0, 2.0]
 
 
+@pytest.mark.slow
 def test_a_colour_belongs_to_a_label(run):
     read = read_run(run)
     assert len({charts.colour_of(read, label) for label in read.labels}) == len(read.labels)

@@ -64,6 +64,7 @@ def test_labels_of_one_model_are_refused(labels, tmp_path):
         runner.plan(replaced(TINY, encodings=labels), tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_more_encodings_and_seeds_are_added(tmp_path):
     run(TINY, tmp_path)
     kept = (tmp_path / "cells" / "rope-0" / "model.safetensors").stat().st_mtime_ns

@@ -96,6 +96,7 @@ def reversals(count: int, longest: int, seed: int) -> list[dict[str, torch.Tenso
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [pytest.param(Trainer, marks=pytest.mark.slow), Seq2SeqTrainer])
 def test_it_learns_and_is_saved(kind, tmp_path, build, generate):
     """Eight short examples by heart, with either trainer; generate() writes them, and so does what was saved."""
@@ -133,6 +134,7 @@ def test_it_learns_and_is_saved(kind, tmp_path, build, generate):
     assert torch.equal(again, answers)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "options",
     [
