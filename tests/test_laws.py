@@ -12,7 +12,7 @@ from longitude.testing.draws import law_draws
 from longitude.testing.dropout import law_dropout
 from longitude.testing.equal import law_backends
 from longitude.testing.graph import law_graph
-from longitude.testing.nonfinite import law_nonfinite
+from longitude.testing.nonfinite import law_masked_nonfinite
 from longitude.testing.toys import learned_of
 
 
@@ -87,7 +87,7 @@ VARIANTS = {
     "path + fox": testing.example(path_and_fox),
     "everything else": testing.example(everything_else),
 }
-WIDE = ("dropout", "graph", "nonfinite")  # of variants in the slow tier
+WIDE = ("dropout", "graph", "masked_nonfinite")  # of variants in the slow tier
 QUICK_COMPILE = ("rope", "alibi", "fox")
 
 
@@ -118,7 +118,7 @@ def test_wide_laws(name: str) -> None:
     law_draws(build, range(3, 203))
     law_dropout(build, kinds=None)
     law_graph(build, kinds=None)
-    law_nonfinite(build, kinds=None)
+    law_masked_nonfinite(build, kinds=None)
 
 
 @pytest.mark.slow

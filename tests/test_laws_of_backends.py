@@ -79,8 +79,8 @@ def _mixes_sequences(r):
 
 
 BROKEN_BACKENDS = [
-    ("nonfinite", _swallows, "did not reach"),
-    ("nonfinite", _mixes_sequences, "reached outputs that do not see it"),
+    ("masked_nonfinite", _swallows, "did not reach"),
+    ("masked_nonfinite", _mixes_sequences, "reached outputs that do not see it"),
     ("dropout", _drops_by_column, "of 170 draws"),
     ("dropout", _scales_nothing_up, r"weights that are 0 or w / \(1 - p\)"),
     ("dropout", _draws_always, "a random number was drawn without dropout"),
@@ -105,7 +105,7 @@ def test_a_masked_nan_that_leaks_goes_red(monkeypatch: pytest.MonkeyPatch) -> No
     """What every backend may leak, the operation keeps apart: without that the law sees it."""
     from longitude.attention import operation
 
-    assert testing.examine("nonfinite", "alibi") == testing.HOLDS
+    assert testing.examine("masked_nonfinite", "alibi") == testing.HOLDS
     monkeypatch.setattr(operation, "kept_apart", lambda parts, out, run: out)
     with pytest.raises(testing.LawBroken, match="reached outputs that do not see it"):
-        testing.examine("nonfinite", "alibi")
+        testing.examine("masked_nonfinite", "alibi")

@@ -3,7 +3,7 @@
 The rule, for outputs and all gradients: *where an answer is finite, it is right*. What is right is the reference, asked for
 each query alone with the keys that it sees, so that nothing is hidden in it. Whatever depends on a number that is not finite
 is then not finite on any route. (Infinite keys are not tried under reflections, whose sums may be taken in several orders: they
-are -inf in one and NaN in another.) And the law `nonfinite` of the battery says that outputs which do not see it stay finite: a
+are -inf in one and NaN in another.) And the law `masked_nonfinite` says that outputs which do not see it stay finite: a
 mask hides by a weight of 0 or a score of -inf, and 0 * NaN is NaN, so `attend` computes such outputs again without what they do
 not see. Gradients are not kept apart inside a block of queries and keys, as in torch's own attention.
 """

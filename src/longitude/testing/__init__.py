@@ -36,7 +36,7 @@ from longitude.testing.equal import (
     law_rows,
 )
 from longitude.testing.graph import law_graph
-from longitude.testing.nonfinite import law_nonfinite
+from longitude.testing.nonfinite import law_masked_nonfinite
 from longitude.testing.places import law_causality, law_far_positions, law_order, law_permutation, law_shift
 from longitude.testing.state import law_compile, law_export, law_gradients, law_state, law_tables, law_wrong_input
 from longitude.testing.toys import SHAPES, Example, LawBroken, Stack, example, fill
@@ -49,7 +49,7 @@ _LAWS: tuple[Law, ...] = (
     law_backends,
     law_draws,
     law_dropout,
-    law_nonfinite,
+    law_masked_nonfinite,
     law_queries_are_last,
     law_pieces,
     law_padding,

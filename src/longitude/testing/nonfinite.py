@@ -20,7 +20,7 @@ QUICK = ("causal", "documents by row", "global")
 LENGTH, AT = 9, 4  # tokens, and the one that is not finite
 
 
-def law_nonfinite(build: Example, kinds: tuple[str, ...] | None = QUICK) -> str | None:
+def law_masked_nonfinite(build: Example, kinds: tuple[str, ...] | None = QUICK) -> str | None:
     """Law 2. A NaN in a query, key or value reaches the output of every query that sees it, on every backend, and of no other,
     however it is masked; an infinity reaches no other either. A NaN in a token that context reads, or in a learned number,
     reaches every output that depends on it, and no other sequence. kinds: of masks; None: all."""
