@@ -5,7 +5,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 OUT    ?= benchmarks/results/$(shell date +%F)$(OF).json
-PYTEST_ARGS ?= -n 2
+PYTEST_ARGS ?= -n 2 --dist worksteal
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-all ecosystem check format bench bench-mixers bench-decode properties clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import properties clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-12s %s\n", $$1, $$2 }'
@@ -46,8 +46,17 @@ report: $(VENV)/study.stamp ## build a report again from saved results: make rep
 test: check ## lint, types, import contracts, and the quick tier of the tests
 	$(BIN)/python -m pytest -m "not slow" $(PYTEST_ARGS)
 
+test-elsewhere: $(VENV)/test.stamp ## the quick tests on one core, with other threads and instructions, busy, without gcc, shuffled, twice
+	$(BIN)/python tests/elsewhere.py $(ARGS)
+
 test-all: check ## the same with every test
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+sceptic: $(VENV)/test.stamp ## 5,000 random cases against loops written from the papers; ARGS="--cases 1 --seed 4711" for one
+	$(BIN)/python tests/sceptic/run.py $(ARGS)
+
+conformance: $(VENV)/conformance.stamp ## transformers' own tests of models, over ours and a stock Llama on our attention (minutes)
+	$(BIN)/python tests/conformance/run.py $(PYTEST_ARGS)
 
 ecosystem: $(VENV)/ecosystem.stamp ## the tests with TRL, PEFT, Lightning, lm-eval, and of export and caches (a few minutes)
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -m ecosystem tests/ecosystem tests/models
@@ -72,6 +81,9 @@ bench-mixers: $(VENV)/bench.stamp ## what each mixer and the whole models cost, 
 bench-decode: OF := -decode
 bench-decode: $(VENV)/bench.stamp ## what a generated token costs behind contexts up to 32768, for every mixer (a few minutes, quiet)
 	$(BIN)/longitude bench --decode --out $(OUT) $(ARGS)
+
+bench-import: $(VENV)/study.stamp ## what `import longitude` takes beyond torch's own import (a minute, quiet)
+	$(BIN)/python benchmarks/import_time.py $(ARGS)
 
 properties: $(VENV)/study.stamp ## the four properties of every encoding, measured: codes, offsets, length, cost (an hour)
 	$(BIN)/python benchmarks/properties.py $(ARGS)
@@ -107,6 +119,10 @@ $(VENV)/test.stamp: $(VENV)/study.stamp
 
 $(VENV)/ecosystem.stamp: $(VENV)/test.stamp
 	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[ecosystem]'
+	@touch $@
+
+$(VENV)/conformance.stamp: $(VENV)/test.stamp
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[conformance]'
 	@touch $@
 
 clean: ## remove builds and caches (not .venv, not runs)

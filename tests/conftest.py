@@ -1,12 +1,43 @@
-"""For all tests: the same random numbers, fresh memory full of NaN, and one thread per worker."""
+"""For all tests: the same random numbers, fresh memory full of NaN, one thread per worker, and what is in the quick tier."""
 
+import gc
 import os
+import random
+from collections import Counter
 
 import pytest
 import torch
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores
+if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:  # workers share the cores
     torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--shuffle", type=int, metavar="SEED", help="test the files in another order, drawn by this seed")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is read
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """@pytest.mark.one_in(n): each n-th case of the test is quick, the others are slow. Where n has no divisor in common with the
+    lengths of the grid's sides, each value of each side is met."""
+    cases: Counter[str] = Counter()
+    for item in items:
+        if (mark := item.get_closest_marker("one_in")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % mark.args[0]:
+                item.add_marker(pytest.mark.slow)
+            cases[test] += 1
+    if (seed := config.getoption("shuffle")) is not None:
+        files = sorted({item.path for item in items})
+        random.Random(seed).shuffle(files)
+        place = {file: n for n, file in enumerate(files)}
+        items.sort(key=lambda item: place[item.path])
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: a full collection, as Trainer asks for after each training, need not walk through it."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

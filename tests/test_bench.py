@@ -214,6 +214,7 @@ def test_a_peer_that_does_not_fit_is_not_timed(monkeypatch):
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.skipif(not memory.can_measure(), reason="reads /proc")
 def test_memory_is_of_the_call_alone():
     """In a process of its own: a test runner's keeps what earlier tests have freed."""

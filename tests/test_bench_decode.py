@@ -99,6 +99,7 @@ def test_all_is_every_mixer():
 
 
 # ---- the command ---------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_decode_ends_with_table_json_and_chart(tmp_path, capsys):
     out = tmp_path / "deep" / "one.json"
     asked = ("--contexts", "16", "33", "--mixers", "rope+attention", "retention", "--repeats", "1", "--threads", "1")
@@ -116,6 +117,7 @@ def test_decode_ends_with_table_json_and_chart(tmp_path, capsys):
     assert found["lines"][0]["mixers"][0]["name"] == "attention" and found["lines"][0]["growth"] == "O(N)"
 
 
+@pytest.mark.slow
 def test_no_measurement_overwrites_another(tmp_path, monkeypatch, capsys):
     """Without --out, and by make: a file for each."""
     monkeypatch.chdir(tmp_path)

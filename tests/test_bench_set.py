@@ -136,6 +136,7 @@ def measured_by_processes(target: Target) -> bool:
 QUICK = [target for target in targets.TARGETS if "graphs" not in target.name and not target.environment]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "target",
     [pytest.param(each, id=each.name, marks=[pytest.mark.slow] * each.name.startswith("training")) for each in QUICK],

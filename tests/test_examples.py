@@ -32,6 +32,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return example
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kind", ["llama", "gpt_neox", "bloom", "gpt2"])
 def test_a_tiny_checkpoint_is_trained(kind: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"

@@ -1,18 +1,22 @@
 """attn_implementation="longitude" in plain transformers models: the same numbers as theirs, or a reason."""
 
 import copy
+from inspect import signature
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, DynamicCache
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.integrations.flex_attention import flex_attention_forward
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.trainer_utils import set_seed
 
 import longitude as lg
 import longitude.hf  # registers
-from longitude.hf.attention import stock_attention
+from longitude.hf.attention import REFUSED, stock_attention
 from longitude.hf.masks import Seen
 
 SHAPE = {
@@ -174,6 +178,7 @@ def test_decoding_with_the_cache(pair: tuple[Any, Any], ids: Tensor, mask: Tenso
     close(torch.cat(pieces, 1)[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "options",
     [{}, {"num_beams": 3}, {"use_cache": False}, {"cache_implementation": "static", "disable_compile": True}],
@@ -255,6 +260,45 @@ SINKS = {**GEMMA, "num_local_experts": 2, "num_experts_per_tok": 1}
 def test_what_it_cannot_honour_is_refused(kind: str, more: dict, inputs: dict, reason: str, ids: Tensor) -> None:
     with pytest.raises(ValueError, match=reason):
         made(kind, "longitude", **more)(ids, **inputs)
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_what_would_change_the_attention_is_refused(name: str) -> None:
+    q = k = v = torch.randn(1, 2, 9, 4)
+    with pytest.raises(ValueError, match=f"cannot honour {name}: "):
+        stock_attention(torch.nn.Module(), q, k, v, None, **{name: torch.ones(2)})
+    stock_attention(torch.nn.Module(), q, k, v, None, **{name: None})
+
+
+def test_what_their_attention_reads_is_known() -> None:
+    """Each argument of the functions that ours stands in for is done or refused; any other is not attention's business."""
+    done = {*signature(stock_attention).parameters, "is_causal"}
+    functions = [sdpa_attention_forward, flash_attention_forward, flex_attention_forward]
+    read = {name for function in functions for name in signature(function).parameters}
+    assert {"scaling", "softcap", "position_bias"} <= read
+    assert read <= done | REFUSED.keys()
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_the_loss_has_arguments_of_its_own(kind: str, ids: Tensor) -> None:
+    """shift_labels, and whatever else a model hands on to its layers."""
+    ours, theirs = made(kind, "longitude"), made(kind, "sdpa")
+    shifted = torch.nn.functional.pad(ids[:, 1:], (0, 1), value=-100)
+    more = {"labels": ids, "shift_labels": shifted, "num_items_in_batch": 20}
+    close(ours(ids, **more).loss, theirs(ids, **more).loss)
+    close(ours(ids, **more).loss, ours(ids, labels=ids).loss * 32 / 20)
+
+
+@torch.no_grad()
+def test_attentions_that_the_config_asks_for(ids: Tensor) -> None:
+    """transformers lets a config ask only before "longitude" is set, and would return an empty tuple."""
+    ours, theirs = (made("llama", "eager", output_attentions=True) for _ in range(2))
+    ours.set_attn_implementation("longitude")
+    want = theirs(ids).attentions
+    assert len(ours(ids).attentions) == len(want) == 2
+    for a, b in zip(ours(ids).attentions, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-5)
+    assert ours(ids, output_attentions=False).attentions is None
 
 
 def test_a_mask_of_another_kind_is_refused(ids: Tensor) -> None:

@@ -4,17 +4,15 @@ from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from longitude.attention import mixer as registry
-from longitude.attention.layers import MultiHeadAttention
-from longitude.attention.masks import Causal, Documents, Padding
 from longitude.mixing import mixers as registered_mixers
-from longitude.positions.base import sizes
-from longitude.recurrent.base import RecurrentMixer, require_mode, require_state, state_dtype
-from longitude.recurrent.taps import previous
 from longitude.testing import LawBroken, mixers
+from longitude.testing.mixers.models import go_on, language_model
+from longitude.testing.mixers.refused import in_model
+from tests import broken_mixers as broken
+from tests.broken_mixers import Decay, Dropping
 
 
 def of(name, *encoding, **options):
@@ -38,9 +36,9 @@ VARIANTS = {
 }
 
 # ---- every mixer -----------------------------------------------------------------------------------------------------
-DOES_NOT_APPLY = ("it has one form",)
-LONG = ("pieces", "forms")
-"""Laws whose longest sequences are in the slow tier."""
+DOES_NOT_APPLY = ("it has one form", "it has no dropout")
+QUICK_LENGTHS = {"pieces": (1, 21), "forms": (1, 21), "gradients": (21,), "causality": (7, 33)}
+"""Laws whose longer sequences are in the slow tier; chunks of 5 and 16 tokens, and windows, end within these."""
 
 
 def cases():
@@ -55,273 +53,99 @@ def cases():
 
 @pytest.mark.parametrize(("law", "build"), list(cases()))
 def test_law(law: str | mixers.Law, build: mixers.MixerExample) -> None:
-    if law in LONG:
-        law = partial(mixers.laws()[law], lengths=(1, 7, 33))
+    if law in QUICK_LENGTHS:
+        law = partial(mixers.laws()[law], lengths=QUICK_LENGTHS[law])
     said = mixers.examine(law, build)
     assert said == mixers.HOLDS or said.startswith(DOES_NOT_APPLY)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", LONG)
+@pytest.mark.parametrize("law", QUICK_LENGTHS)
 @pytest.mark.parametrize("name", registered_mixers())
 def test_law_on_long_sequences(law: str, name: str) -> None:
     law_of = mixers.laws()[law]
-    mixers.examine(partial(law_of, lengths=(1, 63, 130)), name)
-
-
-# ---- a recurrence to break -----------------------------------------------------------------------------------------------
-class Decay(RecurrentMixer):
-    """y_t = W (sigmoid(G u_t) * h_t), h_t = exp(-softplus(rate)) h_{t-1} + V u_t, u_t = x_t + shift * x_{t-1}."""
-
-    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
-        super().__init__()
-        sizes("Decay", dim=dim)
-        require_mode("Decay", mode, chunk_size)
-        self.dim, self.mode, self.chunk_size = dim, mode, chunk_size
-        self.value, self.gate, self.out = (nn.Linear(dim, dim) for _ in range(3))
-        self.rate = nn.Parameter(torch.zeros(dim))
-        self.shift = nn.Parameter(torch.ones(dim))
-
-    def mix(self, x, state, reset, valid, positions, encoding, tables):
-        require_state("Decay", state, {"sums": (x.shape[0], self.dim), "tail": (x.shape[0], 1, self.dim)})
-        sums, tail = (None, None) if state is None else state
-        before, tail = previous(x, tail, reset, valid)
-        u = x + self.shift.to(x.dtype) * before
-        h, sums = self.scan(self.value(u).to(state_dtype(x)), sums, reset, valid)
-        return self.out(torch.sigmoid(self.gate(u)) * h.to(x.dtype)), (sums, tail)
-
-    def scan(self, v, sums, reset, valid):
-        batch, length, _ = v.shape
-        sums = torch.zeros_like(v[:, 0]) if sums is None else sums
-        reset = torch.zeros(batch, length, dtype=torch.bool) if reset is None else reset
-        valid = torch.ones(batch, length, dtype=torch.bool) if valid is None else valid
-        size = {"parallel": length, "chunked": self.chunk_size, "recurrent": 1}[self.mode]
-        parts = []
-        for a in range(0, length, size):
-            part, sums = self.chunk(v[:, a : a + size], sums, reset[:, a : a + size], valid[:, a : a + size])
-            parts.append(part)
-        return torch.cat(parts, 1), sums
-
-    def chunk(self, v, sums, reset, valid):
-        """All pairs of a piece, and what came before it."""
-        log_decay = -F.softplus(self.rate.to(v.dtype))
-        heard, document = valid.cumsum(1), reset.cumsum(1)
-        ago = heard[:, :, None] - heard[:, None, :]
-        seen = (document[:, :, None] == document[:, None, :]) & valid[:, None, :]
-        seen = seen & torch.ones(v.shape[1], v.shape[1], dtype=torch.bool).tril()
-        weights = (ago[..., None].clamp(min=0) * log_decay).exp() * seen[..., None]
-        from_before = (heard[..., None] * log_decay).exp() * (document == 0)[..., None]
-        h = torch.einsum("btsc,bsc->btc", weights, v) + from_before * sums[:, None]
-        return h, h[:, -1]
-
-
-class HearsTheFuture(Decay):
-    def mix(self, x, *rest):
-        return super().mix(x + x.amax(1, keepdim=True), *rest)
-
-
-class ForgetsItsState(Decay):
-    def mix(self, x, state, *rest):
-        return super().mix(x, None, *rest)
-
-
-class ForgetsItsTail(Decay):
-    def mix(self, x, state, *rest):
-        out, (sums, tail) = super().mix(x, state, *rest)
-        return out, (sums, torch.zeros_like(tail))
-
-
-class CutsGradients(Decay):
-    def mix(self, x, state, *rest):
-        return super().mix(x, None if state is None else tuple(part.detach() for part in state), *rest)
-
-
-class RunsOnIntoDocuments(Decay):
-    def mix(self, x, state, reset, *rest):
-        return super().mix(x, state, None, *rest)
-
-
-class RunsOnOnlyInItsSums(Decay):
-    def scan(self, v, sums, reset, valid):
-        return super().scan(v, sums, None, valid)
-
-
-class SeesByNumber(MultiHeadAttention):
-    """What the masks of attend() mean: a token sees all that have its number."""
-
-    def forward(self, x, *, mask=Causal(), documents=None, **rest):  # noqa: B008
-        if documents is not None:
-            mask = mask & Documents(documents) & Padding(documents >= 0)
-        return super().forward(x, mask=mask, **rest)
-
-
-class DecaysOnPadding(Decay):
-    def scan(self, v, sums, reset, valid):
-        return super().scan(v if valid is None else v * valid[..., None], sums, reset, None)
-
-
-class HearsPadding(Decay):
-    def mix(self, x, state, reset, valid, *rest):
-        return super().mix(x, state, reset, None, *rest)
-
-
-class WrongAtChunks(Decay):
-    def scan(self, v, sums, reset, valid):
-        half = -F.softplus(self.rate.to(v.dtype)) / 2
-        return super().scan(v, None if sums is None else sums * half.exp(), reset, valid)
-
-
-class WrongInOneForm(Decay):
-    def chunk(self, v, sums, reset, valid):
-        h, sums = super().chunk(v, sums, reset, valid)
-        return h, sums if self.mode == "recurrent" else 1.001 * sums
-
-
-class ListensToItsBatch(Decay):
-    def mix(self, x, *rest):
-        return super().mix(x - x.mean(0), *rest)
-
-
-class HalfState(Decay):
-    def mix(self, x, *rest):
-        out, (sums, tail) = super().mix(x, *rest)
-        return out, ((sums.bfloat16() if x.dtype == torch.bfloat16 else sums), tail)
-
-
-class WidensItsOutput(Decay):
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
-        return out.to(state_dtype(x)), state
-
-
-class KeepsEverything(Decay):
-    def mix(self, x, state, *rest):
-        out, now = super().mix(x, None if state is None else state[:2], *rest)
-        return out, (*now, x if state is None else torch.cat([state[2], x], 1))
-
-
-class HoldsAView(Decay):
-    """Small to look at, and the whole sequence stays behind it."""
-
-    def mix(self, x, state, *rest):
-        out, now = super().mix(x, None if state is None else state[:2], *rest)
-        return out, (*now, x.clone()[:, -1:])
-
-
-class BatchBehind(Decay):
-    def mix(self, x, state, *rest):
-        out, (sums, tail) = super().mix(x, None if state is None else (state[0].t(), state[1]), *rest)
-        return out, (sums.t(), tail)
-
-
-class SpareParameter(Decay):
-    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
-        super().__init__(dim, mode=mode, chunk_size=chunk_size)
-        self.spare = nn.Parameter(torch.ones(dim))
-
-
-class WrongGradient(Decay):
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
-        return 2 * out - out.detach(), state
-
-
-class DrawnTable(Decay):
-    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
-        super().__init__(dim, mode=mode, chunk_size=chunk_size)
-        self.register_buffer("drawn", torch.randn(dim), persistent=False)
-
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
-        return out + self.drawn.to(x.dtype), state
-
-
-class BeginsAtNothing(Decay):
-    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
-        super().__init__(dim, mode=mode, chunk_size=chunk_size)
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
-
-
-class Overflows(Decay):
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
-        return out + 1e-9 * x.exp(), state
-
-
-class TakesAnyMask(Decay):
-    def forward(self, x, *, mask=None, **rest):
-        return super().forward(x, **rest)
-
-
-class TakesAnyEncoding(Decay):
-    def refuses(self, encoding):
-        return None
-
-
-class NoOptionIsWrong(Decay):
-    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
-        nn.Module.__init__(self)
-        self.dim, self.mode, self.chunk_size = dim, mode, chunk_size
-        self.value, self.gate, self.out = (nn.Linear(dim, dim) for _ in range(3))
-        self.rate = nn.Parameter(torch.zeros(dim))
-        self.shift = nn.Parameter(torch.ones(dim))
-
-
-class NoisyInTraining(Decay):
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
-        return (F.dropout(out, 0.1) if self.training else out), state
-
-
-class LooksAtItsNumbers(Decay):
-    def mix(self, x, *rest):
-        return super().mix(x if float(x.sum()) != 0.5 else -x, *rest)
+    mixers.examine(partial(law_of, lengths=(7, 63, 130)), name)
 
 
 RED = [
-    ("pieces", ForgetsItsState),
-    ("pieces", ForgetsItsTail),
-    ("forms", WrongInOneForm),
-    ("forms", WrongAtChunks),
-    ("gradients", CutsGradients),
-    ("gradients", SpareParameter),
-    ("gradients", WrongGradient),
-    ("packing", RunsOnIntoDocuments),
-    ("packing", RunsOnOnlyInItsSums),
-    ("runs", SeesByNumber),
-    ("runs", RunsOnIntoDocuments),
-    ("padding", DecaysOnPadding),
-    ("padding", HearsPadding),
-    ("rows", ListensToItsBatch),
-    ("causality", HearsTheFuture),
-    ("modes_of_torch", NoisyInTraining),
-    ("memory", KeepsEverything),
-    ("memory", HoldsAView),
-    ("precision", HalfState),
-    ("precision", WidensItsOutput),
-    ("surgery", BatchBehind),
-    ("saved", DrawnTable),
-    ("begins_alive", BeginsAtNothing),
-    ("finite", Overflows),
-    ("wrong_input", TakesAnyMask),
-    ("wrong_input", TakesAnyEncoding),
-    ("wrong_input", NoOptionIsWrong),
-    ("compile", LooksAtItsNumbers),
+    ("pieces", broken.ForgetsItsState),
+    ("pieces", broken.ForgetsItsTail),
+    ("forms", broken.WrongInOneForm),
+    ("forms", broken.WrongAtChunks),
+    ("gradients", broken.CutsGradients),
+    ("gradients", broken.SpareParameter),
+    ("gradients", broken.WrongGradient),
+    ("packing", broken.RunsOnIntoDocuments),
+    ("packing", broken.RunsOnOnlyInItsSums),
+    ("runs", broken.SeesByNumber),
+    ("runs", broken.RunsOnIntoDocuments),
+    ("takes_part", broken.ReachesOnlyFar),
+    ("packing", broken.GoesOnAfterTheLargest),
+    ("restarts", broken.GoesOnAfterTheLargest),
+    ("documents_go_on", broken.GoesOnAfterTheLargest),
+    ("documents_go_on", broken.RunsOnIntoDocuments),
+    ("dropout", broken.DropsWithoutScale),
+    ("dropout", broken.DropsNothing),
+    ("padding", broken.GoesOnAfterPadding),
+    ("padding", broken.DecaysOnPadding),
+    ("padding", broken.HearsPadding),
+    ("rows", broken.ListensToItsBatch),
+    ("causality", broken.HearsTheFuture),
+    ("modes_of_torch", broken.NoisyInTraining),
+    ("modes_of_torch", broken.KeepsWhatInferenceMade),
+    ("memory", broken.KeepsEverything),
+    ("memory", broken.HoldsAView),
+    ("precision", broken.HalfState),
+    ("precision", broken.WidensItsOutput),
+    ("surgery", broken.BatchBehind),
+    ("saved", broken.DrawnTable),
+    ("begins_alive", broken.BeginsAtNothing),
+    ("finite", broken.Overflows),
+    ("nonfinite", broken.SwallowsNaN),
+    ("nonfinite", broken.LosesNaNOfItsRates),
+    ("nonfinite", broken.ListensToItsBatch),
+    ("dtypes", broken.Frequencies),
+    ("dtypes", broken.WidensItsOutput),
+    ("decay", broken.SparesAStranger),
+    ("wrong_input", broken.TakesAnyMask),
+    ("wrong_input", broken.TakesAnyEncoding),
+    ("wrong_input", broken.NoOptionIsWrong),
+    ("surgery", broken.AcceptsAnyCrop),
+    ("refused_calls", broken.CropsWhatItCannot),
+    ("refused_calls", broken.TakesAnyPositions),
+    ("prompt_lookup", broken.TakesNothingBack),
+    ("weights", broken.GivesWeightsOfNothing),
+    ("weights", broken.SaysItHasWeights),
+    ("weights", broken.HidesItsWeights),
+    ("weights", broken.WeighsTwice),
+    ("compile", broken.LooksAtItsNumbers),
 ]
 
 
-@pytest.mark.parametrize("law", mixers.laws())
+@pytest.mark.slow
+@pytest.mark.parametrize("below", registered_mixers())
+def test_laws_of_models_in_every_pair(below: str) -> None:
+    """Each mixer under each: documents that go on across calls, and refused calls."""
+    for above in registered_mixers():
+        model = language_model(mixers.example(below), mixers.example(above))
+        go_on(f"{above} over {below}", model)
+        with torch.no_grad():
+            in_model(f"{above} over {below}", model)
+
+
+@pytest.mark.parametrize(
+    "law", [pytest.param(law, marks=[pytest.mark.slow] if law == "compile" else []) for law in mixers.laws()]
+)
 def test_law_holds_for_a_right_one(law: str) -> None:
-    assert (
-        mixers.examine(partial(mixers.laws()[law], lengths=(1, 7, 33)) if law in LONG else law, Decay) == mixers.HOLDS
-    )
+    kind = Dropping if law == "dropout" else Decay
+    of_length = {"lengths": QUICK_LENGTHS[law]} if law in QUICK_LENGTHS else {}
+    assert mixers.examine(partial(mixers.laws()[law], **of_length), kind) == mixers.HOLDS
 
 
-@pytest.mark.parametrize(("law", "broken"), RED, ids=[f"{law}-{kind.__name__}" for law, kind in RED])
-def test_law_goes_red(law: str, broken: type) -> None:
-    with pytest.raises(LawBroken, match=f"{broken.__name__} breaks the law '{law}'"):
-        mixers.examine(law, broken)
+@pytest.mark.parametrize(("law", "kind"), RED, ids=[f"{law}-{kind.__name__}" for law, kind in RED])
+def test_law_goes_red(law: str, kind: type) -> None:
+    with pytest.raises(LawBroken, match=f"{kind.__name__} breaks the law '{law}'"):
+        mixers.examine(law, kind)
 
 
 def test_every_law_was_seen_red() -> None:

@@ -83,6 +83,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         XPos as XPos,
     )
     from longitude.positions.scaling import rope_frequencies as rope_frequencies
+    from longitude.training import parameter_groups as parameter_groups
 
 __version__ = "0.1.0"
 
@@ -114,6 +115,7 @@ _NAMES = {
     "attention.cross": "CrossAttention",
     "attention.mixer": "Mixer register_mixer",
     "mixing": "mixer mixers",
+    "training": "parameter_groups",
     "attention.cache": "LongitudeCache LongitudeCacheLayer",
     "models": "LongitudeConfig LongitudeForCausalLM LongitudeForMaskedLM LongitudeForSeq2SeqLM",
 }

@@ -80,6 +80,7 @@ ONE_QUERY = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mask", ONE_QUERY.values(), ids=ONE_QUERY)
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 @pytest.mark.parametrize("positions", [{}, {"q_positions": 11, "k_positions": torch.arange(9) * 2}], ids=["", "tensor"])
@@ -110,6 +111,7 @@ def test_who_decodes_a_single_query(compiler, capsys, monkeypatch):
             assert [x.backend for x in lg.explain(q, k, k, encoding=encoding, **others) if x.chosen] == [expected]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_biased_sdpa_compiles_to_a_graph_or_two():
     torch._dynamo.reset()
@@ -155,7 +157,8 @@ def test_autocast_changes_nothing(encoding):
         plain = lg.attend(q, k, v, encoding=encoding, backend=backend)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             same = lg.attend(q, k, v, encoding=encoding, backend=backend)
-        assert same.dtype == torch.float32 and torch.equal(same, plain)
+        assert same.dtype == torch.float32
+        torch.testing.assert_close(same, plain)  # float32 tolerance: bfloat16 would be thousands of times off
 
 
 # ---- weights and dropout ---------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ def close(x, y):
     torch.testing.assert_close(x, y, atol=1e-12, rtol=0)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", COMPOSED)
 @pytest.mark.parametrize("cuts", [(1,) * LENGTH, (5, 1, 1, 5), (LENGTH - 1, 1), (2, 10)], ids=str)
 @torch.no_grad()
@@ -45,6 +46,7 @@ def test_pieces_are_the_whole(name, cuts):
     assert cache.get_seq_length() == LENGTH and cache.positions == 0
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", COMPOSED)
 @torch.no_grad()
 def test_the_batch_may_change(name):

@@ -65,7 +65,8 @@ def test_every_width_of_vectors(options, dtype, length, dim, tiles, monkeypatch)
 @pytest.mark.parametrize("pieces", [None, [(0, 0, 50, 0, 60), (0, 60, 130, 60, 130)]], ids=["whole", "pieces"])
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_more_threads_than_heads(threads, pieces, tiles):
-    """Blocks of queries and pieces are then shared out, and what they add up is added in the same order every time."""
+    """Blocks of queries and pieces are then shared out, and what they add up is added in the same order every time, whichever
+    thread took it: the same bits."""
     inputs, grads = problem(130, torch.float64, heads=2, kv_heads=1)
     options = {} if pieces is None else {"pieces": torch.tensor(pieces)}
     before = torch.get_num_threads()
@@ -96,7 +97,8 @@ def test_more_threads_than_heads(threads, pieces, tiles):
 @pytest.mark.parametrize("times", [1, 8])
 @pytest.mark.parametrize("slopes", [(0.25, 0.3), (0.5, 3.0), (100.0, 0.01)], ids=str)
 def test_what_is_left_out_is_zero_to_the_last_bit(slopes, times, monkeypatch):
-    """Values and gradients of very different lengths among them."""
+    """Values and gradients of very different lengths among them. The same bits, because the same loops add exact zeros or
+    nothing; the two builds differ in one constant."""
     inputs, grads = problem(640, torch.float32, slopes=slopes)
     with torch.no_grad():
         for x in inputs[:2]:
@@ -114,7 +116,7 @@ def test_what_is_left_out_is_zero_to_the_last_bit(slopes, times, monkeypatch):
 @pytest.mark.parametrize("value", [1e20, math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("name", ["k", "v"])
 def test_keys_that_nobody_may_see(name, value):
-    """On both sides of a window, whatever stands there: not a bit of another row."""
+    """On both sides of a window, whatever stands there: not a bit of another row, whose loops never read those keys."""
     inputs, _ = problem(300, torch.float32)
     q, k, v, table = (x.detach() for x in inputs)
     spoiled = {"k": k.clone(), "v": v.clone()}

@@ -111,6 +111,7 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(flex, "compiled", lambda: flex.attention)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize(("names", "case"), pairs())
 def test_same_answer_and_gradients(names, case, stand_in):
     compare(flex.flex, *problem(137, 137, names=names, mask=masks(137)[case]))
@@ -200,13 +201,11 @@ def compiled_by(monkeypatch):
     torch._dynamo.reset()
 
 
-TRACED = ["fox+t5", *(pytest.param(n, marks=pytest.mark.slow) for n in ("none", "t5", "fox", "alibi+t5", "rope+fox"))]
-
-
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
 )  # torch's tracer looks
-@pytest.mark.parametrize("names", TRACED)
+@pytest.mark.parametrize("names", ["fox+t5", "none", "t5", "fox", "alibi+t5", "rope+fox"])
 def test_gradients_of_flex_attention(names, compiled_by):
     """Grouped heads, documents, padding, queries with nothing to look at; fox: a level read as query's and as key's."""
     compiled_by("aot_eager")
@@ -216,6 +215,7 @@ def test_gradients_of_flex_attention(names, compiled_by):
 
 
 # ---- graphs ------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_at_most_two_graphs_for_twenty_lengths(compiled_by):
     """Powers of two: all lengths up to 256 are one graph, up to 512 another. Masks of causality, windows and padding share."""
     from torch._dynamo.testing import CompileCounter

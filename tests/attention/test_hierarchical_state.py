@@ -53,6 +53,7 @@ DOCUMENTS[1, 9:30], DOCUMENTS[1, 30:] = 1, 2
 DOCUMENTS[2, 41:] = -1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("grad", [True, False])
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["plain", "documents"])
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The attention layer: projections around attend(), and its bookkeeping of positions, documents and padding."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -142,26 +140,6 @@ def test_documents_cover_the_cache():
     attention(tokens(), cache=cache)
     with pytest.raises(ValueError, match=r"documents: expected \[2, 12\], cached tokens included, got \[2, 1\]"):
         attention(tokens(length=1), cache=cache, documents=torch.zeros(2, 1, dtype=torch.long))
-
-
-def test_layer_and_every_encoding_work_without_transformers():
-    code = """
-import sys
-sys.modules["transformers"] = None  # importing it now raises
-import torch, longitude as lg
-from longitude.positions.base import resolved
-x = torch.randn(2, 6, 16)
-shape = dict(num_heads=4, num_kv_heads=4, head_dim=4, dim=16, max_length=8, layout="half")
-for name in lg.encodings():
-    encoding = lg.encoding(name, **resolved(name, {}, **shape))
-    layer = lg.MultiHeadAttention(16, 4, encoding=encoding)
-    layer(encoding.embed(x, torch.arange(6))).sum().backward()
-    print(name)
-assert sys.modules["transformers"] is None
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == lg.encodings()
 
 
 def test_documents_in_the_mask_alone_are_refused_where_tokens_are_read() -> None:

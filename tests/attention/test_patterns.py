@@ -145,6 +145,7 @@ def encodings(width: int) -> dict[str, lg.Encoding | None]:
     }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", encodings(4))
 def test_every_backend_gives_the_answer_of_the_reference(name):
     """Values, logsumexp and gradients; whoever refuses says so."""

@@ -37,6 +37,7 @@ CHEAP = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("encoding", [None, lg.ALiBi(2)], ids=["plain", "offsets"])
 @pytest.mark.parametrize("case", CHEAP)
 def test_nothing_is_ever_quadratic(case, encoding):

@@ -172,6 +172,7 @@ def one_process(rank: int, world: int, meeting: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo")
 def test_a_ring_of_two_is_the_whole(tmp_path):
     """The output, and the gradients of q, k, v and of learned tables, summed over the processes."""

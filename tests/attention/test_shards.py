@@ -94,6 +94,7 @@ def in_window(a: int, b: int) -> tuple[int, int]:
     return max(0, a - 6), b
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_shards_are_the_whole(name):
     encoding = built(name)

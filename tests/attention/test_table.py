@@ -95,6 +95,7 @@ def masks(length: int) -> dict[str, lg.Mask]:
     }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", masks(1))
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_equals_the_reference(name, kind):
@@ -102,6 +103,7 @@ def test_equals_the_reference(name, kind):
         compare(name, length, mask=masks(length)[kind])
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", masks(1))
 @pytest.mark.parametrize("name", ["none", "alibi", "t5, both sides"])
 def test_equals_the_reference_without_a_compiler(name, kind, monkeypatch):
@@ -110,6 +112,7 @@ def test_equals_the_reference_without_a_compiler(name, kind, monkeypatch):
     compare(name, 131, mask=masks(131)[kind])
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("rows", [131, 5, 3, 1])
 @pytest.mark.parametrize("kind", masks(1))
 @pytest.mark.parametrize("name", ["none", "alibi", "t5, both sides"])
@@ -147,6 +150,7 @@ PLACES = {
 }
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_wherever_queries_and_keys_stand(name, place):
@@ -180,6 +184,7 @@ def test_without_the_logsumexp(name):
 
 
 # ---- other dtypes: against the reference in float64 on the same rounded numbers ------------------------------------------
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_other_dtypes_stay_within_their_rounding(name, dtype):

@@ -84,6 +84,7 @@ def compare(inputs, tolerance=1e-10, **options):
     return ours
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("band", BANDS, ids=str)
 @pytest.mark.parametrize("length", [1, 7, 63, 130, 500])
 def test_equals_dense_attention(length, band):
@@ -95,6 +96,7 @@ def test_float32_is_as_near_as_float32_can_be(length):
     compare(tensors(length, length, dtype=torch.float32), tolerance=2e-4, **CAUSAL)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("band", BANDS, ids=str)
 @pytest.mark.parametrize(("queries", "keys"), [(1, 700), (3, 131), (65, 300), (300, 65), (130, 1)])
 def test_cross_lengths_and_decoding(queries, keys, band):
@@ -229,6 +231,7 @@ def terms_of(inputs):
     return [torch.randn(shape, generator=generator, dtype=q.dtype).requires_grad_() for shape in shapes]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("terms", "learned"), [(True, True), (False, False)], ids=["all terms", "a fixed table"])
 def test_opcheck(terms, learned):
     inputs = tensors(9, 12, heads=4, kv_heads=2)
@@ -244,6 +247,7 @@ def test_opcheck(terms, learned):
     torch.library.opcheck(toeplitz._attention_backward, arguments)
 
 
+@pytest.mark.slow
 def test_compiles_to_two_graphs_over_twenty_lengths():
     torch._dynamo.reset()
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
@@ -276,6 +280,7 @@ class LargestTensor(TorchDispatchMode):
         return result
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("band", [CAUSAL, {"low": 0, "high": 40}, {"low": None, "high": None}], ids=str)
 @pytest.mark.parametrize("terms", [True, False], ids=["all terms", "a table"])
 def test_nothing_of_queries_times_keys_is_allocated(terms, band, route):

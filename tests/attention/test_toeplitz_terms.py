@@ -110,6 +110,7 @@ SHAPES = [(1, 1, 0), (9, 9, 4), (131, 131, 0), (131, 131, 90), (65, 200, 150), (
 LONG = [(333, 333, 250), (700, 431, 330), (431, 699, 600), (697, 697, 681)]
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("band", ROOM)
 @pytest.mark.parametrize("kinds", SETS, ids=lambda kinds: "+".join(kinds) or "nothing")
 def test_equals_every_pair_written_out(kinds, band):
@@ -117,6 +118,7 @@ def test_equals_every_pair_written_out(kinds, band):
         compare(tensors(kinds, queries, keys, near), near=near, low=ROOM[band][0], high=ROOM[band][1])
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), tuple(KINDS)], ids="+".join)
 def test_far_keys_many_tiles_and_the_edges_of_windows(kinds):
     for queries, keys, near in LONG:
@@ -124,6 +126,7 @@ def test_far_keys_many_tiles_and_the_edges_of_windows(kinds):
             compare(tensors(kinds, queries, keys, near, batch=1, dim=3), near=near, low=low, high=high)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("heads", [(4, 2), (4, 1), (6, 3)], ids=str)
 @pytest.mark.parametrize("shared", [True, False], ids=["vectors for all heads", "vectors per head"])
 def test_grouped_heads(heads, shared):
@@ -190,12 +193,14 @@ def narrowed(x, dtype=torch.float32):
     return {name: t.to(kinds.get(name, torch.float32)) for name, t in x.items()}
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kinds", SETS, ids=lambda kinds: "+".join(kinds) or "nothing")
 def test_float32_is_as_near_as_float32_can_be(kinds):
     for queries, keys, near in [(131, 131, 90), (65, 300, 200), (700, 431, 330)]:
         compare(narrowed(tensors(kinds, queries, keys, near, batch=1)), near=near, tolerance=1e-5)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kinds", SETS, ids=lambda kinds: "+".join(kinds) or "nothing")
 def test_halves_stay_within_their_rounding(kinds, dtype):
@@ -229,6 +234,7 @@ def steep(kind, queries, keys, times):
     return x
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("size", [1, 30], ids=["", "queries and keys 30 times as long"])
 @pytest.mark.parametrize("times", [1, 20, 300])
 @pytest.mark.parametrize("kind", ["table", "levels"])
@@ -341,6 +347,7 @@ def right_where_finite(x, name, value, tolerance, **options):
 VALUES = [math.nan, math.inf, -math.inf]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), tuple(KINDS)], ids="+".join)
 def test_where_an_answer_is_finite_it_is_right(kinds, value):
@@ -351,6 +358,7 @@ def test_where_an_answer_is_finite_it_is_right(kinds, value):
         right_where_finite(narrowed(x), name, value, 1e-4, **options | {"high": 20})
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("value", VALUES)
 @pytest.mark.parametrize("kind", ["table", "levels"])
 def test_far_keys_left_out_hide_nothing(kind, value):

@@ -48,6 +48,7 @@ def test_scores_of_any_chunk_equal_the_product_of_matrices(shape: tuple[int, int
     torch.testing.assert_close(transported_scores(q, k, w, b), want, **CLOSE)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("high", [None, 0, 5, 40])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_attention_of_any_chunk_equals_softmax_of_the_scores(shape: tuple[int, int, int], high: int | None) -> None:
@@ -113,6 +114,7 @@ def test_product_of_a_chunk() -> None:
     torch.testing.assert_close(torch.eye(4, dtype=torch.float64) - w.mT @ chunk_product(w, b) @ w, want, **CLOSE)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", [(7, 7, 7), (63, 63, 63), (5, 9, 13)], ids=str)
 def test_gradients_equal_those_of_the_matrices(shape: tuple[int, int, int]) -> None:
     q, k, v, w, b, level = (x.requires_grad_() for x in drawn(*shape))
@@ -153,7 +155,8 @@ def test_short_floats_are_computed_in_float32(dtype: torch.dtype) -> None:
     torch.testing.assert_close(transported_scores(q, k, w, b), transported_scores(long[0], long[1], long[3], long[4]))
     out = transport_attention(q, k, v, w, b, 0.3)
     assert out.dtype == dtype
-    torch.testing.assert_close(out, transport_attention(*long, 0.3).to(dtype), atol=0, rtol=0)
+    eps = torch.finfo(dtype).eps  # one rounding: a float32 that differs in its last bit may fall to the other side
+    torch.testing.assert_close(out.float(), transport_attention(*long, 0.3), atol=eps, rtol=eps)
 
 
 def test_memory_of_attention_grows_with_the_length_alone() -> None:

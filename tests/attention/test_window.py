@@ -76,6 +76,7 @@ def test_equals_full_attention_under_the_mask(size, step):
 
 
 # ---- the cache --------------------------------------------------------------------------------------------------------
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
 def test_decoding_is_the_whole_pass(name):
@@ -230,6 +231,7 @@ def test_a_cache_that_forgets_nothing_serves_as_well():
 
 
 # ---- a model of them ----------------------------------------------------------------------------------------------------
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("encoding", "size", "step"), [("rope", 6, 1), ("alibi", 3, 2), ("fox", 6, 1), ("path", 3, 2)])
 def test_generates(encoding, size, step):
     """Greedily and by beams, padded on the left, as without a cache; the cache holds the window."""

@@ -87,7 +87,8 @@ def test_a_gap_between_positions_is_no_border(extended) -> None:
     changed["input_ids"][0, 0] += 1
     assert (last(**batch) - last(**changed)).abs().max() > 1e-4
     bare, bare_changed = ({k: v for k, v in each.items() if k != "attention_mask"} for each in (batch, changed))
-    assert torch.equal(last(**bare), last(**bare_changed)), "the mask could go: transformers learned to read gaps"
+    moved = (last(**bare) - last(**bare_changed)).abs().max()
+    assert moved < 1e-6, "the mask could go: transformers learned to read gaps"
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
@@ -123,6 +124,7 @@ def test_the_loss_is_that_of_plain_transformers(tune, extended, text) -> None:
     assert tuned.losses == pytest.approx([float(loss)], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_seed_decides(tune, tmp_path) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         tune(seed=seed, positions="randomized", out=tmp_path / name)
@@ -136,17 +138,20 @@ def test_every_step_is_heard(tune) -> None:
     assert heard == [(i + 1, 3, loss) for i, loss in enumerate(tuned.losses)]
 
 
+@pytest.mark.slow
 def test_windows_are_as_long_as_the_configuration_says(tune, tmp_path) -> None:
     assert tune(length=None, steps=1, out=tmp_path / "a")[0].tokens == 2 * 4 * LENGTH
     assert tune(length=None, steps=1, positions="skipped", out=tmp_path / "b")[0].tokens == 2 * LENGTH
 
 
+@pytest.mark.slow
 def test_gradient_checkpointing_changes_nothing(tune, tmp_path) -> None:
     plain, _ = tune(out=tmp_path / "a")
     saving, _ = tune(out=tmp_path / "b", gradient_checkpointing=True)
     assert saving.losses == pytest.approx(plain.losses, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_the_dtype_stays(save, text, tmp_path) -> None:
     source = save("llama", tmp_path / "source")
     AutoModelForCausalLM.from_pretrained(source).to(torch.bfloat16).save_pretrained(source)

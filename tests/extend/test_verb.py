@@ -42,7 +42,7 @@ def test_longrope(small, checkpoint, command, text, tmp_path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     assert logits(out, 2 * LENGTH).isfinite().all()
     if rope["attention_factor"] == 1:
-        assert torch.equal(logits(out, LENGTH), logits(checkpoint("llama"), LENGTH))
+        torch.testing.assert_close(logits(out, LENGTH), logits(checkpoint("llama"), LENGTH))
     code, _, said = command(checkpoint("llama"), "--to", 2 * LENGTH, "--method", "longrope", "--dry-run")
     assert code == 2 and "--dry-run" in said
 
@@ -113,7 +113,7 @@ def test_fine_tune(more, checkpoint, command, text, tmp_path) -> None:
     assert code == 0 and len(found["tuned"]["losses"]) == 3
     rope = json.loads((out / "config.json").read_text())["rope_parameters"]
     assert rope["rope_type"] == "yarn"
-    assert not torch.equal(logits(out, 2 * LENGTH), logits(checkpoint("llama"), 2 * LENGTH))
+    assert (logits(out, 2 * LENGTH) - logits(checkpoint("llama"), 2 * LENGTH)).abs().max() > 1e-4
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 

@@ -34,6 +34,7 @@ def test_pieces_are_the_whole(spec, build, ids):
     assert cache.get_seq_length() == 14
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_padding_changes_nothing(spec, build, ids):
     """Left or right: logits, loss and gradients of the tokens are those without; cached pieces included."""
@@ -55,6 +56,7 @@ def test_padding_changes_nothing(spec, build, ids):
         close(torch.cat([first.logits, second.logits], 1)[:, 4:], plain.logits)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_packed_documents_are_separate(spec, build, ids):
     """Logits, the loss and its gradients; the loss crosses no border; a batch of other borders per row."""
@@ -186,6 +188,7 @@ def checkpointing(model, options=None):
     enable(options)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_checkpointing_gives_the_same_gradients(spec, build, ids):
     model, x = build(spec).train(), ids()

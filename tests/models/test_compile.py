@@ -8,13 +8,10 @@ from torch._dynamo.testing import CompileCounter
 import longitude as lg
 
 LENGTHS = [7, 9, 12, 13, 15, 16, 17, 21, 24, 31, 32, 33, 40, 45, 48, 50, 55, 58, 63, 64]
-QUICK = ["rope", "t5", "alibi"]
-SPECS = [
-    pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in lg.encodings() if "path" not in name
-]
+pytestmark = pytest.mark.slow  # the law of compilation is quick for one encoding in tests/test_laws.py
 
 
-@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("spec", [name for name in lg.encodings() if "path" not in name])
 @torch.no_grad()
 def test_at_most_two_graphs(spec, build, ids):
     """Whole (fullgraph), 20 lengths, the same logits. Reflections go token by token, so `path` is not among them."""

@@ -57,6 +57,7 @@ def test_both_sides_are_heard(spec, ids):
         assert (gradient[0].abs().amax(-1) > 1e-9).all()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_padding_changes_nothing(spec, ids):
     """Left, right or both: logits, loss and gradients of the tokens are those without."""
@@ -72,6 +73,7 @@ def test_padding_changes_nothing(spec, ids):
             close(ours, theirs)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_packed_documents_are_separate(spec, ids):
     model, x = build(spec), ids(2, 12)
@@ -247,7 +249,7 @@ def test_trained_saved_and_loaded(ids, tmp_path):
         assert torch.equal(loaded.state_dict()[name], value), name
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
     with torch.no_grad():
-        assert torch.equal(loaded(x).logits, model.eval()(x).logits)
+        torch.testing.assert_close(loaded(x).logits, model.eval()(x).logits)
 
 
 @torch.no_grad()

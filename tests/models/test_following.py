@@ -34,6 +34,7 @@ def in_pieces(model, x, cuts, **masks) -> torch.Tensor:
     return torch.cat(outs, 1)
 
 
+@pytest.mark.one_in(7)
 @torch.no_grad()
 @pytest.mark.parametrize("prompt", [1, L0 - 1, L0, L0 + 1, 13])
 @pytest.mark.parametrize("follow", ["declared", "row"])

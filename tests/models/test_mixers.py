@@ -38,6 +38,7 @@ def tokens(batch: int = 2, length: int = 23) -> torch.Tensor:
 MIXERS = [[name] * 2 for name in lg.mixers()] + HYBRIDS
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mixers", MIXERS, ids="+".join)
 def test_whole_pass_is_pieces_is_one_by_one(mixers):
     m, x = model(mixers), tokens()
@@ -53,6 +54,7 @@ def test_whole_pass_is_pieces_is_one_by_one(mixers):
             assert cache.get_seq_length() == 23
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mixers", MIXERS, ids="+".join)
 def test_generation_is_the_whole_pass_again_and_again(mixers):
     """Greedy, two rows, one padded on the left: each token is the best of a pass without cache over its own row."""
@@ -68,6 +70,7 @@ def test_generation_is_the_whole_pass_again_and_again(mixers):
         assert made[row, first:].tolist() == text[0].tolist()
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mixers", MIXERS, ids="+".join)
 def test_beams_take_their_state_along(mixers):
     m, x = model(mixers), tokens(2, 9)
@@ -92,6 +95,7 @@ def test_packed_documents_are_separate_documents(mixers):
             torch.testing.assert_close(packed[:, start:stop], m(x[:, start:stop]).logits, rtol=0, atol=1e-10)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("mixers", MIXERS, ids="+".join)
 def test_round_trip(mixers, tmp_path):
     """config.json holds every option of the mixer; the loaded model gives the same numbers."""

@@ -27,6 +27,7 @@ def of(module, ending: str, without: tuple[str, ...] = ("Vision", "Audio")) -> l
     return sorted(found, key=lambda kind: "Text" not in kind.__name__)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("family", FAMILIES.split())
 @pytest.mark.filterwarnings("default")  # of code that is not ours
 def test_family(family):

@@ -65,6 +65,7 @@ def close(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], length: in
         torch.testing.assert_close(got.float(), want[0, :, :pairs], atol=4e-7 * length, rtol=0)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("style", ["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))

@@ -87,6 +87,7 @@ def close(x, y, tolerance=1e-11):
 CASES = [(pre, act) for pre in (False, True) for act in ("relu", "gelu")]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("pre", "act"), CASES)
 @pytest.mark.parametrize("length", LENGTHS)
 def test_the_encoder_is_torchs(pre, act, length):
@@ -108,6 +109,7 @@ def test_the_encoder_is_torchs(pre, act, length):
         close(a, b, 1e-9)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("pre", "act"), CASES)
 @pytest.mark.parametrize(("source", "target"), [(1, 1), (7, 5), (5, 63), (63, 7)])
 def test_the_encoder_decoder_is_torchs(pre, act, source, target):

@@ -56,6 +56,7 @@ def test_it_learns(build, ids, tmp_path):
         assert torch.equal(loaded.state_dict()[name], value), name
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shifted", [False, True], ids=["labels", "shift_labels"])
 @pytest.mark.parametrize("loss", ["logged", "weights"])
 def test_accumulated_batches_are_the_big_batch(shifted, loss, build, ids, tmp_path):
@@ -99,6 +100,7 @@ def test_evaluation(shifted, build, ids, tmp_path):
     torch.testing.assert_close(torch.from_numpy(logits), expected.logits)
 
 
+@pytest.mark.slow
 def test_checkpointed_and_packed(build, ids, tmp_path):
     """document_ids pass through, and checkpointing changes no step."""
     examples = [{**row, "document_ids": torch.arange(LENGTH) // 5} for row in rows(ids)]

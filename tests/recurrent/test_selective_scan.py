@@ -61,6 +61,7 @@ def test_discretisation_is_eulers():
     assert h.item() == pytest.approx(0.5 * 0.6065307)
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("length", [1, 7, 63, 130])
 @pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
 def test_modes_are_the_recurrence(form, mode, length):

@@ -146,6 +146,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", CASES)
 def test_one_sentence_whatever_was_measured(case, tmp_path):
     shares, options, expected = CASES[case]
@@ -170,6 +171,7 @@ def test_the_table(tmp_path):
     assert styles == ["red", "green", "red", ""]
 
 
+@pytest.mark.slow
 def test_the_page_speaks_of_answers_alone(tmp_path):
     html = write_report(write(tmp_path)).read_text(encoding="utf-8")
     text = re.sub(r"<(script|style).*?</\1>", "", html, flags=re.DOTALL)

@@ -74,6 +74,10 @@ def test_the_encoding_is_the_one_that_the_model_has(label):
         ("window:", "expected window:option=value after the colon, got 'window:'"),
         ("qqqq", "unknown encoding or mixer 'qqqq': there are: alibi, attention,"),
         ("", "unknown encoding or mixer ''"),
+        (
+            "none+rope+mamba",
+            "expected none, or encodings, got 'none+rope+mamba': beside another encoding 'none' says nothing",
+        ),
     ],
 )
 def test_the_nearest_name_of_either_kind(label, message):

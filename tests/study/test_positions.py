@@ -64,6 +64,7 @@ class Killed(BaseException):
     """What nothing catches, as nothing catches kill -9."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["randomized", "skipped"])
 def test_a_killed_cell_ends_with_the_same_files(sampler, data, tmp_path, monkeypatch):
     config = checked(replaced(TINY, encodings=("rope",), positions=sampler))

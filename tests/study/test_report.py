@@ -157,6 +157,7 @@ def test_a_colour_belongs_to_a_label(run):
     assert len({charts.colour_of(read, label) for label in read.labels}) == len(read.labels)
 
 
+@pytest.mark.slow
 def test_twenty_labels_can_be_told_apart(tmp_path, synthetic):
     labels = [f"rope:base={100 * i}" for i in range(1, 21)]
     read = read_run(synthetic.write(tmp_path, dict.fromkeys(labels, (2.5, 2.6)), lengths=(256, 512)))

@@ -56,6 +56,14 @@ def test_a_study_its_directory_and_its_end(tmp_path, monkeypatch):
     assert (tmp_path / "run" / "study.json").read_bytes() == before
 
 
+@pytest.mark.parametrize(
+    "labels", [("rope+performer", "performer"), ("rope", "none", "rope:base=10000"), ("mamba", "none+mamba")]
+)
+def test_labels_of_one_model_are_refused(labels, tmp_path):
+    with pytest.raises(ValueError, match=f"--encodings .*: it names the same model as {labels[0].replace('+', '.')}"):
+        runner.plan(replaced(TINY, encodings=labels), tmp_path / "run")
+
+
 def test_more_encodings_and_seeds_are_added(tmp_path):
     run(TINY, tmp_path)
     kept = (tmp_path / "cells" / "rope-0" / "model.safetensors").stat().st_mtime_ns

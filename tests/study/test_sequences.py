@@ -228,6 +228,7 @@ class Killed(BaseException):
     """What nothing catches, as nothing catches kill -9."""
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("where", "name", "when"), [(LossLog, "append", 5), (cells, "write_rows", 1)])
 @pytest.mark.parametrize("sampler", ["contiguous", "randomized"])
 def test_a_killed_cell_ends_with_the_same_files(where, name, when, sampler, tmp_path, monkeypatch):

@@ -105,6 +105,7 @@ CASES = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
 def test_one_sentence_whatever_was_measured(case, tmp_path, synthetic):
     options, expected = CASES[case]
@@ -136,6 +137,18 @@ def test_the_table_shows_value_interval_and_verdict(tmp_path, synthetic):
     assert "sinusoidal diverged at step 117" in printed(run)
     styles = [str(getattr(cell, "style", "")) for cell in table(run).columns[-1].cells]
     assert styles == ["red", "", "red", "green", "red", ""]
+
+
+def test_nothing_holds_beyond_training_that_training_never_used(tmp_path, synthetic):
+    words = "never used its far part in training, whose 256 positions fit its window of 256"
+    states = {("alibi", 0): {"untrained": words}}
+    run = synthetic.write(tmp_path, {name: synthetic.bits[name] for name in ("rope", "alibi")}, states=states)
+    text = conclusion(run)
+    assert is_one_sentence(text) and f"; alibi {words};" in text and "for alibi (−1" in text and "holds" not in text
+    assert set(summary(run).query("label == 'alibi' and length > 256")["verdict"]) == {"cannot tell"}
+    assert line(summary(run), "rope", 4096)["verdict"] == "does not hold"
+    shown = " ".join(printed(run).split())
+    assert f"alibi {words}" in shown and "?" in shown
 
 
 def test_a_cell_that_is_not_done_counts_for_nothing(tmp_path, synthetic):

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
+from longitude.attention.held import CropsTogether, together
 from longitude.attention.lengths import later, newest
 from longitude.attention.transport import carried
 from longitude.positions.base import Columns, Encoding, Positions, Transport, explicit
@@ -38,7 +39,7 @@ class Room:
         return self.given
 
 
-class LongitudeCacheLayer(DynamicLayer):
+class LongitudeCacheLayer(CropsTogether, DynamicLayer):
     """Keys, values and what an encoding must know about the tokens that passed.
 
     keys [B, Hkv, L, head_dim], rotated where a rotated key stays right, raw otherwise, and rewritten where the tokens after
@@ -74,9 +75,11 @@ class LongitudeCacheLayer(DynamicLayer):
             return self.positions.amax((1, 2), keepdim=True) + 1
         return self.positions[..., -1:] + 1
 
-    def said_positions(self) -> Tensor | None:
-        """Positions of the cached tokens, where they do not just count up: [L], [B, L] or [B, L, axes]."""
-        return self.positions if isinstance(self.positions, Tensor) else None
+    def said_positions(self) -> Tensor:
+        """Position of the last cached token, [1] or [B, 1]; on several axes those of all, [B, L, axes]."""
+        if isinstance(self.positions, int):
+            return torch.tensor([self.positions + self.held - 1])
+        return self.positions if self.positions.dim() == 3 else self.positions[..., -1:]
 
     def extend(
         self, k: Tensor, v: Tensor, positions: Positions, columns: Columns, carry: Any, encoding: Encoding | None = None
@@ -171,14 +174,14 @@ class LongitudeCacheLayer(DynamicLayer):
         super().batch_select_indices(indices)
         self._map(lambda x: x[indices])
 
-    def crop(self, tokens_to_remove: int) -> None:
-        held: list[Tensor] = []
-        tree_map_only(Tensor, held.append, self.carry)
-        if tokens_to_remove and held:
+    def require_crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove and any(isinstance(leaf, Tensor) for leaf in tree_leaves(self.carry)):
             raise ValueError(
                 "crop: the encoding carries a state that cannot be taken back; expected a cache used forward only"
             )
-        super().crop(tokens_to_remove)
+
+    def _crop(self, tokens_to_remove: int) -> None:
+        DynamicLayer.crop(self, tokens_to_remove)
         keep = self.held
         self.columns = {name: column[:, :, :keep] for name, column in self.columns.items()}
         if isinstance(self.positions, Tensor):
@@ -203,6 +206,7 @@ class LongitudeCache(Cache):
         super().__init__(
             layers=[LongitudeCacheLayer() for _ in range(layers)] if isinstance(layers, int) else [*layers]
         )
+        together(self.layers)
 
 
 def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
@@ -210,6 +214,7 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
 
     make: for each layer of the model, what builds an empty one."""
     if len(cache.layers) == len(make) and all(hasattr(layer, "said_positions") for layer in cache.layers):
+        together(cache.layers)
         return cache
     if cache.layers and cache.get_seq_length():
         raise ValueError(
@@ -221,4 +226,5 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
             f"{type(cache.layers[0]).__name__}; static, sliding and quantized layers cannot hold what encodings keep"
         )
     cache.layers[:] = [empty() for empty in make]
+    together(cache.layers)
     return cache

@@ -60,6 +60,8 @@ def called(
             )
         x, remembered = torch.cat([memory.detach(), x], 1), memory.shape[1]
     past, length = cache.get_seq_length() if cache is not None else 0, x.shape[1]
+    if cache is not None and past and cache.keys is not None and len(cache.keys) != len(x):
+        raise ValueError(f"x: expected a batch of {len(cache.keys)}, as the cache holds, got {len(x)}")
     keys = past + length
     require_mask(mask)
     if documents is None and encoding.reads_tokens and _hides_tokens(mask.parts()):

@@ -1,4 +1,4 @@
-"""Documents in one row: what a number per token means, for every mixer and model."""
+"""Documents in one row: what a number per token means for every mixer and model, and where a row has come to."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Int
 from torch import Tensor
+
+from longitude.positions.base import Positions, explicit
 
 
 def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
@@ -31,6 +33,37 @@ def begins_of(documents: Int[Tensor, "B L"]) -> Tensor:
     """Which tokens begin a document after another one, bool [B, L]."""
     runs = runs_of(documents)
     return runs > F.pad(runs.cummax(1).values[:, :-1], (1, 0), value=0).clamp(min=0)
+
+
+def last_position(
+    positions: Positions, count: int, documents: Int[Tensor, "B Lk"] | None, before: int | Tensor
+) -> int | Tensor:
+    """Position of each row's last token that is no padding; on several axes the largest of its document, which text goes on
+    after. An int, or [1] or [B, 1].
+
+    positions: of the last `count` tokens; documents: of all so far, None: one document without padding; before: the answer for
+    the tokens before these.
+    """
+    several = isinstance(positions, Tensor) and positions.dim() == 3
+    if documents is None:
+        if isinstance(positions, int):
+            return positions + count - 1
+        if not several:
+            return positions[..., -1:]
+        largest = positions.amax((1, 2))[:, None]
+        return torch.maximum(largest, torch.as_tensor(before, device=largest.device))
+    begins, real = begins_of(documents)[:, -count:], documents[:, -count:] >= 0
+    places = explicit(positions, count, documents.device)
+    places = (places.amax(-1) if several else places).expand(len(documents), -1)
+    before = torch.as_tensor(before, device=places.device).expand(len(documents), 1)
+    if several:
+        document = begins.cumsum(1)
+        last = document[:, -1:]
+        largest = places.masked_fill(~real | (document != last), -1).amax(1, keepdim=True)
+        return torch.where(last == 0, torch.maximum(largest, before), largest)
+    order = torch.arange(count, device=places.device)
+    at = torch.where(real, order, -1).amax(1, keepdim=True)
+    return torch.where(at >= 0, places.gather(1, at.clamp(min=0)), before)
 
 
 def flattened(name: str, ends: Tensor, batch: int, length: int) -> Tensor:

@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from longitude.attention.call import Call, called
+from longitude.attention.held import of_this_mode, unchanged_if_refused
 from longitude.attention.lengths import parted, whole
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer, register_mixer
@@ -55,6 +56,7 @@ class LatentAttention(Mixer):
     scores = True
     rotates = True
     both_sides = True
+    has_weights = True
 
     def __init__(
         self,
@@ -148,7 +150,9 @@ class LatentAttention(Mixer):
             q = torch.cat([content, encoding.queries(turning, tables)], -1)
             rotary = encoding.keys(rotary, tables)
         key = torch.cat([latent, rotary], -1)
-        columns, carry = encoding.context(call.x, cache.carry if cache is not None else None, call.documents)
+        columns, carry = encoding.context(
+            call.x, of_this_mode(cache.carry) if cache is not None else None, call.documents
+        )
         for name in encoding.passing_columns:
             if columns[name].shape[1] != 1:
                 raise ValueError(
@@ -156,12 +160,13 @@ class LatentAttention(Mixer):
                     "one; expected an encoding built with num_kv_heads=1"
                 )
         k_positions = call.positions
-        if cache is not None:
-            seen: Any = Tail(encoding, self.kv_rank)
-            key, _, columns = cache.extend(key, key[..., :0], call.positions, columns, carry, seen)
-            k_positions = cache.positions
         attend = self.absorbed if absorbed else self.expanded
-        out, weights = attend(q[:, :, call.remembered :], key, call, encoding, columns, k_positions, return_weights)
+        with unchanged_if_refused(cache):
+            if cache is not None:
+                seen: Any = Tail(encoding, self.kv_rank)
+                key, _, columns = cache.extend(key, key[..., :0], call.positions, columns, carry, seen)
+                k_positions = cache.positions
+            out, weights = attend(q[:, :, call.remembered :], key, call, encoding, columns, k_positions, return_weights)
         out = self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(2))
         return (out, weights) if return_weights else out
 

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from longitude.attention.call import called
+from longitude.attention.held import of_this_mode, unchanged_if_refused
 from longitude.attention.lengths import parted, whole
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer, register_mixer
@@ -35,6 +36,7 @@ class MultiHeadAttention(Mixer):
     scores = True
     rotates = True
     both_sides = True
+    has_weights = True
     caches = ("keys and values",)  # what a cache may hold
 
     def __init__(
@@ -114,21 +116,24 @@ class MultiHeadAttention(Mixer):
             if tables is None:
                 tables = encoding.prepare(explicit(positions, length, x.device), None, q.dtype)
             q, k = encoding.queries(q, tables), encoding.keys(k, tables)
-        columns, carry = encoding.context(x, cache.carry if cache is not None else None, call.documents)
+        columns, carry = encoding.context(x, of_this_mode(cache.carry) if cache is not None else None, call.documents)
         k_positions = positions
-        if cache is not None:
-            k, v, columns = cache.extend(k, v, positions, columns, carry, encoding)
-            k_positions = cache.positions
-            if k.shape[2] < call.keys:  # the cache forgets what nobody sees any more
-                mask = mask.since(call.keys - k.shape[2])
+        with unchanged_if_refused(cache):
+            if cache is not None:
+                k, v, columns = cache.extend(k, v, positions, columns, carry, encoding)
+                k_positions = cache.positions
+                if k.shape[2] < call.keys:  # the cache forgets what nobody sees any more
+                    mask = mask.since(call.keys - k.shape[2])
 
-        if call.remembered:  # the memory asks nothing
-            q, positions = q[:, :, call.remembered :], part_of(positions, slice(None), slice(call.remembered, None))
-        dropout = self.dropout if self.training else 0.0
-        q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
-        r = raw_request(q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights)
-        parts = whole(r) if encoding.stable_keys else parted(r, encoding, positions, k_positions)
-        out, weights = run(parts, self.backend)
+            if call.remembered:  # the memory asks nothing
+                q, positions = q[:, :, call.remembered :], part_of(positions, slice(None), slice(call.remembered, None))
+            dropout = self.dropout if self.training else 0.0
+            q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
+            r = raw_request(
+                q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights
+            )
+            parts = whole(r) if encoding.stable_keys else parted(r, encoding, positions, k_positions)
+            out, weights = run(parts, self.backend)
         out = out.to(x.dtype)
         out = self.o_proj(out.transpose(1, 2).flatten(2))
         return (out, weights) if return_weights else out

@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from longitude.errors import unknown
@@ -20,15 +21,25 @@ class Mixer(nn.Module):
     does. What a mixer cannot do with one of them is a ValueError that names the mixer. `cache_layer()` is an empty cache for
     it. scores: an encoding may add terms to its scores; rotates: an encoding may turn its queries and keys. What acts on a
     model's input goes with every mixer. both_sides: with lg.NoMask() a token hears those after it too, as encoders need.
-    growth: of what its cache holds, with the tokens N: "O(1)", "O(log N)" or "O(N)". by_fft: a Fourier transform spreads rounding
-    over all places, so that a later token may move an earlier output in its last bits.
+    has_weights: it weighs keys, and return_weights gives those weights; elsewhere that is a ValueError.
+    growth: of what its cache holds, with the tokens N: "O(1)", "O(log N)" or "O(N)". undecayed: names of the parameters
+    that weight decay must leave alone, rates and the like, besides vectors and norms (lg.parameter_groups). full_precision:
+    names of its own parameters whose rounding to 16 bits would be another formula (frequencies, say): they stay float32 or wider
+    however the module is moved, loaded or assigned to. far_from: a sequence of at most this many tokens does not
+    use its far part, which then is not trained; None: it has none.
     """
 
     scores = False
     rotates = False
     both_sides = False
+    has_weights = False
     growth = "O(N)"
-    by_fft = False
+    undecayed: tuple[str, ...] = ()
+    full_precision: tuple[str, ...] = ()
+
+    @property
+    def far_from(self) -> int | None:
+        return None
 
     def cache_layer(self) -> Any:
         """An empty layer of a cache, as transformers' Cache(layers=[...]) takes it."""
@@ -41,6 +52,31 @@ class Mixer(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw the parameters that are neither in Linear nor in norms or embeddings anew; models call it on every mixer."""
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name in self.full_precision and param is not None and param.dtype != _wide(param.dtype):
+            narrow, param = param, nn.Parameter(param.detach().to(_wide(param.dtype)), param.requires_grad)
+            vars(param).update(vars(narrow))  # marks of those who load or train
+        super().register_parameter(name, param)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
+        """What .to(), .bfloat16(), .half() and their like come down to."""
+        kept = [p for name in self.full_precision if (p := self._parameters.get(name)) is not None]
+        kept = [*kept, *(p.grad for p in kept if p.grad is not None)]
+
+        def moved(x: Tensor) -> Tensor:
+            out = fn(x)
+            if any(x is one for one in kept) and out.dtype != _wide(out.dtype):
+                return x.to(out.device, _wide(out.dtype))
+            return out
+
+        return super()._apply(moved, recurse)
+
+    def mark_undecayed(self) -> None:
+        """Sets `_no_weight_decay` on what `undecayed` names: training scripts of the published state space models look for it.
+        Copies and loaded checkpoints lose such marks, so lg.parameter_groups reads `undecayed` itself."""
+        for name in self.undecayed:
+            self.get_parameter(name)._no_weight_decay = True  # type: ignore[attr-defined]
 
     def refuses(self, encoding: Encoding) -> str | None:
         """Why an encoding means nothing to it, in words; None where it takes it."""
@@ -61,6 +97,10 @@ class Mixer(nn.Module):
                     f"{why}; expected an encoding that acts on the input, or none at all, or one of the mixers "
                     f"{', '.join(sorted(able))}"
                 )
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32) if dtype.is_floating_point else dtype
 
 
 # ---- the registry ----------------------------------------------------------------------------------------------------

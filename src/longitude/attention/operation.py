@@ -141,12 +141,13 @@ def raw_request(
             )
     if any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions)):
         q_positions, k_positions = _of_one_axis(q_positions, k_positions, terms, keys - rows)
+    learned = [p for p in encoding.parameters() if p.requires_grad] if torch.is_grad_enabled() and len(terms) else []
     r = Request(
         q, k, v, terms, mask, q_positions, k_positions,
         scale=q.shape[3] ** -0.5 if scale is None else scale,
         dropout=dropout,
         weights=return_weights,
-        learned=torch.is_grad_enabled() and len(terms) > 0 and any(p.requires_grad for p in encoding.parameters()),
+        learned=tuple(learned),
         q_order=keys - rows,
     )  # fmt: skip
     require_causal(encoding, mask)
@@ -224,7 +225,11 @@ def cheapest(requests: Sequence[Request]) -> Backend:
 
 
 def run(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """The output, and the weights or the logsumexp if they were asked for."""
+    """The output, and the weights or the logsumexp if they were asked for. The dtype of q decides, under autocast too."""
+    device = parts[0].request.q.device.type
+    if torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return run(parts, backend)
     chosen = choose([part.request for part in parts], backend)
 
     def one(r: Request) -> tuple[Tensor, Tensor | None]:

@@ -32,7 +32,7 @@ class Request:
     dropout: float = 0.0
     weights: bool = False
     lse: bool = False
-    learned: bool = False  # whether something inside the terms wants a gradient
+    learned: tuple[Tensor, ...] = ()  # what inside the terms wants a gradient
     q_order: int = 0
     k_order: int = 0
     band: tuple[int | None, int | None] = field(init=False)

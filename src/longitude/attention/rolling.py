@@ -63,10 +63,10 @@ class RollingCacheLayer(LongitudeCacheLayer):
         room.space = room.given = None  # what is left behind goes with the room
         return held[:, :, drop:].clone()
 
-    def crop(self, tokens_to_remove: int) -> None:
+    def require_crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove and self.dropped:
             raise ValueError(
                 f"crop: tokens before the last {self.keep} are forgotten and would be seen again; expected a cache used "
                 "forward only"
             )
-        super().crop(tokens_to_remove)
+        super().require_crop(tokens_to_remove)

@@ -10,16 +10,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers.cache_utils import CacheLayerMixin
 
-from longitude.attention.lengths import newest
+from longitude.attention.documents import last_position
+from longitude.attention.held import CropsTogether, of_this_mode
 from longitude.positions.base import Positions
 
 
-class StateLayer(CacheLayerMixin):
+class StateLayer(CropsTogether, CacheLayerMixin):
     """What a mixer carries from token to token.
 
     state: None before the first token, then whatever the mixer made: a tuple (or dict) of tensors with the batch in front.
-    seen: tokens so far, the same for every row. newest: position of the last one, an int, [1] or [B, 1]. owner: the name of
-    the class that made the state; another one's is a ValueError.
+    seen: tokens so far, the same for every row. newest: position of the last one that is no padding, on several axes the
+    largest of its document: an int, [1] or [B, 1]. owner: the name of the class that made the state; another one's is a
+    ValueError.
     """
 
     is_sliding = False
@@ -42,21 +44,23 @@ class StateLayer(CacheLayerMixin):
             raise ValueError(
                 f"cache: expected a state of {owner}, got one of {self.owner}; a cache serves one model only"
             )
+        self.state = of_this_mode(self.state)
         return self.state
 
-    def write(self, owner: str, state: Any, tokens: int, positions: Positions | None = None) -> None:
-        """Replace the state by the one after `tokens` more tokens at `positions` (None: they count on)."""
+    def write(self, owner: str, state: Any, tokens: int, positions: Positions, documents: Tensor | None = None) -> None:
+        """Replace the state by the one after `tokens` more tokens at `positions`. documents [B, Lk]: of all tokens so far, with a
+        negative number for padding, whose positions mean nothing; None: one document without padding."""
         self.read(owner)
+        self.newest = last_position(positions, tokens, documents, self.newest)
         self.state, self.owner, self.seen = state, owner, self.seen + tokens
-        self.newest = self.newest + tokens if positions is None else newest(positions, tokens)
 
     def next_positions(self) -> Positions:
         """Where tokens after these stand if nothing else is said."""
         return self.newest + 1
 
-    def said_positions(self) -> Tensor | None:
-        """Position of the last token, where they do not just count up: [1] or [B, 1]."""
-        return self.newest if isinstance(self.newest, Tensor) else None
+    def said_positions(self) -> Tensor:
+        """Position of the last token: [1] or [B, 1]."""
+        return self.newest if isinstance(self.newest, Tensor) else torch.tensor([self.newest])
 
     # ---- what transformers asks of a layer ----
     def get_seq_length(self) -> int:
@@ -91,9 +95,12 @@ class StateLayer(CacheLayerMixin):
     def batch_select_indices(self, indices: Tensor) -> None:
         self._map(lambda x: x[indices])
 
-    def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove:
+    def require_crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove and self.seen:
             raise ValueError(f"crop: a state of {self.owner} cannot be taken back; expected a cache used forward only")
+
+    def _crop(self, tokens_to_remove: int) -> None:
+        """Nothing was taken in."""
 
     def offload(self) -> None:
         """The state goes to the CPU's memory; `prefetch` brings it back."""

@@ -19,10 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.extend.source import quiet
 from longitude.extend.write import first_process, new_folder
+from longitude.hf import Trainer
 from longitude.measure.checkpoint import config_of, load
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL

@@ -7,8 +7,9 @@ from transformers.masking_utils import AttentionMaskInterface
 from longitude.hf.attention import stock_attention
 from longitude.hf.masks import seen
 from longitude.hf.stock import from_pretrained, set_positions
+from longitude.hf.trainer import Trainer
 
 AttentionInterface.register("longitude", stock_attention)
 AttentionMaskInterface.register("longitude", seen)
 
-__all__ = ["from_pretrained", "set_positions"]
+__all__ = ["Trainer", "from_pretrained", "set_positions"]

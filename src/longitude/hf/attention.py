@@ -5,16 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from torch import Tensor, nn
-from transformers.utils.generic import TransformersKwargs
 
 from longitude.attention.masks import All, Causal, Mask, NoMask, Window
 from longitude.attention.operation import attend
 from longitude.hf.layer import CALL, LayerCall, encoding_of
 from longitude.hf.masks import Seen, not_a_mask, with_packed
 
-HARMLESS = {*TransformersKwargs.__annotations__, "use_cache", "cache_position", "position_embeddings", "deterministic"}
-"""Arguments that say nothing about scores which the mask or the call does not say."""
-HONOURED = {"output_attentions", "is_causal"}
+REFUSED = {
+    "softcap": "it bends the scores",
+    "position_bias": "it adds to the scores",
+    "s_aux": "sinks stand in the denominator",
+    "sinks": "sinks stand in the denominator",
+    "head_mask": "it mutes heads",
+    "indices": "it chooses keys",
+    "block_indices": "it chooses keys",
+    "cache": "the keys are in pages",
+}
+"""Arguments by which a model changes its attention and that are not done here. Any other that is not in the signature is not
+attention's business: models hand on all they were called with, labels of a loss among it."""
 
 
 def stock_attention(
@@ -42,7 +50,9 @@ def stock_attention(
     require_known(kwargs)
     mask = looks.mask if sliding_window is None else All((*looks.mask.parts(), Window(sliding_window)))
     key, value = key[:, :, : looks.keys], value[:, :, : looks.keys]
-    weights = bool(kwargs.get("output_attentions"))
+    weights = kwargs.get("output_attentions")
+    if weights is None:
+        weights = bool(getattr(getattr(module, "config", None), "output_attentions", False))
     if call is None:
         out = attend(query, key, value, mask=mask, scale=scaling, dropout=dropout, return_weights=weights)
         out, weights = out if weights else (out, None)
@@ -65,14 +75,7 @@ def looked(module: nn.Module, attention_mask: Any, keys: int, causal: bool | Non
 
 
 def require_known(arguments: dict[str, Any]) -> None:
-    """ValueError for what would change the scores and is not done here."""
-    reasons = {
-        "softcap": "it bends the scores",
-        "s_aux": "sinks stand in the denominator",
-        "head_mask": "it mutes heads",
-    }
-    for name, value in arguments.items():
-        if value is None or name in HARMLESS | HONOURED:
-            continue
-        reason = reasons.get(name, "this attention does not know what it asks for")
-        raise ValueError(f"attn_implementation='longitude' cannot honour {name}: {reason}; use 'eager' or 'sdpa'")
+    """ValueError for what would change the attention and is not done here."""
+    for name, reason in REFUSED.items():
+        if arguments.get(name) is not None:
+            raise ValueError(f"attn_implementation='longitude' cannot honour {name}: {reason}; use 'eager' or 'sdpa'")

@@ -86,9 +86,11 @@ class Block(GradientCheckpointingLayer):
         source_valid: Tensor | None = None,
         cross_cache: Any = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """-> [B, L, dim], and, if asked for, the weights of the mixer and of cross-attention (None without one).
+        """-> [B, L, dim], and, if asked for, the weights of the mixer (None where it has none) and of cross-attention (None
+        without one).
 
         source [B, S, dim]: what cross-attention looks at, its padding 0 or False in source_valid [B, S]."""
+        weigh = return_weights and self.mixer.has_weights
         heard = self.mixer(
             self.mixer_norm(x) if self.before else x,
             mask=mask,
@@ -98,9 +100,9 @@ class Block(GradientCheckpointingLayer):
             memory=memory if memory is None or not self.before else self.mixer_norm(memory),
             encoding=encoding,
             tables=tables,
-            return_weights=return_weights,
+            return_weights=weigh,
         )
-        heard, weights = heard if return_weights else (heard, None)
+        heard, weights = heard if weigh else (heard, None)
         x, cross_weights = self.added(x, heard, self.mixer_norm), None
         if self.cross is not None and self.cross_norm is not None:
             y = self.cross_norm(x) if self.before else x

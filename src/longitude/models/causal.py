@@ -18,7 +18,8 @@ from longitude.attention.cache import LongitudeCache
 from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
-from longitude.models.loss import IGNORED, next_token_loss
+from longitude.models.generation import require_assistant
+from longitude.models.loss import IGNORED, predicted
 from longitude.models.streams import Packed, documents_of, places_in, streams_of
 
 
@@ -49,7 +50,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         memories: Sequence[Tensor] | None = None,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
@@ -64,7 +65,8 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         each input, shifted already, and taken as it is. skip_logits: with labels,
         return no logits; None skips them in training, so that [L, vocab_size] is never held. logits_to_keep: the last so
         many (0: all), or the indices of the wanted ones. memories: hidden_states of an earlier segment, which this one sees
-        and no gradient enters; masks and documents then cover both.
+        and no gradient enters; masks and documents then cover both. output_hidden_states, output_attentions: as in
+        LongitudeModel.
         """
         # Not in the signature: Trainer evaluates only batches that hold every parameter with "label" in its name.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
@@ -86,7 +88,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             return_dict=True,
             **packed,
         )
-        hidden, loss = outputs.last_hidden_state, None
+        hidden = outputs.last_hidden_state
         for name, given in (("labels", labels), ("shift_labels", shift_labels)):
             if given is not None and given.shape != hidden.shape[:2]:
                 raise ValueError(f"{name}: expected {list(hidden.shape[:2])}, got {list(given.shape)}")
@@ -102,13 +104,11 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
                 shift_labels = shift_labels.masked_fill(crossing, IGNORED)
             if attention_mask is not None:  # and padding predicts nothing
                 shift_labels = shift_labels.masked_fill(attention_mask[:, -hidden.shape[1] :] == 0, IGNORED)
-        if shift_labels is not None:
-            loss = next_token_loss(hidden, self.lm_head.weight, shift_labels, num_items_in_batch)
-        skip_logits = (loss is not None and self.training) if skip_logits is None else skip_logits
-        logits = None
-        if not skip_logits:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.lm_head(hidden[:, kept])
+        skip_logits = (shift_labels is not None and self.training) if skip_logits is None else skip_logits
+        vocabulary = self.config.vocab_size
+        loss, logits = predicted(
+            hidden, self.lm_head, vocabulary, shift_labels, num_items_in_batch, skip_logits, logits_to_keep
+        )
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -122,6 +122,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
     def generate(self, *arguments: Any, position_ids: Tensor | None = None, **named: Any) -> Any:
         """As in transformers; position_ids of the prompt, [B, L] or [B, L, axes], are gone on with as in forward, and so is
         the last of its document_ids [B, L]."""
+        require_assistant(named.get("assistant_model"))
         if position_ids is not None:
             named["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids
         return super().generate(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]

@@ -108,10 +108,6 @@ class LongitudeConfig(PreTrainedConfig):
         for name in ("hidden_dropout", "attention_dropout"):
             if not 0 <= (number := getattr(self, name)) < 1:
                 raise ValueError(f"{name}: expected 0 <= {name} < 1, got {number}")
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"expected num_attention_heads to divide hidden_size, got {self.num_attention_heads} and {self.hidden_size}"
-            )
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 "expected num_key_value_heads to divide num_attention_heads, "
@@ -130,6 +126,10 @@ class LongitudeConfig(PreTrainedConfig):
         self.mixer, self.mixers = self._one_or_each(
             "mixer", "mixers", "attention", lambda spec, _: self.resolve_mixer(spec)
         )
+        if self.hidden_size % self.num_attention_heads and any(map(self.needs_head_dim, self.layer_mixers())):
+            raise ValueError(
+                f"expected num_attention_heads to divide hidden_size, got {self.num_attention_heads} and {self.hidden_size}"
+            )
         if self.encodings is None and self.encoding in (None, "auto"):
             turns = any(kind_of(spec).rotates for spec in self.layer_mixers())
             self.encoding = "rope" if self.encoding == "auto" and turns else "none"
@@ -142,6 +142,7 @@ class LongitudeConfig(PreTrainedConfig):
 
     @property
     def head_dim(self) -> int:
+        """Of heads that divide the width; rounded down where no mixer has such heads."""
         return self.hidden_size // self.num_attention_heads
 
     def _one_or_each(
@@ -198,6 +199,12 @@ class LongitudeConfig(PreTrainedConfig):
         if "scaling" in full and isinstance(factory := factory_of(name), type) and issubclass(factory, Rotary):
             full["scaling"] = from_dict(full["scaling"])
         return {"name": name, **{option: _plain(value) for option, value in full.items()}}
+
+    def needs_head_dim(self, spec: dict[str, Any]) -> bool:
+        """Whether a resolved mixer's heads are hidden_size / num_attention_heads wide: not where it says, or has none."""
+        kind = kind_of(spec)
+        own = spec.get("head_dim") is not None or "head_dim" in kind.encoding_shapes({**self.sizes, **spec})
+        return "head_dim" in mixer_options(kind) and not own
 
     def encoding_shapes(self, layer: int | None = None) -> dict[str, int]:
         """Sizes of heads that the encodings of a layer see, or of the first with heads, where they are not the model's."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
 
 import torch
@@ -14,8 +14,9 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache, adopt
+from longitude.attention.held import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
-from longitude.attention.mixer import Mixer
+from longitude.attention.mixer import Mixer, registered
 from longitude.attention.request import as_int, following
 from longitude.models.blocks import Block, dropped, norm
 from longitude.models.configuration import LongitudeConfig
@@ -32,8 +33,6 @@ class LongitudePreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
     _skip_keys_device_placement = ["past_key_values"]
-    # S4D's frequencies reach 97 radians a token: rounded to bfloat16, they would be others.
-    _keep_in_fp32_modules_strict = ["log_dt", "log_A_real", "A_imag"]
     written_by = "LongitudeForCausalLM"
     """The kind of model whose checkpoints hold the same stack, with the same tokens in view."""
 
@@ -43,14 +42,24 @@ class LongitudePreTrainedModel(PreTrainedModel):
         nonsense of them."""
         loaded = super().from_pretrained(*arguments, **named)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
-        kinds = {"LongitudeForCausalLM", "LongitudeForMaskedLM", "LongitudeForSeq2SeqLM"}
+        kinds = {kind.__name__: kind.written_by for kind in kinds_of(LongitudePreTrainedModel)}
         for name in model.config.architectures or ():
-            if name in kinds - {cls.written_by}:
+            if kinds.get(name, cls.written_by) != cls.written_by:
                 raise ValueError(
                     f"from_pretrained: {cls.__name__} expected a checkpoint of {cls.written_by}, got one of {name}; load it with "
-                    f"lg.{name}"
+                    f"lg.{kinds[name]}"
                 )
         return loaded
+
+    def also_returned(
+        self, output_hidden_states: bool | int | Sequence[int] | None, output_attentions: bool | None
+    ) -> tuple[bool | int | Sequence[int], bool]:
+        """What the call asks for beside the result; where it says nothing, what the config asks for."""
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        if output_attentions is None:
+            output_attentions = self.config.output_attentions
+        return False if output_hidden_states is None else output_hidden_states, bool(output_attentions)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -66,6 +75,13 @@ class LongitudePreTrainedModel(PreTrainedModel):
             module.reset_parameters()
 
 
+def kinds_of(kind: type[LongitudePreTrainedModel]) -> Iterator[type[LongitudePreTrainedModel]]:
+    """All classes that inherit it."""
+    for one in kind.__subclasses__():
+        yield one
+        yield from kinds_of(one)
+
+
 class LongitudeModel(LongitudePreTrainedModel):
     """Tokens [B, L] -> hidden states [B, L, hidden_size]. Kinds of it differ in who may look at whom, `mask`, and in whether
     their blocks look at a source, too, `cross`."""
@@ -79,6 +95,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, mixer, self.cross) for mixer in config.layer_mixers())
+        # transformers asks it of each model, by name, when it loads one in 16 bits.
+        self._keep_in_fp32_modules_strict = {name for mixer in self.mixers for name in mixer.full_precision}
         self.norm = norm(config) if config.norm_position == "pre" else nn.Identity()
         self.gradient_checkpointing = False
 
@@ -109,7 +127,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     def taken(self, of_layer: list[Composed]) -> list[Composed]:
         """Each block's encoding as far as its mixer takes it, where one encoding was said for all; ValueError for one that
         nobody takes, and where a block's own was said and its mixer refuses it."""
-        mixers: list[Mixer] = [block.mixer for block in self.layers]  # type: ignore[misc]
+        mixers = self.mixers
         if self.config.encodings is not None:
             for mixer, own in zip(mixers, of_layer, strict=True):
                 mixer.require(own)
@@ -135,7 +153,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         use_cache: bool | None = None,
         document_ids: Tensor | None = None,
         memories: Sequence[Tensor] | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
         source: Tensor | None = None,
         source_valid: Tensor | None = None,
@@ -145,15 +163,23 @@ class LongitudeModel(LongitudePreTrainedModel):
         """document_ids [B, Lk], position_ids that start over, packed: documents, as `documents_of` reads them.
         memories: for each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states gives them;
         masks and documents then cover both segments.
+        output_hidden_states: the input of the first layer and the output of each, the last one normalised: of all, or of the
+        layers with these indices (None for the others). output_attentions: for each layer its weights [B, H, L, Lk], None
+        where its mixer has no weights over keys. What is not said here is as the config says.
         source [B, S, hidden_size], source_valid [B, S], cross_cache: what blocks with cross-attention look at."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
+        wanted = layers_of(output_hidden_states, len(self.layers) + 1)
+        if output_attentions:
+            self.require_weights()
         x = inputs_embeds * self.config.embedding_scale
         alone = past_key_values is None and not use_cache and memories is None
+        restarting = position_ids if memories is None else None  # memories refuse position_ids of any kind
         documents = documents_of(
-            x.shape[0], x.shape[1], document_ids, position_ids, attention_mask, alone, self.reads_restarts, **packed
+            x.shape[0], x.shape[1], document_ids, restarting, attention_mask, alone, self.reads_restarts, **packed
         )
         if documents is not None and document_ids is None:
             use_cache = False  # nobody asked for a cache, and what it keeps would not tell its documents apart
@@ -185,36 +211,42 @@ class LongitudeModel(LongitudePreTrainedModel):
         members = [tuple(composed) for composed in self.encoding_of_layer]
         distinct = {member for own in members for member in own}
         tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in distinct if m.stable_keys}
-        hidden_states, attentions, cross_attentions = [x], [], []
+        hidden_states: list[Any] = [x if 0 in wanted else None]
+        attentions, cross_attentions = [], []
+        filled = [layer for each in (cache, cross_cache) if each is not None for layer in each.layers]
+        # What a first layer lets pass, one of another kind may refuse.
+        mixed = self.config.encodings is not None or len({getattr(each, "owner", None) for each in filled}) > 1
         offloaded = [each for each in (cache, cross_cache) if each is not None and each.offloading]
-        for i, layer in enumerate(self.layers):
-            own = self.encoding_of_layer[i]
-            for each in offloaded:
-                each.layers[i].prefetch()
-            x, weights, cross_weights = layer(
-                x,
-                own,
-                tuple(tables[member] for member in members[i]) if own.stable_keys else None,
-                positions,
-                self.mask,
-                streams,
-                None if cache is None else cache.layers[i],
-                None if memories is None else memories[i],
-                bool(output_attentions),
-                source,
-                source_valid,
-                None if cross_cache is None else cross_cache.layers[i],
-            )
-            for each in offloaded:
-                each.layers[i].offload()
-            hidden_states.append(x)
-            attentions.append(weights)
-            cross_attentions.append(cross_weights)
+        with unchanged_if_refused(*filled, written=mixed):
+            for i, layer in enumerate(self.layers):
+                own = self.encoding_of_layer[i]
+                for each in offloaded:
+                    each.layers[i].prefetch()
+                x, weights, cross_weights = layer(
+                    x,
+                    own,
+                    tuple(tables[member] for member in members[i]) if own.stable_keys else None,
+                    positions,
+                    self.mask,
+                    streams,
+                    None if cache is None else cache.layers[i],
+                    None if memories is None else memories[i],
+                    output_attentions,
+                    source,
+                    source_valid,
+                    None if cross_cache is None else cross_cache.layers[i],
+                )
+                for each in offloaded:
+                    each.layers[i].offload()
+                hidden_states.append(x if i + 1 in wanted else None)
+                attentions.append(weights)
+                cross_attentions.append(cross_weights)
         x = self.norm(x)
+        last: Any = x if len(self.layers) in wanted else None
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=x,
             past_key_values=cache,
-            hidden_states=(*hidden_states[:-1], x) if output_hidden_states else None,
+            hidden_states=(*hidden_states[:-1], last) if wanted else None,
             attentions=tuple(attentions) if output_attentions else None,
             cross_attentions=tuple(cross_attentions) if output_attentions and self.cross else None,
         )
@@ -226,18 +258,38 @@ class LongitudeModel(LongitudePreTrainedModel):
 
     @property
     def forgets(self) -> bool:
-        """Whether a cache of it drops or merges what passed, so that generate() cannot take guesses back."""
-        return any(block.mixer.growth != "O(N)" for block in self.layers)  # type: ignore[union-attr]
+        """Whether a cache of it drops or merges what passed, or an encoding carries a state, so that generate() cannot take
+        guesses back."""
+        return any(mixer.growth != "O(N)" for mixer in self.mixers) or any(
+            own.carries for own in self.encoding_of_layer
+        )
 
     @property
     def cache_layers(self) -> list[Callable[[], Any]]:
         """For each block, what makes an empty layer of a cache for it."""
-        return [block.mixer.cache_layer for block in self.layers]  # type: ignore[union-attr]
+        return [mixer.cache_layer for mixer in self.mixers]
+
+    @property
+    def mixers(self) -> list[Mixer]:
+        """Of each block."""
+        return [block.mixer for block in self.layers]  # type: ignore[misc]
+
+    def require_weights(self) -> None:
+        """ValueError where no layer has weights over keys that output_attentions could give."""
+        if not self.cross and not any(mixer.has_weights for mixer in self.mixers):
+            able = sorted(name for name, kind in registered().items() if kind.has_weights)
+            kinds = ", ".join(dict.fromkeys(type(mixer).__name__ for mixer in self.mixers))
+            raise ValueError(
+                f"output_attentions: no layer of this model has weights over keys, its mixers are {kinds}; expected one of "
+                f"{', '.join(able)} in at least one layer"
+            )
 
     def require_memories(self, memories: Sequence[Tensor], cache: Cache | None, position_ids: Tensor | None) -> int:
         """The length of what is remembered."""
         if len(memories) < len(self.layers):
             raise ValueError(f"memories: expected {len(self.layers)}, one for each layer, got {len(memories)}")
+        if any(memory is None for memory in memories[: len(self.layers)]):
+            raise ValueError("memories: expected a tensor for each layer, as output_hidden_states=True gives, got None")
         if cache is not None or position_ids is not None:
             raise ValueError("memories: expected neither a cache nor position_ids beside them; say use_cache=False")
         return memories[0].shape[1]
@@ -256,4 +308,19 @@ class LongitudeModel(LongitudePreTrainedModel):
             places = places_after(streams, past, None if first is None else first.said_positions())[:, -length:]
             return places[..., None] if self.axes > 1 else places
         onward = 0 if first is None else first.next_positions()
-        return onward if isinstance(onward, int) else following(onward, length)
+        if isinstance(onward, int):
+            return onward
+        if self.axes > 1 and onward.dim() == 2:  # a state holds one number for all axes
+            onward = onward[..., None]
+        return following(onward, length)
+
+
+def layers_of(output_hidden_states: bool | int | Sequence[int], count: int) -> set[int]:
+    """The indices that were asked for, of `count` hidden states; negative ones count from the end."""
+    if isinstance(output_hidden_states, bool):
+        return set(range(count)) if output_hidden_states else set()
+    asked = [output_hidden_states] if isinstance(output_hidden_states, int) else list(output_hidden_states)
+    for index in asked:
+        if not -count <= index < count:
+            raise ValueError(f"output_hidden_states: expected indices from {-count} to {count - 1}, got {index}")
+    return {index % count for index in asked}

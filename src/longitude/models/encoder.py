@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from inspect import signature
 from typing import Any, Unpack
@@ -15,7 +16,7 @@ from longitude.errors import unknown
 from longitude.mixing import registered
 from longitude.models.configuration import LongitudeConfig, kind_of
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
-from longitude.models.loss import IGNORED, next_token_loss
+from longitude.models.loss import IGNORED, predicted
 from longitude.models.streams import Packed
 from longitude.positions.base import encodings, factory_of
 
@@ -67,7 +68,7 @@ class LongitudeEncoder(LongitudeModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         document_ids: Tensor | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
         **packed: Unpack[Packed],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
@@ -83,6 +84,7 @@ class LongitudeEncoder(LongitudeModel):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             **packed,
+            return_dict=True,  # pyright: ignore[reportCallIssue]  (the decorator takes it)
         )
 
 
@@ -97,6 +99,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         config = both_sides(config)
         super().__init__(config)
         self.model = LongitudeEncoder(config)
+        self.config = self.model.config  # one for both
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 
@@ -111,7 +114,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         document_ids: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
@@ -120,7 +123,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         attention_mask, document_ids [B, L], and transformers' marks of packed text: as in the encoder.
         labels [B, L]: the token at each place itself, -100 where none
         is predicted, as at most places; padding is not predicted either. skip_logits: with labels, return no logits; None
-        skips them in training.
+        skips them in training. output_hidden_states, output_attentions: as in LongitudeModel.
         """
         packed = {name: kwargs.pop(name) for name in Packed.__annotations__ if name in kwargs}
         if kwargs:
@@ -135,18 +138,19 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             **packed,
+            return_dict=True,
         )
-        hidden, loss = outputs.last_hidden_state, None
+        hidden = outputs.last_hidden_state
         if labels is not None:
             if labels.shape != hidden.shape[:2]:
                 raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
             if attention_mask is not None:
                 labels = labels.masked_fill(attention_mask == 0, IGNORED)
-            loss = next_token_loss(hidden, self.lm_head.weight, labels, num_items_in_batch)
-        skip_logits = (loss is not None and self.training) if skip_logits is None else skip_logits
+        skip_logits = (labels is not None and self.training) if skip_logits is None else skip_logits
+        loss, logits = predicted(hidden, self.lm_head, self.config.vocab_size, labels, num_items_in_batch, skip_logits)
         return MaskedLMOutput(
             loss=loss,
-            logits=None if skip_logits else self.lm_head(hidden),
+            logits=logits,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
         )

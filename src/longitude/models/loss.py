@@ -1,5 +1,7 @@
 """Cross-entropy of next tokens without ever holding [tokens, vocabulary] logits at long lengths."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -10,28 +12,54 @@ CHUNK_LOGITS = 2**24
 """Logits held at once: 64 MiB in float32."""
 
 
+def predicted(
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    vocabulary: int,
+    targets: Tensor | None,
+    num_items_in_batch: Tensor | int | None = None,
+    skip_logits: bool = False,
+    logits_to_keep: int | Tensor = 0,
+) -> tuple[Tensor | None, Tensor | None]:
+    """The loss (None without targets) and the logits (None where they are skipped) of hidden [B, L, dim].
+
+    logits_to_keep: of the last so many tokens (0: all), or the indices of the wanted ones. The loss is a function of the logits
+    that are returned, where they are those of all tokens; else it makes its own."""
+    kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+    logits = None if skip_logits else head(hidden[:, kept])
+    if targets is None:
+        return None, logits
+    if logits is not None and isinstance(logits_to_keep, int) and logits.shape[1] == hidden.shape[1]:
+        return next_token_loss(logits, lambda x: x, vocabulary, targets, num_items_in_batch), logits
+    return next_token_loss(hidden, head, vocabulary, targets, num_items_in_batch), logits
+
+
 def next_token_loss(
-    hidden: Tensor, weight: Tensor, targets: Tensor, num_items_in_batch: Tensor | int | None = None
+    hidden: Tensor,
+    head: Callable[[Tensor], Tensor],
+    vocabulary: int,
+    targets: Tensor,
+    num_items_in_batch: Tensor | int | None = None,
 ) -> Tensor:
     """Mean nats per predicted token, logits in float32 or wider.
 
-    hidden [B, L, dim]; weight [vocab, dim]; targets [B, L], the token after each, IGNORED where none is predicted.
+    hidden [B, L, dim]; head: to logits [..., vocabulary]; targets [B, L], the token after each, IGNORED where none is predicted.
     num_items_in_batch: what to divide by instead of the number of targets, for accumulated batches. Where the logits do not
     fit CHUNK_LOGITS they are made chunk by chunk, forgotten, and made again in backward.
     """
     hidden, targets = hidden.flatten(0, 1), targets.flatten()
-    rows = max(1, CHUNK_LOGITS // len(weight))
+    rows = max(1, CHUNK_LOGITS // vocabulary)
 
-    def chunk_loss(hidden: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
-        logits = F.linear(hidden, weight)
+    def chunk_loss(hidden: Tensor, targets: Tensor) -> Tensor:
+        logits = head(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum")
 
     if len(targets) <= rows:
-        total = chunk_loss(hidden, targets, weight)
+        total = chunk_loss(hidden, targets)
     else:
         parts = zip(hidden.split(rows), targets.split(rows), strict=True)
-        total = torch.stack([checkpoint(chunk_loss, h, t, weight, use_reentrant=False) for h, t in parts]).sum()
+        total = torch.stack([checkpoint(chunk_loss, h, t, use_reentrant=False) for h, t in parts]).sum()
     if num_items_in_batch is None:
         num_items_in_batch = (targets != IGNORED).sum()
     return total / num_items_in_batch

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, EncoderDecoderCache
 from transformers.generation.utils import GenerationMixin
-from transformers.modeling_outputs import Seq2SeqLMOutput
+from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
@@ -19,7 +19,8 @@ from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig, kind_of
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.encoder import LongitudeEncoder
-from longitude.models.loss import IGNORED, next_token_loss
+from longitude.models.generation import require_assistant
+from longitude.models.loss import IGNORED, predicted
 
 logger = logging.get_logger(__name__)
 
@@ -52,22 +53,17 @@ class LongitudeDecoder(LongitudeModel):
     """A decoder whose blocks look at an encoder's output; embedded tokens come from outside."""
 
     cross = True
+    written_by = "LongitudeForSeq2SeqLM"
 
     def __init__(self, config: LongitudeConfig):
         super().__init__(config)
         del self.embed_tokens  # those of the encoder serve both
 
 
-class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
-    """An encoder-decoder transformer (Vaswani et al. 2017) with any registered encoding; works with Trainer, Seq2SeqTrainer,
-    generate() and the Auto classes.
+class LongitudeEncoderDecoder(LongitudePreTrainedModel):
+    """An encoder, and a decoder whose blocks look at its output: a source [B, S] and a target [B, L] of tokens -> the target's
+    hidden states [B, L, hidden_size]. One matrix, the encoder's embed_tokens, embeds both."""
 
-    model.encoder, model.decoder: the two stacks. One matrix embeds source and target and, with tie_word_embeddings, makes the
-    logits. Position acts in self-attention, or, where the encoding is one of the input, at both inputs; cross-attention
-    has none. A target begins with decoder_start_token_id, else bos_token_id, else pad_token_id, of the config.
-    """
-
-    _tied_weights_keys = {"lm_head.weight": "encoder.embed_tokens.weight"}
     written_by = "LongitudeForSeq2SeqLM"
 
     def __init__(self, config: LongitudeConfig):
@@ -77,10 +73,6 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
         self.encoder = LongitudeEncoder(encoder_of(config))
         config.encoder_encoding = self.encoder.config.encoding  # as config.json shall hold it: with every option
         self.decoder = LongitudeDecoder(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        self._is_stateful = self.decoder.forgets
-        if self.generation_config is not None and self.generation_config.decoder_start_token_id is None:
-            self.generation_config.decoder_start_token_id = self.start_token_id
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
@@ -88,6 +80,131 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
 
     def set_input_embeddings(self, value: nn.Embedding) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.encoder.embed_tokens = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        decoder_position_ids: Tensor | None = None,
+        encoder_outputs: Sequence[Tensor] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | int | Sequence[int] | None = None,
+        output_attentions: bool | None = None,
+    ) -> Seq2SeqModelOutput:
+        """Arguments as in LongitudeForSeq2SeqLM, without labels: decoder_input_ids or decoder_inputs_embeds must be said."""
+        output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                position_ids=position_ids,
+                inputs_embeds=inputs_embeds,
+                output_hidden_states=output_hidden_states,
+                output_attentions=output_attentions,
+                return_dict=True,
+            )
+        assert encoder_outputs is not None
+        source = encoder_outputs[0]
+        if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
+            raise ValueError("expected either decoder_input_ids or decoder_inputs_embeds")
+        if decoder_inputs_embeds is None:
+            decoder_inputs_embeds = self.encoder.embed_tokens(decoder_input_ids)
+        assert decoder_inputs_embeds is not None
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        cache = self.cache_of(past_key_values, use_cache)
+        outputs = self.decoder(
+            inputs_embeds=decoder_inputs_embeds,
+            attention_mask=decoder_attention_mask,
+            position_ids=decoder_position_ids,
+            past_key_values=None if cache is None else cache.self_attention_cache,
+            use_cache=False,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            source=source,
+            source_valid=valid_of(attention_mask, source),
+            cross_cache=None if cache is None else cache.cross_attention_cache,
+            return_dict=True,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=outputs.last_hidden_state,
+            past_key_values=cache,
+            decoder_hidden_states=outputs.hidden_states,
+            decoder_attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=source,
+            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
+            encoder_attentions=getattr(encoder_outputs, "attentions", None),
+        )
+
+    def cache_of(self, given: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
+        """The cache to fill: the one given, a new one, or none."""
+        if self.decoder.gradient_checkpointing and self.training and (use_cache or given is not None):
+            logger.warning_once("gradient checkpointing makes layers twice, so this call goes without a cache")
+            return None
+        if given is None and not use_cache:
+            return None
+        if given is None:
+            given = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        if not isinstance(given, EncoderDecoderCache):
+            raise ValueError(
+                "past_key_values: expected transformers' EncoderDecoderCache, for the target and for the source, got "
+                f"{type(given).__name__}"
+            )
+        cross, blocks = given.cross_attention_cache, self.decoder.layers
+        if not cross.layers or not cross.get_seq_length():  # an empty one, such as generate() makes
+            cross.layers[:] = [block.cross.cache_layer() for block in blocks]  # type: ignore[union-attr]
+        if len(cross.layers) != len(blocks):
+            raise ValueError(
+                f"past_key_values: expected {len(blocks)} layers, as the decoder has, got {len(cross.layers)}"
+            )
+        return given
+
+
+class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
+    """An encoder-decoder transformer (Vaswani et al. 2017) with any registered encoding; works with Trainer, Seq2SeqTrainer,
+    generate() and the Auto classes.
+
+    model: the two stacks, also as encoder and decoder. One matrix embeds source and target and, with tie_word_embeddings,
+    makes the logits. Position acts in self-attention, or, where the encoding is one of the input, at both inputs;
+    cross-attention has none. A target begins with decoder_start_token_id, else bos_token_id, else pad_token_id, of the config.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
+    written_by = LongitudeEncoderDecoder.written_by
+
+    def __init__(self, config: LongitudeConfig):
+        config = deepcopy(config)
+        config.is_encoder_decoder = True
+        super().__init__(config)
+        self.model = LongitudeEncoderDecoder(config)
+        self.config = self.model.config  # one for both
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self._is_stateful = self.decoder.forgets
+        if self.generation_config is not None and self.generation_config.decoder_start_token_id is None:
+            self.generation_config.decoder_start_token_id = self.start_token_id
+        self.post_init()
+
+    @property
+    def encoder(self) -> LongitudeEncoder:
+        return self.model.encoder
+
+    @property
+    def decoder(self) -> LongitudeDecoder:
+        return self.model.decoder
+
+    def set_encoder(self, encoder: LongitudeEncoder, modality: str | None = None) -> None:
+        self.model.set_encoder(encoder, modality)
+
+    def set_decoder(self, decoder: LongitudeDecoder) -> None:
+        self.model.set_decoder(decoder)
 
     @property
     def start_token_id(self) -> int | None:
@@ -125,7 +242,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         num_items_in_batch: Tensor | int | None = None,
         skip_logits: bool | None = None,
-        output_hidden_states: bool | None = None,
+        output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
@@ -137,7 +254,8 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
         of them where they are not said. encoder_outputs: what `encoder` returned for the source, which is then not read again.
         past_key_values: an EncoderDecoderCache; the decoder's tokens come after those in it, and keys and values of the source
         are made when it is empty. position_ids, decoder_position_ids: where the tokens stand, if not 0, 1, 2, ...
-        logits_to_keep, skip_logits: as in LongitudeForCausalLM.
+        output_hidden_states, output_attentions: of encoder and decoder, each as in LongitudeModel, and the weights
+        [B, H, L, S] of every layer's cross-attention. logits_to_keep, skip_logits: as in LongitudeForCausalLM.
         """
         if "document_ids" in kwargs:
             raise ValueError(
@@ -146,83 +264,52 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
             )
         if kwargs:
             raise unknown("argument", next(iter(kwargs)), signature(type(self).forward).parameters, "")
-        if encoder_outputs is None:
-            encoder_outputs = self.encoder(
-                input_ids=input_ids,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                inputs_embeds=inputs_embeds,
-                output_hidden_states=output_hidden_states,
-                output_attentions=output_attentions,
-            )
-        assert encoder_outputs is not None
-        source = encoder_outputs[0]
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
             raise ValueError("expected labels, or either decoder_input_ids or decoder_inputs_embeds")
-        if decoder_inputs_embeds is None:
-            decoder_inputs_embeds = self.encoder.embed_tokens(decoder_input_ids)
-        assert decoder_inputs_embeds is not None
-        if use_cache is None:
-            use_cache = self.config.use_cache and not self.training and labels is None
-        cache = self.cache_of(past_key_values, use_cache)
-        outputs = self.decoder(
-            inputs_embeds=decoder_inputs_embeds,
-            attention_mask=decoder_attention_mask,
-            position_ids=decoder_position_ids,
-            past_key_values=None if cache is None else cache.self_attention_cache,
-            use_cache=False,
+        if use_cache is None and labels is not None:
+            use_cache = False
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            position_ids=position_ids,
+            decoder_position_ids=decoder_position_ids,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
-            source=source,
-            source_valid=valid_of(attention_mask, source),
-            cross_cache=None if cache is None else cache.cross_attention_cache,
+            return_dict=True,
         )
-        hidden, loss = outputs.last_hidden_state, None
-        if labels is not None:
-            if labels.shape != hidden.shape[:2]:
-                raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
-            loss = next_token_loss(hidden, self.lm_head.weight, labels, num_items_in_batch)
-        skip_logits = (loss is not None and self.training) if skip_logits is None else skip_logits
-        logits = None
-        if not skip_logits:
-            kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            logits = self.lm_head(hidden[:, kept])
+        hidden = outputs.last_hidden_state
+        if labels is not None and labels.shape != hidden.shape[:2]:
+            raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
+        skip_logits = (labels is not None and self.training) if skip_logits is None else skip_logits
+        vocabulary = self.config.vocab_size
+        loss, logits = predicted(
+            hidden, self.lm_head, vocabulary, labels, num_items_in_batch, skip_logits, logits_to_keep
+        )
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
-            past_key_values=cache,
-            decoder_hidden_states=outputs.hidden_states,
-            decoder_attentions=outputs.attentions,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
             cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=source,
-            encoder_hidden_states=getattr(encoder_outputs, "hidden_states", None),
-            encoder_attentions=getattr(encoder_outputs, "attentions", None),
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
         )
 
-    def cache_of(self, given: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
-        """The cache to fill: the one given, a new one, or none."""
-        if self.decoder.gradient_checkpointing and self.training and (use_cache or given is not None):
-            logger.warning_once("gradient checkpointing makes layers twice, so this call goes without a cache")
-            return None
-        if given is None and not use_cache:
-            return None
-        if given is None:
-            given = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        if not isinstance(given, EncoderDecoderCache):
-            raise ValueError(
-                "past_key_values: expected transformers' EncoderDecoderCache, for the target and for the source, got "
-                f"{type(given).__name__}"
-            )
-        cross, blocks = given.cross_attention_cache, self.decoder.layers
-        if not cross.layers or not cross.get_seq_length():  # an empty one, such as generate() makes
-            cross.layers[:] = [block.cross.cache_layer() for block in blocks]  # type: ignore[union-attr]
-        if len(cross.layers) != len(blocks):
-            raise ValueError(
-                f"past_key_values: expected {len(blocks)} layers, as the decoder has, got {len(cross.layers)}"
-            )
-        return given
+    def generate(self, *arguments: Any, **named: Any) -> Any:
+        """As in transformers."""
+        require_assistant(named.get("assistant_model"))
+        return super().generate(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def valid_of(attention_mask: Tensor | None, source: Tensor) -> Tensor | None:

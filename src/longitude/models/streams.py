@@ -157,13 +157,14 @@ def starts_of(streams: Tensor) -> Tensor:
 
 
 def places_after(streams: Tensor, past: int, cached: Tensor | None) -> Tensor:
-    """`places_in`, but for the run that `past` cached tokens end in: what follows stands behind the largest of their
-    positions, whatever they were said to be, images among them. cached: positions [n], [B, n] or [B, n, axes] of the last n
-    of them, None where nobody said any."""
+    """`places_in`, but for the run that `past` cached tokens end in: what follows stands behind the last of them, on several
+    axes behind the largest of their positions, images among them. cached: positions [n], [B, n] or [B, n, axes] of the last n
+    of them; None without a cache."""
     places = places_in(streams)
     if cached is None or not past:
         return places
-    cached = cached[None, :, None] if cached.dim() == 1 else cached[..., None] if cached.dim() == 2 else cached
+    cached = cached.to(streams.device)
+    cached = cached if cached.dim() == 3 else cached[..., -1:].view(-1, 1, 1)
     starts = starts_of(streams)
     last, held = starts[:, past - 1, None], starts[:, past - cached.shape[1] : past]
     largest = cached.amax(-1).expand(len(streams), -1).masked_fill(held != last, -1).amax(1, keepdim=True)

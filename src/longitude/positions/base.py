@@ -117,6 +117,8 @@ class Encoding(nn.Module):
     """A transformed key stays right while the sequence grows, so a cache may keep it."""
     softmax_factor: float = 1.0
     """What its source multiplies the scale of the scores by; a model says so in `scale`, nothing here does."""
+    carries: bool = False
+    """Its context hands a state from token to token, so that a cache cannot take tokens back."""
     passing_columns: frozenset[str] = frozenset()
     """Columns of which only those of new tokens are needed: a cache lets them pass."""
 
@@ -173,7 +175,6 @@ class Encoding(nn.Module):
     def reset_parameters(self) -> None:
         """Give its own parameters their initial values; layers inside it have theirs."""
 
-    # ---- conveniences for readers and checks, derived from the above ----
     def rotate_queries(self, x: Tensor, positions: Positions) -> Tensor:
         """x [..., L, head_dim] as queries at `positions`."""
         return self._rotate(self.queries, x, positions)

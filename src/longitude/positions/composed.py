@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from longitude.positions.base import Columns, Encoding, Term
 
 DECLARED = (
-    "relative", "learned", "causal_only", "max_length", "axes", "shared", "stable_keys", "softmax_factor", "passing_columns",
+    "relative", "learned", "causal_only", "max_length", "axes", "shared", "stable_keys", "softmax_factor", "carries",
+    "passing_columns",
 )  # fmt: skip
 
 
@@ -35,6 +36,7 @@ class Composed(Encoding):
         self.max_length = min(bounds) if bounds else None
         self.axes = max([1, *[m.axes for m in members]])
         self.shared = all(m.shared for m in members)
+        self.carries = any(m.carries for m in members)
         self.stable_keys = all(m.stable_keys for m in members)
         self.softmax_factor = math.prod([m.softmax_factor for m in members])
         self.prepares = any(type(m).prepare is not Encoding.prepare for m in members)

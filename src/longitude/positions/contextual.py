@@ -75,6 +75,7 @@ class FoX(Encoding):
 
     learned = True
     causal_only = True
+    carries = True
 
     def __init__(self, dim: int, num_heads: int, scale_gate: bool = False, decay_times: Sequence[float] | None = None):
         super().__init__()
@@ -110,7 +111,8 @@ class FoX(Encoding):
 class PaTH(Encoding):
     """q_i . H_i H_(i-1) ... H_(j+1) k_j instead of q_i . k_j,   H_t = I - b_t w_t w_t'  (Yang et al. 2025).
 
-    w = l2norm(silu(conv(up(down(x))))) per head of the keys, with a causal depthwise convolution over `kernel` tokens, and
+    w = l2norm(silu(conv(up(down(x))))) per head of the keys, l2norm(y) = y / sqrt(|y|^2 + 1e-6) as in the authors' code, with a
+    causal depthwise convolution over `kernel` tokens, whose last tap meets the token itself, and
     b = 2 sigmoid(.) in (0, 2): 0 leaves a key as it is, 1 projects, 2 reflects. The carry is the convolution's tail. Tokens
     of another document, and padding, count as zeros for the convolution.
 
@@ -120,6 +122,7 @@ class PaTH(Encoding):
 
     learned = True
     causal_only = True
+    carries = True
     passing_columns = frozenset({"reflection", "strength"})  # a cache carries its keys past them instead
 
     def __init__(

@@ -13,7 +13,7 @@ from longitude.attention.masks import Causal, Mask, require_mask
 from longitude.attention.mixer import Mixer, require_no_weights
 from longitude.attention.request import following
 from longitude.errors import unknown
-from longitude.positions.base import Encoding, Positions, explicit
+from longitude.positions.base import Encoding, Positions, canonical, explicit
 from longitude.positions.composed import compose
 
 if TYPE_CHECKING:
@@ -81,6 +81,14 @@ def require_state(who: str, state: Any, shapes: dict[str, tuple[int, ...]]) -> N
 def state_dtype(x: Tensor) -> torch.dtype:
     """States are float32, or float64 where the tokens are."""
     return torch.promote_types(x.dtype, torch.float32)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """log(1 + e^x), x itself above 20 as torch has it. While compiling, in operators of which torch knows how gradients lie in
+    memory: of its own, whose gradient takes the layout of what comes in, it assumes another (torch 2.13)."""
+    if torch.compiler.is_compiling():
+        return torch.where(x > 20, x, x.clamp(max=20).exp().log1p())
+    return torch.nn.functional.softplus(x)
 
 
 @torch.no_grad()
@@ -153,17 +161,21 @@ class RecurrentMixer(Mixer):
                 raise ValueError(
                     f"documents: expected {[x.shape[0], past + x.shape[1]]}, cached tokens included, got {list(documents.shape)}"
                 )
-            reset, valid = beginnings(documents, past)
+            reset, valid = _flags(documents, past)
+        given = documents if positions is not None else None  # positions that are not given count padding, too
         if positions is None:
             positions = 0 if cache is None else cache.next_positions()
             positions = following(positions, x.shape[1]) if isinstance(positions, Tensor) else positions
+        else:
+            axes = max(2, positions.shape[-1]) if isinstance(positions, Tensor) and positions.dim() == 3 else 1
+            positions = canonical("positions", positions, x.shape[0], x.shape[1], axes)
         name = type(self).__name__
         places = explicit(positions, x.shape[1], x.device)
         if encoding.transforms and tables is None:
             tables = encoding.prepare(places, None, x.dtype)
         out, state = self.mix(x, None if cache is None else cache.read(name), reset, valid, places, encoding, tables)
         if cache is not None:
-            cache.write(name, state, x.shape[1], positions)
+            cache.write(name, state, x.shape[1], positions, given)
         return out
 
     def state_layer(self, cache: Any) -> StateLayer:
@@ -177,7 +189,7 @@ class RecurrentMixer(Mixer):
         return cache
 
 
-def beginnings(documents: Int[Tensor, "B Lk"], past: int) -> tuple[Tensor | None, Tensor | None]:
+def _flags(documents: Int[Tensor, "B Lk"], past: int) -> tuple[Tensor | None, Tensor | None]:
     """Which of the tokens from `past` on begin a document after another one, and which are no padding, [B, L] each; None
     where none does, or all are."""
     reset, valid = begins_of(documents)[:, past:], documents[:, past:] >= 0

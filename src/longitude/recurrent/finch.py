@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
+from longitude.attention.zeros import with_zero_gradients
 from longitude.positions.base import Encoding, positive, sizes
 from longitude.recurrent.base import RecurrentMixer, fill, require_mode, state_dtype
 from longitude.recurrent.linear import rwkv6
@@ -28,6 +29,8 @@ class RWKV6(RecurrentMixer):
     them. The state is the last token and a matrix for each head. What
     follows the layer's depth at the start of training in the authors' code is that of the middle layer here.
     """
+
+    undecayed = ("mix_x", "mix_by", "decay", "bonus")
 
     def __init__(
         self,
@@ -66,6 +69,7 @@ class RWKV6(RecurrentMixer):
         self.g_proj = nn.Linear(dim, wide, bias=False)
         self.norm = nn.GroupNorm(num_heads, wide, eps=norm_eps)
         self.o_proj = nn.Linear(wide, dim, bias=False)
+        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -122,5 +126,7 @@ class RWKV6(RecurrentMixer):
             reset=reset,
             valid=valid,
         )
+        # One token has nothing behind it to decay.
+        out = with_zero_gradients(out, self.decay, self.decay_down, self.decay_up)
         out = self.norm(out.transpose(1, 2).flatten(2).flatten(0, 1)).view(*x.shape[:2], -1)
         return self.o_proj(F.silu(self.g_proj(to_g)) * out), (tail, matrix)

@@ -21,7 +21,7 @@ typedef int64_t num;
 #define SAME(x) ((vec){0} + (real)(x))
 
 INLINE vec pick(ivec which, vec yes, vec no) { return (vec)((which & (ivec)yes) | (~which & (ivec)no)); }
-INLINE vec larger(vec a, vec b) { return pick(a > b, a, b); }
+INLINE vec larger(vec a, vec b) { return pick(a > b, a, b); } /* b where either is NaN */
 
 /* The first `some` lanes from memory, zeros behind; and back. */
 INLINE vec load(const real *at, int some) {
@@ -56,7 +56,7 @@ INLINE vec exp_of(vec x) {
 /* e^x = 2^n e^r, |r| <= ln 2 / 2: n by rounding, e^r by the polynomial of Cephes' expf, 2^n by the bits of the exponent. */
 INLINE vec exp_of(vec x) {
   vec kept = larger(x, SAME(-87.3f));
-  kept = pick(kept < SAME(88.7f), kept, SAME(88.7f));
+  kept = pick(kept < SAME(88.7228f), kept, SAME(88.7228f));
   vec shifted = kept * 1.44269504088896341f + 12582912.0f; /* 1.5 2^23: the last bits are n */
   vec n = shifted - 12582912.0f, r = kept - n * 0.693359375f + n * 2.12194440e-4f;
   vec p = SAME(1.9875691500e-4f) * r + 1.3981999507e-3f;
@@ -67,6 +67,6 @@ INLINE vec exp_of(vec x) {
   p = p * r * r + r + 1.0f;
   p = (vec)((ivec)p + ((ivec)shifted << 23));
   p = pick(x < SAME(-87.3f), SAME(0), p);
-  return pick(x > SAME(88.7f), SAME(INFINITY), p);
+  return pick(x <= SAME(88.7228f), p, x + INFINITY); /* NaN of NaN: no comparison with it is true */
 }
 #endif

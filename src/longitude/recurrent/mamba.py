@@ -28,6 +28,8 @@ class Mamba(RecurrentMixer):
     The state is the last tokens before the convolution, [B, conv_kernel - 1, expand dim], and [B, expand dim, N].
     """
 
+    undecayed = ("A_log", "D", "dt_proj.bias")
+
     def __init__(
         self,
         dim: int,
@@ -55,8 +57,7 @@ class Mamba(RecurrentMixer):
         self.A_log = nn.Parameter(torch.empty(self.inner, state_size))
         self.D = nn.Parameter(torch.empty(self.inner))
         self.out_proj = nn.Linear(self.inner, dim, bias=bias)
-        for special in (self.A_log, self.D, self.dt_proj.bias):
-            special._no_weight_decay = True  # type: ignore[attr-defined]  (what the published training scripts look for)
+        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

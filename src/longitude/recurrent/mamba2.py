@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.positions.base import Encoding, positive, sizes
-from longitude.recurrent.base import RecurrentMixer, fill, require_mode, state_dtype
+from longitude.recurrent.base import RecurrentMixer, fill, require_mode, softplus, state_dtype
 from longitude.recurrent.linear import ssd
 from longitude.recurrent.taps import causal_conv
 
@@ -27,6 +27,8 @@ class Mamba2(RecurrentMixer):
     C, which each of the groups has its own; norms are by group. conv_kernel: the taps of the depthwise causal convolution.
     mode, chunk_size: as ssd has them. The state is the last tokens before the convolution, and a matrix for each head.
     """
+
+    undecayed = ("dt_bias", "A_log", "D")
 
     def __init__(
         self,
@@ -66,8 +68,7 @@ class Mamba2(RecurrentMixer):
         self.D = nn.Parameter(torch.empty(self.num_heads))
         self.norm = nn.RMSNorm(inner, eps=norm_eps)
         self.out_proj = nn.Linear(inner, dim, bias=bias)
-        for special in (self.dt_bias, self.A_log, self.D):
-            special._no_weight_decay = True  # type: ignore[attr-defined]  (what the published training scripts look for)
+        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -100,7 +101,7 @@ class Mamba2(RecurrentMixer):
             y.unflatten(-1, (n, -1)).transpose(1, 2)
             for y, n in ((tokens, self.num_heads), (B, self.groups), (C, self.groups))
         )
-        step = F.softplus(dt.to(exact) + self.dt_bias.to(exact)).transpose(1, 2)  # [B, H, L]
+        step = softplus(dt.to(exact) + self.dt_bias.to(exact)).transpose(1, 2)  # [B, H, L]
         log_decay = -step * self.A_log.to(exact).exp()[:, None]
         y, matrix = ssd(
             (tokens * step[..., None]).to(x.dtype),

@@ -16,9 +16,11 @@ INLINE Task task_of(const Shape *s, num i) {
   return t;
 }
 INLINE num token(const Shape *s, Task k, num t) { return (k.b * s->length + t) * s->groups + k.g; }
-INLINE real kept(const unsigned char *keep, const Shape *s, Task k, num t) {
-  return keep ? (real)keep[k.b * s->length + t] : 1;
+INLINE int kept(const unsigned char *keep, const Shape *s, Task k, num t) {
+  return keep ? keep[k.b * s->length + t] : 1;
 }
+/* The state before a token, or its gradient: nothing where a document begins, whatever it was; 0 times NaN would be NaN. */
+INLINE vec before(vec h, int stay) { return stay ? h : (vec){0}; }
 
 INLINE void run(const Shape *s, Task k, int some, const real *dt, const real *x, const real *A, const real *B, const real *C,
                 const unsigned char *keep, const real *first, real *y, real *last, vec *h, vec *a) {
@@ -30,9 +32,9 @@ INLINE void run(const Shape *s, Task k, int some, const real *dt, const real *x,
   for (num t = 0; t < s->length; t++) {
     num at = token(s, k, t);
     vec d = load(dt + at * P + k.c, some), u = load(x + at * P + k.c, some), out = {0};
-    real stay = kept(keep, s, k, t);
+    int stay = kept(keep, s, k, t);
     for (num n = 0; n < N; n++) {
-      h[n] = exp_of(d * a[n]) * stay * h[n] + u * B[at * N + n];
+      h[n] = exp_of(d * a[n]) * before(h[n], stay) + u * B[at * N + n];
       out += h[n] * C[at * N + n];
     }
     store(y + at * P + k.c, out, some);
@@ -72,8 +74,8 @@ INLINE void back(const Shape *s, Task k, int some, const real *dt, const real *x
     for (num t = c * T; t < (c + 1) * T; t++) {
       num at = token(s, k, t);
       vec d = load(dt + at * P + k.c, some), u = load(x + at * P + k.c, some);
-      real stay = kept(keep, s, k, t);
-      for (num n = 0; n < N; n++) now[n] = exp_of(d * a[n]) * stay * now[n] + u * B[at * N + n];
+      int stay = kept(keep, s, k, t);
+      for (num n = 0; n < N; n++) now[n] = exp_of(d * a[n]) * before(now[n], stay) + u * B[at * N + n];
     }
   }
   for (num c = count - 1; c >= 0; c--) {
@@ -82,17 +84,18 @@ INLINE void back(const Shape *s, Task k, int some, const real *dt, const real *x
     for (num t = from; t < to; t++) {
       num at = token(s, k, t);
       vec d = load(dt + at * P + k.c, some), u = load(x + at * P + k.c, some), *now = h + (t - from + 1) * N;
-      real stay = kept(keep, s, k, t);
+      int stay = kept(keep, s, k, t);
       for (num n = 0; n < N; n++) {
-        vec e = exp_of(d * a[n]) * stay;
+        vec e = exp_of(d * a[n]);
         decay[(t - from) * N + n] = e;
-        now[n] = e * now[n - N] + u * B[at * N + n];
+        now[n] = e * before(now[n - N], stay) + u * B[at * N + n];
       }
     }
     for (num t = to - 1; t >= from; t--) {
       num at = token(s, k, t);
       vec d = load(dt + at * P + k.c, some), u = load(x + at * P + k.c, some), out = load(gy + at * P + k.c, some);
       vec of_d = {0}, of_u = {0}, *now = h + (t - from + 1) * N;
+      int stay = kept(keep, s, k, t);
       for (num m = 0; m < N; m += LANES) {
         int numbers = N - m < LANES ? (int)(N - m) : LANES;
         vec of_B[LANES] = {0}, of_C[LANES] = {0};
@@ -102,8 +105,8 @@ INLINE void back(const Shape *s, Task k, int some, const real *dt, const real *x
           of_C[i] = out * now[n];
           of_B[i] = here * u;
           of_u += here * B[at * N + n];
-          g[n] = here * e;
-          vec by_exponent = g[n] * now[n - N];
+          vec by_exponent = here * e * before(now[n - N], stay);
+          g[n] = before(here * e, stay);
           of_d += by_exponent * a[n];
           ga[n] += by_exponent * d;
         }

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from longitude.recurrent.base import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.base import require_flags, require_mode, require_state, require_tokens, softplus, state_dtype
 from longitude.recurrent.linear_recurrence import linear_scan
 from longitude.recurrent.loops import ScanLoop, usable
 
@@ -53,11 +53,11 @@ def selective_scan(
         if delta_bias is not None:
             dt = dt + delta_bias.to(dtype)
         if delta_softplus:
-            dt = F.softplus(dt)
+            dt = softplus(dt)
         if valid is not None:
             dt = dt * valid[..., None]
         groups = B.shape[1] if B.dim() == 4 else 1
-        B, C = (x.to(dtype).view(batch, groups, -1, length).permute(0, 3, 1, 2) for x in (B, C))  # [B, L, G, N]
+        B, C = ((x if x.dim() == 4 else x[:, None]).to(dtype).permute(0, 3, 1, 2) for x in (B, C))  # [B, L, G, N]
         A = A.to(dtype).unflatten(0, (groups, -1)).mT  # [G, N, P], P = C / G
         h = A.new_zeros(batch, *A.shape) if state is None else state.to(dtype).unflatten(1, (groups, -1)).mT
         ways = {"recurrent": _steps, "chunked": _pieces, "parallel": _at_once}

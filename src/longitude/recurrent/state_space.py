@@ -27,6 +27,10 @@ class S4D(RecurrentMixer):
     state is [B, dim, N/2, 2], real and imaginary part.
     """
 
+    undecayed = ("log_dt", "log_A_real", "A_imag", "D")
+    # Frequencies reach 97 radians a token: rounded to bfloat16, they would be others.
+    full_precision = ("log_dt", "log_A_real", "A_imag")
+
     def __init__(
         self,
         dim: int,
@@ -46,15 +50,13 @@ class S4D(RecurrentMixer):
             raise unknown("init", init, INITS, "S4D begins with one of the two.")
         self.dim, self.state_size, self.init = dim, state_size, init
         self.mode, self.chunk_size = mode, chunk_size
-        self.by_fft = mode == "parallel"
         self.log_dt = nn.Parameter(torch.empty(dim))
         self.log_A_real = nn.Parameter(torch.empty(dim, state_size // 2))
         self.A_imag = nn.Parameter(torch.empty(dim, state_size // 2))
         self.C = nn.Parameter(torch.empty(dim, state_size // 2, 2))  # real and imaginary part
         self.D = nn.Parameter(torch.empty(dim))
         self.output = nn.Linear(dim, 2 * dim, bias=bias)
-        for special in (self.log_dt, self.log_A_real, self.A_imag, self.D):
-            special._no_weight_decay = True  # type: ignore[attr-defined]
+        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from longitude.attention.mixer import register_mixer
+from longitude.attention.zeros import with_zero_gradients
 from longitude.positions.base import Encoding, sizes
 from longitude.recurrent.base import RecurrentMixer, fill, require_mode
 from longitude.recurrent.taps import previous
@@ -26,6 +27,8 @@ class RWKV4(RecurrentMixer):
     [B, 1, dim], and numerator, denominator and max of the weighted mean, [B, inner] each.
     """
 
+    undecayed = ("time_decay", "time_first", "time_mix_key", "time_mix_value", "time_mix_receptance")
+
     def __init__(self, dim: int, *, inner: int | None = None, mode: str = "chunked", chunk_size: int = 32):
         super().__init__()
         inner = dim if inner is None else inner
@@ -41,8 +44,7 @@ class RWKV4(RecurrentMixer):
         self.value = nn.Linear(dim, inner, bias=False)
         self.receptance = nn.Linear(dim, inner, bias=False)
         self.output = nn.Linear(inner, dim, bias=False)
-        for special in (self.time_decay, self.time_first):
-            special._no_weight_decay = True  # type: ignore[attr-defined]
+        self.mark_undecayed()
         self.reset_parameters()
 
     @torch.no_grad()
@@ -84,6 +86,7 @@ class RWKV4(RecurrentMixer):
             reset=reset,
             valid=valid,
         )
+        wkv = with_zero_gradients(wkv, self.time_decay)  # one token has nothing behind it to decay
         return self.output(receptance * wkv), (tail, *sums)
 
 

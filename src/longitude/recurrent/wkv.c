@@ -11,8 +11,12 @@ INLINE num blocks_of(const Shape *s) { return (s->channels + LANES - 1) / LANES;
 INLINE int flag_of(const unsigned char *flags, num at) { return flags ? flags[at] : 0; }
 INLINE Sums forgotten(Sums h) { return (Sums){SAME(0), SAME(0), FLOOR}; }
 
+/* NaN where either is. */
+INLINE vec highest(vec a, vec b) { return pick(a == a, larger(a, b), a); }
+
 INLINE Sums heard(Sums h, vec w, vec k, vec v) {
-  vec max = larger(h.max - w, k), old = exp_of(h.max - w - max), now = exp_of(k - max);
+  vec before = h.max - w, max = highest(before, k);
+  vec old = exp_of(before - max), now = exp_of(k - max);
   return (Sums){old * h.top + now * v, old * h.bottom + now, max};
 }
 
@@ -28,7 +32,7 @@ INLINE void run(const Shape *s, num b, num c, int some, const real *w_, const re
     if (flag & BEGINS) h = forgotten(h);
     if (all) all[t] = h;
     if (out) {
-      vec max = larger(h.max, u + k), old = exp_of(h.max - max), now = exp_of(u + k - max);
+      vec max = highest(h.max, u + k), old = exp_of(h.max - max), now = exp_of(u + k - max);
       store(out + at * C + c, (old * h.top + now * v) / (old * h.bottom + now), some);
     }
     if (!(flag & PADDING)) h = heard(h, w, k, v);
@@ -64,16 +68,17 @@ INLINE void back(const Shape *s, num b, num c, int some, const real *w_, const r
     vec gk = {0}, gv = {0};
     Sums h = all[t];
     if (!(flag & PADDING)) { /* the state after this token */
-      vec before = h.max - w, max = larger(before, k), old = exp_of(before - max), now = exp_of(k - max);
+      vec before = h.max - w, max = highest(before, k);
+      vec old = exp_of(before - max), now = exp_of(k - max);
       vec by_old = (g.top * h.top + g.bottom * h.bottom) * old, by_now = (g.top * v + g.bottom) * now;
       vec by_max = g.max - by_old - by_now;
-      vec share = pick(before > k, SAME(1), pick(before < k, SAME(0), SAME(0.5)));
-      gk = by_now + by_max * (1 - share);
+      vec shared = pick(before == k, by_max / 2, by_max); /* chosen, not multiplied by 0: by_max may be infinite */
+      gk = by_now + pick(before > k, SAME(0), shared);
       gv = g.top * now;
-      g = (Sums){g.top * old, g.bottom * old, by_old + by_max * share};
+      g = (Sums){g.top * old, g.bottom * old, by_old + pick(before < k, SAME(0), shared)};
       gw -= g.max;
     }
-    vec max = larger(h.max, u + k), old = exp_of(h.max - max), now = exp_of(u + k - max);
+    vec max = highest(h.max, u + k), old = exp_of(h.max - max), now = exp_of(u + k - max);
     vec below = old * h.bottom + now, by_top = go / below, by_bottom = -by_top * (old * h.top + now * v) / below;
     vec by_first = (by_top * v + by_bottom) * now;
     g.top += by_top * old;

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
+from longitude.attention.mixer import Mixer
+from longitude.hf import Trainer
 from longitude.measure import write_rows
 from longitude.measure.files import atomic, flush, read_json, remove_unfinished, write_json
 from longitude.models import LongitudeConfig
@@ -28,13 +30,15 @@ from longitude.study.labels import parse_label, safe
 from longitude.study.tasks import task_of
 from longitude.study.work import StudyData, Work
 
+UNTRAINED = "untrained.json"
 SAVES = 4
 """Checkpoints during training."""
 
 
 @dataclass(frozen=True)
 class Status:
-    """status.json. status: running | done | diverged | failed; reason: why not done, or what done leaves out."""
+    """status.json. status: running | done | diverged | failed; reason: why not done, or what done leaves out; untrained: what
+    training never used, in words."""
 
     status: str
     label: str
@@ -43,6 +47,7 @@ class Status:
     step: int
     steps: int
     reason: str | None = None
+    untrained: str | None = None
     parameters: int | None = None
     training_seconds: float | None = None  # None when the training was interrupted
     measuring_seconds: float | None = None
@@ -128,7 +133,7 @@ def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | Non
             return record("diverged", diverged, reason=f"the loss was not finite at step {diverged}")
         training_seconds = time.perf_counter() - start if begun == 0 else None
         save(model, cell.folder)
-    more: dict[str, Any] = {"training_seconds": training_seconds}
+    more: dict[str, Any] = {"training_seconds": training_seconds, **(read_json(cell.folder / UNTRAINED) or {})}
     record("running", config.steps, **more)
     model = work_of(config).model.from_pretrained(cell.folder)
     torch.nn.Module.to(model, device_of(config))
@@ -196,7 +201,27 @@ def train(model: Any, config: StudyConfig, cell: Cell, data: StudyData, watcher:
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     steps.remove()
+    never = untrained(model, trainer.optimizer, config)
+    (cell.folder / UNTRAINED).unlink(missing_ok=True)
+    if never is not None:  # before the model is saved, which says that training is over
+        write_json(cell.folder / UNTRAINED, {"untrained": never})
     return step_of(checkpoint), steps.diverged
+
+
+def untrained(model: Any, optimizer: Any, config: StudyConfig) -> str | None:
+    """What training never used, in words that follow a label; None where there is nothing: far parts of mixers, and parameters
+    whose gradient was zero at every step, for which Adam's second moment is still zero."""
+    said = []
+    longest = work_of(config).task.positions(config.train_length)
+    windows = [m.far_from for m in model.modules() if isinstance(m, Mixer) and m.far_from is not None]
+    if windows and longest <= max(windows):
+        said.append(f"never used its far part in training, whose {longest} positions fit its window of {max(windows)}")
+    moments = {name: optimizer.state.get(p, {}).get("exp_avg_sq") for name, p in model.named_parameters()}
+    never = [name for name, moment in moments.items() if moment is None or not bool(moment.any())]
+    if never:
+        more = f" and {len(never) - 1} others" if len(never) > 1 else ""
+        said.append(f"had no gradient in training for {never[0]}{more}")
+    return " and ".join(said) or None
 
 
 class Steps(TrainerCallback):

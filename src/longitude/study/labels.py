@@ -61,6 +61,8 @@ def parse_label(label: str) -> Label:
         if name not in encodings and name not in mixers:
             raise _nobody_knows(name, encodings, mixers)
         (found.encodings if name in encodings else found.mixers).append(_spec(part, encodings | mixers))
+    if len(found.encodings) > 1 and any(each["name"] == "none" for each in found.encodings):
+        raise ValueError(f"expected none, or encodings, got {label!r}: beside another encoding 'none' says nothing")
     return found
 
 

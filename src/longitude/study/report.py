@@ -141,6 +141,7 @@ def _lines(run: Run, method: str) -> list[dict[str, Any]]:
         part = [each for each in everything if each.label == label]
         last = part[-1]
         undone = [state(cell) for cell in run.of(label) if cell.status != "done"]
+        undone += [words] if (words := run.untrained(label)) else []
         lines.append(
             {
                 "label": label,

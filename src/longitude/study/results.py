@@ -27,7 +27,8 @@ BY_LENGTH = ("non-overlapping", "sliding", "greedy")
 class CellResult:
     """One encoding and seed.
 
-    status: done | diverged | failed | running | not run; reason: why not done, or what of done is left out.
+    status: done | diverged | failed | running | not run; reason: why not done, or what of done is left out; untrained: what
+    training never used, in words that follow the label.
     losses: of each step its step, loss (nats per token), learning_rate, tokens. documents: sums of each document of a
     done cell.
     """
@@ -40,6 +41,7 @@ class CellResult:
     step: int = 0
     steps: int = 0
     reason: str | None = None
+    untrained: str | None = None
     parameters: int | None = None
     training_seconds: float | None = None
     measuring_seconds: float | None = None
@@ -100,6 +102,10 @@ class Run:
         """The cells of a label, one per seed."""
         return [cell for cell in self.cells if cell.label == label]
 
+    def untrained(self, label: str) -> str | None:
+        """What training never used of a label, in words that follow it."""
+        return next((cell.untrained for cell in self.of(label) if cell.untrained), None)
+
     @cached_property
     def undone(self) -> list[CellResult]:
         return [cell for cell in self.cells if cell.status != "done"]
@@ -153,7 +159,7 @@ def read_run(run: Run | Path | str) -> Run:
 def _read_cell(run: Path, label: str, seed: int) -> CellResult:
     folder = run / "cells" / f"{safe(label)}-{seed}"
     status: dict[str, Any] = read_json(folder / "status.json") or {"status": "not run"}
-    known = ("status", "step", "steps", "reason", "parameters", "training_seconds", "measuring_seconds")
+    known = ("status", "step", "steps", "reason", "untrained", "parameters", "training_seconds", "measuring_seconds")
     said = {name: status[name] for name in known if status.get(name) is not None}
     documents = pd.DataFrame(columns=["method", "length", "document"])
     if status["status"] == "done":

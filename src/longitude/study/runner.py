@@ -68,10 +68,15 @@ def plan(config: StudyConfig, run: Path) -> Plan:
     config = checked(config)
     config = replaced(config, device=device_of(config).type)
     work, sizes = work_of(config), []
+    made: list[tuple[str, dict[str, Any]]] = []
     for label in config.encodings:
         try:
             model = build_model(config, label, 0)
             sizes.append(sum(parameter.numel() for parameter in model.parameters()))
+            shape = model.config.to_dict()
+            if twice := [other for other, another in made if another == shape]:
+                raise ValueError(f"it names the same model as {twice[0]}, option by option; leave one of them out")
+            made.append((label, shape))
             with torch.no_grad():  # options that contradict the model's shape show here
                 work.try_out(model, config)
         except ValueError as error:
@@ -161,7 +166,7 @@ def _introduction(planned: Plan) -> str:
 def _sentence(cell: Cell, status: Status) -> str:
     name = f"{cell.label} seed {cell.seed}"
     if status.status == "done":
-        return f"{name}: done" + (f"; {status.reason}" if status.reason else "")
+        return "; ".join(filter(None, (f"{name}: done", status.untrained, status.reason)))
     if status.status == "failed":
         return f"{name}: failed, {status.reason}; see {cell.folder / 'error.txt'}"
     return f"{name}: {status.status}, {status.reason}"

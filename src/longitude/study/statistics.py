@@ -46,7 +46,13 @@ def findings(run: Run | Path, method: str | None = None) -> list[Finding]:
     if method not in run.methods:
         raise ValueError(f"{run.path} was not measured by {method!r}, but by {' and '.join(run.methods)}")
     judge = judge_of(run)
-    return [judge.finding(run, label, length, method) for label in run.labels for length in run.lengths]
+    return [_trained(run, judge.finding(run, label, length, method)) for label in run.labels for length in run.lengths]
+
+
+def _trained(run: Run, found: Finding) -> Finding:
+    """Beyond the training length nothing holds of which training never used a part."""
+    beyond = found.verdict == HOLDS and found.length > run.train_length
+    return found._replace(verdict=UNCLEAR) if beyond and run.untrained(found.label) else found
 
 
 # ---- the sentence ----------------------------------------------------------------------------------------------------
@@ -72,7 +78,7 @@ def conclusion(run: Run | Path) -> str:
         here = {each.label for each in last}
         if absent := [named(label) for label in dict.fromkeys(each.label for each in found) if label not in here]:
             clauses.append(f"{and_(absent)} {'was' if len(absent) == 1 else 'were'} not measured at that length")
-    clauses += _undone(run)
+    clauses += _untrained(run) + _undone(run)
     if run.sampled_positions:
         clauses.append(f"training windows had {run.sampled_positions}")
     if found:
@@ -87,6 +93,10 @@ def _undone(run: Run) -> list[str]:
         name = named(cell.label) + (f" (seed {cell.seed})" if len(run.of(cell.label)) > 1 else "")
         by_state.setdefault(state(cell), []).append(name)
     return [f"{and_(names)} {state}" for state, names in by_state.items()]
+
+
+def _untrained(run: Run) -> list[str]:
+    return [f"{named(label)} {words}" for label in run.labels if (words := run.untrained(label))]
 
 
 def _scope(judge: Judge, found: list[Finding]) -> str:
@@ -138,7 +148,7 @@ def table(run: Run | Path) -> Table:
         notes.append(column[1])
     for label in run.labels:
         made.add_row(*_row(run, judge, label, [each for each in lines if each.label == label]))
-    made.caption = "\n".join(notes + _undone(run))
+    made.caption = "\n".join(notes + _untrained(run) + _undone(run))
     return made
 
 

@@ -25,18 +25,30 @@ from typing import Any
 from longitude.positions.base import Encoding, encodings
 from longitude.testing import mixers
 from longitude.testing.bounds import law_memory
+from longitude.testing.calls import law_modes_of_torch, law_prompt_lookup, law_refused_calls, law_takes_part
+from longitude.testing.draws import law_draws
+from longitude.testing.dropout import law_dropout
 from longitude.testing.equal import (
     law_backends,
-    law_dropout,
     law_packing,
     law_padding,
     law_pieces,
     law_queries_are_last,
     law_rows,
 )
+from longitude.testing.graph import law_graph
 from longitude.testing.places import law_causality, law_far_positions, law_order, law_permutation, law_shift
-from longitude.testing.state import law_compile, law_export, law_gradients, law_state, law_tables, law_wrong_input
+from longitude.testing.state import (
+    law_compile,
+    law_compiled_training,
+    law_export,
+    law_gradients,
+    law_state,
+    law_tables,
+    law_wrong_input,
+)
 from longitude.testing.toys import SHAPES, Example, LawBroken, Stack, example, fill
+from longitude.testing.values import law_decay, law_dtypes, law_nonfinite
 
 Law = Callable[[Example], str | None]
 
@@ -44,6 +56,7 @@ HOLDS = "holds"
 
 _LAWS: tuple[Law, ...] = (
     law_backends,
+    law_draws,
     law_dropout,
     law_queries_are_last,
     law_pieces,
@@ -58,8 +71,17 @@ _LAWS: tuple[Law, ...] = (
     law_tables,
     law_state,
     law_gradients,
+    law_graph,
+    law_nonfinite,
+    law_dtypes,
+    law_decay,
+    law_takes_part,
+    law_modes_of_torch,
     law_wrong_input,
+    law_refused_calls,
+    law_prompt_lookup,
     law_compile,
+    law_compiled_training,
     law_export,
     law_memory,
 )
@@ -75,14 +97,21 @@ def _name(law: Law) -> str:
 
 
 def examine(law: str | Law, encoding: str | Callable[..., Encoding] | Example, **options: Any) -> str:
-    """Try one law on one encoding -> "holds", or why it does not apply. LawBroken where it is broken."""
+    """Try one law on one encoding -> "holds", or why it does not apply. LawBroken where it is broken, or where the encoding
+    raises something that no law asks for."""
     law = laws()[law] if isinstance(law, str) else law
+    build = example(encoding, **options)
+    build()
+    kind = encoding.factory if isinstance(encoding, Example) else encoding
+    kind = kind if isinstance(kind, str) else getattr(kind, "__name__", repr(kind))
     try:
-        return law(example(encoding, **options)) or HOLDS
+        return law(build) or HOLDS
     except LawBroken as broken:
-        kind = encoding.factory if isinstance(encoding, Example) else encoding
-        kind = kind if isinstance(kind, str) else getattr(kind, "__name__", repr(kind))
         raise LawBroken(f"{kind} breaks the law {_name(law)!r}: {broken}") from broken
+    except Exception as raised:
+        raise LawBroken(
+            f"{kind} breaks the law {_name(law)!r}: it raised {type(raised).__name__}: {raised}"
+        ) from raised
 
 
 def check(

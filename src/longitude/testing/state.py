@@ -204,6 +204,24 @@ def law_compile(build: Example) -> str | None:
     return None
 
 
+def law_compiled_training(build: Example) -> str | None:
+    """Law 10. Compiled forward and backward together, as training does, it gives the same output and the same gradients, of
+    tokens and of every parameter. No compiler is needed: the graphs run as they are."""
+    from torch._dynamo import reset
+
+    stack = Stack(build(), layers=1).float()
+    inputs = differentiable(x=numbers(2, 21, SHAPES["dim"]).float())
+    wanted = {**inputs, **learned_of(stack)}
+    reset()
+    try:
+        compiled = torch.compile(stack, backend="aot_eager", fullgraph=True)
+        got, want = (with_gradients(partial(f, inputs["x"]), wanted) for f in (compiled, stack))
+        close("compiled", got, want, 1e-4)
+    finally:
+        reset()
+    return None
+
+
 class _Attention(torch.nn.Module):
     def __init__(self, encoding: Encoding):
         super().__init__()

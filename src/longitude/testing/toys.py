@@ -170,6 +170,11 @@ def learned_of(module: nn.Module) -> Named:
     return dict(module.named_parameters())
 
 
+def parameters_of(encoding: nn.Module) -> Named:
+    """The same, by names that no input has."""
+    return {f"encoding.{name}": p for name, p in learned_of(encoding).items()}
+
+
 def differentiable(**tensors: Tensor) -> Named:
     """Copies that take a gradient."""
     return {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}
@@ -189,6 +194,8 @@ def error(got: Tensor, want: Tensor) -> float:
 def close(what: str, got: Tensor | Named, want: Tensor | Named, tolerance: float = 1e-9) -> None:
     """LawBroken with the measured error, unless within the tolerance."""
     if isinstance(got, Tensor) and isinstance(want, Tensor):
+        if got.shape != want.shape:
+            raise LawBroken(f"{what}: expected a shape of {list(want.shape)}, got {list(got.shape)}")
         gap = error(got, want)
         if (seen := compared.get()) is not None:
             seen.append((gap, tolerance))

@@ -333,6 +333,7 @@ HEALTHY: dict[str, Callable[[], Any]] = {
 LONG = ("positions cast at the input",)  # bfloat16 counts to 256
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in BROKEN])
 def test_a_bug_is_caught_by_its_law_and_by_no_other(name):
     make, law = BROKEN[name]
@@ -343,6 +344,7 @@ def test_a_bug_is_caught_by_its_law_and_by_no_other(name):
     assert broken[law].hint and broken[law].measured > 2 * broken[law].threshold
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_model_breaks_no_law(name):
     verdicts = check(HEALTHY[name]())

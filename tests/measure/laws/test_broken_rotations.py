@@ -101,6 +101,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("referred", [False, True])
 @pytest.mark.parametrize("name", BROKEN)
 def test_a_bug_is_caught_by_its_law_and_by_no_other(name, referred):
@@ -111,6 +112,7 @@ def test_a_bug_is_caught_by_its_law_and_by_no_other(name, referred):
     assert broken[law].hint and broken[law].measured > 2 * broken[law].threshold
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [falcon, replaced])
 def test_positions_that_are_not_the_configs_break_no_law(make):
     found = {verdict.law: verdict for verdict in check(make())}

@@ -29,6 +29,7 @@ def gradients(loss, model):
     return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @torch.no_grad()
 def test_pieces_are_the_whole(spec, build, pair):
@@ -54,6 +55,7 @@ def test_pieces_are_the_whole(spec, build, pair):
     assert cache.get_seq_length() == 14 and cache.cross_attention_cache.get_seq_length() == 11
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "hybrid"),
     [(name, False) for name in mixers()] + [(name, True) for name in mixers() if name not in ("attention", "latent")],

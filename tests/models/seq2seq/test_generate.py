@@ -14,6 +14,7 @@ GENERATED = [
 """One of each way to act, and the others where there is time."""
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("spec", GENERATED, ids=str)
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_padded_batch_is_its_rows_alone(spec, side, build, pair, generate):

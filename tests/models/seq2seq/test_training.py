@@ -34,7 +34,7 @@ def gradients(loss, model):
 def test_one_matrix_embeds_and_predicts(build, pair):
     model, (x, y) = build(tie_word_embeddings=True), pair()
     names = [name for name, p in model.named_parameters() if p.shape == (VOCABULARY, 16)]
-    assert names == ["encoder.embed_tokens.weight"]
+    assert names == ["model.encoder.embed_tokens.weight"]
     assert model.lm_head.weight is model.encoder.embed_tokens.weight
     before = model(x, decoder_input_ids=y).logits
     model.resize_token_embeddings(VOCABULARY + 9, mean_resizing=False)

@@ -341,7 +341,7 @@ def gpu_limits(r: Request, gpu: Gpu) -> str | None:
 def wants_gradients(r: Request, *inputs: Tensor) -> bool:
     """Whether the terms want gradients, or one of the inputs."""
     levels = (term.level for term in r.terms if isinstance(term, Drift))
-    return torch.is_grad_enabled() and (r.learned or any(x.requires_grad for x in (*levels, *inputs)))
+    return torch.is_grad_enabled() and (bool(r.learned) or any(x.requires_grad for x in (*levels, *inputs)))
 
 
 def flex_memory(r: Request) -> int:

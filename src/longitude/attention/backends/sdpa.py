@@ -28,7 +28,9 @@ def sdpa(r: Request) -> Tensor:
     def run(r: Request) -> Tensor:
         plain, grouped = sdpa_is_plain(r), r.k.shape[1] != r.heads
         causal = plain and not r.sees_all
-        q, (bias, some) = r.q, (None, None) if plain else dense_bias(r)
+        q, scale, (bias, some) = r.q, r.scale, (None, None) if plain else dense_bias(r)
+        if causal and scale <= 0:  # torch's CPU kernel hides the future by -inf before it scales, and gives NaN
+            q, scale = (-q, -scale) if scale else (0 * q, 1.0)
         # The one query of each head that shares its keys becomes a row among theirs: keys are read once for all of them.
         if folded := grouped and r.rows == 1 and not causal:
             q = by_key_head(q, r)
@@ -40,10 +42,10 @@ def sdpa(r: Request) -> Tensor:
             attn_mask=bias,
             dropout_p=r.dropout,
             is_causal=True if causal else False,  # noqa: SIM210 (a compiler's symbolic bool is no bool)
-            scale=r.scale,
+            scale=scale,
             enable_gqa=grouped and not folded,
         )
-        out = not_zeros(out.flatten(1, 2)[:, :, None] if folded else out, r, causal)
+        out = not_zeros(out.flatten(1, 2)[:, :, None] if folded else out, r, causal, some)
         return out if some is None else out.masked_fill(~some, 0.0)
 
     if torch.is_autocast_enabled(r.q.device.type):  # the dtype of q is the dtype of the answer, as everywhere
@@ -52,9 +54,10 @@ def sdpa(r: Request) -> Tensor:
     return by_spans(r, run) if sdpa_by_spans(r) else run(r)
 
 
-def not_zeros(out: Tensor, r: Request, causal: bool) -> Tensor:
+def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Tensor:
     """torch's CPU kernel takes a query whose scores are all -inf for one that sees nothing, and so it does where all are NaN
-    and fewer than its vectors hold: zeros. Here they are NaN, as everywhere."""
+    and fewer than its vectors hold: zeros. Here they are NaN, as everywhere. Zeros alone say nothing: values may be zero, and
+    dropout may leave no weight. `some`: which queries see anything by the mask; None: all."""
     if torch.compiler.is_compiling() or type(out) is not Tensor or not out.is_cpu:
         return out
     zeros = out.detach()[..., 0] == 0
@@ -62,11 +65,14 @@ def not_zeros(out: Tensor, r: Request, causal: bool) -> Tensor:
         return out
     finite = per_query_head(r.k.detach().isfinite().all(-1), r.heads).to(r.q.dtype)  # [B, H, Lk]
     if causal:
-        seen = finite.cummax(-1)[0]
+        last = torch.arange(out.shape[2], device=out.device).clamp(max=r.length - 1)  # queries may outnumber the keys
+        seen = finite.cummax(-1)[0][..., last]
     elif r.sees_all:
         seen = finite.amax(-1, keepdim=True)
     else:
         seen = (r.allowed().to(finite.dtype) @ finite[..., None])[..., 0]
+    if some is not None:
+        zeros = zeros & some[..., 0]
     lost = zeros & ((seen == 0) | ~r.q.detach().isfinite().all(-1))
     return out * torch.where(lost, math.nan, 1.0).to(out.dtype)[..., None]
 

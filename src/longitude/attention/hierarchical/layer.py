@@ -18,6 +18,7 @@ from longitude.attention.masks import Causal, Mask, require_mask
 from longitude.attention.mixer import Mixer, register_mixer, require_no_weights
 from longitude.attention.operation import require_backend
 from longitude.attention.request import following, require_options
+from longitude.attention.zeros import with_zero_gradients
 from longitude.positions.base import Encoding, Positions, canonical, explicit, sizes
 from longitude.positions.composed import Composed, compose
 
@@ -187,8 +188,20 @@ class HierarchicalAttention(Mixer):
             self.rule(), q, k, v, gate, places, encoding, tables, documents, state, keep=cache is not None
         )
         if cache is not None:
-            cache.write(type(self).__name__, state, length, places)
+            # Positions that are not given count padding, too.
+            cache.write(type(self).__name__, state, length, places, None if positions is None else documents)
+        out = with_zero_gradients(out, *self.far_parameters())  # sequences inside the window see no block
         return self.o_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
+
+    @property
+    def far_from(self) -> int:
+        return self.window
+
+    def far_parameters(self) -> list[nn.Parameter]:
+        """What only sequences beyond the window use: the gate's and the merges' parameters."""
+        gate = [self.gate_proj.weight, self.gate_bias] if self.gate_proj is not None else []
+        merges = [merge.change for merge in (self.merge_keys, self.merge_values) if merge is not None]
+        return [p for p in (*gate, *merges) if p is not None]
 
     def state_in(self, cache: Any, batch: int, encoding: Composed) -> State | None:
         """The state in a cache; ValueError for another cache, or a state of another batch, window or size."""

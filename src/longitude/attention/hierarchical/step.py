@@ -61,10 +61,8 @@ def step(
 
 
 def owned(state: State) -> State:
-    """A state that may be written in place: no backward holds it, and it is no other mode's."""
-    if torch.is_grad_enabled() or (state.keys.is_inference() and not torch.is_inference_mode_enabled()):
-        return tree_map_only(Tensor, torch.clone, state)
-    return state
+    """A state that may be written in place: no backward holds it."""
+    return tree_map_only(Tensor, torch.clone, state) if torch.is_grad_enabled() else state
 
 
 def taken_in(

@@ -14,8 +14,8 @@ broken one raises LawBroken, an AssertionError with the law and the measured num
         mixers.examine(law, name)
 
 Laws are functions of a MixerExample, `law_xxx(build)`: they return None where they hold, a reason where they do not apply. What
-a mixer declares is what they hold it to: `scores`, `rotates`, `growth`, `by_fft`. The laws need transformers, as caches do. The
-one law that cannot be here is the first: the numbers equal the published ones.
+a mixer declares is what they hold it to: `scores`, `rotates`, `has_weights`, `growth`. The laws need transformers, as
+caches do. The one law that cannot be here is the first: the numbers equal the published ones.
 """
 
 from collections.abc import Callable
@@ -30,8 +30,11 @@ from longitude.testing.mixers.equal import (
     law_modes_of_torch,
     law_pieces,
     law_rows,
+    law_takes_part,
 )
-from longitude.testing.mixers.limits import law_compile, law_finite, law_wrong_input
+from longitude.testing.mixers.limits import law_compile, law_finite, law_weights, law_wrong_input
+from longitude.testing.mixers.models import law_documents_go_on, law_prompt_lookup
+from longitude.testing.mixers.refused import law_refused_calls
 from longitude.testing.mixers.state import (
     bytes_held,
     law_begins_alive,
@@ -41,8 +44,9 @@ from longitude.testing.mixers.state import (
     law_surgery,
     tensors_held,
 )
-from longitude.testing.mixers.streams import law_packing, law_padding, law_runs
+from longitude.testing.mixers.streams import law_dropout, law_packing, law_padding, law_restarts, law_runs
 from longitude.testing.mixers.toys import MixerExample, Network, mixer_example as example
+from longitude.testing.mixers.values import law_decay, law_dtypes, law_nonfinite
 from longitude.testing.toys import LawBroken
 
 Law = Callable[[MixerExample], str | None]
@@ -53,9 +57,13 @@ _LAWS: tuple[Law, ...] = (
     law_pieces,
     law_forms,
     law_gradients,
+    law_takes_part,
     law_packing,
     law_runs,
     law_padding,
+    law_restarts,
+    law_documents_go_on,
+    law_dropout,
     law_rows,
     law_causality,
     law_modes_of_torch,
@@ -65,7 +73,13 @@ _LAWS: tuple[Law, ...] = (
     law_saved,
     law_begins_alive,
     law_finite,
+    law_nonfinite,
+    law_dtypes,
+    law_decay,
     law_wrong_input,
+    law_refused_calls,
+    law_prompt_lookup,
+    law_weights,
     law_compile,
 )
 

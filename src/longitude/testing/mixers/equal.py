@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import NoMask
-from longitude.testing.mixers.toys import DIM, LENGTHS, MixerExample, Network, exactly, random_cuts, schedules
+from longitude.testing.mixers.toys import DIM, LENGTHS, MixerExample, Network, random_cuts, schedules
 from longitude.testing.toys import LawBroken, Named, close, differentiable, learned_of, numbers, with_gradients
 
 NEAR = 1e-10
@@ -115,6 +117,46 @@ def _differences(net: Network, x: Tensor, wanted: Named, answer: Named) -> None:
         close(f"gradient of {name} and differences", got, want, 1e-5)
 
 
+def law_takes_part(build: MixerExample) -> str | None:
+    """Every parameter that requires a gradient gets one, of zeros where it had no say, at any length: one token, a sequence
+    inside every window, and documents as short; in every form and on every backend, whole and after a cache. Trainers that
+    split a model over machines wait for each of them."""
+    ways = build.forms((5,))
+    if build.has("backend"):
+        ways = {
+            f"{name} {backend}".strip(): {**way, "backend": backend}
+            for name, way in ways.items()
+            for backend in BACKENDS
+        }
+    tried = 0
+    for name, options in ways.items():
+        net = Network(build, layers=1, **options)
+        for length in (1, 3, 9):
+            for what, ids in (("", None), (", in documents", _two_documents(length))):
+                here = f"{length} tokens{what} {name}".strip()
+                try:
+                    _require_gradients(here, net, numbers(2, length, DIM), 0, ids)
+                except ValueError:  # of a backend that does not know how
+                    continue
+                tried += 1
+    if not tried:
+        raise LawBroken("expected a form that gives gradients")
+    net = Network(build, layers=1)
+    caches = net.caches()
+    with torch.no_grad():
+        net(numbers(2, 2, DIM), 0, None, caches)
+    _require_gradients("a token after a cache", net, numbers(2, 1, DIM), 2, None, caches)
+    return None
+
+
+def _require_gradients(what: str, net: Network, x: Tensor, *rest: Any) -> None:
+    learned = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    out = net(x, *rest)
+    grads = torch.autograd.grad((out * numbers(*out.shape, seed=9)).sum(), [*learned.values()], allow_unused=True)
+    if missing := [name for name, g in zip(learned, grads, strict=True) if g is None]:
+        raise LawBroken(f"{what}: no gradient, not even of zeros, for {', '.join(missing)}")
+
+
 def law_rows(build: MixerExample) -> str | None:
     """A row of a batch = the row alone, with a cache too; forward and gradients."""
     net = Network(build)
@@ -135,13 +177,13 @@ def law_rows(build: MixerExample) -> str | None:
 
 
 ROUNDING = 1e-12
-"""What a Fourier transform may move earlier outputs by, in float64, relative to the largest."""
+"""What a later token may move earlier outputs by, in float64, relative to the largest: products in other memory round another
+way on some processors, and a Fourier transform spreads rounding over all places."""
 
 
 def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) -> str | None:
-    """Another token at place s leaves outputs before s the same to the last bit, in every form; and moves the one at s. A
-    mixer that declares `by_fft`, because a transform spreads rounding over all places, is held to 1e-12 instead. One that
-    declares `both_sides` hears the next token under lg.NoMask()."""
+    """Another token at place s leaves outputs before s the same, up to the rounding of float64 (1e-12), in every form; and moves
+    the one at s. One that declares `both_sides` hears the next token under lg.NoMask()."""
     for name, options in build.forms((5, 16)).items():
         net = Network(build, **options)
         with torch.no_grad():
@@ -153,10 +195,7 @@ def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) 
                     other[:, s] = 3 * numbers(2, DIM, seed=5)
                     after = net(other, 0)
                     here = f"{name}, {length} tokens, another one at {s}: outputs before".removeprefix(", ")
-                    if net.mixer.by_fft:
-                        close(here, after[:, :s], before[:, :s], ROUNDING)
-                    else:
-                        exactly(here, after[:, :s], before[:, :s])
+                    close(here, after[:, :s], before[:, :s], ROUNDING)
                     if torch.equal(after[:, s] - other[:, s], before[:, s] - x[:, s]):
                         raise LawBroken(f"{length} tokens, another one at {s}: its own output stays the same")
             if net.mixer.both_sides:
@@ -168,16 +207,36 @@ def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) 
 
 
 def law_modes_of_torch(build: MixerExample) -> str | None:
-    """The same under no_grad, inference_mode and train(), where dropout is 0; and a cache filled in one is read in another."""
+    """The same under no_grad, inference_mode and train(), where dropout is 0; and a cache filled in one is read in another, by
+    one token and by several, with a backward where there are gradients, and goes on in the first."""
     net = Network(build)
     x = numbers(2, 21, DIM)
     want = net(x, 0).detach()
     with torch.inference_mode():
         close("inference_mode", net(x, 0).clone(), want, NEAR)
-        caches = net.caches()
-        parts = [net(x[:, :9], 0, None, caches).clone()]
-    with torch.no_grad():
-        parts.append(net(x[:, 9:], 9, None, caches))
-    close("prefill in inference_mode, the rest in no_grad", torch.cat(parts, 1), want, NEAR)
     close("train()", net.train()(x, 0).detach(), want, NEAR)
+    for before in MODES_OF_TORCH:
+        for after in MODES_OF_TORCH:
+            for training in (False, True) if after == "gradients" else (False,):
+                net.train(training)
+                here = f"prefill in {before}, the rest in {after}{', train()' if training else ''}"
+                if before != after:
+                    close(here, _in_two_modes(here, net, x, before, after), want, NEAR)
     return None
+
+
+MODES_OF_TORCH = {"gradients": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+
+def _in_two_modes(here: str, net: Network, x: Tensor, before: str, after: str) -> Tensor:
+    caches, parts = net.caches(), []
+    for mode, a, b in ((before, 0, 9), (after, 9, 10), (after, 10, 17), (before, 17, 21)):
+        with MODES_OF_TORCH[mode]():
+            parts.append(net(x[:, a:b], a, None, caches).clone())
+    learned = learned_of(net)
+    if after == "gradients":
+        grads = torch.autograd.grad(parts[1].sum() + parts[2].sum(), [*learned.values()], allow_unused=True)
+        if not all(g is None or bool(g.isfinite().all()) for g in grads):
+            raise LawBroken(f"{here}: a gradient is not finite")
+    with torch.no_grad():
+        return torch.cat([part.clone() for part in parts], 1)

@@ -42,7 +42,6 @@ def law_wrong_input(build: MixerExample) -> str | None:
     if isinstance(mixer, RecurrentMixer):
         tried |= {
             "a mask in another order": (asks(mask=Causal(order=torch.arange(7))), ("mask", name)),
-            "weights": (asks(return_weights=True), ("return_weights", name)),
             "a memory": (asks(memory=x), ("memory", name)),
             "a cache of keys": (asks(cache=_keys(), positions=None), ("cache", name, "LongitudeCacheLayer")),
             "a cache of another batch": (_continued(mixer, x, numbers(3, 2, DIM)), ("expected",)),
@@ -64,6 +63,34 @@ def law_wrong_input(build: MixerExample) -> str | None:
         tried["mode='fast'"] = _first_use(build, mode="fast"), ("mode",)
     for what, (call, said) in tried.items():
         refused(what, call, *said)
+    return None
+
+
+def law_weights(build: MixerExample) -> str | None:
+    """has_weights: return_weights gives, beside the same output, weights [B, H, L, Lk] whose rows sum to 1, with nothing on
+    later keys, whole and with a cache; elsewhere it is a ValueError that names it and the mixer."""
+    mixer, x = build(), numbers(2, 9, DIM)
+    call = torch.no_grad()(partial(mixer, encoding=build.encodings(mixer)))
+    if not mixer.has_weights:
+        asked = partial(call, x, positions=0, return_weights=True)
+        refused("return_weights", asked, "return_weights", type(mixer).__name__)
+        return None
+    whole, cache = call(x, positions=0), mixer.cache_layer()
+    ways = (
+        ("", 0, 9, {"positions": 0}),
+        (", an empty cache", 0, 6, {"cache": cache}),
+        (", 6 cached", 6, 9, {"cache": cache}),
+    )
+    for where, start, stop, options in ways:
+        answer = call(x[:, start:stop], **options, return_weights=True)
+        if not isinstance(answer, tuple):
+            raise LawBroken(f"return_weights{where}: expected the output and the weights, got {type(answer).__name__}")
+        out, weights = answer
+        close(f"output{where}", out, whole[:, start:stop])
+        close(f"sum of weights{where}", weights.sum(-1), torch.ones_like(weights[..., 0]))
+        keys = torch.arange(weights.shape[3]) + stop - weights.shape[3]
+        later = keys > torch.arange(start, stop)[:, None]
+        close(f"weights of later keys{where}", weights * later, torch.zeros_like(weights))
     return None
 
 
@@ -121,18 +148,18 @@ def law_finite(build: MixerExample) -> str | None:
 
 
 def law_compile(build: MixerExample) -> str | None:
-    """torch.compile(fullgraph=True) follows it, alone and with documents: same output and gradients. No compiler is needed: the
-    graph runs as it is."""
+    """torch.compile(fullgraph=True) follows it, forward and backward, alone and with documents: same output, gradients of tokens
+    and of parameters. No compiler is needed: the graphs run as they are."""
     from torch._dynamo import reset
 
     net = Network(build).float()
-    wanted = learned_of(net)
-    x = numbers(2, 21, DIM).float()
+    inputs = differentiable(x=numbers(2, 21, DIM).float())
+    x, wanted = inputs["x"], {**inputs, **learned_of(net)}
     documents = torch.tensor([[0] * 9 + [1] * 12, [-1] * 4 + [0] * 17])
     positions = torch.arange(21).expand(2, 21)
     reset()
     try:
-        compiled = torch.compile(net, backend="eager", fullgraph=True)
+        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
         for what, ids in (("", None), (" with documents", documents)):
             seen = None if ids is None else (ids >= 0)[..., None].float()
             got, want = (

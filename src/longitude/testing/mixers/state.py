@@ -156,9 +156,11 @@ def _crop(net: Network, x: Tensor) -> None:
     net(numbers(3, 3, DIM, seed=8), 20, None, caches)  # guessed tokens, taken back
     try:
         for layer in caches:
-            layer.crop(3)
+            layer.crop(-3)
     except ValueError:
         return
+    if [layer.get_seq_length() for layer in caches] != [20, 20]:
+        raise LawBroken(f"cropped by 3 of 23: left with {[layer.get_seq_length() for layer in caches]}")
     close("cropped", net(x[:, 20:], 20, None, caches), net(x, 0)[:, 20:], NEAR)
 
 

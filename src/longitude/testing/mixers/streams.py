@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from longitude.recurrent.base import RecurrentMixer
+from longitude.attention.backends import BACKENDS
+from longitude.attention.state import StateLayer
 from longitude.testing.mixers.toys import DIM, MixerExample, Network, random_cuts
-from longitude.testing.toys import LawBroken, Named, close, differentiable, learned_of, numbers, with_gradients
+from longitude.testing.toys import LawBroken, Named, close, differentiable, error, learned_of, numbers, with_gradients
 
 NEAR = 1e-10
 GARBAGE = 50.0
@@ -17,11 +19,12 @@ GARBAGE = 50.0
 
 def law_packing(build: MixerExample) -> str | None:
     """Documents packed into one row = documents alone, forward and gradients, also where padding follows; and with a cache,
-    cut anywhere, so that a document goes on across calls."""
-    batch = _Streams.packed(((4, 26, 1, 19), (31, 2)), 52)
+    cut anywhere, so that a document goes on across calls, with positions given to each of them or to the first alone."""
+    batch = _Streams.packed(((4, 26, 1, 19), (29, 4)), 52)
     for name, options in build.forms((5,)).items():
         batch.same_as_alone(f"{name}: packed and alone".removeprefix(": "), Network(build, **options))
-    batch.same_in_pieces("packed", Network(build))
+    # At 32 each row is in the middle of a document, which follows a longer one.
+    batch.same_in_pieces("packed", Network(build), told=32)
     return None
 
 
@@ -34,22 +37,73 @@ def law_runs(build: MixerExample) -> str | None:
             batch.put(row, start, length, document)
     net = Network(build)
     batch.same_as_alone("numbers that come back", net)
-    batch.same_in_pieces("numbers that come back", net)
+    batch.same_in_pieces("numbers that come back", net, told=21)
     return None
 
 
 def law_padding(build: MixerExample) -> str | None:
     """Padded on the left or right = not padded, whatever stands in the padding, forward and gradients; what padding gets is
-    finite. With a cache, cut anywhere: decoding behind left padding = decoding alone. A recurrence passes over padding between
-    tokens, too: padding on the right leaves the state for what follows."""
+    finite. With a cache, cut anywhere, with positions given to each call or to the first alone: decoding behind left padding =
+    decoding alone. A recurrence passes over padding between tokens, too: padding on the right leaves the state for what
+    follows."""
     for side in ("left", "right"):
-        batch = _Streams.padded((5, 33, 1, 20), 33, side)
+        batch = _Streams.padded((5, 33, 2, 20), 33, side)
         for name, options in build.forms((5,)).items():
             batch.same_as_alone(f"{name}: {side}-padded and alone".removeprefix(": "), Network(build, **options))
         net = Network(build)
-        batch.same_in_pieces(f"{side}-padded", net)
-        if side == "right" and isinstance(net.mixer, RecurrentMixer):
+        batch.same_in_pieces(f"{side}-padded", net, told=32 if side == "left" else 14)  # then every row has begun
+        if side == "right" and isinstance(net.mixer.cache_layer(), StateLayer):
             _goes_on(batch, net)
+    return None
+
+
+@torch.no_grad()
+def law_restarts(build: MixerExample) -> str | None:
+    """Positions that start over within a sequence, the same in all rows or not: cut anywhere with a cache = the whole pass; and
+    where they are not given, they count on from the last one, not from the largest."""
+    net, x = Network(build), numbers(2, 21, DIM)
+    place = torch.arange(21)
+    of_all = torch.where(place < 9, place, torch.where(place < 15, place - 9, place - 12))  # 0 .. 8, 0 .. 5, 3 .. 8
+    for what, positions in (("of all", of_all), ("by row", torch.stack([of_all, (place - 6) % 15]))):
+        whole = net(x, positions)
+        for cuts, told in ((random_cuts(21, 3), 21), (random_cuts(21, 4), 21), ((0, 11, 17, 18, 21), 17)):
+            at = lambda a, b: positions[..., a:b] if a < told else None  # noqa: B023, E731
+            close(f"restarts {what}, cut at {cuts[1:-1]}", net.in_pieces(x, cuts, at), whole, NEAR)
+    return None
+
+
+def law_dropout(build: MixerExample) -> str | None:
+    """Where a mixer has dropout: in training the mean over 4000 draws is the output without, and something is dropped; and with
+    documents, padding on either side and rows of nothing but padding it gives finite outputs and gradients, on every backend."""
+    if not build.has("dropout"):
+        return "it has no dropout"
+    draws, p = 4000, 0.4
+    x = numbers(1, 7, DIM).expand(draws, -1, -1)
+    net = Network(build, layers=1, dropout=p)
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        want, out = net(x[:1], 0), net.train()(x, 0)
+        if error(out, want.expand_as(out)) < 0.01:
+            raise LawBroken(f"dropout of {p} dropped nothing")
+        deviation = (out - want).std(0) / draws**0.5
+        if bool(((out.mean(0) - want[0]).abs() > 6 * deviation + 1e-9).any()):
+            raise LawBroken(f"the mean over {draws} draws with dropout {p} is not the output without")
+    documents = torch.zeros(4, 12, dtype=torch.long)
+    documents[0, 7:], documents[1, :5], documents[2, 4:9], documents[2, 9:], documents[3] = -1, -1, 1, 2, -1
+    for backend in BACKENDS if build.has("backend") else (None,):
+        options: dict[str, Any] = {} if backend is None else {"backend": backend}
+        net = Network(build, dropout=p, **options).train()
+        with torch.random.fork_rng(devices=[]):
+            for seed in range(5):
+                torch.manual_seed(seed)
+                given = differentiable(x=numbers(4, 12, DIM))
+                try:
+                    out = net(given["x"], 0, documents)
+                except ValueError:  # a backend that does not know how
+                    continue
+                grads = torch.autograd.grad(out.sum(), [given["x"], *learned_of(net).values()], allow_unused=True)
+                if not all(g is None or bool(g.isfinite().all()) for g in (out, *grads)):
+                    raise LawBroken(f"backend {backend}: with padding, an output or a gradient is not finite")
     return None
 
 
@@ -120,7 +174,8 @@ class _Streams:
             close(f"{what}, gradient of {name}", found[name], total, NEAR)  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def same_in_pieces(self, what: str, net: Network) -> None:
+    def same_in_pieces(self, what: str, net: Network, told: int) -> None:
+        """told: tokens of a first call after which positions need not be given."""
         whole, width = net(self.x, self.positions, self.documents), self.x.shape[1]
         real = (self.documents >= 0)[..., None]
         some = {tokens.stop for _, tokens in self.places} - {width}  # exactly between two documents
@@ -129,6 +184,9 @@ class _Streams:
         for cuts in (one_by_one, random_cuts(width, 0), random_cuts(width, 1), (0, *sorted(some), width)):
             parts = net.in_pieces(self.x, cuts, lambda a, b: self.positions[:, a:b], self.documents)
             close(f"{what}, cut at {cuts[1:-1]}", parts * real, whole * real, NEAR)
+        cuts = (0, *sorted({told, min(told + 1, width), min(told + 9, width), width}))
+        parts = net.in_pieces(self.x, cuts, lambda a, b: None if a else self.positions[:, :b], self.documents)
+        close(f"{what}, cut at {cuts[1:-1]}, positions of the first call alone", parts * real, whole * real, NEAR)
 
 
 @torch.no_grad()
@@ -139,9 +197,17 @@ def _goes_on(batch: _Streams, net: Network) -> None:
     x, positions = torch.cat([batch.x, more], 1), torch.cat([batch.positions, after], 1)
     documents = torch.cat([batch.documents, torch.zeros_like(after)], 1)
     width = batch.x.shape[1]
-    for cuts in ((0, width + 9), (0, width, width + 9), (0, 3, width - 2, width + 4, width + 9)):
+    for cuts, given in (
+        ((0, width + 9), width + 9),
+        ((0, width, width + 9), width),
+        ((0, 3, width - 2, width + 4, width + 9), width + 9),
+    ):
         caches = net.caches()
-        out = torch.cat([net(x[:, a:b], positions[:, a:b], documents[:, :b], caches) for a, b in pairwise(cuts)], 1)
+        parts = [
+            net(x[:, a:b], positions[:, a:b] if a < given else None, documents[:, :b], caches)
+            for a, b in pairwise(cuts)
+        ]
+        out = torch.cat(parts, 1)
         for n, row in enumerate(batch.alone):
             want = net(torch.cat([row, more[n : n + 1]], 1), 0)
             close(

@@ -20,7 +20,7 @@ from longitude.errors import unknown
 from longitude.positions.base import Positions, explicit
 from longitude.positions.composed import Composed, compose
 from longitude.recurrent.base import MODES
-from longitude.testing.toys import SHAPES, LawBroken, example as encoding_example, fill
+from longitude.testing.toys import SHAPES, example as encoding_example, fill
 
 SMALL: dict[str, Any] = {
     "size": 5,
@@ -184,10 +184,3 @@ def schedules(length: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     for seed in range(2):
         cuts = random_cuts(length, seed)
         yield f"cut at {', '.join(map(str, cuts[1:-1])) or 'no place'}", cuts
-
-
-def exactly(what: str, got: Tensor, want: Tensor) -> None:
-    """LawBroken unless to the last bit."""
-    if not torch.equal(got, want):
-        gap = (got.double() - want.double()).abs().max()
-        raise LawBroken(f"{what}: differs by {float(gap):.2e}, expected the same to the last bit")

@@ -1,0 +1,272 @@
+"""Calls of attention drawn at random: shapes, grouped heads, trees of masks, positions out of order, and what must hold."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends import BACKENDS
+from longitude.attention.masks import Band, Causal, Documents, Mask, NoMask, Padding, Window
+from longitude.attention.operation import attend, refusal, requests
+from longitude.attention.patterns import Dilated, Global, Prefix
+from longitude.positions.base import Encoding
+from longitude.positions.composed import compose
+from longitude.testing.toys import (
+    SHAPES,
+    Example,
+    LawBroken,
+    Named,
+    close,
+    differentiable,
+    numbers,
+    parameters_of,
+    small_blocks,
+    with_gradients,
+)
+
+SLOW = ("flex",)
+"""Backends that compile for each shape: only asked for by name."""
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One call of attend on an encoding: its tensors in float64, x [B, Lk, dim] for the context, and its options."""
+
+    encoding: Encoding
+    tensors: Named
+    mask: Mask
+    documents: Tensor | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shapes = {name: list(x.shape) for name, x in self.tensors.items()}
+        said = {name: x.tolist() if isinstance(x, Tensor) else x for name, x in self.options.items()}
+        return f"{shapes}, {said}, mask {self.mask}"
+
+    def context(self, x: Tensor) -> dict[str, Tensor]:
+        return compose(self.encoding).context(x, None, self.documents)[0]
+
+    def refusal(self, backend: str, dropout: float = 0.0) -> str | None:
+        """Why a backend does not take it."""
+        q, k, v, x = self.tensors.values()
+        o = self.options
+        places = o.get("q_positions"), o.get("k_positions"), o.get("scale")
+        parts = requests(q, k, v, self.encoding, self.context(x), self.mask, *places, dropout, False)
+        lse = o.get("return_lse", False)
+        return refusal(BACKENDS[backend], [part.request.with_lse() if lse else part.request for part in parts])
+
+    def forward(self, tensors: Named, backend: str, **more: Any) -> Any:
+        """attend with these tensors instead."""
+        q, k, v, x = (tensors[name] for name in "qkvx")
+        said = {**self.options, "mask": self.mask, **more}
+        return attend(q, k, v, encoding=self.encoding, context=self.context(x), backend=backend, **said)
+
+    def answer(self, backend: str) -> Named:
+        """The output, with the logsumexp behind it where that is asked for, and every gradient."""
+
+        def forward() -> Tensor:
+            if not self.options.get("return_lse"):
+                return self.forward(inputs, backend)
+            out, lse = self.forward(inputs, backend)
+            return torch.cat([out, lse.masked_fill(lse == -math.inf, -9.0)[..., None]], -1)
+
+        inputs = differentiable(**self.tensors)
+        return with_gradients(forward, {**inputs, **parameters_of(self.encoding)})
+
+    def row(self, b: int) -> Draw:
+        """The b-th sequence alone."""
+        part = slice(b, b + 1)
+
+        def own(x: Any) -> Any:
+            several = isinstance(x, Tensor) and x.dim() > 1 and len(x) == len(self.tensors["q"])
+            return x[part] if several else x
+
+        return Draw(
+            self.encoding,
+            {name: x[part] for name, x in self.tensors.items()},
+            self.mask.of(part),
+            own(self.documents),
+            {name: own(x) for name, x in self.options.items()},
+        )
+
+
+# ---- what is drawn -------------------------------------------------------------------------------------------------------
+def draw(build: Example, seed: int, longest: int = 24) -> Draw:
+    """The call of this number: at most 3 sequences of at most `longest` keys."""
+    r = random.Random(seed)
+    encoding = build(seed)
+    one = compose(encoding)
+    batch, keys = r.randint(1, 3), r.choice([1, 2, r.randint(3, 12), r.randint(8, longest)])
+    rows = r.choice([keys, keys, 1, r.randint(1, keys)])
+    late = not one.causal_only and r.random() < 0.1  # some masks know queries that are no keys
+    rows = keys + r.randint(1, 5) if late else rows
+    kv_heads = SHAPES["num_kv_heads"]
+    if "num_kv_heads" not in build.resolved():
+        kv_heads = r.choice([1, 2, SHAPES["num_heads"]])
+    tensors = {
+        "q": numbers(batch, SHAPES["num_heads"], rows, SHAPES["head_dim"], seed=seed),
+        "k": numbers(batch, kv_heads, keys, SHAPES["head_dim"], seed=seed + 1),
+        "v": numbers(batch, kv_heads, keys, SHAPES["head_dim"], seed=seed + 2),
+        "x": numbers(batch, keys, SHAPES["dim"], seed=seed + 3),
+    }
+    mask, documents = masks(r, batch, rows, keys, one.causal_only)
+    options = positions(r, batch, rows, keys, one)
+    for name in "qkv":  # as layers make them, or one sequence for all
+        x, kind = tensors[name], r.random()
+        tensors[name] = (
+            x.transpose(1, 2).contiguous().transpose(1, 2) if kind < 0.4 else x[:1].expand(x.shape) if kind > 0.9 else x
+        )
+    if r.random() < 0.1:
+        tensors["v"] = tensors["v"] * (torch.arange(SHAPES["head_dim"]) > 0)  # an output of zeros that is right
+    if r.random() < 0.3:
+        options["scale"] = r.choice([1.0, 0.1, 0.0, -0.5])
+    if r.random() < 0.3:
+        options["return_lse"] = True
+    return Draw(encoding, tensors, mask, documents, options)
+
+
+def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> tuple[Mask, Tensor | None]:
+    """A tree of masks, and the documents [B, Lk] in which a stream begins anew, where the mask says any."""
+    token = torch.arange(keys)
+    bits = torch.Generator().manual_seed(r.randrange(2**31))
+
+    def chance(p: float, *shape: int) -> Tensor:
+        return torch.rand(shape, generator=bits) < p
+
+    def lead() -> tuple[int, ...]:
+        return r.choice([(keys,), (batch, keys), (1, keys)])
+
+    def valid() -> Tensor:
+        shape = lead()
+        ends = torch.tensor([[r.randint(0, keys)] for _ in range(shape[0] if len(shape) > 1 else 1)])
+        kept = r.choice([token >= ends, token < ends, chance(0.7, *shape), chance(0.0, *shape)])
+        return kept.view(shape) if kept.numel() == torch.Size(shape).numel() else kept[0]
+
+    def ids() -> Tensor:
+        found = chance(0.25, *lead()).long().cumsum(-1)
+        return found if r.random() < 0.8 else found % 2
+
+    anywhere: list[Callable[[], Mask]] = [
+        Causal,
+        lambda: Window(r.randint(1, keys + 2)),
+        lambda: Dilated(r.randint(1, 5), r.randint(1, 6)),
+        lambda: Padding(valid()),
+        lambda: Band(r.randint(0, 4), r.randint(0, 4)),
+        NoMask,
+    ]
+    among: list[Callable[[], Mask]] = [
+        lambda: Documents(ids()),
+        lambda: Prefix(r.randint(0, keys + 2)),
+        lambda: Prefix(torch.tensor([r.randint(0, keys + 1) for _ in range(batch)])),
+        lambda: Global(chance(0.2, *lead())),
+        lambda: Global([r.randrange(keys)]),
+        lambda: Causal(order=torch.randperm(keys, generator=bits)),
+        lambda: Window(r.randint(1, keys), order=torch.randperm(keys, generator=bits)),
+    ]
+    atoms = anywhere + among if rows <= keys else anywhere
+
+    def tree(depth: int) -> Mask:
+        if depth == 0 or r.random() < 0.3:
+            return r.choice(atoms)()
+        a, b = tree(depth - 1), tree(depth - 1)
+        return a & b if r.random() < 0.6 else a | b
+
+    def spans() -> Mask:
+        """What the fused routes take span by span."""
+        first, last = r.randint(0, keys), r.randint(0, keys)
+        kinds = [Causal(), Window(r.randint(1, keys + 2)), NoMask(), Padding(token >= first), Padding(token < last)]
+        if rows <= keys:
+            kinds.append(Documents(chance(0.25, *lead()).long().cumsum(-1)))
+        return r.choice(kinds) & r.choice(kinds)
+
+    mask = tree(2) if r.random() < 0.6 else spans()
+    if rows <= keys and r.random() < 0.2:
+        mask = mask | Global([r.randrange(keys)])
+    if causal or r.random() < 0.5:
+        mask = Causal() & mask
+    found = [part.ids for part in mask.parts() if isinstance(part, Documents)]
+    steady = found and bool((found[0].diff(dim=-1) >= 0).all())  # else documents come back, which streams do not
+    return mask, found[0].expand(batch, keys) if steady else None
+
+
+def positions(r: random.Random, batch: int, rows: int, keys: int, encoding: Any) -> dict[str, Any]:
+    """Nothing said, ints, or tensors [L] and [B, L] (with axes too) that jump, repeat, restart, or are out of order."""
+    far = (encoding.max_length or 200) - 1
+    bits = torch.Generator().manual_seed(r.randrange(2**31))
+
+    def drawn(length: int) -> Tensor:
+        token, first = torch.arange(length), r.randint(0, 9)
+        kinds = [
+            first + token,
+            first + token * r.randint(0, 3),
+            torch.randint(0, min(far, r.choice([4, 40])), (length,), generator=bits),
+            torch.randperm(length, generator=bits),
+            (token - first).clamp(min=0),
+            token % (first + 1),
+            first + length - 1 - token,
+        ]
+        return r.choice(kinds).clamp(max=far)
+
+    def tensor(length: int) -> Tensor:
+        made = drawn(length) if r.random() < 0.5 else torch.stack([drawn(length) for _ in range(batch)])
+        if encoding.axes > 1 and r.random() < 0.5:
+            made = torch.stack([made, *(made.flip(-1) for _ in range(encoding.axes - 1))], -1)
+            return made if made.dim() == 3 else made[None]
+        if encoding.axes > 1:
+            return made[..., None] if made.dim() == 2 else made[None, :, None]
+        made = made.int() if r.random() < 0.1 else made
+        return made.expand(batch, length) if r.random() < 0.1 else made
+
+    kind = r.choice(["nothing", "int", "keys", "both", "both", "independent"])
+    if kind == "nothing":
+        return {}
+    if kind == "int":
+        return (
+            {"q_positions": r.randint(keys, keys + 50)}
+            if r.random() < 0.5
+            else {"k_positions": r.randint(rows, rows + 50)}
+        )
+    if kind == "independent" or rows > keys:
+        return {"q_positions": tensor(rows), "k_positions": tensor(keys)}
+    k_positions = tensor(keys)
+    last = k_positions[..., keys - rows :] if k_positions.dim() < 3 else k_positions[:, keys - rows :]
+    return {"k_positions": k_positions} | ({} if kind == "keys" else {"q_positions": last})
+
+
+# ---- the law -------------------------------------------------------------------------------------------------------------
+def law_draws(build: Example, draws: range = range(3), longest: int = 24) -> str | None:
+    """Law 2. Random calls, by number: every backend that accepts equals `reference` asked for each sequence alone, forward and
+    every gradient; `auto` too. No call raises anything once it is accepted."""
+    for seed in draws:
+        case = draw(build, seed, longest)
+        try:
+            truth = _by_row(case)
+        except Exception as e:
+            raise LawBroken(f"draw {seed}, reference: {type(e).__name__}: {e}; {case}") from e
+        batch, _, keys = case.tensors["k"].shape[:3]
+        for name in ("auto", *BACKENDS):
+            here = f"draw {seed}, backend {name}"
+            if name in SLOW or (name != "auto" and case.refusal(name) is not None):
+                continue
+            try:
+                with small_blocks(1 + seed % 5, batch, keys):
+                    got = case.answer(name)
+            except Exception as e:
+                raise LawBroken(f"{here}: {type(e).__name__}: {e}; {case}") from e
+            close(f"{here}, {case}", got, truth, 1e-8)
+    return None
+
+
+def _by_row(case: Draw) -> Named:
+    rows = [case.row(b).answer("reference") for b in range(len(case.tensors["q"]))]
+    inputs = {"output", *(f"gradient of {name}" for name in case.tensors)}
+    return {
+        name: torch.cat([row[name] for row in rows]) if name in inputs else sum(row[name] for row in rows)
+        for name in rows[0]
+    }  # type: ignore[return-value]

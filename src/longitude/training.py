@@ -1,0 +1,54 @@
+"""Which parameters weight decay pulls to zero, by one rule for every training of ours, and for yours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from longitude.attention.mixer import Mixer
+from longitude.positions.base import Encoding
+
+NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+
+
+def decayed_names(model: nn.Module) -> list[str]:
+    """The names of the parameters that decay: matrices, which are all that has two or more dimensions of more than one number.
+
+    Vectors and single numbers do not, nor do parameters of norms, tables that an Encoding holds itself (its Linear layers are
+    matrices as elsewhere), what a Mixer names in `undecayed`, and parameters marked with `_no_weight_decay = True`, the mark of
+    the published state space models. A parameter with several names has its first one here.
+    """
+    spared: set[int] = set()
+    for module in model.modules():
+        if isinstance(module, Mixer):
+            spared |= {id(p) for name, p in module.named_parameters() if name in module.undecayed}
+        if isinstance(module, (*NORMS, Encoding)):
+            spared |= {id(p) for p in module.parameters(recurse=False)}
+    return [
+        name
+        for name, p in model.named_parameters()
+        if sum(size > 1 for size in p.shape) > 1 and id(p) not in spared and not getattr(p, "_no_weight_decay", False)
+    ]
+
+
+def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> list[dict[str, Any]]:
+    """Two groups for an optimizer, torch.optim.AdamW(lg.parameter_groups(model, 0.1), lr=...): what decays at this rate, by
+    `decayed_names`, and what does not. Each parameter that requires a gradient stands in one of them, once.
+
+    ValueError where weight_decay is negative, no number or not finite, or where the model has nothing to train.
+    """
+    if (
+        isinstance(weight_decay, bool)
+        or not isinstance(weight_decay, int | float)
+        or not 0 <= weight_decay < float("inf")
+    ):
+        raise ValueError(f"weight_decay: expected a number from 0 on, got {weight_decay!r}")
+    if not any(p.requires_grad for p in model.parameters()):
+        raise ValueError("parameter_groups: expected a model with parameters that require a gradient, got none")
+    decayed = set(decayed_names(model))
+    trained = [(name in decayed, p) for name, p in model.named_parameters() if p.requires_grad]
+    return [
+        {"params": [p for yes, p in trained if yes], "weight_decay": float(weight_decay)},
+        {"params": [p for yes, p in trained if not yes], "weight_decay": 0.0},
+    ]

@@ -1,0 +1,150 @@
+"""What is not finite in the loops in C: as in torch's own loop over tokens, forward and backward.
+
+NaN, infinities, and the tiniest number, at random places of every input and of the gradients that come in: the same numbers are
+not finite. An infinity keeps its sign where the formula fixes it: in outputs, but for products of complex numbers, of which
+inf - inf is a matter of order. Huge numbers overflow in other intermediates: there C may be finite alone if it is right.
+"""
+
+import math
+import random
+
+import pytest
+import torch
+
+from longitude.recurrent import loops, rwkv4, s4d, selective_scan
+
+pytestmark = pytest.mark.skipif(loops.loops("wkv.c", torch.float32) is None, reason="no C compiler here")
+BATCH, LENGTH, CHANNELS, SIZE = 2, 7, 18, 3  # channels: a whole vector of lanes, and a part of one
+
+
+def given(kind: str, generator: torch.Generator) -> dict[str, torch.Tensor]:
+    def draw(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64).float().double()
+
+    b, length, c, n = BATCH, LENGTH, CHANNELS, SIZE
+    if kind == "rwkv4":
+        made = {"decay": draw(c), "first": draw(c), "k": draw(b, length, c), "v": draw(b, length, c)}
+        return made | {"numerator": draw(b, c), "denominator": draw(b, c).abs() + 0.1, "max": draw(b, c)}
+    if kind == "selective_scan":
+        made = {"u": draw(b, c, length), "delta": draw(b, c, length), "A": -draw(c, n).abs()}
+        return made | {"B": draw(b, n, length), "C": draw(b, n, length), "state": draw(b, c, n)}
+    made = {"u": draw(b, c, length), "log_dt": draw(c), "A": -draw(c, n).abs(), "A_imag": draw(c, n)}
+    return made | {"C": draw(c, n), "C_imag": draw(c, n), "state": draw(b, c, n), "state_imag": draw(b, c, n)}
+
+
+def outputs(kind: str, x: dict[str, torch.Tensor], mode: str, reset: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    if kind == "rwkv4":
+        decay, first, k, v, *state = x.values()
+        out, after = rwkv4(decay, first, k, v, state=tuple(state), mode=mode, reset=reset)
+        return out, *after
+    if kind == "selective_scan":
+        *most, state = x.values()
+        return selective_scan(*most, state=state, delta_softplus=True, mode=mode, chunk_size=3, reset=reset)
+    u, log_dt, *parts = x.values()
+    A, C, state = (torch.complex(*parts[i : i + 2]) for i in (0, 2, 4))
+    y, after = s4d(u, log_dt, A, C, state=state, mode=mode, chunk_size=3, reset=reset)
+    return y, after.real, after.imag
+
+
+def answer(kind, given, directions, mode, reset):
+    x = {name: value.clone().requires_grad_() for name, value in given.items()}
+    out = outputs(kind, x, mode, reset)
+    grads = torch.autograd.grad(out, list(x.values()), directions, allow_unused=True, materialize_grads=True)
+    return {f"output {n}": o.detach() for n, o in enumerate(out)} | dict(zip(x, grads, strict=True))
+
+
+def kinds(x: torch.Tensor) -> torch.Tensor:
+    """0: finite; else NaN, inf or -inf."""
+    return 3 * x.isnan().int() + 2 * (x == math.inf).int() + (x == -math.inf).int()
+
+
+POISONS = {
+    torch.float32: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "tiny": 1e-45, "huge": 3e38},
+    torch.float64: {"nan": math.nan, "inf": math.inf, "-inf": -math.inf, "tiny": 5e-324},
+}
+
+
+def compare(kind: str, dtype: torch.dtype, poison: str, seed: int) -> None:
+    generator, draw = torch.Generator().manual_seed(seed), random.Random(seed)
+    exact = given(kind, generator)
+    reset = torch.rand(BATCH, LENGTH, generator=generator) < 0.2 if draw.random() < 0.5 else None
+    shapes = [out.shape for out in outputs(kind, exact, "recurrent", None)]
+    directions = [torch.randn(shape, generator=generator).double() for shape in shapes]
+    name = draw.choice([*exact, "direction"])
+    if name == "denominator" and "inf" in poison:  # torch's maximum then has a gradient of 0 * inf, ours none
+        name = "numerator"
+    target = draw.choice(directions) if name == "direction" else exact[name]
+    value = POISONS[dtype][poison] * draw.choice((1, -1) if poison == "huge" else (1,))
+    target.view(-1)[draw.randrange(target.numel())] = value
+    narrow = {n: x.to(dtype) for n, x in exact.items()}
+    ask = [d.to(dtype) for d in directions], reset
+    want = answer(kind, narrow, ask[0], "recurrent", reset)
+    got = answer(kind, narrow, ask[0], "chunked", reset)
+    here = f"{kind}, {dtype}, {value} in {name}, seed {seed}"
+    for part in want:
+        lost = (kinds(got[part]) == 0) & (kinds(want[part]) > 0)
+        if poison == "huge":
+            wide = answer(kind, exact, directions, "recurrent", reset)[part][lost]
+            torch.testing.assert_close(got[part][lost].double(), wide, rtol=1e-3, atol=1e-3, msg=f"{here}: {part}")
+            continue
+        assert not lost.any(), f"{here}: {part} is finite, torch's is not"
+        assert not ((kinds(got[part]) > 0) & (kinds(want[part]) == 0)).any(), f"{here}: {part} is not finite"
+        if part.startswith("output") and kind != "s4d":
+            assert torch.equal(kinds(got[part]), kinds(want[part])), f"{here}: {part} is of another kind"
+
+
+@pytest.mark.parametrize("kind", ["rwkv4", "selective_scan", "s4d"])
+def test_not_finite_as_in_torch(kind):
+    for dtype, poisons in POISONS.items():
+        for n, poison in enumerate(poisons):
+            for seed in range(2):
+                compare(kind, dtype, poison, 10 * n + seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", POISONS, ids=str)
+@pytest.mark.parametrize("kind", ["rwkv4", "selective_scan", "s4d"])
+def test_not_finite_as_in_torch_at_many_places(kind, dtype):
+    for poison in POISONS[dtype]:
+        for seed in range(100, 200):
+            compare(kind, dtype, poison, seed)
+
+
+@pytest.mark.parametrize("kind", ["rwkv4", "selective_scan", "s4d"])
+def test_a_document_takes_nothing_from_the_one_before(kind):
+    """Not finite, in a token or the state before: outputs and gradients of the next document are as without it."""
+    generator = torch.Generator().manual_seed(0)
+    clean = given(kind, generator)
+    directions = [torch.ones_like(out) for out in outputs(kind, clean, "recurrent", None)]
+    reset = (torch.arange(LENGTH) == 4).expand(BATCH, LENGTH)
+    along = -2 if kind == "rwkv4" else -1
+    per_token = [n for n, x in clean.items() if x.dim() == 3 and x.shape[along] == LENGTH]
+    for value in (math.nan, math.inf):
+        bad = {n: x.clone() for n, x in clean.items()}
+        for n in (per_token[0], *[n for n in clean if n in ("numerator", "state", "max")]):
+            x = bad[n].transpose(along, -1) if n in per_token else bad[n]
+            x[..., 1] = value
+        for dtype in (torch.float32, torch.float64):
+            ask = [d.to(dtype) for d in directions], "chunked", reset
+            want, got = (answer(kind, {n: x.to(dtype) for n, x in each.items()}, *ask) for each in (clean, bad))
+            for part in ("output 0", *per_token):
+                a, b = (x[part].transpose(along, -1)[..., 4:] for x in (got, want))
+                assert torch.equal(a, b), f"{kind}, {dtype}, {value}: {part}"
+
+
+def test_the_exponential_of_float32_to_its_ends():
+    """exp of -0 and everything up to the largest that float32 holds; 0 below the ordinary numbers; NaN with any payload."""
+    x = torch.tensor(
+        [-math.inf, -1e4, -104.0, -87.4, -87.2, -1.0, -1e-45, 0.0, 1e-45, 1.0, 80.0, 88.6, 88.72, 88.73, math.inf]
+    )
+    payloads = torch.tensor([0x7FC00001, 0x7F800001, -1, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    one = torch.ones(1, 1, 1)
+    for d in torch.cat([x, payloads]):
+        e = float(d.double().exp())
+        _, state = selective_scan(torch.zeros(1, 1, 1), one, d.view(1, 1), one, one, state=one)  # exp(dt A) times 1
+        if d.isnan():
+            assert state.isnan().all()
+        elif d < -87.3:
+            assert 0 <= float(state) < 1.2e-38
+        else:
+            assert float(state) == pytest.approx(e if e < 3.4028235e38 else math.inf, rel=3e-7)

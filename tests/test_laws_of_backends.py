@@ -1,0 +1,81 @@
+"""The battery once more: laws go red for backends that break them on purpose."""
+
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+from longitude import testing
+from longitude.attention.backends import BACKENDS
+from longitude.attention.reference import reference
+from longitude.testing.draws import law_draws
+
+
+def test_a_backend_that_is_wrong_goes_red(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = BACKENDS["table"]
+    monkeypatch.setitem(BACKENDS, "table", replace(table, run=lambda r: 1.001 * table.run(r)))
+    with pytest.raises(testing.LawBroken, match=r"backend table, torch.float64, .*, output: differs by"):
+        testing.examine("backends", "alibi")
+
+
+def _drops_by_column(r):
+    """Dropout of whole keys instead of weights."""
+    if not r.dropout:
+        return reference(r)[0]
+    keep = (torch.rand(r.length) > r.dropout).to(r.v.dtype)[:, None] / (1 - r.dropout)
+    return reference(replace(r, v=r.v * keep, dropout=0.0))[0]
+
+
+def _scales_nothing_up(r):
+    """Dropout without the factor 1 / (1 - p)."""
+    return (1 - r.dropout) * reference(r)[0]
+
+
+def _draws_always(r):
+    torch.rand(1)
+    return reference(r)[0]
+
+
+def _found_by_its_result(r):
+    """What was zero by dropout becomes NaN."""
+    out = reference(r)[0]
+    return out.masked_fill(out[..., :1] == 0, torch.nan)
+
+
+def _without_graph(r):
+    out = reference(r)[0]
+    return out if bool(r.allowed().any()) else out.detach()
+
+
+def _without_the_values(r):
+    """A gradient of zero that is None."""
+    return reference(r if bool(r.allowed().any()) else replace(r, v=r.v.detach()))[0]
+
+
+def _of_one_shape(r):
+    """Queries are taken for as many as the keys."""
+    return reference(r)[0] + r.q.new_zeros(r.rows, 1) + r.q.new_zeros(r.length, 1)
+
+
+def _of_positive_scale(r):
+    return reference(replace(r, scale=abs(r.scale)))[0]
+
+
+BROKEN_BACKENDS = [
+    ("dropout", _drops_by_column, "of 170 draws"),
+    ("dropout", _scales_nothing_up, r"weights that are 0 or w / \(1 - p\)"),
+    ("dropout", _draws_always, "a random number was drawn without dropout"),
+    ("dropout", _found_by_its_result, "an output that is not zero"),
+    ("graph", _without_graph, "expected a graph, as `reference` has, got no graph"),
+    ("graph", _without_the_values, "expected a graph, as `reference` has, got no graph"),
+    (partial(law_draws, draws=range(40)), _of_one_shape, "(RuntimeError|a shape)"),
+    (partial(law_draws, draws=range(40)), _of_positive_scale, "differs by"),
+]
+
+
+@pytest.mark.parametrize(("law", "run", "said"), BROKEN_BACKENDS, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_law_goes_red_for_a_backend(monkeypatch: pytest.MonkeyPatch, law, run, said) -> None:
+    monkeypatch.setitem(BACKENDS, "chunked", replace(BACKENDS["chunked"], run=run))
+    with pytest.raises(testing.LawBroken, match=f"(?s)breaks the law .*backend chunked.*{said}"):
+        testing.examine(law, "alibi")

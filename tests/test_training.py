@@ -1,0 +1,101 @@
+"""What weight decay pulls to zero: one rule, over every model of ours."""
+
+import pytest
+import torch
+from torch import nn
+
+import longitude as lg
+from longitude.training import decayed_names
+
+
+def model(**options) -> lg.LongitudeForCausalLM:
+    return lg.LongitudeForCausalLM(
+        lg.LongitudeConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, **options)
+    )
+
+
+def last_names(names) -> set[str]:
+    return {name.split(".", 3)[-1] if name.startswith("model.layers") else name for name in names}
+
+
+RATES = {
+    "mamba": {"A_log", "D", "conv1d.bias", "dt_proj.bias"},
+    "mamba2": {"A_log", "D", "dt_bias", "conv1d.bias", "norm.weight"},
+    "rwkv4": {"time_decay", "time_first", "time_mix_key", "time_mix_value", "time_mix_receptance"},
+    "rwkv6": {"mix_x", "mix_by", "decay", "bonus", "norm.weight", "norm.bias"},
+    "s4d": {"log_dt", "log_A_real", "A_imag", "D"},
+    "hierarchical": {"gate_bias"},
+    "latent": {"q_norm.weight", "kv_norm.weight"},
+}
+TABLES = {
+    "t5": {"table"}, "clipped": {"table"}, "learned": {"table"}, "cope": {"table"}, "shaw": {"key_table", "value_table"},
+    "transformer_xl": {"u", "v"}, "kerple_log": {"a", "p"}, "kerple_power": {"a", "p"}, "path": {"taps", "strength.bias"},
+    "path_fox": {"taps", "strength.bias", "bias"}, "fox": {"forget.bias"},
+    "fire": {"c", "multiplier", "mlp.0.weight", "mlp.0.bias", "mlp.2.bias"},
+}  # fmt: skip
+NORMS = {"mixer_norm.weight", "mlp_norm.weight", "model.norm.weight"}
+
+
+@pytest.mark.parametrize("mixer", lg.mixers())
+def test_every_parameter_of_a_mixer_is_in_one_group(mixer):
+    options = {"mamba2": {"head_dim": 16}, "latent": {"q_rank": 8}, "window": {"size": 8}}.get(mixer, {})
+    one = model(mixer={"name": mixer, **options})
+    rest = last_names({n for n, _ in one.named_parameters()} - set(decayed_names(one)))
+    assert rest == NORMS | {f"mixer.{name}" for name in RATES.get(mixer, ())}
+    require_partition(one)
+
+
+@pytest.mark.parametrize("encoding", lg.encodings())
+def test_every_parameter_of_an_encoding_is_in_one_group(encoding):
+    one = model(encoding=encoding)
+    rest = {n for n, _ in one.model.encodings.named_parameters()} - {
+        n.removeprefix("model.encodings.") for n in decayed_names(one)
+    }
+    expected = TABLES.get(encoding, set())
+    assert {n for n in rest if not any(n.endswith(f".{e}") for e in expected)} == set()
+    assert all(any(n.endswith(f".{e}") for n in rest) for e in expected)
+    require_partition(one)
+
+
+def require_partition(one: nn.Module) -> None:
+    decayed, rest = lg.parameter_groups(one, 0.3)
+    assert (decayed["weight_decay"], rest["weight_decay"]) == (0.3, 0.0)
+    ids = [id(p) for group in (decayed, rest) for p in group["params"]]
+    assert len(ids) == len(set(ids)) and set(ids) == {id(p) for p in one.parameters()}
+    assert all(p.dim() > 1 for p in decayed["params"])
+
+
+def test_marks_of_others_frozen_parameters_and_saved_models(tmp_path):
+    one = model(mixer={"name": "mamba"})
+    one.save_pretrained(tmp_path)
+    loaded = lg.LongitudeForCausalLM.from_pretrained(tmp_path)
+    assert decayed_names(loaded) == decayed_names(one)  # marks on parameters are lost there
+    layer = nn.Linear(4, 4)
+    assert decayed_names(layer) == ["weight"]
+    layer.weight._no_weight_decay = True
+    assert decayed_names(layer) == []
+    layer.bias.requires_grad_(False)
+    decayed, rest = lg.parameter_groups(layer)
+    assert decayed["params"] == [] and len(rest["params"]) == 1
+    torch.optim.AdamW(lg.parameter_groups(layer), lr=1.0)
+    with pytest.raises(ValueError, match="weight_decay: expected a number from 0 on, got -1"):
+        lg.parameter_groups(layer, -1)
+    with pytest.raises(ValueError, match="expected a model with parameters that require a gradient"):
+        lg.parameter_groups(layer.requires_grad_(False))
+
+
+def test_our_training_and_our_trainer_go_by_the_rule(tmp_path):
+    """One step with no gradients to speak of: what decays shrinks by the rate, and nothing else moves."""
+    from transformers import TrainingArguments
+
+    import longitude.extend.fine_tune
+    import longitude.study.cell
+
+    assert longitude.study.cell.Trainer is longitude.extend.fine_tune.Trainer is lg.hf.Trainer
+    one = model(mixer={"name": "rwkv6"}, vocab_size=16)
+    arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", weight_decay=0.1)
+    trainer = lg.hf.Trainer(model=one, args=arguments)
+    ours = lg.parameter_groups(one, 0.1)
+    for made, wanted in zip(trainer.create_optimizer().param_groups, ours, strict=True):
+        assert [id(p) for p in made["params"]] == [id(p) for p in wanted["params"]]
+        assert made["weight_decay"] == wanted["weight_decay"]
