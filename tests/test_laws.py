@@ -91,17 +91,10 @@ VARIANTS = {
 }
 QUICK = {"compile": ("alibi",), "export": ("rope",), "compiled_training": ()}
 """What traces takes seconds: in the quick tier of these encodings only."""
-FOR_VARIANTS = ("backends", "pieces", "shift", "permutation", "order", "far_positions")
-"""Laws that are quick for variants too; the others are slow for them."""
-QUICK_MASKS = (
-    "causal",
-    "padded documents",
-    "documents that come back",
-    "holes",
-    "union",
-    "union both ways",
-    "another order",
-)
+FOR_VARIANTS = ("backends", "shift", "permutation", "order", "far_positions")
+"""Laws that are quick for variants too; the others are slow for them, but for pieces where caches hold raw keys or a stream."""
+IN_PIECES = ("rope raw keys", "rope by row", "rope by row, two lists", "path + fox")
+QUICK_MASKS = ("padded documents", "documents that come back", "holes", "union", "union both ways", "another order")
 
 
 def cases():
@@ -109,6 +102,7 @@ def cases():
     every += [(n, law, build) for n, build in VARIANTS.items() for law in testing.laws() if law != "compiled_training"]
     for name, law, build in every:
         heavy = name not in QUICK.get(law, (name,)) or name in VARIANTS and law not in FOR_VARIANTS
+        heavy = heavy and not (law == "pieces" and name in IN_PIECES)
         yield pytest.param(law, build, id=f"{law}-{name}", marks=[pytest.mark.slow] if heavy else [])
 
 
