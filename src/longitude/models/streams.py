@@ -168,4 +168,5 @@ def places_after(streams: Tensor, past: int, cached: Tensor | None) -> Tensor:
     starts = starts_of(streams)
     last, held = starts[:, past - 1, None], starts[:, past - cached.shape[1] : past]
     largest = cached.amax(-1).expand(len(streams), -1).masked_fill(held != last, -1).amax(1, keepdim=True)
-    return places + (largest - places[:, past - 1, None]).where(starts == last, 0)
+    after = places + (largest - places[:, past - 1, None]).where(starts == last, 0)
+    return after.clamp(min=0)  # a run of padding goes on from nothing, and its positions mean nothing

@@ -94,6 +94,7 @@ STREAMS = {
         ("no positions", "positions of the first call"),
     ),
     "left padding": ({"attention_mask": LEFT_PADDED}, ((0, 0, 18), (1, 5, 18)), 7, ("no positions",)),
+    "cut in its padding": ({"attention_mask": LEFT_PADDED}, ((0, 0, 18), (1, 5, 18)), 3, ("no positions",)),
 }
 
 
