@@ -94,7 +94,7 @@ BROKEN_BACKENDS = [
 ]
 
 
-@pytest.mark.parametrize(("law", "run", "said"), BROKEN_BACKENDS, ids=lambda x: getattr(x, "__name__", str(x)))
+@pytest.mark.parametrize(("law", "run", "said"), BROKEN_BACKENDS, ids=[run.__name__ for _, run, _ in BROKEN_BACKENDS])
 def test_law_goes_red_for_a_backend(monkeypatch: pytest.MonkeyPatch, law, run, said) -> None:
     monkeypatch.setitem(BACKENDS, "chunked", replace(BACKENDS["chunked"], run=run))
     with pytest.raises(testing.LawBroken, match=f"(?s)breaks the law .*backend chunked.*{said}"):
