@@ -217,6 +217,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         offloaded = [each for each in (cache, cross_cache) if each is not None and each.offloading]
         # What a first layer lets pass, one of another kind may refuse.
         mixed = self.config.encodings is not None or len({getattr(each, "owner", None) for each in filled}) > 1
+        offloaded = [each for each in (cache, cross_cache) if each is not None and each.offloading]
         with unchanged_if_refused(*filled, written=mixed):
             for i, layer in enumerate(self.layers):
                 own = self.encoding_of_layer[i]
