@@ -299,7 +299,7 @@ def test_wrong_use_is_refused(ids: Tensor, tmp_path: Any) -> None:
     with pytest.raises(ValueError, match="static"):
         model(ids, past_key_values=StaticCache(config=model.config, max_cache_len=20))
     filled = stock("llama")(ids, use_cache=True).past_key_values
-    with pytest.raises(ValueError, match="got a filled one"):
+    with pytest.raises(ValueError, match="a filled DynamicCache"):
         model(ids, past_key_values=filled)
     with pytest.raises(ValueError, match=r"attention_mask \[B, tokens\]"):
         model(ids, attention_mask=torch.ones(2, 1, 17, 17, dtype=torch.bool))
