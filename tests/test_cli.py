@@ -47,6 +47,7 @@ def test_study_ends_with_table_conclusion_and_report(text, tmp_path, capsys):
     assert "--fresh" in err
 
 
+@pytest.mark.slow
 def test_a_cell_that_diverges_or_fails_makes_the_exit_code_1(text, tmp_path, capsys):
     arguments = ["study", *TINY, "--data", text, "--out", str(tmp_path / "run"), "--encodings", "none", "rope"]
     from longitude.study import cell as cells

@@ -37,8 +37,16 @@ VARIANTS = {
 
 # ---- every mixer -----------------------------------------------------------------------------------------------------
 DOES_NOT_APPLY = ("it has one form", "it has no dropout")
-QUICK_LENGTHS = {"pieces": (1, 21), "forms": (1, 21), "gradients": (21,), "causality": (7, 33)}
+QUICK = {
+    "pieces": {"lengths": (1, 21)},
+    "forms": {"lengths": (1, 21)},
+    "gradients": {"lengths": (21,)},
+    "causality": {"lengths": (7, 33)},
+    "padding": {"lengths": (5, 13, 2, 9)},
+    "packing": {"rows": ((4, 12, 1, 9), (13, 9)), "told": 18},
+}
 """Laws whose longer sequences are in the slow tier; chunks of 5 and 16 tokens, and windows, end within these."""
+LONG = (7, 63, 130)
 
 
 def cases():
@@ -53,18 +61,18 @@ def cases():
 
 @pytest.mark.parametrize(("law", "build"), list(cases()))
 def test_law(law: str | mixers.Law, build: mixers.MixerExample) -> None:
-    if law in QUICK_LENGTHS:
-        law = partial(mixers.laws()[law], lengths=QUICK_LENGTHS[law])
+    if law in QUICK:
+        law = partial(mixers.laws()[law], **QUICK[law])
     said = mixers.examine(law, build)
     assert said == mixers.HOLDS or said.startswith(DOES_NOT_APPLY)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("law", QUICK_LENGTHS)
+@pytest.mark.parametrize("law", QUICK)
 @pytest.mark.parametrize("name", registered_mixers())
 def test_law_on_long_sequences(law: str, name: str) -> None:
-    law_of = mixers.laws()[law]
-    mixers.examine(partial(law_of, lengths=(7, 63, 130)), name)
+    longer = {} if law in ("padding", "packing") else {"lengths": LONG}
+    mixers.examine(partial(mixers.laws()[law], **longer), name)
 
 
 RED = [
@@ -139,8 +147,7 @@ def test_laws_of_models_in_every_pair(below: str) -> None:
 )
 def test_law_holds_for_a_right_one(law: str) -> None:
     kind = Dropping if law == "dropout" else Decay
-    of_length = {"lengths": QUICK_LENGTHS[law]} if law in QUICK_LENGTHS else {}
-    assert mixers.examine(partial(mixers.laws()[law], **of_length), kind) == mixers.HOLDS
+    assert mixers.examine(partial(mixers.laws()[law], **QUICK.get(law, {})), kind) == mixers.HOLDS
 
 
 @pytest.mark.parametrize(("law", "kind"), RED, ids=[f"{law}-{kind.__name__}" for law, kind in RED])

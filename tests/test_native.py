@@ -58,6 +58,7 @@ def test_a_cache_that_cannot_be_written_is_told(source: Path, monkeypatch: pytes
         assert build(source, "-DANSWER=1") is None
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(13)
 @needs_compiler
 @pytest.mark.parametrize("source", sorted(Path(native.__file__).parent.rglob("*.c")), ids=lambda path: path.name)

@@ -97,6 +97,7 @@ def test_law_goes_red_for_an_encoding_that_makes_all_pairs(kind, said):
         testing.examine(law_memory, kind)
 
 
+@pytest.mark.slow
 def test_law_goes_red_for_a_dense_route(monkeypatch):
     dense = replace(BACKENDS["table"], run=lambda r: reference(r)[0])
     monkeypatch.setitem(BACKENDS, "table", dense)

@@ -209,6 +209,7 @@ def spoil(folder, change):
     return folder
 
 
+@pytest.mark.slow
 def test_one_bad_model_of_several_costs_the_others_nothing(checkpoints, config, tmp_path):
     bad = shutil.copytree(checkpoints["llama"], tmp_path / "bad")
     spoil(bad, lambda weights: weights.pop("model.norm.weight"))

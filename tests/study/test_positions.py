@@ -91,6 +91,7 @@ def test_a_killed_cell_ends_with_the_same_files(sampler, data, tmp_path, monkeyp
         assert (whole.folder / name).read_bytes() == (killed.folder / name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_a_study_says_its_sampler_everywhere(tmp_path, monkeypatch):
     monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
     outcome = runner.study(runner.plan(TINY, tmp_path))

@@ -127,6 +127,7 @@ def test_a_run_with_missing_pieces_keeps_its_old_page(tmp_path, synthetic):
     assert not (tmp_path / "figures").exists()
 
 
+@pytest.mark.slow
 def test_little_was_measured(tmp_path, synthetic):
     """One length, one document, a label with options, and figures of an earlier report."""
     bits = {"rope:base=500000": (2.6,), "rope+fox": (2.5,)}

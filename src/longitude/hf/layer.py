@@ -149,7 +149,8 @@ def cache_layer(cache: Cache, index: int) -> StockCacheLayer:
         return layer
     plain = isinstance(layer, DynamicLayer) and type(layer) in (DynamicLayer, DynamicSlidingWindowLayer)
     if not plain or layer.get_seq_length() or cache.offloading:
-        got = "one that offloads" if cache.offloading else f"a filled {type(cache).__name__}" if plain else f"one of {type(layer).__name__}"
+        kind = f"a filled {type(cache).__name__}" if plain else f"one of {type(layer).__name__}"
+        got = "one that offloads" if cache.offloading else kind
         raise ValueError(
             f"past_key_values: expected an empty DynamicCache, or one that this model has filled, got {got}; static, quantized "
             "and offloaded caches cannot hold what encodings keep: leave cache_implementation out"

@@ -17,14 +17,18 @@ NEAR = 1e-10
 GARBAGE = 50.0
 
 
-def law_packing(build: MixerExample) -> str | None:
+Rows = tuple[tuple[int, ...], ...]
+
+
+def law_packing(build: MixerExample, rows: Rows = ((4, 26, 1, 19), (29, 4)), told: int = 32) -> str | None:
     """Documents packed into one row = documents alone, forward and gradients, also where padding follows; and with a cache,
-    cut anywhere, so that a document goes on across calls, with positions given to each of them or to the first alone."""
-    batch = _Streams.packed(((4, 26, 1, 19), (29, 4)), 52)
+    cut anywhere, so that a document goes on across calls, with positions given to each of them or to the first alone.
+    rows: the lengths of the documents in each; told: tokens of a first call, in the middle of a document that follows a longer
+    one in every row."""
+    batch = _Streams.packed(rows, max(map(sum, rows)) + 2)
     for name, options in build.forms((5,)).items():
         batch.same_as_alone(f"{name}: packed and alone".removeprefix(": "), Network(build, **options))
-    # At 32 each row is in the middle of a document, which follows a longer one.
-    batch.same_in_pieces("packed", Network(build), told=32)
+    batch.same_in_pieces("packed", Network(build), told)
     return None
 
 
@@ -41,17 +45,18 @@ def law_runs(build: MixerExample) -> str | None:
     return None
 
 
-def law_padding(build: MixerExample) -> str | None:
+def law_padding(build: MixerExample, lengths: tuple[int, ...] = (5, 33, 2, 20)) -> str | None:
     """Padded on the left or right = not padded, whatever stands in the padding, forward and gradients; what padding gets is
     finite. With a cache, cut anywhere, with positions given to each call or to the first alone: decoding behind left padding =
     decoding alone. A recurrence passes over padding between tokens, too: padding on the right leaves the state for what
     follows."""
     for side in ("left", "right"):
-        batch = _Streams.padded((5, 33, 2, 20), 33, side)
+        batch = _Streams.padded(lengths, max(lengths), side)
         for name, options in build.forms((5,)).items():
             batch.same_as_alone(f"{name}: {side}-padded and alone".removeprefix(": "), Network(build, **options))
         net = Network(build)
-        batch.same_in_pieces(f"{side}-padded", net, told=32 if side == "left" else 14)  # then every row has begun
+        begun = max(lengths) - 1 if side == "left" else sorted(lengths)[-2] * 2 // 3  # every row has, then
+        batch.same_in_pieces(f"{side}-padded", net, begun)
         if side == "right" and isinstance(net.mixer.cache_layer(), StateLayer):
             _goes_on(batch, net)
     return None
