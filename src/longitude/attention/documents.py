@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
 from longitude.positions.base import Positions, explicit
+
+BEGINS = "longitude_begins"
+"""The attribute by which a tensor of runs says that it is one, and holds where they begin: every layer of a model asks."""
 
 
 def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
@@ -15,8 +18,25 @@ def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
 
     A document is a run of tokens with one number. A number that comes back after another one is another document: 0 0 1 1 0 0
     is three. A negative number is padding, and ends nothing: 0 0 -1 0 is one document, with a token of padding inside. Numbers
-    depend on what came before alone, so those of cached tokens stay as they are while a row grows.
+    depend on what came before alone, so those of cached tokens stay as they are while a row grows. ValueError for floats.
     """
+    if hasattr(documents, BEGINS):
+        return documents
+    runs, begins = _found(documents)
+    if not torch.compiler.is_compiling():
+        setattr(runs, BEGINS, begins)
+    return runs
+
+
+def begins_of(documents: Int[Tensor, "B L"]) -> Bool[Tensor, "B L"]:
+    """Which tokens begin a document after another one."""
+    return _found(documents)[1] if torch.compiler.is_compiling() else getattr(runs_of(documents), BEGINS)
+
+
+def _found(documents: Tensor) -> tuple[Tensor, Tensor]:
+    """The runs, and where they begin."""
+    if documents.is_floating_point():
+        raise ValueError(f"documents: expected integers, one per token, got {documents.dtype} {list(documents.shape)}")
     documents = documents.long()
     real = documents >= 0
     before = documents
@@ -24,15 +44,8 @@ def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
         order = torch.arange(documents.shape[1], device=documents.device).expand_as(documents)
         nearest = torch.where(real, order, -1).cummax(1).values
         before = documents.gather(1, nearest.clamp(min=0)).masked_fill(nearest < 0, -1)
-    begins = torch.zeros_like(before)
-    begins[:, 1:] = (before[:, 1:] != before[:, :-1]) & (before[:, :-1] >= 0)
-    return begins.cumsum(1).masked_fill(~real, -1)
-
-
-def begins_of(documents: Int[Tensor, "B L"]) -> Tensor:
-    """Which tokens begin a document after another one, bool [B, L]."""
-    runs = runs_of(documents)
-    return runs > F.pad(runs.cummax(1).values[:, :-1], (1, 0), value=0).clamp(min=0)
+    begins = F.pad((before[:, 1:] != before[:, :-1]) & (before[:, :-1] >= 0), (1, 0))
+    return begins.cumsum(1).masked_fill(~real, -1), begins
 
 
 def last_position(

@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
 
-@contextmanager
-def unchanged_if_refused(*layers: Any, written: bool = False) -> Iterator[None]:
+class unchanged_if_refused:
     """Give cache layers (or None) back what they held when the body raises.
 
-    Tensors in a layer are replaced, or written behind their end, so that the old ones need no copy. written: copy states: without
-    gradients a mixer may write its own in place before a later layer refuses."""
-    if torch.compiler.is_compiling():
-        yield
-        return
-    held = [(layer, _held(layer, written)) for layer in layers if layer is not None]
-    try:
-        yield
-    except BaseException:
-        for layer, before in held:
-            vars(layer).update(before)
-        raise
+    Tensors in a layer are replaced, or written behind their end, so that the old ones need no copy; but for layers that are
+    written in place, which are copied if `copied`, as where a later layer may refuse what an earlier one took in.
+    """
 
+    def __init__(self, *layers: Any, copied: bool = False):
+        self.layers, self.copied = layers, copied
 
-def _held(layer: Any, written: bool) -> dict[str, Any]:
-    found = {name: x for name, x in vars(layer).items() if name != "peers"}
-    if written and "state" in found and not torch.is_grad_enabled():
-        found["state"] = tree_map_only(Tensor, torch.clone, found["state"])
-    return found
+    def __enter__(self) -> None:
+        self.held: list[tuple[Any, dict[str, Any]]] = []
+        if not torch.compiler.is_compiling():
+            self.held = [(layer, self._of(layer)) for layer in self.layers if layer is not None]
+
+    def _of(self, layer: Any) -> dict[str, Any]:
+        held = dict(vars(layer))
+        if self.copied and getattr(layer, "in_place", False) and not torch.is_grad_enabled():
+            held["state"] = _cloned(held["state"])
+        return held
+
+    def __exit__(self, raised: Any, *_: Any) -> None:
+        if raised is not None:
+            for layer, before in self.held:
+                vars(layer).update(before)
 
 
 def of_this_mode(held: Any) -> Any:
     """What is held, copied where it was made in inference_mode and is now read outside: no backward could save it."""
     if torch.is_inference_mode_enabled() or not _made_in_inference(held):
         return held
-    return tree_map_only(Tensor, torch.clone, held)
+    return _cloned(held)
+
+
+def _cloned(held: Any) -> Any:
+    """With copies of the tensors. (torch's tree_map takes longer than the copies of a state, once per token.)"""
+    if isinstance(held, Tensor):
+        return held.clone()
+    if isinstance(held, dict):
+        return {name: _cloned(part) for name, part in held.items()}
+    if isinstance(held, tuple | list):
+        parts = map(_cloned, held)
+        return type(held)(*parts) if hasattr(held, "_fields") else type(held)(parts)
+    return held
 
 
 def _made_in_inference(held: Any) -> bool:

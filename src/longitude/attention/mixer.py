@@ -25,7 +25,7 @@ class Mixer(nn.Module):
     growth: of what its cache holds, with the tokens N: "O(1)", "O(log N)" or "O(N)". undecayed: names of the parameters
     that weight decay must leave alone, rates and the like, besides vectors and norms (lg.parameter_groups). full_precision:
     names of its own parameters whose rounding to 16 bits would be another formula (frequencies, say): they stay float32 or wider
-    however the module is moved, loaded or assigned to. far_from: a sequence of at most this many tokens does not
+    however the module is moved or loaded. far_from: a sequence of at most this many tokens does not
     use its far part, which then is not trained; None: it has none.
     """
 

@@ -21,14 +21,15 @@ class StateLayer(CropsTogether, CacheLayerMixin):
     state: None before the first token, then whatever the mixer made: a tuple (or dict) of tensors with the batch in front.
     seen: tokens so far, the same for every row. newest: position of the last one that is no padding, on several axes the
     largest of its document: an int, [1] or [B, 1]. owner: the name of the class that made the state; another one's is a
-    ValueError.
+    ValueError. in_place: without gradients the mixer writes into the state that it reads.
     """
 
     is_sliding = False
     is_compileable = False
 
-    def __init__(self) -> None:
+    def __init__(self, in_place: bool = False) -> None:
         super().__init__()
+        self.in_place = in_place
         self.forget()
 
     def forget(self) -> None:

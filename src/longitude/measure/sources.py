@@ -4,6 +4,7 @@ import os
 import platform
 import sysconfig
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 # Not text a programmer wrote for a reader: tests, character tables, generated topics; and what others installed.
@@ -76,7 +77,7 @@ def _folder(root: Path, option: str) -> Text:
 
 def _dataset(data: str, option: str) -> Text:
     try:
-        import datasets  # pyright: ignore[reportMissingImports]  an extra
+        datasets = import_module("datasets")  # of an extra, so that type checkers need not find it
     except ImportError:
         raise ValueError(
             f"{option} {data} needs the package datasets; install it with pip install 'longitude[datasets]'"

@@ -214,11 +214,10 @@ class LongitudeModel(LongitudePreTrainedModel):
         hidden_states: list[Any] = [x if 0 in wanted else None]
         attentions, cross_attentions = [], []
         filled = [layer for each in (cache, cross_cache) if each is not None for layer in each.layers]
-        offloaded = [each for each in (cache, cross_cache) if each is not None and each.offloading]
         # What a first layer lets pass, one of another kind may refuse.
         mixed = self.config.encodings is not None or len({getattr(each, "owner", None) for each in filled}) > 1
         offloaded = [each for each in (cache, cross_cache) if each is not None and each.offloading]
-        with unchanged_if_refused(*filled, written=mixed):
+        with unchanged_if_refused(*filled, copied=mixed):
             for i, layer in enumerate(self.layers):
                 own = self.encoding_of_layer[i]
                 for each in offloaded:

@@ -96,6 +96,8 @@ def starting_over(position_ids: Any, batch: int, length: int) -> Tensor | None:
     is, or where there is nothing to look at: no positions, of several axes, or not of these tokens."""
     if not isinstance(position_ids, Tensor) or position_ids.dim() not in (1, 2) or position_ids.shape[-1] != length:
         return None
+    if length == 1:
+        return None
     position_ids = position_ids.expand(batch, -1) if position_ids.dim() == 1 or len(position_ids) == 1 else position_ids
     if len(position_ids) != batch:
         return None

@@ -125,7 +125,7 @@ class HierarchicalAttention(Mixer):
     def cache_layer(self) -> StateLayer:
         from longitude.attention.state import StateLayer
 
-        return StateLayer()
+        return StateLayer(in_place=True)
 
     def refuses(self, encoding: Encoding) -> str | None:
         return super().refuses(encoding) or refusal(encoding)

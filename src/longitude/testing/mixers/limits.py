@@ -35,6 +35,10 @@ def law_wrong_input(build: MixerExample) -> str | None:
         "x of another width": (asks(x[..., 1:]), ("expected", str(DIM))),
         "x without a batch": (asks(x[0]), ("expected",)),
         "no tokens": (asks(x[:, :0]), ("expected",)),
+        "documents that are no integers": (
+            asks(documents=torch.rand(2, 7)),
+            ("documents", "expected integers", "float32"),
+        ),
         "documents of another length": (asks(documents=torch.zeros(2, 6, dtype=torch.long)), ("documents", "expected")),
         "a mask by name": (asks(mask="causal"), ("mask", "expected")),
         "a cache filled by another mixer": (asks(cache=_foreign(), positions=None), ("cache", "expected")),
