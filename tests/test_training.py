@@ -31,7 +31,7 @@ TABLES = {
     "t5": {"table"}, "clipped": {"table"}, "learned": {"table"}, "cope": {"table"}, "shaw": {"key_table", "value_table"},
     "transformer_xl": {"u", "v"}, "kerple_log": {"a", "p"}, "kerple_power": {"a", "p"}, "path": {"taps", "strength.bias"},
     "path_fox": {"taps", "strength.bias", "bias"}, "fox": {"forget.bias"},
-    "fire": {"c", "multiplier", "mlp.0.weight", "mlp.0.bias", "mlp.2.bias"},
+    "fire": {"c", "multiplier", "mlp.0.bias", "mlp.2.bias"},
 }  # fmt: skip
 NORMS = {"mixer_norm.weight", "mlp_norm.weight", "model.norm.weight"}
 
@@ -63,6 +63,35 @@ def require_partition(one: nn.Module) -> None:
     ids = [id(p) for group in (decayed, rest) for p in group["params"]]
     assert len(ids) == len(set(ids)) and set(ids) == {id(p) for p in one.parameters()}
     assert all(p.dim() > 1 for p in decayed["params"])
+
+
+@pytest.mark.parametrize("part", [*lg.encodings(), *lg.mixers()])
+def test_what_decays_does_not_depend_on_sizes(part):
+    """A Linear layer or convolution of one output is a matrix, too: one head decays as two do."""
+    kind = {"mixer": part, "encoding": "none"} if part in lg.mixers() else {"encoding": part}
+    if options := {"mamba2": {"head_dim": 8}, "window": {"size": 4}}.get(part):
+        kind["mixer"] = {"name": part, **options}
+    one, two = (
+        lg.LongitudeForCausalLM(lg.LongitudeConfig(hidden_size=8, num_hidden_layers=1, num_attention_heads=n, **kind))
+        for n in (1, 2)
+    )
+    assert decayed_names(one) == decayed_names(two)
+
+
+def test_matrices_are_known_by_their_modules():
+    """Weights of Linear layers and convolutions decay whatever their sizes; a scale [1, n] is a vector however it is written."""
+    one = nn.ModuleDict({"wide": nn.Linear(1, 4), "high": nn.Linear(4, 1), "conv": nn.Conv1d(3, 3, 1, groups=3)})
+    one["table"] = nn.Embedding(4, 1)
+    one.scale, one.more = nn.Parameter(torch.ones(1, 4)), nn.Parameter(torch.ones(2, 1, 4))
+    one["normed"] = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+    expected = {"more", "wide.weight", "high.weight", "conv.weight", "normed.parametrizations.weight.original1"}
+    assert set(decayed_names(one)) == expected
+
+
+@pytest.mark.parametrize("given", [[torch.ones(2, 2)], torch.ones(2), None])
+def test_parameter_groups_expects_a_module(given):
+    with pytest.raises(ValueError, match=r"parameter_groups: expected a torch\.nn.Module, got"):
+        lg.parameter_groups(given)
 
 
 def test_marks_of_others_frozen_parameters_and_saved_models(tmp_path):

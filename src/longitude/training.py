@@ -10,17 +10,24 @@ from longitude.attention.mixer import Mixer
 from longitude.positions.base import Encoding
 
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
+MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+"""Modules whose weight is a matrix or a kernel, however few its inputs and outputs."""
 
 
 def decayed_names(model: nn.Module) -> list[str]:
-    """The names of the parameters that decay: matrices, which are all that has two or more dimensions of more than one number.
+    """The names of the parameters that decay: matrices.
 
-    Vectors and single numbers do not, nor do parameters of norms, tables that an Encoding holds itself (its Linear layers are
-    matrices as elsewhere), what a Mixer names in `undecayed`, and parameters marked with `_no_weight_decay = True`, the mark of
-    the published state space models. A parameter with several names has its first one here.
+    A matrix is the weight of a Linear layer or a convolution, of one input or output, too, so that what decays does not depend
+    on sizes such as num_heads=1; and any other parameter with two or more dimensions larger than one: a scale [1, n] is a
+    vector. Not so: vectors and single numbers, parameters of norms, tables that an Encoding holds itself (its Linear layers
+    are matrices as elsewhere), what a Mixer names in `undecayed`, and parameters marked with `_no_weight_decay = True`, the
+    mark of the published state space models. A parameter with several names has its first one here.
     """
     spared: set[int] = set()
+    matrices: set[int] = set()
     for module in model.modules():
+        if isinstance(module, MATRICES):
+            matrices.add(id(module.weight))
         if isinstance(module, Mixer):
             spared |= {id(p) for name, p in module.named_parameters() if name in module.undecayed}
         if isinstance(module, (*NORMS, Encoding)):
@@ -28,7 +35,9 @@ def decayed_names(model: nn.Module) -> list[str]:
     return [
         name
         for name, p in model.named_parameters()
-        if sum(size > 1 for size in p.shape) > 1 and id(p) not in spared and not getattr(p, "_no_weight_decay", False)
+        if (id(p) in matrices or sum(size > 1 for size in p.shape) > 1)
+        and id(p) not in spared
+        and not getattr(p, "_no_weight_decay", False)
     ]
 
 
@@ -36,8 +45,13 @@ def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> list[dict[s
     """Two groups for an optimizer, torch.optim.AdamW(lg.parameter_groups(model, 0.1), lr=...): what decays at this rate, by
     `decayed_names`, and what does not. Each parameter that requires a gradient stands in one of them, once.
 
-    ValueError where weight_decay is negative, no number or not finite, or where the model has nothing to train.
+    ValueError where weight_decay is negative, no number or not finite, or where the model is no module or has nothing to train.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(
+            f"parameter_groups: expected a torch.nn.Module, got {type(model).__name__}; give the model itself, whose modules "
+            "decide what decays"
+        )
     if (
         isinstance(weight_decay, bool)
         or not isinstance(weight_decay, int | float)

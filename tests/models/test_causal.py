@@ -234,7 +234,11 @@ REFUSED = {
     "mask length": ({"attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
     "mask of four axes": ({"attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask: .*got \[2, 1, 6, 6\]"),
     "documents": ({"document_ids": X[:1]}, r"document_ids: expected \[2, 6\].*got \[1, 6\]"),
-    "negative documents": ({"document_ids": X - 2}, "document_ids: expected numbers of 0 or more; say padding"),
+    "negative documents": (
+        {"document_ids": X - 2},
+        "document_ids: expected numbers of 0 or more, got -1; .*attention_mask",
+    ),
+    "padding in seq_idx": ({"seq_idx": X - 2}, "seq_idx: expected numbers of 0 or more, got -1; .*attention_mask"),
     "labels": ({"labels": X[:, :5]}, r"labels: expected \[2, 6\], got \[2, 5\]"),
     "labels of documents": ({"labels": X[:, :5], "document_ids": X}, r"labels: expected \[2, 6\], got \[2, 5\]"),
     "labels of a row": ({"labels": X[0]}, r"labels: expected \[2, 6\], got \[6\]"),
@@ -250,6 +254,37 @@ def test_refusals(case, build):
     options, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         build()(**{"input_ids": X, **options})
+
+
+EMBEDS = {
+    "width": torch.ones(2, 6, 12),
+    "rank": torch.ones(6, 16),
+    "wider dtype": torch.ones(2, 6, 16, dtype=torch.float64),
+    "integers": X[..., None].expand(2, 6, 16),
+    "no tensor": [[1.0] * 16],
+}
+
+
+@pytest.mark.parametrize("kind", [lg.LongitudeForCausalLM, lg.LongitudeForMaskedLM, lg.LongitudeForSeq2SeqLM])
+def test_embeddings_that_do_not_fit_are_refused(kind):
+    config = lg.LongitudeConfig(
+        vocab_size=8, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, norm="layernorm"
+    )
+    with torch.random.fork_rng():
+        model = kind(config).eval()
+    names = ["inputs_embeds"]
+    if kind is lg.LongitudeForSeq2SeqLM:
+        names.append("decoder_inputs_embeds")
+    good = torch.ones(2, 6, 16)
+    for name in names:
+        for wrong in EMBEDS.values():
+            with pytest.raises(ValueError, match=rf"^{name}: expected .*\[.*16\].*, got .*; "):
+                model(**{**dict.fromkeys(names, good), name: wrong})
+    model(**dict.fromkeys(names, good))
+    with torch.autocast("cpu", torch.bfloat16):
+        model(**dict.fromkeys(names, good.bfloat16()))
+        with pytest.raises(ValueError, match="inputs_embeds: expected"):
+            model(**dict.fromkeys(names, EMBEDS["width"]))
 
 
 def test_a_table_that_ends_says_so(build, ids):

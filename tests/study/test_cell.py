@@ -274,3 +274,12 @@ def test_a_parameter_without_a_gradient_is_named(data, tmp_path, monkeypatch):
     monkeypatch.setattr(cells, "build_model", with_a_spare)
     status = run_cell(replaced(TINY, steps=4), Cell(tmp_path, "rope", 0), data, None, Watcher())
     assert status.untrained == "had no gradient in training for spare"
+
+
+@pytest.mark.parametrize(
+    ("names", "words"), [("a", "a"), ("ab", "a and 1 other"), ("abc", "a and 2 others")], ids=["1", "2", "3"]
+)
+def test_how_many_had_no_gradient(names, words):
+    model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(3)) for name in names})
+    optimizer = torch.optim.AdamW(model.parameters())
+    assert cells.untrained(model, optimizer, TINY) == f"had no gradient in training for {words}"

@@ -56,12 +56,35 @@ def test_a_study_its_directory_and_its_end(tmp_path, monkeypatch):
     assert (tmp_path / "run" / "study.json").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "labels", [("rope+performer", "performer"), ("rope", "none", "rope:base=10000"), ("mamba", "none+mamba")]
-)
+SAME = [
+    ("rope+performer", "performer"),
+    ("rope", "none", "rope:base=10000"),
+    ("mamba", "none+mamba"),
+    ("mamba", "mamba+mamba"),
+    ("rope:base=10000+alibi", "alibi+rope"),
+    ("learned+rope", "rope+learned"),
+    ("attention", "attention:dropout=0.0"),
+    ("path_fox", "path_fox:kernel=3"),
+    ("transformer_xl+alibi+rope", "transformer_xl+rope+alibi"),
+    ("alibi+mamba+attention", "mamba+alibi+attention"),
+]
+
+
+@pytest.mark.parametrize("labels", SAME)
 def test_labels_of_one_model_are_refused(labels, tmp_path):
     with pytest.raises(ValueError, match=f"--encodings .*: it names the same model as {labels[0].replace('+', '.')}"):
-        runner.plan(replaced(TINY, encodings=labels), tmp_path / "run")
+        runner.plan(replaced(TINY, layers=2, encodings=labels), tmp_path / "run")
+
+
+def test_labels_of_different_models_are_not(tmp_path):
+    """Where queries and keys are changed, the order matters: (q + u) turned is not q turned + u."""
+    labels = (
+        "none", "rope", "rope:base=5000", "rope+alibi", "rope+fox", "alibi", "transformer_xl+rope", "rope+transformer_xl",
+        "mamba", "mamba:state_size=8", "mamba+attention", "attention+mamba", "none+attention+mamba", "alibi+attention+mamba",
+        "learned+mamba", "sinusoidal+mamba", "attention:dropout=0.1", "path_fox", "path_fox:kernel=4", "path+fox",
+    )  # fmt: skip
+    config = replaced(TINY, layers=2, encodings=labels)
+    assert len(runner.plan(config, tmp_path / "run").cells) == len(labels)
 
 
 @pytest.mark.slow

@@ -171,10 +171,14 @@ class LongitudeConfig(PreTrainedConfig):
 
     def build_mixer(self, spec: dict[str, Any]) -> Mixer:
         """The mixer of a resolved spec, at this config's sizes."""
+        return kind_of(spec)(**self.built_with(spec))
+
+    def built_with(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Every option that the mixer of a resolved spec is built with, those that the rest of the config says included."""
         options = {option: value for option, value in spec.items() if option != "name"}
         parameters = mixer_options(kind_of(spec))
         shared = {option: getattr(self, field) for option, field in SHARED.items() if option in parameters}
-        return kind_of(spec)(**mixer_resolved(spec["name"], {**shared, **options}, **self.sizes))
+        return mixer_resolved(spec["name"], {**shared, **options}, **self.sizes)
 
     @property
     def sizes(self) -> dict[str, int]:

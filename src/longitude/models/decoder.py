@@ -20,6 +20,7 @@ from longitude.attention.mixer import Mixer, registered
 from longitude.attention.request import as_int, following
 from longitude.models.blocks import Block, dropped, norm
 from longitude.models.configuration import LongitudeConfig
+from longitude.models.inputs import require_embeds
 from longitude.models.streams import Packed, documents_of, places_after, streams_of
 from longitude.positions.base import Encoding, Positions, canonical, encoding, explicit
 from longitude.positions.composed import Composed, of_axes
@@ -171,6 +172,8 @@ class LongitudeModel(LongitudePreTrainedModel):
             raise ValueError("expected either input_ids or inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
+        else:
+            require_embeds("inputs_embeds", inputs_embeds, self.config, getattr(self, "embed_tokens", None))
         output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
         wanted = layers_of(output_hidden_states, len(self.layers) + 1)
         if output_attentions:

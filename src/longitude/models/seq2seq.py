@@ -20,6 +20,7 @@ from longitude.models.configuration import LongitudeConfig, kind_of
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.encoder import LongitudeEncoder
 from longitude.models.generation import require_assistant
+from longitude.models.inputs import require_embeds
 from longitude.models.loss import IGNORED, predicted
 
 logger = logging.get_logger(__name__)
@@ -116,6 +117,8 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
             raise ValueError("expected either decoder_input_ids or decoder_inputs_embeds")
         if decoder_inputs_embeds is None:
             decoder_inputs_embeds = self.encoder.embed_tokens(decoder_input_ids)
+        else:
+            require_embeds("decoder_inputs_embeds", decoder_inputs_embeds, self.config, self.encoder.embed_tokens)
         assert decoder_inputs_embeds is not None
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training

@@ -60,6 +60,7 @@ def documents_of(
             raise ValueError(
                 f"seq_idx: expected integers [{batch}, {length}], got {numbers.dtype} {list(numbers.shape)}"
             )
+        require_numbers("seq_idx", numbers)
         marks["seq_idx"] = numbers.long()
     restarts = None
     if causal and attention_mask is None:
@@ -119,8 +120,8 @@ def streams_of(
     # A mask of ones is no mask. Looking would break a compiled graph, so there it stays.
     if attention_mask is not None and not torch.compiler.is_compiling() and bool(attention_mask.all()):
         attention_mask = None
-    if document_ids is not None and not torch.compiler.is_compiling() and bool((document_ids < 0).any()):
-        raise ValueError("document_ids: expected numbers of 0 or more; say padding in attention_mask")
+    if document_ids is not None:
+        require_numbers("document_ids", document_ids)
     if attention_mask is None:
         return None if document_ids is None else runs_of(document_ids)
     if attention_mask.is_floating_point():
@@ -132,6 +133,15 @@ def streams_of(
     if not torch.compiler.is_compiling():
         require_runs(streams)
     return streams
+
+
+def require_numbers(name: str, numbers: Tensor) -> None:
+    """ValueError where a document's number is negative, which marks padding elsewhere."""
+    if not torch.compiler.is_compiling() and bool((numbers < 0).any()):
+        raise ValueError(
+            f"{name}: expected numbers of 0 or more, got {int(numbers.min())}; mark padding with 0 in attention_mask, "
+            "and give it any number of 0 or more here"
+        )
 
 
 def require_runs(streams: Tensor) -> None:

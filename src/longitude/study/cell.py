@@ -219,7 +219,8 @@ def untrained(model: Any, optimizer: Any, config: StudyConfig) -> str | None:
     moments = {name: optimizer.state.get(p, {}).get("exp_avg_sq") for name, p in model.named_parameters()}
     never = [name for name, moment in moments.items() if moment is None or not bool(moment.any())]
     if never:
-        more = f" and {len(never) - 1} others" if len(never) > 1 else ""
+        others = len(never) - 1
+        more = f" and {others} other{'s' * (others > 1)}" if others else ""
         said.append(f"had no gradient in training for {never[0]}{more}")
     return " and ".join(said) or None
 

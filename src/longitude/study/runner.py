@@ -25,6 +25,9 @@ from longitude.measure.files import (
     write_json,
 )
 from longitude.measure.provenance import commit_of_code, machine, versions
+from longitude.models.blocks import Block
+from longitude.positions.base import encoding
+from longitude.positions.composed import Composed
 from longitude.study.cell import Cell, Status, Watcher, build_model, device_of, run_cell, work_of
 from longitude.study.checkpoints import drop_unfinished
 from longitude.study.config import StudyConfig, as_dict, checked, option, replaced
@@ -68,12 +71,12 @@ def plan(config: StudyConfig, run: Path) -> Plan:
     config = checked(config)
     config = replaced(config, device=device_of(config).type)
     work, sizes = work_of(config), []
-    made: list[tuple[str, dict[str, Any]]] = []
+    made: list[tuple[str, list[Any]]] = []
     for label in config.encodings:
         try:
             model = build_model(config, label, 0)
             sizes.append(sum(parameter.numel() for parameter in model.parameters()))
-            shape = model.config.to_dict()
+            shape = same_model(model)
             if twice := [other for other, another in made if another == shape]:
                 raise ValueError(f"it names the same model as {twice[0]}, option by option; leave one of them out")
             made.append((label, shape))
@@ -89,6 +92,32 @@ def plan(config: StudyConfig, run: Path) -> Plan:
     to_do = sum(not (cell.folder / "config.json").exists() for cell in planned.cells)
     require_space(run, 2**24 + to_do * max(sizes) * 4 * 8, "the study")  # a model, three checkpoints rotating, float32
     return planned
+
+
+def same_model(model: Any) -> list[Any]:
+    """What each layer is built of, to compare models of one shape however their labels spell them: its mixer with every option,
+    and those encodings that the mixer takes.
+
+    The order of encodings says nothing where they add to scores or columns. It is kept among those that change queries or keys,
+    and among those that change the input: (q + u) turned is not q turned + u.
+    """
+    config, layers = model.config, []
+    mixers = [block.mixer for block in model.modules() if isinstance(block, Block)]
+    for mixer, said, specs in zip(mixers, config.layer_mixers(), config.layer_specs(), strict=True):
+        taken, of_heads, of_input = [], [], []
+        for spec in specs:
+            with torch.random.fork_rng():
+                members = list(Composed([encoding(**spec)]))
+            places = [place for place, member in enumerate(members) if mixer.refuses(member) is None]
+            if spec["name"] == "none" or not places:
+                continue
+            kept = Composed([members[place] for place in places])
+            taken.append((spec, places))
+            of_heads += [spec] if kept.transforms else []
+            of_input += [spec] if kept.at_input else []
+        taken.sort(key=lambda one: json.dumps(one, sort_keys=True, default=str))
+        layers.append((said["name"], config.built_with(said), taken, of_heads, of_input))
+    return layers
 
 
 def study(

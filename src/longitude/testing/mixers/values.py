@@ -106,7 +106,8 @@ def law_decay(build: MixerExample) -> str | None:
 
 
 def grouped(module: nn.Module, spared: set[str]) -> None:
-    """LawBroken unless lg.parameter_groups parts its parameters, and none of `spared`, and no vector, decays."""
+    """LawBroken unless lg.parameter_groups parts its parameters: none of `spared` decays, every other weight of a Linear layer or
+    a convolution does, of any size, and no other vector."""
     named = dict(module.named_parameters())
     if spared - named.keys():
         raise LawBroken(f"undecayed: {sorted(spared - named.keys())} are no parameters of it")
@@ -115,6 +116,10 @@ def grouped(module: nn.Module, spared: set[str]) -> None:
     decayed, rest = ([id(p) for p in group["params"]] for group in parameter_groups(module, 0.1))
     if sorted([*decayed, *rest]) != sorted(id(p) for p in named.values()):
         raise LawBroken("expected each parameter in one group, once")
+    matrices = {id(m.weight) for m in module.modules() if isinstance(m, nn.Linear | nn.Conv1d)}
     for name, p in named.items():
-        if id(p) in decayed and (name in spared or p.squeeze().dim() < 2):
+        matrix = id(p) in matrices
+        if id(p) in decayed and (name in spared or p.squeeze().dim() < 2 and not matrix):
             raise LawBroken(f"{name} {list(p.shape)} decays")
+        if id(p) not in decayed and matrix and name not in spared and not getattr(p, "_no_weight_decay", False):
+            raise LawBroken(f"{name} {list(p.shape)}, a layer's weight, does not decay")

@@ -1,0 +1,28 @@
+"""Whether the embeddings that a call brings along fit the model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def require_embeds(name: str, given: Any, config: Any, table: nn.Embedding | None) -> None:
+    """ValueError unless `given` is [B, L, config.hidden_size], of the dtype of the model's own embeddings, `table`.
+
+    Under autocast, and where parameters are quantised, operations choose their dtypes themselves, so any will do; None as a
+    table: the caller has compared already.
+    """
+    weight = None if table is None else table.weight
+    dtype = "floats" if weight is None else str(weight.dtype)
+    got = f"{given.dtype} {list(given.shape)}" if isinstance(given, Tensor) else type(given).__name__
+    expected = f"{name}: expected {dtype} [batch, length, {config.hidden_size}], got {got}"
+    if not isinstance(given, Tensor) or given.dim() != 3 or given.shape[-1] != config.hidden_size:
+        raise ValueError(f"{expected}; give one vector per token, as get_input_embeddings() makes them of input_ids")
+    if weight is None or given.dtype == weight.dtype or not weight.is_floating_point():
+        return
+    kind = given.device.type
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    if not autocast and getattr(config, "quantization_config", None) is None:
+        raise ValueError(f"{expected}; convert them with .to({weight.dtype}), or the model")
