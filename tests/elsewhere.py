@@ -6,7 +6,7 @@ core      on one core, in one process
 threads1  OMP_NUM_THREADS=1
 threads3  OMP_NUM_THREADS=3, more threads than a small machine has cores
 avx2      without the 512-bit instructions of a processor that has them, in torch and in its matrix products
-busy      at low priority, with a busy loop on each core
+busy      at low priority, beside a busy loop
 gcc       where no C compiler is found
 order     the files shuffled; the seed is printed, and --shuffle SEED repeats it
 again     twice in one fresh clone of what is committed
@@ -56,14 +56,14 @@ def pytest(setting: str, *options: str, before: tuple[str, ...] = (), at: Path =
 
 
 @contextlib.contextmanager
-def busy_cores() -> Iterator[None]:
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+def busy_loop() -> Iterator[None]:
+    """On one core: a process at low priority would get nothing of two."""
+    loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         yield
     finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
+        loop.kill()
+        loop.wait()
 
 
 @contextlib.contextmanager
@@ -96,8 +96,8 @@ def avx2() -> Iterator[Outcome]:
 
 
 def busy() -> Iterator[Outcome]:
-    with busy_cores():
-        yield pytest("nice 19, busy cores", *WORKERS, before=("nice", "-n", "19"))
+    with busy_loop():
+        yield pytest("nice 19, a busy loop", *WORKERS, before=("nice", "-n", "19"))
 
 
 def gcc() -> Iterator[Outcome]:

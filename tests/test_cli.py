@@ -25,6 +25,7 @@ def command(capsys, *arguments: str) -> tuple[int, str, str]:
     return code, captured.out, captured.err
 
 
+@pytest.mark.slow
 def test_study_ends_with_table_conclusion_and_report(text, tmp_path, capsys):
     run = str(tmp_path / "run")
     code, out, err = command(capsys, "study", *TINY, "--encodings", "rope", "alibi", "--data", text, "--out", run)

@@ -24,6 +24,7 @@ def logits(folder, length: int) -> torch.Tensor:
         return model(input_ids=torch.arange(length)[None] % 250, use_cache=False).logits
 
 
+@pytest.mark.slow
 def test_longrope(small, checkpoint, command, text, tmp_path) -> None:
     """Both lists of the search stand in config.json and in a JSON beside it; short texts are as they were."""
     out = tmp_path / "out"

@@ -260,6 +260,7 @@ def test_a_damaged_directory_is_one_line(checkpoints, config, tmp_path, file, co
     assert numbers(results.rows) == numbers(whole.rows)
 
 
+@pytest.mark.slow
 def test_the_page_needs_no_network(checkpoints, config, tmp_path):
     results, *_ = go(replace(config, methods=METHODS), tmp_path / "run", checkpoints["bloom"])
     text = write_report(results).read_text()

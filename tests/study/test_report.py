@@ -142,6 +142,7 @@ def test_little_was_measured(tmp_path, synthetic):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_nothing_was_measured(tmp_path, synthetic):
     states = {("rope", 0): {"status": "failed", "step": 0, "reason": "RuntimeError: no memory"}}
     synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]}, states=states)

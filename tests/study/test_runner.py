@@ -100,6 +100,7 @@ def test_more_encodings_and_seeds_are_added(tmp_path):
         run(replaced(TINY, encodings=("rope",)), tmp_path)
 
 
+@pytest.mark.slow
 def test_another_configuration_is_named(tmp_path, monkeypatch):
     run(TINY, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
@@ -164,6 +165,7 @@ def test_wrong_use_is_refused_before_anything_is_written(change, message, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_variants_and_compositions(tmp_path):
     labels = ("rope:base=500000", "rope:layout=half,base=5e5", "rope+fox")
     outcome, _ = run(replaced(TINY, encodings=labels, steps=2), tmp_path)
@@ -195,6 +197,7 @@ def test_a_failed_cell_is_recorded_and_tried_again(tmp_path, monkeypatch):
     assert outcome.complete and not (tmp_path / "cells" / "none-0" / "error.txt").exists()
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     usage, full = files.shutil.disk_usage(tmp_path), []
 

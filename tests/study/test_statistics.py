@@ -123,6 +123,7 @@ def test_one_sentence_whatever_was_measured(case, tmp_path, synthetic):
         assert "diverged" in shown and "step 3" in shown
 
 
+@pytest.mark.slow
 def test_the_table_shows_value_interval_and_verdict(tmp_path, synthetic):
     bits = {name: synthetic.bits[name] for name in ("none", "sinusoidal", "rope", "alibi", "t5", "learned")}
     states = {("sinusoidal", 0): {"status": "diverged", "step": 117}}
