@@ -25,7 +25,7 @@ from longitude.measure.files import (
     write_json,
 )
 from longitude.measure.provenance import commit_of_code, machine, versions
-from longitude.models.blocks import Block
+from longitude.models.decoder import LongitudeModel
 from longitude.positions.base import encoding
 from longitude.positions.composed import Composed
 from longitude.study.cell import Cell, Status, Watcher, build_model, device_of, run_cell, work_of
@@ -95,15 +95,19 @@ def plan(config: StudyConfig, run: Path) -> Plan:
 
 
 def same_model(model: Any) -> list[Any]:
-    """What each layer is built of, to compare models of one shape however their labels spell them: its mixer with every option,
-    and those encodings that the mixer takes.
+    """What each layer of each stack is built of, to compare models of one shape however their labels spell them: its mixer with
+    every option, and those encodings that the mixer takes.
 
     The order of encodings says nothing where they add to scores or columns. It is kept among those that change queries or keys,
     and among those that change the input: (q + u) turned is not q turned + u.
     """
-    config, layers = model.config, []
-    mixers = [block.mixer for block in model.modules() if isinstance(block, Block)]
-    for mixer, said, specs in zip(mixers, config.layer_mixers(), config.layer_specs(), strict=True):
+    stacks = [stack for stack in model.modules() if isinstance(stack, LongitudeModel)]
+    return [layer for stack in stacks for layer in _layers(stack)]
+
+
+def _layers(stack: LongitudeModel) -> list[Any]:
+    config, layers = stack.config, []
+    for mixer, said, specs in zip(stack.mixers, config.layer_mixers(), config.layer_specs(), strict=True):
         taken, of_heads, of_input = [], [], []
         for spec in specs:
             with torch.random.fork_rng():
