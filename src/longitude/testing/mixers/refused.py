@@ -75,13 +75,31 @@ def in_model(stack: str, model: LongitudeForCausalLM) -> None:
     def asks(batch: int = 2, **options: Any) -> Callable[[Any], Any]:
         return lambda cache: model(token_ids(batch, 4), past_key_values=cache, **options)
 
+    def refused_above(tokens: int) -> Callable[[Any], Any]:
+        """By the last layer, when the first one has taken the tokens in."""
+
+        def refuse(*_: Any) -> None:
+            raise ValueError("refused by a layer above")
+
+        def call(cache: Any) -> None:
+            hook = model.model.layers[-1].register_forward_pre_hook(refuse)
+            try:
+                model(token_ids(2, tokens), past_key_values=cache)
+            finally:
+                hook.remove()
+
+        return call
+
     wrong = {
+        "a call that a layer above refuses": refused_above(4),
         "a mask of this call alone": asks(attention_mask=torch.ones(2, 4, dtype=torch.long)),
         "negative documents": asks(document_ids=torch.arange(LENGTH).expand(2, -1) - 1),
         "negative positions": asks(position_ids=torch.arange(4)[None] - 1),
         "positions of another length": asks(position_ids=torch.arange(5)[None]),
         "another batch": asks(3),
     }
+    if len({type(mixer) for mixer in model.model.mixers}) > 1:  # of one kind, the first refuses what any does
+        wrong["a token that a layer above refuses"] = refused_above(1)
     for what, call in wrong.items():
         _refused(f"{stack}, {what}", call, filled, goes_on(f"after {what}"))
     axes = torch.arange(PAST, LENGTH)[None, :, None].expand(2, 4, 3)
