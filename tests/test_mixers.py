@@ -43,7 +43,7 @@ QUICK = {
     "gradients": {"lengths": (21,)},
     "causality": {"lengths": (7, 33)},
     "padding": {"lengths": (5, 13, 2, 9)},
-    "packing": {"rows": ((4, 12, 1, 9), (13, 9)), "told": 18},
+    "packing": {"rows": ((4, 12, 1, 9), (13, 9)), "first_call": 18},
 }
 """Laws whose longer sequences are in the slow tier; chunks of 5 and 16 tokens, and windows, end within these."""
 LONG = (7, 63, 130)

@@ -76,7 +76,7 @@ def test_the_encoding_is_the_one_that_the_model_has(label):
         ("", "unknown encoding or mixer ''"),
         (
             "none+rope+mamba",
-            "expected none, or encodings, got 'none+rope+mamba': beside another encoding 'none' says nothing",
+            "expected none, or encodings, got 'none+rope+mamba': together with another encoding 'none' means nothing",
         ),
     ],
 )

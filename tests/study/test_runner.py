@@ -77,7 +77,7 @@ def test_labels_of_one_model_are_refused(labels, tmp_path):
 
 
 def test_labels_of_different_models_are_not(tmp_path):
-    """Where queries and keys are changed, the order matters: (q + u) turned is not q turned + u."""
+    """Where queries and keys are changed, the order matters: (q + u) rotated is not q rotated + u."""
     labels = (
         "none", "rope", "rope:base=5000", "rope+alibi", "rope+fox", "alibi", "transformer_xl+rope", "rope+transformer_xl",
         "mamba", "mamba:state_size=8", "mamba+attention", "attention+mamba", "none+attention+mamba", "alibi+attention+mamba",

@@ -75,7 +75,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
             return self.positions.amax((1, 2), keepdim=True) + 1
         return self.positions[..., -1:] + 1
 
-    def said_positions(self) -> Tensor:
+    def last_positions(self) -> Tensor:
         """Position of the last cached token, [1] or [B, 1]; on several axes those of all, [B, L, axes]."""
         if isinstance(self.positions, int):
             return torch.tensor([self.positions + self.held - 1])
@@ -213,7 +213,7 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
     """Give an empty cache, such as generate() makes, our layers, in place; a filled one must have them already.
 
     make: for each layer of the model, what builds an empty one."""
-    if len(cache.layers) == len(make) and all(hasattr(layer, "said_positions") for layer in cache.layers):
+    if len(cache.layers) == len(make) and all(hasattr(layer, "last_positions") for layer in cache.layers):
         together(cache.layers)
         return cache
     if cache.layers and cache.get_seq_length():

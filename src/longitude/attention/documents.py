@@ -51,7 +51,7 @@ def _found(documents: Tensor) -> tuple[Tensor, Tensor]:
 def last_position(
     positions: Positions, count: int, documents: Int[Tensor, "B Lk"] | None, before: int | Tensor
 ) -> int | Tensor:
-    """Position of each row's last token that is no padding; on several axes the largest of its document, which text goes on
+    """Position of each row's last token that is no padding; on several axes the largest of its document, which text continues
     after. An int, or [1] or [B, 1].
 
     positions: of the last `count` tokens; documents: of all so far, None: one document without padding; before: the answer for
@@ -87,7 +87,7 @@ def flattened(name: str, ends: Tensor, batch: int, length: int) -> Tensor:
         got = f"{ends.dtype} {list(ends.shape)}" if isinstance(ends, Tensor) else repr(ends)
         raise ValueError(f"{name}: expected integers [documents + 1], got {got}")
     if not torch.compiler.is_compiling():
-        said = ends.tolist()
-        if said[0] != 0 or said[-1] != length or said != sorted(said):
-            raise ValueError(f"{name}: expected numbers that rise from 0 to the {length} tokens, got {said}")
+        bounds = ends.tolist()
+        if bounds[0] != 0 or bounds[-1] != length or bounds != sorted(bounds):
+            raise ValueError(f"{name}: expected numbers that rise from 0 to the {length} tokens, got {bounds}")
     return torch.bucketize(torch.arange(length, device=ends.device), ends[1:].long(), right=True)[None]

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from longitude.attention.masks import All, Documents, Padding
 from longitude.attention.request import Request, is_band
+from longitude.attention.zeros import with_zero_gradients
 
 
 class Span(NamedTuple):
@@ -119,22 +120,14 @@ def assembled(
     """The answers to pieces of a request in their places; a query in none of them sees nothing, of several the last counts."""
     out = r.q.new_zeros(*r.q.shape[:3], r.v.shape[3])
     if not cut:
-        out = _of_nothing(out, r)
+        columns = [x for term in r.terms for x in vars(term).values() if isinstance(x, Tensor)]
+        out = with_zero_gradients(out, (r.q, r.k, r.v, *r.learned, *columns))  # an answer like any other
     lse = out.new_full(out.shape[:3], -math.inf, dtype=torch.promote_types(out.dtype, torch.float32)) if r.lse else None
     for which, rows, piece in cut:
         out[which, :, rows], own = run(piece)
         if lse is not None and own is not None:
             lse[which, :, rows] = own
     return out, lse
-
-
-def _of_nothing(out: Tensor, r: Request) -> Tensor:
-    """The zeros of queries that see no key, as an answer like any other: everything it is made of gets a gradient of zero."""
-    if torch.is_grad_enabled():
-        columns = [x for term in r.terms for x in vars(term).values() if isinstance(x, Tensor)]
-        for x in (r.q, r.k, r.v, *r.learned, *columns):
-            out = out + x.reshape(-1)[:0].sum().to(out.dtype)
-    return out
 
 
 def steady(r: Request) -> Request | None:

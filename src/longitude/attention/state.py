@@ -59,7 +59,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         """Where tokens after these stand if nothing else is said."""
         return self.newest + 1
 
-    def said_positions(self) -> Tensor:
+    def last_positions(self) -> Tensor:
         """Position of the last token: [1] or [B, 1]."""
         return self.newest if isinstance(self.newest, Tensor) else torch.tensor([self.newest])
 

@@ -91,7 +91,7 @@ class Block(GradientCheckpointingLayer):
 
         source [B, S, dim]: what cross-attention looks at, its padding 0 or False in source_valid [B, S]."""
         weigh = return_weights and self.mixer.has_weights
-        heard = self.mixer(
+        mixed = self.mixer(
             self.mixer_norm(x) if self.before else x,
             mask=mask,
             positions=positions,
@@ -102,13 +102,13 @@ class Block(GradientCheckpointingLayer):
             tables=tables,
             return_weights=weigh,
         )
-        heard, weights = heard if weigh else (heard, None)
-        x, cross_weights = self.added(x, heard, self.mixer_norm), None
+        mixed, weights = mixed if weigh else (mixed, None)
+        x, cross_weights = self.added(x, mixed, self.mixer_norm), None
         if self.cross is not None and self.cross_norm is not None:
             y = self.cross_norm(x) if self.before else x
-            heard = self.cross(y, source, valid=source_valid, cache=cross_cache, return_weights=return_weights)
-            heard, cross_weights = heard if return_weights else (heard, None)
-            x = self.added(x, heard, self.cross_norm)
+            attended = self.cross(y, source, valid=source_valid, cache=cross_cache, return_weights=return_weights)
+            attended, cross_weights = attended if return_weights else (attended, None)
+            x = self.added(x, attended, self.cross_norm)
         return self.added(x, self.mlp(self.mlp_norm(x) if self.before else x), self.mlp_norm), weights, cross_weights
 
     def added(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:

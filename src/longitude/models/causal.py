@@ -140,7 +140,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
 
     def _prepare_static_cache(self, cache_implementation: str, *arguments: Any, **named: Any) -> Cache:
         """Where the state of every layer has a fixed size, our own cache is a static one; ValueError elsewhere."""
-        growing = sorted({type(block.mixer).__name__ for block in self.model.layers if block.mixer.growth != "O(1)"})  # type: ignore[union-attr]
+        growing = sorted({type(mixer).__name__ for mixer in self.model.mixers if mixer.growth != "O(1)"})
         if growing or cache_implementation != "static":
             why = (
                 f"what {', '.join(growing)} keeps grows with the text"

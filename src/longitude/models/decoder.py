@@ -55,7 +55,7 @@ class LongitudePreTrainedModel(PreTrainedModel):
     def also_returned(
         self, output_hidden_states: bool | int | Sequence[int] | None, output_attentions: bool | None
     ) -> tuple[bool | int | Sequence[int], bool]:
-        """What the call asks for beside the result; where it says nothing, what the config asks for."""
+        """Which hidden states and attentions to return: as the call asks, else as the config does."""
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if output_attentions is None:
@@ -166,7 +166,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         masks and documents then cover both segments.
         output_hidden_states: the input of the first layer and the output of each, the last one normalised: of all, or of the
         layers with these indices (None for the others). output_attentions: for each layer its weights [B, H, L, Lk], None
-        where its mixer has no weights over keys. What is not said here is as the config says.
+        where its mixer has no weights over keys. None: as the config has it.
         source [B, S, hidden_size], source_valid [B, S], cross_cache: what blocks with cross-attention look at."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
@@ -218,7 +218,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         attentions, cross_attentions = [], []
         filled = [layer for each in (cache, cross_cache) if each is not None for layer in each.layers]
         # What a first layer lets pass, one of another kind may refuse.
-        mixed = self.config.encodings is not None or len({getattr(each, "owner", None) for each in filled}) > 1
+        mixed = self.cross or self.config.encodings is not None or len({type(mixer) for mixer in self.mixers}) > 1
         offloaded = [each for each in (cache, cross_cache) if each is not None and each.offloading]
         with unchanged_if_refused(*filled, copied=mixed):
             for i, layer in enumerate(self.layers):
@@ -308,7 +308,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         first: Any = None if cache is None else cache.layers[0]
         if streams is not None:
             past = streams.shape[1] - length
-            places = places_after(streams, past, None if first is None else first.said_positions())[:, -length:]
+            places = places_after(streams, past, None if first is None else first.last_positions())[:, -length:]
             return places[..., None] if self.axes > 1 else places
         onward = 0 if first is None else first.next_positions()
         if isinstance(onward, int):

@@ -23,7 +23,7 @@ def predicted(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The loss (None without targets) and the logits (None where they are skipped) of hidden [B, L, dim].
 
-    logits_to_keep: of the last so many tokens (0: all), or the indices of the wanted ones. The loss is a function of the logits
+    logits_to_keep: of this many last tokens (0: all), or the indices of the wanted ones. The loss is a function of the logits
     that are returned, where they are those of all tokens; else it makes its own."""
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
     logits = None if skip_logits else head(hidden[:, kept])

@@ -99,7 +99,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
     ) -> Seq2SeqModelOutput:
-        """Arguments as in LongitudeForSeq2SeqLM, without labels: decoder_input_ids or decoder_inputs_embeds must be said."""
+        """Arguments as in LongitudeForSeq2SeqLM, without labels: decoder_input_ids or decoder_inputs_embeds must be given."""
         output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(

@@ -13,7 +13,7 @@ from longitude.errors import unknown
 
 
 class Packed(TypedDict, total=False):
-    """The arguments with which transformers and its collators mark packed text, beside position_ids that start over.
+    """The arguments with which transformers and its collators mark packed text, besides position_ids that start over.
 
     cu_seq_lens_q, cu_seq_lens_k: of one row, the flattened batch: where documents begin, and its length at the end.
     max_length_q, max_length_k: of the longest document, or more. seq_idx [B, L]: a number per token.
@@ -181,4 +181,4 @@ def places_after(streams: Tensor, past: int, cached: Tensor | None) -> Tensor:
     last, held = starts[:, past - 1, None], starts[:, past - cached.shape[1] : past]
     largest = cached.amax(-1).expand(len(streams), -1).masked_fill(held != last, -1).amax(1, keepdim=True)
     after = places + (largest - places[:, past - 1, None]).where(starts == last, 0)
-    return after.clamp(min=0)  # a run of padding goes on from nothing, and its positions mean nothing
+    return after.clamp(min=0)  # a run of padding continues nothing, and its positions mean nothing

@@ -127,6 +127,6 @@ class RWKV6(RecurrentMixer):
             valid=valid,
         )
         # One token has nothing behind it to decay.
-        out = with_zero_gradients(out, self.decay, self.decay_down, self.decay_up)
+        out = with_zero_gradients(out, (self.decay, self.decay_down, self.decay_up))
         out = self.norm(out.transpose(1, 2).flatten(2).flatten(0, 1)).view(*x.shape[:2], -1)
         return self.o_proj(F.silu(self.g_proj(to_g)) * out), (tail, matrix)

@@ -86,7 +86,7 @@ class RWKV4(RecurrentMixer):
             reset=reset,
             valid=valid,
         )
-        wkv = with_zero_gradients(wkv, self.time_decay)  # one token has nothing behind it to decay
+        wkv = with_zero_gradients(wkv, [self.time_decay])  # one token has nothing behind it to decay
         return self.output(receptance * wkv), (tail, *sums)
 
 

@@ -211,18 +211,20 @@ def train(model: Any, config: StudyConfig, cell: Cell, data: StudyData, watcher:
 def untrained(model: Any, optimizer: Any, config: StudyConfig) -> str | None:
     """What training never used, in words that follow a label; None where there is nothing: far parts of mixers, and parameters
     whose gradient was zero at every step, for which Adam's second moment is still zero."""
-    said = []
+    reasons = []
     longest = work_of(config).task.positions(config.train_length)
     windows = [m.far_from for m in model.modules() if isinstance(m, Mixer) and m.far_from is not None]
     if windows and longest <= max(windows):
-        said.append(f"never used its far part in training, whose {longest} positions fit its window of {max(windows)}")
+        reasons.append(
+            f"never used its far part in training, whose {longest} positions fit its window of {max(windows)}"
+        )
     moments = {name: optimizer.state.get(p, {}).get("exp_avg_sq") for name, p in model.named_parameters()}
     never = [name for name, moment in moments.items() if moment is None or not bool(moment.any())]
     if never:
         others = len(never) - 1
         more = f" and {others} other{'s' * (others > 1)}" if others else ""
-        said.append(f"had no gradient in training for {never[0]}{more}")
-    return " and ".join(said) or None
+        reasons.append(f"had no gradient in training for {never[0]}{more}")
+    return " and ".join(reasons) or None
 
 
 class Steps(TrainerCallback):

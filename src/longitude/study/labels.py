@@ -62,7 +62,9 @@ def parse_label(label: str) -> Label:
             raise _nobody_knows(name, encodings, mixers)
         (found.encodings if name in encodings else found.mixers).append(_spec(part, encodings | mixers))
     if len(found.encodings) > 1 and any(each["name"] == "none" for each in found.encodings):
-        raise ValueError(f"expected none, or encodings, got {label!r}: beside another encoding 'none' says nothing")
+        raise ValueError(
+            f"expected none, or encodings, got {label!r}: together with another encoding 'none' means nothing"
+        )
     return found
 
 

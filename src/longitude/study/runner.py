@@ -99,7 +99,7 @@ def same_model(model: Any) -> list[Any]:
     every option, and those encodings that the mixer takes.
 
     The order of encodings says nothing where they add to scores or columns. It is kept among those that change queries or keys,
-    and among those that change the input: (q + u) turned is not q turned + u.
+    and among those that change the input: (q + u) rotated is not q rotated + u.
     """
     stacks = [stack for stack in model.modules() if isinstance(stack, LongitudeModel)]
     return [layer for stack in stacks for layer in _layers(stack)]
@@ -107,7 +107,7 @@ def same_model(model: Any) -> list[Any]:
 
 def _layers(stack: LongitudeModel) -> list[Any]:
     config, layers = stack.config, []
-    for mixer, said, specs in zip(stack.mixers, config.layer_mixers(), config.layer_specs(), strict=True):
+    for mixer, spec_of_mixer, specs in zip(stack.mixers, config.layer_mixers(), config.layer_specs(), strict=True):
         taken, of_heads, of_input = [], [], []
         for spec in specs:
             with torch.random.fork_rng():
@@ -120,7 +120,7 @@ def _layers(stack: LongitudeModel) -> list[Any]:
             of_heads += [spec] if kept.transforms else []
             of_input += [spec] if kept.at_input else []
         taken.sort(key=lambda one: json.dumps(one, sort_keys=True, default=str))
-        layers.append((said["name"], config.built_with(said), taken, of_heads, of_input))
+        layers.append((spec_of_mixer["name"], config.built_with(spec_of_mixer), taken, of_heads, of_input))
     return layers
 
 

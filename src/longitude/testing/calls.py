@@ -23,7 +23,7 @@ MODES_OF_TORCH: dict[str, Any] = {
 
 def law_modes_of_torch(build: Example) -> str | None:
     """A cache filled with gradients, under no_grad or in inference_mode is read in every other mode, by one token and by several,
-    with a backward where there are gradients, and goes on in the first."""
+    with a backward where there are gradients, and continues in the first."""
     stack, x = Stack(build()), numbers(2, 11, SHAPES["dim"])
     want = stack(x).detach()
     for before, one in MODES_OF_TORCH.items():
@@ -60,7 +60,7 @@ def law_takes_part(build: Example) -> str | None:
 
 def law_refused_calls(build: Example) -> str | None:
     """In a model of two layers, a refused call leaves a filled cache as it was: wrong documents, positions, masks and batches,
-    and a crop that cannot be. One that is not refused is a crop or weights, and a cropped cache goes on, too."""
+    and a crop that cannot be. One that is not refused is a crop or weights, and a cropped cache continues, too."""
     with torch.no_grad():
         in_model("two layers", language_model(*_attention(), encoding=compose(build())))
     return None

@@ -47,8 +47,8 @@ class Draw:
 
     def __str__(self) -> str:
         shapes = {name: list(x.shape) for name, x in self.tensors.items()}
-        said = {name: x.tolist() if isinstance(x, Tensor) else x for name, x in self.options.items()}
-        return f"{shapes}, {said}, mask {self.mask}"
+        options = {name: x.tolist() if isinstance(x, Tensor) else x for name, x in self.options.items()}
+        return f"{shapes}, {options}, mask {self.mask}"
 
     def context(self, x: Tensor) -> dict[str, Tensor]:
         return compose(self.encoding).context(x, None, self.documents)[0]
@@ -65,8 +65,8 @@ class Draw:
     def forward(self, tensors: Named, backend: str, **more: Any) -> Any:
         """attend with these tensors instead."""
         q, k, v, x = (tensors[name] for name in "qkvx")
-        said = {**self.options, "mask": self.mask, **more}
-        return attend(q, k, v, encoding=self.encoding, context=self.context(x), backend=backend, **said)
+        options = {**self.options, "mask": self.mask, **more}
+        return attend(q, k, v, encoding=self.encoding, context=self.context(x), backend=backend, **options)
 
     def answer(self, backend: str) -> Named:
         """The output, with the logsumexp behind it where that is asked for, and every gradient."""
@@ -135,7 +135,7 @@ def draw(build: Example, seed: int, longest: int = 24) -> Draw:
 
 
 def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> tuple[Mask, Tensor | None]:
-    """A tree of masks, and the documents [B, Lk] in which a stream begins anew, where the mask says any."""
+    """A tree of masks, and the documents [B, Lk] in which a stream starts again, where the mask has any."""
     token = torch.arange(keys)
     bits = torch.Generator().manual_seed(r.randrange(2**31))
 
@@ -199,7 +199,7 @@ def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> t
 
 
 def positions(r: random.Random, batch: int, rows: int, keys: int, encoding: Any) -> dict[str, Any]:
-    """Nothing said, ints, or tensors [L] and [B, L] (with axes too) that jump, repeat, restart, or are out of order."""
+    """None given, ints, or tensors [L] and [B, L] (with axes too) that jump, repeat, restart, or are out of order."""
     far = (encoding.max_length or 200) - 1
     bits = torch.Generator().manual_seed(r.randrange(2**31))
 

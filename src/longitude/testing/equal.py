@@ -108,7 +108,7 @@ def _context(encoding: torch.nn.Module, inputs: Named, mask: Mask) -> dict[str, 
 
 
 def documents_of(mask: Mask, x: Tensor) -> Tensor | None:
-    """The documents [B, Lk] of a mask that joins any by &: a stream begins anew at each."""
+    """The documents [B, Lk] of a mask that joins any by &: a stream starts again at each."""
     for part in mask.parts():
         if isinstance(part, Documents):
             return part.ids.expand(x.shape[:2])

@@ -1,4 +1,4 @@
-"""Laws of what a call leaves behind: a graph for whoever wants a gradient, and nothing else changed."""
+"""Laws of what a call leaves behind: a graph for anything that needs a gradient, and nothing else changed."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ def law_graph(build: Example, kinds: tuple[str, ...] | None = QUICK) -> str | No
         if kinds is not None and kind not in kinds:
             continue
         case = Draw(encoding, {"q": q, "k": k, "v": v, "x": x}, mask, documents_of(mask, x))
-        truth = _reached(case, "reference")
+        truth = _graphs(case, "reference")
         for name in ("auto", *BACKENDS):
             if name in ("reference", *SLOW) or (name != "auto" and case.refusal(name) is not None):
                 continue
-            for wanted, reached in _reached(case, name).items():
-                if reached != truth[wanted]:
+            for wanted, found in _graphs(case, name).items():
+                if found != truth[wanted]:
                     raise LawBroken(
                         f"backend {name}, mask {kind}: wanting a gradient for {wanted}, expected {truth[wanted]}, as `reference` "
-                        f"has, got {reached}"
+                        f"has, got {found}"
                     )
     return None
 
 
-def _reached(case: Draw, backend: str) -> dict[str, str]:
+def _graphs(case: Draw, backend: str) -> dict[str, str]:
     """For each tensor that alone wants a gradient: whether the output has a graph. And where all do: whether it reaches it."""
     learned = parameters_of(case.encoding)
     before = {name: p.requires_grad for name, p in learned.items()}

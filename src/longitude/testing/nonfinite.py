@@ -37,13 +37,13 @@ def law_nonfinite(build: Example, kinds: tuple[str, ...] | None = QUICK) -> str 
         backends = [name for name in BACKENDS if name not in SLOW and case.refusal(name) is None]
         allowed = mask.allowed(token, token).expand(2, 1, LENGTH, LENGTH)
         for name in "qkv":
-            reached = (allowed[:, 0].any(-1) & (token == AT)) if name == "q" else allowed[:, 0, :, AT].clone()
-            reached[1] = False  # the other sequence
+            dependent = (allowed[:, 0].any(-1) & (token == AT)) if name == "q" else allowed[:, 0, :, AT].clone()
+            dependent[1] = False  # the other sequence
             for value in (math.nan, math.inf):
                 for backend in backends:
                     lost = _lost(case, name, value, backend)
                     here = f"backend {backend}, mask {kind}, {value} in {name} of token {AT}"
-                    _require(here, lost, reached, exactly=value != value)
+                    _require(here, lost, dependent, exactly=value != value)
         if encoding.reads_tokens:
             _as_in_reference(case, backends, f"mask {kind}, NaN in x", "x")
     _learned(build, {"q": q, "k": k, "v": v, "x": x})
@@ -59,11 +59,11 @@ def _lost(case: Draw, name: str, value: float, backend: str) -> Tensor:
     return ~case.forward({**case.tensors, name: x}, backend).isfinite().all(-1).all(1)
 
 
-def _require(here: str, lost: Tensor, reached: Tensor, exactly: bool) -> None:
+def _require(here: str, lost: Tensor, dependent: Tensor, exactly: bool) -> None:
     if bool(lost[1].any()):
         raise LawBroken(f"{here}: reached the other sequence of the batch, {lost.nonzero().tolist()}")
-    if exactly and bool((reached & ~lost).any()):
-        raise LawBroken(f"{here}: did not reach {(reached & ~lost).nonzero().tolist()}, which see it")
+    if exactly and bool((dependent & ~lost).any()):
+        raise LawBroken(f"{here}: did not reach {(dependent & ~lost).nonzero().tolist()}, which see it")
 
 
 def _as_in_reference(case: Draw, backends: list[str], here: str, name: str) -> None:
@@ -89,8 +89,8 @@ def _learned(build: Example, tensors: Named) -> None:
             alone = []
             for i in range(LENGTH):
                 seen = {column: y[:, :, : i + 1] for column, y in context.items()}
-                said: dict = {"encoding": spoiled, "context": seen, "backend": "reference"}
-                alone.append(attend(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1], **said))
+                options: dict = {"encoding": spoiled, "context": seen, "backend": "reference"}
+                alone.append(attend(q[:, :, i : i + 1], k[:, :, : i + 1], v[:, :, : i + 1], **options))
             want = ~torch.cat(alone, 2).isfinite().all(-1)
             for backend in BACKENDS:
                 if backend in SLOW or case.refusal(backend) is not None:

@@ -48,9 +48,6 @@ def sdpa(r: Request) -> Tensor:
         out = not_zeros(out.flatten(1, 2)[:, :, None] if folded else out, r, causal, some)
         return out if some is None else out.masked_fill(~some, 0.0)
 
-    if torch.is_autocast_enabled(r.q.device.type):  # the dtype of q is the dtype of the answer, as everywhere
-        with torch.autocast(r.q.device.type, enabled=False):
-            return sdpa(r)
     return by_spans(r, run) if sdpa_by_spans(r) else run(r)
 
 

@@ -190,7 +190,7 @@ class HierarchicalAttention(Mixer):
         if cache is not None:
             # Positions that are not given count padding, too.
             cache.write(type(self).__name__, state, length, places, None if positions is None else documents)
-        out = with_zero_gradients(out, *self.far_parameters())  # sequences inside the window see no block
+        out = with_zero_gradients(out, self.far_parameters())  # sequences inside the window see no block
         return self.o_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
 
     @property

@@ -183,7 +183,7 @@ way on some processors, and a Fourier transform spreads rounding over all places
 
 def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) -> str | None:
     """Another token at place s leaves outputs before s the same, up to the rounding of float64 (1e-12), in every form; and moves
-    the one at s. One that declares `both_sides` hears the next token under lg.NoMask()."""
+    the one at s. One that declares `both_sides` attends to the next token under lg.NoMask()."""
     for name, options in build.forms((5, 16)).items():
         net = Network(build, **options)
         with torch.no_grad():
@@ -208,7 +208,7 @@ def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) 
 
 def law_modes_of_torch(build: MixerExample) -> str | None:
     """The same under no_grad, inference_mode and train(), where dropout is 0; and a cache filled in one is read in another, by
-    one token and by several, with a backward where there are gradients, and goes on in the first."""
+    one token and by several, with a backward where there are gradients, and continues in the first."""
     net = Network(build)
     x = numbers(2, 21, DIM)
     want = net(x, 0).detach()

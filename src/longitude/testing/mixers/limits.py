@@ -71,7 +71,7 @@ def law_wrong_input(build: MixerExample) -> str | None:
 
 
 def law_weights(build: MixerExample) -> str | None:
-    """has_weights: return_weights gives, beside the same output, weights [B, H, L, Lk] whose rows sum to 1, with nothing on
+    """has_weights: return_weights gives, with the same output, weights [B, H, L, Lk] whose rows sum to 1, with nothing on
     later keys, whole and with a cache; elsewhere it is a ValueError that names it and the mixer."""
     mixer, x = build(), numbers(2, 9, DIM)
     call = torch.no_grad()(partial(mixer, encoding=build.encodings(mixer)))

@@ -1,4 +1,4 @@
-"""Laws of a mixer in a language model, alone and beside attention, above and below it: what only the model decides."""
+"""Laws of a mixer in a language model, alone and with attention, above and below it: what only the model decides."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def language_model(*builds: MixerExample, encoding: Composed | None = None) -> L
 
 def stacks(build: MixerExample) -> Iterator[tuple[str, LongitudeForCausalLM]]:
     """The mixer twice, and with attention above and below it."""
-    beside = mixer_example("attention")
+    attention = mixer_example("attention")
     for name, builds in {
         "two layers": (build, build),
-        "attention above": (build, beside),
-        "attention below": (beside, build),
+        "attention above": (build, attention),
+        "attention below": (attention, build),
     }.items():
         yield name, language_model(*builds)
 
@@ -63,7 +63,7 @@ def in_calls(
     positions: Callable[[int, int], Positions | None] = lambda a, b: None,
     **streams: Tensor,
 ) -> Tensor:
-    """Logits of tokens that come in pieces, with a cache between them; streams: attention_mask, document_ids, of all tokens."""
+    """Logits of tokens that come in chunks, with a cache between them; streams: attention_mask, document_ids, of all tokens."""
     cache, parts = None, []
     for a, b in pairwise(cuts):
         so_far = {name: given[:, :b] for name, given in streams.items()}
@@ -75,7 +75,7 @@ def in_calls(
 
 @torch.no_grad()
 def law_documents_go_on(build: MixerExample) -> str | None:
-    """In a model, alone and beside attention: documents packed into a row, and rows padded on the left, give the logits that
+    """In a model, alone and with attention: documents packed into a row, and rows padded on the left, give the logits that
     each gives alone, in one call and cut anywhere with a cache; positions given to the first call, or to none."""
     for stack, model in stacks(build):
         go_on(stack, model)
@@ -86,7 +86,7 @@ LENGTH = 18
 DOCUMENTS = torch.tensor([[0] * 9 + [1] * 9, [0] * 4 + [1] * 7 + [2] * 7])
 LEFT_PADDED = torch.tensor([[1] * LENGTH, [0] * 5 + [1] * (LENGTH - 5)])
 STREAMS = {
-    # what is said of the tokens, (row, start, stop) of each sequence, where a first call ends, and to which calls positions go
+    # how tokens are marked, (row, start, stop) of each sequence, where a first call ends, and to which calls positions go
     "documents": (
         {"document_ids": DOCUMENTS},
         ((0, 0, 9), (0, 9, 18), (1, 0, 4), (1, 4, 11), (1, 11, 18)),
@@ -121,7 +121,7 @@ def go_on(stack: str, model: LongitudeForCausalLM) -> None:
 
 
 def law_prompt_lookup(build: MixerExample) -> str | None:
-    """In a model, alone and beside attention: greedy generation with prompt lookup writes what it writes without, or is refused
+    """In a model, alone and with attention: greedy generation with prompt lookup writes what it writes without, or is refused
     before the first call, because what guesses left in the cache could not be taken back."""
     for stack, model in stacks(build):
         looked_up(stack, model)

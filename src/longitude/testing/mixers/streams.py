@@ -20,15 +20,15 @@ GARBAGE = 50.0
 Rows = tuple[tuple[int, ...], ...]
 
 
-def law_packing(build: MixerExample, rows: Rows = ((4, 26, 1, 19), (29, 4)), told: int = 32) -> str | None:
+def law_packing(build: MixerExample, rows: Rows = ((4, 26, 1, 19), (29, 4)), first_call: int = 32) -> str | None:
     """Documents packed into one row = documents alone, forward and gradients, also where padding follows; and with a cache,
     cut anywhere, so that a document goes on across calls, with positions given to each of them or to the first alone.
-    rows: the lengths of the documents in each; told: tokens of a first call, in the middle of a document that follows a longer
-    one in every row."""
+    rows: the lengths of the documents in each; first_call: tokens of a first call, in the middle of a document that follows a
+    longer one in every row."""
     batch = _Streams.packed(rows, max(map(sum, rows)) + 2)
     for name, options in build.forms((5,)).items():
         batch.same_as_alone(f"{name}: packed and alone".removeprefix(": "), Network(build, **options))
-    batch.same_in_pieces("packed", Network(build), told)
+    batch.same_in_pieces("packed", Network(build), first_call)
     return None
 
 
@@ -41,7 +41,7 @@ def law_runs(build: MixerExample) -> str | None:
             batch.put(row, start, length, document)
     net = Network(build)
     batch.same_as_alone("numbers that come back", net)
-    batch.same_in_pieces("numbers that come back", net, told=21)
+    batch.same_in_pieces("numbers that come back", net, first_call=21)
     return None
 
 
@@ -71,8 +71,8 @@ def law_restarts(build: MixerExample) -> str | None:
     of_all = torch.where(place < 9, place, torch.where(place < 15, place - 9, place - 12))  # 0 .. 8, 0 .. 5, 3 .. 8
     for what, positions in (("of all", of_all), ("by row", torch.stack([of_all, (place - 6) % 15]))):
         whole = net(x, positions)
-        for cuts, told in ((random_cuts(21, 3), 21), (random_cuts(21, 4), 21), ((0, 11, 17, 18, 21), 17)):
-            at = lambda a, b: positions[..., a:b] if a < told else None  # noqa: B023, E731
+        for cuts, first_call in ((random_cuts(21, 3), 21), (random_cuts(21, 4), 21), ((0, 11, 17, 18, 21), 17)):
+            at = lambda a, b: positions[..., a:b] if a < first_call else None  # noqa: B023, E731
             close(f"restarts {what}, cut at {cuts[1:-1]}", net.in_pieces(x, cuts, at), whole, NEAR)
     return None
 
@@ -179,8 +179,8 @@ class _Streams:
             close(f"{what}, gradient of {name}", found[name], total, NEAR)  # type: ignore[arg-type]
 
     @torch.no_grad()
-    def same_in_pieces(self, what: str, net: Network, told: int) -> None:
-        """told: tokens of a first call after which positions need not be given."""
+    def same_in_pieces(self, what: str, net: Network, first_call: int) -> None:
+        """first_call: tokens of a first call after which positions need not be given."""
         whole, width = net(self.x, self.positions, self.documents), self.x.shape[1]
         real = (self.documents >= 0)[..., None]
         some = {tokens.stop for _, tokens in self.places} - {width}  # exactly between two documents
@@ -189,7 +189,7 @@ class _Streams:
         for cuts in (one_by_one, random_cuts(width, 0), random_cuts(width, 1), (0, *sorted(some), width)):
             parts = net.in_pieces(self.x, cuts, lambda a, b: self.positions[:, a:b], self.documents)
             close(f"{what}, cut at {cuts[1:-1]}", parts * real, whole * real, NEAR)
-        cuts = (0, *sorted({told, min(told + 1, width), min(told + 9, width), width}))
+        cuts = (0, *sorted({first_call, min(first_call + 1, width), min(first_call + 9, width), width}))
         parts = net.in_pieces(self.x, cuts, lambda a, b: None if a else self.positions[:, :b], self.documents)
         close(f"{what}, cut at {cuts[1:-1]}, positions of the first call alone", parts * real, whole * real, NEAR)
 
