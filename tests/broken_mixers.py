@@ -4,13 +4,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from longitude.attention.layers import MultiHeadAttention
-from longitude.attention.lengths import newest
+from longitude.attention.layers.multihead import MultiHeadAttention
+from longitude.attention.length_dependent import newest
 from longitude.attention.masks import Causal, Documents, Padding
-from longitude.attention.state import StateLayer
+from longitude.attention.state_cache import StateLayer
 from longitude.positions.base import sizes
 from longitude.recurrent.base import RecurrentMixer, require_mode, require_state, state_dtype
-from longitude.recurrent.taps import previous
+from longitude.recurrent.ops.short_conv import previous
 
 
 class Decay(RecurrentMixer):

@@ -12,9 +12,9 @@ from longitude.testing.bounds import law_memory
 from longitude.testing.draws import law_draws
 from longitude.testing.dropout import law_dropout
 from longitude.testing.equal import law_backends
+from longitude.testing.fixtures import learned_of
 from longitude.testing.graph import law_graph
 from longitude.testing.nonfinite import law_nonfinite
-from longitude.testing.toys import learned_of
 from tests import broken_encodings as broken_calls
 
 

@@ -20,14 +20,16 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         testing as testing,
     )
     from longitude.attention.cache import LongitudeCache as LongitudeCache, LongitudeCacheLayer as LongitudeCacheLayer
-    from longitude.attention.cross import CrossAttention as CrossAttention
-    from longitude.attention.hierarchical import (
+    from longitude.attention.grouped_heads import pool_heads as pool_heads
+    from longitude.attention.layers.cross import CrossAttention as CrossAttention
+    from longitude.attention.layers.hierarchical import (
         HierarchicalAttention as HierarchicalAttention,
         hierarchical_attention as hierarchical_attention,
     )
-    from longitude.attention.latent import LatentAttention as LatentAttention
-    from longitude.attention.layers import MultiHeadAttention as MultiHeadAttention
-    from longitude.attention.longformer import LongformerAttention as LongformerAttention
+    from longitude.attention.layers.latent import LatentAttention as LatentAttention
+    from longitude.attention.layers.longformer import LongformerAttention as LongformerAttention
+    from longitude.attention.layers.multihead import MultiHeadAttention as MultiHeadAttention
+    from longitude.attention.layers.window import WindowAttention as WindowAttention
     from longitude.attention.masks import (
         Band as Band,
         Causal as Causal,
@@ -37,12 +39,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         Padding as Padding,
         Window as Window,
     )
+    from longitude.attention.merge import merge as merge
     from longitude.attention.mixer import Mixer as Mixer, register_mixer as register_mixer
     from longitude.attention.operation import attend as attend, explain as explain
-    from longitude.attention.partial import merge as merge
     from longitude.attention.patterns import Dilated as Dilated, Global as Global, Prefix as Prefix
-    from longitude.attention.pooling import pool_heads as pool_heads
-    from longitude.attention.window import WindowAttention as WindowAttention
     from longitude.mixing import mixer as mixer, mixers as mixers
     from longitude.models import (
         LongitudeConfig as LongitudeConfig,
@@ -103,16 +103,16 @@ _NAMES = {
     "positions.relative": "Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
     "attention.operation": "attend explain",
-    "attention.partial": "merge",
+    "attention.merge": "merge",
     "attention.masks": "Mask Causal Window Band Documents Padding NoMask",
     "attention.patterns": "Prefix Global Dilated",
-    "attention.layers": "MultiHeadAttention",
-    "attention.window": "WindowAttention",
-    "attention.latent": "LatentAttention",
-    "attention.longformer": "LongformerAttention",
-    "attention.hierarchical": "HierarchicalAttention hierarchical_attention",
-    "attention.pooling": "pool_heads",
-    "attention.cross": "CrossAttention",
+    "attention.layers.multihead": "MultiHeadAttention",
+    "attention.layers.window": "WindowAttention",
+    "attention.layers.latent": "LatentAttention",
+    "attention.layers.longformer": "LongformerAttention",
+    "attention.layers.hierarchical": "HierarchicalAttention hierarchical_attention",
+    "attention.grouped_heads": "pool_heads",
+    "attention.layers.cross": "CrossAttention",
     "attention.mixer": "Mixer register_mixer",
     "mixing": "mixer mixers",
     "training": "parameter_groups",

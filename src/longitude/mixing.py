@@ -4,14 +4,14 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any
 
+import longitude.attention.layers
 import longitude.recurrent
 from longitude.attention.mixer import Mixer, mixer_resolved, registered
 
-# Attention's own, and every module of the room of recurrences: adding one there is writing one file.
-for _name in ("layers", "latent", "window", "hierarchical.layer"):
-    import_module(f"longitude.attention.{_name}")
-for _module in iter_modules(longitude.recurrent.__path__):
-    import_module(f"longitude.recurrent.{_module.name}")
+# Every module of the two packages that hold mixers: adding one there is writing one file.
+for _package in (longitude.attention.layers, longitude.recurrent):
+    for _module in iter_modules(_package.__path__):
+        import_module(f"{_package.__name__}.{_module.name}")
 
 
 def mixers() -> list[str]:

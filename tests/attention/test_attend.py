@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS, table
+from longitude.attention.backends import BACKENDS
+from longitude.attention.backends.table import backend as table
 from longitude.positions.composed import compose
 
 GENERAL = [

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS, dense, refuses
+from longitude.attention.backends import BACKENDS, chunked, refuses
 from longitude.attention.operation import choose, requests
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
@@ -70,7 +70,7 @@ def masks(keys: int) -> dict[str, lg.Mask]:
 @pytest.mark.parametrize("case", masks(1))
 @pytest.mark.parametrize("name", NAMES)
 def test_same_answer(name, case, monkeypatch):
-    monkeypatch.setattr(dense, "BLOCK_BYTES", 2**15)  # `chunked` in blocks of a few rows at these lengths
+    monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**15)  # `chunked` in blocks of a few rows at these lengths
     taken = set()
     for rows, keys in ((1, 1), (7, 7), (33, 33), (5, 21)):
         for kv_heads in (HEADS, 2):
@@ -97,16 +97,16 @@ def test_chunked_is_cut():
     """The comparison above goes through more than one block."""
     q = torch.randn(2, HEADS, 33, DIM, dtype=torch.float64)
     r = request(q, q, q, compose(lg.ALiBi(HEADS)), None, lg.Causal(), None, None, None, 0.0, False)
-    assert dense.block_rows(r) == 33
-    rows = 2**15 * 33 // dense.dense_bytes(r)
+    assert chunked.block_rows(r) == 33
+    rows = 2**15 * 33 // chunked.dense_bytes(r)
     assert 0 < rows < 5
 
 
 def test_chunked_skips_what_a_window_cannot_reach(monkeypatch):
     seen = []
-    reference = dense.reference
-    monkeypatch.setattr(dense, "BLOCK_BYTES", 2**16)
-    monkeypatch.setattr(dense, "reference", lambda r, *how: seen.append((r.rows, r.length)) or reference(r, *how))
+    reference = chunked.reference
+    monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**16)
+    monkeypatch.setattr(chunked, "reference", lambda r, *how: seen.append((r.rows, r.length)) or reference(r, *how))
     q = torch.randn(1, HEADS, 200, DIM, dtype=torch.float64)
     out = lg.attend(q, q, q, mask=lg.Window(8), backend="chunked")
     torch.testing.assert_close(out, reference(_request(q, lg.Window(8)))[0])

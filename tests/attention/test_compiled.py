@@ -9,7 +9,8 @@ import torch.autograd.forward_ad as forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 
 import longitude as lg
-from longitude.attention.toeplitz import compiled, toeplitz_attention
+from longitude.attention.backends.table import compiled
+from longitude.attention.backends.table.function import toeplitz_attention
 
 pytestmark = pytest.mark.skipif(compiled.functions(torch.float64) is None, reason="no C compiler here")
 WIDTHS = [(), *([("-mno-avx512f",), ("-mno-avx",)] if platform.machine() == "x86_64" else [])]

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
-from longitude.attention.cross import CrossAttention
+from longitude.attention.layers.cross import CrossAttention
 
 DIM, HEADS, SOURCE = 24, 4, 20
 LENGTHS = [(1, 1), (7, 3), (3, 7), (63, 130), (1, 130)]

@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 import longitude as lg
-from longitude.attention.hierarchical import HierarchicalAttention, blocks, function, hierarchical_attention, summaries
+from longitude.attention.layers.hierarchical import (
+    HierarchicalAttention,
+    blocks,
+    function,
+    hierarchical_attention,
+    summaries,
+)
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 ENCODINGS = {

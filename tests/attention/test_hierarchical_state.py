@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 import longitude as lg
-from longitude.attention.hierarchical import HierarchicalAttention
-from longitude.attention.hierarchical.state import State
+from longitude.attention.layers.hierarchical import HierarchicalAttention
+from longitude.attention.layers.hierarchical.state import State
 
 WIDTH, HEADS, KV_HEADS = 16, 4, 2
 CUTS = ([1] * 45, [13, 1, 1, 20, 1, 9], [40, 5], [44, 1])

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 import longitude as lg
-from longitude.attention.latent import LatentAttention
-from longitude.attention.latent_cache import LatentCacheLayer
+from longitude.attention.layers.latent import LatentAttention
+from longitude.attention.layers.latent_cache import LatentCacheLayer
 from longitude.attention.masks import Band
 from longitude.positions.base import Encoding
 

@@ -8,7 +8,7 @@ from transformers import LongformerConfig
 from transformers.models.longformer import modeling_longformer
 
 import longitude as lg
-from longitude.attention.longformer import LongformerAttention
+from longitude.attention.layers.longformer import LongformerAttention
 
 DIM, HEADS, WINDOW = 16, 4, 4
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS, dense
+from longitude.attention.backends import BACKENDS, chunked
 from longitude.attention.operation import refusal, requests
 from longitude.positions.composed import compose
 
@@ -38,7 +38,7 @@ SIZES = [(11, torch.float64, 1e-9), (3, torch.float32, 1e-3)]
 
 @pytest.fixture(autouse=True)
 def _blocks_of_a_few_queries(monkeypatch):
-    monkeypatch.setattr(dense, "BLOCK_BYTES", 2**13)
+    monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**13)
 
 
 def built(name: str, dtype: torch.dtype) -> lg.Composed:
@@ -227,7 +227,7 @@ def test_scores_of_any_size_are_scores(dtype, huge):
 def test_keys_of_weight_zero_weigh_nothing_at_lengths_of_many_blocks(name, monkeypatch):
     """Where a query's keys take several calls, in some of them no key may count for it: its scores there are -inf, or its bias
     has fallen below what changes a digit. (torch's kernel says of both that their logsumexp is 0.)"""
-    monkeypatch.setattr(dense, "BLOCK_BYTES", 2**24)
+    monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**24)
     length = 2100
     encoding, n = built(name, torch.float32), numbers(length, torch.float32)
     n["q"].abs_()

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention import offsets
-from longitude.attention.offsets import bias_of
+from longitude.attention import bias_tables as offsets
+from longitude.attention.bias_tables import bias_of
 from longitude.positions.base import OffsetBias
 
 FIXED = {

@@ -7,8 +7,8 @@ from torch.testing import assert_close
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 import longitude as lg
-from longitude.attention.cross import CrossAttention
-from longitude.attention.pooling import pool_heads
+from longitude.attention.grouped_heads import pool_heads
+from longitude.attention.layers.cross import CrossAttention
 
 DIM, HEADS, SIZE = 32, 8, 4
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS, dense
+from longitude.attention.backends import BACKENDS, chunked
 from longitude.attention.operation import refusal, requests
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
@@ -41,7 +41,7 @@ CUTS = {"even": (0, 16, 31, 46, LENGTH), "uneven": (0, 1, 30, 37, LENGTH)}
 
 @pytest.fixture(autouse=True)
 def _blocks_of_a_few_queries(monkeypatch):
-    monkeypatch.setattr(dense, "BLOCK_BYTES", 2**18)
+    monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**18)
 
 
 def built(name: str) -> lg.Composed:

@@ -8,8 +8,7 @@ import torch
 
 import longitude as lg
 from longitude import testing
-from longitude.attention.backends import table
-from longitude.attention.toeplitz import compiled
+from longitude.attention.backends.table import backend as table, compiled
 from longitude.positions.base import OffsetBias, OffsetVectors
 from longitude.positions.composed import compose
 from longitude.testing.bounds import memory_of

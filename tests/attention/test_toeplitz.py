@@ -7,11 +7,13 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from longitude.attention import toeplitz
-from longitude.attention.toeplitz import compiled, tiles, toeplitz_attention
-from longitude.attention.toeplitz.band import Band
+from longitude.attention.backends.table import compiled, function as toeplitz, tiles
+from longitude.attention.backends.table.band import Band
+from longitude.attention.backends.table.function import toeplitz_attention
 
-forward, backward = (import_module(f"longitude.attention.toeplitz.{name}") for name in ("forward", "backward"))
+forward, backward = (
+    import_module(f"longitude.attention.backends.table.{name}") for name in ("forward", "backward")
+)
 ROUTES = ["tiles", *(["compiled"] if compiled.functions(torch.float64) else [])]
 TILES = pytest.mark.parametrize("route", ["tiles"], indirect=True)
 CAUSAL = {"low": 0, "high": None}

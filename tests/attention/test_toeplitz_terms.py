@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longitude.attention.toeplitz import toeplitz_attention
+from longitude.attention.backends.table.function import toeplitz_attention
 
-tiles = import_module("longitude.attention.toeplitz.tiles")
+tiles = import_module("longitude.attention.backends.table.tiles")
 ROOM = {"causal": (0, None), "all": (None, None), "window": (0, 39), "own": (0, 0), "sides": (-3, 70), "past": (5, 90)}
 KINDS = ["table", "levels", "key_vectors", "value_vectors"]
 SETS = [kinds for count in range(5) for kinds in combinations(KINDS, count)]

@@ -5,7 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.transport import carried, chunk_product, transport_attention, transported_scores
+from longitude.attention.backends.transport_product import (
+    carried,
+    chunk_product,
+    transport_attention,
+    transported_scores,
+)
 
 CLOSE = {"atol": 1e-12, "rtol": 1e-12}
 SHAPES = [

@@ -5,10 +5,10 @@ import torch
 
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
+from longitude.attention.layers.window import WindowAttention
 from longitude.attention.mixer import registered
 from longitude.attention.patterns import Dilated
-from longitude.attention.rolling import RollingCacheLayer
-from longitude.attention.window import WindowAttention
+from longitude.attention.rolling_cache import RollingCacheLayer
 from longitude.positions.base import resolved
 
 NAMES = [*(name for name in lg.encodings() if name not in ("sinusoidal", "learned")), "rope+fox"]

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import longitude as lg
+from longitude.checkpoints.source import rotary_of
 from longitude.extend.config import METHODS
-from longitude.extend.source import rotary_of
 from longitude.positions.hugging_face import Rope, from_hugging_face
 
 LENGTH = 64

@@ -229,7 +229,7 @@ TUNING = """
     import json, sys
     from pathlib import Path
     from longitude.extend.fine_tune import fine_tune
-    from longitude.extend.write import first_process
+    from longitude.runs.folders import first_process
 
     source, text, out, batch = sys.argv[1:]
     options = {"steps": 3, "length": 64, "learning_rate": 1e-3, "positions": "skipped"}

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from longitude.checkpoints.source import open_source
 from longitude.extend import layout
-from longitude.extend.source import open_source
 
 KINDS = ["llama", "qwen2", "qwen3", "neox", "phi3", "gemma3", "cohere", "mistral"]
 

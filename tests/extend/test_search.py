@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import longitude as lg
+from longitude.checkpoints.source import open_source, rotary_of
 from longitude.extend import search as room
 from longitude.extend.candidates import Candidate, Task, task_of, turned
 from longitude.extend.config import ExtendConfig
 from longitude.extend.plan import plan
 from longitude.extend.run import write
 from longitude.extend.search import search
-from longitude.extend.source import open_source, rotary_of
 from longitude.measure.text import document_losses
 
 LENGTH = 64

@@ -87,8 +87,8 @@ def test_longrope_at_factor_one(checkpoint, command, tmp_path) -> None:
 @pytest.mark.parametrize("nested", [False, True])
 def test_longrope_is_written_as_found(nested, checkpoint, tmp_path) -> None:
     """Through a plan alone, for layer types too: transformers computes both lists."""
+    from longitude.checkpoints.source import open_source, rotary_of
     from longitude.extend.plan import plan
-    from longitude.extend.source import open_source, rotary_of
 
     kind = "gemma3" if nested else "llama"
     scheme = LongRoPE([1.0] * 8, [1.0 + k / 4 for k in range(8)], LENGTH, 4.0, 4 * LENGTH, 1.1, follow="sequence")

@@ -13,7 +13,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from longitude.measure.checkpoint import byte_tokenizer
+from longitude.checkpoints.load import byte_tokenizer
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 
 WIDE = {

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import T5Config
 
+from longitude.check import check
+from longitude.checkpoints.load import byte_tokenizer, load, require
 from longitude.hf import set_positions
-from longitude.measure.checkpoint import byte_tokenizer, load, require
-from longitude.measure.laws import check
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from longitude.measure.checkpoint import byte_tokenizer
+from longitude.checkpoints.load import byte_tokenizer
 from longitude.measure.documents import documents_of, tokens_of
 from longitude.measure.sources import Text
 

@@ -18,11 +18,11 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from longitude.measure.checkpoint import load
-from longitude.measure.laws import LAWS, check, subject_of
-from longitude.measure.laws.base import Finding, Law, try_all
-from longitude.measure.laws.config import contradictions
-from longitude.measure.laws.subject import computing_in
+from longitude.check import LAWS, check, subject_of
+from longitude.check.base import Finding, Law, try_all
+from longitude.check.config import contradictions
+from longitude.check.subject import computing_in
+from longitude.checkpoints.load import load
 from longitude.positions.layouts import convert_layout
 
 LENGTH = 32

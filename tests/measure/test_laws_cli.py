@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from longitude.check.encodings import check_part
 from longitude.cli.check import check, part_of
-from longitude.measure.laws.encodings import check_part
 
 OWN = '''
 import torch
@@ -142,7 +142,7 @@ def test_an_encoding_misspelt(monkeypatch):
     def none(name, **said):
         raise ValueError(f"{name}: no such name on the hub")
 
-    monkeypatch.setattr("longitude.measure.checkpoint.load", none)  # the hub is not asked
+    monkeypatch.setattr("longitude.checkpoints.load.load", none)  # the hub is not asked
     with pytest.raises(ValueError, match="alibbi: no such name on the hub; did you mean the encoding 'alibi'"):
         check("alibbi")
     with pytest.raises(ValueError, match="mambo: no such name on the hub; did you mean the mixer 'mamba'"):

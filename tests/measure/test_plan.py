@@ -8,9 +8,9 @@ import pytest
 from huggingface_hub import logging as hub
 from transformers import T5Config, T5ForConditionalGeneration
 
+from longitude.checkpoints.load import byte_tokenizer, config_of
 from longitude.hf import set_positions
 from longitude.measure import memory, plan as plans
-from longitude.measure.checkpoint import byte_tokenizer, config_of
 from longitude.measure.config import MeasureConfig, with_trained
 from longitude.measure.plan import plan
 

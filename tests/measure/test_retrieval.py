@@ -8,7 +8,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from longitude.measure.checkpoint import byte_tokenizer
+from longitude.checkpoints.load import byte_tokenizer
 from longitude.measure.retrieval import TASKS, haystack, scoring
 from longitude.measure.retrieval.plan import plan
 from longitude.measure.retrieval.prompts import DoesNotFit, Question, check, encode, fit

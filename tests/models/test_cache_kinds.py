@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longitude.attention.cache import LongitudeCacheLayer
-from longitude.attention.state import StateLayer
+from longitude.attention.state_cache import StateLayer
 
 RECURRENT = [["mamba2", "rwkv6"], ["retention", {"name": "window", "size": 5}]]
 GROWING = [["attention"] * 2, ["mamba2", "attention"], ["latent"] * 2, ["hierarchical"] * 2]

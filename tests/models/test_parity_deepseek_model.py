@@ -15,7 +15,7 @@ from transformers import (
     LlamaForCausalLM,
 )
 
-from longitude.models.deepseek import from_deepseek, from_deepseek_attention
+from longitude.checkpoints.families.deepseek import from_deepseek, from_deepseek_attention
 
 YARN = {
     "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 16, "mscale": 1.0,

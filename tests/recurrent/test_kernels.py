@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from longitude.recurrent import decayed, kernels, retention, rwkv6, ssd
+from longitude.recurrent import retention, rwkv6, ssd
+from longitude.recurrent.ops import decayed, fla_kernels as kernels
 
 
 def chunk_simple_gla(

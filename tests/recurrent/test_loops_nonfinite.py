@@ -11,7 +11,8 @@ import random
 import pytest
 import torch
 
-from longitude.recurrent import loops, rwkv4, s4d, selective_scan
+from longitude.recurrent import rwkv4, s4d, selective_scan
+from longitude.recurrent.ops import c_loops as loops
 
 pytestmark = pytest.mark.skipif(loops.loops("wkv.c", torch.float32) is None, reason="no C compiler here")
 BATCH, LENGTH, CHANNELS, SIZE = 2, 7, 18, 3  # channels: a whole vector of lanes, and a part of one

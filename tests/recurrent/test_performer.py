@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import longitude as lg
 from longitude.recurrent import Performer, orthogonal_features, performer
-from longitude.recurrent.favor import exponents, running_max
+from longitude.recurrent.performer import exponents, running_max
 
 EXACT = torch.float64
 

@@ -15,7 +15,7 @@ MODES = ["recurrent", "parallel", "chunked"]
 def form(request, monkeypatch):
     """The loop in C where it can be compiled, and torch's operators."""
     if request.param == "torch":
-        monkeypatch.setattr("longitude.recurrent.convolution.usable", lambda *_: False)
+        monkeypatch.setattr("longitude.recurrent.ops.diagonal.usable", lambda *_: False)
     return request.param
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.recurrent import loops
+from longitude.recurrent.ops import c_loops as loops
 
 scan = lg.recurrent.selective_scan
 FORMS = ["C", "torch"]
@@ -16,7 +16,7 @@ FORMS = ["C", "torch"]
 def form(request, monkeypatch):
     """The loop in C where it can be compiled, and torch's operators."""
     if request.param == "torch":
-        monkeypatch.setattr("longitude.recurrent.scan.usable", lambda *_: False)
+        monkeypatch.setattr("longitude.recurrent.ops.selective_scan.usable", lambda *_: False)
     return request.param
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from longitude.recurrent.taps import causal_conv, previous
+from longitude.recurrent.ops.short_conv import causal_conv, previous
 
 
 def looked_back(x, weight, bias, reset=None, valid=None):

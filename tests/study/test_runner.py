@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 import torch
 
-from longitude.measure import files, read_rows
+from longitude.measure import read_rows
+from longitude.runs import files
 from longitude.study import cell as cells, runner
 from longitude.study.config import StudyConfig, replaced
 from longitude.study.data import Text

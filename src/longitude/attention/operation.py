@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS, Backend, refuses
-from longitude.attention.lengths import Part, joined, parted
+from longitude.attention.length_dependent import Part, joined, parted
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.reference import reference
 from longitude.attention.request import Request, places, validate

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from longitude.attention.masks import All, Documents, Padding
 from longitude.attention.request import Request, is_band
-from longitude.attention.zeros import with_zero_gradients
+from longitude.attention.zero_gradients import with_zero_gradients
 
 
 class Span(NamedTuple):

@@ -15,7 +15,7 @@ from longitude.bench.memory import available
 from longitude.bench.peers import PEERS, version_of
 from longitude.bench.rows import FAILED, Row, counted
 from longitude.bench.target import score_of, short
-from longitude.measure.provenance import commit_of_code, machine, versions
+from longitude.runs.provenance import commit_of_code, machine, versions
 
 SCHEMA = 1
 NOISY = 0.2

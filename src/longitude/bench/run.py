@@ -18,7 +18,7 @@ from longitude.bench.decode import decode
 from longitude.bench.sweep import sweep, threads
 from longitude.bench.target import Session
 from longitude.bench.targets import TARGETS
-from longitude.measure.files import atomic, write_json
+from longitude.runs.files import atomic, write_json
 
 
 class Progress:

@@ -51,14 +51,14 @@ def check(
             given = {"--length": length, "--reference": reference, "--dtype": dtype}
             for option in [name for name, value in given.items() if value is not None]:
                 raise ValueError(f"{option} is for models, and {model_or_part} is an encoding or a mixer; leave it out")
-            from longitude.measure.laws.encodings import check_part, kind_of
+            from longitude.check.encodings import check_part, kind_of
 
             part, options = target
             verdicts = check_part(part, options, laws=laws or None, watch=progress.law)
             protocol: dict[str, Any] = {"kind": kind_of(part, options)}
         else:
-            from longitude.measure.checkpoint import load
-            from longitude.measure.laws import subject_of, try_laws
+            from longitude.check import subject_of, try_laws
+            from longitude.checkpoints.load import load
 
             def loaded(name: str):
                 return load(name, dtype=dtype, device=device, allow_pickle=allow_pickle, tokenizer=False)
@@ -102,7 +102,7 @@ def part_of(said: str) -> tuple[Any, dict[str, Any]] | None:
         return options.pop("name"), options
     if (found := PLACE.fullmatch(said)) is None:
         return None
-    from longitude.measure.laws.encodings import of_place
+    from longitude.check.encodings import of_place
 
     options = parse_options(found["options"] or "", f"{found['place']}:{found['name']}:option=value", said)
     return of_place(found["place"], found["name"]), options

@@ -37,7 +37,7 @@ def extend(
     with console.status("reading the checkpoint") if console.is_terminal else nullcontext():
         from longitude.extend import show
         from longitude.extend.run import Plan, run
-        from longitude.extend.write import first_process
+        from longitude.runs.folders import first_process
 
     def say(plan: Plan) -> None:
         if not json:

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from longitude.extend.source import Source, quiet
+from longitude.checkpoints.load import Checkpoint, load
+from longitude.checkpoints.source import Source, quiet
 from longitude.measure import memory
-from longitude.measure.checkpoint import Checkpoint, load
 from longitude.measure.documents import Documents, documents_of
 from longitude.measure.intervals import Interval, interval, paired_difference
 from longitude.measure.sources import Text

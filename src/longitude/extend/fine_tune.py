@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
-from longitude.extend.source import quiet
-from longitude.extend.write import first_process, new_folder
+from longitude.checkpoints.load import config_of, load
+from longitude.checkpoints.source import quiet
 from longitude.hf import Trainer
-from longitude.measure.checkpoint import config_of, load
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
+from longitude.runs.folders import first_process, new_folder
 
 RANK = 16
 """Of the matrices that LoRA adds to every linear layer."""

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longitude.extend.source import Source, keys_of, quiet, rotary_of
+from longitude.checkpoints.load import load
+from longitude.checkpoints.source import Source, keys_of, quiet, rotary_of
 from longitude.extend.weights import Change
-from longitude.measure.checkpoint import load
 from longitude.positions.layouts import convert_layout
 from longitude.positions.rotation import Turn, turned
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longitude.checkpoints.keys import Ropes, difference, names_base, ropes_of, with_ropes
+from longitude.checkpoints.load import one_line_of
+from longitude.checkpoints.source import Source, kind_of, quiet, rotary_of
 from longitude.extend.config import ExtendConfig
-from longitude.extend.keys import Ropes, difference, names_base, ropes_of, with_ropes
 from longitude.extend.methods import METHODS, everywhere, original_of, scaled, scheme_of
 from longitude.extend.search import Found
-from longitude.extend.source import Source, kind_of, quiet, rotary_of
 from longitude.extend.tables import find_table, stretched
 from longitude.extend.weights import Change
-from longitude.measure.checkpoint import one_line_of
 from longitude.positions.frequencies import Follows, Scaling
 from longitude.positions.hugging_face import ORIGINAL, Rope
 from longitude.positions.scaling import DynamicNTK, rope_frequencies
@@ -117,7 +117,7 @@ def original_length(source: Source, options: ExtendConfig, kind: str) -> int:
 
 
 def _tokenizer_length(source: Source) -> int | None:
-    from longitude.extend.write import read_json
+    from longitude.runs.folders import read_json
 
     path = source.folder / "tokenizer_config.json"
     said = read_json(path).get("model_max_length") if path.is_file() else None

@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from longitude.checkpoints.keys import ropes_of
+from longitude.checkpoints.load import Checkpoint, tokenizer_of
+from longitude.checkpoints.source import Source, kind_of, open_source, quiet
 from longitude.extend import cost as costs
 from longitude.extend.config import ExtendConfig
-from longitude.extend.keys import ropes_of
 from longitude.extend.layout import Parity, layout_changes, parity
 from longitude.extend.methods import everywhere
 from longitude.extend.plan import Plan, original_length, plan
 from longitude.extend.search import Found, search
-from longitude.extend.source import Source, kind_of, open_source, quiet
 from longitude.extend.weights import Change, size_of, tokenizer_limit, write_weights
-from longitude.extend.write import first_process, new_folder, read_json, write_json
-from longitude.measure.checkpoint import Checkpoint, tokenizer_of
 from longitude.measure.documents import Documents
-from longitude.measure.files import require_space
 from longitude.measure.sources import Text, read_text
 from longitude.measure.text import DocumentLosses
+from longitude.runs.files import require_space
+from longitude.runs.folders import first_process, new_folder, read_json, write_json
 
 if TYPE_CHECKING:
     from longitude.extend.fine_tune import Tuned  # loads the Trainer

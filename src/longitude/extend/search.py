@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from longitude.extend.candidates import Candidate, Task, task_of, turned
 from longitude.extend.evolution import PUBLISHED, Bounds, evolve
-from longitude.measure.files import atomic, locked, remove_unfinished, write_json
 from longitude.measure.text import losses_by_length
 from longitude.measure.windows import Bounded
 from longitude.positions.scaling import LongRoPE
+from longitude.runs.files import atomic, locked, remove_unfinished, write_json
 
 SCHEMA = 1
 TOKENS, FEWEST_WINDOWS = 16_384, 4

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from longitude.checkpoints.keys import ABSENT
 from longitude.extend.config import ExtendConfig
 from longitude.extend.cost import Cost
-from longitude.extend.keys import ABSENT
 from longitude.extend.layout import Parity
 from longitude.extend.plan import Plan
 from longitude.extend.run import Outcome

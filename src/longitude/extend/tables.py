@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from longitude.extend.source import Source, keys_of, table_of
+from longitude.checkpoints.source import Source, keys_of, table_of
 from longitude.positions.absolute import Learned
 
 

@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from longitude.extend.source import INDEX, Source, keys_of, quiet
-from longitude.extend.write import read_json, write_json
+from longitude.checkpoints.source import INDEX, Source, keys_of, quiet
+from longitude.runs.folders import read_json, write_json
 
 Change = Callable[[Tensor], Tensor]
 
@@ -51,7 +51,7 @@ def size_of(source: Source) -> int:
 def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -> None:
     """Weights into `folder`, as safetensors; changes: tensor name -> what becomes of it."""
     if source.pickled:
-        from longitude.measure.checkpoint import load
+        from longitude.checkpoints.load import load
 
         model = load(source.folder, allow_pickle=True, tokenizer=False).model
         with quiet():

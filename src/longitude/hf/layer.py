@@ -10,7 +10,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from longitude.attention.cache import LongitudeCacheLayer
-from longitude.attention.lengths import later, newest, parted, require_same_past, whole
+from longitude.attention.length_dependent import later, newest, parted, require_same_past, whole
 from longitude.attention.masks import Mask
 from longitude.attention.operation import raw_request, run
 from longitude.hf.masks import Seen, not_a_mask, with_packed

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the same names for type checkers and editors
-    from longitude.measure.checkpoint import Checkpoint as Checkpoint, load as load
+    from longitude.checkpoints.load import Checkpoint as Checkpoint, load as load
     from longitude.measure.intervals import (
         Interval as Interval,
         interval as interval,

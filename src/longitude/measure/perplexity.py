@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.measure.checkpoint import Checkpoint, one_line_of
+from longitude.checkpoints.load import Checkpoint, one_line_of
 from longitude.measure.documents import Documents
 from longitude.measure.text import DocumentLosses, losses_by_length
 from longitude.measure.windows import Bounded, Progress, evaluating

@@ -12,13 +12,14 @@ import torch
 from huggingface_hub import logging as hub
 from transformers import AutoModelForCausalLM
 
+from longitude.check import raw_config
+from longitude.check.config import contradictions
+from longitude.checkpoints import load as checkpoints
+from longitude.checkpoints.load import last_position
 from longitude.hf.stock import KEY
-from longitude.measure import checkpoint as checkpoints, memory, retrieval
-from longitude.measure.checkpoint import last_position
+from longitude.measure import memory, retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, checked, with_trained
 from longitude.measure.documents import Documents, documents_of
-from longitude.measure.laws import raw_config
-from longitude.measure.laws.config import contradictions
 from longitude.measure.perplexity import follows_length, rope_types
 from longitude.measure.sources import Text, read_text
 from longitude.measure.windows import LOGITS

@@ -12,9 +12,9 @@ from markupsafe import Markup
 from longitude import __version__
 from longitude.measure import retrieval
 from longitude.measure.charts import figures
-from longitude.measure.files import atomic
 from longitude.measure.run import REPORT, Results
 from longitude.measure.tables import effective, sentences, tables
+from longitude.runs.files import atomic
 
 
 def write_report(results: Results) -> Path:

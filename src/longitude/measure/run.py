@@ -10,14 +10,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from longitude.checkpoints.load import Checkpoint, load, one_line_of
 from longitude.measure import perplexity, retrieval
-from longitude.measure.checkpoint import Checkpoint, load, one_line_of
 from longitude.measure.config import PERPLEXITY, MeasureConfig, as_dict
-from longitude.measure.files import flush, locked, read_json, remove_unfinished, write_json
 from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import Plan, Subject, Unit
-from longitude.measure.provenance import commit_of_code, machine, versions
 from longitude.measure.rows import Row, write_rows
+from longitude.runs.files import flush, locked, read_json, remove_unfinished, write_json
+from longitude.runs.provenance import commit_of_code, machine, versions
 
 SCHEMA = 1
 ABOUT, JOURNAL, ROWS, REPORT = "measure.json", "rows.jsonl", "results.parquet", "report.html"

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from longitude.attention.cross import CrossAttention
+from longitude.attention.layers.cross import CrossAttention
 from longitude.attention.masks import Mask
 from longitude.models.configuration import LongitudeConfig
 from longitude.positions.base import Encoding, Positions

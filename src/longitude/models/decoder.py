@@ -14,7 +14,7 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache, adopt
-from longitude.attention.held import unchanged_if_refused
+from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer, registered
 from longitude.attention.request import as_int, following

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longitude import native
+from longitude import c_compile
 
 WORTH_COMPILING = 2**17  # numbers in a tensor; below that the calls cost more than the passes
 
@@ -120,7 +120,7 @@ def even(x: Tensor) -> Tensor:
 @lru_cache(maxsize=1)
 def compiled() -> Callable[..., None] | None:
     """turn.c as a function; None where it cannot be compiled."""
-    library = native.library(Path(__file__).with_name("turn.c"), "-ffp-contract=off")
+    library = c_compile.library(Path(__file__).with_name("turn.c"), "-ffp-contract=off")
     if library is None:
         return None
     found = library.turn

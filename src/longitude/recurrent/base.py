@@ -17,7 +17,7 @@ from longitude.positions.base import Encoding, Positions, canonical, explicit
 from longitude.positions.composed import compose
 
 if TYPE_CHECKING:
-    from longitude.attention.state import StateLayer
+    from longitude.attention.state_cache import StateLayer
 
 MODES = ("parallel", "chunked", "recurrent")
 """Three ways to the same numbers: all pairs or a convolution at once, pieces of chunk_size with a state between them, one token
@@ -122,7 +122,7 @@ class RecurrentMixer(Mixer):
         raise NotImplementedError
 
     def cache_layer(self) -> StateLayer:
-        from longitude.attention.state import StateLayer
+        from longitude.attention.state_cache import StateLayer
 
         return StateLayer()
 
@@ -180,7 +180,7 @@ class RecurrentMixer(Mixer):
 
     def state_layer(self, cache: Any) -> StateLayer:
         """The cache, if it is one that holds states; ValueError otherwise."""
-        from longitude.attention.state import StateLayer
+        from longitude.attention.state_cache import StateLayer
 
         if not isinstance(cache, StateLayer):
             raise ValueError(

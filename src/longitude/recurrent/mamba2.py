@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from longitude.attention.mixer import register_mixer
 from longitude.positions.base import Encoding, positive, sizes
 from longitude.recurrent.base import RecurrentMixer, fill, require_mode, softplus, state_dtype
-from longitude.recurrent.linear import ssd
-from longitude.recurrent.taps import causal_conv
+from longitude.recurrent.ops.linear import ssd
+from longitude.recurrent.ops.short_conv import causal_conv
 
 
 @register_mixer("mamba2")

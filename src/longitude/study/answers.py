@@ -8,9 +8,9 @@ import numpy as np
 
 from longitude.measure.intervals import interval
 from longitude.measure.retrieval import scoring
+from longitude.report.wording import and_, far, named
 from longitude.study.judge import HOLDS, LISTED, LOST, UNCLEAR, Finding, Judge
 from longitude.study.results import Run
-from longitude.study.wording import and_, far, named
 
 SOLVED = 0.9
 """A length is solved when at least 90 % of its answers are exact."""

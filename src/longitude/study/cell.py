@@ -21,9 +21,9 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 from longitude.attention.mixer import Mixer
 from longitude.hf import Trainer
 from longitude.measure import write_rows
-from longitude.measure.files import atomic, flush, read_json, remove_unfinished, write_json
 from longitude.models import LongitudeConfig
 from longitude.positions.base import Encoding
+from longitude.runs.files import atomic, flush, read_json, remove_unfinished, write_json
 from longitude.study.checkpoints import LossLog, newest, seal, step_of
 from longitude.study.config import StudyConfig
 from longitude.study.labels import parse_label, safe

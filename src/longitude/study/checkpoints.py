@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from longitude.measure.files import atomic, flush, write_json
+from longitude.runs.files import atomic, flush, write_json
 
 MANIFEST = "complete.json"
 

@@ -5,9 +5,9 @@ A change between two lengths is paired: the same documents at both, resampled to
 """
 
 from longitude.measure.intervals import interval, paired_ratio
+from longitude.report.wording import and_, far, named, percent
 from longitude.study.judge import HOLDS, LISTED, LOST, UNCLEAR, Finding, Judge
 from longitude.study.results import Run
-from longitude.study.wording import and_, far, named, percent
 
 TOLERANCE = 0.02
 """An encoding holds at a length when its bits per byte there are within 2 % of the training length's, or less."""

@@ -16,7 +16,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from longitude import __version__
-from longitude.measure.files import atomic
+from longitude.runs.files import atomic
 from longitude.study import charts
 from longitude.study.answers import SOLVED
 from longitude.study.config import as_dict, of_task, option

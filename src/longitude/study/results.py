@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from longitude.measure.files import read_json
 from longitude.measure.rows import Row, from_frame, read_rows
+from longitude.runs.files import read_json
 from longitude.study.labels import safe
 from longitude.study.tasks import Task, task_of
 

@@ -15,7 +15,10 @@ import torch
 import transformers
 
 from longitude.measure import read_rows, to_frame, write_rows
-from longitude.measure.files import (
+from longitude.models.decoder import LongitudeModel
+from longitude.positions.base import encoding
+from longitude.positions.composed import Composed
+from longitude.runs.files import (
     atomic,
     locked,
     out_of_space,
@@ -24,10 +27,7 @@ from longitude.measure.files import (
     require_space,
     write_json,
 )
-from longitude.measure.provenance import commit_of_code, machine, versions
-from longitude.models.decoder import LongitudeModel
-from longitude.positions.base import encoding
-from longitude.positions.composed import Composed
+from longitude.runs.provenance import commit_of_code, machine, versions
 from longitude.study.cell import Cell, Status, Watcher, build_model, device_of, run_cell, work_of
 from longitude.study.checkpoints import drop_unfinished
 from longitude.study.config import StudyConfig, as_dict, checked, option, replaced

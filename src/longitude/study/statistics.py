@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from longitude.report.wording import and_, count, named, percent as percent
 from longitude.study.answers import Answers
 from longitude.study.judge import (
     HOLDS as HOLDS,
@@ -20,7 +21,6 @@ from longitude.study.judge import (
 )
 from longitude.study.losses import TOLERANCE as TOLERANCE, Losses, span as span
 from longitude.study.results import CellResult, Run, read_run
-from longitude.study.wording import and_, count, named, percent as percent
 
 JUDGES: dict[str, type[Judge]] = {"losses": Losses, "answers": Answers}
 

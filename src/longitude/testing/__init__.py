@@ -36,9 +36,10 @@ from longitude.testing.equal import (
     law_queries_are_last,
     law_rows,
 )
+from longitude.testing.fixtures import SHAPES, Example, LawBroken, Stack, example, fill
 from longitude.testing.graph import law_graph
 from longitude.testing.nonfinite import law_nonfinite
-from longitude.testing.places import law_causality, law_far_positions, law_order, law_permutation, law_shift
+from longitude.testing.position_laws import law_causality, law_far_positions, law_order, law_permutation, law_shift
 from longitude.testing.state import (
     law_compile,
     law_compiled_training,
@@ -48,7 +49,6 @@ from longitude.testing.state import (
     law_tables,
     law_wrong_input,
 )
-from longitude.testing.toys import SHAPES, Example, LawBroken, Stack, example, fill
 from longitude.testing.values import law_decay, law_dtypes
 
 Law = Callable[[Example], str | None]

@@ -17,7 +17,7 @@ from longitude.attention.masks import Causal, Mask
 from longitude.attention.operation import attend, refusal, requests
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
-from longitude.testing.toys import Example, LawBroken, differentiable, heads_and_tokens, learned_of
+from longitude.testing.fixtures import Example, LawBroken, differentiable, heads_and_tokens, learned_of
 
 
 class Memory(NamedTuple):

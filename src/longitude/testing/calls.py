@@ -9,10 +9,10 @@ from torch import Tensor
 
 from longitude.attention.cache import LongitudeCacheLayer
 from longitude.positions.composed import compose
+from longitude.testing.fixtures import SHAPES, Example, LawBroken, Stack, close, learned_of, numbers, tensors_in
+from longitude.testing.mixers.fixtures import MixerExample, mixer_example
 from longitude.testing.mixers.models import language_model, looked_up
 from longitude.testing.mixers.refused import in_model
-from longitude.testing.mixers.toys import MixerExample, mixer_example
-from longitude.testing.toys import SHAPES, Example, LawBroken, Stack, close, learned_of, numbers, tensors_in
 
 MODES_OF_TORCH: dict[str, Any] = {
     "gradients": torch.enable_grad,

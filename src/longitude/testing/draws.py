@@ -17,7 +17,7 @@ from longitude.attention.operation import attend, refusal, requests
 from longitude.attention.patterns import Dilated, Global, Prefix
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
-from longitude.testing.toys import (
+from longitude.testing.fixtures import (
     SHAPES,
     Example,
     LawBroken,

@@ -16,7 +16,7 @@ from longitude.positions.base import OffsetVectors
 from longitude.positions.composed import compose
 from longitude.testing.draws import Draw
 from longitude.testing.equal import documents_of, masks
-from longitude.testing.toys import (
+from longitude.testing.fixtures import (
     SHAPES,
     Example,
     LawBroken,

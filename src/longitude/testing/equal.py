@@ -11,7 +11,7 @@ from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal, Documents, Mask, NoMask, Padding, Window
 from longitude.attention.operation import attend, refusal, requests
 from longitude.positions.composed import compose
-from longitude.testing.toys import (
+from longitude.testing.fixtures import (
     SHAPES,
     Example,
     LawBroken,

@@ -9,7 +9,7 @@ from longitude.positions.composed import compose
 from longitude.testing.draws import SLOW, Draw
 from longitude.testing.dropout import every_mask
 from longitude.testing.equal import documents_of
-from longitude.testing.toys import Example, LawBroken, differentiable, heads_and_tokens, parameters_of
+from longitude.testing.fixtures import Example, LawBroken, differentiable, heads_and_tokens, parameters_of
 
 QUICK = ("nobody",)
 

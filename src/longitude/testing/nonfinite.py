@@ -15,7 +15,7 @@ from longitude.positions.composed import compose
 from longitude.testing.draws import SLOW, Draw
 from longitude.testing.dropout import every_mask
 from longitude.testing.equal import documents_of, refusal_of
-from longitude.testing.toys import Example, LawBroken, Named, Stack, close, heads_and_tokens, learned_of
+from longitude.testing.fixtures import Example, LawBroken, Named, Stack, close, heads_and_tokens, learned_of
 
 QUICK = ("causal", "documents by row", "global")
 TOKENS = 11

@@ -14,7 +14,7 @@ from torch import Tensor
 from longitude.attention.masks import Causal
 from longitude.attention.operation import attend
 from longitude.positions.base import Encoding, Transport, options_of
-from longitude.testing.toys import (
+from longitude.testing.fixtures import (
     OTHER_SHAPES,
     SHAPES,
     Example,

@@ -7,8 +7,8 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
+from longitude.testing.fixtures import SHAPES, Example, Stack, close, numbers
 from longitude.testing.mixers.values import HALVES, ROUNDED, grouped, moves, same_state
-from longitude.testing.toys import SHAPES, Example, Stack, close, numbers
 
 TOKENS = 11
 

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.models.bloom.modeling_bloom import BloomModel
 from transformers.models.llama import modeling_llama
 
-from longitude.measure.laws import LAWS, check
+from longitude.check import LAWS, check
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.positions.layouts import convert_layout
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import FalconConfig, FalconForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama import modeling_llama
 
+from longitude.check import check
 from longitude.hf import set_positions
-from longitude.measure.laws import check
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96,

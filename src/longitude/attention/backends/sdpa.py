@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import FLOATS, NO_FORWARD_MODE, Backend, in_forward_mode
-from longitude.attention.backends.dense import terms_bytes
-from longitude.attention.offsets import bias_of
+from longitude.attention.backends.chunked import terms_bytes
+from longitude.attention.bias_tables import bias_of
 from longitude.attention.reference import added, per_query_head
 from longitude.attention.request import Request
 from longitude.attention.spans import by_spans, pieces, spans

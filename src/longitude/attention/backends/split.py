@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from longitude.attention.backends.base import FLOATS, Backend, refuses
-from longitude.attention.backends.dense import CHUNKED, REFERENCE, dense_bytes
+from longitude.attention.backends.chunked import CHUNKED, REFERENCE, dense_bytes
 from longitude.attention.backends.flex import FLEX
 from longitude.attention.backends.sdpa import SDPA
-from longitude.attention.backends.table import TABLE
+from longitude.attention.backends.table.backend import TABLE
 from longitude.attention.masks import All, Any, Causal, Documents, Mask, Padding, Window
-from longitude.attention.partial import merge
+from longitude.attention.merge import merge
 from longitude.attention.patterns import Dilated, Global, Pairs, Prefix
 from longitude.attention.request import Request
 from longitude.attention.spans import Cut, assembled, steady

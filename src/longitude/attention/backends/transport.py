@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import FLOATS, Backend, wide_item
+from longitude.attention.backends.transport_product import transport_attention, transport_window
 from longitude.attention.reference import per_query_head
 from longitude.attention.request import Request
 from longitude.attention.spans import by_spans
-from longitude.attention.transport import transport_attention, transport_window
 from longitude.positions.base import Drift, Transport
 
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from longitude.checkpoints.load import Checkpoint, last_position
 from longitude.errors import unknown
-from longitude.measure.checkpoint import Checkpoint, last_position
 from longitude.measure.retrieval import answers, scoring
 from longitude.measure.retrieval.plan import Plan, plan, positive
 from longitude.measure.retrieval.prompts import DoesNotFit, Prompt

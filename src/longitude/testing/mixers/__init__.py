@@ -23,6 +23,7 @@ from typing import Any
 
 from longitude.attention.mixer import Mixer
 from longitude.mixing import mixers as names
+from longitude.testing.fixtures import LawBroken
 from longitude.testing.mixers.equal import (
     law_causality,
     law_forms,
@@ -32,6 +33,7 @@ from longitude.testing.mixers.equal import (
     law_rows,
     law_takes_part,
 )
+from longitude.testing.mixers.fixtures import MixerExample, Network, mixer_example as example
 from longitude.testing.mixers.limits import law_compile, law_finite, law_weights, law_wrong_input
 from longitude.testing.mixers.models import law_documents_go_on, law_prompt_lookup
 from longitude.testing.mixers.refused import law_refused_calls
@@ -45,9 +47,7 @@ from longitude.testing.mixers.state import (
     tensors_held,
 )
 from longitude.testing.mixers.streams import law_dropout, law_packing, law_padding, law_restarts, law_runs
-from longitude.testing.mixers.toys import MixerExample, Network, mixer_example as example
 from longitude.testing.mixers.values import law_decay, law_dtypes, law_nonfinite
-from longitude.testing.toys import LawBroken
 
 Law = Callable[[MixerExample], str | None]
 

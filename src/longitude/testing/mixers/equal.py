@@ -10,8 +10,8 @@ from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import NoMask
-from longitude.testing.mixers.toys import DIM, LENGTHS, MixerExample, Network, random_cuts, schedules
-from longitude.testing.toys import LawBroken, Named, close, differentiable, learned_of, numbers, with_gradients
+from longitude.testing.fixtures import LawBroken, Named, close, differentiable, learned_of, numbers, with_gradients
+from longitude.testing.mixers.fixtures import DIM, LENGTHS, MixerExample, Network, random_cuts, schedules
 
 NEAR = 1e-10
 

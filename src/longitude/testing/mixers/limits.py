@@ -14,8 +14,8 @@ from longitude.positions.bias import ALiBi
 from longitude.positions.composed import compose
 from longitude.positions.rotary import Rotary
 from longitude.recurrent.base import RecurrentMixer
-from longitude.testing.mixers.toys import DIM, MixerExample, Network
-from longitude.testing.toys import LawBroken, close, differentiable, learned_of, numbers, refused, with_gradients
+from longitude.testing.fixtures import LawBroken, close, differentiable, learned_of, numbers, refused, with_gradients
+from longitude.testing.mixers.fixtures import DIM, MixerExample, Network
 
 WHOLE_NUMBERS = ("dim", "num_heads", "num_kv_heads", "head_dim", "chunk_size", "size", "window")
 
@@ -103,7 +103,7 @@ def _first_use(build: MixerExample, **options: Any) -> Callable[[], Any]:
 
 
 def _foreign() -> Any:
-    from longitude.attention.state import StateLayer
+    from longitude.attention.state_cache import StateLayer
 
     layer = StateLayer()
     layer.write("Another", (torch.zeros(2, 3, 4),), 5, 0)

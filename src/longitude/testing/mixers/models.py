@@ -12,8 +12,8 @@ from longitude.models.causal import LongitudeForCausalLM
 from longitude.models.configuration import LongitudeConfig
 from longitude.positions.base import Positions
 from longitude.positions.composed import Composed
-from longitude.testing.mixers.toys import DIM, MixerExample, mixer_example, random_cuts
-from longitude.testing.toys import LawBroken, close, fill
+from longitude.testing.fixtures import LawBroken, close, fill
+from longitude.testing.mixers.fixtures import DIM, MixerExample, mixer_example, random_cuts
 
 NEAR = 1e-10
 VOCABULARY = 29

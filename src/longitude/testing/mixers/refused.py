@@ -10,9 +10,9 @@ import torch
 from transformers import DynamicCache
 
 from longitude.models.causal import LongitudeForCausalLM
+from longitude.testing.fixtures import LawBroken, close, numbers
+from longitude.testing.mixers.fixtures import DIM, MixerExample, Network
 from longitude.testing.mixers.models import NEAR, stacks, token_ids
-from longitude.testing.mixers.toys import DIM, MixerExample, Network
-from longitude.testing.toys import LawBroken, close, numbers
 
 LENGTH, PAST = 13, 9
 

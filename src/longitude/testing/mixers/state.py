@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from longitude.recurrent.base import RecurrentMixer
-from longitude.testing.mixers.toys import DIM, MixerExample, Network
-from longitude.testing.toys import LawBroken, close, learned_of, numbers
+from longitude.testing.fixtures import LawBroken, close, learned_of, numbers
+from longitude.testing.mixers.fixtures import DIM, MixerExample, Network
 
 NEAR = 1e-10
 

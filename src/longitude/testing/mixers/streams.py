@@ -9,9 +9,18 @@ import torch
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
-from longitude.attention.state import StateLayer
-from longitude.testing.mixers.toys import DIM, MixerExample, Network, random_cuts
-from longitude.testing.toys import LawBroken, Named, close, differentiable, error, learned_of, numbers, with_gradients
+from longitude.attention.state_cache import StateLayer
+from longitude.testing.fixtures import (
+    LawBroken,
+    Named,
+    close,
+    differentiable,
+    error,
+    learned_of,
+    numbers,
+    with_gradients,
+)
+from longitude.testing.mixers.fixtures import DIM, MixerExample, Network, random_cuts
 
 NEAR = 1e-10
 GARBAGE = 50.0

@@ -9,8 +9,8 @@ from copy import deepcopy
 import torch
 from torch import Tensor, nn
 
-from longitude.testing.mixers.toys import DIM, MixerExample
-from longitude.testing.toys import LawBroken, close, numbers
+from longitude.testing.fixtures import LawBroken, close, numbers
+from longitude.testing.mixers.fixtures import DIM, MixerExample
 from longitude.training import parameter_groups
 
 TOKENS = 11

@@ -1,0 +1,221 @@
+"""What offsets decide is a table of Lq + Lk - 1 entries, what tokens add is a number each: attention in linear memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from longitude.attention.backends.base import FLOATS, NO_FORWARD_MODE, Backend, in_forward_mode, wide_item
+from longitude.attention.backends.table.compiled import available
+from longitude.attention.backends.table.function import toeplitz_attention
+from longitude.attention.backends.table.tiles import TILE_ELEMENTS
+from longitude.attention.bias_tables import bias_of
+from longitude.attention.masks import All
+from longitude.attention.reference import per_query_head
+from longitude.attention.request import Request, is_band
+from longitude.attention.spans import partial_by_spans, pieces, spans, steady
+from longitude.positions.base import Drift, OffsetBias, OffsetVectors
+
+
+def table(r: Request) -> tuple[Tensor, Tensor]:
+    if (whole := at_once(r)) is not None:
+        return dense(*whole)
+    out, lse = partial_by_spans(r, dense)
+    assert lse is not None or not r.lse
+    return out, lse  # type: ignore[return-value]
+
+
+def counting(r: Request) -> Request | None:
+    """The request with ints for positions, if they count up by one as far as anyone reads them; None otherwise."""
+    if r.contiguous:
+        return r
+    if not any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms):
+        return replace(r, q_positions=0, k_positions=0)
+    return steady(r)
+
+
+def in_one_pass(r: Request) -> bool:
+    """Whether the loop in C takes it: nothing but biases of the offset, and a compiler at hand."""
+    return all(isinstance(term, OffsetBias) for term in r.terms) and available(
+        torch.promote_types(r.q.dtype, torch.float32)
+    )
+
+
+def at_once(r: Request) -> tuple[Request, Tensor] | None:
+    """Padding and documents without a call for each span: the request without them, and its pieces [n, 5] as the loop in C
+    takes them; None where it cannot, or there are none."""
+    if len(r.beyond_band) == 0 or not in_one_pass(r):
+        return None
+    found = spans(r)
+    assert not isinstance(found, str), found
+    cuts = [
+        (b, q_from - r.q_order, q_to - r.q_order, k_from - r.k_order, k_to - r.k_order)
+        for batch, own in found
+        for q_from, q_to, k_from, k_to in own
+        for b in batch
+    ]
+    if not r.contiguous:
+        gaps = {_gap(r, *cut) for cut in cuts} if r.terms and cuts else {0}
+        gap = gaps.pop()
+        if gap is None or gaps:
+            return None
+        r = replace(r, q_positions=max(gap, 0), k_positions=max(-gap, 0))
+    r = replace(r, mask=All(tuple(m for m in r.mask.parts() if is_band(m))))
+    return r, torch.tensor(cuts, dtype=torch.int64).view(-1, 5)
+
+
+def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> int | None:
+    """How far the first query would stand from the first key, by a piece whose positions count up by one."""
+    piece = steady(r.piece(slice(q_from, q_to), slice(k_from, k_to), slice(b, b + 1)))
+    if piece is None:
+        return None
+    assert isinstance(piece.q_positions, int) and isinstance(piece.k_positions, int)
+    return piece.q_positions - q_from - (piece.k_positions - k_from)
+
+
+def dense(r: Request, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq], of a request that knows bands only, and of `pieces`."""
+    r = counting(r) or r
+    assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
+    wide = torch.promote_types(r.q.dtype, torch.float32)
+    # toeplitz_attention counts orders so that the last query meets the last key.
+    late = r.order_gap + r.rows - r.length
+    low, high = (None if bound is None else bound - late for bound in r.band)
+    diagonals = r.rows + r.length - 1
+    newest = r.q_positions - r.k_positions + r.rows - 1  # the offset of the first diagonal
+
+    # What all far offsets share moves all scores of a row alike, and the weights not at all: the rest is counted from it.
+    of_offsets = [term for term in r.terms if isinstance(term, OffsetBias | OffsetVectors)]
+    reaches = [term.reach for term in of_offsets]
+    reach = None if None in reaches or in_one_pass(r) else max([x for x in reaches if x is not None], default=None)
+    near = 0 if reach is None else max(0, min(diagonals - 1, newest - reach))
+
+    # No query sees the diagonals from `stop` on.
+    stop = diagonals if low is None else max(near + 1, min(diagonals, r.length - low))
+
+    def counted(of: Callable[[Tensor], Tensor]) -> Tensor:
+        """Vectors [H or 1, N, D] of the diagonals from `near` on."""
+        offsets = newest - near - torch.arange(stop - near, device=r.q.device)
+        return at(of, offsets) if reach is None else at(of, offsets) - at(of, offsets.new_tensor([reach]))
+
+    def at(of: Callable[[Tensor], Tensor], offsets: Tensor) -> Tensor:
+        found = of(offsets).to(wide)
+        return found if found.dim() == 3 else found[None]
+
+    biases, keys, values = [], [], []
+    for term in of_offsets:
+        if isinstance(term, OffsetBias):
+            bias = bias_of(term, newest - near, newest - diagonals + 1, r.q, wide)
+            if reach is not None:
+                bias = F.pad(bias - bias_of(term, reach, reach, r.q, wide), (near, 0))
+            biases.append(bias)
+            continue
+        keys.append(counted(term.keys))
+        if term.values is not None:
+            values.append(counted(term.values))
+        if isinstance(term.shift, Tensor) or term.shift:  # a shift of the queries meets each vector once
+            shift = torch.as_tensor(term.shift, device=r.q.device).to(wide).expand(r.heads, 1, r.q.shape[3])
+            biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, diagonals - stop)))
+
+    levels = [
+        (r.scale if term.scaled else 1.0) * per_query_head(term.level, r.heads)
+        for term in r.terms
+        if isinstance(term, Drift)
+    ]
+    level = total(levels)
+    queries, others = (slice(start, start + n) for start, n in ((r.q_order, r.rows), (r.k_order, r.length)))
+    out, lse = toeplitz_attention(
+        r.q,
+        r.k,
+        r.v,
+        total(biases),
+        levels=None if level is None else (level[:, :, queries], level[:, :, others]),
+        key_vectors=total(keys),
+        value_vectors=total(values),
+        pieces=pieces,
+        near=near,
+        low=low,
+        high=high,
+        scale=r.scale,
+    )
+    if reach is None:
+        return out, lse
+    nothing = lse == -math.inf  # nor has what is shared a gradient there
+    far = torch.tensor([reach], device=r.q.device)
+    for term in of_offsets:
+        if isinstance(term, OffsetVectors) and term.values is not None:
+            out = out + (at(term.values, far) * ~nothing[..., None]).to(out.dtype)
+        if r.lse and isinstance(term, OffsetBias):
+            lse = lse + bias_of(term, reach, reach, r.q, wide)
+        if r.lse and isinstance(term, OffsetVectors):
+            lse = lse + (r.scale * (r.q.to(wide) + term.shift) @ at(term.keys, far).mT)[..., 0]
+    return out, lse.masked_fill(nothing, -math.inf)
+
+
+def total(parts: list[Tensor]) -> Tensor | None:
+    return sum(parts[1:], parts[0]) if parts else None
+
+
+def table_limits(r: Request) -> str | None:
+    if in_forward_mode():
+        return NO_FORWARD_MODE
+    if at_once(r) is None and any(counting(piece) is None for piece in parts(r)):
+        return "positions do not count up by one, as far as it may look; say one int p for p, p+1, p+2, ..."
+    if r.v.shape[3] != r.k.shape[3]:
+        return f"it needs values as wide as keys, not {r.v.shape[3]} and {r.k.shape[3]}"
+    return None
+
+
+def parts(r: Request) -> list[Request]:
+    cut = pieces(r)
+    assert not isinstance(cut, str), cut
+    return [piece for _, _, piece in cut]
+
+
+def table_memory(r: Request) -> int:
+    """Tiles of scores, their values and queries; offsets, biases and their band; vectors of the near offsets; and copies in
+    float32 of what is narrower."""
+    batch, keys, heads, dim = r.q.shape[0], r.length, r.heads, r.q.shape[3]
+    step = max(1, min(batch, TILE_ELEMENTS // (heads * min(128, r.rows) * min(256, keys))))
+    tile = step * heads * min(2**15, r.rows * keys)
+    numbers = tile + 4 * step * min(256, r.rows) * heads * dim + 6 * heads * (r.rows + keys)
+    for term in r.terms:
+        if isinstance(term, OffsetVectors):
+            near = keys if term.reach is None else min(keys, 256 + term.reach)
+            numbers += (4 if term.values is None else 8) * tile + 3 * heads * near * dim
+        if isinstance(term, Drift):  # in float64
+            numbers += 8 * batch * heads * (r.rows + keys)
+    if r.q.dtype.itemsize < 4:
+        numbers += step * dim * (heads * r.rows + 2 * r.k.shape[1] * keys)
+    return numbers * wide_item(r)
+
+
+def table_price(r: Request) -> float:
+    if any(isinstance(term, OffsetVectors) for term in r.terms):
+        return 2.5
+    if in_one_pass(r):
+        # Finding spans takes longer than decoding by a dense row; and what is narrow is copied first.
+        return 1.2 if (r.rows == 1 and r.beyond_band) or r.q.dtype.itemsize < 4 else 1.0
+    return 2.0 if r.learned else 1.2
+
+
+TABLE = Backend(
+    "table",
+    run=lambda r: table(r)[0],
+    partial=table,
+    terms=(OffsetBias, OffsetVectors, Drift),
+    any_mask=False,
+    dtypes=FLOATS,
+    devices=("cpu",),
+    table_gradients=True,
+    dropout=False,
+    weights=False,
+    limits=table_limits,
+    memory=table_memory,
+    price=table_price,
+)

@@ -1,0 +1,93 @@
+"""Fewer heads of keys and values for a trained layer or model: the mean of each group."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from longitude.attention.layers.multihead import MultiHeadAttention
+from longitude.positions.base import Encoding, sizes
+
+POOLED = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
+
+
+def pool_heads(trained: Any, num_kv_heads: int) -> Any:
+    """A copy of a layer or model with num_kv_heads heads of keys and values, each the mean of a group  (Ainslie et al. 2023):
+
+        W'_g = mean of W_h over the heads h with h // (heads / num_kv_heads) = g,   W of keys and of values
+
+    The query heads that a group served keep their order: query head h looks at head h // (H / num_kv_heads) before and
+    after. Equal heads in a group make the same function; else the result is where further training begins.
+
+    trained: a MultiHeadAttention, or a model whose config has num_key_value_heads and whose projections are called k_proj
+    and v_proj: LongitudeForCausalLM and its kin, Llama, Mistral, Qwen and most others of transformers.
+
+    Errors: ValueError where num_kv_heads does not divide the heads there are, where nothing is called so, and for an encoding
+    that is built for each head of keys.
+    """
+    sizes("pool_heads", num_kv_heads=num_kv_heads)
+    for module in trained.modules() if isinstance(trained, nn.Module) else ():
+        if isinstance(module, Encoding) and module.passing_columns:
+            raise ValueError(
+                f"pool_heads: {type(module).__name__} is built for each head of keys, and nobody says how its heads pool; "
+                "expected another encoding"
+            )
+    if isinstance(trained, MultiHeadAttention):
+        return pooled_layer(trained, num_kv_heads)
+    if isinstance(trained, nn.Module) and hasattr(getattr(trained, "config", None), "num_key_value_heads"):
+        return pooled_model(trained, num_kv_heads)
+    raise ValueError(
+        "pool_heads: expected a MultiHeadAttention, or a model whose config has num_key_value_heads, got "
+        f"{type(trained).__name__}"
+    )
+
+
+def pooled_layer(layer: MultiHeadAttention, num_kv_heads: int) -> MultiHeadAttention:
+    require_groups(layer.num_kv_heads, num_kv_heads)
+    new = deepcopy(layer)
+    for project in (new.k_proj, new.v_proj):
+        for name, given in [*project.named_parameters()]:
+            fewer = nn.Parameter(pooled(given.detach(), layer.num_kv_heads, num_kv_heads), given.requires_grad)
+            setattr(project, name, fewer)
+        project.out_features = project.weight.shape[0]
+    new.num_kv_heads = num_kv_heads
+    return new
+
+
+def pooled_model(model: Any, num_kv_heads: int) -> Any:
+    heads = model.config.num_key_value_heads
+    require_groups(heads, num_kv_heads)
+    config = deepcopy(model.config)
+    config.num_key_value_heads = num_kv_heads
+    for spec in (getattr(config, "mixer", None), *(getattr(config, "mixers", None) or ())):
+        if isinstance(spec, dict) and spec.get("num_kv_heads") is not None:
+            spec["num_kv_heads"] = num_kv_heads
+    new = type(model)(config)
+    state, expected = model.state_dict(), new.state_dict()
+    fewer = [name for name in state if name.endswith(POOLED) and state[name].shape != expected[name].shape]
+    if not fewer and heads != num_kv_heads:
+        raise ValueError(f"pool_heads: {type(model).__name__} has no projections called k_proj and v_proj")
+    had = {
+        name: num_kv_heads * len(state[name]) / len(expected[name]) for name in fewer
+    }  # a mixer may say its own number
+    for count in had.values():
+        require_groups(int(count), num_kv_heads)
+    new.load_state_dict(state | {name: pooled(state[name], int(count), num_kv_heads) for name, count in had.items()})
+    new.generation_config = getattr(model, "generation_config", None)
+    return new.to(device=model.device, dtype=model.dtype).train(model.training)
+
+
+def pooled(x: Tensor, heads: int, num_kv_heads: int) -> Tensor:
+    """[heads * head_dim, ...] -> [num_kv_heads * head_dim, ...], the mean of each group, in float32 or wider."""
+    groups = x.unflatten(0, (num_kv_heads, heads // num_kv_heads, -1))
+    return groups.to(torch.promote_types(x.dtype, torch.float32)).mean(1).flatten(0, 1).to(x.dtype)
+
+
+def require_groups(heads: int, num_kv_heads: int) -> None:
+    if heads % num_kv_heads:
+        raise ValueError(
+            f"pool_heads: expected num_kv_heads to divide the {heads} heads of keys there are, got {num_kv_heads}"
+        )

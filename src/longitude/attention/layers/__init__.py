@@ -1,0 +1,1 @@
+"""Attention as layers: projections, an encoding and a cache around `attend`, in the forms that models use."""

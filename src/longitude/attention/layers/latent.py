@@ -1,0 +1,316 @@
+"""Latent attention: keys and values are made of one small latent per token, and only the latent is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from longitude.attention.cache_guard import of_this_mode, unchanged_if_refused
+from longitude.attention.layers.base import Call, called
+from longitude.attention.length_dependent import parted, whole
+from longitude.attention.masks import Causal, Mask
+from longitude.attention.mixer import Mixer, register_mixer
+from longitude.attention.operation import raw_request, require_backend, run
+from longitude.attention.request import part_of, require_options
+from longitude.attention.suffix_encoding import Tail
+from longitude.errors import unknown
+from longitude.positions.base import Columns, Encoding, OffsetVectors, Positions, explicit, sizes
+from longitude.positions.composed import Composed, compose
+
+if TYPE_CHECKING:
+    from longitude.attention.layers.latent_cache import LatentCacheLayer
+
+ROUTES = ("auto", "expanded", "absorbed")
+
+
+@register_mixer("latent")
+class LatentAttention(Mixer):
+    """Multi-head attention whose keys and values come from a latent of kv_rank numbers  (MLA, DeepSeek-AI 2024, DeepSeek-V2):
+
+        c_t = norm(W_DKV x_t),  r_t = turn_t(W_KR x_t);   [k_th; v_th] = W_UKV,h c_t
+        [q_th; s_th] = W_UQ,h norm(W_DQ x_t),  s turned;  score_h(t, j) = scale (q_th . k_jh + s_th . r_j)
+
+    norm is RMSNorm. Heads share the rotary key r, which is not normalised; only s and r, rope_dim numbers each, know
+    positions. A cache holds c_t and r_t, kv_rank + rope_dim numbers per token, whatever the number of heads.
+
+    Two routes give the same result. "expanded": keys and values of all heads are made of the latents, then attention as
+    ever. "absorbed": since q . W_UK c = (W_UK^T q) . c, queries go into the latent space instead, all heads share one key
+    [c; r], and W_UV acts on the sum of latents: nothing is expanded. "auto" takes the absorbed route where a call has few
+    queries for its keys (see `cheaper_absorbed`), as in decoding.
+
+    dim, num_heads, head_dim: as in MultiHeadAttention; head_dim only sets the defaults. nope_dim, value_dim: head_dim.
+    rope_dim: half of head_dim, made even. kv_rank: dim/4, at most 512. q_rank: None is one full matrix W_Q without norm.
+    eps: of the norms. bias: of W_DQ, W_DKV, W_KR and W_O. scale: None is (nope_dim + rope_dim)**-0.5 times the encoding's
+    softmax_factor, the square of DeepSeek's second mscale. Encodings see heads of rope_dim numbers, and one head of keys;
+    what they add to the scores is added.
+
+    Errors: ValueError for sizes below 1, an odd rope_dim, an unknown route, an encoding of other sizes, one that adds to
+    values, and one that carries keys along where route is "expanded".
+    """
+
+    scores = True
+    rotates = True
+    both_sides = True
+    has_weights = True
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        encoding: Encoding | Sequence[Encoding] | None = None,
+        *,
+        head_dim: int | None = None,
+        kv_rank: int | None = None,
+        q_rank: int | None = None,
+        nope_dim: int | None = None,
+        rope_dim: int | None = None,
+        value_dim: int | None = None,
+        eps: float = 1e-6,
+        bias: bool = False,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+        route: str = "auto",
+    ):
+        super().__init__()
+        self.sizes = sized(dim, num_heads, head_dim, kv_rank, nope_dim, rope_dim, value_dim)
+        self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim = self.sizes
+        if q_rank is not None:
+            sizes("LatentAttention", q_rank=q_rank)
+        require_backend(backend)
+        require_options(scale, dropout)
+        if route not in ROUTES:
+            raise unknown("route", route, ROUTES, "")
+        self.dim, self.num_heads, self.q_rank = dim, num_heads, q_rank
+        self.dropout, self.scale, self.backend, self.route = dropout, scale, backend, route
+        to_queries = num_heads * (self.nope_dim + self.rope_dim)
+        if q_rank is None:
+            self.q_proj = nn.Linear(dim, to_queries, bias=False)
+        else:
+            self.q_down = nn.Linear(dim, q_rank, bias=bias)
+            self.q_norm = nn.RMSNorm(q_rank, eps=eps)
+            self.q_up = nn.Linear(q_rank, to_queries, bias=False)
+        self.kv_down = nn.Linear(dim, self.kv_rank + self.rope_dim, bias=bias)  # W_DKV, then W_KR
+        self.kv_norm = nn.RMSNorm(self.kv_rank, eps=eps)
+        to_heads = num_heads * (self.nope_dim + self.value_dim)  # [k; v] of each
+        self.kv_up = nn.Linear(self.kv_rank, to_heads, bias=False)
+        self.o_proj = nn.Linear(num_heads * self.value_dim, dim, bias=bias)
+        self.encoding = compose(encoding)
+
+    def cache_layer(self) -> LatentCacheLayer:
+        from longitude.attention.layers.latent_cache import LatentCacheLayer
+
+        return LatentCacheLayer()
+
+    @classmethod
+    def encoding_shapes(cls, options: Mapping[str, Any]) -> dict[str, int]:
+        names = ("dim", "num_heads", "head_dim", "kv_rank", "nope_dim", "rope_dim", "value_dim")
+        rope_dim = sized(*(options.get(name) for name in names))[2]  # pyright: ignore[reportArgumentType]
+        return {"head_dim": rope_dim, "num_kv_heads": 1}
+
+    def refuses(self, encoding: Encoding) -> str | None:
+        terms = () if encoding.reads_tokens else encoding.terms({})
+        if any(isinstance(term, OffsetVectors) and term.values is not None for term in terms):
+            return f"{type(encoding).__name__} adds vectors to values, and those of LatentAttention know no positions"
+        return super().refuses(encoding)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L dim"],
+        *,
+        mask: Mask = Causal(),  # noqa: B008 (frozen)
+        positions: Positions | None = None,
+        documents: Int[Tensor, "B Lk"] | None = None,
+        cache: LatentCacheLayer | None = None,
+        memory: Float[Tensor, "B M dim"] | None = None,
+        encoding: Encoding | None = None,
+        tables: Any = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """-> [B, L, dim]; with return_weights also the weights [B, H, L, Lk]. Arguments as in MultiHeadAttention.forward."""
+        encoding = compose(encoding) if encoding is not None else self.encoding
+        self.require_sizes(encoding)
+        self.require_cache(cache)
+        call = called(x, self.dim, encoding, mask, positions, documents, cache, memory)
+        absorbed = self.absorbs(call, encoding)
+
+        q = self.queries(call.x)  # [B, H, L, nope | rotary]
+        key = self.kv_down(call.x)[:, None]  # [B, 1, L, rank | rotary]
+        latent, rotary = key.split([self.kv_rank, self.rope_dim], -1)
+        latent = normed(self.kv_norm, latent)
+        if encoding.stable_keys:
+            if tables is None:
+                tables = encoding.prepare(explicit(call.positions, call.x.shape[1], x.device), None, q.dtype)
+            content, turning = q.split([self.nope_dim, self.rope_dim], -1)
+            q = torch.cat([content, encoding.queries(turning, tables)], -1)
+            rotary = encoding.keys(rotary, tables)
+        key = torch.cat([latent, rotary], -1)
+        columns, carry = encoding.context(
+            call.x, of_this_mode(cache.carry) if cache is not None else None, call.documents
+        )
+        for name in encoding.passing_columns:
+            if columns[name].shape[1] != 1:
+                raise ValueError(
+                    f"the encoding carries {columns[name].shape[1]} heads of keys from token to token, and latent attention has "
+                    "one; expected an encoding built with num_kv_heads=1"
+                )
+        k_positions = call.positions
+        attend = self.absorbed if absorbed else self.expanded
+        with unchanged_if_refused(cache):
+            if cache is not None:
+                seen: Any = Tail(encoding, self.kv_rank)
+                key, _, columns = cache.extend(key, key[..., :0], call.positions, columns, carry, seen)
+                k_positions = cache.positions
+            out, weights = attend(q[:, :, call.remembered :], key, call, encoding, columns, k_positions, return_weights)
+        out = self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(2))
+        return (out, weights) if return_weights else out
+
+    def queries(self, x: Tensor) -> Float[Tensor, "B H L nope+rotary"]:
+        q = self.q_proj(x) if self.q_rank is None else self.q_up(normed(self.q_norm, self.q_down(x)))
+        return q.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+
+    def expanded(
+        self,
+        q: Float[Tensor, "B H Lq nope+rotary"],
+        key: Float[Tensor, "B 1 Lk rank+rotary"],
+        *rest: Any,
+    ) -> tuple[Float[Tensor, "B H Lq value"], Tensor | None]:
+        """Keys and values of every head, made of the latents."""
+        latent, rotary = key.to(q.dtype).transpose(1, 2).split([self.kv_rank, self.rope_dim], -1)  # [B, Lk, 1, ...]
+        both = self.kv_up(latent[:, :, 0]).unflatten(-1, (self.num_heads, -1))
+        content, v = both.split([self.nope_dim, self.value_dim], -1)
+        k = torch.cat([content, rotary.expand(-1, -1, self.num_heads, -1)], -1).transpose(1, 2)
+        # Fused kernels, those of CPUs and some of GPUs, want values as wide as keys; zeros change nothing.
+        more = self.nope_dim + self.rope_dim - self.value_dim
+        q, k, v = padded(q, front=-more), padded(k, front=-more), padded(v.transpose(1, 2), back=more)
+        out, weights = self.attended(q, k, v, self.nope_dim + max(0, -more), *rest)
+        return out[..., : self.value_dim], weights
+
+    def absorbed(
+        self,
+        q: Float[Tensor, "B H Lq nope+rotary"],
+        key: Float[Tensor, "B 1 Lk rank+rotary"],
+        *rest: Any,
+    ) -> tuple[Float[Tensor, "B H Lq value"], Tensor | None]:
+        """Queries in the space of the latents: every head looks at the same keys, and sums latents."""
+        to_keys, to_values = self.kv_up.weight.unflatten(0, (self.num_heads, -1)).split(
+            [self.nope_dim, self.value_dim], 1
+        )
+        content, turning = q.split([self.nope_dim, self.rope_dim], -1)
+        content = torch.einsum("bhln,hnr->bhlr", content, to_keys)
+        wide = torch.cat([content.to(q.dtype), turning], -1).to(key.dtype)  # a cache may hold keys in a wider dtype
+        # The key itself as value, so that both are equally wide and nothing is copied; its rotary part is not read.
+        out, weights = self.attended(wide, key, key, self.kv_rank, *rest)
+        return torch.einsum("bhlr,hvr->bhlv", out[..., : self.kv_rank].to(q.dtype), to_values), weights
+
+    def attended(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        before: int,
+        call: Call,
+        encoding: Composed,
+        columns: Columns,
+        k_positions: Positions,
+        return_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attention with what the encoding does to the part of queries and keys that stands behind `before` numbers."""
+        scale = self.scale
+        if scale is None:
+            scale = (self.nope_dim + self.rope_dim) ** -0.5 * encoding.softmax_factor
+        seen: Any = Tail(encoding, before) if adds(encoding) else compose(None)
+        positions = (
+            part_of(call.positions, slice(None), slice(call.remembered, None)) if call.remembered else call.positions
+        )
+        dropout = self.dropout if self.training else 0.0
+        r = raw_request(q, k, v, seen, columns, call.mask, positions, k_positions, scale, dropout, return_weights)
+        return run(whole(r) if encoding.stable_keys else parted(r, seen, positions, k_positions), self.backend)
+
+    # ---- which route ----
+    def absorbs(self, call: Call, encoding: Composed) -> bool:
+        if encoding.passing_columns:  # keys are carried from token to token, as the cache holds them
+            if self.route == "expanded":
+                raise ValueError(
+                    "the encoding carries keys from token to token, and expanded keys are made anew for each call; expected "
+                    "route 'absorbed' or 'auto'"
+                )
+            return True
+        if self.route != "auto":
+            return self.route == "absorbed"
+        return self.cheaper_absorbed(call.keys - call.past - call.remembered, call.keys)
+
+    def cheaper_absorbed(self, rows: int, keys: int) -> bool:
+        """Whether fewer products are needed to attend in the space of latents than to leave it, for `rows` queries that are
+        the last of `keys` keys."""
+        heads = self.nope_dim + self.value_dim
+        expanded = keys * self.kv_rank * heads + rows * keys * 2 * max(self.nope_dim + self.rope_dim, self.value_dim)
+        absorbed = rows * self.kv_rank * heads + rows * keys * 2 * (self.kv_rank + self.rope_dim)
+        return rows < keys and absorbed < expanded
+
+    # ---- what does not fit ----
+    def require_sizes(self, encoding: Composed) -> None:
+        for member in encoding:
+            for name, own in (("num_heads", self.num_heads), ("head_dim", self.rope_dim)):
+                said = getattr(member, name, own)
+                if said != own:
+                    raise ValueError(
+                        f"{type(member).__name__}: expected {name}={own} for latent attention, whose encodings see rope_dim "
+                        f"numbers of each head, got {said}"
+                    )
+
+    def require_cache(self, cache: LatentCacheLayer | None) -> None:
+        if cache is None:
+            return
+        from longitude.attention.layers.latent_cache import LatentCacheLayer
+
+        width, ours = self.kv_rank + self.rope_dim, isinstance(cache, LatentCacheLayer)
+        held = cache.keys.shape[-1] if ours and cache.keys is not None and cache.get_seq_length() else width
+        if not ours or held != width:
+            got = f"one of width {held}" if ours else f"one of {getattr(cache, 'owner', None) or type(cache).__name__}"
+            raise ValueError(
+                f"cache: expected the LatentCacheLayer of width {width} that this LatentAttention.cache_layer() makes, got {got}"
+            )
+
+
+def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
+    """In the dtype of x; autocast hands norms a narrower one than their weight has, which torch warns of."""
+    return norm(x.to(norm.weight.dtype)).to(x.dtype)
+
+
+def padded(x: Tensor, front: int = 0, back: int = 0) -> Tensor:
+    """x with zeros before and behind the numbers of each head; x itself where there are none to add."""
+    return F.pad(x, (max(0, front), max(0, back))) if front > 0 or back > 0 else x
+
+
+def adds(encoding: Composed) -> bool:
+    """Whether anything is left to do once stable queries and keys are turned."""
+    return not encoding.stable_keys or any(type(member).terms is not Encoding.terms for member in encoding)
+
+
+def sized(
+    dim: int,
+    num_heads: int,
+    head_dim: int | None,
+    kv_rank: int | None,
+    nope_dim: int | None,
+    rope_dim: int | None,
+    value_dim: int | None,
+) -> tuple[int, int, int, int]:
+    """kv_rank, nope_dim, rope_dim and value_dim, with what was not said."""
+    sizes("LatentAttention", dim=dim, num_heads=num_heads)
+    head_dim = max(1, dim // num_heads) if head_dim is None else head_dim
+    sizes("LatentAttention", head_dim=head_dim)
+    kv_rank = max(1, min(512, dim // 4)) if kv_rank is None else kv_rank
+    nope_dim = head_dim if nope_dim is None else nope_dim
+    rope_dim = 2 * max(1, head_dim // 4) if rope_dim is None else rope_dim
+    value_dim = head_dim if value_dim is None else value_dim
+    sizes("LatentAttention", kv_rank=kv_rank, nope_dim=nope_dim, rope_dim=rope_dim, value_dim=value_dim)
+    if rope_dim % 2:
+        raise ValueError(f"LatentAttention: expected an even rope_dim, whose numbers turn in pairs, got {rope_dim}")
+    return kv_rank, nope_dim, rope_dim, value_dim

@@ -1,0 +1,126 @@
+"""Attention over a sliding window, dilated or not, and a cache that keeps no more than the window."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from longitude.attention.layers.multihead import MultiHeadAttention
+from longitude.attention.masks import Causal, Mask, Window, is_causal, require_mask
+from longitude.attention.mixer import register_mixer
+from longitude.attention.patterns import Dilated
+from longitude.positions.base import Encoding, Positions, sizes
+
+if TYPE_CHECKING:
+    from longitude.attention.cache import LongitudeCacheLayer
+    from longitude.attention.rolling_cache import RollingCacheLayer
+
+
+@register_mixer("window")
+class WindowAttention(MultiHeadAttention):
+    """Attention in which a token sees `size` keys: itself and those step, 2 step, ..., (size - 1) step before it (Child et al.
+    2019; Beltagy et al. 2020).
+
+    x [B, L, dim] -> [B, L, dim] in O(L size) time. Everything else is MultiHeadAttention. Its cache layer keeps the last
+    (size - 1) step tokens, however long the sequence: O(size step) memory, O(size) time per token.
+    """
+
+    both_sides = False
+    caches = ("keys and values", "the newest keys and values")
+    growth = "O(1)"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        encoding: Encoding | Sequence[Encoding] | None = None,
+        *,
+        size: int,
+        step: int = 1,
+        head_dim: int | None = None,
+        bias: bool = False,
+        dropout: float = 0.0,
+        scale: float | None = None,
+        backend: str = "auto",
+    ):
+        sizes("WindowAttention", size=size, step=step)
+        super().__init__(
+            dim,
+            num_heads,
+            num_kv_heads,
+            encoding,
+            head_dim=head_dim,
+            bias=bias,
+            dropout=dropout,
+            scale=scale,
+            backend=backend,
+        )
+        self.size, self.step = size, step
+        self.sees: Mask = Window(size) if step == 1 else Dilated(size, step)
+
+    def cache_layer(self) -> RollingCacheLayer:
+        from longitude.attention.rolling_cache import RollingCacheLayer
+
+        return RollingCacheLayer((self.size - 1) * self.step)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L dim"],
+        *,
+        mask: Mask = Causal(),  # noqa: B008 (frozen)
+        positions: Positions | None = None,
+        documents: Int[Tensor, "B Lk"] | None = None,
+        cache: LongitudeCacheLayer | None = None,
+        memory: Float[Tensor, "B M dim"] | None = None,
+        encoding: Encoding | None = None,
+        tables: Any = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """As MultiHeadAttention.forward, with the window joined to the mask by &, which must be causal itself.
+
+        documents covers all tokens that passed, [B, Lk], those that the cache forgot included. With return_weights, weights
+        are over the keys that the cache still holds. A LongitudeCacheLayer, which forgets nothing, serves as well.
+        """
+        require_mask(mask)
+        if not is_causal(mask):
+            raise ValueError(
+                f"mask: WindowAttention looks back only, expected Causal() with what else is joined to it by &, got "
+                f"{type(mask).__name__}; MultiHeadAttention takes any mask, lg.Band(before, after) among them"
+            )
+        rolling = self.rolling(cache)
+        out = super().forward(
+            x,
+            mask=mask & self.sees,
+            positions=positions,
+            documents=documents,
+            cache=cache,
+            memory=memory,
+            encoding=encoding,
+            tables=tables,
+            return_weights=return_weights,
+        )
+        if rolling is not None:
+            rolling.roll()
+        return out
+
+    def rolling(self, cache: LongitudeCacheLayer | None) -> RollingCacheLayer | None:
+        """The cache, if it is of the kind that forgets; ValueError if it forgets what the window sees."""
+        if cache is None:
+            return None
+        from longitude.attention.rolling_cache import RollingCacheLayer
+
+        if not isinstance(cache, RollingCacheLayer):
+            return None
+        if cache.keep < (need := (self.size - 1) * self.step):
+            raise ValueError(
+                f"cache: expected a layer that keeps {need} tokens or more, got one that keeps {cache.keep}; "
+                "self.cache_layer() makes one"
+            )
+        return cache
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}" + (f", step={self.step}" if self.step > 1 else "")

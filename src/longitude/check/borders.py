@@ -1,0 +1,88 @@
+"""The law of scalings that follow the length: the published switch at the original length, and a cache that crosses it."""
+
+from __future__ import annotations
+
+from longitude.check.base import Finding, NotApplicable
+from longitude.check.rotary import deviation, measured, ropes, shown, tables_of
+from longitude.check.subject import Subject
+from longitude.positions.frequencies import Follows
+
+LONGEST = 4608
+SIDE = 8
+"""Tokens on each side of a border that are decoded one at a time."""
+
+
+def border_of(config) -> int | None:
+    """The original length of a scaling that follows the sequence's length, if the config has one."""
+    try:
+        scalings = [rope.scaling for rope in ropes(config).values()]
+    except NotApplicable:
+        return None
+    lengths = [one.original_max_length for one in scalings if isinstance(one, Follows) and one.follow == "sequence"]
+    return min(lengths, default=None)
+
+
+def scaling(subject: Subject) -> Finding:
+    """Tables at L - 1, L, L + 1 and 2 L tokens against the published rule, then L again; then decoding from below L to
+    beyond it against a whole pass of each length."""
+    said = ropes(subject.config)
+    border = border_of(subject.config)
+    if border is None:
+        kinds = sorted({rope.scaling.name if rope.scaling else "no scaling" for rope in said.values()})
+        raise NotApplicable(f"its tables are the same for every length ({', '.join(kinds)})")
+    if border + SIDE > max(LONGEST, subject.reach):
+        raise NotApplicable(f"its border lies at {border} tokens; --length {border + SIDE} measures there")
+    off, wrong = rule(subject, border)
+    drift, first = crossing(subject, border)
+    found = []
+    if wrong:
+        found.append(f"tables are not those of the published rule at {', '.join(wrong)}, by {off:.2g} of a frequency")
+    if first is not None:
+        found.append(
+            f"cached decoding across the original length {border} drifts from position {first} on: keys in the cache were "
+            "turned by other tables than new ones. The published rule does that; prefill anew beyond the border, or take a "
+            "scaling whose tables stay (yarn, llama3, linear, a larger base)"
+        )
+    subject.logits(subject.tokens(2))  # a short sequence resets what transformers keeps of a long one
+    worst = max(drift, off if wrong else 0.0)
+    return Finding(worst, subject.threshold, f"the border is {border} tokens", "; ".join(found), first)
+
+
+def rule(subject: Subject, border: int) -> tuple[float, list[str]]:
+    """(largest relative error of a frequency, the lengths where one is off)."""
+    worst, wrong = 0.0, []
+    subject.logits(subject.tokens(2))
+    lengths = [border - 1, border, border + 1, 2 * border]
+    for again, length in [*((False, n) for n in lengths), (True, border)]:
+        tables = tables_of(subject, subject.tokens(length))
+        shown(subject, tables)
+        off = max(
+            deviation(*measured(tables[layer], rope, subject, length))
+            for layer, rope in ropes(subject.config).items()
+            if layer in tables
+        )
+        if off > subject.threshold:
+            wrong.append(f"{length} tokens" + (" after a longer sequence" if again else ""))
+        worst = max(worst, off)
+    return worst, wrong
+
+
+def crossing(subject: Subject, border: int) -> tuple[float, int | None]:
+    """(largest error of logits decoded with a cache, the first position where it exceeds the threshold)."""
+    before = min(SIDE, border - 1)
+    tokens = subject.tokens(border + SIDE)
+    subject.logits(tokens[:, :2])
+    sizes = [border - before, *[1] * (before + SIDE)]
+    decoded = subject.in_pieces(tokens, sizes)
+    subject.logits(tokens[:, :2])
+    worst, first = 0.0, None
+    for place in range(border - before, border + SIDE):
+        want = subject.logits(tokens[:, : place + 1])[:, -1:]
+        error = float(subject.error(decoded[:, place : place + 1], want)[0])
+        worst = max(worst, error)
+        if first is None and error > subject.threshold:
+            first = place
+    return worst, first
+
+
+__all__ = ["border_of", "scaling"]

@@ -1,0 +1,186 @@
+"""The law of the config: what config.json says of positions, key by key, against what transformers makes of it in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from longitude.check.base import Finding
+from longitude.check.rotary import head_dim, is_rotary, unread
+from longitude.check.subject import Subject
+from longitude.errors import nearest
+from longitude.hf.stock import KEY
+from longitude.positions.hugging_face import COMMON, OLD_TYPES, ORIGINAL, TYPES, Rope, from_hugging_face
+from longitude.positions.scaling import DynamicNTK, Llama3, rope_frequencies
+
+BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "local_rope_theta")
+SCHEMAS = ("rope_parameters", "rope_scaling")
+OLD = (*BASES, *SCHEMAS, "partial_rotary_factor", "rotary_pct", ORIGINAL)
+"""Keys of earlier releases that transformers still reads."""
+ROTARY = ("rope", "rotary", "theta", "position")
+WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
+"""What the keys that speak of positions contain. Published configs hold keys of the second kind that nothing reads, and
+switches and names of the first."""
+
+
+def config(subject: Subject) -> Finding:
+    """Contradictions, unknown keys and silent defaults, counted."""
+    found = list(contradictions(subject.raw, subject.config))
+    return Finding(len(found), 0, hint="; ".join(found))
+
+
+def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """Each in words, with what to do. raw: config.json as it stands; config: what transformers read."""
+    raw = raw.get("text_config") or raw
+    yield from unknown_keys(raw, config)
+    if unread(config) or not (is_rotary(config) or any(raw.get(name) for name in SCHEMAS)):
+        return
+    if inside := list(unknown_inside(raw)):
+        yield from inside
+        return
+    readings: dict[str, Any] = {}
+    for name in SCHEMAS:
+        if raw.get(name) or not any(raw.get(one) for one in SCHEMAS):
+            try:
+                readings[name] = from_hugging_face({k: v for k, v in raw.items() if k not in SCHEMAS or k == name})
+            except ValueError as error:
+                silent = (
+                    "; transformers says nothing and takes 10000: write the one of training"
+                    if "expected rope_theta" in str(error)
+                    else ""
+                )
+                yield f"{error}{silent}"
+                return
+    ours = next(iter(readings.values()))
+    if len(readings) == 2 and readings["rope_parameters"] != readings["rope_scaling"]:
+        yield (
+            f"rope_parameters and rope_scaling disagree: {spoken(readings['rope_parameters'])} and "
+            f"{spoken(readings['rope_scaling'])}; remove the wrong one"
+        )
+        return
+    yield from two_bases(raw)
+    yield from said_twice(raw)
+    try:
+        theirs = from_hugging_face(config.to_dict())
+    except ValueError as error:
+        yield f"transformers keeps what cannot be read: {error}"
+        return
+    if theirs != ours:
+        yield f"the file says {spoken(ours)}, and transformers reads {spoken(theirs)}; write rope_parameters in its schema"
+    for layer, rope in ({None: ours} if isinstance(ours, Rope) else ours).items():
+        if rope is not None:
+            yield from lengths(raw, config, rope, parameters_of(raw, layer))
+
+
+def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
+    """Keys about positions, or nearly, that this kind of config does not have: transformers keeps them and looks away."""
+    try:
+        fresh = type(config)()
+    except Exception:  # a config that must be told something
+        fresh = config
+    valid = {key.lstrip("_") for key in (*fresh.to_dict(), *type(config).attribute_map, *vars(fresh))}
+    legacy = OLD if "rope_parameters" in valid else ()
+    about = sorted({key for key in (*valid, *legacy) if any(word in key for word in WORDS)})
+    for key, value in raw.items():
+        if key.lstrip("_") in valid or key in legacy or key == KEY:
+            continue
+        near = get_close_matches(key, about, n=1, cutoff=0.8)
+        if near:
+            yield f"unknown key {key!r}, which transformers ignores: did you mean {near[0]!r}?"
+        elif any(word in key for word in ROTARY) and not isinstance(value, bool | str | None):
+            names = ", ".join(about) or "none"
+            yield f"unknown key {key!r}, which transformers ignores; its keys about positions are: {names}"
+
+
+def unknown_inside(raw: Mapping[str, Any]) -> Iterator[str]:
+    """Keys of the rope dicts that their type does not have."""
+    for name, one in flat(raw):
+        kind = one.get("rope_type", one.get("type", "default"))
+        kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else None
+        if kind not in TYPES:
+            continue  # for the reader to refuse
+        _, needed, optional = TYPES[kind]
+        valid = {*needed, *optional, *COMMON, "type", "max_position_embeddings"}
+        for key in one.keys() - valid:
+            near = nearest(key, valid)
+            meant = f"did you mean {near!r}?" if near else f"a {kind!r} one has: {', '.join(sorted(valid))}"
+            meant = f"a {kind!r} one has none; remove it" if key == ORIGINAL else meant
+            yield f"unknown key {key!r} in {name}, which transformers ignores: {meant}"
+
+
+def flat(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(schema, parameters) of each dict of rope parameters, those of layer types one by one."""
+    for name in SCHEMAS:
+        given = raw.get(name)
+        given = given if isinstance(given, Mapping) else {}
+        for one in [inner for inner in given.values() if isinstance(inner, Mapping)] or [given]:
+            yield name, one
+
+
+def two_bases(raw: Mapping[str, Any]) -> Iterator[str]:
+    """The base said twice, at the top and inside, with two numbers."""
+    top = next((raw[name] for name in BASES[:3] if raw.get(name) is not None), None)
+    for name in SCHEMAS:
+        inside = (raw.get(name) or {}).get("rope_theta")
+        if None not in (top, inside) and top != inside:
+            yield f"rope_theta is {top} at the top and {inside} in {name}; transformers takes the latter; remove the wrong one"
+
+
+def said_twice(raw: Mapping[str, Any]) -> Iterator[str]:
+    """The type, or the original length, said twice, with two values."""
+    for name, given in flat(raw):
+        old, new = (OLD_TYPES.get(str(kind), kind) for kind in (given.get("type"), given.get("rope_type")))
+        if None not in (old, new) and old != new:
+            yield f"type is {old!r} and rope_type {new!r} in {name}; transformers takes the latter; remove the wrong one"
+        top, inside = raw.get(ORIGINAL), given.get(ORIGINAL)
+        if given is raw.get(name) and None not in (top, inside) and top != inside:
+            yield f"{ORIGINAL} is {top} at the top and {inside} in {name}; transformers takes the former; remove the wrong one"
+
+
+def lengths(raw: Mapping[str, Any], config: Any, rope: Rope, given: Mapping[str, Any]) -> Iterator[str]:
+    """Factor, original length, declared length and the lists of one Rope."""
+    scaling, declared = rope.scaling, raw.get("max_position_embeddings")
+    if scaling is None:
+        return
+    try:
+        rope_frequencies(
+            head_dim(config), **{k: v for k, v in rope.options(head_dim(config)).items() if k in FREQUENCY}
+        )
+    except ValueError as error:
+        yield str(error)
+    original = getattr(scaling, "original_max_length", None)
+    if original is None or declared is None or isinstance(scaling, DynamicNTK):
+        return
+    if ORIGINAL not in given and ORIGINAL not in raw:
+        yield (
+            f"{ORIGINAL} is missing, and transformers takes max_position_embeddings = {declared} for the length that the "
+            "model was trained at; write it"
+        )
+    elif original > declared:
+        yield f"{ORIGINAL} = {original} is longer than max_position_embeddings = {declared}"
+    elif (reached := (given.get("factor") or declared) * original) < 0.99 * declared and not isinstance(
+        scaling, Llama3
+    ):
+        # Llama 3's own factor reaches half of what it declares.
+        factor = f"factor {given['factor']} times {ORIGINAL} = {original}"
+        yield f"{factor} is {reached:g}, less than max_position_embeddings = {declared}"
+
+
+FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
+
+
+def parameters_of(raw: Mapping[str, Any], layer: str | None) -> Mapping[str, Any]:
+    """The dict of rope parameters of a layer type."""
+    given = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    inner = given.get(layer) if layer is not None else None
+    return inner if isinstance(inner, Mapping) else given
+
+
+def spoken(read: Any) -> str:
+    """A reading in few words."""
+    if not isinstance(read, Rope):
+        return ", ".join(f"{layer}: {'none' if rope is None else spoken(rope)}" for layer, rope in read.items())
+    scaling = "no scaling" if read.scaling is None else str(read.scaling)
+    part = "" if read.partial_rotary_factor == 1 else f", partial_rotary_factor {read.partial_rotary_factor}"
+    return f"rope_theta {read.base:g}, {scaling}{part}"

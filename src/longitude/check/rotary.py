@@ -1,0 +1,304 @@
+"""Laws of rotary tables: they turn as the config says, and still do far away in the model's own dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from longitude.check.base import Finding, NotApplicable
+from longitude.check.subject import Subject, computing_in
+from longitude.checkpoints.load import last_position
+from longitude.hf.stock import KEY
+from longitude.positions.frequencies import Follows, Frequencies
+from longitude.positions.hugging_face import Rope, from_hugging_face
+from longitude.positions.scaling import rope_frequencies
+
+FAR = 100_003
+SHIFT = 64
+"""Tokens that relative positions look at, and places that they are moved by: few, so that float32 tables stay exact enough."""
+FREQUENCIES = 0.02
+"""Relative; rounding to bfloat16 moves a frequency by up to 0.005, and is the matter of far positions."""
+
+
+class NotShown(NotApplicable):
+    """Raised where no rotary tables can be read."""
+
+
+# ---- what the config says -----------------------------------------------------------------------------------------------
+def is_rotary(config: Any) -> bool:
+    return not_rotary(config) is None
+
+
+def not_rotary(config: Any) -> str | None:
+    """Why positions are not rotary; None where they are."""
+    return unread(config) or (None if getattr(config, "rope_parameters", None) else "its config has no rope_parameters")
+
+
+def unread(config: Any) -> str | None:
+    """Why the model does not do what rope_parameters say, where its config tells; else None."""
+    if getattr(config, KEY, None) is not None:
+        return "its positions are those that set_positions of longitude.hf gave it"
+    if getattr(config, "alibi", None) is True:  # Falcon, which keeps rope_parameters beside it
+        return "its positions are ALiBi's"
+    return None
+
+
+def ropes(config: Any) -> dict[str | None, Rope]:
+    """What transformers reads out of a config, by layer type (None: one for all). NotApplicable where that says nothing."""
+    if (reason := not_rotary(config)) is not None:
+        raise NotShown(reason)
+    try:
+        read = from_hugging_face(config.to_dict())
+    except ValueError as error:
+        raise NotShown(f"the rotary parameters cannot be read ({error})") from error
+    return {None: read} if isinstance(read, Rope) else {layer: rope for layer, rope in read.items() if rope is not None}
+
+
+def head_dim(config: Any) -> int:
+    """Dimensions of the part of a head that may turn."""
+    for name in ("qk_rope_head_dim", "head_dim"):
+        if getattr(config, name, None):
+            return getattr(config, name)
+    return config.hidden_size // config.num_attention_heads
+
+
+def expected(config: Any, rope: Rope, length: int) -> Frequencies:
+    """Frequencies and factors for a sequence of `length` tokens."""
+    options = rope.options(head_dim(config))
+    if "sections" in options:
+        raise NotShown("its positions have several axes (mrope)")
+    return rope_frequencies(head_dim(config), **options, length=length)
+
+
+# ---- what the model does ------------------------------------------------------------------------------------------------
+class Tables(NamedTuple):
+    """cos and sin [L, width], float64, as the model made them in one pass."""
+
+    cos: Tensor
+    sin: Tensor
+
+    def pairs(self, count: int) -> Tables:
+        """[L, count]: a number for each pair, whichever way the model repeats them."""
+        width = self.cos.shape[-1]
+        if width == count:
+            return self
+        if width != 2 * count:
+            raise ValueError(f"its tables are {width} wide, which turns {width} dimensions, and not {2 * count}")
+        halves = torch.equal(self.cos[:, :count], self.cos[:, count:])
+        take = slice(count) if halves else slice(0, None, 2)
+        return Tables(self.cos[:, take], self.sin[:, take])
+
+
+def tables_of(subject: Subject, tokens: Tensor, **said: Any) -> dict[str | None, Tables]:
+    """The rotary tables of one pass, by layer type (None where the model has one kind)."""
+    seen: dict[str | None, Tables] = {}
+
+    def look(module: nn.Module, given: tuple, named: dict[str, Any], out: Any) -> None:
+        layer = named.get("layer_type") or next((word for word in given if isinstance(word, str)), None)
+        if isinstance(out, Tensor) and out.is_complex():
+            out = (out.real, out.imag)
+        if isinstance(out, tuple) and len(out) == 2 and all(isinstance(t, Tensor) and t.dim() >= 2 for t in out):
+            cos, sin = (t.detach().double().reshape(-1, *t.shape[-2:])[0] for t in out)
+            seen.setdefault(layer, Tables(cos, sin))
+
+    hooks = [
+        module.register_forward_hook(look, with_kwargs=True)
+        for module in subject.model.modules()
+        if "rotary" in type(module).__name__.lower()
+    ]
+    try:
+        subject.logits(tokens, **said)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def measured(tables: Tables, rope: Rope, subject: Subject, length: int) -> tuple[Tensor, float, Frequencies]:
+    """(frequency of each pair, attention factor, what both should be), from a pass that begins at positions 0, 1."""
+    want = expected(subject.config, rope, length)
+    cos, sin = tables.pairs(len(want.inverse))
+    return torch.atan2(sin[1], cos[1]).cpu(), float(torch.hypot(cos[0], sin[0]).max()), want
+
+
+def deviation(frequency: Tensor, factor: float, want: Frequencies) -> float:
+    """The largest relative error of frequencies and attention factor."""
+    inverse = want.inverse.cpu().double()
+    off = torch.where(inverse > 0, frequency / inverse - 1, frequency).abs().max()
+    return max(float(off), abs(factor / want.attention_factor - 1))
+
+
+def shown(subject: Subject, tables: Mapping[str | None, Tables]) -> None:
+    if not tables:
+        raise NotShown("the model shows no rotary tables: none of its modules is called Rotary and returns cos and sin")
+
+
+# ---- the laws -------------------------------------------------------------------------------------------------------------
+def frequencies(subject: Subject) -> Finding:
+    """Frequencies and attention factor, read off the tables at positions 0 and 1 of a short pass."""
+    said = ropes(subject.config)
+    tables = tables_of(subject, subject.tokens(8))
+    shown(subject, tables)
+    worst, hint = 0.0, ""
+    for layer, rope in said.items():
+        if layer not in tables:
+            continue
+        got, factor, want = measured(tables[layer], rope, subject, 8)
+        off = deviation(got, factor, want)
+        if off > max(worst, FREQUENCIES):
+            hint = f"{layer or 'the model'} turns otherwise than its config says: {difference(got, factor, want, rope)}"
+        worst = max(worst, off)
+    return Finding(worst, FREQUENCIES, hint=hint)
+
+
+def difference(got: Tensor, factor: float, want: Frequencies, rope: Rope) -> str:
+    """What is wrong, in words."""
+    if abs(factor / want.attention_factor - 1) > FREQUENCIES:
+        return (
+            f"cos and sin are multiplied by {factor:.4f}, expected {want.attention_factor:.4f}; an attention factor that is "
+            "ignored, or applied twice"
+        )
+    if float(got[-1]) < 0:
+        return "the other way round: sin has the wrong sign"
+    if rope.scaling is None and len(got) > 1 and float(got[-1]) > 0:
+        base = float(got[-1]) ** (-len(got) / (len(got) - 1))
+        return f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}; the base was lost on the way to the model"
+    pair = int((got / want.inverse.cpu() - 1).abs().argmax())
+    return (
+        f"pair {pair} by {float(got[pair]):.4g} rad a position, expected {float(want.inverse[pair]):.4g}; "
+        f"the scaling {rope.scaling} is not what the model applies"
+    )
+
+
+def far(subject: Subject) -> Finding:
+    """Positions as far as the model is declared for, and at 100,003, in the model's own dtype."""
+    if (end := last_position(subject.model)) is not None and end <= FAR:
+        raise NotApplicable(f"its positions are a table that ends at {end}")
+    biases = [m for m in subject.model.modules() if hasattr(m, "build_alibi_tensor")]
+    if biases:
+        return far_biases(subject, biases[0])
+    if "position_ids" not in subject.takes:
+        raise NotApplicable("forward takes no position_ids, so no far position can be asked for alone")
+    declared: int = getattr(subject.config, "max_position_embeddings", None) or FAR
+    starts = [FAR] if declared < 16 else sorted({FAR, declared - 8})
+    try:
+        found = [far_tables(subject, ropes(subject.config), start) for start in starts]
+        return next((one for one in found if not one.holds), found[-1])
+    except NotShown:
+        return far_logits(subject)
+
+
+def far_tables(subject: Subject, said: Mapping[str | None, Rope], start: int) -> Finding:
+    """cos and sin of 8 positions from `start` on against float64; allowed are two roundings of a float32 angle, and one to
+    the model's dtype."""
+    places = torch.arange(start, start + 8, device=subject.device)[None]
+    tables, near = (tables_of(subject, subject.tokens(8), position_ids=at) for at in (places, places - start))
+    shown(subject, tables)
+    if all(torch.equal(tables[layer].sin, near[layer].sin) for layer in tables):
+        raise NotApplicable("position_ids do not reach its tables, so no far position can be asked for alone")
+    dtype = next(subject.model.parameters()).dtype
+    error, allowed, factor = 0.0, 0.0, 1.0
+    for layer, rope in said.items():
+        if layer not in tables:
+            continue
+        want = expected(subject.config, rope, start + 8)
+        cos, sin = (t.cpu() for t in tables[layer].pairs(len(want.inverse)))
+        factor = max(factor, want.attention_factor)
+        # A place too far or too near is no rounding, and the matter of cached decoding.
+        error = max(error, min(table_error(cos, sin, places[0] + shift, want) for shift in (0, -1, 1)))
+    allowed = factor * (torch.finfo(dtype).eps + 8 * (start + 8) * 2.0**-24)
+    hint = (
+        f"cos and sin at position {start} are not those of float32: positions, frequencies or their product are rounded to "
+        f"{narrower(dtype)}, or positions are clamped or wrapped; make position_ids, inv_freq and angles in float32, "
+        "and round only cos and sin"
+    )
+    if tables_rounded(subject.model):
+        hint += ". Here inv_freq itself is rounded: model.bfloat16() and .half() do that, from_pretrained(dtype=...) does not"
+    return Finding(error, allowed, f"at position {start} in {dtype_name(dtype)}", hint, start)
+
+
+def table_error(cos: Tensor, sin: Tensor, places: Tensor, want: Frequencies) -> float:
+    """How far tables [L, pairs] are from those of `places` [L] in float64."""
+    angle = places[:, None].cpu().double() * want.inverse.cpu()
+    return max(
+        float((got - exact * want.attention_factor).abs().max().nan_to_num(nan=float("inf")))
+        for got, exact in ((cos, angle.cos()), (sin, angle.sin()))
+    )
+
+
+def tables_rounded(model: nn.Module) -> bool:
+    return any(name.endswith("inv_freq") and table.dtype.itemsize < 4 for name, table in model.named_buffers())
+
+
+def far_biases(subject: Subject, module: Any) -> Finding:
+    """ALiBi's biases of the 64 nearest of 100,003 keys against those of 64 keys in float64, in nats."""
+    dtype, heads = next(subject.model.parameters()).dtype, subject.config.num_attention_heads
+
+    def nearest(keys: int, kind: torch.dtype) -> Tensor:
+        """[heads, 64], of as many keys, relative to the last."""
+        row = module.build_alibi_tensor(torch.ones(1, keys, device=subject.device), heads, kind)[:, 0, -64:].double()
+        return row - row[:, -1:]
+
+    low, exact = nearest(FAR, dtype), nearest(64, torch.float64)  # only distances count
+    return Finding(
+        float((low - exact).abs().max()),
+        0.05,
+        f"at position {FAR} in {dtype_name(dtype)}",
+        f"biases of near keys are rounded to {narrower(dtype)} far from the start; make them in float32, relative to the "
+        "query, or load the model in float32",
+        FAR,
+    )
+
+
+def far_logits(subject: Subject) -> Finding:
+    """Where no tables show: logits at far positions, in the model's own dtype against float32, beside the same near."""
+    tokens, dtype = subject.tokens(32), next(subject.model.parameters()).dtype
+    if subject.device.type != "cpu":  # an accelerator does not survive an index beyond a table
+        raise NotApplicable("it shows no rotary tables, and only on the CPU can be tried where its positions end")
+    places = {start: torch.arange(start, start + 32, device=subject.device)[None] for start in (0, FAR)}
+    try:
+        subject.logits(tokens, position_ids=places[FAR])
+    except (IndexError, RuntimeError, ValueError) as error:
+        raise NotApplicable(f"its positions end before {FAR} ({' '.join(str(error).split())[:120]})") from error
+    low = {start: subject.logits(tokens, position_ids=at) for start, at in places.items()}
+    with computing_in(subject.model, torch.float32):
+        exact = {start: subject.logits(tokens, position_ids=at) for start, at in places.items()}
+    near, away = (float(subject.error(low[start], exact[start]).max()) for start in (0, FAR))
+    return Finding(
+        away,
+        3 * near + 0.05,
+        f"logits, at position {FAR} in {dtype_name(dtype)}",
+        f"logits at position {FAR} lose what float32 keeps: positions are rounded to {narrower(dtype)} somewhere",
+        FAR,
+    )
+
+
+def relative(subject: Subject) -> Finding:
+    """A rotation of queries and keys alike: logits stay where all positions move by as many places."""
+    said = ropes(subject.config)
+    if any(isinstance(rope.scaling, Follows) for rope in said.values()):
+        raise NotApplicable("its tables follow the length of the sequence")
+    if (end := last_position(subject.model)) is not None:
+        raise NotApplicable(f"it has a table of positions, too, that ends at {end}")
+    if "position_ids" not in subject.takes:
+        raise NotApplicable("forward takes no position_ids, so they cannot be moved")
+    tokens = subject.tokens(min(subject.length, SHIFT))
+    places = torch.arange(tokens.shape[1], device=subject.device)[None]
+    want, got = (subject.logits(tokens, position_ids=places + shift) for shift in (0, SHIFT))
+    return Finding(
+        float(subject.error(got, want).max()),
+        subject.threshold,
+        hint=f"logits change where all positions move by {SHIFT}, though rotations see differences alone: queries or keys are "
+        "not rotated, or not by the same angles, or tables and rotation have two layouts (halves, interleaved)",
+    )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def narrower(dtype: torch.dtype) -> str:
+    return "bfloat16 or float16" if dtype in (torch.float32, torch.float64) else dtype_name(dtype)

@@ -1,0 +1,1 @@
+"""What one family of published models needs beyond the common rules."""

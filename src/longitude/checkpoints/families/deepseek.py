@@ -1,0 +1,141 @@
+"""DeepSeek's models as ours: the same weights under our names, the same logits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from longitude.attention.layers.latent import LatentAttention
+from longitude.models.causal import LongitudeForCausalLM
+from longitude.models.configuration import LongitudeConfig
+from longitude.positions.hugging_face import Rope, from_hugging_face
+
+KINDS = ("deepseek_v2", "deepseek_v3")
+ATTENTION = {
+    "q_proj": "q_proj",
+    "q_a_proj": "q_down",
+    "q_a_layernorm": "q_norm",
+    "q_b_proj": "q_up",
+    "kv_a_proj_with_mqa": "kv_down",
+    "kv_a_layernorm": "kv_norm",
+    "kv_b_proj": "kv_up",
+    "o_proj": "o_proj",
+}
+"""Their name of a part of attention -> ours."""
+BLOCK = {
+    "input_layernorm": "mixer_norm",
+    "post_attention_layernorm": "mlp_norm",
+    "mlp.gate_proj": "mlp.gate",
+    "mlp.up_proj": "mlp.up",
+    "mlp.down_proj": "mlp.down",
+    **{f"self_attn.{theirs}": f"mixer.{ours}" for theirs, ours in ATTENTION.items()},
+}
+"""Their name of a part of a layer -> ours."""
+
+
+def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
+    """A DeepSeek-V2 or DeepSeek-V3 causal model of transformers, or a path to its checkpoint, as a LongitudeForCausalLM with
+    equal logits, in the dtype and on the device of the model  (DeepSeek-AI 2024, DeepSeek-V2 and DeepSeek-V3).
+
+    Weights are copied. Errors: ValueError for a model of another kind, one with mixtures of experts, and another activation.
+    """
+    if isinstance(model, str | Path):
+        config_of(AutoConfig.from_pretrained(model))  # refused before weights are read
+        model = AutoModelForCausalLM.from_pretrained(model, dtype="auto")
+    if not isinstance(model, PreTrainedModel):
+        raise ValueError(f"from_deepseek: expected a model of transformers or a path, got {type(model).__name__}")
+    ours = LongitudeForCausalLM(config_of(model.config))
+    state = {renamed(name): tensor for name, tensor in model.state_dict().items()}
+    ours.load_state_dict(state)
+    ours.generation_config = model.generation_config
+    nn.Module.to(ours, model.device, model.dtype)
+    return ours.train(model.training)
+
+
+def from_deepseek_attention(attention: nn.Module) -> LatentAttention:
+    """One attention layer of a DeepSeek-V2 or DeepSeek-V3 model, mixtures of experts or not, with its encoding."""
+    config: Any = getattr(attention, "config", None)
+    if not hasattr(config, "kv_lora_rank") or not hasattr(attention, "kv_b_proj"):
+        raise ValueError(
+            f"from_deepseek_attention: expected an attention layer of DeepSeek-V2 or DeepSeek-V3, got {type(attention).__name__}"
+        )
+    encoding = rope_of(config).encoding(config.qk_rope_head_dim, layout_of(config))
+    ours = LatentAttention(
+        config.hidden_size,
+        config.num_attention_heads,
+        encoding,
+        **options_of(config),
+        bias=config.attention_bias,
+        dropout=config.attention_dropout,
+    )
+    state: dict[str, Tensor] = attention.state_dict()
+    ours.load_state_dict({with_part(name, ATTENTION): tensor for name, tensor in state.items()})
+    some = next(attention.parameters())
+    return ours.to(device=some.device, dtype=some.dtype).train(attention.training)
+
+
+def config_of(config: PreTrainedConfig) -> LongitudeConfig:
+    """Their config -> ours."""
+    if config.model_type not in KINDS:
+        raise ValueError(f"from_deepseek: expected a model of type {' or '.join(KINDS)}, got {config.model_type!r}")
+    if config.first_k_dense_replace < config.num_hidden_layers:
+        raise ValueError(
+            f"from_deepseek: layers from {config.first_k_dense_replace} on mix experts, which LongitudeForCausalLM has not; "
+            "expected dense layers only, or use from_deepseek_attention on each layer's attention"
+        )
+    if config.hidden_act != "silu":
+        raise ValueError(f"from_deepseek: expected hidden_act 'silu', got {config.hidden_act!r}")
+    rope_dim = config.qk_rope_head_dim
+    rope = {"name": "rope", "layout": layout_of(config), **rope_of(config).options(rope_dim)}
+    same = (
+        "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "attention_bias",
+        "attention_dropout", "max_position_embeddings", "rms_norm_eps", "initializer_range", "use_cache", "pad_token_id",
+        "bos_token_id", "eos_token_id", "tie_word_embeddings",
+    )  # fmt: skip
+    return LongitudeConfig(
+        **{name: getattr(config, name) for name in same},
+        mlp_bias=getattr(config, "mlp_bias", False),
+        embedding_scale=1.0,
+        encoding=rope,
+        mixer={"name": "latent", **options_of(config)},
+    )
+
+
+def options_of(config: PreTrainedConfig) -> dict[str, Any]:
+    """What their config says of LatentAttention. Their norms of latents have an eps of their own."""
+    return {
+        "kv_rank": config.kv_lora_rank,
+        "q_rank": config.q_lora_rank,
+        "nope_dim": config.qk_nope_head_dim,
+        "rope_dim": config.qk_rope_head_dim,
+        "value_dim": config.v_head_dim,
+        "eps": 1e-6,
+    }
+
+
+def rope_of(config: PreTrainedConfig) -> Rope:
+    rope = from_hugging_face(config)
+    assert isinstance(rope, Rope)
+    return rope
+
+
+def layout_of(config: PreTrainedConfig) -> str:
+    """Rotary pairs of checkpoints are neighbours, unless a config says that they were taken apart."""
+    return "interleaved" if getattr(config, "rope_interleave", True) else "half"
+
+
+def renamed(name: str) -> str:
+    """model.layers.3.self_attn.kv_b_proj.weight -> model.layers.3.mixer.kv_up.weight"""
+    if not name.startswith("model.layers."):
+        return name
+    _, _, layer, part = name.split(".", 3)
+    return f"model.layers.{layer}.{with_part(part, BLOCK)}"
+
+
+def with_part(name: str, names: dict[str, str]) -> str:
+    """self_attn.kv_b_proj.weight -> mixer.kv_up.weight"""
+    part, kind = name.rsplit(".", 1)
+    return f"{names[part]}.{kind}"

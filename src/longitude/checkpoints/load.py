@@ -1,0 +1,292 @@
+"""Checkpoints: a Hugging Face causal model with its tokenizer from a folder or a hub name, or one line that says why not."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+import longitude.models  # noqa: F401  makes our own models known to the Auto classes
+from longitude.errors import unknown
+from longitude.hf.stock import KEY, class_of
+
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+PICKLED = "pytorch_model*.bin"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "vocab.txt", "spiece.model")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A loaded checkpoint; the model is in eval mode.
+
+    tokenizer: None only where none was asked for. path: as the caller wrote it. unused: names of weights that the files
+    hold and the model has no place for, beyond those that its class says to ignore.
+    """
+
+    model: Any
+    tokenizer: Any
+    config: PreTrainedConfig
+    path: str
+    unused: tuple[str, ...] = ()
+
+
+def load(
+    name_or_path: str | Path,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    allow_pickle: bool = False,
+    attn_implementation: str | None = None,
+    tokenizer: bool = True,
+) -> Checkpoint:
+    """A causal model and its tokenizer, from a local folder or, by name, from the hub through transformers.
+
+    dtype: of the weights in memory; None: as they are saved. allow_pickle: take weights that are saved as a pickle,
+    which safetensors files win over; torch's restricted reader still loads them. tokenizer=False: do without one.
+    Code that comes with a checkpoint is never run.
+
+    Raises ValueError, in one line, for: no such folder or name, no or unknown configuration, weights that are missing,
+    truncated, incomplete or pickled only, a tokenizer that is missing, a dtype or device that is not there.
+    """
+    path = str(name_or_path)
+    where = _where(path)
+    kind, place = _dtype(dtype), _device(device)
+    config = config_of(path)
+    read = tokenizer_of(path, config) if tokenizer else None
+    if where is not None:
+        _require_weights(where, allow_pickle)
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ValueError(
+            f"{path}: a {config.model_type} model is no causal language model; expected one that predicts the next token"
+        )
+    kinds, make = AutoModelForCausalLM, AutoModelForCausalLM.from_config
+    if getattr(config, KEY, None) is not None:
+        if attn_implementation not in (None, "longitude"):
+            raise ValueError(f"{path}: its positions need attn_implementation 'longitude', got {attn_implementation!r}")
+        kinds = make = class_of(path, config)
+        attn_implementation = "longitude"
+    with (
+        _quiet(),
+        _config_to_blame(path, config, make),
+        _one_line(f"{path}: the weights cannot be loaded; copy or download them again"),
+    ):
+        loaded: Any = kinds.from_pretrained(
+            path,
+            config=config,
+            dtype=kind,
+            attn_implementation=attn_implementation,
+            use_safetensors=None if allow_pickle else True,
+            trust_remote_code=False,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    model, info = loaded
+    for name, saved, expected in sorted(info["mismatched_keys"]):
+        raise ValueError(
+            f"{path}: {name} is {list(saved)} in the weights and {list(expected)} by config.json; correct config.json"
+        )
+    if missing := sorted(info["missing_keys"]):
+        raise ValueError(
+            f"{path}: the weights lack {len(missing)} of the model's tensors, such as {missing[0]}; they would be random "
+            f"numbers; complete the checkpoint, or correct config.json"
+        )
+    model = model.eval().to(place)
+    return Checkpoint(model, read, model.config, path, tuple(sorted(info["unexpected_keys"])))
+
+
+def require(name_or_path: str | Path, allow_pickle: bool = False) -> None:
+    """ValueError, in one line, for what `load` would refuse about a local folder's files, without reading the weights."""
+    where = _where(str(name_or_path))
+    if where is None:
+        return
+    _require_config(where)
+    _require_weights(where, allow_pickle)
+    for path in sorted(where.glob("*.safetensors")):
+        with (
+            _one_line(f"{path}: the weights cannot be read; copy or download them again"),
+            safe_open(path, "pt") as file,
+        ):
+            file.keys()
+
+
+def config_of(name_or_path: str | Path) -> PreTrainedConfig:
+    """The configuration of a checkpoint, without its weights. ValueError, in one line, when there is none that we can read."""
+    path = str(name_or_path)
+    where = _where(path)
+    if where is not None:
+        _require_config(where)
+    said = "its configuration cannot be read" if where else "there is no such folder, and no such name on the hub"
+    with _quiet(), _one_line(f"{path}: {said}"):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def tokenizer_of(name_or_path: str | Path, config: PreTrainedConfig) -> PreTrainedTokenizerBase:
+    """The tokenizer of a checkpoint; bytes for a model of a study, which has none. ValueError when it is missing."""
+    path = str(name_or_path)
+    where = _where(path)
+    if where is not None and not any((where / name).exists() for name in TOKENIZERS):
+        if reads_bytes(config):
+            return byte_tokenizer()
+        raise ValueError(
+            f"{path}: there is no tokenizer (expected {TOKENIZERS[0]} or another of its kinds); copy the tokenizer's files "
+            f"of the model it comes from into this folder"
+        )
+    with _one_line(f"{path}: its tokenizer cannot be loaded"):
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+
+
+def reads_bytes(config: PreTrainedConfig) -> bool:
+    """Whether this is one of our own models over the 256 byte values, as `longitude study` trains them."""
+    return config.model_type == "longitude" and config.vocab_size == 256
+
+
+def byte_tokenizer() -> PreTrainedTokenizerBase:
+    """A tokenizer whose ids are the values of the text's UTF-8 bytes."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    letters = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    plain = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    plain.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(tokenizer_object=plain, clean_up_tokenization_spaces=False)
+
+
+# ---- checks -----------------------------------------------------------------------------------------------------------
+
+
+def _where(path: str) -> Path | None:
+    """The local folder, or None for a name of the hub: "model" or "owner/model", where no such folder is."""
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise ValueError(f"{path} is a file; expected the folder of a checkpoint, with config.json")
+    if not path or path[0] in "./~" or path.count("/") > 1 or "\\" in path or ("/" in path and folder.parent.is_dir()):
+        raise ValueError(
+            f"{path}: there is no such folder; expected a checkpoint with config.json, or a name on the hub"
+        )
+    return None
+
+
+def _require_config(folder: Path) -> None:
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{folder}: there is no config.json; expected the folder of a Hugging Face checkpoint")
+    try:
+        plain = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{file} is not readable JSON ({one_line_of(error)}); restore the file") from error
+    if not isinstance(plain, dict) or not isinstance(plain.get("model_type"), str):
+        raise ValueError(f'{file} names no model_type; expected a configuration of transformers, with "model_type"')
+    if plain["model_type"] not in _model_types():
+        if "auto_map" in plain:
+            raise ValueError(
+                f"{folder}: its model ({plain['model_type']}) is code that comes with the checkpoint, and such code is never "
+                f"run; take a checkpoint of an architecture that transformers has"
+            )
+        raise unknown("model_type", plain["model_type"], _model_types(), f"It stands in {file}.")
+
+
+def _model_types() -> list[str]:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return list(CONFIG_MAPPING.keys())
+
+
+def _require_weights(folder: Path, allow_pickle: bool) -> None:
+    if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
+        return
+    pickled = sorted(path.name for path in folder.glob(PICKLED))
+    if not pickled:
+        raise ValueError(f"{folder}: there are no weights; expected model.safetensors")
+    if not allow_pickle:
+        raise ValueError(
+            f"{folder}: its weights are a pickle ({pickled[0]}), which can run code as it is read; convert them to "
+            f"safetensors, or say --allow-pickle (allow_pickle=True) if you trust where they come from"
+        )
+
+
+def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
+    if dtype is None:
+        return "auto"
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise unknown("dtype", name, DTYPES, "It is the type of the weights in memory.")
+    return getattr(torch, name)
+
+
+def _device(device: str | torch.device) -> torch.device:
+    with _one_line(f"device {device}: this machine has none that torch {torch.__version__} can use; try cpu"):
+        torch.empty(1, device=device)
+        return torch.device(device)
+
+
+# ---- words ------------------------------------------------------------------------------------------------------------
+
+
+def one_line_of(error: BaseException) -> str:
+    """An error's message in one line, its end cut off where it is long."""
+    return shorten(str(error), 240, placeholder=" ...") or type(error).__name__
+
+
+@contextmanager
+def _one_line(said: str) -> Iterator[None]:
+    """Whatever transformers, safetensors, tokenizers or torch raise about a user's files becomes one ValueError."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{said} ({one_line_of(error)})") from error
+
+
+@contextmanager
+def _config_to_blame(path: str, config: PreTrainedConfig, make: Callable[[PreTrainedConfig], Any]) -> Iterator[None]:
+    """Where `make` builds no model of a config even without weights, an error of loading is the config's."""
+    try:
+        yield
+    except ValueError as error:
+        try:
+            with torch.device("meta"):
+                make(config)
+        except Exception as reason:
+            from longitude.check.config import contradictions
+
+            raw = PreTrainedConfig.get_config_dict(path)[0]
+            said = "; ".join(contradictions(raw, config)) or f"no model can be built of it ({one_line_of(reason)})"
+            raise ValueError(f"{path}: config.json: {said}") from error
+        raise
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' report and progress bar of loading: `load` says what is wrong itself."""
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def last_position(model: nn.Module) -> int | None:
+    """Where learned absolute positions end, in tokens; None where the model has none."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and re.search(r"(wpe|pos(ition)?_?emb\w*|embed_positions)$", name):
+            return min(module.num_embeddings, getattr(model.config, "max_position_embeddings", module.num_embeddings))
+        end = getattr(module, "max_length", None)
+        if "longitude.positions" in type(module).__module__ and isinstance(end, int):
+            return end
+    return None

@@ -1,0 +1,189 @@
+"""The one routine behind retention, RWKV-6, Mamba-2 and Performer: a matrix state that decays, in three forms.
+
+    S_t = diag(w_t) S_{t-1} + k_t^T v_t,    o_t = q_t S_t,    or  o_t = q_t (S_{t-1} + diag(u) k_t^T v_t)  with a bonus u
+
+A chunk of tokens reads the state before it and what its own tokens add, as pairs (Sun et al. 2023, section 2.3; Dao and Gu
+2024, section 6; Yang et al. 2024, section 4). Every decay is a product of the w between two tokens, never a quotient of longer
+products, so strong decays fall to zero and nothing overflows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from longitude.recurrent.base import require_flags, require_mode, require_state, state_dtype
+from longitude.recurrent.ops.fla_kernels import decayed_by_kernel, serve
+
+
+class Chunks(NamedTuple):
+    """What the tokens of chunks do to each other and to the state, [B, G, R, n, ...]."""
+
+    pairs: Tensor  # [.., C, C] the weight of one token's value in another token's output
+    queries: Tensor  # [.., C, K] queries as they read the state before the chunk
+    keys: Tensor  # [.., C, K] keys as they stand in the state after the chunk
+    decay: Tensor  # [.., K | 1, 1] what is left of the state before the chunk after it
+
+
+def decayed(
+    who: str,
+    q: Float[Tensor, "B G L K"],
+    k: Float[Tensor, "B G L K"],
+    v: Float[Tensor, "B H L V"],
+    log_decay: Float[Tensor, "B|1 H L|1 K|1"],
+    *,
+    bonus: Float[Tensor, "H K"] | None = None,
+    mode: str = "chunked",
+    chunk_size: int = 64,
+    state: Float[Tensor, "B H K V"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
+    """-> outputs in v's dtype, and the state after the last token, float32 or wider. Inside, all is as wide as the state.
+
+    log_decay: log w <= 0, by head (last dimension 1) or by channel of the keys. Each of G heads of queries and keys serves
+    H/G heads of values. reset: tokens that hear nothing before them. valid: False for tokens that leave the state as it is.
+    """
+    require_mode(who, mode, chunk_size)
+    (batch, heads, length, value_dim), groups, key_dim = v.shape, q.shape[1], q.shape[-1]
+    require_state(who, state, {"state": (batch, heads, key_dim, value_dim)})
+    require_flags(who, batch, length, reset=reset, valid=valid)
+    if valid is not None:
+        k = k.where(valid[:, None, :, None], 0)
+        log_decay = log_decay.where(valid[:, None, :, None], 0)
+    if serve(q, v, mode, reset):
+        return decayed_by_kernel(q, k, v, log_decay, bonus, state)
+    dtype = state_dtype(v)
+    with torch.autocast(v.device.type, enabled=False):
+        # Heads as [G, R]: R heads of values share what one head of queries and keys computes.
+        q, k = (x.to(dtype).unsqueeze(2) for x in (q, k))
+        tokens = v.to(dtype).unflatten(1, (groups, -1))
+        log_w = log_decay.to(dtype).unflatten(1, (groups, -1))
+        u = None if bonus is None else bonus.to(dtype).unflatten(0, (groups, -1))[..., None, :]
+        s = tokens.new_zeros(batch, heads, key_dim, value_dim) if state is None else state.to(dtype)
+        s = s.unflatten(1, (groups, -1))
+        reset = None if reset is None else reset[:, None, None]
+        if mode == "recurrent" or length == 1:
+            out, s = steps(q, k, tokens, log_w, u, reset, s)
+        else:
+            size = length if mode == "parallel" else min(chunk_size, length)
+            whole = length - length % size
+            out, s = chunks(size, *_part(0, whole, q, k, tokens, log_w, reset), u, s)
+            if whole < length:
+                tail, s = chunks(length - whole, *_part(whole, length, q, k, tokens, log_w, reset), u, s)
+                out = torch.cat([out, tail], 3)
+    return out.flatten(1, 2).to(v.dtype), s.flatten(1, 2)
+
+
+def _part(
+    start: int, stop: int, q: Tensor, k: Tensor, v: Tensor, log_w: Tensor, reset: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """The tokens from start to stop of everything."""
+    log_w = log_w if log_w.shape[3] == 1 else log_w[:, :, :, start:stop]
+    reset = None if reset is None else reset[..., start:stop]
+    return q[:, :, :, start:stop], k[:, :, :, start:stop], v[:, :, :, start:stop], log_w, reset
+
+
+def steps(
+    q: Tensor, k: Tensor, v: Tensor, log_w: Tensor, u: Tensor | None, reset: Tensor | None, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token after the other: the formula itself."""
+    w = log_w.exp().expand(*log_w.shape[:3], q.shape[3], -1)[..., None]
+    out = []
+    for t in range(q.shape[3]):
+        if reset is not None:
+            state = state.masked_fill(reset[..., t, None, None], 0)
+        new = k[:, :, :, t, :, None] * v[:, :, :, t, None, :]
+        before, state = state, torch.addcmul(new, w[:, :, :, t], state)
+        read = state if u is None else before + u.mT * new
+        out.append(q[:, :, :, t, None, :] @ read)
+    return torch.cat(out, 3), state
+
+
+def chunks(
+    size: int,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    log_w: Tensor,
+    reset: Tensor | None,
+    u: Tensor | None,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Tokens of whole chunks: all pairs in each, and the state from one to the next."""
+    # [B, G, R, n, C, dim]; in order, for each product would else copy them again
+    q, k, v = (x.contiguous().unflatten(3, (-1, size)) for x in (q, k, v))
+    log_w = log_w[:, :, :, None] if log_w.shape[3] == 1 else log_w.unflatten(3, (-1, size))
+    reset = None if reset is None else reset.unflatten(3, (-1, size))
+    by_head = u is None and log_w.shape[-1] == 1
+    chunk = decays_by_head(q, k, log_w, reset) if by_head else decays_by_channel(q, k, log_w, u, reset)
+    added = chunk.keys.mT @ v
+    kept, added = chunk.decay.expand(*chunk.decay.shape[:3], added.shape[3], -1, -1).unbind(3), added.unbind(3)
+    states = []
+    for decay, new in zip(kept, added, strict=True):
+        states.append(state)
+        state = torch.addcmul(new, decay, state)
+    out = (chunk.queries @ torch.stack(states, 3)).add_(chunk.pairs @ v)
+    return out.flatten(3, 4), state
+
+
+def decays_by_head(q: Tensor, k: Tensor, log_w: Tensor, reset: Tensor | None) -> Chunks:
+    """One decay for all channels: it multiplies the scores, exp of the sum of log w over the tokens between (Dao and Gu 2024)."""
+    size = q.shape[-2]
+    log_w = log_w.squeeze(-1).expand(*log_w.shape[:-2], size)
+    # Sums of their own terms alone: a difference of two long sums would keep little of a short one. In place where no
+    # backward needs what was there: passes over memory are what this costs.
+    decay = log_w[..., :, None].expand(*log_w.shape, size).tril(-1).cumsum_(-2).exp_()  # over s+1 .. t
+    start = log_w.cumsum(-1).exp()
+    if reset is not None:
+        document = reset.cumsum(-1)  # in the chunk: 0 goes on with what was before it
+        decay = decay.where(document[..., :, None] == document[..., None, :], 0)
+        start = start.where(document == 0, 0)
+    pairs = (q @ k.mT).tril_() * decay
+    return Chunks(pairs, q * start[..., None], k * decay[..., -1, :, None], start[..., -1, None, None])
+
+
+def decays_by_channel(q: Tensor, k: Tensor, log_w: Tensor, u: Tensor | None, reset: Tensor | None) -> Chunks:
+    """A decay for each channel: it is within the sum of a score. Two neighbouring blocks become one,
+
+        pairs = [[pairs_1, 0], [queries_2 keys_1^T, pairs_2]]
+
+    where queries_2 have decayed since the second block began and keys_1 until the first one ends; from single tokens up.
+    """
+    size = q.shape[-2]
+    w = log_w.expand(*log_w.shape[:-2], *q.shape[-2:]).contiguous().exp()
+    w = w if reset is None else w.masked_fill(reset[..., None], 0)
+    if u is None:
+        own = (q * k).sum(-1)
+        q = q * w
+    else:  # the state is read before the token decays it
+        own = (u[..., None, :, :] * q * k).sum(-1)
+        q = q if reset is None else q.masked_fill(reset[..., None], 0)
+    blocks = 1 << (size - 1).bit_length()
+    if blocks > size:
+        q, k = (F.pad(x, (0, 0, 0, blocks - size)) for x in (q, k))
+        w, own = F.pad(w, (0, 0, 0, blocks - size), value=1.0), F.pad(own, (0, blocks - size))
+    pairs = own[..., None, None]  # [.., blocks, size of a block, the same]
+    q, k = q.unsqueeze(-2), k.unsqueeze(-2)  # [.., blocks, size of a block, K]
+    in_place = not torch.is_grad_enabled()  # half the memory to pass over, where no backward needs the old ones
+    if in_place:
+        q, k = q.clone(), k.clone()
+    while blocks > 1:
+        (q_1, q_2), (k_1, k_2) = (x.unflatten(-3, (-1, 2)).unbind(-3) for x in (q, k))
+        first, second = w.unflatten(-2, (-1, 2)).unbind(-2)
+        upper, lower = pairs.unflatten(-3, (-1, 2)).unbind(-3)
+        pairs = torch.cat([torch.cat([upper, torch.zeros_like(upper)], -1), torch.cat([q_2 @ k_1.mT, lower], -1)], -2)
+        first, second = first[..., None, :], second[..., None, :]
+        if in_place:
+            q_2 *= first
+            k_1 *= second
+            q, k = (x.unflatten(-3, (-1, 2)).flatten(-3, -2) for x in (q, k))
+        else:
+            q, k = torch.cat([q_1, q_2 * first], -2), torch.cat([k_1 * second, k_2], -2)
+        w, blocks = (first * second).squeeze(-2), blocks // 2
+    pairs, q, k = pairs.squeeze(-3), q.squeeze(-3), k.squeeze(-3)
+    return Chunks(pairs[..., :size, :size], q[..., :size, :], k[..., :size, :], w.mT)

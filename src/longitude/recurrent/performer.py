@@ -1,0 +1,223 @@
+"""Performer: softmax attention through random features, so that a state of constant size stands for all keys."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
+
+from longitude.attention.mixer import register_mixer
+from longitude.positions.base import Encoding, positive, sizes
+from longitude.recurrent.base import (
+    RecurrentMixer,
+    require_flags,
+    require_mode,
+    require_state,
+    require_tokens,
+    state_dtype,
+)
+from longitude.recurrent.ops.decayed import decayed
+
+LOWEST = -1e30
+"""The largest exponent of no key at all."""
+
+State = tuple[Float[Tensor, "B H m V"], Float[Tensor, "B H m"], Float[Tensor, "B H"]]
+
+
+def performer(
+    q: Float[Tensor, "B H L D"],
+    k: Float[Tensor, "B H L D"],
+    v: Float[Tensor, "B H L V"],
+    projection: Float[Tensor, "m D"] | Float[Tensor, "H m D"],
+    *,
+    epsilon: float = 1e-4,
+    mode: str = "chunked",
+    chunk_size: int = 64,
+    state: State | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B H L V"], State]:
+    """Causal attention with positive random features (FAVOR+, Choromanski et al. 2021, arXiv 2009.14794):
+
+        o_t = phi(q_t) S_t / (phi(q_t) . z_t),    S_t = sum over s <= t of phi(k_s)^T v_s,    z_t = sum of phi(k_s)
+        phi(x) = m^-1/2 (exp(W x' - |x'|^2/2 - c) + epsilon),    x' = D^-1/4 x
+
+    so that phi(q) . phi(k) is exp(q . k / sqrt(D)) in the mean over W: attention of scale D^-1/2. projection: W, rows of
+    N(0, I), for all heads or for each; see `orthogonal_features`.
+
+    c keeps exp in range and cancels but for epsilon. For a query it is its own largest exponent. For keys the published code
+    takes the largest of all, which a causal mixer must not know: here it is the largest up to token t, kept in the state, and
+    where it grows, S and z shrink by the same factor. So no token hears a later one, and every mode does the same.
+
+    -> the outputs and the state: S [B, H, m, V], z [B, H, m] and the largest exponent [B, H]. The other options and
+    errors are those of `retention`.
+    """
+    require_tokens("performer", q=(q, "B H L D"), k=(k, "B H L D"), v=(v, "B H L V"))
+    batch, heads, length, dim = q.shape
+    if projection.dim() not in (2, 3) or projection.shape[-1] != dim or projection.shape[:-2] not in ((), (heads,)):
+        raise ValueError(
+            f"projection: performer expected [m, {dim}] or [{heads}, m, {dim}], got {list(projection.shape)}"
+        )
+    m = projection.shape[-2]
+    shapes = {"S": (batch, heads, m, v.shape[-1]), "z": (batch, heads, m), "largest": (batch, heads)}
+    require_state("performer", state, shapes)
+    require_flags("performer", batch, length, reset=reset, valid=valid)
+    dtype = state_dtype(v)
+    with torch.autocast(v.device.type, enabled=False):
+        to_q, to_k = (exponents(x.to(dtype), projection.to(dtype)) for x in (q, k))
+        to_k = to_k if valid is None else to_k.masked_fill(~valid[:, None, :, None], LOWEST)
+        before = to_k.new_full((batch, heads), LOWEST) if state is None else state[2].to(dtype)
+        largest = running_max(to_k.amax(-1), before, reset)
+        earlier = torch.cat([before[..., None], largest[..., :-1]], -1)
+        log_decay = earlier - largest
+        log_decay = log_decay if reset is None else log_decay.masked_fill(reset[:, None], 0)
+        phi_q = m**-0.5 * ((to_q - to_q.amax(-1, keepdim=True)).exp() + epsilon)
+        phi_k = m**-0.5 * ((to_k - largest[..., None]).exp() + epsilon)
+        # Values with a one behind them: what is summed for it is the normaliser.
+        values = torch.cat([v.to(dtype), v.new_ones(*v.shape[:-1], 1, dtype=dtype)], -1)
+        joined = None if state is None else torch.cat([state[0].to(dtype), state[1].to(dtype)[..., None]], -1)
+        out, joined = decayed(
+            "performer",
+            phi_q,
+            phi_k,
+            values,
+            log_decay[..., None],
+            mode=mode,
+            chunk_size=chunk_size,
+            state=joined,
+            reset=reset,
+            valid=valid,
+        )
+        out, total = out[..., :-1], out[..., -1:]
+        out = out / total.masked_fill(total == 0, 1)  # padding before the first key hears nothing
+    return out.to(v.dtype), (joined[..., :-1], joined[..., -1], largest[..., -1].clone())
+
+
+def exponents(x: Float[Tensor, "B H L D"], projection: Float[Tensor, "*H m D"]) -> Float[Tensor, "B H L m"]:
+    """W x' - |x'|^2/2"""
+    x = x * x.shape[-1] ** -0.25
+    return x @ projection.mT - x.square().sum(-1, keepdim=True) / 2
+
+
+def running_max(
+    x: Float[Tensor, "B H L"], before: Float[Tensor, "B H"], reset: Bool[Tensor, "B L"] | None
+) -> Float[Tensor, "B H L"]:
+    """The largest so far in each token's own document; `before` is that of the tokens before these."""
+    if reset is None:
+        return torch.maximum(x.cummax(-1).values, before[..., None])
+    document = torch.nn.functional.pad(reset.cumsum(-1), (1, 0))[:, None]
+    x, step = torch.cat([before[..., None], x], -1), 1
+    while step < x.shape[-1]:  # of the last 2, 4, 8, ... tokens
+        same = document[..., step:] == document[..., :-step]
+        x = torch.cat([x[..., :step], torch.maximum(x[..., step:], x[..., :-step].where(same, LOWEST))], -1)
+        step *= 2
+    return x[..., 1:]
+
+
+def orthogonal_features(head_dim: int, m: int, seed: int = 0) -> Float[Tensor, "m head_dim"]:
+    """W of m rows, float64: directions orthogonal within each head_dim rows, lengths those of Gaussian vectors, so that each
+    row alone is N(0, I)  (Choromanski et al. 2021, section 2.4). The seed is all there is of chance."""
+    sizes("orthogonal_features", head_dim=head_dim, m=m)
+    options: Any = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64, "device": "cpu"}
+    q, r = torch.linalg.qr(torch.randn(math.ceil(m / head_dim), head_dim, head_dim, **options))
+    q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # else not uniform over all rotations
+    lengths = torch.randn(m, head_dim, **options).norm(dim=1, keepdim=True)
+    return q.mT.flatten(0, 1)[:m] * lengths
+
+
+@lru_cache(maxsize=32)
+def _made(head_dim: int, m: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    # What is made for inference could not be trained with later, and what torch.export makes is no tensor outside of it.
+    with torch.inference_mode(False), _disable_current_modes():
+        return orthogonal_features(head_dim, m, seed).to(device, dtype)
+
+
+@torch.compiler.assume_constant_result
+def _features(head_dim: int, m: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    return _made(head_dim, m, seed, device, dtype)
+
+
+@register_mixer("performer")
+class Performer(RecurrentMixer):
+    """Attention through random features: heads and projections as in MultiHeadAttention, `performer` between them.
+
+    features: their number m per head, None is int(head_dim ln head_dim), as published. They follow from the seed alone, are the
+    same for all heads and for the model's whole life, and are in no checkpoint. Encodings that rotate act before
+    the features; what is added to scores has nothing to be added to. mode, chunk_size: as performer has them.
+    """
+
+    rotates = True
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        num_kv_heads: int | None = None,
+        *,
+        head_dim: int | None = None,
+        features: int | None = None,
+        seed: int = 0,
+        epsilon: float = 1e-4,
+        bias: bool = False,
+        mode: str = "chunked",
+        chunk_size: int = 64,
+    ):
+        super().__init__()
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        sizes("Performer", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        require_mode("Performer", mode, chunk_size)
+        if num_heads % num_kv_heads:
+            raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
+        if head_dim is None and dim % num_heads:
+            raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
+        head_dim = dim // num_heads if head_dim is None else head_dim
+        sizes("Performer", head_dim=head_dim)
+        features = max(1, int(head_dim * math.log(head_dim))) if features is None else features
+        sizes("Performer", features=features)
+        positive("Performer", epsilon=epsilon)
+        self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
+        self.features, self.seed, self.epsilon = features, seed, epsilon
+        self.mode, self.chunk_size = mode, chunk_size
+        self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
+        self.k_proj = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
+        self.v_proj = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
+        self.o_proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
+
+    def refuses(self, encoding: Encoding) -> str | None:
+        if not encoding.stable_keys:
+            return f"{type(encoding).__name__} turns a key anew for later queries, and Performer keeps no keys"
+        return super().refuses(encoding)
+
+    def mix(
+        self,
+        x: Tensor,
+        state: State | None,
+        reset: Tensor | None,
+        valid: Tensor | None,
+        positions: Tensor,
+        encoding: Encoding,
+        tables: Any,
+    ) -> tuple[Tensor, State]:
+        heads = *x.shape[:2], -1, self.head_dim
+        q, k, v = (project(x).view(heads).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = encoding.queries(q, tables or ()), encoding.keys(k, tables or ())
+        k, v = (y.repeat_interleave(self.num_heads // self.num_kv_heads, 1) for y in (k, v))
+        projection = _features(self.head_dim, self.features, self.seed, x.device, state_dtype(v))
+        out, state = performer(
+            q,
+            k,
+            v,
+            projection,
+            epsilon=self.epsilon,
+            mode=self.mode,
+            chunk_size=self.chunk_size,
+            state=state,
+            reset=reset,
+            valid=valid,
+        )
+        return self.o_proj(out.transpose(1, 2).flatten(2)), state

@@ -1,0 +1,1 @@
+"""Charts, tables, sentences and pages. Imported only when something is drawn."""
