@@ -11,7 +11,7 @@ import subprocess
 import sys
 
 BUDGET = 0.3
-USES = {"import longitude": "", "first use": "lg.attend; lg.encodings()"}
+USES = {"import longitude": "", "first use": "lg.attend; lg.list_encodings()"}
 PROGRAM = """
 import torch, time
 start = time.perf_counter()

@@ -8,7 +8,7 @@ from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.length_dependent import newest
 from longitude.attention.masks import Causal, Documents, Padding
 from longitude.attention.state_cache import StateLayer
-from longitude.positions.base import sizes
+from longitude.positions.base import check_sizes
 from longitude.recurrent.base import RecurrentMixer, require_mode, require_state, state_dtype
 from longitude.recurrent.ops.short_conv import previous
 
@@ -18,7 +18,7 @@ class Decay(RecurrentMixer):
 
     def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
         super().__init__()
-        sizes("Decay", dim=dim)
+        check_sizes("Decay", dim=dim)
         require_mode("Decay", mode, chunk_size)
         self.dim, self.mode, self.chunk_size = dim, mode, chunk_size
         self.value, self.gate, self.out = (nn.Linear(dim, dim) for _ in range(3))

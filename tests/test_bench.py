@@ -9,7 +9,7 @@ import torch
 
 import longitude as lg
 from longitude.bench import memory, sweep as sweeps
-from longitude.bench.cases import Inputs, Work, offset_biases, ours, plain, rotations
+from longitude.bench.cases import AttentionShape, Inputs, offset_biases, ours, plain, rotations
 from longitude.bench.clock import Spread, interleaved
 from longitude.bench.config import BenchConfig, checked
 from longitude.bench.peers import PEERS, installed
@@ -20,7 +20,7 @@ from longitude.positions import base
 # What x-transformers does when it is imported.
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 
-SMALL = Work(2, 4, 2, 8, 17)
+SMALL = AttentionShape(2, 4, 2, 8, 17)
 
 
 def tiny(**options) -> BenchConfig:
@@ -84,7 +84,7 @@ def test_plain_is_causal_attention():
     assert out.shape == (2, 4, 17, 8)
 
 
-@pytest.mark.parametrize("name", lg.encodings())
+@pytest.mark.parametrize("name", lg.list_encodings())
 def test_every_encoding_is_timed_with_what_it_does(name):
     """At the input, on the scores, by its columns: a backward step reaches all that it has learned, and the tokens it reads."""
     inputs = Inputs.of(SMALL)
@@ -109,10 +109,10 @@ def test_an_encoding_that_somebody_adds_is_timed(monkeypatch):
         def terms(self, context):
             return (lg.OffsetBias(lambda offset: -offset.abs().float().sqrt().expand(self.num_heads, *offset.shape)),)
 
-    monkeypatch.setitem(base._registry, "root", Root)
+    monkeypatch.setitem(base.ENCODINGS.factories, "root", Root)
     assert "root" in offset_biases(False) and "root" not in offset_biases(True)
     rows = sweep(tiny(no_peers=True, lengths=(12,)))
-    assert {row.name for row in rows if row.ratio is not None} == {*lg.encodings()}
+    assert {row.name for row in rows if row.ratio is not None} == {*lg.list_encodings()}
 
 
 def test_kinds_of_encodings():
@@ -233,7 +233,7 @@ print(memory.lifted(lambda: torch.ones(2**24)), memory.lifted(lambda: held.sum()
 @pytest.mark.skipif(not memory.can_measure(), reason="reads /proc")
 def test_memory_of_a_case():
     """A dense mask of 8 heads at 1024 is 32 MiB, and none of that is in plain attention, 2 MiB a tensor."""
-    work = Work(1, 8, 8, 64, 1024)
+    work = AttentionShape(1, 8, 8, 64, 1024)
     plain_mib, dense_mib = (memory.growth(work, name, "reference", 1) for name in ("plain", "alibi"))
     assert 4 < plain_mib < 32 and dense_mib > plain_mib + 64
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from longitude.attention.mixer import list_mixers, mixer
 from longitude.bench import decode_report, targets_mixers
 from longitude.bench.config import BenchConfig, checked_for_decoding
 from longitude.bench.decode import Decoder, Line, all_labels, decode, exponent
@@ -15,7 +16,6 @@ from longitude.bench.sweep import Nobody
 from longitude.bench.target import Session
 from longitude.cli import main
 from longitude.cli.bench import defaults
-from longitude.mixing import mixer, mixers
 from longitude.testing.mixers import bytes_held
 
 # What x-transformers does when it is imported.
@@ -92,8 +92,8 @@ def test_the_growth_of_a_hybrid_is_its_steepest():
 
 def test_all_is_every_mixer():
     labels = all_labels()
-    assert [name for name in mixers() if not any(name in label for label in labels)] == []
-    assert "rope+attention" in labels and len(labels) == len(mixers())
+    assert [name for name in list_mixers() if not any(name in label for label in labels)] == []
+    assert "rope+attention" in labels and len(labels) == len(list_mixers())
     config = checked_for_decoding(BenchConfig(mixers=labels, contexts=(16,)))
     assert checked_for_decoding(BenchConfig(contexts=(16,))).mixers == config.mixers
 

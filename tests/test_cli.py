@@ -112,8 +112,8 @@ def test_list_describes_everything(capsys, monkeypatch):
     code, out, _ = command(capsys, "list", "--json")
     found = json.loads(out)
     assert code == 0 and list(found) == ["encodings", "mixers", "scaling", "samplers", "machine"]
-    assert [entry["name"] for entry in found["mixers"]] == longitude.mixers()
-    assert [entry["name"] for entry in found["encodings"]] == longitude.encodings()
+    assert [entry["name"] for entry in found["mixers"]] == longitude.list_mixers()
+    assert [entry["name"] for entry in found["encodings"]] == longitude.list_encodings()
     assert [entry["name"] for entry in found["scaling"]] == [*SCHEMES]
     assert [entry["name"] for entry in found["samplers"]] == [*SAMPLERS]
     assert all(entry["is"] for part in ("encodings", "mixers", "scaling", "samplers") for entry in found[part])

@@ -17,7 +17,7 @@ from transformers.trainer_utils import set_seed
 import longitude as lg
 import longitude.hf  # registers
 from longitude.hf.attention import REFUSED, stock_attention
-from longitude.hf.masks import Seen
+from longitude.hf.masks import StockMask
 
 SHAPE = {
     "vocab_size": 50,
@@ -221,7 +221,7 @@ def test_no_square_is_made(ids: Tensor) -> None:
     packed = torch.arange(length)[None] % 1000
     for attention_mask, places in ((None, None), (valid, None), (None, packed)):
         seen = create_sliding_window_causal_mask(config, hidden, attention_mask, None, position_ids=places)
-        assert isinstance(seen, Seen)
+        assert isinstance(seen, StockMask)
         assert [part.size for part in seen.mask.parts() if isinstance(part, lg.Window)] == [5]
         held = [x for part in seen.mask.parts() for x in vars(part).values() if isinstance(x, Tensor)]
         assert all(x.numel() <= length for x in held)

@@ -38,7 +38,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
 }
 REFUSED = {"sinusoidal": "input", "learned": "input", "axial_rope": "2 axes", "mrope": "3 axes"}
-WORKING = [name for name in lg.encodings() if name not in REFUSED]
+WORKING = [name for name in lg.list_encodings() if name not in REFUSED]
 PADDED = 6
 
 

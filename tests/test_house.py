@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import longitude as lg
-from longitude.positions.base import factory_of
+from longitude.positions.base import ENCODINGS
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "longitude"
@@ -38,7 +38,7 @@ import torch, sys
 before = set(sys.modules)
 import longitude as lg
 print(*set(sys.modules) - before)
-lg.attend; lg.encodings()
+lg.attend; lg.list_encodings()
 print(*set(sys.modules) - before)
 """
     at_import, at_first_use = (set(line.split()) for line in fresh(code).splitlines())
@@ -59,7 +59,7 @@ from longitude.positions.composed import compose
 
 x, (q, k, v) = torch.randn(1, 5, 16), torch.randn(3, 1, 2, 5, 8)
 shape = dict(num_heads=4, num_kv_heads=4, head_dim=4, dim=16, max_length=8, layout="half")
-for name in lg.encodings():
+for name in lg.list_encodings():
     known = dict(num_heads=2, head_dim=8, dim=16, max_length=8, layout="half")
     encoding = compose(lg.encoding(name, **resolved(name, {{}}, **known)))
     context, _ = encoding.context(encoding.embed(x, torch.arange(5)))
@@ -70,7 +70,7 @@ for name in lg.encodings():
     layer(encoding.embed(x, torch.arange(5))).sum().backward()
     print(name)
 """
-    assert fresh(code).split() == lg.encodings()
+    assert fresh(code).split() == lg.list_encodings()
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ ALSO_ENGLISH = {"none", "learned", "path", "Learned"}  # found where they mean t
 
 def encodings_named_in(source: str) -> set[str]:
     """Names of encodings, registered or of classes, in Python source: comments and docstrings included."""
-    names = {*lg.encodings()} | {factory_of(name).__name__ for name in lg.encodings()}
+    names = {*lg.list_encodings()} | {ENCODINGS[name].__name__ for name in lg.list_encodings()}
     nodes = list(ast.walk(ast.parse(source)))
     meant = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     meant |= {node.id for node in nodes if isinstance(node, ast.Name)} & {"Learned"}

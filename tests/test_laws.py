@@ -7,7 +7,7 @@ import torch
 
 import longitude as lg
 from longitude import testing
-from longitude.positions.base import sizes
+from longitude.positions.base import check_sizes
 from longitude.testing.bounds import law_memory
 from longitude.testing.draws import law_draws
 from longitude.testing.dropout import law_dropout
@@ -39,7 +39,7 @@ class PerHeadVectors(lg.Encoding):
 
     def __init__(self, num_heads, head_dim):
         super().__init__()
-        sizes("PerHeadVectors", num_heads=num_heads, head_dim=head_dim)
+        check_sizes("PerHeadVectors", num_heads=num_heads, head_dim=head_dim)
         self.num_heads, self.head_dim = num_heads, head_dim
         self.vectors = torch.nn.Parameter(torch.zeros(num_heads, 9, head_dim))
         self.start = torch.nn.Parameter(torch.zeros(num_heads, 1, head_dim))
@@ -122,7 +122,7 @@ def test_law(law: str | testing.Law, build: testing.Example) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*lg.encodings(), *VARIANTS])
+@pytest.mark.parametrize("name", [*lg.list_encodings(), *VARIANTS])
 def test_wide_laws(name: str) -> None:
     """Laws over all their masks, and over many draws."""
     build = VARIANTS.get(name) or testing.example(name)
@@ -133,7 +133,7 @@ def test_wide_laws(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*lg.encodings(), *VARIANTS])
+@pytest.mark.parametrize("name", [*lg.list_encodings(), *VARIANTS])
 def test_backends_agree_at_all_lengths_and_under_all_masks(name: str) -> None:
     build = VARIANTS.get(name) or testing.example(name)
     law_backends(build)
@@ -148,10 +148,12 @@ def test_backends_agree_at_all_lengths_and_under_all_masks(name: str) -> None:
 def test_laws_apply_where_they_should() -> None:
     """A reason not to apply is rare: for these encodings, and no others."""
     quick = ("permutation", "order", "shift", "export")
-    skipped = {(law, name) for law in quick for name in lg.encodings() if testing.examine(law, name) != testing.HOLDS}
+    skipped = {
+        (law, name) for law in quick for name in lg.list_encodings() if testing.examine(law, name) != testing.HOLDS
+    }
     order = {("permutation", name) for name in ("cope", "fox", "path", "path_fox", "xpos")}
     plain = {"none", "sinusoidal", "learned", "rope", "xpos", "axial_rope", "mrope"}
-    assert skipped == order | {("export", name) for name in lg.encodings() if name not in plain}
+    assert skipped == order | {("export", name) for name in lg.list_encodings() if name not in plain}
 
 
 # ---- the battery itself: each law goes red for an encoding that breaks it ----------------------------------------------------
@@ -160,7 +162,7 @@ class Broken(lg.Encoding):
 
     def __init__(self, num_heads, rate=0.5):
         super().__init__()
-        sizes("Broken", num_heads=num_heads)
+        check_sizes("Broken", num_heads=num_heads)
         self.num_heads, self.rate = num_heads, rate
 
     def of(self, offset):
@@ -355,7 +357,7 @@ def test_law_goes_red(law: str, broken: type) -> None:
 def test_a_newcomer_gets_the_battery_with_no_second_edit(monkeypatch: pytest.MonkeyPatch) -> None:
     from longitude.positions import base
 
-    monkeypatch.setattr(base, "_registry", dict(base._registry))
+    monkeypatch.setattr(base.ENCODINGS, "factories", dict(base.ENCODINGS.factories))
     lg.register("newcomer")(Broken)
     assert {law for name, law in testing.cases() if name == "newcomer"} == set(testing.laws())
     without = ("compile", "compiled_training", "backends", "memory", "export", "dropout")  # each is tried above
@@ -386,7 +388,7 @@ def test_check_refuses_what_it_cannot_mean() -> None:
 
 
 def test_parameters_are_filled_and_fillings_differ_by_seed() -> None:
-    for name in lg.encodings():
+    for name in lg.list_encodings():
         build = testing.example(name)
         one, again, other = (learned_of(build(seed)) for seed in (0, 0, 1))
         for p in one:

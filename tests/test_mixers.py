@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from longitude.attention import mixer as registry
-from longitude.mixing import mixers as registered_mixers
+from longitude.attention.mixer import list_mixers as registered_mixers
 from longitude.testing import LawBroken, mixers
 from longitude.testing.mixers.models import go_on, language_model
 from longitude.testing.mixers.refused import in_model
@@ -162,7 +162,7 @@ def test_every_law_was_seen_red() -> None:
 
 # ---- the public face ---------------------------------------------------------------------------------------------------
 def test_a_newcomer_gets_the_battery_with_no_second_edit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_registry", dict(registry._registry))
+    monkeypatch.setattr(registry.MIXERS, "factories", dict(registry.MIXERS.factories))
     registry.register_mixer("newcomer")(Decay)
     assert {law for name, law in mixers.cases() if name == "newcomer"} == set(mixers.laws())
     assert mixers.examine("rows", "newcomer") == mixers.HOLDS

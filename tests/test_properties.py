@@ -65,7 +65,7 @@ def test_what_cannot_tell_two_positions_apart():
 
 def test_what_content_decides():
     names = ["cope", "fox", "path", "path_fox"]
-    found = {name for name in lg.encodings() if codes(lg.testing.example(name)()) is None}
+    found = {name for name in lg.list_encodings() if codes(lg.testing.example(name)()) is None}
     assert found >= {*names} and properties.separation(None) == "content"
     assert codes(lg.Composed([lg.ALiBi(HEADS), lg.FoX(DIM, HEADS)])) is None
     other_width = lg.encoding("fox", dim=24, num_heads=2)
@@ -90,7 +90,7 @@ def test_codes_are_what_the_encoding_makes_of_a_position():
 
 
 def test_every_encoding_has_codes_or_content():
-    for name in lg.encodings():
+    for name in lg.list_encodings():
         found = properties.separation(codes(lg.testing.example(name)()))
         assert found == "content" or (isinstance(found, float) and 0 <= found < 2), name
 

@@ -36,7 +36,7 @@ TABLES = {
 NORMS = {"mixer_norm.weight", "mlp_norm.weight", "model.norm.weight"}
 
 
-@pytest.mark.parametrize("mixer", lg.mixers())
+@pytest.mark.parametrize("mixer", lg.list_mixers())
 def test_every_parameter_of_a_mixer_is_in_one_group(mixer):
     options = {"mamba2": {"head_dim": 16}, "latent": {"q_rank": 8}, "window": {"size": 8}}.get(mixer, {})
     one = model(mixer={"name": mixer, **options})
@@ -45,7 +45,7 @@ def test_every_parameter_of_a_mixer_is_in_one_group(mixer):
     require_partition(one)
 
 
-@pytest.mark.parametrize("encoding", lg.encodings())
+@pytest.mark.parametrize("encoding", lg.list_encodings())
 def test_every_parameter_of_an_encoding_is_in_one_group(encoding):
     one = model(encoding=encoding)
     rest = {n for n, _ in one.model.encodings.named_parameters()} - {
@@ -65,10 +65,10 @@ def require_partition(one: nn.Module) -> None:
     assert all(p.dim() > 1 for p in decayed["params"])
 
 
-@pytest.mark.parametrize("part", [*lg.encodings(), *lg.mixers()])
+@pytest.mark.parametrize("part", [*lg.list_encodings(), *lg.list_mixers()])
 def test_what_decays_does_not_depend_on_sizes(part):
     """A Linear layer or convolution of one output is a matrix, too: one head decays as two do."""
-    kind = {"mixer": part, "encoding": "none"} if part in lg.mixers() else {"encoding": part}
+    kind = {"mixer": part, "encoding": "none"} if part in lg.list_mixers() else {"encoding": part}
     if options := {"mamba2": {"head_dim": 8}, "window": {"size": 4}}.get(part):
         kind["mixer"] = {"name": part, **options}
     one, two = (

@@ -39,11 +39,15 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         Padding as Padding,
         Window as Window,
     )
-    from longitude.attention.merge import merge as merge
-    from longitude.attention.mixer import Mixer as Mixer, register_mixer as register_mixer
+    from longitude.attention.merge import merge_attention as merge_attention
+    from longitude.attention.mixer import (
+        Mixer as Mixer,
+        list_mixers as list_mixers,
+        mixer as mixer,
+        register_mixer as register_mixer,
+    )
     from longitude.attention.operation import attend as attend, explain as explain
     from longitude.attention.patterns import Dilated as Dilated, Global as Global, Prefix as Prefix
-    from longitude.mixing import mixer as mixer, mixers as mixers
     from longitude.models import (
         LongitudeConfig as LongitudeConfig,
         LongitudeForCausalLM as LongitudeForCausalLM,
@@ -62,6 +66,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         Transport as Transport,
         encoding as encoding,
         encodings as encodings,
+        list_encodings as list_encodings,
         register as register,
     )
     from longitude.positions.bias import ALiBi as ALiBi, Fire as Fire, Kerple as Kerple, Sandwich as Sandwich
@@ -69,7 +74,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.composed import Composed as Composed
     from longitude.positions.contextual import CoPE as CoPE, FoX as FoX, PaTH as PaTH
     from longitude.positions.hugging_face import (
-        Rope as Rope,
+        RopeConfig as RopeConfig,
         from_hugging_face as from_hugging_face,
         to_hugging_face as to_hugging_face,
     )
@@ -90,12 +95,13 @@ __version__ = "0.1.0"
 _ROOMS = ("positions", "attention", "recurrent", "models", "hf", "measure", "extend", "study", "testing")
 _NAMES = {
     "positions": "samplers scaling",
-    "positions.base": "Encoding OffsetBias PairBias Drift OffsetVectors RowBias Transport encoding encodings register",
+    "positions.base": "Encoding OffsetBias PairBias Drift OffsetVectors RowBias Transport encoding list_encodings encodings"
+    " register",
     "positions.composed": "Composed",
     "positions.absolute": "NoPosition Sinusoidal Learned",
     "positions.rotary": "Rotary XPos AxialRotary MultimodalRotary",
     "positions.scaling": "rope_frequencies",
-    "positions.hugging_face": "Rope from_hugging_face to_hugging_face",
+    "positions.hugging_face": "RopeConfig from_hugging_face to_hugging_face",
     "positions.layouts": "convert_layout",
     "positions.multimodal": "multimodal_positions",
     "positions.bias": "ALiBi Kerple Sandwich Fire",
@@ -103,7 +109,7 @@ _NAMES = {
     "positions.relative": "Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
     "attention.operation": "attend explain",
-    "attention.merge": "merge",
+    "attention.merge": "merge_attention",
     "attention.masks": "Mask Causal Window Band Documents Padding NoMask",
     "attention.patterns": "Prefix Global Dilated",
     "attention.layers.multihead": "MultiHeadAttention",
@@ -113,8 +119,7 @@ _NAMES = {
     "attention.layers.hierarchical": "HierarchicalAttention hierarchical_attention",
     "attention.grouped_heads": "pool_heads",
     "attention.layers.cross": "CrossAttention",
-    "attention.mixer": "Mixer register_mixer",
-    "mixing": "mixer mixers",
+    "attention.mixer": "Mixer mixer list_mixers register_mixer",
     "training": "parameter_groups",
     "attention.cache": "LongitudeCache LongitudeCacheLayer",
     "models": "LongitudeConfig LongitudeForCausalLM LongitudeForMaskedLM LongitudeForSeq2SeqLM",
@@ -131,8 +136,10 @@ def __getattr__(name: str) -> Any:
         value = getattr(import_module(f"longitude.{_MODULE_OF[name]}"), name)
         globals()[name] = value  # the next access is an ordinary one
         return value
-    if name[:1].isupper() and (kind := import_module("longitude.positions.base").classes().get(name)):
-        return kind  # an encoding that somebody added: lg.encodings() knows its name already
+    if name[:1].isupper():
+        registered = import_module("longitude.positions.base").ENCODINGS.values()
+        if kind := next((each for each in registered if isinstance(each, type) and each.__name__ == name), None):
+            return kind  # an encoding that somebody added: lg.list_encodings() knows its name already
     raise AttributeError(f"module 'longitude' has no attribute {name!r}; dir(longitude) lists its names")
 
 

@@ -14,17 +14,16 @@ from typing import Any
 
 import torch
 
-import longitude.positions  # noqa: F401  registers them
 from longitude import __version__
 from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal
-from longitude.attention.mixer import Mixer
+from longitude.attention.mixer import MIXERS, Mixer
 from longitude.attention.operation import refusal, requests
-from longitude.mixing import registered
-from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias, encodings, factory_of, options_of
+from longitude.positions.base import ENCODINGS, Encoding, OffsetBias, OffsetVectors, PairBias, list_encodings
 from longitude.positions.composed import Composed, compose
 from longitude.positions.samplers import SAMPLERS
 from longitude.positions.scaling import SCHEMES
+from longitude.registry import options_of
 from longitude.testing import SHAPES, example
 
 Facts = dict[str, Any]
@@ -33,8 +32,8 @@ Facts = dict[str, Any]
 def catalogue() -> dict[str, Any]:
     """Everything, as plain data: {"encodings": [...], "mixers": [...], "scaling": [...], "samplers": [...], "machine": {...}}."""
     return {
-        "encodings": [described(name) for name in encodings()],
-        "mixers": [_of_mixer(name, kind) for name, kind in sorted(registered().items())],
+        "encodings": [described(name) for name in list_encodings()],
+        "mixers": [_of_mixer(name, kind) for name, kind in sorted(MIXERS.items())],
         "scaling": [_of_class(name, scheme) for name, scheme in SCHEMES.items()],
         "samplers": [_of_class(name, sampler) for name, sampler in SAMPLERS.items()],
         "machine": machine(),
@@ -49,7 +48,7 @@ def described(name: str) -> Facts:
     stable_keys: a cache may keep transformed keys. backends: who takes it on this machine, the cheapest first, when
     training (gradients wanted) and when reading.
     """
-    build, factory = example(name), factory_of(name)
+    build, factory = example(name), ENCODINGS[name]
     built = build()
     return {
         "name": name,
@@ -127,9 +126,9 @@ def source_of(thing: Callable[..., Any]) -> str | None:
 
 
 def _of_mixer(name: str, kind: type[Mixer]) -> Facts:
-    """takes: what encodings may do in it. cache: its growth with the tokens that passed. both_sides: as declared."""
+    """takes: what encodings may do in it. cache: its growth with the tokens that passed. bidirectional: as declared."""
     takes = ["input", *["rotation"] * kind.rotates, *["terms"] * kind.scores]
-    facts = _of_class(name, kind) | {"takes": takes, "cache": kind.growth, "both_sides": kind.both_sides}
+    facts = _of_class(name, kind) | {"takes": takes, "cache": kind.growth, "bidirectional": kind.bidirectional}
     facts["options"].pop("encoding", None)  # the model's
     return facts
 

@@ -18,7 +18,7 @@ GENERAL = [
 
 HEADS, DIM, WIDTH = 4, 8, 16
 SHAPE = {"num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": DIM, "dim": WIDTH, "max_length": 64, "layout": "half"}
-NAMES = [*lg.encodings(), "rope+fox", "alibi+t5", "path+fox", "shaw+clipped"]
+NAMES = [*lg.list_encodings(), "rope+fox", "alibi+t5", "path+fox", "shaw+clipped"]
 
 
 def request(*arguments):

@@ -11,7 +11,9 @@ from longitude.attention.cache import LongitudeCache, LongitudeCacheLayer, adopt
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
 
-NAMES = [name for name in lg.encodings() if name not in ("sinusoidal", "learned")]  # these act at the model's input
+NAMES = [
+    name for name in lg.list_encodings() if name not in ("sinusoidal", "learned")
+]  # these act at the model's input
 COMPOSED = [*NAMES, "rope+fox"]
 DIM, HEADS, LENGTH = 16, 4, 12
 

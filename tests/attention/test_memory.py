@@ -52,7 +52,7 @@ def test_table_is_linear_under_every_mask(name, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", lg.encodings())
+@pytest.mark.parametrize("name", lg.list_encodings())
 def test_table_is_linear_at_thousands_of_tokens(name: str) -> None:
     testing.examine(law_memory, name)
 

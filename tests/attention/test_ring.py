@@ -63,7 +63,7 @@ def test_merged_parts_are_the_whole(cuts):
     want = dense(q, k, v, allowed)
     parts = [dense(q, k[:, :, a:b], v[:, :, a:b], allowed[:, a:b]) for a, b in pairwise(cuts)][::-1]
     parts.insert(1, dense(q, k, v, torch.zeros_like(allowed)))
-    got = lg.merge(*zip(*parts, strict=True))
+    got = lg.merge_attention(*zip(*parts, strict=True))
     assert (got[0][:, :, 0] == 0).all() and (got[1][:, :, 0] == -math.inf).all()
     directions = [torch.randn_like(x) for x in want]
     for ours, theirs in zip(
@@ -77,8 +77,8 @@ def test_merged_parts_are_the_whole(cuts):
 def test_merge_in_bfloat16_adds_up_in_float32():
     outs = [torch.randn(1, 2, 5, 4).bfloat16() for _ in range(3)]
     lses = [torch.randn(1, 2, 5) for _ in range(3)]
-    out, lse = lg.merge(outs, lses)
-    exact, exact_lse = lg.merge([x.double() for x in outs], [x.double() for x in lses])
+    out, lse = lg.merge_attention(outs, lses)
+    exact, exact_lse = lg.merge_attention([x.double() for x in outs], [x.double() for x in lses])
     assert out.dtype == torch.bfloat16 and lse.dtype == torch.float32
     torch.testing.assert_close(out, exact.bfloat16())
     torch.testing.assert_close(lse.double(), exact_lse, atol=1e-6, rtol=0)
@@ -87,7 +87,7 @@ def test_merge_in_bfloat16_adds_up_in_float32():
 def test_merge_passes_on_what_is_not_finite():
     outs, lses = torch.randn(2, 1, 1, 3, 4), torch.randn(2, 1, 1, 3)
     lses[0, ..., 0], lses[1, ..., 1], outs[1, ..., 2, 0] = math.nan, math.inf, math.nan
-    out, lse = lg.merge(list(outs), list(lses))
+    out, lse = lg.merge_attention(list(outs), list(lses))
     assert out[:, :, :2].isnan().all() and out[:, :, 2, 0].isnan() and out[:, :, 2, 1:].isfinite().all()
     assert not lse[:, :, :2].isfinite().any() and lse[:, :, 2].isfinite().all()
 
@@ -110,7 +110,7 @@ OUT, LSE = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
 )
 def test_merge_refuses(outs, lses, said):
     with pytest.raises(ValueError, match=said):
-        lg.merge(outs, lses)
+        lg.merge_attention(outs, lses)
 
 
 # ---- a ring ------------------------------------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def ring(q, k, v, encoding) -> torch.Tensor:
         out, lse = lg.attend(q, *kv, encoding=encoding, mask=mask, **places, return_lse=True)
         outs.append(out)
         lses.append(lse)
-    return lg.merge(outs, lses)[0] + unused
+    return lg.merge_attention(outs, lses)[0] + unused
 
 
 def one_process(rank: int, world: int, meeting: str) -> None:

@@ -35,7 +35,7 @@ FOLLOWING = {
     "dynamic ntk, declared": lambda: lg.Rotary(DIM, "half", scaling=lg.scaling.DynamicNTK(4, 16, max_length=64)),
     "vectors, bias and gates": lambda: [lg.TransformerXL(HEADS, DIM, WIDTH), lg.T5Bias(HEADS), lg.FoX(WIDTH, HEADS)],
 }
-NAMES = [*lg.encodings(), *FOLLOWING]
+NAMES = [*lg.list_encodings(), *FOLLOWING]
 CUTS = {"even": (0, 16, 31, 46, LENGTH), "uneven": (0, 1, 30, 37, LENGTH)}
 
 

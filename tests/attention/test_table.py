@@ -216,7 +216,7 @@ REACHING = {
 }
 
 
-@pytest.mark.parametrize("name", [*lg.encodings(), *REACHING])
+@pytest.mark.parametrize("name", [*lg.list_encodings(), *REACHING])
 def test_what_a_term_says_of_its_reach_is_true(name):
     """All offsets of `reach` or more have the numbers of `reach`, however far."""
     encoding = REACHING[name]().double() if name in REACHING else testing.example(name)()

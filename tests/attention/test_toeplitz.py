@@ -11,9 +11,7 @@ from longitude.attention.backends.table import compiled, function as toeplitz, t
 from longitude.attention.backends.table.band import Band
 from longitude.attention.backends.table.function import toeplitz_attention
 
-forward, backward = (
-    import_module(f"longitude.attention.backends.table.{name}") for name in ("forward", "backward")
-)
+forward, backward = (import_module(f"longitude.attention.backends.table.{name}") for name in ("forward", "backward"))
 ROUTES = ["tiles", *(["compiled"] if compiled.functions(torch.float64) else [])]
 TILES = pytest.mark.parametrize("route", ["tiles"], indirect=True)
 CAUSAL = {"low": 0, "high": None}

@@ -6,12 +6,12 @@ import torch
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.layers.window import WindowAttention
-from longitude.attention.mixer import registered
+from longitude.attention.mixer import MIXERS
 from longitude.attention.patterns import Dilated
 from longitude.attention.rolling_cache import RollingCacheLayer
 from longitude.positions.base import resolved
 
-NAMES = [*(name for name in lg.encodings() if name not in ("sinusoidal", "learned")), "rope+fox"]
+NAMES = [*(name for name in lg.list_encodings() if name not in ("sinusoidal", "learned")), "rope+fox"]
 DIM, HEADS, LENGTH = 16, 4, 23
 SHAPE = {
     "num_heads": HEADS,
@@ -252,7 +252,7 @@ def test_generates(encoding, size, step):
 
 
 def test_is_known_by_name():
-    assert registered()["window"] is WindowAttention
+    assert MIXERS["window"] is WindowAttention
     assert "size=5, step=2" in repr(layer("none", 5, 2)) and "step" not in repr(layer("none"))
 
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 import longitude as lg
 from longitude.checkpoints.source import rotary_of
 from longitude.extend.config import METHODS
-from longitude.positions.hugging_face import Rope, from_hugging_face
+from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 
 LENGTH = 64
 WITHOUT_SEARCH = [method for method in METHODS if method != "longrope"]
@@ -61,7 +61,7 @@ def test_transformers_turns_as_we_do(kind, method, checkpoint, command, tmp_path
     assert (code, said) == (0, "")
     model, before = loaded(out), loaded(source)
     ropes = from_hugging_face(before.config)
-    ropes = {None: ropes} if isinstance(ropes, Rope) else ropes
+    ropes = {None: ropes} if isinstance(ropes, RopeConfig) else ropes
     scaled = {
         layer: rope if layer == "sliding_attention" else rope._replace(scaling=SCHEMES[method])
         for layer, rope in ropes.items()

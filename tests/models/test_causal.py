@@ -6,7 +6,7 @@ import torch
 import longitude as lg
 
 VOCABULARY = 61
-SPECS = [*lg.encodings(), ["rope", "fox"]]
+SPECS = [*lg.list_encodings(), ["rope", "fox"]]
 
 
 def close(x, y, tolerance=1e-10):
@@ -171,7 +171,7 @@ def test_tuples_for_those_who_ask(build, ids):
 @pytest.mark.parametrize("spec", ["rope", "t5", "fire", "path_fox"])
 def test_half_precision(spec, build, ids):
     """A bfloat16 model: finite, near the float64 one, and gradients reach every learned number."""
-    if spec not in lg.encodings():
+    if spec not in lg.list_encodings():
         spec = ["path", "fox"]
     model, x = build(spec), ids(2, 40)
     exact = model(x).logits.detach()

@@ -11,7 +11,7 @@ LENGTHS = [7, 9, 12, 13, 15, 16, 17, 21, 24, 31, 32, 33, 40, 45, 48, 50, 55, 58,
 pytestmark = pytest.mark.slow  # the law of compilation is quick for one encoding in tests/test_laws.py
 
 
-@pytest.mark.parametrize("spec", [name for name in lg.encodings() if "path" not in name])
+@pytest.mark.parametrize("spec", [name for name in lg.list_encodings() if "path" not in name])
 @torch.no_grad()
 def test_at_most_two_graphs(spec, build, ids):
     """Whole (fullgraph), 20 lengths, the same logits. Reflections go token by token, so `path` is not among them."""

@@ -8,10 +8,11 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 
 import longitude as lg
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
-from longitude.positions.base import factory_of, options_of
+from longitude.positions.base import ENCODINGS
+from longitude.registry import options_of
 
 SPECS = [
-    *lg.encodings(),
+    *lg.list_encodings(),
     ["rope", "fox"],
     {"name": "rope", "layout": "half", "base": 500_000.0, "rotary_dim": 2},
     [{"name": "alibi", "slopes": [1.0, 0.5, 0.25, 0.1]}, "t5"],
@@ -42,7 +43,7 @@ PER_LAYER = [
         ({"hidden_dropout": 1.5}, "hidden_dropout: expected 0 <= hidden_dropout < 1, got 1.5"),
         ({"attention_dropout": -0.5}, "attention_dropout: expected 0 <= attention_dropout < 1, got -0.5"),
         ({"num_hidden_layers": -1}, "num_hidden_layers: expected 1 or more, got -1"),
-        ({"encoding": "alibbi"}, r"unknown encoding 'alibbi': did you mean 'alibi'\? lg.encodings\(\) lists them"),
+        ({"encoding": "alibbi"}, r"unknown encoding 'alibbi': did you mean 'alibi'\? lg.list_encodings\(\) lists them"),
         ({"encoding": {"name": "rope", "bse": 1.0}}, "unknown option of 'rope' 'bse': did you mean 'base'"),
         ({"encoding": {"layout": "half"}}, 'expected a name, {"name": name'),
         ({"encoding": ["rope", {"name": "foxx"}]}, "unknown encoding 'foxx': did you mean 'fox'"),
@@ -84,7 +85,7 @@ def test_every_option_is_written_out(spec, tmp_path):
     asked = spec if isinstance(spec, list) else [spec]
     for one, said in zip(saved if isinstance(saved, list) else [saved], asked, strict=True):
         said = {"name": said} if isinstance(said, str) else said
-        assert one.keys() == {"name", *options_of(factory_of(one["name"]))}
+        assert one.keys() == {"name", *options_of(ENCODINGS[one["name"]])}
         assert said.items() <= one.items()
         for option, value in {"num_heads": 4, "head_dim": 32, "dim": 128, "max_length": 2048}.items():
             assert one.get(option, value) == value
@@ -179,7 +180,7 @@ def test_a_checkpoint_of_another_kind_is_refused(kind, build, tmp_path):
     kind.from_config(AutoConfig.from_pretrained(tmp_path))  # a new one of its shape is no checkpoint
 
 
-@pytest.mark.parametrize("name", lg.encodings())
+@pytest.mark.parametrize("name", lg.list_encodings())
 def test_nothing_fixed_is_saved(name, build):
     """state_dict holds what is learned and nothing else: no buffer, no table."""
     model = build(name)

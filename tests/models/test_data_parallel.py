@@ -28,7 +28,7 @@ for length in (2, 5, 12):
         optimizer.step()
 dist.destroy_process_group()
 """
-MIXERS = [{"name": name} | ({"size": 16} if name == "window" else {}) for name in lg.mixers()]
+MIXERS = [{"name": name} | ({"size": 16} if name == "window" else {}) for name in lg.list_mixers()]
 
 
 @pytest.mark.slow

@@ -20,9 +20,9 @@ def model(mixer="attention", encoding="auto", seed=0):
 
 
 def cases():
-    for name in lg.mixers():
+    for name in lg.list_mixers():
         yield pytest.param({"mixer": name}, id=name, marks=[] if name in ("s4d", "attention") else [pytest.mark.slow])
-    for name in lg.encodings():
+    for name in lg.list_encodings():
         yield pytest.param({"encoding": name}, id=name, marks=[pytest.mark.slow])
 
 

@@ -9,14 +9,14 @@ import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForMaskedLM, Trainer, TrainingArguments
 
 import longitude as lg
-from longitude.attention.mixer import mixer_options, registered
-from longitude.mixing import mixers
+from longitude.attention.mixer import MIXERS, list_mixers
 from longitude.models import LongitudeConfig
 from longitude.models.encoder import LongitudeForMaskedLM
+from longitude.registry import options_of
 
 VOCABULARY = 61
 ONE_SIDED = ["cope", "fox", "path", "path_fox", "xpos"]
-SPECS = [name for name in lg.encodings() if name not in ONE_SIDED] + [["rope", "t5"]]
+SPECS = [name for name in lg.list_encodings() if name not in ONE_SIDED] + [["rope", "t5"]]
 SMALL = {
     "vocab_size": VOCABULARY,
     "hidden_size": 16,
@@ -47,7 +47,7 @@ def gradients(loss, model):
 
 # ---- who is heard ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_both_sides_are_heard(spec, ids):
+def test_it_attends_to_both_sides(spec, ids):
     """The first token's output depends on the last token, and the other way round."""
     model = build(spec)
     x = model.get_input_embeddings()(ids(1, 9)).detach().requires_grad_()
@@ -283,11 +283,11 @@ def test_encodings_of_the_past_alone_are_refused():
                 build(spec)
 
 
-@pytest.mark.parametrize("name", mixers())
-def test_every_mixer_hears_both_sides_or_is_refused(name, ids):
-    kind = registered()[name]
-    encoding, own = "sinusoidal", {"name": name, **({"size": 5} if "size" in mixer_options(kind) else {})}
-    if not kind.both_sides:
+@pytest.mark.parametrize("name", list_mixers())
+def test_every_mixer_is_bidirectional_or_refused(name, ids):
+    kind = MIXERS[name]
+    encoding, own = "sinusoidal", {"name": name, **({"size": 5} if "size" in options_of(kind) else {})}
+    if not kind.bidirectional:
         with pytest.raises(
             ValueError, match=f"'{name}' hears only what came before, .*both sides; expected 'attention'"
         ):

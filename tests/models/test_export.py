@@ -7,7 +7,7 @@ import longitude as lg
 
 pytestmark = [pytest.mark.slow, pytest.mark.ecosystem]
 
-ENCODINGS = [name for name in lg.encodings() if name not in ("axial_rope", "mrope")]
+ENCODINGS = [name for name in lg.list_encodings() if name not in ("axial_rope", "mrope")]
 SIZES = {"window": {"size": 5}, "hierarchical": {"window": 4}}
 DYNAMIC = ["attention", "latent", "mamba2", "performer", "retention", "window"]
 """Mixers whose graph holds for every length; the others' pieces of a sequence are counted while it is made."""
@@ -29,7 +29,7 @@ def test_encodings_at_every_length(spec, build, ids):
     same(exported, model, ids, (11, 7, 23))
 
 
-@pytest.mark.parametrize("name", lg.mixers())
+@pytest.mark.parametrize("name", lg.list_mixers())
 @torch.no_grad()
 def test_mixers(name, build, ids):
     encoding = "rope" if name in ("attention", "hierarchical", "latent", "window") else "none"

@@ -7,7 +7,7 @@ from transformers import DynamicCache
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
 
-SPECS = [*lg.encodings(), ["rope", "fox"]]
+SPECS = [*lg.list_encodings(), ["rope", "fox"]]
 NEW = 9
 
 

@@ -8,7 +8,7 @@ from longitude import testing
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("spec", [*lg.encodings(), ["rope", "fox"], ["path", "fox"]], ids=str)
+@pytest.mark.parametrize("spec", [*lg.list_encodings(), ["rope", "fox"], ["path", "fox"]], ids=str)
 def test_model_in_pieces_padded_and_packed(spec) -> None:
     """Laws 3 and 4 in four layers with grouped heads, over tokens: logits and every gradient."""
     config = lg.LongitudeConfig(

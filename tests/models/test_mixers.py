@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.mixer import registered
+from longitude.attention.mixer import MIXERS
 from longitude.testing import fill
 
 SIZES = {
@@ -35,11 +35,11 @@ def tokens(batch: int = 2, length: int = 23) -> torch.Tensor:
     return torch.randint(0, 31, (batch, length), generator=torch.Generator().manual_seed(1))
 
 
-MIXERS = [[name] * 2 for name in lg.mixers()] + HYBRIDS
+STACKS = [[name] * 2 for name in lg.list_mixers()] + HYBRIDS
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("mixers", MIXERS, ids="+".join)
+@pytest.mark.parametrize("mixers", STACKS, ids="+".join)
 def test_whole_pass_is_pieces_is_one_by_one(mixers):
     m, x = model(mixers), tokens()
     with torch.no_grad():
@@ -55,7 +55,7 @@ def test_whole_pass_is_pieces_is_one_by_one(mixers):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("mixers", MIXERS, ids="+".join)
+@pytest.mark.parametrize("mixers", STACKS, ids="+".join)
 def test_generation_is_the_whole_pass_again_and_again(mixers):
     """Greedy, two rows, one padded on the left: each token is the best of a pass without cache over its own row."""
     m, x = model(mixers), tokens(2, 11)
@@ -71,7 +71,7 @@ def test_generation_is_the_whole_pass_again_and_again(mixers):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("mixers", MIXERS, ids="+".join)
+@pytest.mark.parametrize("mixers", STACKS, ids="+".join)
 def test_beams_take_their_state_along(mixers):
     m, x = model(mixers), tokens(2, 9)
     m.generation_config.use_cache = True
@@ -85,7 +85,7 @@ def test_beams_take_their_state_along(mixers):
     assert m.generate(x, **options).tolist() == m.generate(x, use_cache=False, **options).tolist()
 
 
-@pytest.mark.parametrize("mixers", MIXERS, ids="+".join)
+@pytest.mark.parametrize("mixers", STACKS, ids="+".join)
 def test_packed_documents_are_separate_documents(mixers):
     m, x = model(mixers), tokens(1, 23)
     ids = torch.tensor([[0] * 8 + [1] * 12 + [2] * 3])
@@ -96,7 +96,7 @@ def test_packed_documents_are_separate_documents(mixers):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("mixers", MIXERS, ids="+".join)
+@pytest.mark.parametrize("mixers", STACKS, ids="+".join)
 def test_round_trip(mixers, tmp_path):
     """config.json holds every option of the mixer; the loaded model gives the same numbers."""
     m = model(mixers)
@@ -113,7 +113,7 @@ def test_round_trip(mixers, tmp_path):
         torch.testing.assert_close(loaded(x).logits, m(x).logits, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("mixers", MIXERS, ids="+".join)
+@pytest.mark.parametrize("mixers", STACKS, ids="+".join)
 def test_every_parameter_learns(mixers):
     m, x = model(mixers).train(), tokens()
     fill(m)  # what begins at zero would hide what it is multiplied by
@@ -150,10 +150,10 @@ def test_where_nothing_is_said_rotation_goes_where_it_can():
 
 
 def test_an_encoding_that_no_mixer_takes():
-    recurrences = [name for name, kind in registered().items() if not kind.scores]
+    recurrences = [name for name, kind in MIXERS.items() if not kind.scores]
     assert {"mamba", "retention", "rwkv4"} <= set(recurrences)
     for name in recurrences:
-        kind = registered()[name].__name__
+        kind = MIXERS[name].__name__
         with pytest.raises(ValueError, match=f"ALiBi adds to scores, and {kind} has none; expected .*attention"):
             model([name] * 2, encoding="alibi")
     with pytest.raises(ValueError, match="Rotary turns queries and keys, and Mamba has none"):

@@ -32,7 +32,7 @@ MARKS = {
 QUICK = ["rope", "fox"]
 ENCODINGS = [
     pytest.param({"encoding": name}, id=name, marks=() if name in QUICK else pytest.mark.slow)
-    for name in lg.encodings()
+    for name in lg.list_encodings()
     if name not in ("axial_rope", "mrope")
 ]
 HYBRIDS = [["mamba2", "attention", "hierarchical"], ["attention", "rwkv6"], ["latent", "retention"]]
@@ -45,7 +45,7 @@ MIXERS = [
         id="+".join(names),
         marks=() if names in HYBRIDS[:1] else pytest.mark.slow,
     )
-    for names in [*HYBRIDS, *([name] * 2 for name in lg.mixers())]
+    for names in [*HYBRIDS, *([name] * 2 for name in lg.list_mixers())]
 ]
 
 

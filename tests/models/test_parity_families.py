@@ -41,7 +41,7 @@ def test_family(family):
     head_dim = getattr(config, "qk_rope_head_dim", None) or getattr(config, "head_dim", None)
     head_dim = head_dim or config.hidden_size // config.num_attention_heads
     for layer, rope in (read if isinstance(read, dict) else {"": read}).items():
-        assert isinstance(rope, lg.Rope)
+        assert isinstance(rope, lg.RopeConfig)
         start = f"{layer}_" if layer else ""
         mine = lg.rope_frequencies(head_dim, **rope.options(head_dim))
         torch.testing.assert_close(mine.inverse.float(), getattr(theirs, f"{start}inv_freq").float(), rtol=2e-6, atol=0)

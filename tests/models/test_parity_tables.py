@@ -15,7 +15,7 @@ from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbeddin
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 import longitude as lg
-from longitude.positions.hugging_face import Rope, from_hugging_face
+from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 from longitude.positions.rotary import MultimodalRotary
 
 ORIGINAL = "original_max_position_embeddings"
@@ -86,7 +86,7 @@ def test_random_llama(kind, style, seed):
         said |= {"rope_theta": base, "rope_scaling": {r.choice(["type", "rope_type"]): kind, **given}}
     theirs = LlamaRotaryEmbedding(LlamaConfig(**{k: dict(v) if isinstance(v, dict) else v for k, v in said.items()}))
     rope = from_hugging_face(said)
-    assert isinstance(rope, Rope)
+    assert isinstance(rope, RopeConfig)
     mine = lg.Rotary(head_dim, "half", **rope.options(head_dim))
     assert mine.frequencies().attention_factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
     for length in (20, 41, 120):
@@ -110,7 +110,7 @@ def test_original_length_outside_of_the_dict(kind, inside):
     said: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 512, ORIGINAL: 64}
     theirs = LlamaRotaryEmbedding(LlamaConfig(**said, rope_parameters=dict(given)))
     rope = from_hugging_face(said | {"rope_parameters": given})
-    assert isinstance(rope, Rope)
+    assert isinstance(rope, RopeConfig)
     mine = lg.Rotary(16, "half", **rope.options(16))
     for length in (60, 100):
         places = torch.arange(length)
@@ -132,7 +132,7 @@ def test_random_partial(seed):
         rope_parameters=given, pad_token_id=0, original_max_position_embeddings=given.get(ORIGINAL, 90),
     )  # fmt: skip
     theirs, rope = module(config), from_hugging_face(config)
-    assert isinstance(rope, Rope)
+    assert isinstance(rope, RopeConfig)
     mine = lg.Rotary(head_dim, "half", **rope.options(head_dim))
     assert mine.rotary_dim == 2 * pairs
     for length in (25, 110):
@@ -178,7 +178,7 @@ def test_random_sections(seed):
         hidden_size=64, num_attention_heads=2, num_hidden_layers=1, max_position_embeddings=64, rope_parameters=given
     )
     theirs, rope = Qwen2VLRotaryEmbedding(config), from_hugging_face(config)
-    assert isinstance(rope, Rope)
+    assert isinstance(rope, RopeConfig)
     options = rope.options(32)
     mine = MultimodalRotary(32, "half", sections=rope.sections, base=rope.base, scaling=options["scaling"])
     places = torch.randint(0, 100, (50, 3), generator=torch.Generator().manual_seed(seed))
@@ -192,7 +192,7 @@ def test_interleaved_sections(sections):
     size = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "num_hidden_layers": 1}
     config = Qwen3VLTextConfig(**size, max_position_embeddings=64, rope_parameters=given)
     theirs, rope = Qwen3VLTextRotaryEmbedding(config), from_hugging_face(config)
-    assert isinstance(rope, Rope) and rope.interleaved
+    assert isinstance(rope, RopeConfig) and rope.interleaved
     mine = MultimodalRotary(32, "half", sections=rope.sections, base=rope.base, arrangement="interleaved")
     places = torch.randint(0, 100, (50, 3), generator=torch.Generator().manual_seed(1))
     close(mine.prepare(places), theirs(torch.zeros(1), places.T[:, None]), 100)

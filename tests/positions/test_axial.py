@@ -87,7 +87,7 @@ def test_shapes_of_positions(make) -> None:
     for wrong in ([2, 5, n + 1], [2, 5, n - 1], [2, 5, n, 1], []):
         if wrong[-1:] != [1] or len(wrong) == 4:
             with pytest.raises(
-                ValueError, match=rf"{rope.known_as}: expected positions \[L\], \[B, L\] or \[B, L, {n}\]"
+                ValueError, match=rf"{rope.registered_name}: expected positions \[L\], \[B, L\] or \[B, L, {n}\]"
             ):
                 rope.prepare(torch.zeros(wrong, dtype=torch.long))
 

@@ -8,7 +8,7 @@ from longitude.positions.base import OffsetBias, PairBias
 
 BIASES = [
     name
-    for name in lg.encodings()
+    for name in lg.list_encodings()
     if (terms := lg.testing.example(name)().terms if name not in ("cope", "fox", "path", "path_fox") else None)
     and any(isinstance(term, OffsetBias | PairBias) for term in terms({}))
 ]

@@ -8,21 +8,20 @@ import torch
 
 import longitude as lg
 from longitude.positions.base import (
+    ENCODINGS,
     OffsetBias,
     OffsetVectors,
     PairBias,
     canonical,
-    classes,
+    check_flags,
+    check_positive,
+    check_sizes,
     explicit,
-    factory_of,
-    flags,
-    options_of,
-    positive,
     require_positions,
     resolved,
-    sizes,
     wide,
 )
+from longitude.registry import options_of
 
 #       relative, learned, causal_only, shared
 DECLARED = {
@@ -60,8 +59,8 @@ def test_declared_properties(name: str) -> None:
 
 
 def test_every_name_is_known_and_declared() -> None:
-    assert set(lg.encodings()) == set(DECLARED)
-    assert lg.encodings() == sorted(lg.encodings())
+    assert set(lg.list_encodings()) == set(DECLARED)
+    assert lg.list_encodings() == sorted(lg.list_encodings())
 
 
 def test_by_default_nothing_is_done() -> None:
@@ -107,8 +106,7 @@ def test_fields_of_terms() -> None:
 def test_names_options_and_classes_agree() -> None:
     rope = lg.encoding("rope", head_dim=8, layout="half", base=500.0)
     assert isinstance(rope, lg.Rotary) and (rope.head_dim, rope.layout, rope.base) == (8, "half", 500.0)
-    assert factory_of("alibi") is lg.ALiBi
-    assert classes()["ALiBi"] is lg.ALiBi and "path_fox" not in classes()  # a preset is no class
+    assert ENCODINGS["alibi"] is lg.ALiBi
     assert "options" not in options_of(lambda a, *more, b=1, **options: None)
     assert list(options_of(lambda a, *more, b=1, **options: None)) == ["a", "b"]
     assert list(options_of(lg.T5Bias)) == ["num_heads", "num_buckets", "max_distance", "bidirectional", "shared"]
@@ -129,14 +127,14 @@ def test_resolved_writes_out_every_option() -> None:
     [
         (
             lambda: lg.encoding("alibbi"),
-            r"unknown encoding 'alibbi': did you mean 'alibi'\? lg.encodings\(\) lists them",
+            r"unknown encoding 'alibbi': did you mean 'alibi'\? lg.list_encodings\(\) lists them",
         ),
         (lambda: lg.encoding("zzz"), "unknown encoding 'zzz': there are: alibi, "),
         (lambda: lg.encoding(3), "unknown encoding '3': there are: alibi, "),
         (lambda: lg.encoding(["alibi"]), r"unknown encoding .*alibi.*: did you mean 'alibi'"),
         (lambda: lg.encoding("t5", num_heads=4, buckets=3), "option of 't5' 'buckets': did you mean 'num_buckets'"),
         (lambda: lg.encoding("t5"), r"'t5' needs the option 'num_heads': lg.encoding\('t5', num_heads=...\)"),
-        (lambda: lg.register("alibi")(lg.T5Bias), "an encoding named 'alibi' is registered already"),
+        (lambda: lg.register("alibi")(lg.T5Bias), "the encoding 'alibi' is registered already"),
         (lambda: lg.FoX(16, 4).bias(torch.arange(3), torch.arange(3)), "FoX has no bias that positions alone decide"),
         (lambda: lg.Rotary(8, "half").bias_at(3), "Rotary has no bias"),
         (
@@ -174,7 +172,7 @@ def test_registering_the_same_class_again_is_fine() -> None:
 def test_another_of_the_same_name_changes_nothing() -> None:
     with pytest.raises(ValueError, match="choose another name"):
         lg.register("alibi")(lg.T5Bias)
-    assert factory_of("alibi") is lg.ALiBi
+    assert ENCODINGS["alibi"] is lg.ALiBi
 
 
 def test_repr_says_numbers_and_words() -> None:
@@ -292,24 +290,24 @@ def test_wide() -> None:
 
 @pytest.mark.parametrize("wrong", [0, -1, 0.0, -0.5, math.inf, math.nan, True, "3", None])
 def test_numbers_above_zero(wrong) -> None:
-    positive("me", a=1e-9, b=3, c=1e300)
-    positive("me")
+    check_positive("me", a=1e-9, b=3, c=1e300)
+    check_positive("me")
     with pytest.raises(ValueError, match=f"me: expected b above 0, got {wrong!r}"):
-        positive("me", a=1.0, b=wrong)
+        check_positive("me", a=1.0, b=wrong)
 
 
 @pytest.mark.parametrize("wrong", [0, 1, "true", None])
 def test_flags(wrong) -> None:
-    flags("me", a=True, b=False)
+    check_flags("me", a=True, b=False)
     with pytest.raises(ValueError, match=f"me: expected b to be True or False, got {wrong!r}"):
-        flags("me", a=True, b=wrong)
+        check_flags("me", a=True, b=wrong)
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 1.0, 2.5, True, "3", None])
 def test_sizes(wrong) -> None:
-    sizes("me", a=1, b=10**9)
+    check_sizes("me", a=1, b=10**9)
     with pytest.raises(ValueError, match=f"me: expected b to be an int of 1 or more, got {wrong!r}"):
-        sizes("me", a=1, b=wrong)
+        check_sizes("me", a=1, b=wrong)
 
 
 def test_bias_conveniences_agree() -> None:

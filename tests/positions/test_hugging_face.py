@@ -8,7 +8,7 @@ from transformers import DeepseekV3Config, Gemma3TextConfig, GPTNeoXConfig, Llam
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_mscale
 
-from longitude.positions.hugging_face import Rope, from_hugging_face, to_hugging_face
+from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
 from longitude.positions.scaling import (
     NTK,
     BaseChange,
@@ -27,9 +27,9 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, ORIGINAL: 2048}
 LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": SHORT, "long_factor": LONG, ORIGINAL: 4096}
 
 
-def parameters(**given) -> Rope:
+def parameters(**given) -> RopeConfig:
     rope = from_hugging_face({"rope_parameters": {"rope_theta": 1e4} | given, "max_position_embeddings": 8192})
-    assert isinstance(rope, Rope)
+    assert isinstance(rope, RopeConfig)
     return rope
 
 
@@ -91,16 +91,16 @@ def test_follow_as_asked() -> None:
 
 
 def test_partial_and_legacy_names() -> None:
-    assert from_hugging_face({"rope_theta": 5e5}) == Rope(5e5)
-    assert from_hugging_face({"rope_theta": 5e5, "rope_scaling": None, "partial_rotary_factor": 0.5}) == Rope(
+    assert from_hugging_face({"rope_theta": 5e5}) == RopeConfig(5e5)
+    assert from_hugging_face({"rope_theta": 5e5, "rope_scaling": None, "partial_rotary_factor": 0.5}) == RopeConfig(
         5e5, None, 0.5
     )
-    assert from_hugging_face({"rotary_emb_base": 10_000, "rotary_pct": 0.25}) == Rope(10_000, None, 0.25)
-    assert parameters(partial_rotary_factor=0.25) == Rope(1e4, None, 0.25)
+    assert from_hugging_face({"rotary_emb_base": 10_000, "rotary_pct": 0.25}) == RopeConfig(10_000, None, 0.25)
+    assert parameters(partial_rotary_factor=0.25) == RopeConfig(1e4, None, 0.25)
     nearer = {"rope_theta": 1.0, "partial_rotary_factor": 0.1, "rope_parameters": {"rope_theta": 2.0}}
-    assert from_hugging_face(nearer) == Rope(2.0, None, 0.1)
+    assert from_hugging_face(nearer) == RopeConfig(2.0, None, 0.1)
     same = {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2}}
-    assert from_hugging_face(same | {"rope_parameters": same["rope_scaling"]}) == Rope(1e4, Linear(2))
+    assert from_hugging_face(same | {"rope_parameters": same["rope_scaling"]}) == RopeConfig(1e4, Linear(2))
 
 
 def test_layer_types() -> None:
@@ -112,22 +112,22 @@ def test_layer_types() -> None:
     }
     ropes = from_hugging_face({"rope_parameters": nested, "rope_theta": 1e4, "partial_rotary_factor": 0.5})
     assert ropes == {
-        "full_attention": Rope(1e6, Linear(8.0), 0.5),
-        "sliding_attention": Rope(1e4, None, 0.5),
+        "full_attention": RopeConfig(1e6, Linear(8.0), 0.5),
+        "sliding_attention": RopeConfig(1e4, None, 0.5),
         "none": None,
     }
     old = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-    want = {"full_attention": Rope(1e6, Linear(8.0)), "sliding_attention": Rope(1e4)}
+    want = {"full_attention": RopeConfig(1e6, Linear(8.0)), "sliding_attention": RopeConfig(1e4)}
     assert from_hugging_face(old) == want
     assert from_hugging_face({"global_rope_theta": 1e6, "local_rope_theta": 1e4}) == {
-        "full_attention": Rope(1e6),
-        "sliding_attention": Rope(1e4),
+        "full_attention": RopeConfig(1e6),
+        "sliding_attention": RopeConfig(1e4),
     }
 
 
 def test_sections() -> None:
     rope = parameters(type="mrope", mrope_section=[16, 24, 24])
-    assert rope == Rope(1e4, sections=(16, 24, 24))
+    assert rope == RopeConfig(1e4, sections=(16, 24, 24))
     assert parameters(mrope_section=[8, 4, 4], mrope_interleaved=True).interleaved is True
 
 
@@ -136,7 +136,7 @@ def test_original_length_outside_comes_first() -> None:
     config = {"rope_theta": 1e4, "max_position_embeddings": 131_072, ORIGINAL: 4096}
     config["rope_scaling"] = {"type": "longrope", "short_factor": SHORT, "long_factor": LONG, ORIGINAL: 1}
     rope = from_hugging_face(config)
-    assert isinstance(rope, Rope) and rope.scaling == LongRoPE(SHORT, LONG, 4096, 32.0, follow="sequence")
+    assert isinstance(rope, RopeConfig) and rope.scaling == LongRoPE(SHORT, LONG, 4096, 32.0, follow="sequence")
     yarn = config | {"rope_scaling": {"type": "yarn", "factor": 4.0, ORIGINAL: 2048}}
     assert from_hugging_face(yarn).scaling == YaRN(4.0, 4096)  # type: ignore[union-attr]
     llama3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 2, "high_freq_factor": 3}
@@ -152,48 +152,48 @@ def test_original_length_outside_comes_first() -> None:
 
 def test_configs_of_transformers() -> None:
     """Objects with to_dict(); each model's own way to say it."""
-    assert from_hugging_face(LlamaConfig(rope_theta=5e5)) == Rope(5e5)
-    assert from_hugging_face(GPTNeoXConfig(rotary_pct=0.5)) == Rope(10_000.0, None, 0.5)
+    assert from_hugging_face(LlamaConfig(rope_theta=5e5)) == RopeConfig(5e5)
+    assert from_hugging_face(GPTNeoXConfig(rotary_pct=0.5)) == RopeConfig(10_000.0, None, 0.5)
     llama = LlamaConfig(rope_parameters=YARN, max_position_embeddings=8192)
-    assert from_hugging_face(llama) == Rope(1e6, YaRN(4.0, 2048))
+    assert from_hugging_face(llama) == RopeConfig(1e6, YaRN(4.0, 2048))
     lists = {"short_factor": [1.0] * 48, "long_factor": [2.0] * 48}
     options = {"hidden_size": 3072, "num_attention_heads": 32, "max_position_embeddings": 131_072, "pad_token_id": 0}
     phi = Phi3Config(**options, original_max_position_embeddings=4096, rope_scaling={"type": "longrope"} | lists)
     rope = from_hugging_face(phi)
-    assert rope == Rope(10_000.0, LongRoPE(**lists, original_max_length=4096, factor=32.0, follow="sequence"))
+    assert rope == RopeConfig(10_000.0, LongRoPE(**lists, original_max_length=4096, factor=32.0, follow="sequence"))
     sections = {"type": "mrope", "mrope_section": [16, 24, 24]}
-    assert from_hugging_face(Qwen2VLTextConfig(rope_theta=1e6, rope_scaling=sections)) == Rope(
+    assert from_hugging_face(Qwen2VLTextConfig(rope_theta=1e6, rope_scaling=sections)) == RopeConfig(
         1e6, sections=(16, 24, 24)
     )
     deepseek = {"type": "yarn", "factor": 40, ORIGINAL: 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
     v3 = from_hugging_face(DeepseekV3Config(rope_scaling=deepseek, rope_theta=10_000))
-    assert v3 == Rope(10_000, YaRN(40, 4096, mscale=1.0, mscale_all_dim=1.0))
+    assert v3 == RopeConfig(10_000, YaRN(40, 4096, mscale=1.0, mscale_all_dim=1.0))
     gemma = from_hugging_face(Gemma3TextConfig())
-    assert gemma == {"full_attention": Rope(1e6), "sliding_attention": Rope(1e4)}
+    assert gemma == {"full_attention": RopeConfig(1e6), "sliding_attention": RopeConfig(1e4)}
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 ROPES = [
-    Rope(5e5),
-    Rope(1e4, None, 0.25),
-    Rope(1e4, None, proportion=0.75),
-    Rope(1e4, None, proportion=0.0),
-    Rope(1e4, Linear(4.0)),
-    Rope(1e4, Linear(4.0), proportion=0.5),
-    Rope(1e4, DynamicNTK(2.0, 2048, follow="sequence"), 0.5),
-    Rope(1e6, YaRN(4.0, 2048)),
-    Rope(1e6, YaRN(4.0, 2048, 64, 2, 1.2, truncate=False), 0.5),
-    Rope(1e4, YaRN(40.0, 4096, mscale=0.707, mscale_all_dim=1.0), sections=(8, 12, 12)),
-    Rope(1e4, LongRoPE(SHORT, LONG, 4096, 32.0, follow="sequence")),
-    Rope(1e4, LongRoPE(SHORT, LONG, 4096, 32.0, attention_factor=1.1, follow="sequence")),
-    Rope(5e5, Llama3(8.0, 8192, 1.0, 4.0)),
-    Rope(5e5, sections=(8, 12, 12), interleaved=True),
+    RopeConfig(5e5),
+    RopeConfig(1e4, None, 0.25),
+    RopeConfig(1e4, None, proportion=0.75),
+    RopeConfig(1e4, None, proportion=0.0),
+    RopeConfig(1e4, Linear(4.0)),
+    RopeConfig(1e4, Linear(4.0), proportion=0.5),
+    RopeConfig(1e4, DynamicNTK(2.0, 2048, follow="sequence"), 0.5),
+    RopeConfig(1e6, YaRN(4.0, 2048)),
+    RopeConfig(1e6, YaRN(4.0, 2048, 64, 2, 1.2, truncate=False), 0.5),
+    RopeConfig(1e4, YaRN(40.0, 4096, mscale=0.707, mscale_all_dim=1.0), sections=(8, 12, 12)),
+    RopeConfig(1e4, LongRoPE(SHORT, LONG, 4096, 32.0, follow="sequence")),
+    RopeConfig(1e4, LongRoPE(SHORT, LONG, 4096, 32.0, attention_factor=1.1, follow="sequence")),
+    RopeConfig(5e5, Llama3(8.0, 8192, 1.0, 4.0)),
+    RopeConfig(5e5, sections=(8, 12, 12), interleaved=True),
 ]
 
 
 @pytest.mark.parametrize("style", ["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("rope", ROPES, ids=str)
-def test_there_and_back(rope: Rope, style: str) -> None:
+def test_there_and_back(rope: RopeConfig, style: str) -> None:
     written = json.loads(json.dumps(to_hugging_face(rope, style=style)))
     assert from_hugging_face(written) == rope
     assert (style in written) and ("rope_theta" in written) == (style == "rope_scaling")
@@ -203,20 +203,20 @@ def test_there_and_back(rope: Rope, style: str) -> None:
 
 def test_written_forms() -> None:
     """Exactly what stands in a config.json."""
-    assert to_hugging_face(Rope(5e5)) == {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
-    assert to_hugging_face(Rope(5e5), style="rope_scaling") == {"rope_scaling": None, "rope_theta": 5e5}
+    assert to_hugging_face(RopeConfig(5e5)) == {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    assert to_hugging_face(RopeConfig(5e5), style="rope_scaling") == {"rope_scaling": None, "rope_theta": 5e5}
     yarn = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 2048, "beta_fast": 32, "beta_slow": 1, "truncate": True}
-    assert to_hugging_face(Rope(1e6, YaRN(4.0, 2048), 0.5), style="rope_scaling") == {
+    assert to_hugging_face(RopeConfig(1e6, YaRN(4.0, 2048), 0.5), style="rope_scaling") == {
         "rope_scaling": yarn,
         "rope_theta": 1e6,
         "partial_rotary_factor": 0.5,
     }
-    dynamic = to_hugging_face(Rope(1e4, DynamicNTK(2.0, 2048, follow="row")))
+    dynamic = to_hugging_face(RopeConfig(1e4, DynamicNTK(2.0, 2048, follow="row")))
     assert dynamic["max_position_embeddings"] == 2048 and dynamic["rope_parameters"]["rope_type"] == "dynamic"
-    declared = Rope(1e4, LongRoPE(SHORT, LONG, 4096, max_length=8192))
+    declared = RopeConfig(1e4, LongRoPE(SHORT, LONG, 4096, max_length=8192))
     written = to_hugging_face(declared, style="rope_scaling")
     assert written["max_position_embeddings"] == 8192 and written[ORIGINAL] == 4096
-    sections = to_hugging_face(Rope(1e4, sections=(8, 12, 12)))["rope_parameters"]
+    sections = to_hugging_face(RopeConfig(1e4, sections=(8, 12, 12)))["rope_parameters"]
     assert sections == {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [8, 12, 12]}
 
 
@@ -224,16 +224,16 @@ def test_written_forms() -> None:
     "rope",
     [
         *[rope for rope in ROPES if rope.scaling is not None or rope.proportion != 1],
-        Rope(1e4, NTKByParts(4.0, 2048, 16, 2)),
-        Rope(1e4, NTKByParts(4.0, 2048, truncate=False), 0.5),
-        Rope(1e4, NTKByParts(4.0, 2048, 8, 2, ramp="rotations")),
-        Rope(1e4, NTK(4.0)),
-        Rope(1e4, NTK(4.0), 0.5),
-        Rope(1e4, BaseChange(5e5), 0.5),
+        RopeConfig(1e4, NTKByParts(4.0, 2048, 16, 2)),
+        RopeConfig(1e4, NTKByParts(4.0, 2048, truncate=False), 0.5),
+        RopeConfig(1e4, NTKByParts(4.0, 2048, 8, 2, ramp="rotations")),
+        RopeConfig(1e4, NTK(4.0)),
+        RopeConfig(1e4, NTK(4.0), 0.5),
+        RopeConfig(1e4, BaseChange(5e5), 0.5),
     ],
     ids=str,
 )
-def test_transformers_computes_our_tables(rope: Rope) -> None:
+def test_transformers_computes_our_tables(rope: RopeConfig) -> None:
     """Their functions on the exported config: the table at any length, and the factor of cos and sin."""
     written = to_hugging_face(rope, head_dim=64)
     config = LlamaConfig(hidden_size=128, num_attention_heads=2, **{"max_position_embeddings": 131_072} | written)
@@ -258,16 +258,16 @@ def test_softmax_factor_is_deepseeks(more: dict) -> None:
 
 
 def test_layer_types_there_and_back() -> None:
-    ropes = {"full_attention": Rope(1e6, YaRN(4.0, 2048)), "sliding_attention": Rope(1e4), "none": None}
+    ropes = {"full_attention": RopeConfig(1e6, YaRN(4.0, 2048)), "sliding_attention": RopeConfig(1e4), "none": None}
     written = json.loads(json.dumps(to_hugging_face(ropes)))
     assert from_hugging_face(written) == ropes
-    dynamic = {"a": Rope(1e4, DynamicNTK(2.0, 2048, follow="sequence")), "b": Rope(1e4)}
+    dynamic = {"a": RopeConfig(1e4, DynamicNTK(2.0, 2048, follow="sequence")), "b": RopeConfig(1e4)}
     assert to_hugging_face(dynamic)["max_position_embeddings"] == 2048
     assert from_hugging_face(to_hugging_face(dynamic)) == dynamic
 
 
 def test_options_feed_the_frequencies() -> None:
-    rope = Rope(1e4, Linear(2.0), 0.25, 0.5)
+    rope = RopeConfig(1e4, Linear(2.0), 0.25, 0.5)
     assert rope.options(64) == {"base": 1e4, "scaling": Linear(2.0), "rotary_dim": 16, "proportion": 0.5}
     assert rope.rotary_dim(128) == 32
     assert rope._replace(partial_rotary_factor=0.4).rotary_dim(80) == 32
@@ -312,17 +312,23 @@ WRONG = [
         lambda: from_hugging_face({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": YARN}),
         "expected rope_parameters or rope_scaling, got both",
     ),
-    (lambda: to_hugging_face(Rope(1e4), style="old"), "'rope_parameters' or 'rope_scaling', got 'old'"),
-    (lambda: to_hugging_face({"a": Rope(1e4)}, style="rope_scaling"), "got one per layer type; use 'rope_parameters'"),
-    (lambda: to_hugging_face(Rope(1e4, NTK(2.0))), "NTK: expected head_dim"),
-    (lambda: to_hugging_face(Rope(1e4, YaRN(2.0, 9, ramp="rotations"))), "a scaling that a rope_type exists for"),
-    (lambda: to_hugging_face(Rope(1e4, NTK(2.0), proportion=0.5)), "p-RoPE alone or with Linear"),
-    (lambda: to_hugging_face(Rope(1e4, None, 0.5, 0.5)), "p-RoPE alone or with Linear"),
+    (lambda: to_hugging_face(RopeConfig(1e4), style="old"), "'rope_parameters' or 'rope_scaling', got 'old'"),
     (
-        lambda: to_hugging_face({"a": Rope(1e4, DynamicNTK(2.0, 9)), "b": Rope(1e4, DynamicNTK(2.0, 8))}),
+        lambda: to_hugging_face({"a": RopeConfig(1e4)}, style="rope_scaling"),
+        "got one per layer type; use 'rope_parameters'",
+    ),
+    (lambda: to_hugging_face(RopeConfig(1e4, NTK(2.0))), "NTK: expected head_dim"),
+    (lambda: to_hugging_face(RopeConfig(1e4, YaRN(2.0, 9, ramp="rotations"))), "a scaling that a rope_type exists for"),
+    (lambda: to_hugging_face(RopeConfig(1e4, NTK(2.0), proportion=0.5)), "p-RoPE alone or with Linear"),
+    (lambda: to_hugging_face(RopeConfig(1e4, None, 0.5, 0.5)), "p-RoPE alone or with Linear"),
+    (
+        lambda: to_hugging_face({"a": RopeConfig(1e4, DynamicNTK(2.0, 9)), "b": RopeConfig(1e4, DynamicNTK(2.0, 8))}),
         "the same max_position_embeddings for all layer types, got another for 'b'",
     ),
-    (lambda: Rope(1e4, None, 0.3).rotary_dim(50), "head_dim=50 times partial_rotary_factor=0.3 to be even, got 15"),
+    (
+        lambda: RopeConfig(1e4, None, 0.3).rotary_dim(50),
+        "head_dim=50 times partial_rotary_factor=0.3 to be even, got 15",
+    ),
 ]
 
 

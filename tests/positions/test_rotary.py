@@ -254,7 +254,7 @@ WRONG = [
     (lambda: lg.Rotary(7, "half"), "even rotary_dim"),
     (lambda: lg.Rotary(8, "half", rotary_dim=10), "at most head_dim=8, got 10"),
     (lambda: lg.Rotary(8, "half", rotary_dim=0), "rotary_dim"),
-    (lambda: lg.Rotary(8, "neox"), r"'half' \(GPT-NeoX, Llama\) or 'interleaved' \(paper, GPT-J\), got 'neox'"),
+    (lambda: lg.Rotary(8, "neox"), r"'half' \(GPT-NeoX, Llama\) or 'interleaved' \(GPT-J\), got 'neox'"),
     (lambda: lg.Rotary(8, "half", angle_dtype="bfloat16"), "angle_dtype"),
     (lambda: lg.Rotary(8, "half", base=-1.0), "base"),
     (lambda: lg.encoding("rope", head_dim=8), "'rope' needs the option 'layout'"),

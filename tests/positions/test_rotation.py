@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import longitude as lg
 from longitude.positions import rotation
-from longitude.positions.rotation import Turn, compiled, formula, turned
+from longitude.positions.rotation import RotaryTable, apply_rotary, compiled, formula
 
 LAYOUTS = ("half", "interleaved")
 EXACT = {"atol": 1e-12, "rtol": 0}
@@ -126,27 +126,27 @@ def test_narrow_numbers_turn_in_float32(route: str, layout: str, dtype: torch.dt
 def test_gradients_of_every_order(layout: str) -> None:
     turn = lg.Rotary(6, layout).prepare(torch.tensor([[3, 9, 1], [4, 0, 77]]), dtype=torch.float64)
     x = torch.randn(2, 2, 3, 6, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda x: turned(x, turn, layout), x, check_forward_ad=True)
-    assert gradgradcheck(lambda x: turned(x, turn, layout), x)
-    assert gradgradcheck(lambda x: turned(x, turn, layout).square() * x.sin(), x)  # where the second is not zero
+    assert gradcheck(lambda x: apply_rotary(x, turn, layout), x, check_forward_ad=True)
+    assert gradgradcheck(lambda x: apply_rotary(x, turn, layout), x)
+    assert gradgradcheck(lambda x: apply_rotary(x, turn, layout).square() * x.sin(), x)  # where the second is not zero
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_turn_back_is_a_turn_of_the_negative_angle(route: str, layout: str) -> None:
     """Tables whose turns also stretch, as those of xpos and YaRN: the gradient is the transpose, not the inverse."""
-    turn = Turn(3 * torch.randn(5, 4), 3 * torch.randn(5, 4))
+    turn = RotaryTable(3 * torch.randn(5, 4), 3 * torch.randn(5, 4))
     x = torch.randn(1, 2, 5, 8, requires_grad=True)
     y = torch.randn(1, 2, 5, 8)
-    (back,) = torch.autograd.grad(turned(x, turn, layout), x, y)
-    torch.testing.assert_close((turned(x, turn, layout) * y).sum(), (x * back).sum())
-    torch.testing.assert_close(back, turned(y, turn.back, layout))
+    (back,) = torch.autograd.grad(apply_rotary(x, turn, layout), x, y)
+    torch.testing.assert_close((apply_rotary(x, turn, layout) * y).sum(), (x * back).sum())
+    torch.testing.assert_close(back, apply_rotary(y, turn.back, layout))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tables_that_learn_get_gradients(layout: str) -> None:
     cos, sin = torch.randn(2, 3, 2, dtype=torch.float64).requires_grad_()
     x = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda x, cos, sin: turned(x, Turn(cos, sin), layout), (x, cos, sin))
+    assert gradcheck(lambda x, cos, sin: apply_rotary(x, RotaryTable(cos, sin), layout), (x, cos, sin))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -195,9 +195,9 @@ def test_compiled_equals_the_formula_to_the_bit(layout: str, monkeypatch: pytest
     monkeypatch.setattr(rotation, "halves", lambda x, cos, sin: calls.append(x) or x)
     for heads in (5, 7):
         x = torch.randn(3, heads, 37, 24)
-        assert torch.equal(turned(x, turn, layout), rotation.formula(x, *turn, layout))
+        assert torch.equal(apply_rotary(x, turn, layout), rotation.formula(x, *turn, layout))
     assert not calls
-    turned(torch.randn(3, 4, 37, 24), turn, layout)
+    apply_rotary(torch.randn(3, 4, 37, 24), turn, layout)
     assert len(calls) == 1  # too small
 
 
@@ -219,20 +219,20 @@ def test_tables_that_broadcast(layout: str) -> None:
     """One position for all tokens, rows for a single one: the formula's, whatever the shapes."""
     turn = lg.Rotary(4, layout).prepare(torch.tensor([3]), dtype=torch.float64)
     x = torch.randn(2, 2, 5, 4, dtype=torch.float64)
-    torch.testing.assert_close(turned(x, turn, layout), textbook(x, torch.full((5,), 3), layout, 4), **EXACT)
+    torch.testing.assert_close(apply_rotary(x, turn, layout), textbook(x, torch.full((5,), 3), layout, 4), **EXACT)
     rows = lg.Rotary(4, layout).prepare(torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]]), dtype=torch.float64)
     want = torch.cat([textbook(x[:1], torch.arange(5), layout, 4), textbook(x[:1], torch.arange(9, 4, -1), layout, 4)])
-    torch.testing.assert_close(turned(x[:1], rows, layout), want, **EXACT)
+    torch.testing.assert_close(apply_rotary(x[:1], rows, layout), want, **EXACT)
     with pytest.raises(RuntimeError, match="size"):
-        turned(x[:, :, :3], rows, layout)
+        apply_rotary(x[:, :, :3], rows, layout)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_function_transforms(route: str, layout: str) -> None:
     turn, x = lg.Rotary(4, layout).prepare(torch.arange(3)), torch.randn(5, 2, 3, 4)
-    rows = torch.func.vmap(lambda row: turned(row[None], turn, layout)[0])(x)
-    torch.testing.assert_close(rows, turned(x, turn, layout))
-    torch.testing.assert_close(torch.func.grad(lambda x: turned(x, turn, layout).square().sum())(x), 2 * x)
+    rows = torch.func.vmap(lambda row: apply_rotary(row[None], turn, layout)[0])(x)
+    torch.testing.assert_close(rows, apply_rotary(x, turn, layout))
+    torch.testing.assert_close(torch.func.grad(lambda x: apply_rotary(x, turn, layout).square().sum())(x), 2 * x)
 
 
 @pytest.mark.skipif(compiled() is None, reason="no C compiler here")

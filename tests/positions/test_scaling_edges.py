@@ -8,7 +8,7 @@ import torch
 
 import longitude as lg
 from longitude.models import LongitudeConfig
-from longitude.positions.hugging_face import Rope, from_hugging_face, to_hugging_face
+from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
 from longitude.positions.rotary import MultimodalRotary, Rotary, XPos
 from longitude.positions.scaling import NTKByParts, YaRN, rope_frequencies
 
@@ -20,7 +20,7 @@ BASE = {"rope_theta": 1e4}
 def test_sections_reach_the_encoding(sections: tuple, interleaved: bool) -> None:
     said = {"rope_type": "linear", "factor": 2.0, "mrope_section": list(sections), "mrope_interleaved": interleaved}
     rope = from_hugging_face({"rope_theta": 500.0, "partial_rotary_factor": 0.5, "rope_scaling": said})
-    assert isinstance(rope, Rope)
+    assert isinstance(rope, RopeConfig)
     options = rope.options(32)
     assert options == {
         "base": 500.0, "scaling": lg.scaling.Linear(2.0), "rotary_dim": 16, "sections": sections,
@@ -37,16 +37,16 @@ def test_sections_reach_the_encoding(sections: tuple, interleaved: bool) -> None
 
 
 def test_no_sections_is_plain_rope() -> None:
-    rope = Rope(500.0, YaRN(4.0, 2048), 0.5)
+    rope = RopeConfig(500.0, YaRN(4.0, 2048), 0.5)
     found = rope.encoding(32, "interleaved")
     assert type(found) is Rotary and (found.layout, found.rotary_dim, found.base) == ("interleaved", 16, 500.0)
     assert found.scaling == YaRN(4.0, 2048)
-    assert Rope(500.0, proportion=0.5).encoding(32, "half").proportion == 0.5
+    assert RopeConfig(500.0, proportion=0.5).encoding(32, "half").proportion == 0.5
     assert type(Rotary(32, "half", **rope.options(32))) is Rotary
 
 
 def test_sections_and_proportion() -> None:
-    both = Rope(1e4, proportion=0.5, sections=(2, 3, 3))
+    both = RopeConfig(1e4, proportion=0.5, sections=(2, 3, 3))
     for call in (lambda: both.options(16), lambda: both.encoding(16, "half")):
         with pytest.raises(ValueError, match=r"mrope: expected sections without p-RoPE, got .*proportion=0.5"):
             call()
@@ -173,12 +173,14 @@ def test_wrong(call, message: str) -> None:
 
 
 def test_what_stays_right() -> None:
-    assert from_hugging_face(BASE | {"rope_scaling": {}, "rope_parameters": None}) == Rope(1e4)
-    assert read(mrope_interleaved=False)() == Rope(1e4)
+    assert from_hugging_face(BASE | {"rope_scaling": {}, "rope_parameters": None}) == RopeConfig(1e4)
+    assert read(mrope_interleaved=False)() == RopeConfig(1e4)
     # Nothing of linear depends on a length.
     linear = {"rope_scaling": {"type": "linear", "factor": 2}, "max_position_embeddings": "?"}
-    assert from_hugging_face(BASE | linear) == Rope(1e4, lg.scaling.Linear(2))
-    assert from_hugging_face(to_hugging_face(Rope(1e4, sections=(8, 0, 8)))) == Rope(1e4, sections=(8, 0, 8))
+    assert from_hugging_face(BASE | linear) == RopeConfig(1e4, lg.scaling.Linear(2))
+    assert from_hugging_face(to_hugging_face(RopeConfig(1e4, sections=(8, 0, 8)))) == RopeConfig(
+        1e4, sections=(8, 0, 8)
+    )
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.positions.rotary import Turn, XPos
+from longitude.positions.rotary import RotaryTable, XPos
 
 LAYOUTS = ("half", "interleaved")
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rotary.json").read_text())
 LAST = 131_071
 
 
-def magnitude(turn: Turn) -> torch.Tensor:
+def magnitude(turn: RotaryTable) -> torch.Tensor:
     return torch.hypot(turn.cos, turn.sin)
 
 

@@ -9,8 +9,9 @@ from torch import Tensor
 from transformers.initialization import guard_torch_init_functions
 
 import longitude as lg
-from longitude.attention.mixer import mixer_options, mixer_resolved, registered
+from longitude.attention.mixer import MIXERS, mixer_resolved
 from longitude.recurrent import RWKV6, Mamba2, Performer, Retention
+from longitude.registry import options_of
 
 EXACT = torch.float64
 OPTIONS = {
@@ -139,9 +140,9 @@ def test_fresh_layers_are_sensible(name):
 
 
 def test_by_name_with_options_that_json_can_hold(name):
-    kind = registered()[name]
+    kind = MIXERS[name]
     assert kind is type(LAYERS[name]())
-    options = {option for option, p in mixer_options(kind).items() if p.kind is not p.VAR_KEYWORD}
+    options = {option for option, p in options_of(kind).items() if p.kind is not p.VAR_KEYWORD}
     full = mixer_resolved(name, {}, dim=32, num_heads=4, num_kv_heads=4, head_dim=8)
     assert set(full) == options and json.loads(json.dumps(full)) == full
     assert lg.mixer(name, **full)(torch.randn(1, 3, 32)).shape == (1, 3, 32)
@@ -193,6 +194,6 @@ def test_bad_input(name):
     with pytest.raises(ValueError, match=f"cache: expected a state of {kind}, got one of {type(other).__name__}"):
         layer(x, cache=cache)
     for option in ("num_heads", "head_dim", "chunk_size"):
-        if option in mixer_options(type(layer)):
+        if option in options_of(type(layer)):
             with pytest.raises(ValueError, match=f"{option}.*of 1 or more"):
                 lg.mixer(name, **{"dim": 32, **({} if name == "mamba2" else {"num_heads": 4}), option: 0})

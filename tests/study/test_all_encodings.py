@@ -3,8 +3,8 @@
 import pytest
 
 from longitude.measure import read_rows
-from longitude.positions.base import encodings
-from longitude.study.cell import Cell, Watcher, run_cell
+from longitude.positions.base import list_encodings
+from longitude.study.cell import Trial, Watcher, run_cell
 from longitude.study.config import StudyConfig, checked, replaced
 from longitude.study.data import Text, split
 
@@ -17,10 +17,10 @@ DOCUMENTS = [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("positions", ["contiguous", "skipped"])
-@pytest.mark.parametrize("name", encodings())
+@pytest.mark.parametrize("name", list_encodings())
 def test_it_is_trained_and_measured(name, positions, tmp_path):
     config = checked(replaced(TINY, positions=positions))
-    cell = Cell(tmp_path, name, 0)
+    cell = Trial(tmp_path, name, 0)
     status = run_cell(config, cell, split(Text("numbers", DOCUMENTS), 48, 16, 4), None, Watcher())
     assert status.status == "done" and status.step == 4
     rows = read_rows(cell.folder / "results.parquet")
@@ -30,4 +30,4 @@ def test_it_is_trained_and_measured(name, positions, tmp_path):
 
 
 def test_all_is_every_registered_name():
-    assert checked(StudyConfig(encodings=("all",))).encodings == tuple(encodings())
+    assert checked(StudyConfig(encodings=("all",))).encodings == tuple(list_encodings())

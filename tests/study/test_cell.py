@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 import longitude.models  # noqa: F401  the Auto classes know the model
 from longitude.measure import losses_by_length, read_rows
 from longitude.study import cell as cells, checkpoints, text
-from longitude.study.cell import Cell, Watcher, build_model, run_cell
+from longitude.study.cell import Trial, Watcher, build_model, run_cell
 from longitude.study.checkpoints import LossLog, newest, seal
 from longitude.study.config import StudyConfig, replaced
 from longitude.study.data import Text, Windows, split
@@ -33,13 +33,13 @@ def data():
 
 
 @pytest.fixture(scope="module")
-def unkilled(data, tmp_path_factory) -> Cell:
-    cell = Cell(tmp_path_factory.mktemp("unkilled"), "rope", 1)
+def unkilled(data, tmp_path_factory) -> Trial:
+    cell = Trial(tmp_path_factory.mktemp("unkilled"), "rope", 1)
     assert run_cell(TINY, cell, data, None, Watcher()).status == "done"
     return cell
 
 
-def assert_same(one: Cell, other: Cell) -> None:
+def assert_same(one: Trial, other: Trial) -> None:
     for name in ("results.parquet", "documents.parquet", "losses.jsonl", "model.safetensors", "config.json"):
         assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes(), name
 
@@ -96,7 +96,7 @@ def test_every_encoding_sees_the_same_tokens_in_the_same_order(data, tmp_path, m
     monkeypatch.setattr(Windows, "__getitem__", spied)
     for label in ("none", "t5", "fox"):
         seen[label] = []
-        assert run_cell(replaced(TINY, steps=3), Cell(tmp_path, label, 0), data, None, Watcher()).status == "done"
+        assert run_cell(replaced(TINY, steps=3), Trial(tmp_path, label, 0), data, None, Watcher()).status == "done"
     assert seen["none"] == seen["t5"] == seen["fox"] == list(range(12))
 
 
@@ -139,7 +139,7 @@ KILLS = {
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("kill", KILLS)
 def test_a_killed_cell_ends_with_the_same_files(kill, unkilled, data, tmp_path, monkeypatch):
-    cell = Cell(tmp_path, "rope", 1)
+    cell = Trial(tmp_path, "rope", 1)
     with monkeypatch.context() as patched:
         killed_at(patched, *KILLS[kill])
         with pytest.raises(Killed):
@@ -150,7 +150,7 @@ def test_a_killed_cell_ends_with_the_same_files(kill, unkilled, data, tmp_path, 
 
 
 def test_broken_checkpoints_are_dropped_with_a_message(unkilled, data, tmp_path, monkeypatch):
-    cell = Cell(tmp_path, "rope", 1)
+    cell = Trial(tmp_path, "rope", 1)
     with monkeypatch.context() as patched:
         killed_at(patched, LossLog, "append", 17)
         with pytest.raises(Killed):
@@ -219,7 +219,7 @@ def test_a_loss_that_is_not_finite_ends_the_cell_as_diverged(data, tmp_path, mon
         return model
 
     monkeypatch.setattr(cells, "build_model", poisoned)
-    cell = Cell(tmp_path, "rope", 1)
+    cell = Trial(tmp_path, "rope", 1)
     status = run_cell(TINY, cell, data, None, Watcher())
     assert (status.status, status.step, status.reason) == ("diverged", 7, "the loss was not finite at step 7")
     assert cell.status == status
@@ -228,7 +228,7 @@ def test_a_loss_that_is_not_finite_ends_the_cell_as_diverged(data, tmp_path, mon
 
 
 def test_lengths_beyond_a_table_are_missing_and_said(data, tmp_path):
-    cell = Cell(tmp_path, "learned", 0)
+    cell = Trial(tmp_path, "learned", 0)
     status = run_cell(replaced(TINY, steps=2), cell, data, None, Watcher())
     assert status.status == "done" and "no positions from 16 on" in status.reason
     assert set(read_rows(cell.folder / "results.parquet")["length"]) == {16}
@@ -236,7 +236,7 @@ def test_lengths_beyond_a_table_are_missing_and_said(data, tmp_path):
 
 
 def test_unfinished_files_of_a_killed_process_are_removed(data, tmp_path):
-    cell = Cell(tmp_path, "none", 0)
+    cell = Trial(tmp_path, "none", 0)
     (cell.folder / ".model.1.tmp").mkdir(parents=True)
     (cell.folder / ".results.parquet.1.tmp").touch()
     run_cell(replaced(TINY, steps=1), cell, data, None, Watcher())
@@ -254,7 +254,7 @@ def test_unfinished_files_of_a_killed_process_are_removed(data, tmp_path):
 )
 def test_what_training_never_used_is_said(label, said, data, tmp_path):
     """And of a far part with parameters of its own, that they had no gradient."""
-    cell = Cell(tmp_path, label, 0)
+    cell = Trial(tmp_path, label, 0)
     config = replaced(TINY, steps=4)
     status = run_cell(config, cell, data, None, Watcher())
     assert status.status == "done" and (status.untrained is None) == (said is None)
@@ -272,7 +272,7 @@ def test_a_parameter_without_a_gradient_is_named(data, tmp_path, monkeypatch):
         return model
 
     monkeypatch.setattr(cells, "build_model", with_a_spare)
-    status = run_cell(replaced(TINY, steps=4), Cell(tmp_path, "rope", 0), data, None, Watcher())
+    status = run_cell(replaced(TINY, steps=4), Trial(tmp_path, "rope", 0), data, None, Watcher())
     assert status.untrained == "had no gradient in training for spare"
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from longitude.attention.mixer import list_mixers
 from longitude.measure import read_rows
-from longitude.mixing import mixers
 from longitude.study import runner
 from longitude.study.cell import build_model
 from longitude.study.config import StudyConfig, parse_encoding, replaced
@@ -26,7 +26,7 @@ TINY = StudyConfig(
     device="cpu",
 )
 NEEDED = {"window": "window:size=8"}
-ALONE = [NEEDED.get(name, name) for name in mixers()]
+ALONE = [NEEDED.get(name, name) for name in list_mixers()]
 """Every mixer as a label, with the options that it cannot go without."""
 DOCUMENTS = [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)]
 

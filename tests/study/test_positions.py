@@ -8,7 +8,7 @@ import torch
 from longitude.measure import Row, from_frame, read_rows, to_frame
 from longitude.positions.samplers import SAMPLERS, Randomized
 from longitude.study import runner
-from longitude.study.cell import Cell, Watcher, build_model, run_cell
+from longitude.study.cell import Trial, Watcher, build_model, run_cell
 from longitude.study.checkpoints import LossLog
 from longitude.study.config import POSITIONS, StudyConfig, checked, parse_encoding, replaced, safe
 from longitude.study.data import Text, Windows, split
@@ -49,7 +49,7 @@ def test_positions_belong_to_the_seed_and_the_window(data):
 
 def test_the_model_reads_them(data, tmp_path):
     config = checked(replaced(TINY, encodings=("rope",), steps=1))
-    cell = Cell(tmp_path, "rope", 1)
+    cell = Trial(tmp_path, "rope", 1)
     run_cell(config, cell, data, None, Watcher())
     windows = Windows(data.training, 16, 4, 1, Randomized(48))
     batch = {name: torch.stack([windows[i][name] for i in range(4)]) for name in windows[0]}
@@ -68,7 +68,7 @@ class Killed(BaseException):
 @pytest.mark.parametrize("sampler", ["randomized", "skipped"])
 def test_a_killed_cell_ends_with_the_same_files(sampler, data, tmp_path, monkeypatch):
     config = checked(replaced(TINY, encodings=("rope",), positions=sampler))
-    whole, killed = Cell(tmp_path / "whole", "rope", 1), Cell(tmp_path / "killed", "rope", 1)
+    whole, killed = Trial(tmp_path / "whole", "rope", 1), Trial(tmp_path / "killed", "rope", 1)
     run_cell(config, whole, data, None, Watcher())
     with monkeypatch.context() as patched:
         append, calls = LossLog.append, []

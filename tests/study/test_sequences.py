@@ -10,7 +10,7 @@ import torch
 from longitude.measure import from_frame, read_rows
 from longitude.measure.retrieval import scoring
 from longitude.study import cell as cells, runner, sequences
-from longitude.study.cell import Cell, Watcher, build_model, run_cell, work_of
+from longitude.study.cell import Trial, Watcher, build_model, run_cell, work_of
 from longitude.study.checkpoints import LossLog
 from longitude.study.config import checked, of_task, replaced
 from longitude.study.results import read_run
@@ -234,7 +234,7 @@ class Killed(BaseException):
 def test_a_killed_cell_ends_with_the_same_files(where, name, when, sampler, tmp_path, monkeypatch):
     config = checked(replaced(TINY, encodings=("rope",), positions=sampler))
     data = work_of(config).prepare(config)
-    whole, killed = Cell(tmp_path / "whole", "rope", 1), Cell(tmp_path / "killed", "rope", 1)
+    whole, killed = Trial(tmp_path / "whole", "rope", 1), Trial(tmp_path / "killed", "rope", 1)
     run_cell(config, whole, data, None, Watcher())
     plain, calls = getattr(where, name), []
 
@@ -307,7 +307,7 @@ def test_it_learns():
     from pathlib import Path
 
     with tempfile.TemporaryDirectory() as folder:
-        cell = Cell(Path(folder), "rope", 0)
+        cell = Trial(Path(folder), "rope", 0)
         run_cell(config, cell, work_of(config).prepare(config), None, Watcher())
         rows = from_frame(read_rows(cell.folder / "results.parquet"))
     assert next(row.value for row in rows if row.metric == "exact_match") > 0.7

@@ -17,7 +17,7 @@ from longitude.attention.length_dependent import later, newest
 from longitude.positions.base import Columns, Encoding, Positions, Transport, explicit
 
 
-class Room:
+class GrowingBuffer:
     """Space in which a tensor [B, heads, L, head_dim] grows along L, written behind what stands there: to copy all keys for
     each token costs as much as to attend to them."""
 
@@ -60,7 +60,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.columns: Columns = {}
         self.carry: Any = None
         self.reached: int | Tensor = 0  # the newest position so far, tokens that were taken back included
-        self.rooms = Room(), Room()  # of keys and of values
+        self.rooms = GrowingBuffer(), GrowingBuffer()  # of keys and of values
 
     @property
     def held(self) -> int:
@@ -156,7 +156,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.keys, self.values = self.keys.to(device), self.values.to(device)
         self.columns = {name: column.to(device) for name, column in self.columns.items()}
         self.carry = tree_map_only(Tensor, lambda x: x.to(device), self.carry)
-        self.rooms = Room(), Room()  # their space would stay where it was
+        self.rooms = GrowingBuffer(), GrowingBuffer()  # their space would stay where it was
 
     def reset(self) -> None:
         super().reset()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.positions.base import Encoding, sizes
+from longitude.positions.base import Encoding, check_sizes
 
 POOLED = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
 
@@ -28,7 +28,7 @@ def pool_heads(trained: Any, num_kv_heads: int) -> Any:
     Errors: ValueError where num_kv_heads does not divide the heads there are, where nothing is called so, and for an encoding
     that is built for each head of keys.
     """
-    sizes("pool_heads", num_kv_heads=num_kv_heads)
+    check_sizes("pool_heads", num_kv_heads=num_kv_heads)
     for module in trained.modules() if isinstance(trained, nn.Module) else ():
         if isinstance(module, Encoding) and module.passing_columns:
             raise ValueError(

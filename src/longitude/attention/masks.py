@@ -48,11 +48,11 @@ class Mask:
 
     def __and__(self, other: Mask) -> Mask:
         require_mask(other)
-        return All((*self.parts(), *other.parts()))
+        return AllOf((*self.parts(), *other.parts()))
 
     def __or__(self, other: Mask) -> Mask:
         require_mask(other)
-        return Any((self, other))
+        return AnyOf((self, other))
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ class Padding(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class All(Mask):
+class AllOf(Mask):
     """Pairs that every mask allows; written a & b."""
 
     masks: tuple[Mask, ...]
@@ -213,10 +213,10 @@ class All(Mask):
         return self.masks
 
     def of(self, batch: slice | list[int]) -> Mask:
-        return All(tuple(mask.of(batch) for mask in self.masks))
+        return AllOf(tuple(mask.of(batch) for mask in self.masks))
 
     def since(self, first: int) -> Mask:
-        return All(tuple(mask.since(first) for mask in self.masks))
+        return AllOf(tuple(mask.since(first) for mask in self.masks))
 
     def require_past(self, past: int) -> None:
         if not is_causal(self):
@@ -225,7 +225,7 @@ class All(Mask):
 
 
 @dataclass(frozen=True, eq=False)
-class Any(Mask):
+class AnyOf(Mask):
     """Pairs that one of the masks allows; written a | b."""
 
     masks: tuple[Mask, ...]
@@ -239,10 +239,10 @@ class Any(Mask):
         return reduce(torch.logical_or, (mask.allowed(q_order, k_order) for mask in self.masks))
 
     def of(self, batch: slice | list[int]) -> Mask:
-        return Any(tuple(mask.of(batch) for mask in self.masks))
+        return AnyOf(tuple(mask.of(batch) for mask in self.masks))
 
     def since(self, first: int) -> Mask:
-        return Any(tuple(mask.since(first) for mask in self.masks))
+        return AnyOf(tuple(mask.since(first) for mask in self.masks))
 
     def require_past(self, past: int) -> None:
         for mask in self.masks:

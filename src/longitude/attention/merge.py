@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 
-def merge(
+def merge_attention(
     outs: Sequence[Float[Tensor, "B H Lq Dv"]], lses: Sequence[Float[Tensor, "B H Lq"]]
 ) -> tuple[Float[Tensor, "B H Lq Dv"], Float[Tensor, "B H Lq"]]:
     """Attention of the same queries over disjoint sets of keys -> attention over all of them, and its logsumexp:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from longitude.errors import unknown
-from longitude.positions.base import Encoding, written_out
+from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed
+from longitude.registry import Registry, options_of, resolve_options
 
 
 class Mixer(nn.Module):
@@ -20,7 +19,7 @@ class Mixer(nn.Module):
     forward(x, *, positions, documents, cache, memory, encoding, tables, return_weights) takes what MultiHeadAttention.forward
     does. What a mixer cannot do with one of them is a ValueError that names the mixer. `cache_layer()` is an empty cache for
     it. scores: an encoding may add terms to its scores; rotates: an encoding may turn its queries and keys. What acts on a
-    model's input goes with every mixer. both_sides: with lg.NoMask() a token hears those after it too, as encoders need.
+    model's input goes with every mixer. bidirectional: with lg.NoMask() a token hears those after it too, as encoders need.
     has_weights: it weighs keys, and return_weights gives those weights; elsewhere that is a ValueError.
     growth: of what its cache holds, with the tokens N: "O(1)", "O(log N)" or "O(N)". undecayed: names of the parameters
     that weight decay must leave alone, rates and the like, besides vectors and norms (lg.parameter_groups). full_precision:
@@ -31,7 +30,7 @@ class Mixer(nn.Module):
 
     scores = False
     rotates = False
-    both_sides = False
+    bidirectional = False
     has_weights = False
     growth = "O(N)"
     undecayed: tuple[str, ...] = ()
@@ -92,7 +91,7 @@ class Mixer(nn.Module):
         """ValueError with the first refusal of an encoding's members."""
         for member in encoding or ():
             if (why := self.refuses(member)) is not None:
-                able = [name for name, kind in _registry.items() if kind.scores and kind.rotates]
+                able = [name for name, kind in MIXERS.items() if kind.scores and kind.rotates]
                 raise ValueError(
                     f"{why}; expected an encoding that acts on the input, or none at all, or one of the mixers "
                     f"{', '.join(sorted(able))}"
@@ -104,42 +103,25 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 # ---- the registry ----------------------------------------------------------------------------------------------------
-_registry: dict[str, type[Mixer]] = {}
-Kind = TypeVar("Kind", bound=type[Mixer])
+MIXERS = Registry("mixer", "lg.list_mixers()", ["longitude.attention.layers", "longitude.recurrent"])
+register_mixer = MIXERS.register
 
 
-def register_mixer(name: str) -> Callable[[Kind], Kind]:
-    """Make a class known by name: to lg.mixer, models, study, bench, battery and command line."""
-
-    def add(kind: Kind) -> Kind:
-        if name in _registry and _registry[name].__qualname__ != kind.__qualname__:
-            raise ValueError(f"a mixer named {name!r} is registered already: {_registry[name]!r}; choose another name")
-        _registry[name] = kind
-        return kind
-
-    return add
+def list_mixers() -> list[str]:
+    """The names of all registered mixers: attention in its forms, and recurrences."""
+    return list(MIXERS)
 
 
-def registered() -> Mapping[str, type[Mixer]]:
-    """Name -> class, of all that are loaded; longitude.mixing loads them all."""
-    return _registry
-
-
-def mixer_options(kind: type[Mixer]) -> dict[str, inspect.Parameter]:
-    """The options of a mixer, by name."""
-    return dict(inspect.signature(kind).parameters)
+def mixer(name: str, **options: Any) -> Mixer:
+    """Build a mixer by name: lg.mixer("mamba", dim=256). ValueError for an unknown name or option, with the nearest one."""
+    return MIXERS[name](**mixer_resolved(name, options))
 
 
 def mixer_resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, Any]:
-    """Every option of a mixer written out, but for an encoding, which is the model's.
-
-    What `options` does not say comes from `known` (a model's dim, num_heads, ...) where the option has no default or None, else
-    from the default. ValueError for an option that does not exist or is still missing.
-    """
-    if name not in _registry:
-        raise unknown("mixer", name, _registry, "lg.mixers() lists them.")
-    parameters = {option: p for option, p in mixer_options(_registry[name]).items() if option != "encoding"}
-    return written_out(name, parameters, options, known, "lg.mixer")
+    """Every option of a mixer written out, but for an encoding, which is the model's: from `options`, from what is `known`
+    of the model, or its default."""
+    parameters = {option: p for option, p in options_of(MIXERS[name]).items() if option != "encoding"}
+    return resolve_options(name, parameters, options, known, "lg.mixer")
 
 
 def require_no_weights(mixer: Mixer, return_weights: bool, memory: Tensor | None) -> None:

@@ -38,7 +38,7 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
         out = weights @ v
         for term in r.terms:
             if isinstance(term, OffsetVectors) and term.values is not None:
-                out = out + collected(weights, term.values, r)
+                out = out + relative_value_sum(weights, term.values, r)
         if r.lse:
             lse = scores.logsumexp(-1) + 0 * weights.sum(-1)  # not a number where the output is none
             return out.to(r.q.dtype), lse.masked_fill(~allowed.any(-1), -math.inf)
@@ -59,7 +59,7 @@ def added(term: Term, q: Tensor, raw: Tensor, allowed: Tensor, r: Request) -> Te
             drift = level[..., r.q_tokens(), None] - level[..., None, r.k_tokens()]
             return r.scale * drift if scaled else drift
         case OffsetVectors(keys, _, shift):
-            return r.scale * met(q + shift, keys, r)
+            return r.scale * relative_key_scores(q + shift, keys, r)
         case RowBias(of):
             return of(q, raw, allowed)
     raise AssertionError(f"no rule for {term!r}")
@@ -89,7 +89,7 @@ def offsets(r: Request) -> Tensor:
     return i[..., :, None] - j[..., None, :]
 
 
-def met(q: Tensor, keys: Callable[[Tensor], Tensor], r: Request) -> Tensor:
+def relative_key_scores(q: Tensor, keys: Callable[[Tensor], Tensor], r: Request) -> Tensor:
     """Each query times the vector of each offset, [B, H, Lq, Lk]."""
     if not r.contiguous:
         vectors = keys(offsets(r)).to(q.dtype)
@@ -99,7 +99,7 @@ def met(q: Tensor, keys: Callable[[Tensor], Tensor], r: Request) -> Tensor:
     return every.flatten(2)[..., rows - 1 : rows * width - 1].unflatten(-1, (rows, width - 1))[..., : r.length]
 
 
-def collected(weights: Tensor, values: Callable[[Tensor], Tensor], r: Request) -> Tensor:
+def relative_value_sum(weights: Tensor, values: Callable[[Tensor], Tensor], r: Request) -> Tensor:
     """The vectors of offsets, summed by weight, [B, H, Lq, D]."""
     if not r.contiguous:
         vectors = values(offsets(r)).to(weights.dtype)

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.masks import All, Band, Causal, Mask, Window, require_mask
+from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, require_mask
 from longitude.positions.base import Drift, Positions, Term, Transport, canonical, explicit
 
 
@@ -42,7 +42,7 @@ class Request:
 
     def __post_init__(self) -> None:  # found once: every backend asks
         parts = self.mask.parts()
-        object.__setattr__(self, "band", All(tuple(m for m in parts if is_band(m))).reach)
+        object.__setattr__(self, "band", AllOf(tuple(m for m in parts if is_band(m))).reach)
         object.__setattr__(self, "beyond_band", tuple(m for m in parts if not is_band(m)))
 
     def with_lse(self) -> Request:

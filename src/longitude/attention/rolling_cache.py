@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.cache import LongitudeCacheLayer, Room
+from longitude.attention.cache import GrowingBuffer, LongitudeCacheLayer
 from longitude.positions.base import Positions
 
 
@@ -54,7 +54,7 @@ class RollingCacheLayer(LongitudeCacheLayer):
             self.positions = last.clone()
         self.dropped += drop
 
-    def _last(self, room: Room, held: Tensor, drop: int) -> Tensor:
+    def _last(self, room: GrowingBuffer, held: Tensor, drop: int) -> Tensor:
         """The newest of what is held. In a room the window moves on, and is copied only where much is left behind."""
         if held is room.given and room.space is not None and drop < held.shape[2] - drop:
             room.space = room.space[:, :, drop:]

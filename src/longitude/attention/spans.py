@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.attention.masks import All, Documents, Padding
+from longitude.attention.masks import AllOf, Documents, Padding
 from longitude.attention.request import Request, is_band
 from longitude.attention.zero_gradients import with_zero_gradients
 
@@ -87,7 +87,7 @@ def pieces(r: Request) -> Cut | str:
     found = spans(r)
     if isinstance(found, str):
         return found
-    r = replace(r, mask=All(tuple(m for m in r.mask.parts() if is_band(m))))
+    r = replace(r, mask=AllOf(tuple(m for m in r.mask.parts() if is_band(m))))
     cut = []
     for batch, own in found:
         together = batch[-1] - batch[0] == len(batch) - 1  # then a slice, which copies nothing

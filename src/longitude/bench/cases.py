@@ -18,7 +18,7 @@ from longitude.testing import fill
 
 
 @dataclass(frozen=True)
-class Work:
+class AttentionShape:
     """The size of a piece of attention: q [batch, heads, length, head_dim], k and v [batch, kv_heads, length, head_dim]."""
 
     batch: int
@@ -51,7 +51,7 @@ class Work:
 class Inputs:
     """q, k, v, the tokens x [batch, length, dim], and a gradient for the output; all cases of a work share them."""
 
-    work: Work
+    work: AttentionShape
     q: Tensor
     k: Tensor
     v: Tensor
@@ -59,7 +59,7 @@ class Inputs:
     gradient: Tensor
 
     @classmethod
-    def of(cls, work: Work, empty: bool = False) -> "Inputs":
+    def of(cls, work: AttentionShape, empty: bool = False) -> "Inputs":
         """Random numbers; empty: one number seen everywhere, which takes no memory, to ask what they would need."""
         generator = torch.Generator().manual_seed(0)
 
@@ -118,7 +118,7 @@ def plain(inputs: Inputs) -> Case:
     )
 
 
-def built(label: str, work: Work) -> Composed:
+def built(label: str, work: AttentionShape) -> Composed:
     """A label as the command line knows it, at this size, with random learned numbers."""
     shape = LongitudeConfig(
         hidden_size=work.dim,
@@ -165,12 +165,12 @@ def verdict(encoding: Composed, backend: str, inputs: Inputs, gradients: bool) -
 
 
 # ---- which encodings do nothing but one thing ------------------------------------------------------------------------
-TINY = Work(1, 8, 8, 64, 16)
+TINY = AttentionShape(1, 8, 8, 64, 16)
 
 
 def offset_biases(learned: bool | None = None) -> list[str]:
     """Those that only add a bias of the offset; learned: of these, those that learn it, or that do not."""
-    found = {name: built(name, TINY) for name in lg.encodings()}
+    found = {name: built(name, TINY) for name in lg.list_encodings()}
     return [
         name
         for name, encoding in found.items()
@@ -184,7 +184,7 @@ def offset_biases(learned: bool | None = None) -> list[str]:
 
 def rotations() -> list[str]:
     """Those that only transform queries and keys."""
-    found = {name: built(name, TINY) for name in lg.encodings()}
+    found = {name: built(name, TINY) for name in lg.list_encodings()}
     return [name for name, each in found.items() if _turns(each) and not _at_tokens(each) and not each.terms({})]
 
 

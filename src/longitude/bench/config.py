@@ -91,10 +91,9 @@ def _checked(config: BenchConfig) -> BenchConfig:
     if "all" in config.encodings:
         if len(config.encodings) > 1:
             raise ValueError(f"--encodings is either all or a list of names, got {_words(config.encodings)}")
-        import longitude.positions  # noqa: F401  registers them
-        from longitude.positions.base import encodings
+        from longitude.positions.base import list_encodings
 
-        config = replace(config, encodings=tuple(encodings()))
+        config = replace(config, encodings=tuple(list_encodings()))
     for label in config.encodings:
         parse_encoding(label)
     from longitude.attention.operation import require_backend

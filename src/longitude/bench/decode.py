@@ -16,11 +16,11 @@ import torch
 
 import longitude as lg
 from longitude.attention.cache import LongitudeCache
+from longitude.attention.mixer import list_mixers
 from longitude.bench.clock import CLOCKS, Clock, interleaved
 from longitude.bench.config import TURNS_OF_DECODING, BenchConfig
 from longitude.bench.rows import timed
 from longitude.bench.sweep import Watcher, threads
-from longitude.mixing import mixers
 from longitude.study.labels import parse_label
 from longitude.testing.mixers import bytes_held
 
@@ -122,7 +122,7 @@ SAID = {"attention": "rope+attention", "window": "window:size=512"}
 
 def all_labels() -> tuple[str, ...]:
     """Every mixer, with what positions it takes by itself."""
-    return tuple(SAID.get(name, name) for name in mixers())
+    return tuple(SAID.get(name, name) for name in list_mixers())
 
 
 def decode(config: BenchConfig, progress: Watcher) -> tuple[list[Line], list[Step]]:

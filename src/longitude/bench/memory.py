@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from longitude.bench.cases import Inputs, Work, find
+from longitude.bench.cases import AttentionShape, Inputs, find
 
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 MIB = 2**20
@@ -23,7 +23,7 @@ def can_measure() -> bool:
     return STATUS.exists() and RESET.exists()
 
 
-def growth(work: Work, name: str, backend: str, threads: int) -> float:
+def growth(work: AttentionShape, name: str, backend: str, threads: int) -> float:
     """MiB by which forward and backward of a case lift the peak of a fresh process, above its inputs."""
     question = json.dumps({"work": asdict(work), "name": name, "backend": backend, "threads": threads})
     command = [sys.executable, "-m", "longitude.bench.memory", question]
@@ -67,7 +67,7 @@ def main(question: str) -> None:
 
     asked: dict[str, Any] = json.loads(question)
     torch.set_num_threads(asked["threads"])
-    work = Work(**asked["work"])
+    work = AttentionShape(**asked["work"])
     small = replace(work, length=min(work.length, 300))
     find(asked["name"], asked["backend"], Inputs.of(small)).step(backward=True)()  # the libraries' own buffers
     step = find(asked["name"], asked["backend"], Inputs.of(work)).step(backward=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import longitude as lg
-from longitude.bench.cases import Work, offset_biases, rotations
+from longitude.bench.cases import AttentionShape, offset_biases, rotations
 from longitude.bench.rows import Row, sized
 from longitude.bench.target import Session
 
@@ -18,7 +18,7 @@ LENGTHS = (65, 70, 77, 80, 96, 100, 111, 128, 130, 144, 150, 160, 177, 192, 200,
 """Of the compiler's target."""
 
 
-def sizes(session: Session, length: int, batch: int) -> Work:
+def sizes(session: Session, length: int, batch: int) -> AttentionShape:
     return session.work(length, batch, HEADS, WIDTH // HEADS)
 
 
@@ -136,7 +136,7 @@ def graphs(session: Session) -> list[Row]:
         rows.append(
             Row(
                 name=label, kind="ours", backend="auto", work="compiling", passed="forward", score=float(len(made)),
-                threads=session.threads, clock="none", turns=1, **sized(Work(2, HEADS, HEADS, WIDTH // HEADS, 256)),
+                threads=session.threads, clock="none", turns=1, **sized(AttentionShape(2, HEADS, HEADS, WIDTH // HEADS, 256)),
             )
         )  # fmt: skip
     torch._dynamo.reset()

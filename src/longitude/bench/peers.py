@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.bench.cases import Case, Inputs, Work
+from longitude.bench.cases import AttentionShape, Case, Inputs
 
 Forward = Callable[[], Sequence[Tensor]]
 
@@ -36,7 +36,7 @@ class Peer:
         forward, learned = self.make(inputs)
         return Case(self.name, forward, [inputs.q, inputs.k, inputs.v, *learned], self.package, peer=True)
 
-    def bytes(self, work: Work) -> int:
+    def bytes(self, work: AttentionShape) -> int:
         """About what forward and backward need beyond what plain attention does."""
         return self.scores * work.score_bytes
 
@@ -144,7 +144,7 @@ def llama(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
     return forward, []
 
 
-def _llama_rotary(work: Work) -> nn.Module:
+def _llama_rotary(work: AttentionShape) -> nn.Module:
     from transformers import LlamaConfig
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -240,7 +240,7 @@ def _flat(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
-def _heads(x: Tensor, work: Work) -> Tensor:
+def _heads(x: Tensor, work: AttentionShape) -> Tensor:
     """[B, L, H D] -> [B, H, L, D]."""
     return x.unflatten(2, (work.heads, work.head_dim)).transpose(1, 2)
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from longitude.bench.cases import Work
+from longitude.bench.cases import AttentionShape
 from longitude.bench.clock import Timing
 
 FAILED = "failed"
@@ -53,7 +53,7 @@ class Row:
         return asdict(self)
 
 
-def sized(work: Work) -> dict[str, Any]:
+def sized(work: AttentionShape) -> dict[str, Any]:
     """The fields of a row that a size says."""
     return asdict(work)
 

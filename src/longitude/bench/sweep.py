@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 
 from longitude.bench import memory
-from longitude.bench.cases import PLAIN, Case, Inputs, Work, built, ours, plain, verdict
+from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, built, ours, plain, verdict
 from longitude.bench.clock import CLOCKS, interleaved
 from longitude.bench.config import BenchConfig
 from longitude.bench.peers import Peer, installed
@@ -57,9 +57,9 @@ def entries(config: BenchConfig) -> list[Entry]:
     return own + [Entry(name, "peer", "") for name in installed() if not config.no_peers]
 
 
-def size(config: BenchConfig, length: int) -> Work:
+def size(config: BenchConfig, length: int) -> AttentionShape:
     heads, kv_heads = config.heads, config.kv_heads or config.heads
-    return Work(config.batch, heads, kv_heads, config.head_dim, length, config.dtype)
+    return AttentionShape(config.batch, heads, kv_heads, config.head_dim, length, config.dtype)
 
 
 def refusals(config: BenchConfig) -> dict[tuple[str, str, str], str]:
@@ -168,7 +168,7 @@ def _peer(peer: Peer, inputs: Inputs, backward: bool) -> Case | str:
     return case
 
 
-def _weighed(rows: list[Row], work: Work, count: int, watcher: Watcher) -> list[Row]:
+def _weighed(rows: list[Row], work: AttentionShape, count: int, watcher: Watcher) -> list[Row]:
     """The rows of the longest length with the memory of forward and backward, each from a fresh process."""
     base: float | None = None
     weighed = []

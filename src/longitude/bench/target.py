@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from longitude.bench import memory
-from longitude.bench.cases import Case, Inputs, Work, ours, plain
+from longitude.bench.cases import AttentionShape, Case, Inputs, ours, plain
 from longitude.bench.clock import CLOCKS, interleaved
 from longitude.bench.peers import Peer, installed
 from longitude.bench.rows import FAILED, Row, sized, timed
@@ -41,14 +41,14 @@ class Session:
     def turns(self, asked: int) -> int:
         return max(1, round(asked * self.repeats / USUAL_TURNS))
 
-    def work(self, length: int, batch: int = 1, heads: int = 8, head_dim: int = 64) -> Work:
-        return Work(batch, heads, heads, head_dim, max(16, length // self.shrink))
+    def work(self, length: int, batch: int = 1, heads: int = 8, head_dim: int = 64) -> AttentionShape:
+        return AttentionShape(batch, heads, heads, head_dim, max(16, length // self.shrink))
 
     def compare(
         self,
         cases: Mapping[str, tuple[str, str, Callable[[], object]]],
         against: str | Mapping[str, str],
-        work: Work,
+        work: AttentionShape,
         passed: str,
         turns: int,
         what: str = "attention",
@@ -73,7 +73,7 @@ class Session:
         return rows
 
     def attention(
-        self, labels: list[str], work: Work, passed: str, turns: int, beside: tuple[str, ...] = ()
+        self, labels: list[str], work: AttentionShape, passed: str, turns: int, beside: tuple[str, ...] = ()
     ) -> list[Row]:
         """Encodings and the peers of these names over plain causal attention."""
         inputs, backward = Inputs.of(work), passed != "forward"
@@ -81,7 +81,7 @@ class Session:
         made += [peer.case(inputs) for peer in self.peers_of(beside, work)]
         return self.compare(called(made, backward), "plain", work, passed, turns)
 
-    def peers_of(self, names: tuple[str, ...], work: Work) -> list[Peer]:
+    def peers_of(self, names: tuple[str, ...], work: AttentionShape) -> list[Peer]:
         """The installed ones of these names that fit into memory."""
         here = installed() if self.peers else {}
         found = [here[name] for name in names if name in here]

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import longitude as lg
 from longitude.bench import memory, networks
-from longitude.bench.cases import PLAIN, Inputs, Work, built, offset_biases, plain
+from longitude.bench.cases import PLAIN, AttentionShape, Inputs, built, offset_biases, plain
 from longitude.bench.rows import Row, sized
 from longitude.bench.target import Session, Target, called
 
@@ -63,7 +63,7 @@ def extra_memory(session: Session) -> list[Row]:
     return rows
 
 
-def memory_row(session: Session, name: str, kind: str, work: Work, mib: float) -> Row:
+def memory_row(session: Session, name: str, kind: str, work: AttentionShape, mib: float) -> Row:
     return Row(
         name=name, kind=kind, backend="auto", work="memory", passed=BOTH, memory_mib=mib, threads=session.threads,
         clock="none", turns=1, **sized(work),
@@ -178,7 +178,9 @@ def padding(session: Session) -> list[Row]:
     return rows
 
 
-def against_dense(session: Session, work: Work, mask: lg.Mask, allowed: Tensor, what: str, turns: int) -> list[Row]:
+def against_dense(
+    session: Session, work: AttentionShape, mask: lg.Mask, allowed: Tensor, what: str, turns: int
+) -> list[Row]:
     rows, inputs = [], Inputs.of(work)
     for passed in ("forward", BOTH):
         backward = passed == BOTH

@@ -15,13 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import longitude as lg
-from longitude.attention.mixer import Mixer, mixer_options, registered
+from longitude.attention.mixer import MIXERS, Mixer, list_mixers, mixer
 from longitude.bench.config import BenchConfig
 from longitude.bench.decode import HEADS, LAYERS, VOCABULARY, WIDTH, decode
 from longitude.bench.rows import Row, sized
 from longitude.bench.sweep import Nobody
 from longitude.bench.target import USUAL_TURNS, Session, Target
-from longitude.mixing import mixer, mixers
 from longitude.recurrent import (
     orthogonal_features,
     performer,
@@ -33,6 +32,7 @@ from longitude.recurrent import (
     ssd,
 )
 from longitude.recurrent.base import RecurrentMixer
+from longitude.registry import options_of
 
 HEAD = WIDTH // HEADS
 SIZES = {"dim": WIDTH, "num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": HEAD}
@@ -41,7 +41,7 @@ BOTH = "forward+backward"
 
 def recurrences() -> list[str]:
     """The names of all mixers with a state of constant size."""
-    return [name for name in mixers() if issubclass(registered()[name], RecurrentMixer)]
+    return [name for name in list_mixers() if issubclass(MIXERS[name], RecurrentMixer)]
 
 
 def step(forward: Callable[[], Tensor], wanted: list[Tensor], backward: bool) -> Callable[[], object]:
@@ -130,7 +130,7 @@ def chunked(session: Session) -> list[Row]:
 
 def of_width(name: str) -> dict[str, int]:
     """The sizes of a mixer's layer in a model of this width."""
-    return {option: size for option, size in SIZES.items() if option in mixer_options(registered()[name])}
+    return {option: size for option, size in SIZES.items() if option in options_of(MIXERS[name])}
 
 
 # ---- the same work through torch.nn --------------------------------------------------------------------------------------

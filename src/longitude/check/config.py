@@ -11,7 +11,7 @@ from longitude.check.rotary import head_dim, is_rotary, unread
 from longitude.check.subject import Subject
 from longitude.errors import nearest
 from longitude.hf.stock import KEY
-from longitude.positions.hugging_face import COMMON, OLD_TYPES, ORIGINAL, TYPES, Rope, from_hugging_face
+from longitude.positions.hugging_face import COMMON, OLD_TYPES, ORIGINAL, TYPES, RopeConfig, from_hugging_face
 from longitude.positions.scaling import DynamicNTK, Llama3, rope_frequencies
 
 BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "local_rope_theta")
@@ -68,7 +68,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
         return
     if theirs != ours:
         yield f"the file says {spoken(ours)}, and transformers reads {spoken(theirs)}; write rope_parameters in its schema"
-    for layer, rope in ({None: ours} if isinstance(ours, Rope) else ours).items():
+    for layer, rope in ({None: ours} if isinstance(ours, RopeConfig) else ours).items():
         if rope is not None:
             yield from lengths(raw, config, rope, parameters_of(raw, layer))
 
@@ -138,7 +138,7 @@ def said_twice(raw: Mapping[str, Any]) -> Iterator[str]:
             yield f"{ORIGINAL} is {top} at the top and {inside} in {name}; transformers takes the former; remove the wrong one"
 
 
-def lengths(raw: Mapping[str, Any], config: Any, rope: Rope, given: Mapping[str, Any]) -> Iterator[str]:
+def lengths(raw: Mapping[str, Any], config: Any, rope: RopeConfig, given: Mapping[str, Any]) -> Iterator[str]:
     """Factor, original length, declared length and the lists of one Rope."""
     scaling, declared = rope.scaling, raw.get("max_position_embeddings")
     if scaling is None:
@@ -179,7 +179,7 @@ def parameters_of(raw: Mapping[str, Any], layer: str | None) -> Mapping[str, Any
 
 def spoken(read: Any) -> str:
     """A reading in few words."""
-    if not isinstance(read, Rope):
+    if not isinstance(read, RopeConfig):
         return ", ".join(f"{layer}: {'none' if rope is None else spoken(rope)}" for layer, rope in read.items())
     scaling = "no scaling" if read.scaling is None else str(read.scaling)
     part = "" if read.partial_rotary_factor == 1 else f", partial_rotary_factor {read.partial_rotary_factor}"

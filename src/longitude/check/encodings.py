@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from longitude import testing
-from longitude.attention.mixer import Mixer, registered
+from longitude.attention.mixer import MIXERS, Mixer
 from longitude.check.base import Verdict, finite
 from longitude.errors import unknown
-from longitude.positions.base import Encoding, encodings
+from longitude.positions.base import Encoding, list_encodings
 from longitude.testing.fixtures import compared
 
 NUMBER = r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|inf|nan)"
@@ -56,7 +56,7 @@ def battery_of(part: Part, options: Mapping[str, Any]) -> Any:
     """`longitude.testing` for an encoding, `longitude.testing.mixers` for a mixer; a function is asked what it builds. ValueError
     for neither."""
     if isinstance(part, str):
-        return testing.mixers if part in registered() and part not in encodings() else testing
+        return testing.mixers if part in MIXERS and part not in list_encodings() else testing
     if isinstance(part, type):
         return testing.mixers if issubclass(part, Mixer) else testing
     return testing.mixers if isinstance(made_of(testing.mixers.example(part, **options)), Mixer) else testing

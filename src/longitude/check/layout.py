@@ -12,7 +12,7 @@ from torch import Tensor
 from longitude.check.base import Finding, NotApplicable
 from longitude.check.rotary import head_dim, is_rotary, ropes
 from longitude.check.subject import Subject
-from longitude.positions.hugging_face import Rope
+from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.layouts import convert_layout
 
 OTHER = {"half": "interleaved", "interleaved": "half"}
@@ -51,7 +51,7 @@ def differences(subject: Subject) -> str:
     words = [
         f"{field} is {a} here and {b} there"
         for one, two in pairs
-        for field, a, b in zip(Rope._fields, one, two)
+        for field, a, b in zip(RopeConfig._fields, one, two)
         if a != b
     ]
     return f"; {', '.join(words)}" if words else ""

@@ -13,7 +13,7 @@ from longitude.check.subject import Subject, computing_in
 from longitude.checkpoints.load import last_position
 from longitude.hf.stock import KEY
 from longitude.positions.frequencies import Follows, Frequencies
-from longitude.positions.hugging_face import Rope, from_hugging_face
+from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 from longitude.positions.scaling import rope_frequencies
 
 FAR = 100_003
@@ -46,7 +46,7 @@ def unread(config: Any) -> str | None:
     return None
 
 
-def ropes(config: Any) -> dict[str | None, Rope]:
+def ropes(config: Any) -> dict[str | None, RopeConfig]:
     """What transformers reads out of a config, by layer type (None: one for all). NotApplicable where that says nothing."""
     if (reason := not_rotary(config)) is not None:
         raise NotShown(reason)
@@ -54,7 +54,11 @@ def ropes(config: Any) -> dict[str | None, Rope]:
         read = from_hugging_face(config.to_dict())
     except ValueError as error:
         raise NotShown(f"the rotary parameters cannot be read ({error})") from error
-    return {None: read} if isinstance(read, Rope) else {layer: rope for layer, rope in read.items() if rope is not None}
+    return (
+        {None: read}
+        if isinstance(read, RopeConfig)
+        else {layer: rope for layer, rope in read.items() if rope is not None}
+    )
 
 
 def head_dim(config: Any) -> int:
@@ -65,7 +69,7 @@ def head_dim(config: Any) -> int:
     return config.hidden_size // config.num_attention_heads
 
 
-def expected(config: Any, rope: Rope, length: int) -> Frequencies:
+def expected(config: Any, rope: RopeConfig, length: int) -> Frequencies:
     """Frequencies and factors for a sequence of `length` tokens."""
     options = rope.options(head_dim(config))
     if "sections" in options:
@@ -117,7 +121,7 @@ def tables_of(subject: Subject, tokens: Tensor, **said: Any) -> dict[str | None,
     return seen
 
 
-def measured(tables: Tables, rope: Rope, subject: Subject, length: int) -> tuple[Tensor, float, Frequencies]:
+def measured(tables: Tables, rope: RopeConfig, subject: Subject, length: int) -> tuple[Tensor, float, Frequencies]:
     """(frequency of each pair, attention factor, what both should be), from a pass that begins at positions 0, 1."""
     want = expected(subject.config, rope, length)
     cos, sin = tables.pairs(len(want.inverse))
@@ -154,7 +158,7 @@ def frequencies(subject: Subject) -> Finding:
     return Finding(worst, FREQUENCIES, hint=hint)
 
 
-def difference(got: Tensor, factor: float, want: Frequencies, rope: Rope) -> str:
+def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig) -> str:
     """What is wrong, in words."""
     if abs(factor / want.attention_factor - 1) > FREQUENCIES:
         return (
@@ -191,7 +195,7 @@ def far(subject: Subject) -> Finding:
         return far_logits(subject)
 
 
-def far_tables(subject: Subject, said: Mapping[str | None, Rope], start: int) -> Finding:
+def far_tables(subject: Subject, said: Mapping[str | None, RopeConfig], start: int) -> Finding:
     """cos and sin of 8 positions from `start` on against float64; allowed are two roundings of a float32 angle, and one to
     the model's dtype."""
     places = torch.arange(start, start + 8, device=subject.device)[None]

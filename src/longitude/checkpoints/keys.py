@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from longitude.checkpoints.source import LENGTHS, Source
-from longitude.positions.hugging_face import Rope, from_hugging_face, to_hugging_face
+from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
 
-Ropes = Rope | dict[str, Rope | None]
+Ropes = RopeConfig | dict[str, RopeConfig | None]
 
 BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta")
 SHARES = ("partial_rotary_factor", "rotary_pct")
@@ -25,7 +25,7 @@ def ropes_of(source: Source) -> Ropes:
     try:
         read = from_hugging_face(source.config)
         require_agreement(source.inner)
-        said = from_hugging_face(filled(source.inner, read)) if isinstance(read, Rope) else read
+        said = from_hugging_face(filled(source.inner, read)) if isinstance(read, RopeConfig) else read
     except ValueError as error:
         raise ValueError(f"{source.folder / 'config.json'}: {error}") from error
     if said != read:
@@ -54,7 +54,7 @@ def require_agreement(inner: Mapping[str, Any]) -> None:
             )
 
 
-def filled(inner: Mapping[str, Any], read: Rope) -> dict[str, Any]:
+def filled(inner: Mapping[str, Any], read: RopeConfig) -> dict[str, Any]:
     """The file's keys, with what transformers' class adds where they are silent."""
     inside = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
     added: dict[str, Any] = {}
@@ -79,7 +79,7 @@ def names_base(inner: Mapping[str, Any]) -> bool:
 def with_ropes(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
     """The text part of config.json, its keys in their order, with other rotary parameters."""
     inner = copy.deepcopy(source.inner)
-    if not isinstance(ropes, Rope):
+    if not isinstance(ropes, RopeConfig):
         if "rope_parameters" in inner or "rope_scaling" not in inner and not names_base(inner):
             return inner | to_hugging_face(ropes, head_dim)
         full = ropes["full_attention"]

@@ -110,11 +110,10 @@ def part_of(said: str) -> tuple[Any, dict[str, Any]] | None:
 
 def parts() -> dict[str, str]:
     """Name -> "encoding" or "mixer"."""
-    import longitude.positions  # noqa: F401  registers them
-    from longitude.mixing import mixers
-    from longitude.positions.base import encodings
+    from longitude.attention.mixer import list_mixers
+    from longitude.positions.base import list_encodings
 
-    return dict.fromkeys(mixers(), "mixer") | dict.fromkeys(encodings(), "encoding")
+    return dict.fromkeys(list_mixers(), "mixer") | dict.fromkeys(list_encodings(), "encoding")
 
 
 @contextmanager

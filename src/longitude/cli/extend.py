@@ -36,10 +36,10 @@ def extend(
     console = stderr_console()
     with console.status("reading the checkpoint") if console.is_terminal else nullcontext():
         from longitude.extend import show
-        from longitude.extend.run import Plan, run
+        from longitude.extend.run import ExtendPlan, run
         from longitude.runs.folders import first_process
 
-    def say(plan: Plan) -> None:
+    def say(plan: ExtendPlan) -> None:
         if not json:
             _print(show.parts(plan))
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from longitude.extend.methods import everywhere, scaled, scheme_of
 from longitude.positions.frequencies import Scaling
-from longitude.positions.hugging_face import Rope, from_hugging_face, to_hugging_face
+from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
 from longitude.positions.scaling import LongRoPE, rope_frequencies
 
 STARTS = ("linear", "ntk", "yarn", "ntk-by-parts", "llama3")
@@ -76,7 +76,7 @@ def task_of(model: nn.Module, original_length: int, length: int) -> Task:
         )
     ropes = from_hugging_face(modules[0].config)
     rope = everywhere(ropes)
-    layers = [None] if isinstance(ropes, Rope) else [layer for layer, one in ropes.items() if one == rope]
+    layers = [None] if isinstance(ropes, RopeConfig) else [layer for layer, one in ropes.items() if one == rope]
     buffers = dict(modules[0].named_buffers())
     pairs = {len(buffers["inv_freq" if layer is None else f"{layer}_inv_freq"]) for layer in layers}
     if len(pairs) > 1:

@@ -17,7 +17,7 @@ from longitude.checkpoints.load import load
 from longitude.checkpoints.source import Source, keys_of, quiet, rotary_of
 from longitude.extend.weights import Change
 from longitude.positions.layouts import convert_layout
-from longitude.positions.rotation import Turn, turned
+from longitude.positions.rotation import RotaryTable, apply_rotary
 
 SEPARATE = ("q_proj", "k_proj")
 NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
@@ -151,8 +151,8 @@ def rotating(model: nn.Module, layout: str) -> Iterator[None]:
             if torch.equal(cos[..., : width // 2], cos[..., width // 2 :])
             else slice(None, None, 2)
         )
-        turn = Turn(cos[..., own].unsqueeze(1).float(), sin[..., own].unsqueeze(1).float())
-        both = (torch.cat([turned(x[..., :width], turn, layout), x[..., width:]], -1) for x in (q, k))
+        turn = RotaryTable(cos[..., own].unsqueeze(1).float(), sin[..., own].unsqueeze(1).float())
+        both = (torch.cat([apply_rotary(x[..., :width], turn, layout), x[..., width:]], -1) for x in (q, k))
         return tuple(both)  # type: ignore[return-value]
 
     before: list[Callable] = [room.apply_rotary_pos_emb for room in rooms]

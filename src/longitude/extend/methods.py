@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from longitude.positions.frequencies import Scaling
-from longitude.positions.hugging_face import Rope
+from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import (
     NTK,
     BaseChange,
@@ -89,9 +89,11 @@ def scheme_of(method: str, factor: float, original: int, base: float | None = No
     return make(float(factor), original)
 
 
-def scaled(ropes: Rope | Mapping[str, Rope | None], scheme: Scaling) -> Rope | dict[str, Rope | None]:
+def scaled(
+    ropes: RopeConfig | Mapping[str, RopeConfig | None], scheme: Scaling
+) -> RopeConfig | dict[str, RopeConfig | None]:
     """The same with `scheme`: all of it, or the layers that see everything."""
-    if isinstance(ropes, Rope):
+    if isinstance(ropes, RopeConfig):
         return ropes._replace(scaling=scheme)
     return {
         layer: rope if rope is None or layer in LOCAL else rope._replace(scaling=scheme)
@@ -99,9 +101,9 @@ def scaled(ropes: Rope | Mapping[str, Rope | None], scheme: Scaling) -> Rope | d
     }
 
 
-def everywhere(ropes: Rope | Mapping[str, Rope | None]) -> Rope:
+def everywhere(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> RopeConfig:
     """Of the layers that see everything. ValueError where none turns, or several differently."""
-    if isinstance(ropes, Rope):
+    if isinstance(ropes, RopeConfig):
         return ropes
     found = {layer: rope for layer, rope in ropes.items() if rope is not None and layer not in LOCAL}
     if not found:

@@ -20,12 +20,12 @@ from longitude.extend.search import Found
 from longitude.extend.tables import find_table, stretched
 from longitude.extend.weights import Change
 from longitude.positions.frequencies import Follows, Scaling
-from longitude.positions.hugging_face import ORIGINAL, Rope
+from longitude.positions.hugging_face import ORIGINAL, RopeConfig
 from longitude.positions.scaling import DynamicNTK, rope_frequencies
 
 
 @dataclass
-class Plan:
+class ExtendPlan:
     """kind: "rotary", "learned" or "alibi". original: the trained length. factor: the scheme's. before, after: what
     config.json says. changes: tensors that are written anew. notes: what one should know, a sentence each."""
 
@@ -53,7 +53,7 @@ class Plan:
         return difference(self.before, self.after)
 
 
-def plan(source: Source, options: ExtendConfig, scheme: Scaling | None = None) -> Plan:
+def plan(source: Source, options: ExtendConfig, scheme: Scaling | None = None) -> ExtendPlan:
     """The plan for a checkpoint; scheme: the one that a search found. ValueError for what cannot or should not be done."""
     assert options.to is not None and options.method is not None
     kind = kind_of(source)
@@ -64,7 +64,7 @@ def plan(source: Source, options: ExtendConfig, scheme: Scaling | None = None) -
             f"expected {original} or more"
         )
     factor = options.to / original if options.factor is None else options.factor
-    made = Plan(source, kind, original, options.to, options.method, factor)
+    made = ExtendPlan(source, kind, original, options.to, options.method, factor)
     made.before, made.after = source.json, copy.deepcopy(source.json)
     if kind == "rotary":
         _rotary(made, options, scheme)
@@ -129,7 +129,7 @@ def head_dim_of(source: Source) -> int:
     return getattr(source.config, "head_dim", None) or source.config.hidden_size // source.config.num_attention_heads
 
 
-def _rotary(made: Plan, options: ExtendConfig, scheme: Scaling | None) -> None:
+def _rotary(made: ExtendPlan, options: ExtendConfig, scheme: Scaling | None) -> None:
     source, method = made.source, METHODS[options.method or ""]
     ropes = ropes_of(source)
     if made.length == made.original and made.factor == 1:
@@ -172,14 +172,14 @@ def _rotary(made: Plan, options: ExtendConfig, scheme: Scaling | None) -> None:
     require_memory(made, options)
 
 
-def base_of(rope: Rope, head_dim: int) -> float:
+def base_of(rope: RopeConfig, head_dim: int) -> float:
     """The base that is written for it."""
     from longitude.positions.hugging_face import type_of
 
     return type_of(rope, head_dim)[1]
 
 
-def require_same_turning(made: Plan, ropes: Ropes, head_dim: int) -> float:
+def require_same_turning(made: ExtendPlan, ropes: Ropes, head_dim: int) -> float:
     """ValueError unless transformers makes, from the new configuration, the frequencies that are meant: its own module is
     built from it and asked, at the original length and, where they follow the length, at the new one. -> the attention factor
     of the layers that see everything."""
@@ -222,11 +222,11 @@ def asked(rotary: Any, layer: str | None, length: int) -> tuple[Tensor, float]:
     return getattr(rotary, f"{prefix}inv_freq"), getattr(rotary, f"{prefix}attention_scaling", 1.0)
 
 
-def _inner(made: Plan) -> dict[str, Any]:
+def _inner(made: ExtendPlan) -> dict[str, Any]:
     return made.after if made.source.inner is made.source.json else made.after["text_config"]
 
 
-def require_memory(made: Plan, options: ExtendConfig) -> None:
+def require_memory(made: ExtendPlan, options: ExtendConfig) -> None:
     """ValueError when one sequence of the new length has a cache larger than this machine, unless it runs elsewhere."""
     config = made.source.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -242,7 +242,7 @@ def require_memory(made: Plan, options: ExtendConfig) -> None:
 
 
 # ---- learned tables --------------------------------------------------------------------------------------------------
-def _learned(made: Plan) -> None:
+def _learned(made: ExtendPlan) -> None:
     source = made.source
     if made.method != "linear":
         raise ValueError(

@@ -20,7 +20,7 @@ from longitude.extend import cost as costs
 from longitude.extend.config import ExtendConfig
 from longitude.extend.layout import Parity, layout_changes, parity
 from longitude.extend.methods import everywhere
-from longitude.extend.plan import Plan, original_length, plan
+from longitude.extend.plan import ExtendPlan, original_length, plan
 from longitude.extend.search import Found, search
 from longitude.extend.weights import Change, size_of, tokenizer_limit, write_weights
 from longitude.measure.documents import Documents
@@ -45,7 +45,7 @@ Note = Callable[[str], None]
 class Outcome:
     """plan: None where no length is asked for. tuned: what fine-tuning did. written: whether there is a new checkpoint."""
 
-    plan: Plan | None = None
+    plan: ExtendPlan | None = None
     tuned: Tuned | None = None
     costs: list[costs.Cost] = field(default_factory=list)
     parity: Parity | None = None
@@ -56,7 +56,7 @@ def run(
     model: str,
     config: ExtendConfig,
     out: Path | None,
-    say: Callable[[Plan], None] = lambda _: None,
+    say: Callable[[ExtendPlan], None] = lambda _: None,
     progress: Progress = lambda *_: None,
     note: Note = lambda _: None,
 ) -> Outcome:
@@ -108,7 +108,7 @@ def run(
 
 def _planned(
     source: Source, config: ExtendConfig, out: Path | None, text: Text | None, progress: Progress, note: Note
-) -> Plan:
+) -> ExtendPlan:
     found = _searched(source, config, out, text, progress, note) if config.method == "longrope" else None
     made = plan(source, config, found and found.scheme)
     made.search = found
@@ -128,7 +128,7 @@ def require_tokenizer(source: Source) -> None:
         raise ValueError(f"{error}; or leave out the measured cost, which alone needs it, with --no-measure") from error
 
 
-def write(source: Source, out: Path, changes: dict[str, Change], made: Plan | None = None) -> None:
+def write(source: Source, out: Path, changes: dict[str, Change], made: ExtendPlan | None = None) -> None:
     """The checkpoint into `out`, whole or not at all; made: None where the configuration stays as it is."""
     require_space(out.absolute().parent, size_of(source), "the checkpoint")
     with new_folder(out) as beside:

@@ -12,13 +12,13 @@ from longitude.checkpoints.keys import ABSENT
 from longitude.extend.config import ExtendConfig
 from longitude.extend.cost import Cost
 from longitude.extend.layout import Parity
-from longitude.extend.plan import Plan
+from longitude.extend.plan import ExtendPlan
 from longitude.extend.run import Outcome
 from longitude.extend.search import Found
 from longitude.extend.weights import left_out, tokenizer_limit
 
 
-def parts(plan: Plan) -> Iterator[Any]:
+def parts(plan: ExtendPlan) -> Iterator[Any]:
     """The plan: the scheme, the difference of the configuration, the notes."""
     from rich.table import Table
     from rich.text import Text
@@ -62,7 +62,7 @@ def search_table(found: Found) -> Iterator[Any]:
     yield shown
 
 
-def scheme(plan: Plan) -> dict[str, Any]:
+def scheme(plan: ExtendPlan) -> dict[str, Any]:
     """The resolved scheme, for people and machines."""
     return {
         "positions": plan.kind,
@@ -76,7 +76,7 @@ def scheme(plan: Plan) -> dict[str, Any]:
     }
 
 
-def differences(plan: Plan) -> list[tuple[str, Any, Any]]:
+def differences(plan: ExtendPlan) -> list[tuple[str, Any, Any]]:
     """Keys that change, with the double for transformers 4 in one row."""
     rows = plan.difference()
     double = [row for row in rows if row[0].startswith("rope_scaling.")]

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from longitude.attention.masks import All, Causal, Mask, NoMask, Window
+from longitude.attention.masks import AllOf, Causal, Mask, NoMask, Window
 from longitude.attention.operation import attend
 from longitude.hf.layer import CALL, LayerCall, encoding_of
-from longitude.hf.masks import Seen, not_a_mask, with_packed
+from longitude.hf.masks import StockMask, not_a_mask, with_packed
 
 REFUSED = {
     "softcap": "it bends the scores",
@@ -48,7 +48,7 @@ def stock_attention(
     causal = kwargs.get("is_causal")
     looks = with_packed(looked(module, attention_mask, key.shape[2], causal), kwargs, len(query), query.shape[2])
     require_known(kwargs)
-    mask = looks.mask if sliding_window is None else All((*looks.mask.parts(), Window(sliding_window)))
+    mask = looks.mask if sliding_window is None else AllOf((*looks.mask.parts(), Window(sliding_window)))
     key, value = key[:, :, : looks.keys], value[:, :, : looks.keys]
     weights = kwargs.get("output_attentions")
     if weights is None:
@@ -61,9 +61,9 @@ def stock_attention(
     return out.transpose(1, 2).contiguous(), weights
 
 
-def looked(module: nn.Module, attention_mask: Any, keys: int, causal: bool | None) -> Seen:
+def looked(module: nn.Module, attention_mask: Any, keys: int, causal: bool | None) -> StockMask:
     """What the layer was handed as a mask; where its model makes none, causality as the layer itself declares it."""
-    if isinstance(attention_mask, Seen):
+    if isinstance(attention_mask, StockMask):
         if keys < attention_mask.keys:
             raise ValueError(f"attn_implementation='longitude': the mask is of {attention_mask.keys} keys, got {keys}")
         return attention_mask
@@ -71,7 +71,7 @@ def looked(module: nn.Module, attention_mask: Any, keys: int, causal: bool | Non
         raise not_a_mask(attention_mask)
     causal = getattr(module, "is_causal", True) if causal is None else causal
     mask: Mask = Causal() if causal else NoMask()
-    return Seen(mask, keys)
+    return StockMask(mask, keys)
 
 
 def require_known(arguments: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.length_dependent import later, newest, parted, require_same_past, whole
 from longitude.attention.masks import Mask
 from longitude.attention.operation import raw_request, run
-from longitude.hf.masks import Seen, not_a_mask, with_packed
+from longitude.hf.masks import StockMask, not_a_mask, with_packed
 from longitude.models.streams import starts_of
 from longitude.positions.base import Columns, Encoding, Positions, explicit
 from longitude.positions.composed import Composed
@@ -104,7 +104,7 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         raise ValueError(
             f"set_positions: the encoding lives in attn_implementation='longitude', and the model was set to {backend!r}"
         )
-    if not isinstance(seen, Seen):
+    if not isinstance(seen, StockMask):
         raise not_a_mask(seen)
     if not isinstance(placed, Placed):
         raise ValueError(

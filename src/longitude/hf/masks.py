@@ -11,12 +11,12 @@ from torch import Tensor
 from transformers import masking_utils as theirs
 
 from longitude.attention.documents import runs_of
-from longitude.attention.masks import All, Causal, Documents, Mask, NoMask, Padding, Window
+from longitude.attention.masks import AllOf, Causal, Documents, Mask, NoMask, Padding, Window
 from longitude.models.streams import Packed, documents_of
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class StockMask:
     """What the queries of one call may see. All layers of a kind are handed this one object.
 
     mask: over the first `keys` keys; those behind them are empty room of a static cache. streams [B, keys]: each key's
@@ -30,7 +30,7 @@ class Seen:
     # generate() handles the masks of a static cache as tensors of four dimensions.
     ndim: ClassVar[int] = 4
 
-    def contiguous(self) -> Seen:
+    def contiguous(self) -> StockMask:
         return self
 
     def __radd__(self, scores: Any) -> Any:
@@ -42,22 +42,22 @@ class Seen:
     __add__ = __getitem__ = __radd__
 
 
-def seen(
+def stock_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
     q_offset: int | Tensor = 0,
     kv_offset: int = 0,
     mask_function: Callable[..., Any] = theirs.causal_mask_function,
-    attention_mask: Tensor | Seen | None = None,
+    attention_mask: Tensor | StockMask | None = None,
     **_: Any,
-) -> Seen:
+) -> StockMask:
     """The mask function of attn_implementation="longitude", as transformers calls it.
 
     attention_mask bool [B, tokens so far]. mask_function tells causality, windows and packed documents; q_offset, kv_offset:
     order of the first query and of the first key that the cache still holds. **_: how to build a tensor, which is not done.
     """
-    if isinstance(attention_mask, Seen):  # made ahead by generate()
+    if isinstance(attention_mask, StockMask):  # made ahead by generate()
         return attention_mask
     parts = parts_of(mask_function)
     if any(isinstance(part, Window) for part in parts) and not any(isinstance(part, Causal) for part in parts):
@@ -74,27 +74,29 @@ def seen(
         if torch.compiler.is_compiling() or not bool(valid.all()):
             streams = torch.zeros_like(valid, dtype=torch.long).masked_fill(~valid, -1)
             parts.append(Padding(valid))
-    return Seen(All(tuple(parts)), keys, streams)
+    return StockMask(AllOf(tuple(parts)), keys, streams)
 
 
-def with_packed(seen: Seen, arguments: Mapping[str, Any], batch: int, length: int) -> Seen:
+def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int, length: int) -> StockMask:
     """What is seen where documents are marked by arguments, too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and
     seq_idx, as `longitude.models.streams.documents_of` reads them. `length` tokens ask; cached ones may not stand before them.
 
     ValueError for documents other than those that position_ids showed."""
     packed = {name: arguments[name] for name in Packed.__annotations__ if arguments.get(name) is not None}
-    ids = documents_of(batch, length, None, None, None, seen.keys == length, **packed)
+    ids = documents_of(batch, length, None, None, None, stock_mask.keys == length, **packed)
     if ids is None:
-        return seen
+        return stock_mask
     ids = ids.expand(batch, -1)
-    if seen.streams is None:
-        return Seen(seen.mask & Documents(ids), seen.keys, ids)
-    padded = runs_of(ids.masked_fill(seen.streams < 0, -1))
-    if bool((seen.streams < 0).any()) and not any(isinstance(part, Documents) for part in seen.mask.parts()):
-        return Seen(seen.mask & Documents(ids), seen.keys, padded)
-    if not torch.compiler.is_compiling() and not torch.equal(padded, runs_of(seen.streams).expand(batch, -1)):
+    if stock_mask.streams is None:
+        return StockMask(stock_mask.mask & Documents(ids), stock_mask.keys, ids)
+    padded = runs_of(ids.masked_fill(stock_mask.streams < 0, -1))
+    if bool((stock_mask.streams < 0).any()) and not any(
+        isinstance(part, Documents) for part in stock_mask.mask.parts()
+    ):
+        return StockMask(stock_mask.mask & Documents(ids), stock_mask.keys, padded)
+    if not torch.compiler.is_compiling() and not torch.equal(padded, runs_of(stock_mask.streams).expand(batch, -1)):
         raise ValueError(f"{next(iter(packed))}: it marks other documents than position_ids; expected the same")
-    return seen
+    return stock_mask
 
 
 def parts_of(function: Callable[..., Any]) -> list[Mask]:

@@ -20,17 +20,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from longitude.attention.request import as_int
 from longitude.hf.layer import Placed, place
 from longitude.models.configuration import LongitudeConfig
-from longitude.positions.base import (
-    Encoding,
-    canonical,
-    encoding as build,
-    encodings,
-    explicit,
-    factory_of,
-    options_of,
-)
+from longitude.positions.base import ENCODINGS, Encoding, canonical, encoding as build, explicit, list_encodings
 from longitude.positions.composed import Composed, of_axes
 from longitude.positions.rotary import Rotary
+from longitude.registry import options_of
 
 Spec = str | dict[str, Any] | Encoding | Sequence[Any]
 KEY = "longitude_positions"
@@ -56,11 +49,11 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
     parameter = next(base.parameters())
     model.set_attn_implementation("longitude")
     base.add_module(KEY, nn.ModuleList(members).to(parameter.device, parameter.dtype))
-    base.rotary_emb = Still({member: None for composed in of_layer for member in composed})
+    base.rotary_emb = IdentityRotary({member: None for composed in of_layer for member in composed})
     for attention, composed in zip(layers, of_layer, strict=True):
         place(attention, composed)
     setattr(config, KEY, specs)
-    config.rope_parameters = marked(config.rope_parameters)
+    config.rope_parameters = with_sentinel(config.rope_parameters)
 
 
 def own_config(model: PreTrainedModel) -> PreTrainedConfig:
@@ -72,7 +65,7 @@ def own_config(model: PreTrainedModel) -> PreTrainedConfig:
     return own
 
 
-class Still(nn.Module):
+class IdentityRotary(nn.Module):
     """Stands where a model's rotation stood, and turns nothing: cos = 1, sin = 0, whatever the model would scale them by.
 
     Called once in a forward, with where the tokens are, it makes the tables that all layers share."""
@@ -164,9 +157,9 @@ def resolved(encoding: Spec, config: PreTrainedConfig) -> tuple[list[dict[str, A
     specs = []
     for part in parts:
         options: dict[str, Any] = (
-            said(part) if isinstance(part, Encoding) else {"name": part} if isinstance(part, str) else dict(part)
+            spec_of(part) if isinstance(part, Encoding) else {"name": part} if isinstance(part, str) else dict(part)
         )
-        factory = factory_of(options.get("name", ""))
+        factory = ENCODINGS[options.get("name", "")]
         if "head_dim" in options_of(factory):
             options.setdefault("head_dim", head_dim)
         if isinstance(factory, type) and issubclass(factory, Rotary):
@@ -193,7 +186,7 @@ def like_own(options: dict[str, Any], config: PreTrainedConfig, head_dim: int) -
             f"set_positions: {options['name']} needs layout='half', in which the weights of Llama, Mistral, GPT-NeoX and most "
             "others were trained, or layout='interleaved'"
         )
-    own, known = config.rope_parameters, options_of(factory_of(options["name"]))
+    own, known = config.rope_parameters, options_of(ENCODINGS[options["name"]])
     if "rope_theta" in own and "base" in known:
         options = {"base": own["rope_theta"], **options}
     if own.get("partial_rotary_factor", 1.0) != 1.0 and "rotary_dim" in known:
@@ -201,10 +194,10 @@ def like_own(options: dict[str, Any], config: PreTrainedConfig, head_dim: int) -
     return options
 
 
-def said(member: Encoding) -> dict[str, Any]:
+def spec_of(member: Encoding) -> dict[str, Any]:
     """The name and options that build an encoding like this one."""
-    for name in encodings():
-        wanted = options_of(factory_of(name))
+    for name in list_encodings():
+        wanted = options_of(ENCODINGS[name])
         if not all(hasattr(member, option) for option in wanted):
             continue
         options = {option: getattr(member, option) for option in wanted}
@@ -247,10 +240,10 @@ def loads() -> Iterator[None]:
         loading.reset(token)
 
 
-def marked(rope: dict[str, Any]) -> dict[str, Any]:
+def with_sentinel(rope: dict[str, Any]) -> dict[str, Any]:
     """Rotary parameters that plain transformers refuses, where it would rotate once more and never tell."""
     if rope and all(isinstance(value, dict) for value in rope.values()):  # one for each type of layer
-        return {name: marked(value) for name, value in rope.items()}
+        return {name: with_sentinel(value) for name, value in rope.items()}
     return {**rope, "rope_type": "longitude"}
 
 
@@ -277,9 +270,9 @@ def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
     try:
         config = AutoConfig.from_pretrained(path)
     except (OSError, ValueError) as error:
-        said = " ".join(str(error).split())[:240]
+        reason = " ".join(str(error).split())[:240]
         raise ValueError(
-            f"{path}: there is no model that could be read; expected a folder or a name of the hub ({said})"
+            f"{path}: there is no model that could be read; expected a folder or a name of the hub ({reason})"
         ) from error
     if getattr(config, KEY, None) is None:
         raise ValueError(f"{path}: no encoding was set in this model ({KEY} in config.json); load it with transformers")

@@ -60,7 +60,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Plan:
+class MeasurePlan:
     """A measurement that passed every check; nothing is written yet."""
 
     config: MeasureConfig
@@ -89,7 +89,7 @@ class Plan:
         return "per-position" in self.config.methods and bool(within) and length == within[-1]
 
 
-def plan(config: MeasureConfig, models: tuple[str, ...]) -> Plan:
+def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     """Every check that needs no weights: options, folders, tokenizers, text, memory. ValueError for the user."""
     config = checked(config)
     models = tuple(_plain(model) for model in models)
@@ -103,7 +103,7 @@ def plan(config: MeasureConfig, models: tuple[str, ...]) -> Plan:
     labels = _labels(models)
     subjects = [_subject(config, model, labels[model], text, device, read) for model in models]
     lengths = with_trained(config.lengths, [subject.trained for subject in subjects])
-    return Plan(config, subjects, tuple(lengths), text, device)
+    return MeasurePlan(config, subjects, tuple(lengths), text, device)
 
 
 def _plain(model: str) -> str:

@@ -6,14 +6,14 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from longitude.measure.plan import Plan, Unit
+from longitude.measure.plan import MeasurePlan, Unit
 from longitude.measure.run import Watcher
 
 
 class Terminal(Watcher):
     """Work is counted in units times their length."""
 
-    def __init__(self, console: Console, plan: Plan):
+    def __init__(self, console: Console, plan: MeasurePlan):
         self.console, self.begin = console, time.monotonic()
         self.bar = Progress(
             TextColumn("{task.description}"),

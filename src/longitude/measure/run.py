@@ -14,7 +14,7 @@ from longitude.checkpoints.load import Checkpoint, load, one_line_of
 from longitude.measure import perplexity, retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, as_dict
 from longitude.measure.perplexity import Reading, reading_of
-from longitude.measure.plan import Plan, Subject, Unit
+from longitude.measure.plan import MeasurePlan, Subject, Unit
 from longitude.measure.rows import Row, write_rows
 from longitude.runs.files import flush, locked, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import commit_of_code, machine, versions
@@ -59,7 +59,9 @@ class Results:
         return [each["label"] for each in self.about["models"].values()]
 
 
-def measure(plan: Plan, out: Path, fresh: bool = False, watcher: Watcher | None = None) -> tuple[Results, list[str]]:
+def measure(
+    plan: MeasurePlan, out: Path, fresh: bool = False, watcher: Watcher | None = None
+) -> tuple[Results, list[str]]:
     """Measure what is not measured yet. Returns all results, and a line about each unit that failed (tried again next time),
     or about one of several checkpoints that cannot be loaded.
 
@@ -101,7 +103,7 @@ def measure(plan: Plan, out: Path, fresh: bool = False, watcher: Watcher | None 
     return replace(results, failures=tuple(failures)), failures
 
 
-def _opened(plan: Plan, subject: Subject, watcher: Watcher) -> tuple[Checkpoint, Reading]:
+def _opened(plan: MeasurePlan, subject: Subject, watcher: Watcher) -> tuple[Checkpoint, Reading]:
     """The checkpoint, and how it reads windows. ValueError when it cannot be loaded, or is not causal."""
     watcher.note(f"{subject.label}: needs {subject.needs}")
     checkpoint = load(subject.model, dtype=plan.config.dtype, device=plan.device, allow_pickle=plan.config.allow_pickle)
@@ -117,7 +119,7 @@ def _opened(plan: Plan, subject: Subject, watcher: Watcher) -> tuple[Checkpoint,
 
 
 def _measure(
-    plan: Plan,
+    plan: MeasurePlan,
     subject: Subject,
     units: list[Unit],
     checkpoint: Checkpoint,
@@ -149,7 +151,7 @@ def _measure(
 
 
 def _entry(
-    plan: Plan,
+    plan: MeasurePlan,
     subject: Subject,
     unit: Unit,
     checkpoint: Checkpoint,
@@ -212,7 +214,7 @@ def require_place(out: Path) -> None:
         raise ValueError(f"--out {out}: the directory holds other files and no measurements; choose another --out")
 
 
-def _open(plan: Plan, out: Path) -> None:
+def _open(plan: MeasurePlan, out: Path) -> None:
     """Write measure.json, or go on with what it says."""
     path = out / ABOUT
     saved = read_json(path)
@@ -270,7 +272,7 @@ def _said(value: Any) -> str:
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _digest(plan: Plan) -> str:
+def _digest(plan: MeasurePlan) -> str:
     assert plan.text is not None
     digest = hashlib.sha256()
     for name, content in plan.text.documents:

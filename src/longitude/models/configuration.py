@@ -11,14 +11,14 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from longitude.attention.mixer import Mixer, mixer_options, mixer_resolved
+from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
 from longitude.errors import unknown
-from longitude.mixing import registered
-from longitude.positions.base import factory_of, resolved
+from longitude.positions.base import ENCODINGS, resolved
 from longitude.positions.frequencies import Scaling
 from longitude.positions.rotary import Rotary
 from longitude.positions.scaling import from_dict
+from longitude.registry import options_of
 
 Spec = str | dict[str, Any] | list[Any]
 """An encoding: a name, {"name": name, **options}, or a list of them, composed."""
@@ -39,7 +39,7 @@ class LongitudeConfig(PreTrainedConfig):
     encoding: an encoding for all layers, by name, as {"name": name, **options} or as a list of them, composed;
     encodings: one such per layer instead. Where one is said for all, mixers that cannot use it go without; where none
     is said, "auto", it is "rope" where a mixer turns queries and keys, and "none" elsewhere. mixer: what lets tokens
-    hear each other, for all layers, by name (lg.mixers()) or as {"name": name, **options}; mixers: one such per layer
+    hear each other, for all layers, by name (lg.list_mixers()) or as {"name": name, **options}; mixers: one such per layer
     instead: a hybrid. Options that are not said come from the model's shape; the resolved ones are what config.json
     holds, so a checkpoint never depends on a default. norm: "rmsnorm" or "layernorm", which stands before each part of
     a block ("pre", with one more at the end) or after the residual sum ("post"); hidden_act: "swiglu", "gelu" (exact),
@@ -176,7 +176,7 @@ class LongitudeConfig(PreTrainedConfig):
     def built_with(self, spec: dict[str, Any]) -> dict[str, Any]:
         """Every option that the mixer of a resolved spec is built with, those that the rest of the config says included."""
         options = {option: value for option, value in spec.items() if option != "name"}
-        parameters = mixer_options(kind_of(spec))
+        parameters = options_of(kind_of(spec))
         shared = {option: getattr(self, field) for option, field in SHARED.items() if option in parameters}
         return mixer_resolved(spec["name"], {**shared, **options}, **self.sizes)
 
@@ -197,10 +197,10 @@ class LongitudeConfig(PreTrainedConfig):
         options = {"name": spec} if isinstance(spec, str) else dict(spec)
         if not isinstance(name := options.pop("name", None), str):
             raise ValueError(f'encoding: expected a name, {{"name": name, **options}} or a list of them, got {spec!r}')
-        defaults = getattr(factory_of(name), "model_defaults", {})
+        defaults = getattr(ENCODINGS[name], "model_defaults", {})
         known = {**self.sizes, **self.encoding_shapes(layer), "max_length": self.max_position_embeddings}
         full = resolved(name, {**defaults, **options}, **known)
-        if "scaling" in full and isinstance(factory := factory_of(name), type) and issubclass(factory, Rotary):
+        if "scaling" in full and isinstance(factory := ENCODINGS[name], type) and issubclass(factory, Rotary):
             full["scaling"] = from_dict(full["scaling"])
         return {"name": name, **{option: _plain(value) for option, value in full.items()}}
 
@@ -208,7 +208,7 @@ class LongitudeConfig(PreTrainedConfig):
         """Whether a resolved mixer's heads are hidden_size / num_attention_heads wide: not where it says, or has none."""
         kind = kind_of(spec)
         own = spec.get("head_dim") is not None or "head_dim" in kind.encoding_shapes({**self.sizes, **spec})
-        return "head_dim" in mixer_options(kind) and not own
+        return "head_dim" in options_of(kind) and not own
 
     def encoding_shapes(self, layer: int | None = None) -> dict[str, int]:
         """Sizes of heads that the encodings of a layer see, or of the first with heads, where they are not the model's."""
@@ -228,7 +228,7 @@ class LongitudeConfig(PreTrainedConfig):
 
 def kind_of(spec: dict[str, Any]) -> type[Mixer]:
     """The class of a resolved mixer."""
-    return registered()[spec["name"]]
+    return MIXERS[spec["name"]]
 
 
 def has_heads(spec: dict[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 from longitude.attention.cache import LongitudeCache, adopt
 from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
-from longitude.attention.mixer import Mixer, registered
+from longitude.attention.mixer import MIXERS, Mixer
 from longitude.attention.request import as_int, following
 from longitude.models.blocks import Block, dropped, norm
 from longitude.models.configuration import LongitudeConfig
@@ -280,7 +280,7 @@ class LongitudeModel(LongitudePreTrainedModel):
     def require_weights(self) -> None:
         """ValueError where no layer has weights over keys that output_attentions could give."""
         if not self.cross and not any(mixer.has_weights for mixer in self.mixers):
-            able = sorted(name for name, kind in registered().items() if kind.has_weights)
+            able = sorted(name for name, kind in MIXERS.items() if kind.has_weights)
             kinds = ", ".join(dict.fromkeys(type(mixer).__name__ for mixer in self.mixers))
             raise ValueError(
                 f"output_attentions: no layer of this model has weights over keys, its mixers are {kinds}; expected one of "

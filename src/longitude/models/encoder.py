@@ -12,22 +12,22 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.masks import NoMask
+from longitude.attention.mixer import MIXERS
 from longitude.errors import unknown
-from longitude.mixing import registered
 from longitude.models.configuration import LongitudeConfig, kind_of
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.loss import IGNORED, predicted
 from longitude.models.streams import Packed
-from longitude.positions.base import encodings, factory_of
+from longitude.positions.base import ENCODINGS, list_encodings
 
 
-def both_sides(config: LongitudeConfig) -> LongitudeConfig:
+def bidirectional_config(config: LongitudeConfig) -> LongitudeConfig:
     """The same shape for tokens that hear both sides: encodings with an option that tells past and future apart do so.
 
     ValueError for a mixer that hears only what came before."""
     for spec in config.layer_mixers():
-        if not kind_of(spec).both_sides:
-            able = sorted(name for name, kind in registered().items() if kind.both_sides)
+        if not kind_of(spec).bidirectional:
+            able = sorted(name for name, kind in MIXERS.items() if kind.bidirectional)
             raise ValueError(
                 f"mixer: {spec['name']!r} hears only what came before, and an encoder hears both sides; expected "
                 f"{' or '.join(map(repr, able))}"
@@ -51,10 +51,10 @@ class LongitudeEncoder(LongitudeModel):
     written_by = "LongitudeForMaskedLM"
 
     def __init__(self, config: LongitudeConfig):
-        super().__init__(both_sides(config))
+        super().__init__(bidirectional_config(config))
         for member in (member for own in self.encoding_of_layer for member in own):
             if member.causal_only:
-                able = [name for name in encodings() if getattr(factory_of(name), "causal_only", None) is False]
+                able = [name for name in list_encodings() if getattr(ENCODINGS[name], "causal_only", None) is False]
                 raise ValueError(
                     f"encoding: {type(member).__name__} has no meaning for tokens in the future, and an encoder hears them; "
                     f"expected one of {', '.join(able)}"
@@ -96,7 +96,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
     written_by = LongitudeEncoder.written_by
 
     def __init__(self, config: LongitudeConfig):
-        config = both_sides(config)
+        config = bidirectional_config(config)
         super().__init__(config)
         self.model = LongitudeEncoder(config)
         self.config = self.model.config  # one for both

@@ -34,7 +34,7 @@ def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
     layers = config.num_hidden_layers if config.num_encoder_layers is None else config.num_encoder_layers
     encoder.num_hidden_layers = layers
     kinds = [kind_of(spec) for spec in config.layer_mixers()]
-    alike = config.mixers is None and kinds[0].both_sides
+    alike = config.mixers is None and kinds[0].bidirectional
     encoder.mixer, encoder.mixers = config.mixer if alike else encoder.resolve_mixer("attention"), None
     said = config.encoder_encoding
     recurrences = not any(kind.scores or kind.rotates for kind in kinds)

@@ -7,7 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.errors import unknown
-from longitude.positions.base import Encoding, canonical, explicit, positive, register, require_positions, sizes, wide
+from longitude.positions.base import (
+    Encoding,
+    canonical,
+    check_positive,
+    check_sizes,
+    explicit,
+    register,
+    require_positions,
+    wide,
+)
 
 
 @register("none")
@@ -38,8 +47,8 @@ class Sinusoidal(Encoding):
 
     def __init__(self, dim: int, base: float = 10_000.0, layout: str = "interleaved", frequencies: str = "paper"):
         super().__init__()
-        sizes("Sinusoidal", dim=dim)
-        positive("Sinusoidal", base=base)
+        check_sizes("Sinusoidal", dim=dim)
+        check_positive("Sinusoidal", base=base)
         if layout not in ("interleaved", "half"):
             raise ValueError(f"Sinusoidal: expected layout 'interleaved' or 'half', got {layout!r}")
         if frequencies not in ("paper", "tensor2tensor"):
@@ -103,7 +112,7 @@ class Learned(Encoding):
         align: str = "end",
     ):
         super().__init__()
-        sizes("Learned", max_length=max_length, dim=dim)
+        check_sizes("Learned", max_length=max_length, dim=dim)
         if isinstance(row_offset, bool) or not isinstance(row_offset, int) or row_offset < 0:
             raise ValueError(f"Learned: expected row_offset to be an int of 0 or more, got {row_offset!r}")
         if beyond not in (ways := ("error", "clamp", "truncate", "interpolate")):
@@ -121,7 +130,7 @@ class Learned(Encoding):
                     "Learned: expected length, the number of positions to interpolate to, got None; say it beforehand, because "
                     "interpolation moves every row with the length, and keys cached at another length would be stale"
                 )
-            sizes("Learned", length=length)
+            check_sizes("Learned", length=length)
             if length <= max_length:
                 raise ValueError(
                     f"Learned: expected length above max_length={max_length}, got {length}; leave beyond out"

@@ -9,17 +9,16 @@ query position - key position. A bias is finite for negative offsets too: forbid
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from longitude.errors import unknown
+from longitude.registry import Registry, options_of, resolve_options
 
 Columns = dict[str, Tensor]
 """What content says about position, per token: name -> [B, heads, tokens, ...]."""
@@ -239,85 +238,26 @@ class Encoding(nn.Module):
 
 
 # ---- the registry ----------------------------------------------------------------------------------------------------
-_registry: dict[str, Callable[..., Encoding]] = {}
-Factory = TypeVar("Factory", bound=Callable[..., Encoding])
+ENCODINGS = Registry("encoding", "lg.list_encodings()", ["longitude.positions"])
+register = ENCODINGS.register
 
 
-def register(name: str) -> Callable[[Factory], Factory]:
-    """Make a class (or a function that builds a preset) known by name: to lg.encoding, models, battery and command line."""
-
-    def add(factory: Factory) -> Factory:
-        if name in _registry and _registry[name].__qualname__ != factory.__qualname__:
-            raise ValueError(
-                f"an encoding named {name!r} is registered already: {_registry[name]!r}; choose another name"
-            )
-        _registry[name] = factory
-        return factory
-
-    return add
-
-
-def encodings() -> list[str]:
+def list_encodings() -> list[str]:
     """The names of all registered encodings."""
-    return sorted(_registry)
+    return list(ENCODINGS)
 
 
-def classes() -> dict[str, type[Encoding]]:
-    """The registered classes by the name of the class."""
-    return {factory.__name__: factory for factory in _registry.values() if isinstance(factory, type)}
-
-
-def factory_of(name: str) -> Callable[..., Encoding]:
-    """The class or function registered under `name`; ValueError with the nearest name otherwise."""
-    if not isinstance(name, str) or name not in _registry:
-        raise unknown("encoding", str(name), _registry, "lg.encodings() lists them.")
-    return _registry[name]
+encodings = list_encodings  # its first name, which is kept
 
 
 def encoding(name: str, **options: Any) -> Encoding:
     """Build a registered encoding by name: lg.encoding("alibi", num_heads=8)."""
-    factory = factory_of(name)
-    return factory(**resolved(name, options))
-
-
-def options_of(factory: Callable[..., Encoding]) -> dict[str, inspect.Parameter]:
-    """The options of a class or preset, by name."""
-    parameters = inspect.signature(factory).parameters.items()
-    return {name: p for name, p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    return ENCODINGS[name](**resolved(name, options))
 
 
 def resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, Any]:
-    """Every option of an encoding written out.
-
-    What `options` does not say comes from `known` (a model's num_heads, head_dim, ...) where the option has no default or
-    None, else from the default. ValueError for an option that does not exist or is still missing.
-    """
-    return written_out(name, options_of(factory_of(name)), options, known, "lg.encoding")
-
-
-def written_out(
-    name: str,
-    parameters: Mapping[str, inspect.Parameter],
-    options: Mapping[str, Any],
-    known: Mapping[str, Any],
-    builder: str,
-) -> dict[str, Any]:
-    """A value for each parameter: from `options`, else from `known` where it has no default or None, else its default. builder:
-    what users call, for the ValueError where an option does not exist or is still missing."""
-    for option in options:
-        if option not in parameters:
-            raise unknown(f"option of {name!r}", option, parameters, f"its options: {', '.join(parameters)}.")
-    full = {}
-    for option, parameter in parameters.items():
-        if option in options:
-            full[option] = options[option]
-        elif option in known and parameter.default in (None, inspect.Parameter.empty):
-            full[option] = known[option]
-        elif parameter.default is not inspect.Parameter.empty:
-            full[option] = parameter.default
-        else:
-            raise ValueError(f"{name!r} needs the option {option!r}: {builder}({name!r}, {option}=...)")
-    return full
+    """Every option of an encoding written out: from `options`, from what is `known` of the model, or its default."""
+    return resolve_options(name, options_of(ENCODINGS[name]), options, known, "lg.encoding")
 
 
 # ---- positions -------------------------------------------------------------------------------------------------------
@@ -379,21 +319,21 @@ def wide(device: torch.device) -> torch.dtype:
     return torch.float32 if device.type == "mps" else torch.float64
 
 
-def positive(who: str, **numbers: float) -> None:
+def check_positive(who: str, **numbers: float) -> None:
     """ValueError unless every number is above zero."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
             raise ValueError(f"{who}: expected {name} above 0, got {number!r}")
 
 
-def flags(who: str, **given: bool) -> None:
+def check_flags(who: str, **given: bool) -> None:
     """ValueError unless every one is True or False: any other text would count as True."""
     for name, value in given.items():
         if not isinstance(value, bool):
             raise ValueError(f"{who}: expected {name} to be True or False, got {value!r}")
 
 
-def sizes(who: str, **numbers: int) -> None:
+def check_sizes(who: str, **numbers: int) -> None:
     """ValueError unless every number is an int above zero."""
     for name, number in numbers.items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:

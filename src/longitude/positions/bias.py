@@ -13,10 +13,10 @@ from longitude.positions.base import (
     OffsetBias,
     PairBias,
     Term,
-    flags,
-    positive,
+    check_flags,
+    check_positive,
+    check_sizes,
     register,
-    sizes,
     wide,
 )
 
@@ -47,7 +47,7 @@ def alibi_slopes(num_heads: int, recipe: str = "paper") -> list[float]:
     def geometric(n: int) -> list[float]:
         return [2.0 ** (-8 * h / n) for h in range(1, n + 1)]
 
-    sizes("ALiBi", num_heads=num_heads)
+    check_sizes("ALiBi", num_heads=num_heads)
     if recipe not in ("paper", "mpt"):
         raise ValueError(f"ALiBi: expected slopes 'paper', 'mpt' or one number per head, got {recipe!r}")
     power = 1 << (num_heads.bit_length() - 1)
@@ -78,9 +78,9 @@ class ALiBi(Encoding):
         biased_heads: int | None = None,
     ):
         super().__init__()
-        sizes("ALiBi", num_heads=num_heads)
+        check_sizes("ALiBi", num_heads=num_heads)
         biased = num_heads if biased_heads is None else biased_heads
-        sizes("ALiBi", biased_heads=biased)
+        check_sizes("ALiBi", biased_heads=biased)
         if biased > num_heads:
             raise ValueError(f"ALiBi: expected biased_heads of at most num_heads={num_heads}, got {biased}")
         one_sided = isinstance(future, str) and future == "one-sided"
@@ -133,7 +133,7 @@ def _numbers(option: str, given: Sequence[float], heads: int) -> list[float]:
         raise ValueError(f"ALiBi: expected {option} to be a name or a sequence of numbers, got {given!r}") from None
     if len(numbers) != heads:
         raise ValueError(f"ALiBi: expected {heads} numbers as {option}, one per biased head, got {len(numbers)}")
-    positive("ALiBi", **{f"{option}[{h}]": m for h, m in enumerate(numbers)})
+    check_positive("ALiBi", **{f"{option}[{h}]": m for h, m in enumerate(numbers)})
     return numbers
 
 
@@ -154,8 +154,8 @@ class Kerple(Encoding):
 
     def __init__(self, num_heads: int, kind: str = "log", shared: bool = True):
         super().__init__()
-        flags("Kerple", shared=shared)
-        sizes("Kerple", num_heads=num_heads)
+        check_flags("Kerple", shared=shared)
+        check_sizes("Kerple", num_heads=num_heads)
         if kind not in ("log", "power"):
             raise ValueError(f"Kerple: expected kind 'log' or 'power', got {kind!r}")
         self.num_heads, self.kind, self.shared = num_heads, kind, shared
@@ -211,7 +211,7 @@ class Sandwich(Encoding):
 
     def __init__(self, num_heads: int, dim: int = 128, index_start: int = 1):
         super().__init__()
-        sizes("Sandwich", num_heads=num_heads, dim=dim)
+        check_sizes("Sandwich", num_heads=num_heads, dim=dim)
         if dim % 2:
             raise ValueError(f"Sandwich: expected an even dim, got {dim}")
         if isinstance(index_start, bool) or index_start not in (0, 1):
@@ -265,9 +265,9 @@ class Fire(Encoding):
     ):
         super().__init__()
         self.shared = shared
-        flags("FIRE", shared=shared)
-        sizes("FIRE", num_heads=num_heads, width=width)
-        positive("FIRE", c=c, threshold=threshold, eps=eps)
+        check_flags("FIRE", shared=shared)
+        check_sizes("FIRE", num_heads=num_heads, width=width)
+        check_positive("FIRE", c=c, threshold=threshold, eps=eps)
         self.num_heads, self.initial_c, self.threshold, self.eps = num_heads, c, threshold, eps
         self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, num_heads))
         self.c, self.multiplier = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(()))

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, OffsetBias, Term, flags, register, sizes
+from longitude.positions.base import Columns, Encoding, OffsetBias, Term, check_flags, check_sizes, register
 
 
 def t5_bucket(offset: Tensor, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False) -> Tensor:
@@ -46,8 +46,8 @@ class T5Bias(Encoding):
         shared: bool = True,
     ):
         super().__init__()
-        flags("T5", bidirectional=bidirectional, shared=shared)
-        sizes("T5", num_heads=num_heads, num_buckets=num_buckets, max_distance=max_distance)
+        check_flags("T5", bidirectional=bidirectional, shared=shared)
+        check_sizes("T5", num_heads=num_heads, num_buckets=num_buckets, max_distance=max_distance)
         smallest = 4 if bidirectional else 2
         if num_buckets < smallest or (bidirectional and num_buckets % 2):
             raise ValueError(
@@ -88,8 +88,8 @@ class ClippedBias(Encoding):
 
     def __init__(self, num_heads: int, max_distance: int = 127, shared: bool = False):
         super().__init__()
-        flags("clipped", shared=shared)
-        sizes("clipped", num_heads=num_heads, max_distance=max_distance)
+        check_flags("clipped", shared=shared)
+        check_sizes("clipped", num_heads=num_heads, max_distance=max_distance)
         self.num_heads, self.max_distance, self.shared = num_heads, max_distance, shared
         self.table = nn.Parameter(torch.empty(num_heads, 2 * max_distance + 1))
         self.reset_parameters()

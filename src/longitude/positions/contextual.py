@@ -15,10 +15,10 @@ from longitude.positions.base import (
     RowBias,
     Term,
     Transport,
-    flags,
-    positive,
+    check_flags,
+    check_positive,
+    check_sizes,
     register,
-    sizes,
     wide,
 )
 from longitude.positions.composed import Composed
@@ -39,8 +39,8 @@ class CoPE(Encoding):
 
     def __init__(self, head_dim: int, max_position: int = 64, scaled: bool = True):
         super().__init__()
-        flags("CoPE", scaled=scaled)
-        sizes("CoPE", head_dim=head_dim, max_position=max_position)
+        check_flags("CoPE", scaled=scaled)
+        check_sizes("CoPE", head_dim=head_dim, max_position=max_position)
         self.head_dim, self.max_position, self.scaled = head_dim, max_position, scaled
         self.table = nn.Parameter(torch.empty(head_dim, max_position))
         self.reset_parameters()
@@ -79,12 +79,12 @@ class FoX(Encoding):
 
     def __init__(self, dim: int, num_heads: int, scale_gate: bool = False, decay_times: Sequence[float] | None = None):
         super().__init__()
-        flags("FoX", scale_gate=scale_gate)
-        sizes("FoX", dim=dim, num_heads=num_heads)
+        check_flags("FoX", scale_gate=scale_gate)
+        check_sizes("FoX", dim=dim, num_heads=num_heads)
         if decay_times is not None:
             if not isinstance(decay_times, list | tuple) or len(decay_times) != 2:
                 raise ValueError(f"FoX: expected decay_times to be (first, last) in tokens, got {decay_times!r}")
-            positive("FoX", **dict(zip(("decay_times[0]", "decay_times[1]"), decay_times, strict=True)))
+            check_positive("FoX", **dict(zip(("decay_times[0]", "decay_times[1]"), decay_times, strict=True)))
         self.num_heads, self.scale_gate, self.decay_times = num_heads, scale_gate, decay_times
         self.forget = nn.Linear(dim, num_heads)
         self.reset_parameters()
@@ -137,10 +137,10 @@ class PaTH(Encoding):
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        sizes("PaTH", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        check_sizes("PaTH", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
         if num_heads % num_kv_heads:
             raise ValueError(f"PaTH: expected num_kv_heads to divide num_heads={num_heads}, got {num_kv_heads}")
-        sizes("PaTH", rank=1 if rank is None else rank, kernel=kernel, chunk_size=chunk_size)
+        check_sizes("PaTH", rank=1 if rank is None else rank, kernel=kernel, chunk_size=chunk_size)
         self.dim, self.num_heads, self.heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
         self.rank, self.kernel, self.chunk_size = rank, kernel, chunk_size
         self.down = nn.Identity() if rank is None else nn.Linear(dim, rank, bias=False)

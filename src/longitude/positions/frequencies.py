@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from longitude.positions.base import positive, sizes, wide
+from longitude.positions.base import check_positive, check_sizes, wide
 
 Length = TypeVar("Length", int, Tensor)
 
@@ -68,9 +68,9 @@ class Scaling:
             if (value, field.default) == (None, None):  # an option left out
                 continue
             if field.name in ("original_max_length", "max_length"):
-                sizes(self.name, **{field.name: value})
+                check_sizes(self.name, **{field.name: value})
             elif field.name == "factor":
-                positive(self.name, factor=value)
+                check_positive(self.name, factor=value)
                 if value < 1:
                     raise ValueError(
                         f"{self.name}: expected a factor of 1 or more, got {value!r}; it multiplies lengths"

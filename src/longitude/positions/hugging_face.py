@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from longitude.errors import unknown
-from longitude.positions.base import positive, sizes
+from longitude.positions.base import check_positive, check_sizes
 from longitude.positions.frequencies import Scaling
 from longitude.positions.rotary import MultimodalRotary, Rotary
 from longitude.positions.scaling import (
@@ -22,7 +22,7 @@ from longitude.positions.scaling import (
 )
 
 
-class Rope(NamedTuple):
+class RopeConfig(NamedTuple):
     """What a config says about one kind of layers. sections: pairs per axis (mrope), interleaved or one after the other.
 
     Example: from_hugging_face(config).encoding(head_dim, "half") is the encoding that the config describes."""
@@ -62,7 +62,7 @@ class Rope(NamedTuple):
         return kind(head_dim, layout, **self.options(head_dim))
 
 
-LAYERS = Mapping[str, Rope | None]
+LAYERS = Mapping[str, RopeConfig | None]
 
 ORIGINAL = "original_max_position_embeddings"
 COMMON = ("rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
@@ -96,7 +96,7 @@ TYPES: dict[str, tuple[type[Scaling] | None, dict[str, str], dict[str, str]]] = 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def from_hugging_face(
     config: Mapping[str, Any] | Any, follow: str | None = None, max_length: int | None = None
-) -> Rope | dict[str, Rope | None]:
+) -> RopeConfig | dict[str, RopeConfig | None]:
     """A config, as a mapping or an object with to_dict(), -> its Rope, or one per layer type (None: layers that do not turn).
 
     As transformers reads them: yarn, longrope and llama3 without an original length take max_position_embeddings for it, and
@@ -125,7 +125,7 @@ def from_hugging_face(
     partial = next((config[k] for k in ("partial_rotary_factor", "rotary_pct") if k in config), 1.0)
     outside = {"rope_theta": base, "partial_rotary_factor": partial}
 
-    def read(parameters: Mapping[str, Any], config: Mapping[str, Any] = config, **outside: Any) -> Rope:
+    def read(parameters: Mapping[str, Any], config: Mapping[str, Any] = config, **outside: Any) -> RopeConfig:
         given = {key: value for key, value in parameters.items() if value is not None}
         if "max_position_embeddings" in given and given["max_position_embeddings"] == config.get(
             "max_position_embeddings"
@@ -146,7 +146,7 @@ def from_hugging_face(
     return read(parameters, **outside)
 
 
-def rope_of(given: dict[str, Any], config: Mapping[str, Any], follow: str | None, max_length: int | None) -> Rope:
+def rope_of(given: dict[str, Any], config: Mapping[str, Any], follow: str | None, max_length: int | None) -> RopeConfig:
     """One flat dict of rope parameters -> Rope."""
     old = given.pop("type", "default")
     kind = given.pop("rope_type", old)
@@ -168,12 +168,12 @@ def rope_of(given: dict[str, Any], config: Mapping[str, Any], follow: str | None
     if missing := [key for key in needed if key not in given]:
         raise ValueError(f"rope_type {kind!r}: expected {', '.join(missing)}, got {sorted(given)}")
     share, proportional = given["partial_rotary_factor"], kind == "proportional"
-    positive("rope", base=given["rope_theta"])
+    check_positive("rope", base=given["rope_theta"])
     number = isinstance(share, int | float) and not isinstance(share, bool)
     if not number or not 0 <= share <= 1 or (share == 0 and not proportional):
         raise ValueError(f"rope_type {kind!r}: expected partial_rotary_factor above 0 and at most 1, got {share!r}")
     sections, interleaved = sections_of(given)
-    return Rope(
+    return RopeConfig(
         given["rope_theta"],
         scaling_of(
             kind, {names[key]: value for key, value in given.items() if key in names}, config, follow, max_length
@@ -208,11 +208,11 @@ def scaling_of(
         return None
     declared = config.get("max_position_embeddings")
     if kind not in ("linear", "proportional") and declared is not None:
-        sizes(f"rope_type {kind!r}", max_position_embeddings=declared)
+        check_sizes(f"rope_type {kind!r}", max_position_embeddings=declared)
     if kind in ("yarn", "longrope", "llama3") and ORIGINAL in config:
         options["original_max_length"] = config[ORIGINAL]
     if "original_max_length" in options:
-        sizes(f"rope_type {kind!r}", **{ORIGINAL: options["original_max_length"]})
+        check_sizes(f"rope_type {kind!r}", **{ORIGINAL: options["original_max_length"]})
     if kind == "yarn" and "factor" not in options:
         if declared is None or "original_max_length" not in options:
             raise ValueError(
@@ -232,7 +232,9 @@ def scaling_of(
 
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
-def to_hugging_face(rope: Rope | LAYERS, head_dim: int | None = None, style: str = "rope_parameters") -> dict[str, Any]:
+def to_hugging_face(
+    rope: RopeConfig | LAYERS, head_dim: int | None = None, style: str = "rope_parameters"
+) -> dict[str, Any]:
     """A Rope, or one per layer type, -> the entries of a config that say the same, for config.update(...).
 
     style: "rope_parameters" (transformers 5), or "rope_scaling" beside rope_theta, which knows no layer types. What follows
@@ -243,7 +245,7 @@ def to_hugging_face(rope: Rope | LAYERS, head_dim: int | None = None, style: str
     no type: ValueError."""
     if style not in ("rope_parameters", "rope_scaling"):
         raise ValueError(f"expected style 'rope_parameters' or 'rope_scaling', got {style!r}")
-    if not isinstance(rope, Rope):
+    if not isinstance(rope, RopeConfig):
         if style == "rope_scaling":
             raise ValueError(
                 "expected one Rope for style 'rope_scaling', got one per layer type; use 'rope_parameters'"
@@ -264,7 +266,7 @@ def to_hugging_face(rope: Rope | LAYERS, head_dim: int | None = None, style: str
     return {"rope_scaling": None if inner == {"rope_type": "default"} else inner} | outside
 
 
-def entries(rope: Rope, head_dim: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+def entries(rope: RopeConfig, head_dim: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
     """A Rope -> its rope parameters, and what the config says outside of them."""
     kind, base, scaling = type_of(rope, head_dim)
     inner: dict[str, Any] = {"rope_type": kind, "rope_theta": base}
@@ -285,7 +287,7 @@ def entries(rope: Rope, head_dim: int | None) -> tuple[dict[str, Any], dict[str,
     return inner, {}
 
 
-def type_of(rope: Rope, head_dim: int | None) -> tuple[str, float, Scaling | None]:
+def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling | None]:
     """(rope_type, rope_theta, scheme of that type)."""
     if rope.proportion != 1:
         if rope.partial_rotary_factor != 1 or not isinstance(rope.scaling, Linear | None):

@@ -8,14 +8,14 @@ a score. Values and outputs do not turn and stay as they are.
 import torch
 from torch import Tensor
 
-from longitude.positions.base import sizes
+from longitude.positions.base import check_sizes
 
 
 def pair_order(rotary_dim: int, to: str) -> Tensor:
     """The permutation of a rotary block [rotary_dim]: dimension d of layout `to` is dimension pair_order[d] of the other.
 
     to="half": 0, 2, 4, ..., 1, 3, 5, ...    to="interleaved", its inverse: 0, n, 1, n+1, ..., where n = rotary_dim/2."""
-    sizes("pair_order", rotary_dim=rotary_dim)
+    check_sizes("pair_order", rotary_dim=rotary_dim)
     if rotary_dim % 2:
         raise ValueError(f"pair_order: expected an even rotary_dim, got {rotary_dim}; dimensions turn in pairs")
     dimensions = torch.arange(rotary_dim)
@@ -36,7 +36,7 @@ def convert_layout(weight: Tensor, head_dim: int, to: str, rotary_dim: int | Non
     Errors: ValueError for rows that are no multiple of head_dim, an odd or too large rotary_dim, an unknown layout.
     """
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    sizes("convert_layout", head_dim=head_dim, rotary_dim=rotary_dim)
+    check_sizes("convert_layout", head_dim=head_dim, rotary_dim=rotary_dim)
     if rotary_dim > head_dim:
         raise ValueError(f"convert_layout: expected a rotary_dim of at most head_dim={head_dim}, got {rotary_dim}")
     if not isinstance(weight, Tensor):

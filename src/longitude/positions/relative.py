@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, flags, register, sizes, wide
+from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, check_flags, check_sizes, register, wide
 
 
 @register("shaw")
@@ -22,8 +22,8 @@ class Shaw(Encoding):
 
     def __init__(self, head_dim: int, max_distance: int = 16, values: bool = True, shared: bool = False):
         super().__init__()
-        flags("Shaw", values=values, shared=shared)
-        sizes("Shaw", head_dim=head_dim, max_distance=max_distance)
+        check_flags("Shaw", values=values, shared=shared)
+        check_sizes("Shaw", head_dim=head_dim, max_distance=max_distance)
         self.head_dim, self.max_distance, self.values, self.shared = head_dim, max_distance, values, shared
         rows = 2 * max_distance + 1
         self.key_table = nn.Parameter(torch.empty(rows, head_dim))
@@ -56,10 +56,10 @@ class TransformerXL(Encoding):
 
     def __init__(self, num_heads: int, head_dim: int, dim: int, clamp_length: int | None = None, shared: bool = False):
         super().__init__()
-        flags("TransformerXL", shared=shared)
-        sizes("TransformerXL", num_heads=num_heads, head_dim=head_dim, dim=dim)
+        check_flags("TransformerXL", shared=shared)
+        check_sizes("TransformerXL", num_heads=num_heads, head_dim=head_dim, dim=dim)
         if clamp_length is not None:
-            sizes("TransformerXL", clamp_length=clamp_length)
+            check_sizes("TransformerXL", clamp_length=clamp_length)
         if dim % 2:
             raise ValueError(f"TransformerXL: expected an even dim, for as many sines as cosines, got {dim}")
         self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.positions.base import Encoding, positive, register, require_positions, sizes, wide
+from longitude.positions.base import Encoding, check_positive, check_sizes, register, require_positions, wide
 from longitude.positions.frequencies import Frequencies
-from longitude.positions.rotation import Turn, turned
+from longitude.positions.rotation import RotaryTable, apply_rotary
 from longitude.positions.scaling import from_dict, rope_frequencies
 
 
@@ -35,7 +35,7 @@ class Rotary(Encoding):
 
     shared = True
     model_defaults = {"layout": "interleaved"}  # one complex product; q.k is the same in both layouts when trained so
-    known_as: str = "rope"
+    registered_name: str = "rope"
     axis_of_pair: Sequence[int] = ()
     """With several axes: the one that each pair reads."""
 
@@ -52,10 +52,12 @@ class Rotary(Encoding):
         super().__init__()
         if layout not in ("half", "interleaved"):
             raise ValueError(
-                f"{self.known_as}: expected layout 'half' (GPT-NeoX, Llama) or 'interleaved' (paper, GPT-J), got {layout!r}"
+                f"{self.registered_name}: expected layout 'half' (GPT-NeoX, Llama) or 'interleaved' (GPT-J), got {layout!r}"
             )
         if angle_dtype not in ("float64", "float32"):
-            raise ValueError(f"{self.known_as}: expected angle_dtype 'float64' or 'float32', got {angle_dtype!r}")
+            raise ValueError(
+                f"{self.registered_name}: expected angle_dtype 'float64' or 'float32', got {angle_dtype!r}"
+            )
         self.head_dim, self.layout, self.base, self.angle_dtype = head_dim, layout, base, angle_dtype
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
         self.scaling, self.proportion = from_dict(scaling), proportion
@@ -68,18 +70,27 @@ class Rotary(Encoding):
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
         """theta of each pair, and the two factors."""
         found = rope_frequencies(
-            self.head_dim, self.base, self.scaling, self.rotary_dim, length, self.proportion, device, self.known_as
+            self.head_dim,
+            self.base,
+            self.scaling,
+            self.rotary_dim,
+            length,
+            self.proportion,
+            device,
+            self.registered_name,
         )
         if self.angle_dtype == "float32" and self.scaling is None:  # sign: theta stays 0 where it is 0
-            found = found._replace(inverse=found.inverse.sign() * ported(self.rotary_dim, self.base, device))
+            found = found._replace(
+                inverse=found.inverse.sign() * float32_frequencies(self.rotary_dim, self.base, device)
+            )
         return found
 
-    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Turn:
+    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> RotaryTable:
         """positions [L] or [B, L], with several axes [L, axes] or [B, L, axes] too -> cos and sin, float32 or wider."""
-        require_positions(positions, who=self.known_as)
+        require_positions(positions, who=self.registered_name)
         # Numbers, not buffers: nothing to save, to move, or to round with the model.
         theta, factor, _ = self.frequencies(length, positions.device)
-        place = by_axis(positions, self.axes, self.known_as)
+        place = by_axis(positions, self.axes, self.registered_name)
         if place.shape[-1] > 1:
             place = place[..., torch.tensor(self.axis_of_pair, device=place.device)]
         exact = torch.float32 if self.angle_dtype == "float32" else wide(place.device)
@@ -88,16 +99,18 @@ class Rotary(Encoding):
         if angles.dim() == 3:
             angles = angles[:, None]
         dtype = torch.promote_types(dtype, torch.float32)
-        return Turn((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype))
+        return RotaryTable((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype))
 
-    def queries(self, q: Tensor, prepared: Turn) -> Tensor:
+    def queries(self, q: Tensor, prepared: RotaryTable) -> Tensor:
         if q.shape[-1] != self.head_dim:
-            raise ValueError(f"{self.known_as}: expected [B, H, L, {self.head_dim}], got {list(q.shape)}")
+            raise ValueError(f"{self.registered_name}: expected [B, H, L, {self.head_dim}], got {list(q.shape)}")
         if self.rotary_dim == self.head_dim:
-            return turned(q, prepared, self.layout)
-        return torch.cat([turned(q[..., : self.rotary_dim], prepared, self.layout), q[..., self.rotary_dim :]], -1)
+            return apply_rotary(q, prepared, self.layout)
+        return torch.cat(
+            [apply_rotary(q[..., : self.rotary_dim], prepared, self.layout), q[..., self.rotary_dim :]], -1
+        )
 
-    def keys(self, k: Tensor, prepared: Turn) -> Tensor:
+    def keys(self, k: Tensor, prepared: RotaryTable) -> Tensor:
         return self.queries(k, prepared)
 
     def extra_repr(self) -> str:
@@ -117,10 +130,10 @@ class AxialRotary(Rotary):
     Errors: ValueError for a head_dim that 2 axes do not divide, for positions of another number of axes.
     """
 
-    known_as = "axial_rope"
+    registered_name = "axial_rope"
 
     def __init__(self, head_dim: int, layout: str, axes: int = 2, base: float = 10_000.0, angle_dtype: str = "float64"):
-        sizes("axial_rope", head_dim=head_dim, axes=axes)
+        check_sizes("axial_rope", head_dim=head_dim, axes=axes)
         if head_dim % (2 * axes):
             raise ValueError(
                 f"axial_rope: expected head_dim to be a multiple of {2 * axes}, pairs for each of {axes} axes, got {head_dim}"
@@ -132,9 +145,9 @@ class AxialRotary(Rotary):
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
         along = self.head_dim // self.axes
         if self.angle_dtype == "float32":
-            phi = ported(along, self.base, device)
+            phi = float32_frequencies(along, self.base, device)
         else:
-            phi = rope_frequencies(along, self.base, device=device, who=self.known_as).inverse
+            phi = rope_frequencies(along, self.base, device=device, who=self.registered_name).inverse
         return Frequencies(phi.repeat(self.axes), 1.0, 1.0)
 
 
@@ -156,7 +169,7 @@ class MultimodalRotary(Rotary):
     another number of axes.
     """
 
-    known_as = "mrope"
+    registered_name = "mrope"
     axes = 3
 
     def __init__(
@@ -196,17 +209,17 @@ class MultimodalRotary(Rotary):
             )
 
 
-class ScaledTurn(NamedTuple):
+class ScaledRotaryTable(NamedTuple):
     """The turns of queries and of keys, each times its magnitude."""
 
-    queries: Turn
-    keys: Turn
+    queries: RotaryTable
+    keys: RotaryTable
 
 
 class RotaryOfXPos(Rotary):
     """Rotary whose errors name xpos."""
 
-    known_as = "xpos"
+    registered_name = "xpos"
 
 
 @register("xpos")
@@ -235,7 +248,7 @@ class XPos(Encoding):
     def __init__(self, head_dim: int, layout: str, base: float = 10_000.0, scale_base: float = 512, gamma: float = 0.4):
         super().__init__()
         self.rope = RotaryOfXPos(head_dim, layout, base)
-        positive("xpos", scale_base=scale_base, gamma=gamma)
+        check_positive("xpos", scale_base=scale_base, gamma=gamma)
         self.head_dim, self.layout, self.base, self.scale_base, self.gamma = head_dim, layout, base, scale_base, gamma
         self.half_block = max(1, self.distance_to(16))
 
@@ -247,7 +260,9 @@ class XPos(Encoding):
         """The end of the query's block."""
         return (query // (2 * self.half_block) + 1) * (2 * self.half_block)
 
-    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> ScaledTurn:
+    def prepare(
+        self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32
+    ) -> ScaledRotaryTable:
         """positions [L] or [B, L], length: the end of a block -> turns of queries and keys, float32 or wider."""
         exact = wide(positions.device)
         turn = self.rope.prepare(positions, None, exact)
@@ -263,22 +278,22 @@ class XPos(Encoding):
         fall = (pair / self.head_dim + self.gamma).log() - math.log1p(self.gamma)  # log zeta
         dtype = torch.promote_types(dtype, torch.float32)
 
-        def times(magnitude: Tensor) -> Turn:
-            return Turn((turn.cos * magnitude).to(dtype), (turn.sin * magnitude).to(dtype))
+        def times(magnitude: Tensor) -> RotaryTable:
+            return RotaryTable((turn.cos * magnitude).to(dtype), (turn.sin * magnitude).to(dtype))
 
-        return ScaledTurn(
+        return ScaledRotaryTable(
             times((to_query.to(exact) / self.scale_base * fall).exp()),
             times((-to_key.to(exact) / self.scale_base * fall).exp()),
         )
 
-    def queries(self, q: Tensor, prepared: ScaledTurn) -> Tensor:
+    def queries(self, q: Tensor, prepared: ScaledRotaryTable) -> Tensor:
         return self.rope.queries(q, prepared.queries)
 
-    def keys(self, k: Tensor, prepared: ScaledTurn) -> Tensor:
+    def keys(self, k: Tensor, prepared: ScaledRotaryTable) -> Tensor:
         return self.rope.queries(k, prepared.keys)
 
 
-def ported(rotary_dim: int, base: float, device: torch.device | None) -> Tensor:
+def float32_frequencies(rotary_dim: int, base: float, device: torch.device | None) -> Tensor:
     """theta in float32, with the roundings of 1 / base^(2k/rotary_dim) on a CPU: those of most ports."""
     return (1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)).to(device)
 

@@ -26,28 +26,28 @@ class Angles(NamedTuple):
     sin: Tensor
 
 
-class Turn(Angles):
+class RotaryTable(Angles):
     """cos and sin of the angle of each pair, [L, pairs] or [B, 1, L, pairs]: one table for all heads."""
 
     @cached_property
-    def back(self) -> Turn:
+    def back(self) -> RotaryTable:
         """The turn by the negative angles, the gradient's; the inverse, where cos^2 + sin^2 = 1."""
-        return Turn(self.cos, -self.sin)
+        return RotaryTable(self.cos, -self.sin)
 
     @cached_property
     def complex(self) -> Tensor:
         return torch.complex(self.cos, self.sin)
 
 
-def turned(x: Tensor, turn: Turn, layout: str) -> Tensor:
+def apply_rotary(x: Tensor, turn: RotaryTable, layout: str) -> Tensor:
     """x [B, H, L, 2 pairs] -> the same shape and dtype, turned in float32 or wider."""
     cos, sin = turn
     if x.dtype != cos.dtype:
         wider = torch.promote_types(x.dtype, cos.dtype)
         if wider != cos.dtype:
-            turn = Turn(cos.to(wider), sin.to(wider))
+            turn = RotaryTable(cos.to(wider), sin.to(wider))
         if wider != x.dtype:
-            return turned(x.to(wider), turn, layout).to(x.dtype)
+            return apply_rotary(x.to(wider), turn, layout).to(x.dtype)
         cos, sin = turn
     # Compilers fuse the formula themselves; and it alone broadcasts, has gradients of tables, and suits torch.func.
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
@@ -75,7 +75,7 @@ class Rotation(torch.autograd.Function):
     """The gradient of a turn is the turn back, of whatever order; nothing of x is kept for it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: tuple[Turn, bool]) -> Tensor:
+    def forward(ctx: Any, x: Tensor, how: tuple[RotaryTable, bool]) -> Tensor:
         ctx.turn, ctx.half = turn, half = how
         cos, sin = turn
         plain = x.dtype == cos.dtype == torch.float32 and x.stride(3) == 1 and x.device.type == "cpu"
@@ -129,7 +129,7 @@ def compiled() -> Callable[..., None] | None:
     return found
 
 
-def room(x: Tensor) -> Tensor:
+def empty_like_heads(x: Tensor) -> Tensor:
     """For a result laid out as x, the numbers of a head side by side."""
     out = torch.empty_like(x)
     return out if out.stride(3) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -143,7 +143,7 @@ torch.library.define("longitude::turn", "(Tensor x, Tensor cos, Tensor sin, bool
 def _(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
     run = compiled()
     assert run is not None
-    out, cos, sin = room(x), cos.contiguous(), sin.contiguous()
+    out, cos, sin = empty_like_heads(x), cos.contiguous(), sin.contiguous()
     each = cos.stride(0) if cos.dim() == 4 and cos.shape[0] > 1 else 0
     data = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr()
     run(*data, *x.shape[:3], cos.shape[-1], *x.stride()[:3], *out.stride()[:3], each, half, torch.get_num_threads())
@@ -152,4 +152,4 @@ def _(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
 
 @torch.library.register_fake("longitude::turn")
 def _(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
-    return room(x)
+    return empty_like_heads(x)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from longitude.errors import unknown
-from longitude.positions.base import options_of, sizes
+from longitude.positions.base import check_sizes
+from longitude.registry import options_of
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Contiguous:
 
     def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """-> int64 [batch, length], on the device of the generator, from which nothing is drawn."""
-        sizes("Contiguous", batch=batch, length=length)
+        check_sizes("Contiguous", batch=batch, length=length)
         return torch.arange(length, device=generator.device).repeat(batch, 1)
 
 
@@ -33,7 +34,7 @@ class Randomized:
     max_length: int
 
     def __post_init__(self) -> None:
-        sizes("Randomized", max_length=self.max_length)
+        check_sizes("Randomized", max_length=self.max_length)
 
     def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """-> int64 [batch, length], on the device of the generator."""
@@ -54,7 +55,7 @@ class Skipped:
     chunks: int = 2
 
     def __post_init__(self) -> None:
-        sizes("Skipped", max_length=self.max_length, chunks=self.chunks)
+        check_sizes("Skipped", max_length=self.max_length, chunks=self.chunks)
 
     def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
         """-> int64 [batch, length], on the device of the generator."""
@@ -91,7 +92,7 @@ def sampler(name: str, **options: Any) -> Sampler:
 
 
 def _fits(who: str, batch: int, length: int, max_length: int) -> None:
-    sizes(who, batch=batch, length=length)
+    check_sizes(who, batch=batch, length=length)
     if length > max_length:
         raise ValueError(f"{who}: expected length of at most max_length={max_length}, got {length}; raise max_length")
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from longitude.errors import unknown
-from longitude.positions.base import positive, sizes, wide
+from longitude.positions.base import check_positive, check_sizes, wide
 from longitude.positions.frequencies import Follows, Frequencies, Scaling, longest, plain
 
 CPU = torch.device("cpu")
@@ -38,8 +38,8 @@ def rope_frequencies(
     frequencies; the others have frequency 0 (p-RoPE, Barbero et al. 2024). length: what a scheme that follows the length
     follows; None: its declared length, else the original one. who: whose mistake an error names."""
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
-    sizes(who, head_dim=head_dim, rotary_dim=rotary_dim)
-    positive(who, base=base)
+    check_sizes(who, head_dim=head_dim, rotary_dim=rotary_dim)
+    check_positive(who, base=base)
     if rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(f"{who}: expected an even rotary_dim of at most head_dim={head_dim}, got {rotary_dim}")
     if isinstance(proportion, bool) or not isinstance(proportion, int | float) or not 0 <= proportion <= 1:
@@ -71,7 +71,7 @@ class BaseChange(Scaling):
     base: float
 
     def __post_init__(self) -> None:
-        positive(self.name, base=self.base)
+        check_positive(self.name, base=self.base)
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         return plain(rotary_dim, self.base, device)
@@ -117,7 +117,7 @@ class DynamicNTK(Follows):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.step is not None:
-            sizes(self.name, step=self.step)
+            check_sizes(self.name, step=self.step)
             if self.follow != "row":
                 raise ValueError(
                     f"{self.name}: expected step only with follow='row', got follow={self.follow!r}; leave it out"
@@ -141,7 +141,7 @@ def blend(theta: Tensor, factor: float, kept: Tensor) -> Tensor:
     return torch.lerp(theta / factor, theta, kept.to(theta.dtype))
 
 
-def turns_ramp(theta: Tensor, original: int, slow: float, fast: float) -> Tensor:
+def rotations_ramp(theta: Tensor, original: int, slow: float, fast: float) -> Tensor:
     """gamma_k, from 0 at `slow` turns within L to 1 at `fast` turns: linear in r_k = L theta_k / 2 pi."""
     turns = original * theta / (2 * math.pi)
     return ((turns - slow) / (fast - slow)).clamp(0, 1)
@@ -162,13 +162,13 @@ class Llama3(Scaling):
     def __post_init__(self) -> None:
         super().__post_init__()
         low, high = self.low_freq_factor, self.high_freq_factor
-        positive(self.name, low_freq_factor=low, high_freq_factor=high)
+        check_positive(self.name, low_freq_factor=low, high_freq_factor=high)
         if high <= low:
             raise ValueError(f"llama3: expected high_freq_factor above low_freq_factor, got {high!r} and {low!r}")
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         theta = plain(rotary_dim, base, device)
-        ramp = turns_ramp(theta, self.original_max_length, self.low_freq_factor, self.high_freq_factor)
+        ramp = rotations_ramp(theta, self.original_max_length, self.low_freq_factor, self.high_freq_factor)
         return blend(theta, self.factor, ramp)
 
 
@@ -197,7 +197,7 @@ class NTKByParts(Scaling):
     def __post_init__(self) -> None:
         super().__post_init__()
         fast, slow = self.beta_fast, self.beta_slow
-        positive(self.name, beta_fast=fast, beta_slow=slow)
+        check_positive(self.name, beta_fast=fast, beta_slow=slow)
         if fast <= slow:
             raise ValueError(
                 f"{self.name}: expected beta_fast, the larger number of turns, above beta_slow, got {fast!r} and {slow!r}"
@@ -216,7 +216,7 @@ class NTKByParts(Scaling):
         theta = plain(rotary_dim, base, device)
         if self.ramp == "rotations":
             return blend(
-                theta, self.factor, turns_ramp(theta, self.original_max_length, self.beta_slow, self.beta_fast)
+                theta, self.factor, rotations_ramp(theta, self.original_max_length, self.beta_slow, self.beta_fast)
             )
         low, high = self.borders(rotary_dim, base)
         pair = torch.arange(rotary_dim // 2, device=device, dtype=theta.dtype)
@@ -260,10 +260,10 @@ class YaRN(NTKByParts):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.attention_factor is not None:
-            positive(self.name, attention_factor=self.attention_factor)
+            check_positive(self.name, attention_factor=self.attention_factor)
         for name, scale in (("mscale", self.mscale), ("mscale_all_dim", self.mscale_all_dim)):
             if scale not in (None, 0):
-                positive(self.name, **{name: scale})
+                check_positive(self.name, **{name: scale})
 
     def factors(self) -> tuple[float, float]:
         def g(scale: float) -> float:
@@ -302,10 +302,10 @@ class LongRoPE(Follows):
             if not isinstance(given, list | tuple):
                 raise ValueError(f"longrope: expected {name} to be a list of numbers, got {given!r}")
             # Published lists start at 0.998, so the paper's bound of 1 is not ours.
-            positive(self.name, **{f"{name}[{i}]": number for i, number in enumerate(given)})
+            check_positive(self.name, **{f"{name}[{i}]": number for i, number in enumerate(given)})
             object.__setattr__(self, name, tuple(given))
         if self.attention_factor is not None:
-            positive(self.name, attention_factor=self.attention_factor)
+            check_positive(self.name, attention_factor=self.attention_factor)
         elif self.factor is None and self.max_length is None:
             raise ValueError(
                 "longrope: expected factor, max_length or attention_factor, got none; cos and sin depend on it"

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
-from longitude.positions.base import Encoding, sizes
+from longitude.positions.base import Encoding, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill, require_mode
 from longitude.recurrent.ops.selective_scan import selective_scan
 from longitude.recurrent.ops.short_conv import causal_conv
@@ -44,10 +44,10 @@ class Mamba(RecurrentMixer):
         chunk_size: int = 32,
     ):
         super().__init__()
-        sizes("Mamba", dim=dim, expand=expand, state_size=state_size, conv_kernel=conv_kernel)
+        check_sizes("Mamba", dim=dim, expand=expand, state_size=state_size, conv_kernel=conv_kernel)
         require_mode("Mamba", mode, chunk_size)
         dt_rank = -(-dim // 16) if dt_rank is None else dt_rank
-        sizes("Mamba", dt_rank=dt_rank)
+        check_sizes("Mamba", dt_rank=dt_rank)
         self.dim, self.inner, self.state_size, self.dt_rank = dim, expand * dim, state_size, dt_rank
         self.mode, self.chunk_size = mode, chunk_size
         self.in_proj = nn.Linear(dim, 2 * self.inner, bias=bias)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
-from longitude.positions.base import Encoding, positive, sizes
+from longitude.positions.base import Encoding, check_positive, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill, require_mode, softplus, state_dtype
 from longitude.recurrent.ops.linear import ssd
 from longitude.recurrent.ops.short_conv import causal_conv
@@ -47,10 +47,10 @@ class Mamba2(RecurrentMixer):
     ):
         super().__init__()
         head_dim = 64 if head_dim is None else head_dim
-        sizes("Mamba2", dim=dim, head_dim=head_dim, expand=expand, state_size=state_size, groups=groups)
-        sizes("Mamba2", conv_kernel=conv_kernel)
+        check_sizes("Mamba2", dim=dim, head_dim=head_dim, expand=expand, state_size=state_size, groups=groups)
+        check_sizes("Mamba2", conv_kernel=conv_kernel)
         require_mode("Mamba2", mode, chunk_size)
-        positive("Mamba2", norm_eps=norm_eps)
+        check_positive("Mamba2", norm_eps=norm_eps)
         inner = expand * dim
         if inner % head_dim or (inner // head_dim) % groups:
             raise ValueError(

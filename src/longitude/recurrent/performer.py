@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from longitude.attention.mixer import register_mixer
-from longitude.positions.base import Encoding, positive, sizes
+from longitude.positions.base import Encoding, check_positive, check_sizes
 from longitude.recurrent.base import (
     RecurrentMixer,
     require_flags,
@@ -122,7 +122,7 @@ def running_max(
 def orthogonal_features(head_dim: int, m: int, seed: int = 0) -> Float[Tensor, "m head_dim"]:
     """W of m rows, float64: directions orthogonal within each head_dim rows, lengths those of Gaussian vectors, so that each
     row alone is N(0, I)  (Choromanski et al. 2021, section 2.4). The seed is all there is of chance."""
-    sizes("orthogonal_features", head_dim=head_dim, m=m)
+    check_sizes("orthogonal_features", head_dim=head_dim, m=m)
     options: Any = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64, "device": "cpu"}
     q, r = torch.linalg.qr(torch.randn(math.ceil(m / head_dim), head_dim, head_dim, **options))
     q = q * r.diagonal(dim1=-2, dim2=-1).sign()[:, None]  # else not uniform over all rotations
@@ -169,17 +169,17 @@ class Performer(RecurrentMixer):
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        sizes("Performer", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        check_sizes("Performer", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
         require_mode("Performer", mode, chunk_size)
         if num_heads % num_kv_heads:
             raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
         if head_dim is None and dim % num_heads:
             raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
         head_dim = dim // num_heads if head_dim is None else head_dim
-        sizes("Performer", head_dim=head_dim)
+        check_sizes("Performer", head_dim=head_dim)
         features = max(1, int(head_dim * math.log(head_dim))) if features is None else features
-        sizes("Performer", features=features)
-        positive("Performer", epsilon=epsilon)
+        check_sizes("Performer", features=features)
+        check_positive("Performer", epsilon=epsilon)
         self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
         self.features, self.seed, self.epsilon = features, seed, epsilon
         self.mode, self.chunk_size = mode, chunk_size

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
-from longitude.positions.base import Encoding, positive, sizes, wide
-from longitude.positions.rotation import Turn, turned
+from longitude.positions.base import Encoding, check_positive, check_sizes, wide
+from longitude.positions.rotation import RotaryTable, apply_rotary
 from longitude.recurrent.base import RecurrentMixer, require_mode, state_dtype
 from longitude.recurrent.ops.linear import retention
 
@@ -41,15 +41,15 @@ class Retention(RecurrentMixer):
         chunk_size: int = 64,
     ):
         super().__init__()
-        sizes("Retention", dim=dim, num_heads=num_heads, expand_v=expand_v)
+        check_sizes("Retention", dim=dim, num_heads=num_heads, expand_v=expand_v)
         require_mode("Retention", mode, chunk_size)
         if head_dim is None and dim % num_heads:
             raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
         head_dim = dim // num_heads if head_dim is None else head_dim
-        sizes("Retention", head_dim=head_dim)
+        check_sizes("Retention", head_dim=head_dim)
         if head_dim % 2:
             raise ValueError(f"Retention: expected an even head_dim, for it turns pairs, got {head_dim}")
-        positive("Retention", norm_eps=norm_eps)
+        check_positive("Retention", norm_eps=norm_eps)
         self.dim, self.num_heads, self.head_dim, self.value_dim = dim, num_heads, head_dim, expand_v * head_dim
         self.norm_eps, self.mode, self.chunk_size = norm_eps, mode, chunk_size
         self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
@@ -71,7 +71,7 @@ class Retention(RecurrentMixer):
         heads = *x.shape[:2], self.num_heads, -1
         q, k, v = (project(x).view(heads).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
         turn = turn_at(positions, self.head_dim, state_dtype(x))
-        q, k = turned(q, turn, "interleaved"), turned(k * self.head_dim**-0.5, turn, "interleaved")
+        q, k = apply_rotary(q, turn, "interleaved"), apply_rotary(k * self.head_dim**-0.5, turn, "interleaved")
         out, after = retention(
             q,
             k,
@@ -87,7 +87,7 @@ class Retention(RecurrentMixer):
         return self.o_proj(F.silu(self.g_proj(x)) * out), (after,)
 
 
-def turn_at(positions: Int[Tensor, "*B L"], head_dim: int, dtype: torch.dtype) -> Turn:
+def turn_at(positions: Int[Tensor, "*B L"], head_dim: int, dtype: torch.dtype) -> RotaryTable:
     """n 10000^(-linspace(0, 1, pairs)): unlike rope's, the slowest pair reaches 1/10000 itself."""
     if positions.dim() > 2:
         raise ValueError(f"Retention measures one axis: expected positions [L] or [B, L], got {list(positions.shape)}")
@@ -95,4 +95,4 @@ def turn_at(positions: Int[Tensor, "*B L"], head_dim: int, dtype: torch.dtype) -
     slow = torch.linspace(0, 1, head_dim // 2, dtype=exact, device=positions.device)
     angles = positions.to(exact)[..., None] * 10_000.0**-slow
     angles = angles[:, None] if angles.dim() == 3 else angles
-    return Turn(angles.cos().to(dtype), angles.sin().to(dtype))
+    return RotaryTable(angles.cos().to(dtype), angles.sin().to(dtype))

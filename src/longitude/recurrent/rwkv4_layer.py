@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.zero_gradients import with_zero_gradients
-from longitude.positions.base import Encoding, sizes
+from longitude.positions.base import Encoding, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill, require_mode
 from longitude.recurrent.ops.short_conv import previous
 from longitude.recurrent.rwkv4 import rwkv4
@@ -32,7 +32,7 @@ class RWKV4(RecurrentMixer):
     def __init__(self, dim: int, *, inner: int | None = None, mode: str = "chunked", chunk_size: int = 32):
         super().__init__()
         inner = dim if inner is None else inner
-        sizes("RWKV4", dim=dim, inner=inner)
+        check_sizes("RWKV4", dim=dim, inner=inner)
         require_mode("RWKV4", mode, chunk_size)
         self.dim, self.inner, self.mode, self.chunk_size = dim, inner, mode, chunk_size
         self.time_decay = nn.Parameter(torch.empty(inner))
@@ -97,7 +97,7 @@ class RWKVChannelMix(nn.Module):
     def __init__(self, dim: int, hidden: int | None = None):
         super().__init__()
         hidden = 4 * dim if hidden is None else hidden
-        sizes("RWKVChannelMix", dim=dim, hidden=hidden)
+        check_sizes("RWKVChannelMix", dim=dim, hidden=hidden)
         self.time_mix_key = nn.Parameter(torch.full((1, 1, dim), 0.5))
         self.time_mix_receptance = nn.Parameter(torch.full((1, 1, dim), 0.5))
         self.key = nn.Linear(dim, hidden, bias=False)

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.zero_gradients import with_zero_gradients
-from longitude.positions.base import Encoding, positive, sizes
+from longitude.positions.base import Encoding, check_positive, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill, require_mode, state_dtype
 from longitude.recurrent.ops.linear import rwkv6
 from longitude.recurrent.ops.short_conv import previous
@@ -45,13 +45,13 @@ class RWKV6(RecurrentMixer):
         chunk_size: int = 64,
     ):
         super().__init__()
-        sizes("RWKV6", dim=dim, num_heads=num_heads, mix_rank=mix_rank, decay_rank=decay_rank)
+        check_sizes("RWKV6", dim=dim, num_heads=num_heads, mix_rank=mix_rank, decay_rank=decay_rank)
         require_mode("RWKV6", mode, chunk_size)
         if head_dim is None and dim % num_heads:
             raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
         head_dim = dim // num_heads if head_dim is None else head_dim
-        sizes("RWKV6", head_dim=head_dim)
-        positive("RWKV6", norm_eps=norm_eps)
+        check_sizes("RWKV6", head_dim=head_dim)
+        check_positive("RWKV6", norm_eps=norm_eps)
         self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.mix_rank, self.mode, self.chunk_size = mix_rank, mode, chunk_size
         wide = num_heads * head_dim

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.errors import unknown
-from longitude.positions.base import Encoding, sizes
+from longitude.positions.base import Encoding, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill, require_mode, state_dtype
 from longitude.recurrent.ops.diagonal import s4d
 
@@ -42,7 +42,7 @@ class S4D(RecurrentMixer):
         chunk_size: int = 32,
     ):
         super().__init__()
-        sizes("S4D", dim=dim, state_size=state_size)
+        check_sizes("S4D", dim=dim, state_size=state_size)
         require_mode("S4D", mode, chunk_size)
         if state_size % 2:
             raise ValueError(f"S4D: expected an even state_size, pairs of conjugates, got {state_size}")

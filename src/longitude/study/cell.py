@@ -28,7 +28,7 @@ from longitude.study.checkpoints import LossLog, newest, seal, step_of
 from longitude.study.config import StudyConfig
 from longitude.study.labels import parse_label, safe
 from longitude.study.tasks import task_of
-from longitude.study.work import StudyData, Work
+from longitude.study.work import StudyData, TaskRunner
 
 UNTRAINED = "untrained.json"
 SAVES = 4
@@ -54,7 +54,7 @@ class Status:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Trial:
     """Where a label and a seed live in a run directory."""
 
     run: Path
@@ -83,14 +83,14 @@ class Cell:
 class Watcher:
     """Hears how a cell goes on; this one ignores it."""
 
-    def trained(self, cell: Cell, step: int, steps: int, loss: float) -> None: ...
+    def trained(self, cell: Trial, step: int, steps: int, loss: float) -> None: ...
 
-    def measured(self, cell: Cell, done: int, total: int) -> None: ...
+    def measured(self, cell: Trial, done: int, total: int) -> None: ...
 
     def note(self, message: str) -> None: ...
 
 
-def work_of(config: StudyConfig) -> Work:
+def work_of(config: StudyConfig) -> TaskRunner:
     return task_of(config.task).work
 
 
@@ -111,7 +111,7 @@ def build_model(config: StudyConfig, label: str, seed: int) -> Any:
         )
 
 
-def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | None, watcher: Watcher) -> Status:
+def run_cell(config: StudyConfig, cell: Trial, data: StudyData, commit: str | None, watcher: Watcher) -> Status:
     """Train and measure a cell, or continue where it was killed. Its errors are the caller's to record."""
     cell.folder.mkdir(parents=True, exist_ok=True)
     remove_unfinished(cell.folder)
@@ -152,7 +152,7 @@ def run_cell(config: StudyConfig, cell: Cell, data: StudyData, commit: str | Non
 # ---- training ---------------------------------------------------------------------------------------------------------
 
 
-def train(model: Any, config: StudyConfig, cell: Cell, data: StudyData, watcher: Watcher) -> tuple[int, int | None]:
+def train(model: Any, config: StudyConfig, cell: Trial, data: StudyData, watcher: Watcher) -> tuple[int, int | None]:
     """Train in place, from the newest complete checkpoint.
 
     Returns the step it began from (0: the first weights), and the step whose loss was not finite, or None.
@@ -276,11 +276,11 @@ def save(model: Any, folder: Path) -> None:
         shutil.rmtree(beside, ignore_errors=True)
 
 
-def _trained(cell: Cell) -> bool:
+def _trained(cell: Trial) -> bool:
     return (cell.folder / "config.json").exists()
 
 
-def _forget_checkpoints(cell: Cell) -> None:
+def _forget_checkpoints(cell: Trial) -> None:
     """Of the Trainer's folder only its state is kept: nothing continues from here."""
     folder = cell.folder / "trainer"
     for state in folder.glob("checkpoint-*/trainer_state.json"):
@@ -293,7 +293,7 @@ def _forget_checkpoints(cell: Cell) -> None:
 
 
 def measure(
-    model: Any, config: StudyConfig, cell: Cell, data: StudyData, commit: str | None, watcher: Watcher
+    model: Any, config: StudyConfig, cell: Trial, data: StudyData, commit: str | None, watcher: Watcher
 ) -> tuple[bool, str | None]:
     """Write results.parquet and documents.parquet. Returns whether all is finite, and what could not be measured."""
     work = work_of(config)

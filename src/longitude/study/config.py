@@ -165,7 +165,7 @@ def _with_encodings(config: StudyConfig) -> StudyConfig:
     if "all" in config.encodings:
         if len(config.encodings) > 1:
             raise ValueError(f"--encodings is either all or a list of names, got {_words(config.encodings)}")
-        config = replaced(config, encodings=_all(both_sides=task_of(config.task).model != "decoder"))
+        config = replaced(config, encodings=_all(bidirectional=task_of(config.task).model != "decoder"))
     for label in config.encodings:
         parse_label(label)
     _once("--encodings", config.encodings)
@@ -173,12 +173,11 @@ def _with_encodings(config: StudyConfig) -> StudyConfig:
     return config
 
 
-def _all(both_sides: bool) -> tuple[str, ...]:
+def _all(bidirectional: bool) -> tuple[str, ...]:
     """Every registered encoding; for encoders, which hear both sides, those with a meaning for the future."""
-    import longitude.positions  # noqa: F401  registers them
-    from longitude.positions.base import encodings, factory_of
+    from longitude.positions.base import ENCODINGS, list_encodings
 
-    able = [name for name in encodings() if not (both_sides and getattr(factory_of(name), "causal_only", False))]
+    able = [name for name in list_encodings() if not (bidirectional and getattr(ENCODINGS[name], "causal_only", False))]
     return tuple(able)
 
 

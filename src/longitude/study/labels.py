@@ -22,9 +22,9 @@ class Label:
     @property
     def encoding(self) -> str:
         """The names of the encodings, without options: those said, else what the models choose by themselves for the mixers."""
-        from longitude.attention.mixer import registered
+        from longitude.attention.mixer import MIXERS
 
-        rotates = any(registered()[mixer["name"]].rotates for mixer in self.mixers)
+        rotates = any(MIXERS[mixer["name"]].rotates for mixer in self.mixers)
         return "+".join(each["name"] for each in self.encodings) or ("rope" if rotates else "none")
 
     def options(self, layers: int) -> dict[str, Any]:
@@ -50,10 +50,10 @@ def parse_label(label: str) -> Label:
     scaling=yarn(factor=16,original_max_length=256) -> {"name": "yarn", "factor": 16, "original_max_length": 256}. Raises
     ValueError for an unknown name or option, with the nearest one.
     """
-    import longitude.mixing  # noqa: F401  registers the mixers
-    from longitude.attention.mixer import mixer_options, registered
+    from longitude.attention.mixer import MIXERS
+    from longitude.registry import options_of
 
-    mixers = {name: mixer_options(kind).keys() - {"encoding"} for name, kind in registered().items()}
+    mixers = {name: options_of(kind).keys() - {"encoding"} for name, kind in MIXERS.items()}
     encodings = _encodings()
     found = Label([], [])
     for part in _parts(label):
@@ -76,16 +76,16 @@ def parse_encoding(label: str) -> list[Spec]:
     encodings = _encodings()
     for part in _parts(label):
         if (name := part.partition(":")[0]) not in encodings:
-            raise unknown("encoding", name, encodings, "lg.encodings() and `longitude list` list them.")
+            raise unknown("encoding", name, encodings, "lg.list_encodings() and `longitude list` list them.")
     return [_spec(part, encodings) for part in _parts(label)]
 
 
 def _encodings() -> dict[str, Any]:
     """Encoding -> its options."""
-    import longitude.positions  # noqa: F401  registers them
-    from longitude.positions.base import encodings, factory_of, options_of
+    from longitude.positions.base import ENCODINGS, list_encodings
+    from longitude.registry import options_of
 
-    return {name: options_of(factory_of(name)).keys() for name in encodings()}
+    return {name: options_of(ENCODINGS[name]).keys() for name in list_encodings()}
 
 
 def _parts(label: str) -> list[str]:
@@ -99,8 +99,8 @@ def _nobody_knows(name: str, encodings: Mapping[str, Any], mixers: Mapping[str, 
     if near is None:
         return unknown("encoding or mixer", name, [*encodings, *mixers], "`longitude list` says more.")
     if near in encodings:
-        return unknown("encoding", name, encodings, "lg.encodings() and `longitude list` list them.")
-    return unknown("mixer", name, mixers, "lg.mixers() lists them.")
+        return unknown("encoding", name, encodings, "lg.list_encodings() and `longitude list` list them.")
+    return unknown("mixer", name, mixers, "lg.list_mixers() lists them.")
 
 
 def _spec(part: str, valid: Mapping[str, Any]) -> Spec:

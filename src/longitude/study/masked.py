@@ -22,7 +22,7 @@ from longitude.models.loss import IGNORED
 from longitude.study.config import StudyConfig
 from longitude.study.data import Windows, prepare
 from longitude.study.text import documents_frame
-from longitude.study.work import BYTES, Examples, StudyData, Work, sampler_of
+from longitude.study.work import BYTES, Examples, StudyData, TaskRunner, sampler_of
 
 MASK = BYTES
 SHARE = 0.15
@@ -30,7 +30,7 @@ BATCH = 16384
 """Bytes per forward pass."""
 
 
-class Masked(Work):
+class Masked(TaskRunner):
     """Bits per masked byte of held-out text."""
 
     model = LongitudeForMaskedLM

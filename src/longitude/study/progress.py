@@ -6,7 +6,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from longitude.study.cell import Cell, Watcher
+from longitude.study.cell import Trial, Watcher
 from longitude.study.config import StudyConfig
 from longitude.study.tasks import task_of
 
@@ -47,11 +47,11 @@ class Terminal(Watcher):
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.bar.stop()
 
-    def trained(self, cell: Cell, step: int, steps: int, loss: float) -> None:
+    def trained(self, cell: Trial, step: int, steps: int, loss: float) -> None:
         words = f"{cell.label} seed {cell.seed}  training {step}/{steps}  loss {loss:.3f} nats/{self.unit}"
         self._report(step * self.step_work, words, step * 5 // steps)
 
-    def measured(self, cell: Cell, done: int, total: int) -> None:
+    def measured(self, cell: Trial, done: int, total: int) -> None:
         work = self.train_work + (self.cell_work - self.train_work) * done / total
         self._report(work, f"{cell.label} seed {cell.seed}  measuring {done / total:.0%}", 5 + done * 2 // total)
 

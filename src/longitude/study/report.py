@@ -163,13 +163,13 @@ def _cell(judge: Judge, found: Finding) -> dict[str, str]:
 
 def _described(label: str) -> list[dict[str, str]]:
     """What each part of a label is, from the docstring of its class: the first paragraph, and a formula set apart."""
-    from longitude.attention.mixer import registered
-    from longitude.positions.base import factory_of
+    from longitude.attention.mixer import MIXERS
+    from longitude.positions.base import ENCODINGS
 
     said, parts = parse_label(label), []
     kinds: list[tuple[dict[str, Any], Callable[..., Any]]] = [
-        *((part, factory_of(part["name"])) for part in said.encodings),
-        *((part, registered()[part["name"]]) for part in said.mixers),
+        *((part, ENCODINGS[part["name"]]) for part in said.encodings),
+        *((part, MIXERS[part["name"]]) for part in said.mixers),
     ]
     for part, factory in kinds:
         first, _, rest = textwrap.dedent(_docstring(factory)).strip().partition("\n\n")

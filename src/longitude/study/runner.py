@@ -28,7 +28,7 @@ from longitude.runs.files import (
     write_json,
 )
 from longitude.runs.provenance import commit_of_code, machine, versions
-from longitude.study.cell import Cell, Status, Watcher, build_model, device_of, run_cell, work_of
+from longitude.study.cell import Status, Trial, Watcher, build_model, device_of, run_cell, work_of
 from longitude.study.checkpoints import drop_unfinished
 from longitude.study.config import StudyConfig, as_dict, checked, option, replaced
 from longitude.study.tasks import task_of
@@ -45,7 +45,7 @@ class Outcome:
 
     run: Path
     config: StudyConfig
-    cells: list[tuple[Cell, Status]]
+    cells: list[tuple[Trial, Status]]
 
     @property
     def complete(self) -> bool:
@@ -54,7 +54,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class Plan:
+class StudyPlan:
     """A study that passed every check, with its text read; nothing is written yet."""
 
     config: StudyConfig
@@ -62,11 +62,11 @@ class Plan:
     run: Path
 
     @property
-    def cells(self) -> list[Cell]:
-        return [Cell(self.run, label, seed) for seed in self.config.seeds for label in self.config.encodings]
+    def cells(self) -> list[Trial]:
+        return [Trial(self.run, label, seed) for seed in self.config.seeds for label in self.config.encodings]
 
 
-def plan(config: StudyConfig, run: Path) -> Plan:
+def plan(config: StudyConfig, run: Path) -> StudyPlan:
     """Every check that needs no writing: options, device, models, text, directory, disk. ValueError for the user."""
     config = checked(config)
     config = replaced(config, device=device_of(config).type)
@@ -84,7 +84,7 @@ def plan(config: StudyConfig, run: Path) -> Plan:
                 work.try_out(model, config)
         except ValueError as error:
             raise ValueError(f"--encodings {label}: {error}") from error
-    planned = Plan(config, work.prepare(config), run)
+    planned = StudyPlan(config, work.prepare(config), run)
     if run.exists() and not run.is_dir():
         raise ValueError(f"--out {run}: there is a file of this name; choose another --out")
     if run.is_dir() and not (run / "study.json").exists() and any(path.name != ".lock" for path in run.iterdir()):
@@ -125,7 +125,7 @@ def _layers(stack: LongitudeModel) -> list[Any]:
 
 
 def study(
-    planned: Plan,
+    planned: StudyPlan,
     fresh: bool = False,
     watcher: Watcher | None = None,
     finished: Callable[[str], None] | None = None,
@@ -160,7 +160,7 @@ def study(
             return Outcome(run, planned.config, outcome)
 
 
-def _attempt(planned: Plan, cell: Cell, commit: str | None, watcher: Watcher) -> Status:
+def _attempt(planned: StudyPlan, cell: Trial, commit: str | None, watcher: Watcher) -> Status:
     trace = cell.folder / "error.txt"
     trace.unlink(missing_ok=True)
     try:
@@ -177,14 +177,14 @@ def _attempt(planned: Plan, cell: Cell, commit: str | None, watcher: Watcher) ->
         return status
 
 
-def _gather(planned: Plan) -> None:
+def _gather(planned: StudyPlan) -> None:
     """All cells' rows into one table."""
     paths = [cell.folder / "results.parquet" for cell in planned.cells]
     frames = [read_rows(path) for path in paths if path.exists()]
     write_rows(pd.concat(frames, ignore_index=True) if frames else to_frame([]), planned.run / "results.parquet")
 
 
-def _introduction(planned: Plan) -> str:
+def _introduction(planned: StudyPlan) -> str:
     config, data = planned.config, planned.data.description
     models = f"{len(planned.cells)} models, each trained on"
     if task_of(config.task).generated:
@@ -196,7 +196,7 @@ def _introduction(planned: Plan) -> str:
     return f"{models} {trained} and measured on {measured}; {planned.run}"
 
 
-def _sentence(cell: Cell, status: Status) -> str:
+def _sentence(cell: Trial, status: Status) -> str:
     name = f"{cell.label} seed {cell.seed}"
     if status.status == "done":
         return "; ".join(filter(None, (f"{name}: done", status.untrained, status.reason)))
@@ -208,7 +208,7 @@ def _sentence(cell: Cell, status: Status) -> str:
 # ---- study.json -------------------------------------------------------------------------------------------------------
 
 
-def _opened(planned: Plan, watcher: Watcher) -> Plan:
+def _opened(planned: StudyPlan, watcher: Watcher) -> StudyPlan:
     """Write study.json, or continue what it says; more encodings and seeds than saved are added to it."""
     path = planned.run / "study.json"
     saved = read_json(path)
@@ -218,7 +218,7 @@ def _opened(planned: Plan, watcher: Watcher) -> Plan:
     else:
         config = _continued(planned, saved)
         if config != planned.config:
-            planned = Plan(config, planned.data, planned.run)
+            planned = StudyPlan(config, planned.data, planned.run)
         begun = {key: saved[key] for key in ("schema", "begun", *here, "continued")}
         last = begun["continued"][-1] if begun["continued"] else begun
         if changes := [name for name in here if here[name] != last[name]]:
@@ -230,7 +230,7 @@ def _opened(planned: Plan, watcher: Watcher) -> Plan:
     return planned
 
 
-def _continued(planned: Plan, saved: dict[str, Any]) -> StudyConfig:
+def _continued(planned: StudyPlan, saved: dict[str, Any]) -> StudyConfig:
     """The saved study, grown by new encodings and seeds. ValueError naming the first option that differs."""
     remedy = "--fresh starts over, another --out keeps both"
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:

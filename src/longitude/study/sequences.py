@@ -29,7 +29,7 @@ from longitude.measure.windows import evaluating
 from longitude.models.seq2seq import LongitudeForSeq2SeqLM
 from longitude.positions.samplers import Sampler
 from longitude.study.config import StudyConfig
-from longitude.study.work import BYTES, Examples, StudyData, Work, sampled, sampler_of
+from longitude.study.work import BYTES, Examples, StudyData, TaskRunner, sampled, sampler_of
 
 PADDING, START, END = BYTES, BYTES + 1, BYTES + 2
 TEST_SEED = 2**32
@@ -41,7 +41,7 @@ Draws = np.ndarray
 """[examples, symbols drawn], int64 below the size of the alphabet."""
 
 
-class Sequences(Work):
+class Sequences(TaskRunner):
     """Accuracy of whole answers by greedy generation."""
 
     model = LongitudeForSeq2SeqLM

@@ -12,7 +12,7 @@ from longitude.errors import unknown
 
 if TYPE_CHECKING:
     from longitude.study.config import StudyConfig
-    from longitude.study.work import Work
+    from longitude.study.work import TaskRunner
 
 GENERATED = "generated"
 """--data of tasks whose examples are drawn, not read."""
@@ -47,7 +47,7 @@ class Task:
         return self.defaults.get("data") == GENERATED
 
     @property
-    def work(self) -> "Work":
+    def work(self) -> "TaskRunner":
         """What it does."""
         module, _, name = self.source.partition(":")
         return getattr(import_module(f"longitude.study.{module}"), name)(self)

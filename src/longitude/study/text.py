@@ -10,10 +10,10 @@ from longitude.measure import DocumentLosses, Row, losses_by_length
 from longitude.models import LongitudeForCausalLM
 from longitude.study.config import StudyConfig
 from longitude.study.data import Windows, prepare
-from longitude.study.work import BYTES, Examples, StudyData, Work, sampler_of
+from longitude.study.work import BYTES, Examples, StudyData, TaskRunner, sampler_of
 
 
-class Text(Work):
+class Text(TaskRunner):
     """Bits per byte of held-out text."""
 
     model = LongitudeForCausalLM

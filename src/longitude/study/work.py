@@ -40,7 +40,7 @@ class Examples(torch.utils.data.Dataset, ABC):
         """Tokens that the first so many examples ask for."""
 
 
-class Work(ABC):
+class TaskRunner(ABC):
     """One task at work. model: the class that is trained."""
 
     model: ClassVar[Any]

@@ -22,7 +22,7 @@ Mixers have laws of their own, with the same verbs: testing.mixers.check("mamba"
 from collections.abc import Callable
 from typing import Any
 
-from longitude.positions.base import Encoding, encodings
+from longitude.positions.base import Encoding, list_encodings
 from longitude.testing import mixers
 from longitude.testing.bounds import law_memory
 from longitude.testing.calls import law_modes_of_torch, law_prompt_lookup, law_refused_calls, law_takes_part
@@ -127,7 +127,7 @@ def check(
 
 def cases() -> list[tuple[str, str]]:
     """(encoding, law) for everything registered, to parametrize a test with."""
-    return [(name, law) for name in encodings() for law in laws()]
+    return [(name, law) for name in list_encodings() for law in laws()]
 
 
 __all__ = [

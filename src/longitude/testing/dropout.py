@@ -11,7 +11,7 @@ from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal, Mask, Padding, Window
 from longitude.attention.operation import requests
 from longitude.attention.patterns import Dilated, Global, Prefix
-from longitude.attention.reference import collected, per_query_head
+from longitude.attention.reference import per_query_head, relative_value_sum
 from longitude.positions.base import OffsetVectors
 from longitude.positions.composed import compose
 from longitude.testing.draws import Draw
@@ -125,7 +125,7 @@ def _weights_hold(here: str, case: Draw, name: str, weights: Tensor, nothing: Te
                 q, k, v, _ = inputs.values()
                 columns = case.context(inputs["x"])
                 (part,) = requests(q, k, v, case.encoding, columns, case.mask, None, None, None, 0.0, False)
-                out = out + collected(applied, term.values, part.request)
+                out = out + relative_value_sum(applied, term.values, part.request)
         return out
 
     def again() -> Tensor:

@@ -17,8 +17,9 @@ from longitude.attention.backends import chunked
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask
 from longitude.errors import unknown
-from longitude.positions.base import Encoding, Positions, explicit, factory_of, options_of
+from longitude.positions.base import ENCODINGS, Encoding, Positions, explicit
 from longitude.positions.composed import compose
+from longitude.registry import options_of
 
 SHAPES = {"dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_length": 600}
 """The toy size: options of these names are filled in; an encoding built otherwise must fit them."""
@@ -74,7 +75,7 @@ def example(encoding: str | Callable[..., Encoding] | Example, **options: Any) -
         return Example(encoding.factory, {**encoding.options, **options})
     if isinstance(encoding, Encoding):
         raise ValueError("expected a name, a class or a function that builds a fresh encoding, got an encoding")
-    return Example(factory_of(encoding) if isinstance(encoding, str) else encoding, options)
+    return Example(ENCODINGS[encoding] if isinstance(encoding, str) else encoding, options)
 
 
 @torch.no_grad()

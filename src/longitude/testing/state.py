@@ -13,7 +13,8 @@ from torch import Tensor
 
 from longitude.attention.masks import Causal
 from longitude.attention.operation import attend
-from longitude.positions.base import Encoding, Transport, options_of
+from longitude.positions.base import Encoding, Transport
+from longitude.registry import options_of
 from longitude.testing.fixtures import (
     OTHER_SHAPES,
     SHAPES,

@@ -6,10 +6,10 @@ import torch.nn.functional as F
 from transformers import DynamicCache
 
 import longitude as lg
-from longitude.attention.mixer import mixer_options, registered
-from longitude.mixing import mixers
+from longitude.attention.mixer import MIXERS, list_mixers
+from longitude.registry import options_of
 
-SPECS = [*lg.encodings(), ["rope", "t5"]]
+SPECS = [*lg.list_encodings(), ["rope", "t5"]]
 FEW = [pytest.param(spec, marks=[] if spec in ("t5", "learned", "path_fox") else pytest.mark.slow) for spec in SPECS]
 """One of each way to act, and the others where there is time."""
 ONE_SIDED = ["cope", "fox", "path", "path_fox", "xpos"]
@@ -18,7 +18,7 @@ POST = {"norm": "layernorm", "norm_position": "post", "hidden_act": "relu", "mlp
 
 def small(name):
     """A mixer, with a reach that is shorter than the texts here where it must be said."""
-    return {"name": name, **({"size": 5} if "size" in mixer_options(registered()[name]) else {})}
+    return {"name": name, **({"size": 5} if "size" in options_of(MIXERS[name]) else {})}
 
 
 def close(x, y, tolerance=1e-10):
@@ -58,14 +58,15 @@ def test_pieces_are_the_whole(spec, build, pair):
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize(
     ("name", "hybrid"),
-    [(name, False) for name in mixers()] + [(name, True) for name in mixers() if name not in ("attention", "latent")],
+    [(name, False) for name in list_mixers()]
+    + [(name, True) for name in list_mixers() if name not in ("attention", "latent")],
 )
 @torch.no_grad()
 def test_a_decoder_of_any_mixer(name, hybrid, build, pair, generate):
     """Whole = pieces = generate(), for a decoder of this mixer and for one in which it takes turns with attention."""
     kind = {"mixers": [small(name), "attention"]} if hybrid else {"mixer": small(name)}
     model, (x, y) = build("sinusoidal", num_attention_heads=2, num_key_value_heads=2, **kind), pair(target=14)
-    assert all(type(block.mixer).both_sides for block in model.encoder.layers)
+    assert all(type(block.mixer).bidirectional for block in model.encoder.layers)
     mask = torch.arange(11) < torch.tensor([[11], [7]])
     whole = model(x, attention_mask=mask, decoder_input_ids=y, use_cache=False).logits
     cache, pieces = None, []
@@ -183,7 +184,7 @@ def test_each_stack_has_the_encoding_it_needs(build):
         build("auto", encodings=["alibi", "t5"], num_encoder_layers=3)
 
 
-@pytest.mark.parametrize("name", [name for name in mixers() if name not in ("attention", "window", "latent")])
+@pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ("attention", "window", "latent")])
 def test_the_encoder_of_a_recurrence_hears_with_attention(name, build, pair):
     """And has positions, though the decoder needs none."""
     model = build("auto", mixer=small(name), num_attention_heads=2, num_key_value_heads=2)

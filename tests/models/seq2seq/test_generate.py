@@ -7,7 +7,7 @@ from transformers import DynamicCache, EncoderDecoderCache
 
 import longitude as lg
 
-SPECS = [*lg.encodings(), ["rope", "t5"]]
+SPECS = [*lg.list_encodings(), ["rope", "t5"]]
 GENERATED = [
     pytest.param(spec, marks=[] if spec in ("t5", "learned", "path_fox") else pytest.mark.slow) for spec in SPECS
 ]

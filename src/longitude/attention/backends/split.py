@@ -14,8 +14,8 @@ from longitude.attention.backends.chunked import CHUNKED, REFERENCE, dense_bytes
 from longitude.attention.backends.flex import FLEX
 from longitude.attention.backends.sdpa import SDPA
 from longitude.attention.backends.table.backend import TABLE
-from longitude.attention.masks import All, Any, Causal, Documents, Mask, Padding, Window
-from longitude.attention.merge import merge
+from longitude.attention.masks import AllOf, AnyOf, Causal, Documents, Mask, Padding, Window
+from longitude.attention.merge import merge_attention
 from longitude.attention.patterns import Dilated, Global, Pairs, Prefix
 from longitude.attention.request import Request
 from longitude.attention.spans import Cut, assembled, steady
@@ -25,7 +25,7 @@ from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias,
 def split(r: Request) -> tuple[Tensor, Tensor | None]:
     """The output, and the logsumexp of the scores where the request asks for it."""
     match pattern(r):
-        case Any() as joined:
+        case AnyOf() as joined:
             return with_globals(r, joined)
         case Prefix() as prefix:
             return assembled(r, with_prefix(r, prefix), answer)
@@ -36,9 +36,9 @@ def split(r: Request) -> tuple[Tensor, Tensor | None]:
 
 def pattern(r: Request) -> Mask | None:
     """The part of the mask that says how to split it."""
-    for kind in (Any, Prefix, Dilated):
+    for kind in (AnyOf, Prefix, Dilated):
         for part in r.beyond_band:
-            if isinstance(part, kind) and (kind is not Any or any(isinstance(m, Global) for m in members(part))):
+            if isinstance(part, kind) and (kind is not AnyOf or any(isinstance(m, Global) for m in members(part))):
                 return part
     return None
 
@@ -63,10 +63,10 @@ def answer(r: Request) -> tuple[Tensor, Tensor | None]:
 def largest(r: Request) -> Request:
     """The region that decides what the whole costs."""
     match pattern(r):
-        case Any() as joined:
+        case AnyOf() as joined:
             return local(r, joined)
         case Prefix() as prefix:
-            return replace(r, mask=All((Causal(), *besides(r, prefix))))
+            return replace(r, mask=AllOf((Causal(), *besides(r, prefix))))
         case Dilated() as dilated:
             return max((piece for _, _, piece in streams(r, dilated.step)), key=lambda piece: piece.rows * piece.length)
     raise AssertionError(r.mask)
@@ -75,17 +75,19 @@ def largest(r: Request) -> Request:
 # ---- a local mask | Global(tokens): two parts for all queries, and the rows of global ones ---------------------------------
 def members(joined: Mask) -> list[Mask]:
     """The masks of (a | b) | c."""
-    return [m for mask in joined.masks for m in members(mask)] if isinstance(joined, Any) else [joined]
+    return [m for mask in joined.masks for m in members(mask)] if isinstance(joined, AnyOf) else [joined]
 
 
-def local(r: Request, joined: Any) -> Request:
+def local(r: Request, joined: AnyOf) -> Request:
     """The request without its global tokens."""
     near = tuple(m for m in members(joined) if not isinstance(m, Global))
-    return replace(r, mask=All((*(near[0].parts() if len(near) == 1 else (Any(near),)), *besides(r, joined))), lse=True)
+    return replace(
+        r, mask=AllOf((*(near[0].parts() if len(near) == 1 else (AnyOf(near),)), *besides(r, joined))), lse=True
+    )
 
 
-def with_globals(r: Request, joined: Any) -> tuple[Tensor, Tensor | None]:
-    near, others = local(r, joined), All(besides(r, joined))
+def with_globals(r: Request, joined: AnyOf) -> tuple[Tensor, Tensor | None]:
+    near, others = local(r, joined), AllOf(besides(r, joined))
     out, lse = answer(near)
     assert lse is not None
     queries, keys = r.q_tokens(), r.k_tokens()
@@ -99,7 +101,7 @@ def with_globals(r: Request, joined: Any) -> tuple[Tensor, Tensor | None]:
         seen = seen & across(chosen(tokens, asked)[..., None, :])
         far, far_lse = answer(picked(replace(r, lse=True), None, found, seen))
         assert far_lse is not None
-        out, lse = merge([out, far], [lse, far_lse])
+        out, lse = merge_attention([out, far], [lse, far_lse])
 
     # Queries that are global themselves.
     (found,) = torch.nonzero(of_all_rows(chosen(tokens, queries)), as_tuple=True)
@@ -155,7 +157,7 @@ def picked(r: Request, rows: Tensor | None, keys: Tensor | None, seen: Tensor) -
 # ---- Prefix: causal attention, and the rows of the prefix over it ----------------------------------------------------------
 def with_prefix(r: Request, prefix: Prefix) -> Cut:
     others = besides(r, prefix)
-    whole, open_ = (replace(r, mask=All(masks)) for masks in ((Causal(), *others), others))
+    whole, open_ = (replace(r, mask=AllOf(masks)) for masks in ((Causal(), *others), others))
     cut: Cut = []
     for batch, length in lengths(prefix, r.q.shape[0]):
         inside = max(0, min(length - r.q_order, r.rows))
@@ -206,7 +208,7 @@ def streams(r: Request, step: int) -> Cut:
             k=r.k[:, :, keys],
             v=r.v[:, :, keys],
             terms=tuple(of_steps(term, rest, step, gap) for term in r.terms),
-            mask=All((Window(high // step + 1), *(tokens_of(m, rest, step) for m in r.beyond_band if takes(m)))),
+            mask=AllOf((Window(high // step + 1), *(tokens_of(m, rest, step) for m in r.beyond_band if takes(m)))),
             q_positions=places[0],
             k_positions=places[1],
             q_order=q_order,
@@ -258,7 +260,7 @@ def split_limits(r: Request) -> str | None:
         return "the mask has no prefix, no dilated window and no global tokens joined to a local mask"
     if torch.compiler.is_compiling():
         return "where the mask's tokens are is not known while compiling"
-    if isinstance(found, Any) and all(isinstance(m, Global) for m in members(found)):
+    if isinstance(found, AnyOf) and all(isinstance(m, Global) for m in members(found)):
         return "global tokens alone have no local mask beside them"
     if isinstance(found, Dilated):
         for part in r.beyond_band:
@@ -272,7 +274,7 @@ def split_memory(r: Request) -> int:
     if split_limits(r) is not None:
         return 0
     region, found, far = largest(r), pattern(r), 0
-    if isinstance(found, Any):
+    if isinstance(found, AnyOf):
         tokens = [m for m in members(found) if isinstance(m, Global)]
         far = int(of_all_rows(chosen(tokens, r.k_tokens())).sum()) * dense_bytes(r) // r.length
     return way(region).memory(region) + far

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from longitude.attention.masks import NoMask, Padding
 from longitude.attention.operation import attend, require_backend
 from longitude.attention.request import require_options
-from longitude.positions.base import sizes
+from longitude.positions.base import check_sizes
 
 if TYPE_CHECKING:
     from longitude.attention.cache import DynamicLayer
@@ -42,7 +42,7 @@ class CrossAttention(nn.Module):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         kv_dim = dim if kv_dim is None else kv_dim
-        sizes("CrossAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, kv_dim=kv_dim)
+        check_sizes("CrossAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, kv_dim=kv_dim)
         if num_heads % num_kv_heads:
             raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
         if dim % num_heads:

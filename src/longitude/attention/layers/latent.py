@@ -19,7 +19,7 @@ from longitude.attention.operation import raw_request, require_backend, run
 from longitude.attention.request import part_of, require_options
 from longitude.attention.suffix_encoding import Tail
 from longitude.errors import unknown
-from longitude.positions.base import Columns, Encoding, OffsetVectors, Positions, explicit, sizes
+from longitude.positions.base import Columns, Encoding, OffsetVectors, Positions, check_sizes, explicit
 from longitude.positions.composed import Composed, compose
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class LatentAttention(Mixer):
 
     scores = True
     rotates = True
-    both_sides = True
+    bidirectional = True
     has_weights = True
 
     def __init__(
@@ -81,7 +81,7 @@ class LatentAttention(Mixer):
         self.sizes = sized(dim, num_heads, head_dim, kv_rank, nope_dim, rope_dim, value_dim)
         self.kv_rank, self.nope_dim, self.rope_dim, self.value_dim = self.sizes
         if q_rank is not None:
-            sizes("LatentAttention", q_rank=q_rank)
+            check_sizes("LatentAttention", q_rank=q_rank)
         require_backend(backend)
         require_options(scale, dropout)
         if route not in ROUTES:
@@ -303,14 +303,14 @@ def sized(
     value_dim: int | None,
 ) -> tuple[int, int, int, int]:
     """kv_rank, nope_dim, rope_dim and value_dim, with what was not said."""
-    sizes("LatentAttention", dim=dim, num_heads=num_heads)
+    check_sizes("LatentAttention", dim=dim, num_heads=num_heads)
     head_dim = max(1, dim // num_heads) if head_dim is None else head_dim
-    sizes("LatentAttention", head_dim=head_dim)
+    check_sizes("LatentAttention", head_dim=head_dim)
     kv_rank = max(1, min(512, dim // 4)) if kv_rank is None else kv_rank
     nope_dim = head_dim if nope_dim is None else nope_dim
     rope_dim = 2 * max(1, head_dim // 4) if rope_dim is None else rope_dim
     value_dim = head_dim if value_dim is None else value_dim
-    sizes("LatentAttention", kv_rank=kv_rank, nope_dim=nope_dim, rope_dim=rope_dim, value_dim=value_dim)
+    check_sizes("LatentAttention", kv_rank=kv_rank, nope_dim=nope_dim, rope_dim=rope_dim, value_dim=value_dim)
     if rope_dim % 2:
         raise ValueError(f"LatentAttention: expected an even rope_dim, whose numbers turn in pairs, got {rope_dim}")
     return kv_rank, nope_dim, rope_dim, value_dim

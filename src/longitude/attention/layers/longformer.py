@@ -13,7 +13,7 @@ from longitude.attention.masks import Band, Causal, Documents, Mask, NoMask, Pad
 from longitude.attention.operation import attend, require_backend
 from longitude.attention.patterns import Global, Pairs
 from longitude.attention.request import require_options
-from longitude.positions.base import Encoding, Positions, canonical, explicit, sizes
+from longitude.positions.base import Encoding, Positions, canonical, check_sizes, explicit
 from longitude.positions.composed import compose
 
 
@@ -44,11 +44,11 @@ class LongformerAttention(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        sizes("LongformerAttention", dim=dim, num_heads=num_heads, window=window)
+        check_sizes("LongformerAttention", dim=dim, num_heads=num_heads, window=window)
         if head_dim is None and dim % num_heads:
             raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
         if head_dim is not None:
-            sizes("LongformerAttention", head_dim=head_dim)
+            check_sizes("LongformerAttention", head_dim=head_dim)
         require_backend(backend)
         require_options(scale, dropout)
         self.window, self.causal = window, causal

@@ -15,7 +15,7 @@ from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer, register_mixer
 from longitude.attention.operation import raw_request, require_backend, run
 from longitude.attention.request import part_of, require_options
-from longitude.positions.base import Encoding, Positions, explicit, sizes
+from longitude.positions.base import Encoding, Positions, check_sizes, explicit
 from longitude.positions.composed import compose
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class MultiHeadAttention(Mixer):
 
     scores = True
     rotates = True
-    both_sides = True
+    bidirectional = True
     has_weights = True
     caches = ("keys and values",)  # what a cache may hold
 
@@ -54,11 +54,11 @@ class MultiHeadAttention(Mixer):
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        sizes("MultiHeadAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        check_sizes("MultiHeadAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
         if num_heads % num_kv_heads:
             raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
         if head_dim is not None:
-            sizes("MultiHeadAttention", head_dim=head_dim)
+            check_sizes("MultiHeadAttention", head_dim=head_dim)
         require_backend(backend)
         require_options(scale, dropout)
         if head_dim is None and dim % num_heads:

@@ -12,7 +12,7 @@ from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask, Window, is_causal, require_mask
 from longitude.attention.mixer import register_mixer
 from longitude.attention.patterns import Dilated
-from longitude.positions.base import Encoding, Positions, sizes
+from longitude.positions.base import Encoding, Positions, check_sizes
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
@@ -28,7 +28,7 @@ class WindowAttention(MultiHeadAttention):
     (size - 1) step tokens, however long the sequence: O(size step) memory, O(size) time per token.
     """
 
-    both_sides = False
+    bidirectional = False
     caches = ("keys and values", "the newest keys and values")
     growth = "O(1)"
 
@@ -47,7 +47,7 @@ class WindowAttention(MultiHeadAttention):
         scale: float | None = None,
         backend: str = "auto",
     ):
-        sizes("WindowAttention", size=size, step=step)
+        check_sizes("WindowAttention", size=size, step=step)
         super().__init__(
             dim,
             num_heads,

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from longitude.attention.layers.latent import LatentAttention
 from longitude.models.causal import LongitudeForCausalLM
 from longitude.models.configuration import LongitudeConfig
-from longitude.positions.hugging_face import Rope, from_hugging_face
+from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 
 KINDS = ("deepseek_v2", "deepseek_v3")
 ATTENTION = {
@@ -116,9 +116,9 @@ def options_of(config: PreTrainedConfig) -> dict[str, Any]:
     }
 
 
-def rope_of(config: PreTrainedConfig) -> Rope:
+def rope_of(config: PreTrainedConfig) -> RopeConfig:
     rope = from_hugging_face(config)
-    assert isinstance(rope, Rope)
+    assert isinstance(rope, RopeConfig)
     return rope
 
 

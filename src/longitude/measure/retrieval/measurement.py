@@ -7,7 +7,7 @@ from typing import Any
 from longitude.checkpoints.load import Checkpoint, last_position
 from longitude.errors import unknown
 from longitude.measure.retrieval import answers, scoring
-from longitude.measure.retrieval.plan import Plan, plan, positive
+from longitude.measure.retrieval.plan import RetrievalPlan, plan, positive
 from longitude.measure.retrieval.prompts import DoesNotFit, Prompt
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.retrieval.tasks import Task
@@ -64,7 +64,7 @@ def run(
 
 
 def _rows(
-    asked: Plan, checkpoint: Checkpoint, prefill: int | None, progress: Progress | None, labels: dict[str, Any]
+    asked: RetrievalPlan, checkpoint: Checkpoint, prefill: int | None, progress: Progress | None, labels: dict[str, Any]
 ) -> Iterator[Row]:
     model, tokenizer = checkpoint.model, checkpoint.tokenizer
     counter = _Counter(sum(length * asked.trials for length, _ in asked.cells), progress)
@@ -93,7 +93,7 @@ class _Counter:
             self.progress(self.done, self.total)
 
 
-def _prompts(asked: Plan, checkpoint: Checkpoint, length: int, depth: float | None) -> list[Prompt] | str:
+def _prompts(asked: RetrievalPlan, checkpoint: Checkpoint, length: int, depth: float | None) -> list[Prompt] | str:
     """The prompts of a row, or why it cannot be measured."""
     most = last_position(checkpoint.model)
     if most is not None and length > most:
@@ -104,7 +104,9 @@ def _prompts(asked: Plan, checkpoint: Checkpoint, length: int, depth: float | No
         return str(error)
 
 
-def _protocol(asked: Plan, model: Any, length: int, depth: float | None, prefill: int | None) -> dict[str, Any]:
+def _protocol(
+    asked: RetrievalPlan, model: Any, length: int, depth: float | None, prefill: int | None
+) -> dict[str, Any]:
     method = [f"greedy, questions of seed {asked.seed}"]
     method += [f"in {asked.haystack.source}"] if asked.task.text else []
     method += [f"depth {depth:g}"] if depth is not None else []

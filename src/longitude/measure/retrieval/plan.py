@@ -15,7 +15,7 @@ from longitude.measure.retrieval.tasks import TASKS, Task
 
 
 @dataclass(frozen=True)
-class Plan:
+class RetrievalPlan:
     """depths: [None] for a random one per trial. text: the user's, None for our own."""
 
     task: Task
@@ -67,7 +67,7 @@ def plan(
     trials: int,
     seed: int = 0,
     text: str | None = None,
-) -> Plan:
+) -> RetrievalPlan:
     """The plan of these options. Raises ValueError for each that is not as `run` says."""
     if not isinstance(task, Task):
         if task not in TASKS:
@@ -78,7 +78,7 @@ def plan(
         raise ValueError(f"lengths must be one or more, strictly ascending, got {lengths}")
     if text is not None and not task.text:
         raise ValueError(f"task {task.name} hides nothing in running text; leave the text out")
-    asked = Plan(task, lengths, _depths(task, depths), positive("trials", trials), seed, text)
+    asked = RetrievalPlan(task, lengths, _depths(task, depths), positive("trials", trials), seed, text)
     _ = asked.haystack  # an empty text is said now
     return asked
 

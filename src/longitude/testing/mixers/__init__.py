@@ -21,8 +21,7 @@ caches do. The one law that cannot be here is the first: the numbers equal the p
 from collections.abc import Callable
 from typing import Any
 
-from longitude.attention.mixer import Mixer
-from longitude.mixing import mixers as names
+from longitude.attention.mixer import Mixer, list_mixers as names
 from longitude.testing.fixtures import LawBroken
 from longitude.testing.mixers.equal import (
     law_causality,

@@ -183,7 +183,7 @@ way on some processors, and a Fourier transform spreads rounding over all places
 
 def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) -> str | None:
     """Another token at place s leaves outputs before s the same, up to the rounding of float64 (1e-12), in every form; and moves
-    the one at s. One that declares `both_sides` attends to the next token under lg.NoMask()."""
+    the one at s. One that declares `bidirectional` attends to the next token under lg.NoMask()."""
     for name, options in build.forms((5, 16)).items():
         net = Network(build, **options)
         with torch.no_grad():
@@ -198,11 +198,13 @@ def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) 
                     close(here, after[:, :s], before[:, :s], ROUNDING)
                     if torch.equal(after[:, s] - other[:, s], before[:, s] - x[:, s]):
                         raise LawBroken(f"{length} tokens, another one at {s}: its own output stays the same")
-            if net.mixer.both_sides:
+            if net.mixer.bidirectional:
                 x, other = numbers(2, 7, DIM), numbers(2, 7, DIM)
                 other[:, 1] += numbers(2, DIM, seed=5)
                 if torch.equal(net(x, 0, mask=NoMask())[:, 0], net(other, 0, mask=NoMask())[:, 0]):
-                    raise LawBroken("declared both_sides, and the first token does not hear the second under NoMask()")
+                    raise LawBroken(
+                        "declared bidirectional, and the first token does not hear the second under NoMask()"
+                    )
     return None
 
 

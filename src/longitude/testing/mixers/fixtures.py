@@ -12,10 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import longitude.mixing
-import longitude.positions  # noqa: F401
 from longitude.attention.masks import Causal, Mask
-from longitude.attention.mixer import Mixer, registered
+from longitude.attention.mixer import MIXERS, Mixer
 from longitude.errors import unknown
 from longitude.positions.base import Positions, explicit
 from longitude.positions.composed import Composed, compose
@@ -112,11 +110,7 @@ def mixer_example(mixer: str | Callable[..., Mixer] | MixerExample, **options: A
         return MixerExample(mixer.factory, {**mixer.options, **options}, mixer.encoding)
     if isinstance(mixer, Mixer):
         raise ValueError("expected a name, a class or a function that builds a fresh mixer, got a mixer")
-    if isinstance(mixer, str):
-        if mixer not in registered():
-            raise unknown("mixer", mixer, registered(), "lg.mixing.mixers() lists them.")
-        mixer = registered()[mixer]
-    return MixerExample(mixer, options)
+    return MixerExample(MIXERS[mixer] if isinstance(mixer, str) else mixer, options)
 
 
 class Network(nn.Module):

@@ -54,7 +54,7 @@ def law_wrong_input(build: MixerExample) -> str | None:
                 ("documents", "expected", "9"),
             ),
         }
-    if not mixer.both_sides:
+    if not mixer.bidirectional:
         tried["a mask both ways"] = asks(mask=NoMask()), ("mask", name, "NoMask")
     for able, kind in ((mixer.scores, ALiBi(4)), (mixer.rotates, Rotary(8, "half"))):
         if not able:

@@ -15,7 +15,7 @@ from longitude.attention.backends.table.compiled import available
 from longitude.attention.backends.table.function import toeplitz_attention
 from longitude.attention.backends.table.tiles import TILE_ELEMENTS
 from longitude.attention.bias_tables import bias_of
-from longitude.attention.masks import All
+from longitude.attention.masks import AllOf
 from longitude.attention.reference import per_query_head
 from longitude.attention.request import Request, is_band
 from longitude.attention.spans import partial_by_spans, pieces, spans, steady
@@ -65,7 +65,7 @@ def at_once(r: Request) -> tuple[Request, Tensor] | None:
         if gap is None or gaps:
             return None
         r = replace(r, q_positions=max(gap, 0), k_positions=max(-gap, 0))
-    r = replace(r, mask=All(tuple(m for m in r.mask.parts() if is_band(m))))
+    r = replace(r, mask=AllOf(tuple(m for m in r.mask.parts() if is_band(m))))
     return r, torch.tensor(cuts, dtype=torch.int64).view(-1, 5)
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from longitude.positions.base import Encoding, OffsetBias, wide
 from longitude.positions.composed import Composed
-from longitude.positions.rotation import Turn
+from longitude.positions.rotation import RotaryTable
 
 
 def refusal(encoding: Encoding) -> str | None:
@@ -29,7 +29,7 @@ def refusal(encoding: Encoding) -> str | None:
     if not encoding.stable_keys:
         return f"{name} follows the length of the sequence, and hierarchical attention keeps summaries of one length"
     turns = type(encoding).queries is not Encoding.queries or type(encoding).keys is not Encoding.keys
-    if turns and not isinstance(encoding.prepare(torch.zeros(1, dtype=torch.long)), Turn):
+    if turns and not isinstance(encoding.prepare(torch.zeros(1, dtype=torch.long)), RotaryTable):
         return f"{name} turns by tables that are no Turn, so hierarchical attention cannot turn between two positions"
     return None
 
@@ -42,16 +42,16 @@ def tables_at(encoding: Composed, twice: Int[Tensor, "B n"], dtype: torch.dtype)
         neighbours = neighbours.view(-1, neighbours.shape[-1], 1)
     tables = encoding.prepare(neighbours, None, wide(twice.device))
     dtype = torch.promote_types(dtype, torch.float32)
-    return tuple(midway(one, dtype) if isinstance(one, Turn) else one for one in tables)
+    return tuple(midway(one, dtype) if isinstance(one, RotaryTable) else one for one in tables)
 
 
-def midway(turns: Turn, dtype: torch.dtype) -> Turn:
+def midway(turns: RotaryTable, dtype: torch.dtype) -> RotaryTable:
     """The turn by the mean of two angles less than pi apart, the first in the first half of the table and the second in the
     second: the sum of both arrows, as long as one."""
     (cos, cos_above), (sin, sin_above) = (x.chunk(2, -2) for x in turns)
     sum_of = cos + cos_above, sin + sin_above
     length = torch.hypot(cos, sin) / torch.hypot(*sum_of)
-    return Turn(*((x * length).to(dtype) for x in sum_of))
+    return RotaryTable(*((x * length).to(dtype) for x in sum_of))
 
 
 def bias_at(terms: Sequence[OffsetBias], twice: Int[Tensor, ...], dtype: torch.dtype) -> Tensor:

@@ -22,7 +22,7 @@ from longitude.attention.masks import Causal, Documents, Padding, Window
 from longitude.attention.operation import raw_request, run
 from longitude.attention.request import as_int, validate
 from longitude.errors import unknown
-from longitude.positions.base import Encoding, Positions, canonical, explicit, flags, sizes
+from longitude.positions.base import Encoding, Positions, canonical, check_flags, check_sizes, explicit
 from longitude.positions.composed import Composed, compose
 
 MERGES = {"mean": (mean, mean)}
@@ -94,8 +94,8 @@ def hierarchical_attention(
 
 def require_rule(who: str, window: int, combine: str, size_term: bool, merge: str) -> None:
     """ValueError for options that mean nothing."""
-    sizes(who, window=window)
-    flags(who, size_term=size_term)
+    check_sizes(who, window=window)
+    check_flags(who, size_term=size_term)
     if combine not in COMBINES:
         raise unknown("combine", combine, COMBINES, f"{who} puts its branches together by a gate or in one softmax.")
     if merge not in ("mean", "learned"):

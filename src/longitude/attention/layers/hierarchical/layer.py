@@ -19,7 +19,7 @@ from longitude.attention.mixer import Mixer, register_mixer, require_no_weights
 from longitude.attention.operation import require_backend
 from longitude.attention.request import following, require_options
 from longitude.attention.zero_gradients import with_zero_gradients
-from longitude.positions.base import Encoding, Positions, canonical, explicit, sizes
+from longitude.positions.base import Encoding, Positions, canonical, check_sizes, explicit
 from longitude.positions.composed import Composed, compose
 
 if TYPE_CHECKING:
@@ -81,13 +81,13 @@ class HierarchicalAttention(Mixer):
     ):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        sizes(
+        check_sizes(
             "HierarchicalAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, merge_levels=merge_levels
         )
         if num_heads % num_kv_heads:
             raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
         if head_dim is not None:
-            sizes("HierarchicalAttention", head_dim=head_dim)
+            check_sizes("HierarchicalAttention", head_dim=head_dim)
         if head_dim is None and dim % num_heads:
             raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
         require_rule("HierarchicalAttention", window, combine, size_term, merge)

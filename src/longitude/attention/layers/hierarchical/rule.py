@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.layers.hierarchical.blocks import Merge, mean
-from longitude.attention.merge import merge
+from longitude.attention.merge import merge_attention
 
 COMBINES = ("gate", "softmax")
 
@@ -46,7 +46,7 @@ class Rule:
         """g near + (1 - g) far; or both as one softmax, by their logsumexps. A query without a block has g = 1."""
         if self.combine == "softmax":
             assert near[1] is not None
-            return merge([near[0].to(far[0].dtype), far[0]], [near[1].to(far[1].dtype), far[1]])[0]
+            return merge_attention([near[0].to(far[0].dtype), far[0]], [near[1].to(far[1].dtype), far[1]])[0]
         assert gate is not None
         g = gate.to(far[0].dtype).masked_fill(far[1] == -math.inf, 1.0)[..., None]
         return g * near[0] + (1 - g) * far[0]

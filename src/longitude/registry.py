@@ -1,0 +1,91 @@
+"""Names: one rule for how encodings, mixers and tasks are registered, found, listed and given their options."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Any, TypeVar
+
+from longitude.errors import unknown
+
+Factory = TypeVar("Factory", bound=Callable[..., Any])
+
+
+class Registry(Mapping[str, Any]):
+    """Factories by name, in the order of the alphabet. packages: those whose modules register on import; all of them are
+    imported when a name is first looked up, so a new one is one file there. listed_by: what a user calls to see the names."""
+
+    def __init__(self, noun: str, listed_by: str, packages: Sequence[str]) -> None:
+        self.noun, self.listed_by, self.packages = noun, listed_by, packages
+        self.factories: dict[str, Callable[..., Any]] = {}
+        self._loaded = False
+
+    def register(self, name: str) -> Callable[[Factory], Factory]:
+        """Decorates a class or a function that builds one. ValueError where the name is taken by another."""
+
+        def add(factory: Factory) -> Factory:
+            taken = self.factories.get(name)
+            if taken is not None and taken.__qualname__ != factory.__qualname__:
+                raise ValueError(f"the {self.noun} {name!r} is registered already: {taken!r}; choose another name")
+            self.factories[name] = factory
+            return factory
+
+        return add
+
+    def load(self) -> None:
+        """Import every module that registers."""
+        if not self._loaded:
+            self._loaded = True  # before the imports, which may look names up
+            for package in map(import_module, self.packages):
+                for module in iter_modules(package.__path__):
+                    import_module(f"{package.__name__}.{module.name}")
+
+    def __getitem__(self, name: str) -> Any:
+        """ValueError with the nearest name where there is none such."""
+        self.load()
+        if not isinstance(name, str) or name not in self.factories:
+            raise unknown(self.noun, str(name), self.factories, f"{self.listed_by} lists them.")
+        return self.factories[name]
+
+    def __contains__(self, name: object) -> bool:
+        self.load()
+        return name in self.factories
+
+    def __iter__(self) -> Iterator[str]:
+        self.load()
+        return iter(sorted(self.factories))
+
+    def __len__(self) -> int:
+        self.load()
+        return len(self.factories)
+
+
+def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The options of a class or function, by name."""
+    parameters = inspect.signature(factory).parameters.items()
+    return {name: p for name, p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+
+
+def resolve_options(
+    name: str,
+    parameters: Mapping[str, inspect.Parameter],
+    options: Mapping[str, Any],
+    known: Mapping[str, Any],
+    builder: str,
+) -> dict[str, Any]:
+    """A value for each parameter: from `options`, else from `known` (a model's num_heads, head_dim, ...) where it has no default
+    or None, else its default. builder: what users call, for the ValueError where an option does not exist or is missing."""
+    for option in options:
+        if option not in parameters:
+            raise unknown(f"option of {name!r}", option, parameters, f"its options: {', '.join(parameters)}.")
+    full = {}
+    for option, parameter in parameters.items():
+        if option in options:
+            full[option] = options[option]
+        elif option in known and parameter.default in (None, inspect.Parameter.empty):
+            full[option] = known[option]
+        elif parameter.default is not inspect.Parameter.empty:
+            full[option] = parameter.default
+        else:
+            raise ValueError(f"{name!r} needs the option {option!r}: {builder}({name!r}, {option}=...)")
+    return full
