@@ -8,7 +8,7 @@ from torch._dynamo.testing import CompileCounter
 import longitude as lg
 
 LENGTHS = [7, 9, 12, 13, 15, 16, 17, 21, 24, 31, 32, 33, 40, 45, 48, 50, 55, 58, 63, 64]
-pytestmark = pytest.mark.slow  # the law of compilation is quick for one encoding in tests/test_laws.py
+pytestmark = pytest.mark.slow  # the law of compilation is quick for one encoding in tests/testing/test_laws.py
 
 
 @pytest.mark.parametrize("spec", [name for name in lg.list_encodings() if "path" not in name])

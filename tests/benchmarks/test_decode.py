@@ -128,7 +128,7 @@ def test_no_measurement_overwrites_another(tmp_path, monkeypatch, capsys):
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == [
         f"bench-decode.{kind}" for kind in ("html", "json", "svg")
     ]
-    makefile = (Path(__file__).parents[1] / "Makefile").read_text()
+    makefile = (Path(__file__).parents[2] / "Makefile").read_text()
     assert "bench-mixers: OF := -mixers" in makefile and "bench-decode: OF := -decode" in makefile
 
 

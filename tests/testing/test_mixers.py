@@ -11,8 +11,8 @@ from longitude.attention.mixer import list_mixers as registered_mixers
 from longitude.testing import LawBroken, mixers
 from longitude.testing.mixers.models import go_on, language_model
 from longitude.testing.mixers.refused import in_model
-from tests import broken_mixers as broken
-from tests.broken_mixers import Decay, Dropping
+from tests.testing import broken_mixers as broken
+from tests.testing.broken_mixers import Decay, Dropping
 
 
 def of(name, *encoding, **options):

@@ -11,7 +11,7 @@ import torch
 
 import longitude as lg
 
-spec = importlib.util.spec_from_file_location("properties", Path(__file__).parents[1] / "benchmarks" / "properties.py")
+spec = importlib.util.spec_from_file_location("properties", Path(__file__).parents[2] / "benchmarks" / "properties.py")
 assert spec is not None and spec.loader is not None
 properties = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(properties)

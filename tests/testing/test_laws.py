@@ -15,7 +15,7 @@ from longitude.testing.equal import law_backends
 from longitude.testing.fixtures import learned_of
 from longitude.testing.graph import law_graph
 from longitude.testing.nonfinite import law_nonfinite
-from tests import broken_encodings as broken_calls
+from tests.testing import broken_encodings as broken_calls
 
 
 # ---- variants: options and compositions that the defaults do not reach (of SHAPES; no encoding is named twice) -----------------
