@@ -18,7 +18,8 @@ FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fope
 @lru_cache
 def library(source: Path, *options: str) -> ctypes.CDLL | None:
     """The functions of a C file, compiled for this processor in less than a second and kept in the user's cache; None where
-    there is no Linux or gcc, or LONGITUDE_COMPILE=0 in the environment; and with a warning where it should have worked."""
+    there is no Linux or gcc, or LONGITUDE_COMPILE=0 in the environment; and with a warning where it should have worked.
+    """
     # Elsewhere torch brings another OpenMP than the compiler's, and two in one process fight for the cores.
     gcc = shutil.which("gcc") if sys.platform == "linux" and os.environ.get("LONGITUDE_COMPILE") != "0" else None
     if gcc is None:

@@ -71,7 +71,8 @@ def described(name: str) -> Facts:
 def acts(encoding: Encoding, dim: int = SHAPES["dim"]) -> list[str]:
     """Where it enters: "input", "rotation" (of queries and keys), "bias", "vectors" (per offset), "content"; or nowhere.
 
-    dim: width of the tokens that it reads, if it does."""
+    dim: width of the tokens that it reads, if it does.
+    """
     where = []
     for member in _members(encoding):
         kind = type(member)

@@ -13,7 +13,8 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 class Registry(Mapping[str, Any]):
     """Factories by name, in the order of the alphabet. packages: those whose modules register on import; all of them are
-    imported when a name is first looked up, so a new one is one file there. listed_by: what a user calls to see the names."""
+    imported when a name is first looked up, so a new one is one file there. listed_by: what a user calls to see the names.
+    """
 
     def __init__(self, noun: str, listed_by: str, packages: Sequence[str]) -> None:
         self.noun, self.listed_by, self.packages = noun, listed_by, packages
@@ -74,7 +75,8 @@ def resolve_options(
     builder: str,
 ) -> dict[str, Any]:
     """A value for each parameter: from `options`, else from `known` (a model's num_heads, head_dim, ...) where it has no default
-    or None, else its default. builder: what users call, for the ValueError where an option does not exist or is missing."""
+    or None, else its default. builder: what users call, for the ValueError where an option does not exist or is missing.
+    """
     for option in options:
         if option not in parameters:
             raise unknown(f"option of {name!r}", option, parameters, f"its options: {', '.join(parameters)}.")

@@ -19,7 +19,8 @@ def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dty
     """The bias at the offsets first, first - 1, ..., last, where q is; to be read only.
 
     A fixed bias comes out of a remembered table: made again for each token, it could cost more than the attention; so does a
-    learned one, where it wants no gradient. Beyond its reach a bias is one number per head."""
+    learned one, where it wants no gradient. Beyond its reach a bias is one number per head.
+    """
     count = first - last + 1
     if torch.compiler.is_compiling():
         return _made(term, first, count, q.device, dtype)

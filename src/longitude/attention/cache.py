@@ -19,7 +19,8 @@ from longitude.positions.base import Columns, Encoding, Positions, Transport, ex
 
 class GrowingBuffer:
     """Space in which a tensor [B, heads, L, head_dim] grows along L, written behind what stands there: to copy all keys for
-    each token costs as much as to attend to them."""
+    each token costs as much as to attend to them.
+    """
 
     def __init__(self) -> None:
         self.space: Tensor | None = None
@@ -86,7 +87,8 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
     ) -> tuple[Tensor, Tensor, Columns]:
         """Append the tokens of one call -> keys, values and columns of all; self.positions then covers all, too.
 
-        Columns that the encoding lets pass come back of this call's tokens alone: what the tokens before did is in the keys."""
+        Columns that the encoding lets pass come back of this call's tokens alone: what the tokens before did is in the keys.
+        """
         passing = frozenset() if encoding is None else encoding.passing_columns
         if encoding is not None and passing:
             # Every new token rewrites the keys: narrow ones would drift.
@@ -212,7 +214,8 @@ class LongitudeCache(Cache):
 def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
     """Give an empty cache, such as generate() makes, our layers, in place; a filled one must have them already.
 
-    make: for each layer of the model, what builds an empty one."""
+    make: for each layer of the model, what builds an empty one.
+    """
     if len(cache.layers) == len(make) and all(hasattr(layer, "last_positions") for layer in cache.layers):
         together(cache.layers)
         return cache

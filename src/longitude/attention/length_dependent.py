@@ -19,7 +19,8 @@ from longitude.positions.composed import Composed
 class Part:
     """Rows of the batch and queries of a call, and what is asked for them: of queries and keys as they are, which `ready`
     transforms. They are transformed one part at a time, because every part has its own keys. The only part of a call has
-    slices without bounds: compilers would take a bound for a constant."""
+    slices without bounds: compilers would take a bound for a constant.
+    """
 
     batch: slice
     rows: slice
@@ -89,7 +90,8 @@ def require_same_past(encoding: Composed, reached: int | Tensor, now: int | Tens
     """ValueError where the tables that cached tokens were made with are not those that a whole pass would use now: upper
     layers have seen what lower ones made of them, so no rotation of raw keys could mend it.
 
-    reached: the newest position when they were made; now: the newest position with this call's tokens."""
+    reached: the newest position when they were made; now: the newest position with this call's tokens.
+    """
     if isinstance(reached, Tensor) or isinstance(now, Tensor):
         reached, now = torch.broadcast_tensors(*both(reached, now))
     then, since = encoding.length_at(reached, reached), encoding.length_at(reached, now)

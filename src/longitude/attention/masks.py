@@ -144,7 +144,8 @@ class Band(Mask):
 @dataclass(frozen=True, eq=False)
 class Documents(Mask):
     """Tokens see only tokens with the same number, wherever those stand. ids [Lk] or [B, Lk], of the keys; queries are the last
-    of them. (`documents=` of a layer is another thing: there each run of one number is a document.)"""
+    of them. (`documents=` of a layer is another thing: there each run of one number is a document.)
+    """
 
     ids: Int[Tensor, ...]
 

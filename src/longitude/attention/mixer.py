@@ -73,7 +73,8 @@ class Mixer(nn.Module):
 
     def mark_undecayed(self) -> None:
         """Sets `_no_weight_decay` on what `undecayed` names: training scripts of the published state space models look for it.
-        Copies and loaded checkpoints lose such marks, so lg.parameter_groups reads `undecayed` itself."""
+        Copies and loaded checkpoints lose such marks, so lg.parameter_groups reads `undecayed` itself.
+        """
         for name in self.undecayed:
             self.get_parameter(name)._no_weight_decay = True  # type: ignore[attr-defined]
 
@@ -119,7 +120,8 @@ def mixer(name: str, **options: Any) -> Mixer:
 
 def mixer_resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, Any]:
     """Every option of a mixer written out, but for an encoding, which is the model's: from `options`, from what is `known`
-    of the model, or its default."""
+    of the model, or its default.
+    """
     parameters = {option: p for option, p in options_of(MIXERS[name]).items() if option != "encoding"}
     return resolve_options(name, parameters, options, known, "lg.mixer")
 

@@ -243,7 +243,8 @@ def run(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None
 @dataclass(frozen=True)
 class Verdict:
     """What a backend says to a request: refusal in words (None: it takes it), bytes beyond inputs and output, price over plain
-    causal attention; and why it was passed over, though it takes it."""
+    causal attention; and why it was passed over, though it takes it.
+    """
 
     backend: str
     refusal: str | None
@@ -276,7 +277,8 @@ def _passed_over(backend: Backend, chosen: Backend, r: Request) -> str:
 
 def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict, ...]:
     """Print each backend's verdict on the same arguments as attend: its memory, and why it refuses or was passed over; return
-    the verdicts."""
+    the verdicts.
+    """
     names = ("encoding", "context", "q_positions", "k_positions", "scale")
     known = {*names, "mask", "dropout", "return_weights", "return_lse", "backend"}
     for name in arguments:

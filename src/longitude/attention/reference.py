@@ -17,7 +17,8 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
     """-> output [B, H, Lq, Dv] and the weights that made it, after dropout, [B, H, Lq, Lk]; where the request asks for the
     logsumexp of the scores, that instead of the weights, [B, H, Lq] in float32 or wider, -inf where a query sees nothing.
 
-    transport: another way to the scores of `transported`, for backends that know a faster one."""
+    transport: another way to the scores of `transported`, for backends that know a faster one.
+    """
     dtype = torch.promote_types(r.q.dtype, torch.float32)
     with torch.autocast(r.q.device.type, enabled=False):
         q = r.q.to(dtype)

@@ -116,7 +116,6 @@ class Request:
 
     def piece(self, rows: slice, keys: slice, batch: slice | list[int] = slice(None)) -> Request:
         """Queries `rows` against keys `keys`, of the sequences `batch`; slices with plain bounds."""
-
         return replace(
             self,
             q=self.q[batch][:, :, rows],

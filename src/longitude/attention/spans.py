@@ -133,7 +133,8 @@ def assembled(
 def steady(r: Request) -> Request | None:
     """The request with ints for positions, if they count up by one in every sequence, at one offset; None otherwise.
 
-    For terms that read the offset alone."""
+    For terms that read the offset alone.
+    """
     if r.contiguous:
         return r
     if torch.compiler.is_compiling():

@@ -50,7 +50,8 @@ class StateLayer(CropsTogether, CacheLayerMixin):
 
     def write(self, owner: str, state: Any, tokens: int, positions: Positions, documents: Tensor | None = None) -> None:
         """Replace the state by the one after `tokens` more tokens at `positions`. documents [B, Lk]: of all tokens so far, with a
-        negative number for padding, whose positions mean nothing; None: one document without padding."""
+        negative number for padding, whose positions mean nothing; None: one document without padding.
+        """
         self.read(owner)
         self.newest = last_position(positions, tokens, documents, self.newest)
         self.state, self.owner, self.seen = state, owner, self.seen + tokens

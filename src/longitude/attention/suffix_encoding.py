@@ -18,7 +18,8 @@ class Tail:
     """`encoding`, where queries and keys have `before` more numbers in front of those it knows: these neither turn nor meet
     its vectors. What it adds to scores without reading queries stays as it is.
 
-    It is to attention what a Composed is. A plain object, because compilers follow no module that a forward makes."""
+    It is to attention what a Composed is. A plain object, because compilers follow no module that a forward makes.
+    """
 
     prepares = transforms = True
 

@@ -80,7 +80,8 @@ class Inputs:
 class Case:
     """One way to do the work: forward() -> outputs, each of the shape of an input or of the output of attention.
 
-    wanted: what a training step would want gradients of. backend: what runs it, in words."""
+    wanted: what a training step would want gradients of. backend: what runs it, in words.
+    """
 
     name: str
     forward: Callable[[], Sequence[Tensor]]
@@ -136,7 +137,8 @@ def ours(label: str, backend: str, inputs: Inputs, gradients: bool = True) -> Ca
     """lg.attend with an encoding; what it does at the input, and the columns that it reads off the tokens, included.
 
     ValueError in the words of attend where the backend refuses. gradients: whether they will be asked for, because a
-    backend may be chosen by that."""
+    backend may be chosen by that.
+    """
     q, k, v, x = inputs.q, inputs.k, inputs.v, inputs.x
     encoding = built(label, inputs.work)
     positions = torch.arange(inputs.work.length)

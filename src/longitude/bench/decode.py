@@ -36,7 +36,8 @@ TAIL = 8
 class Step:
     """A token behind `context` tokens. seconds: the median of a step, with its quartiles; ratio: to the step of the same label
     behind `against` tokens in the same turn. cache_bytes: of the memory that the cache holds. prefill: seconds that it took
-    from the context before."""
+    from the context before.
+    """
 
     label: str
     context: int
@@ -64,7 +65,8 @@ class Step:
 @dataclass(frozen=True, kw_only=True)
 class Line:
     """All steps of a label. mixers, encoding: resolved. growth: of the cache with the tokens N, as the mixers declare it, the
-    steepest of a hybrid. time_exponent, memory_exponent: p of N^p, fitted to the longest contexts; None for fewer than two."""
+    steepest of a hybrid. time_exponent, memory_exponent: p of N^p, fitted to the longest contexts; None for fewer than two.
+    """
 
     label: str
     mixers: list[dict[str, Any]]
@@ -167,7 +169,7 @@ def _line(decoder: Decoder, steps: list[Step]) -> Line:
 
 
 def exponent(contexts: list[int], values: list[float] | list[int]) -> float | None:
-    """p of value ~ context^p: the slope of a line through the logarithms, by least squares."""
+    """P of value ~ context^p: the slope of a line through the logarithms, by least squares."""
     if len(contexts) < 2:
         return None
     x, y = [math.log(context) for context in contexts], [math.log(value) for value in values]

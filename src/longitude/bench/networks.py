@@ -32,7 +32,7 @@ def of_ours(label: str, length: int) -> nn.Module:
 
 
 def of_llama(length: int) -> nn.Module:
-    """transformers' Llama of the same size, layer by layer."""
+    """Transformers' Llama of the same size, layer by layer."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)

@@ -24,7 +24,8 @@ Forward = Callable[[], Sequence[Tensor]]
 class Peer:
     """name: what is shown. package: of the registry. make: inputs -> (forward, learned parameters). scores: how many
     tensors [batch, heads, length, length] forward and backward hold at once. turn: inputs -> what turns q and k by tables
-    that are prepared already."""
+    that are prepared already.
+    """
 
     name: str
     package: str

@@ -24,7 +24,8 @@ class Session:
     """How the targets are measured, the same for all of them.
 
     repeats: 7 gives each target the turns that it asks for, 14 twice as many. shrink: lengths are divided by it, to try
-    everything out. say: told what happens."""
+    everything out. say: told what happens.
+    """
 
     threads: int
     clock: str = "wall"
@@ -56,7 +57,8 @@ class Session:
     ) -> list[Row]:
         """Time cases in turn: name -> (kind, backend, call). against: the case that ratios are to, or one for each.
 
-        score: what of a name and its ratio the target limits; by default the ratio."""
+        score: what of a name and its ratio the target limits; by default the ratio.
+        """
         calls = {name: call for name, (_, _, call) in cases.items()}
         count = self.turns(turns)
         timings = interleaved(
@@ -99,7 +101,8 @@ class Target:
     """A name, what may not be exceeded, and how it is measured.
 
     measure: session -> rows; those of kind "ours" count, each by its `score`, by default its ratio. of: what the number is
-    a multiple of, in words. environment: variables that a process of its own is started with."""
+    a multiple of, in words. environment: variables that a process of its own is started with.
+    """
 
     name: str
     limit: float

@@ -168,7 +168,8 @@ def documents(session: Session) -> list[Row]:
 
 def padding(session: Session) -> list[Row]:
     """Eight sequences of 128, 256, ... 1024 tokens, padded on the left, as for generation, and on the right, as for training
-    (there, queries that are padding see all tokens before them), against the mask of all pairs."""
+    (there, queries that are padding see all tokens before them), against the mask of all pairs.
+    """
     rows, work = [], session.work(1024, batch=8)
     lengths, order = torch.arange(1, 9) * work.length // 8, torch.arange(work.length)
     sides = {"left": order >= work.length - lengths[:, None], "right": order < lengths[:, None]}
@@ -219,7 +220,7 @@ def forward_and_back(turn: Callable[[], Any], inputs: Inputs) -> object:
 
 @torch.no_grad()
 def cloned_twice(inputs: Inputs) -> object:
-    """q and k, and the gradients that come back: autograd itself would hand those on as they are."""
+    """Q and k, and the gradients that come back: autograd itself would hand those on as they are."""
     return [x.clone() for x in (inputs.q, inputs.k, inputs.gradient, inputs.gradient)]
 
 

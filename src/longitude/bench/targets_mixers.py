@@ -169,7 +169,7 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def angles(length: int, dim: int) -> tuple[Tensor, Tensor]:
-    """cos and sin [length, dim / 2]."""
+    """Cos and sin [length, dim / 2]."""
     turn = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(0, dim, 2) / dim)
     return turn.cos(), turn.sin()
 

@@ -200,7 +200,8 @@ def goes_on(model: Any, length: int) -> bool:
 
 def computable(subject: Subject) -> torch.dtype:
     """The dtype of equality laws: float32 where a model cannot compute in float64, as Bloom cannot: its softmax is one of
-    float32, in which the float64 mask of padding overflows."""
+    float32, in which the float64 mask of padding overflows.
+    """
     if subject.kind == torch.float64:
         tokens = subject.tokens(4)
         mask = torch.tensor([[0, 1, 1, 1]], device=tokens.device)

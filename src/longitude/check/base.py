@@ -59,7 +59,8 @@ class Verdict:
 @dataclass(frozen=True)
 class Law:
     """name; compares: what is measured against what; rests_on: laws without which this one cannot hold: where one of them
-    fails, a failure here is no finding of its own."""
+    fails, a failure here is no finding of its own.
+    """
 
     name: str
     compares: str
@@ -75,7 +76,8 @@ def try_all(
     before: Sequence[Verdict] = (),
 ) -> list[Verdict]:
     """These of the wanted laws, in order, behind what the ones `before` said -> what all said so far. watch(law, done, all)
-    is told of each before it is tried."""
+    is told of each before it is tried.
+    """
     verdicts = {verdict.law: verdict for verdict in before}
     for law in laws:
         watch(law.name, len(verdicts), len(wanted))

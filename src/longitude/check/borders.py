@@ -24,7 +24,8 @@ def border_of(config) -> int | None:
 
 def scaling(subject: Subject) -> Finding:
     """Tables at L - 1, L, L + 1 and 2 L tokens against the published rule, then L again; then decoding from below L to
-    beyond it against a whole pass of each length."""
+    beyond it against a whole pass of each length.
+    """
     said = ropes(subject.config)
     border = border_of(subject.config)
     if border is None:

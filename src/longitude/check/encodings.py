@@ -1,5 +1,6 @@
 """The laws of an encoding or a mixer: the public batteries of `longitude.testing`, on a registered name or a class of the user's
-own."""
+own.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +37,8 @@ def check_part(
     watch: Callable[[str, int, int], None] = lambda law, done, all: None,
 ) -> list[Verdict]:
     """Every law of its battery on one encoding or mixer -> what each said, in order. ValueError where it cannot be built, or for
-    a law that there is not."""
+    a law that there is not.
+    """
     battery = battery_of(part, options or {})
     known = battery.laws()
     for name in laws or ():
@@ -54,7 +56,8 @@ def check_part(
 
 def battery_of(part: Part, options: Mapping[str, Any]) -> Any:
     """`longitude.testing` for an encoding, `longitude.testing.mixers` for a mixer; a function is asked what it builds. ValueError
-    for neither."""
+    for neither.
+    """
     if isinstance(part, str):
         return testing.mixers if part in MIXERS and part not in list_encodings() else testing
     if isinstance(part, type):
@@ -91,7 +94,7 @@ def verdict_of(battery: Any, name: str, built: Any) -> Verdict:
 
 @contextmanager
 def silent_profiler() -> Iterator[None]:
-    """torch's profiler, by which the memory law measures, writes to file descriptor 2 as it starts."""
+    """Torch's profiler, by which the memory law measures, writes to file descriptor 2 as it starts."""
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, 2)

@@ -196,8 +196,9 @@ def far(subject: Subject) -> Finding:
 
 
 def far_tables(subject: Subject, said: Mapping[str | None, RopeConfig], start: int) -> Finding:
-    """cos and sin of 8 positions from `start` on against float64; allowed are two roundings of a float32 angle, and one to
-    the model's dtype."""
+    """Cos and sin of 8 positions from `start` on against float64; allowed are two roundings of a float32 angle, and one to
+    the model's dtype.
+    """
     places = torch.arange(start, start + 8, device=subject.device)[None]
     tables, near = (tables_of(subject, subject.tokens(8), position_ids=at) for at in (places, places - start))
     shown(subject, tables)

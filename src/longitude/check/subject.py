@@ -99,7 +99,8 @@ class Subject:
     ) -> Tensor:
         """The same through the cache, piece by piece: [B, L] -> [B, L, words].
 
-        said: attention_mask and position_ids are given with each piece, the latter moved by `shift` behind the first."""
+        said: attention_mask and position_ids are given with each piece, the latter moved by `shift` behind the first.
+        """
         cache, done, out = None, 0, []
         for size in sizes:
             piece = tokens[:, done : done + size]
@@ -119,7 +120,8 @@ class Subject:
 
     def generated(self, tokens: Tensor, prompt: int, mask: Tensor | None = None) -> Tensor:
         """generate() made to choose the tokens that are given: [B, L] -> logits [B, L - prompt, words] of what
-        follows each token from prompt - 1 on, but the last."""
+        follows each token from prompt - 1 on, but the last.
+        """
 
         def forced(seen: Tensor, scores: Tensor) -> Tensor:
             only = torch.full_like(scores, float("-inf"))
@@ -148,7 +150,8 @@ class Subject:
 
     def error(self, got: Tensor, want: Tensor) -> Tensor:
         """[B, L, words] twice -> [L]: max |got - want| over rows and words, in units of how much logits vary (their root
-        mean square about the mean of each place); infinite where something is not finite."""
+        mean square about the mean of each place); infinite where something is not finite.
+        """
         want, got = want.double(), got.double()
         spread = (want - want.mean(-1, keepdim=True)).square().mean().sqrt()
         gap = (got - want).abs().amax(-1) / spread

@@ -2,7 +2,8 @@
 
 `rope_parameters` is what transformers 5 writes and reads. For parameters that are the same in all layers its older keys stand
 beside it with the same content, `rope_theta` and `rope_scaling` (`rotary_emb_base` in GPT-NeoX), so that transformers 4 turns
-the same way. Parameters per layer type stay in the schema that the file had."""
+the same way. Parameters per layer type stay in the schema that the file had.
+"""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ LENGTHS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len"
 class Source:
     """folder: where the files are. json: config.json as it stands, keys in their order; inner: the part of it about the text
     model, the same dict where there is no other. config: that part as transformers reads it. skeleton: the model without
-    weights. causal: whether it predicts the next token."""
+    weights. causal: whether it predicts the next token.
+    """
 
     name: str
     folder: Path
@@ -65,7 +66,8 @@ class Source:
 
 def open_source(model: str, allow_pickle: bool = False) -> Source:
     """A checkpoint from a folder or a hub name. ValueError, in one line, for what cannot be read, for truncated or missing
-    weights, weights in a pickle unless allowed, an encoder-decoder, a model that is none of language."""
+    weights, weights in a pickle unless allowed, an encoder-decoder, a model that is none of language.
+    """
     with quiet():
         config = config_of(model)
     folder = Path(model).expanduser()
@@ -139,7 +141,8 @@ def require_weights(source: Source, allow_pickle: bool) -> None:
 
 def require_fit(source: Source, held: dict[str, list[int]]) -> None:
     """ValueError where the tensors of the files are not those that config.json describes: another shape, or one missing.
-    transformers loads some checkpoints under other names than the files': where it would, nothing is called missing."""
+    transformers loads some checkpoints under other names than the files': where it would, nothing is called missing.
+    """
     if getattr(source.config, "quantization_config", None) is not None:
         return  # packed weights have shapes of their own
     state = source.skeleton.state_dict(keep_vars=True)
@@ -206,7 +209,7 @@ def has_alibi(config: PreTrainedConfig) -> bool:
 
 
 def kind_of(source: Source) -> str:
-    """ "rotary", "learned" or "alibi". ValueError for any other model, with what it is where we can tell."""
+    """Is it "rotary", "learned" or "alibi"? ValueError for any other model, with what it is where we can tell."""
     if has_alibi(source.config):
         return "alibi"
     if rotary_of(source.skeleton) is not None:

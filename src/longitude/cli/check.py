@@ -88,7 +88,8 @@ def check(
 
 def part_of(said: str) -> tuple[Any, dict[str, Any]] | None:
     """What to build and with which options, if `said` is an encoding or a mixer; None: a model. A folder is a model, whatever its
-    name."""
+    name.
+    """
     if Path(said).is_dir():
         return None
     from longitude.study.labels import parse_label, parse_options

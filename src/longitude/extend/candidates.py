@@ -66,7 +66,8 @@ class Task:
 
 def task_of(model: nn.Module, original_length: int, length: int) -> Task:
     """The task for a stock transformers model. ValueError where the model has no rotary parameters, or the length does not
-    grow."""
+    grow.
+    """
     if length <= original_length:
         raise ValueError(f"longrope: expected a length above the original one, {original_length}, got {length}")
     modules = [module for _, _, module in _rotary(model)]
@@ -90,7 +91,8 @@ def task_of(model: nn.Module, original_length: int, length: int) -> Task:
 def turned(model: nn.Module, scheme: Scaling) -> Iterator[None]:
     """Within: a stock model that turns as a checkpoint does whose config says `scheme`. Afterwards it is as it was.
 
-    Its rotary modules are built anew by their own class, from the config that would be saved; nothing else is touched."""
+    Its rotary modules are built anew by their own class, from the config that would be saved; nothing else is touched.
+    """
     before = list(_rotary(model))
     device = next(model.parameters()).device
     try:

@@ -1,5 +1,6 @@
 """What is extended, and how: the options of `longitude extend` and their checks. Importing this loads neither torch nor
-transformers."""
+transformers.
+"""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -27,7 +27,8 @@ BATCH = 4096
 @dataclass(frozen=True)
 class Cost:
     """Bits per byte at `length` tokens: of the model as it was, of the extended one, and the difference, with 95 %
-    intervals over documents."""
+    intervals over documents.
+    """
 
     length: int
     before: Interval

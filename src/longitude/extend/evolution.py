@@ -26,7 +26,8 @@ PUBLISHED = POPULATION + ROUNDS * POPULATION // 2
 @dataclass(frozen=True)
 class Bounds:
     """Factors lie within low .. high and never fall from one pair to the next, slower one; attention factors within
-    least .. most."""
+    least .. most.
+    """
 
     low: float
     high: float
@@ -50,7 +51,8 @@ def evolve(
 
     A population begins with the starts and mutants of them. In each round its better half stays, and as many come anew: half
     of them mutants of one of these, half crossings of two. Nothing is tried twice. The same arguments, losses among them,
-    give the same result: to go on after an interruption, call it again with an `evaluate` that remembers."""
+    give the same result: to go on after an interruption, call it again with an `evaluate` that remembers.
+    """
     tried = {start: evaluate(start) for start in dict.fromkeys(starts)}
     size = max(8, min(POPULATION, evaluations // ROUNDS // 4 * 4))
     parents, crossings = list(tried), 0
@@ -93,7 +95,8 @@ def _children(
 
 def mutant(parent: Candidate, bounds: Bounds, random: Random) -> Candidate:
     """Each factor, with probability GENE, drawn anew between its neighbours', so that they never fall; the attention factor
-    moved, with the same probability."""
+    moved, with the same probability.
+    """
     factors = [bounds.low, *parent.factors, bounds.high]
     for k in range(1, len(factors) - 1):
         if random.random() < GENE:

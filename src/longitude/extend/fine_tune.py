@@ -83,7 +83,8 @@ def fine_tune(
     logits of its whole batch for the loss: the memory is estimated first (`memory`).
 
     Errors: ValueError for text of less than one window, a model that takes no position_ids where they are not contiguous,
-    LoRA without peft, more memory than there is, a loss that is not finite (nothing is written then)."""
+    LoRA without peft, more memory than there is, a loss that is not finite (nothing is written then).
+    """
     if out.exists():
         raise ValueError(f"{out} exists already, and nothing is written over; name another")
     while not first_process() and not (directory / "config.json").is_file():
@@ -153,7 +154,8 @@ def _arguments(
 # ---- what it is trained on -------------------------------------------------------------------------------------------
 class Windows(Dataset):
     """`count` windows of a stream of tokens [n], each of `length`, in the order of training: every window once, then again in
-    another order. Window i and its positions are decided by the seed and i alone, on any number of processes."""
+    another order. Window i and its positions are decided by the seed and i alone, on any number of processes.
+    """
 
     def __init__(self, stream: Tensor, length: int, count: int, seed: int, positions: Sampler):
         self.rows = stream[: len(stream) // length * length].view(-1, length)
@@ -262,7 +264,8 @@ class Steps(TrainerCallback):
 # ---- room ------------------------------------------------------------------------------------------------------------
 def memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> int:
     """Bytes that training takes at its height, about: weights, gradients and Adam's two moments; what layers keep for the
-    backward pass; the logits and their gradient in float32, which a stock model holds for the whole batch."""
+    backward pass; the logits and their gradient in float32, which a stock model holds for the whole batch.
+    """
     fixed = sum(p.numel() * (p.element_size() + (12 if p.requires_grad else 0)) for p in model.parameters())
     tokens, width = batch * length, config.hidden_size
     inner = getattr(config, "intermediate_size", None) or 4 * width

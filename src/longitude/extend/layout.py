@@ -1,5 +1,6 @@
 """`--convert-layout`: the weights that make queries and keys, from one rotary layout to the other, and the proof that the model
-stays the same under the rotation of its new layout."""
+stays the same under the rotation of its new layout.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ TOKENS = 64
 class Parity:
     """error: the greatest difference of logits, between the weights as they were under the other rotation and the converted
     ones under their own; apart: what the wrong rotation makes of the weights as they were. Both in spreads of the logits.
-    native: the layout that transformers turns this model by."""
+    native: the layout that transformers turns this model by.
+    """
 
     error: float
     apart: float

@@ -25,7 +25,8 @@ LOCAL = ("sliding_attention", "chunked_attention")
 @dataclass(frozen=True)
 class Method:
     """scheme: (factor, original length) -> what lg.scaling calls it; None where more is needed. raises: whether
-    max_position_embeddings becomes the new length. know: what one should know before using it."""
+    max_position_embeddings becomes the new length. know: what one should know before using it.
+    """
 
     scheme: Callable[[float, int], Scaling] | None
     raises: bool

@@ -27,7 +27,8 @@ from longitude.positions.scaling import DynamicNTK, rope_frequencies
 @dataclass
 class ExtendPlan:
     """kind: "rotary", "learned" or "alibi". original: the trained length. factor: the scheme's. before, after: what
-    config.json says. changes: tensors that are written anew. notes: what one should know, a sentence each."""
+    config.json says. changes: tensors that are written anew. notes: what one should know, a sentence each.
+    """
 
     source: Source
     kind: str
@@ -182,7 +183,8 @@ def base_of(rope: RopeConfig, head_dim: int) -> float:
 def require_same_turning(made: ExtendPlan, ropes: Ropes, head_dim: int) -> float:
     """ValueError unless transformers makes, from the new configuration, the frequencies that are meant: its own module is
     built from it and asked, at the original length and, where they follow the length, at the new one. -> the attention factor
-    of the layers that see everything."""
+    of the layers that see everything.
+    """
     module = rotary_of(made.source.skeleton)
     assert module is not None
     try:

@@ -61,7 +61,8 @@ def run(
     note: Note = lambda _: None,
 ) -> Outcome:
     """All of it; say hears of the plan before anything is written. `out` is None only in a dry run. Where `accelerate launch`
-    started several processes, the first does all, and the others only train."""
+    started several processes, the first does all, and the others only train.
+    """
     source = open_source(model, config.allow_pickle)
     written = None if config.dry_run else out
     if config.convert_layout is not None:
@@ -154,7 +155,8 @@ class Measured:
 
 def measure(source: Source, lengths: list[int], text: Text, progress: Progress) -> Measured:
     """The original, before anything is written. ValueError for a text that is too short, a model that cannot be loaded or
-    whose losses are no numbers."""
+    whose losses are no numbers.
+    """
     checkpoint = costs.loaded(source.folder, source.pickled)
     documents = {length: costs.documents_for(text, checkpoint.tokenizer, length) for length in lengths}
     losses = _losses(checkpoint, documents, partial(progress, "measuring the original"))

@@ -39,7 +39,8 @@ Progress = Callable[[int, int | None, float], None]
 class Found:
     """scheme: the factors, for the configuration. loss: nats per token at the new length, the mean over the windows; starts:
     the same of every start, by name. history: (candidates tried, loss) whenever the lowest loss became lower; tried: how
-    many in all. note: what one should know about the result, a sentence or nothing."""
+    many in all. note: what one should know about the result, a sentence or nothing.
+    """
 
     scheme: LongRoPE
     loss: float
@@ -81,7 +82,8 @@ def search(
     also searches, how many first tokens are left alone, no configuration of transformers can say, and is not searched.
 
     Errors: ValueError for a model without rotary parameters, a length that does not grow, a document that is too short, a
-    model of which no start gives a finite loss, a `state` that is damaged, of another search, or written by another process."""
+    model of which no start gives a finite loss, a `state` that is damaged, of another search, or written by another process.
+    """
     task = task_of(model, original_length, length)
     starts = task.starts()
     windows = _windows(documents, length)
@@ -249,7 +251,8 @@ def _identity(model: nn.Module, task: Task, windows: Sequence[Tensor]) -> dict[s
 
 def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | None) -> dict[str, Any]:
     """search.json of this search, old or new. The number of candidates is as saved for the same budget. ValueError where
-    the file is damaged, or belongs to another search."""
+    the file is damaged, or belongs to another search.
+    """
     remedy = f"name another folder, or remove {record.parent} to search anew"
     if record.exists():
         try:

@@ -14,7 +14,8 @@ from longitude.positions.absolute import Learned
 @dataclass(frozen=True)
 class Table:
     """name: of the tensor, as the files call it. rows: positions it has; offset: rows before them that stand for none (2 in
-    OPT, one more than the padding token's id in RoBERTa)."""
+    OPT, one more than the padding token's id in RoBERTa).
+    """
 
     name: str
     rows: int
@@ -42,8 +43,9 @@ def find_table(source: Source) -> Table:
 
 
 def stretched(table: Tensor, offset: int, length: int) -> Tensor:
-    """table [offset + rows, dim] -> [offset + length, dim]: linear along positions, first and last row where they were; the
-    rows before `offset` stay. The same table where length is rows."""
+    """Table [offset + rows, dim] -> [offset + length, dim]: linear along positions, first and last row where they were; the
+    rows before `offset` stay. The same table where length is rows.
+    """
     rows = len(table) - offset
     if length == rows:
         return table

@@ -99,7 +99,8 @@ def rewrite(origin: Path, target: Path, changes: Mapping[str, Change]) -> int:
 
 def tokenizer_limit(source: Source, original: int, length: int) -> tuple[int, int] | None:
     """model_max_length of the tokenizer, where it is the original length or more and would cut longer texts off.
-    -> (before, after)."""
+    -> (before, after).
+    """
     path = source.folder / "tokenizer_config.json"
     before = read_json(path).get("model_max_length") if path.is_file() else None
     if not isinstance(before, int) or not original <= before < length:

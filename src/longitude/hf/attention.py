@@ -36,10 +36,11 @@ def stock_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """query [B, H, L, D], key [B, Hkv, Lk, D], value [B, Hkv, Lk, Dv], as the model's layer made them -> [B, L, H, Dv] and, if
+    """Query [B, H, L, D], key [B, Hkv, Lk, D], value [B, Hkv, Lk, Dv], as the model's layer made them -> [B, L, H, Dv] and, if
     asked for, the weights [B, H, L, Lk]. Without set_positions, queries and keys are rotated already.
 
-    ValueError for a mask or an argument that it cannot honour."""
+    ValueError for a mask or an argument that it cannot honour.
+    """
     call: LayerCall | None = kwargs.pop(CALL, None)
     if call is None and encoding_of(module) is not None:
         raise ValueError(

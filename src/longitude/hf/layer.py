@@ -37,7 +37,8 @@ def place(attention: nn.Module, encoding: Composed) -> None:
 
 class Placed(tuple):
     """What a model hands all its layers as position embeddings, (cos, sin): a rotation that turns nothing; and with it where
-    the tokens are, and each encoding's tables for that."""
+    the tokens are, and each encoding's tables for that.
+    """
 
     positions: Positions
     tables: dict[Encoding, Any]
@@ -62,7 +63,7 @@ class LayerCall:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float, weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """q [B, H, L, D] as projected; k, v [B, Hkv, Lk, D] of all keys -> [B, H, L, D], and the weights if asked for."""
+        """Q [B, H, L, D] as projected; k, v [B, Hkv, Lk, D] of all keys -> [B, H, L, D], and the weights if asked for."""
         dtype = q.dtype
         if self.tables is not None:
             q = self.encoding.queries(q, self.tables)

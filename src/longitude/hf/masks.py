@@ -81,7 +81,8 @@ def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int,
     """What is seen where documents are marked by arguments, too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and
     seq_idx, as `longitude.models.streams.documents_of` reads them. `length` tokens ask; cached ones may not stand before them.
 
-    ValueError for documents other than those that position_ids showed."""
+    ValueError for documents other than those that position_ids showed.
+    """
     packed = {name: arguments[name] for name in Packed.__annotations__ if arguments.get(name) is not None}
     ids = documents_of(batch, length, None, None, None, stock_mask.keys == length, **packed)
     if ids is None:

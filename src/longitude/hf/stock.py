@@ -68,7 +68,8 @@ def own_config(model: PreTrainedModel) -> PreTrainedConfig:
 class IdentityRotary(nn.Module):
     """Stands where a model's rotation stood, and turns nothing: cos = 1, sin = 0, whatever the model would scale them by.
 
-    Called once in a forward, with where the tokens are, it makes the tables that all layers share."""
+    Called once in a forward, with where the tokens are, it makes the tables that all layers share.
+    """
 
     members: tuple[Encoding, ...]
 
@@ -77,7 +78,7 @@ class IdentityRotary(nn.Module):
         self.__dict__["members"] = tuple(members)  # not as modules: the model holds them, once
 
     def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Placed:
-        """x [B, L, dim], position_ids [1 | B, L]."""
+        """X [B, L, dim], position_ids [1 | B, L]."""
         if position_ids.dim() != 2:
             raise ValueError(f"position_ids: expected [B, L], got {list(position_ids.shape)}")
         positions = as_int(canonical("position_ids", position_ids, x.shape[0], x.shape[1]))
@@ -263,7 +264,8 @@ ROPE_INIT_FUNCTIONS["longitude"] = no_rotation
 def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
     """Load a stock model that was saved after set_positions, encoding and its parameters included.
 
-    path: a directory or a name of the hub. options: as for from_pretrained of transformers."""
+    path: a directory or a name of the hub. options: as for from_pretrained of transformers.
+    """
     if options.get("attn_implementation", "longitude") != "longitude":
         raise ValueError(f"attn_implementation: expected 'longitude', got {options['attn_implementation']!r}")
     options["attn_implementation"] = "longitude"

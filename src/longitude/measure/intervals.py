@@ -124,7 +124,7 @@ def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Interval:
 
 
 def _counts(indices: np.ndarray, size: int) -> np.ndarray:
-    """indices [..., n] below size -> how often each was drawn, [rows, size]: a resampled sum is counts @ values."""
+    """Indices [..., n] below size -> how often each was drawn, [rows, size]: a resampled sum is counts @ values."""
     rows = indices.reshape(-1, indices.shape[-1])
     flat = rows + size * np.arange(len(rows))[:, None]
     return np.bincount(flat.ravel(), minlength=len(rows) * size).reshape(-1, size).astype(np.float64)

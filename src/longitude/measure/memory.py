@@ -17,7 +17,8 @@ GROUP = Path("/sys/fs/cgroup")
 @dataclass(frozen=True)
 class Memory:
     """Bytes, about. cache: keys and values of the longest window; layer: what a layer makes of a piece; logits: of a few
-    positions; base: Python and its libraries."""
+    positions; base: Python and its libraries.
+    """
 
     weights: int
     cache: int

@@ -45,7 +45,8 @@ class Unit:
 class Subject:
     """A checkpoint to measure. trained: the length it was trained at, as config.json says; last: where a table of positions
     ends; content: of its files, so that a run does not mix two checkpoints of one name; adds_bos: whether its tokenizer puts
-    a token of its own before a text."""
+    a token of its own before a text.
+    """
 
     model: str
     label: str

@@ -44,7 +44,8 @@ class Watcher:
 @dataclass(frozen=True)
 class Results:
     """What a run directory holds. absent: why a unit has no row with a value, by its key; documents: the sums of each;
-    done: its units; failures: what went wrong this time, a line each."""
+    done: its units; failures: what went wrong this time, a line each.
+    """
 
     path: Path
     about: dict[str, Any]

@@ -23,9 +23,10 @@ class Text:
 
 
 def read_text(data: str, option: str = "--data") -> Text:
-    """ "stdlib", a file, a folder or "datasets:NAME" -> its documents. ValueError when there is none or it is no text.
+    """Documents of "stdlib", a file, a folder or "datasets:NAME". ValueError when there is none or it is no text.
 
-    option: what the user calls it."""
+    option: what the user calls it.
+    """
     if data == "stdlib":
         return _stdlib(option)
     if data.startswith("datasets:"):

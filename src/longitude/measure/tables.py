@@ -169,7 +169,7 @@ def _missing(results: Results) -> list[str]:
 
 
 def effective(results: Results) -> dict[str, Any]:
-    """label -> effective length over all retrieval tasks of the run; empty where there are none."""
+    """Label -> effective length over all retrieval tasks of the run; empty where there are none."""
     asked = {row.label for row in results.rows if row.weighting == WEIGHTING}
     labels = [label for label in results.labels if label in asked]
     return {label: retrieval.effective_length(row for row in results.rows if row.label == label) for label in labels}

@@ -64,7 +64,7 @@ class DocumentLosses:
 
     @property
     def metric(self) -> str:
-        """ "bits_per_byte" where bytes are known, else "perplexity"."""
+        """One of "bits_per_byte", where bytes are known, and "perplexity"."""
         return "perplexity" if self.bytes is None else "bits_per_byte"
 
     @property
@@ -259,7 +259,7 @@ class _Targets:
 
 
 def _profile(values: np.ndarray, window: int) -> np.ndarray:
-    """values [N] along a document -> sums [window] by position in the window (the last window may be shorter)."""
+    """Values [N] along a document -> sums [window] by position in the window (the last window may be shorter)."""
     return np.pad(values, (0, -len(values) % window)).reshape(-1, window).sum(0)
 
 

@@ -82,7 +82,7 @@ class OnePass:
         self.model = model
 
     def losses(self, tokens: Tensor, skip: int) -> Tensor:
-        """tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float32 or better, chunk by chunk."""
+        """Tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float32 or better, chunk by chunk."""
         inputs, targets = tokens[:, :-1], tokens[:, 1 + skip :]
         logits = getattr(self.model(input_ids=inputs, use_cache=False), "logits", None)
         if not isinstance(logits, Tensor) or logits.ndim != 3 or logits.shape[:2] != inputs.shape:
@@ -110,7 +110,7 @@ class Bounded:
         self.logits, self.vocabulary = logits, model.get_output_embeddings().weight.shape[0]
 
     def losses(self, tokens: Tensor, skip: int) -> Tensor:
-        """tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float32 or better."""
+        """Tokens [B, T + 1] -> -ln p of tokens skip + 1..T, [B, T - skip], in float32 or better."""
         inputs, targets = tokens[:, :-1], tokens[:, 1:]
         width = inputs.shape[1]
         size = self.size or width
@@ -149,7 +149,7 @@ class Bounded:
 
 
 def _nats(logits: Tensor, targets: Tensor) -> Tensor:
-    """logits [B, T, vocab], targets [B, T] -> -ln softmax(logits)[targets], [B, T], in float32 or better."""
+    """Logits [B, T, vocab], targets [B, T] -> -ln softmax(logits)[targets], [B, T], in float32 or better."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
 

@@ -15,8 +15,9 @@ from longitude.positions.base import Encoding, Positions
 
 
 def norm(config: LongitudeConfig) -> nn.Module:
-    """x / sqrt(mean x^2 + eps) g for "rmsnorm", (x - mean x) / sqrt(var x + eps) g + b with the biased variance for
-    "layernorm"."""
+    """X / sqrt(mean x^2 + eps) g for "rmsnorm", (x - mean x) / sqrt(var x + eps) g + b with the biased variance for
+    "layernorm".
+    """
     if config.norm == "layernorm":
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
     return nn.RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -24,7 +25,8 @@ def norm(config: LongitudeConfig) -> nn.Module:
 
 class MLP(nn.Module):
     """down(silu(gate x) * up x) for "swiglu" (Shazeer 2020), down(act(up x)) for "relu", "gelu" (x Phi(x)) and "gelu_tanh"
-    (its approximation), with biases if config.mlp_bias."""
+    (its approximation), with biases if config.mlp_bias.
+    """
 
     def __init__(self, config: LongitudeConfig):
         super().__init__()
@@ -46,7 +48,8 @@ class MLP(nn.Module):
 
 class Block(GradientCheckpointingLayer):
     """For each of mixer, cross-attention (if any) and MLP: x + f(norm(x)) with norms before, norm(x + f(x)) with norms after
-    (Vaswani et al. 2017)."""
+    (Vaswani et al. 2017).
+    """
 
     def __init__(self, config: LongitudeConfig, mixer: dict[str, Any], cross: bool = False):
         super().__init__()
@@ -89,7 +92,8 @@ class Block(GradientCheckpointingLayer):
         """-> [B, L, dim], and, if asked for, the weights of the mixer (None where it has none) and of cross-attention (None
         without one).
 
-        source [B, S, dim]: what cross-attention looks at, its padding 0 or False in source_valid [B, S]."""
+        source [B, S, dim]: what cross-attention looks at, its padding 0 or False in source_valid [B, S].
+        """
         weigh = return_weights and self.mixer.has_weights
         mixed = self.mixer(
             self.mixer_norm(x) if self.before else x,

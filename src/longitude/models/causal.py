@@ -121,7 +121,8 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
     # (its mixin asks for a protocol that its own models do not keep, says pyright)
     def generate(self, *arguments: Any, position_ids: Tensor | None = None, **named: Any) -> Any:
         """As in transformers; position_ids of the prompt, [B, L] or [B, L, axes], are gone on with as in forward, and so is
-        the last of its document_ids [B, L]."""
+        the last of its document_ids [B, L].
+        """
         require_assistant(named.get("assistant_model"))
         if position_ids is not None:
             named["position_ids"] = position_ids.movedim(-1, 0) if position_ids.dim() == 3 else position_ids

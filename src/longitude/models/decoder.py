@@ -40,7 +40,8 @@ class LongitudePreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *arguments: Any, **named: Any) -> Any:
         """As in transformers. ValueError for a checkpoint of another kind: a decoder would take an encoder's weights, and make
-        nonsense of them."""
+        nonsense of them.
+        """
         loaded = super().from_pretrained(*arguments, **named)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
         kinds = {kind.__name__: kind.written_by for kind in kinds_of(LongitudePreTrainedModel)}
@@ -85,7 +86,8 @@ def kinds_of(kind: type[LongitudePreTrainedModel]) -> Iterator[type[LongitudePre
 
 class LongitudeModel(LongitudePreTrainedModel):
     """Tokens [B, L] -> hidden states [B, L, hidden_size]. Kinds of it differ in who may look at whom, `mask`, and in whether
-    their blocks look at a source, too, `cross`."""
+    their blocks look at a source, too, `cross`.
+    """
 
     mask: Mask = Causal()
     cross = False
@@ -127,7 +129,8 @@ class LongitudeModel(LongitudePreTrainedModel):
 
     def taken(self, of_layer: list[Composed]) -> list[Composed]:
         """Each block's encoding as far as its mixer takes it, where one encoding was said for all; ValueError for one that
-        nobody takes, and where a block's own was said and its mixer refuses it."""
+        nobody takes, and where a block's own was said and its mixer refuses it.
+        """
         mixers = self.mixers
         if self.config.encodings is not None:
             for mixer, own in zip(mixers, of_layer, strict=True):
@@ -167,7 +170,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         output_hidden_states: the input of the first layer and the output of each, the last one normalised: of all, or of the
         layers with these indices (None for the others). output_attentions: for each layer its weights [B, H, L, Lk], None
         where its mixer has no weights over keys. None: as the config has it.
-        source [B, S, hidden_size], source_valid [B, S], cross_cache: what blocks with cross-attention look at."""
+        source [B, S, hidden_size], source_valid [B, S], cross_cache: what blocks with cross-attention look at.
+        """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
         if inputs_embeds is None:
@@ -262,7 +266,8 @@ class LongitudeModel(LongitudePreTrainedModel):
     @property
     def forgets(self) -> bool:
         """Whether a cache of it drops or merges what passed, or an encoding carries a state, so that generate() cannot take
-        guesses back."""
+        guesses back.
+        """
         return any(mixer.growth != "O(N)" for mixer in self.mixers) or any(
             own.carries for own in self.encoding_of_layer
         )

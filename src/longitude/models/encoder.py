@@ -24,7 +24,8 @@ from longitude.positions.base import ENCODINGS, list_encodings
 def bidirectional_config(config: LongitudeConfig) -> LongitudeConfig:
     """The same shape for tokens that hear both sides: encodings with an option that tells past and future apart do so.
 
-    ValueError for a mixer that hears only what came before."""
+    ValueError for a mixer that hears only what came before.
+    """
     for spec in config.layer_mixers():
         if not kind_of(spec).bidirectional:
             able = sorted(name for name, kind in MIXERS.items() if kind.bidirectional)
@@ -73,7 +74,8 @@ class LongitudeEncoder(LongitudeModel):
         **packed: Unpack[Packed],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """attention_mask [B, L]: 0 for padding; document_ids [B, L]: packed text, tokens see their own document only. packed:
-        other marks of documents, as `documents_of` reads them; position_ids mark none here, as in transformers' encoders."""
+        other marks of documents, as `documents_of` reads them; position_ids mark none here, as in transformers' encoders.
+        """
         return super().forward(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -90,7 +92,8 @@ class LongitudeEncoder(LongitudeModel):
 
 class LongitudeForMaskedLM(LongitudePreTrainedModel):
     """An encoder that fills in masked tokens (Devlin et al. 2019), with any encoding that has a meaning for both sides; works
-    with Trainer and the Auto classes. Its config holds the encoding as an encoder has it."""
+    with Trainer and the Auto classes. Its config holds the encoding as an encoder has it.
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     written_by = LongitudeEncoder.written_by

@@ -7,7 +7,8 @@ from typing import Any
 
 def require_assistant(assistant: Any) -> None:
     """ValueError for an assistant whose guesses could not be taken back from its own cache: transformers asks only the model
-    itself, and the assistant's cache would refuse in the middle of a text."""
+    itself, and the assistant's cache would refuse in the middle of a text.
+    """
     if getattr(assistant, "_is_stateful", False):
         raise ValueError(
             f"assistant_model: expected one whose cache can take tokens back, got a {type(assistant).__name__} with a state that "

@@ -24,7 +24,8 @@ def predicted(
     """The loss (None without targets) and the logits (None where they are skipped) of hidden [B, L, dim].
 
     logits_to_keep: of this many last tokens (0: all), or the indices of the wanted ones. The loss is a function of the logits
-    that are returned, where they are those of all tokens; else it makes its own."""
+    that are returned, where they are those of all tokens; else it makes its own.
+    """
     kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
     logits = None if skip_logits else head(hidden[:, kept])
     if targets is None:

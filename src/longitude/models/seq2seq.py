@@ -28,7 +28,8 @@ logger = logging.get_logger(__name__)
 
 def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
     """The encoder's own shape: num_encoder_layers blocks, with the decoder's mixer where that hears both sides and attention
-    elsewhere, and with the decoder's encoding, unless encoder_encoding says another."""
+    elsewhere, and with the decoder's encoding, unless encoder_encoding says another.
+    """
     encoder = deepcopy(config)
     encoder.is_encoder_decoder, encoder.encoder_encoding = False, None
     layers = config.num_hidden_layers if config.num_encoder_layers is None else config.num_encoder_layers
@@ -63,7 +64,8 @@ class LongitudeDecoder(LongitudeModel):
 
 class LongitudeEncoderDecoder(LongitudePreTrainedModel):
     """An encoder, and a decoder whose blocks look at its output: a source [B, S] and a target [B, L] of tokens -> the target's
-    hidden states [B, L, hidden_size]. One matrix, the encoder's embed_tokens, embeds both."""
+    hidden states [B, L, hidden_size]. One matrix, the encoder's embed_tokens, embeds both.
+    """
 
     written_by = "LongitudeForSeq2SeqLM"
 
@@ -216,8 +218,9 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
         return next((one for name in names if (one := getattr(self.config, name, None)) is not None), None)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """labels [B, L] -> the decoder's inputs [B, L]: each the label before it, the start token before the first, and the
-        padding token, if there is one, for -100."""
+        """Labels [B, L] -> the decoder's inputs [B, L]: each the label before it, the start token before the first, and the
+        padding token, if there is one, for -100.
+        """
         start = self.start_token_id
         if start is None:
             raise ValueError(

@@ -1,5 +1,6 @@
 """Which stream each token belongs to, and its place there: documents and padding as one number per token, however they were
-marked."""
+marked.
+"""
 
 from __future__ import annotations
 
@@ -94,7 +95,8 @@ def documents_of(
 
 def starting_over(position_ids: Any, batch: int, length: int) -> Tensor | None:
     """Which tokens' positions [L], [1, L] or [B, L] are not larger than the ones before them, bool [B, L]; None where none
-    is, or where there is nothing to look at: no positions, of several axes, or not of these tokens."""
+    is, or where there is nothing to look at: no positions, of several axes, or not of these tokens.
+    """
     if not isinstance(position_ids, Tensor) or position_ids.dim() not in (1, 2) or position_ids.shape[-1] != length:
         return None
     if length == 1:
@@ -111,7 +113,8 @@ def streams_of(
     attention_mask: Tensor | None, document_ids: Tensor | None, batch: int, keys: int, device: torch.device
 ) -> Tensor | None:
     """Which stream each token belongs to, cached ones included, [B, Lk]: the number of its document in the row, as runs_of
-    counts, or -1 for padding. None: all one."""
+    counts, or -1 for padding. None: all one.
+    """
     for name, given in (("attention_mask", attention_mask), ("document_ids", document_ids)):
         if given is not None and given.shape != (batch, keys):
             raise ValueError(
@@ -171,7 +174,8 @@ def starts_of(streams: Tensor) -> Tensor:
 def places_after(streams: Tensor, past: int, cached: Tensor | None) -> Tensor:
     """`places_in`, but for the run that `past` cached tokens end in: what follows stands behind the last of them, on several
     axes behind the largest of their positions, images among them. cached: positions [n], [B, n] or [B, n, axes] of the last n
-    of them; None without a cache."""
+    of them; None without a cache.
+    """
     places = places_in(streams)
     if cached is None or not past:
         return places

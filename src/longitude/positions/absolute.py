@@ -58,7 +58,7 @@ class Sinusoidal(Encoding):
         self.dim, self.base, self.layout, self.frequencies = dim, base, layout, frequencies
 
     def table(self, positions: Tensor) -> Tensor:
-        """positions [...] -> codes [..., dim], float64 where the device has it."""
+        """Positions [...] -> codes [..., dim], float64 where the device has it."""
         paper = self.frequencies == "paper"
         half = math.ceil(self.dim / 2) if paper else self.dim // 2
         i = torch.arange(half, device=positions.device, dtype=wide(positions.device))
@@ -168,7 +168,8 @@ class Learned(Encoding):
 
     def truncate(self, *tensors: Tensor, side: str = "first") -> tuple[Tensor, ...]:
         """Cuts ids, masks, labels [B, L, ...] to the tokens that have positions: the first max_length of them, or the last,
-        whose positions then count from 0 again."""
+        whose positions then count from 0 again.
+        """
         if side not in ("first", "last"):
             raise ValueError(f"Learned.truncate: expected side 'first' or 'last', got {side!r}")
         if self.max_length is None:

@@ -32,7 +32,8 @@ Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes
 class OffsetBias:
     """score += at(offset). `at` maps offsets [...] to [heads, ...], in float32 or wider. reach: all offsets of `reach` or more
     have the bias of `reach`; None: each may have its own. of: the module whose parameters, and nothing else that changes, decide
-    what `at` says: while they stay, attention without gradients may make its table once."""
+    what `at` says: while they stay, attention without gradients may make its table once.
+    """
 
     at: Callable[[Tensor], Tensor]
     reach: int | None = None
@@ -50,7 +51,8 @@ class PairBias:
 class Drift:
     """score += level of the query's token - level of the key's token; level [B, heads, tokens], float32 or wider.
 
-    scaled: the difference is multiplied by the scale of the scores, as q.k is."""
+    scaled: the difference is multiplied by the scale of the scores, as q.k is.
+    """
 
     level: Tensor
     scaled: bool = False
@@ -61,7 +63,8 @@ class OffsetVectors:
     """score += scale * (query + shift) . keys(offset), and output += sum of weight * values(offset).
 
     `keys` and `values` map offsets [...] to [..., head_dim] or, one per head, [heads, ..., head_dim]. reach: all offsets of
-    `reach` or more have the vectors of `reach`; None: each may have its own."""
+    `reach` or more have the vectors of `reach`; None: each may have its own.
+    """
 
     keys: Callable[[Tensor], Tensor]
     values: Callable[[Tensor], Tensor] | None = None
@@ -82,7 +85,8 @@ class Transport:
 
     w [B, heads, tokens, head_dim]; b [B, heads, tokens]; heads may be those of keys. They are of the last tokens among the
     keys; keys before those are carried to there already, as a cache keeps them. chunk: so many tokens at once; any gives
-    the same result."""
+    the same result.
+    """
 
     w: Tensor
     b: Tensor
@@ -125,7 +129,7 @@ class Encoding(nn.Module):
     """Required options that a model of our own decides for the user, and writes into its config."""
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        """x [B, L, dim], at the model's input -> the same shape."""
+        """X [B, L, dim], at the model's input -> the same shape."""
         return x
 
     def length_at(self, query: Any, newest: Any) -> Any:
@@ -133,28 +137,31 @@ class Encoding(nn.Module):
         tensors of one shape, to the same. None: tables follow none, one set serves every query and key.
 
         Queries of different lengths see the same key through different tables, so keys are kept as they are (stable_keys
-        is False), and both are transformed by prepare(positions, length) for each length at which queries stand."""
+        is False), and both are transformed by prepare(positions, length) for each length at which queries stand.
+        """
         return None
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
         """Content-free tables for positions [L] or [B, L], built once per forward, shared by layers, queries and keys.
 
         With several axes, positions may end in a dimension for them: [L, axes], [B, L, axes]. `length` is what `length_at`
-        says, None where nothing is known yet; `dtype` that of the activations."""
+        says, None where nothing is known yet; `dtype` that of the activations.
+        """
         return None
 
     def queries(self, q: Tensor, prepared: Any) -> Tensor:
-        """q [B, H, L, head_dim] -> the same shape."""
+        """Q [B, H, L, head_dim] -> the same shape."""
         return q
 
     def keys(self, k: Tensor, prepared: Any) -> Tensor:
-        """k [B, Hkv, L, head_dim] -> the same shape."""
+        """K [B, Hkv, L, head_dim] -> the same shape."""
         return k
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
-        """x [B, L, dim], the next tokens of a stream -> their columns, and what the tokens after them must know.
+        """X [B, L, dim], the next tokens of a stream -> their columns, and what the tokens after them must know.
 
-        documents [B, L]: tokens of different numbers are of different streams; padding counts as one of its own."""
+        documents [B, L]: tokens of different numbers are of different streams; padding counts as one of its own.
+        """
         return {}, carry
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
@@ -175,11 +182,11 @@ class Encoding(nn.Module):
         """Give its own parameters their initial values; layers inside it have theirs."""
 
     def rotate_queries(self, x: Tensor, positions: Positions) -> Tensor:
-        """x [..., L, head_dim] as queries at `positions`."""
+        """X [..., L, head_dim] as queries at `positions`."""
         return self._rotate(self.queries, x, positions)
 
     def rotate_keys(self, x: Tensor, positions: Positions) -> Tensor:
-        """x [..., L, head_dim] as keys at `positions`."""
+        """X [..., L, head_dim] as keys at `positions`."""
         return self._rotate(self.keys, x, positions)
 
     rotate = rotate_queries
@@ -270,7 +277,8 @@ def explicit(positions: Positions, length: int, device: torch.device | None = No
 
 def canonical(name: str, positions: Positions, batch: int, length: int, axes: int = 1) -> Positions:
     """Positions as the house passes them on: an int, [L], [B, L]; or with several axes [B | 1, L, axes | 1], so that a
-    dimension is never mistaken for another. ValueError for any other shape, for no integers, and for negative ones."""
+    dimension is never mistaken for another. ValueError for any other shape, for no integers, and for negative ones.
+    """
     if isinstance(positions, bool) or not isinstance(positions, int | Tensor):
         raise ValueError(
             f"{name}: expected integers of 0 or more, as a tensor or one int to count from, got {positions!r}"
@@ -301,7 +309,8 @@ def require_positions(positions: Tensor, max_length: int | None = None, who: str
     """Integers, none negative, none beyond a table.
 
     Values raise a ValueError in eager mode on the CPU; under torch.compile and on accelerators, where looking would stop
-    the machine, they become an asynchronous assertion."""
+    the machine, they become an asynchronous assertion.
+    """
     if positions.dtype not in (torch.int64, torch.int32):
         raise ValueError(
             f"{who}: expected integer positions (int64), got {positions.dtype}; scale angles, not positions"

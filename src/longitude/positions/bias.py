@@ -31,7 +31,8 @@ class FixedBias:
     """A bias of the offset that nothing but its numbers decides: [...] -> [heads, ...].
 
     A subclass is a frozen dataclass of numbers and tuples of them. Two that are equal are then the same function, and
-    attention may make their table once."""
+    attention may make their table once.
+    """
 
     def __call__(self, offset: Tensor) -> Tensor:
         raise NotImplementedError
@@ -42,7 +43,8 @@ def alibi_slopes(num_heads: int, recipe: str = "paper") -> list[float]:
 
     Otherwise those of the power of two below, followed by every second slope of the power of two above; so not sorted. recipe:
     "paper", or "mpt". MPT's code takes the slopes of the power of two above, every second from the second and then every second
-    from the first. These are the same numbers (with its alibi_bias_max of 8, as released), so both names give one list."""
+    from the first. These are the same numbers (with its alibi_bias_max of 8, as released), so both names give one list.
+    """
 
     def geometric(n: int) -> list[float]:
         return [2.0 ** (-8 * h / n) for h in range(1, n + 1)]

@@ -10,7 +10,7 @@ from longitude.positions.base import Columns, Encoding, OffsetBias, Term, check_
 
 
 def t5_bucket(offset: Tensor, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False) -> Tensor:
-    """offset = query - key [...] -> bucket [...], int64: one per distance at first, then logarithmically wider.
+    """Offset = query - key [...] -> bucket [...], int64: one per distance at first, then logarithmically wider.
 
     With n = the distance and exact = buckets/2:  n if n < exact, else
     exact + trunc( ln(n/exact) / ln(max_distance/exact) * (buckets - exact) ), at most buckets - 1.

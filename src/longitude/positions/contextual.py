@@ -189,7 +189,7 @@ def path_fox(
     chunk_size: int = 128,
     scale_gate: bool = True,
 ) -> Composed:
-    """scale (q_i . H_i ... H_(j+1) k_j + G_i - G_j): PaTH's reflections and FoX's forget gate  (Yang et al. 2025, PaTH-FoX).
+    """Scale (q_i . H_i ... H_(j+1) k_j + G_i - G_j): PaTH's reflections and FoX's forget gate  (Yang et al. 2025, PaTH-FoX).
 
     The authors' code scales the gate with the scores; scale_gate=False adds it as FoX does alone. Options as of PaTH.
     """

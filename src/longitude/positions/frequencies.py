@@ -16,7 +16,8 @@ Length = TypeVar("Length", int, Tensor)
 
 class Frequencies(NamedTuple):
     """inverse [rotary_dim/2]: radians per position, float64. attention_factor multiplies cos and sin; softmax_factor
-    multiplies the scale of the scores, for attentions whose scores are only partly rotated (DeepSeek)."""
+    multiplies the scale of the scores, for attentions whose scores are only partly rotated (DeepSeek).
+    """
 
     inverse: Tensor
     attention_factor: float
@@ -53,7 +54,8 @@ class Scaling:
 
     def length_at(self, query: Length, newest: Length) -> Length | None:
         """The length that the tables of a query at position `query` follow, where the sequence's newest key is at position
-        `newest`: equal numbers mean equal tables. None: tables that never change. Elementwise, for ints or int64 tensors."""
+        `newest`: equal numbers mean equal tables. None: tables that never change. Elementwise, for ints or int64 tensors.
+        """
         return None
 
     def as_dict(self) -> dict[str, Any]:
@@ -85,7 +87,8 @@ class Follows(Scaling):
     published rule, which makes what was computed before wrong whenever the tables change. With it, documents packed into one
     row all follow the row's newest position, so a document is not what it is alone; with the others it is.
 
-    Where no length is given, max_length counts if given, else original_max_length; "declared" needs one: ValueError."""
+    Where no length is given, max_length counts if given, else original_max_length; "declared" needs one: ValueError.
+    """
 
     original_max_length: int
     max_length: int | None

@@ -25,7 +25,8 @@ from longitude.positions.scaling import (
 class RopeConfig(NamedTuple):
     """What a config says about one kind of layers. sections: pairs per axis (mrope), interleaved or one after the other.
 
-    Example: from_hugging_face(config).encoding(head_dim, "half") is the encoding that the config describes."""
+    Example: from_hugging_face(config).encoding(head_dim, "half") is the encoding that the config describes.
+    """
 
     base: float
     scaling: Scaling | None = None
@@ -44,7 +45,8 @@ class RopeConfig(NamedTuple):
 
     def options(self, head_dim: int) -> dict[str, Any]:
         """For Rotary(head_dim, layout, **options) and rope_frequencies(head_dim, **options); where there are sections, for
-        MultimodalRotary(head_dim, layout, **options). `encoding` chooses between them."""
+        MultimodalRotary(head_dim, layout, **options). `encoding` chooses between them.
+        """
         options = {"base": self.base, "scaling": self.scaling, "rotary_dim": self.rotary_dim(head_dim)}
         if self.sections is None:
             return options | {"proportion": self.proportion}
@@ -57,7 +59,8 @@ class RopeConfig(NamedTuple):
 
     def encoding(self, head_dim: int, layout: str) -> Rotary:
         """The encoding that the config describes: MultimodalRotary where there are sections, else Rotary. No config says its
-        layout: "half" for most models, "interleaved" for GPT-J, DeepSeek and their kin."""
+        layout: "half" for most models, "interleaved" for GPT-J, DeepSeek and their kin.
+        """
         kind = Rotary if self.sections is None else MultimodalRotary
         return kind(head_dim, layout, **self.options(head_dim))
 
@@ -105,7 +108,8 @@ def from_hugging_face(
     follow the sequence there, and here unless `follow` says otherwise; max_length is the length that they declare, for
     longrope max_position_embeddings by default. Some models ignore partial_rotary_factor (Llama): that is theirs to know.
 
-    Errors: ValueError for a missing base (never 10000 by default), an unknown type or key, a key of another type."""
+    Errors: ValueError for a missing base (never 10000 by default), an unknown type or key, a key of another type.
+    """
     if not isinstance(config, Mapping):
         if not hasattr(config, "to_dict"):
             raise ValueError(f"expected a config as a mapping or an object with to_dict(), got {config!r}")
@@ -242,7 +246,8 @@ def to_hugging_face(
     where tables depend on it (dynamic, longrope). NTK has no type of its own: it becomes "default" with the larger
     rope_theta, which needs head_dim; BaseChange likewise. NTKByParts becomes "yarn" with attention_factor 1, and with the
     paper's ramp "llama3", the same formula; YaRN with the paper's ramp, and p-RoPE with a scaling other than Linear, have
-    no type: ValueError."""
+    no type: ValueError.
+    """
     if style not in ("rope_parameters", "rope_scaling"):
         raise ValueError(f"expected style 'rope_parameters' or 'rope_scaling', got {style!r}")
     if not isinstance(rope, RopeConfig):

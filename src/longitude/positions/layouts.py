@@ -14,7 +14,8 @@ from longitude.positions.base import check_sizes
 def pair_order(rotary_dim: int, to: str) -> Tensor:
     """The permutation of a rotary block [rotary_dim]: dimension d of layout `to` is dimension pair_order[d] of the other.
 
-    to="half": 0, 2, 4, ..., 1, 3, 5, ...    to="interleaved", its inverse: 0, n, 1, n+1, ..., where n = rotary_dim/2."""
+    to="half": 0, 2, 4, ..., 1, 3, 5, ...    to="interleaved", its inverse: 0, n, 1, n+1, ..., where n = rotary_dim/2.
+    """
     check_sizes("pair_order", rotary_dim=rotary_dim)
     if rotary_dim % 2:
         raise ValueError(f"pair_order: expected an even rotary_dim, got {rotary_dim}; dimensions turn in pairs")

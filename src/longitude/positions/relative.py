@@ -96,7 +96,7 @@ class TransformerXL(Encoding):
             return projected.unflatten(-1, (self.num_heads, self.head_dim)).movedim(-2, 0)
 
         def at(offset: Tensor) -> Tensor:
-            """offset [...] -> [heads, ..., head_dim], each offset once where many pairs of tokens share it."""
+            """Offset [...] -> [heads, ..., head_dim], each offset once where many pairs of tokens share it."""
             if torch.compiler.is_compiling():
                 return vectors(offset)
             low, high = (int(end) for end in offset.aminmax())

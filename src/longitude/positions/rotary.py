@@ -68,7 +68,7 @@ class Rotary(Encoding):
         return None if self.scaling is None else self.scaling.length_at(query, newest)
 
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
-        """theta of each pair, and the two factors."""
+        """Theta of each pair, and the two factors."""
         found = rope_frequencies(
             self.head_dim,
             self.base,
@@ -86,7 +86,7 @@ class Rotary(Encoding):
         return found
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> RotaryTable:
-        """positions [L] or [B, L], with several axes [L, axes] or [B, L, axes] too -> cos and sin, float32 or wider."""
+        """Positions [L] or [B, L], with several axes [L, axes] or [B, L, axes] too -> cos and sin, float32 or wider."""
         require_positions(positions, who=self.registered_name)
         # Numbers, not buffers: nothing to save, to move, or to round with the model.
         theta, factor, _ = self.frequencies(length, positions.device)
@@ -263,7 +263,7 @@ class XPos(Encoding):
     def prepare(
         self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32
     ) -> ScaledRotaryTable:
-        """positions [L] or [B, L], length: the end of a block -> turns of queries and keys, float32 or wider."""
+        """Positions [L] or [B, L], length: the end of a block -> turns of queries and keys, float32 or wider."""
         exact = wide(positions.device)
         turn = self.rope.prepare(positions, None, exact)
         place = positions.reshape(*turn.cos.shape[:-1], 1)
@@ -294,7 +294,7 @@ class XPos(Encoding):
 
 
 def float32_frequencies(rotary_dim: int, base: float, device: torch.device | None) -> Tensor:
-    """theta in float32, with the roundings of 1 / base^(2k/rotary_dim) on a CPU: those of most ports."""
+    """Theta in float32, with the roundings of 1 / base^(2k/rotary_dim) on a CPU: those of most ports."""
     return (1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)).to(device)
 
 

@@ -40,7 +40,7 @@ class RotaryTable(Angles):
 
 
 def apply_rotary(x: Tensor, turn: RotaryTable, layout: str) -> Tensor:
-    """x [B, H, L, 2 pairs] -> the same shape and dtype, turned in float32 or wider."""
+    """X [B, H, L, 2 pairs] -> the same shape and dtype, turned in float32 or wider."""
     cos, sin = turn
     if x.dtype != cos.dtype:
         wider = torch.promote_types(x.dtype, cos.dtype)
@@ -111,7 +111,7 @@ def pairs(x: Tensor, turn: Tensor) -> Tensor:
 
 
 def even(x: Tensor) -> Tensor:
-    """x itself if its memory can be read as complex numbers, else a copy."""
+    """X itself if its memory can be read as complex numbers, else a copy."""
     readable = x.stride(-1) == 1 and x.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in x.stride()[:-1])
     return x if readable else x.clone(memory_format=torch.contiguous_format)
 

@@ -79,7 +79,7 @@ Sampler = Contiguous | Randomized | Skipped
 
 
 def sampler(name: str, **options: Any) -> Sampler:
-    """Build a sampler by name: sampler("randomized", max_length=2048)."""
+    """Build a sampler by its name and options, such as "randomized" with max_length=2048."""
     if name not in SAMPLERS:
         raise unknown("sampler", name, SAMPLERS, f"samplers: {', '.join(SAMPLERS)}.")
     known = options_of(SAMPLERS[name])

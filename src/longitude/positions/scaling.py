@@ -36,7 +36,8 @@ def rope_frequencies(
 
     rotary_dim: the dimensions that turn (all). proportion p: only the int(p rotary_dim) // 2 fastest pairs turn, at the same
     frequencies; the others have frequency 0 (p-RoPE, Barbero et al. 2024). length: what a scheme that follows the length
-    follows; None: its declared length, else the original one. who: whose mistake an error names."""
+    follows; None: its declared length, else the original one. who: whose mistake an error names.
+    """
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     check_sizes(who, head_dim=head_dim, rotary_dim=rotary_dim)
     check_positive(who, base=base)
@@ -79,7 +80,7 @@ class BaseChange(Scaling):
 
 # ---- NTK: a larger base, so that fast pairs hardly change ------------------------------------------------------------
 def ntk_base(who: str, base: float, stretch: Any, rotary_dim: int) -> Any:
-    """base stretch^(d/(d-2)): the slowest pair turns slower by exactly `stretch`, the fastest as before."""
+    """Base stretch^(d/(d-2)): the slowest pair turns slower by exactly `stretch`, the fastest as before."""
     if rotary_dim < 4:
         raise ValueError(
             f"{who}: expected a rotary_dim of 4 or more, got {rotary_dim}; a single pair has no slower one"
@@ -91,7 +92,8 @@ def ntk_base(who: str, base: float, stretch: Any, rotary_dim: int) -> Any:
 class NTK(Scaling):
     """base s^(d/(d-2)) instead of base: the slowest frequency is divided by s, the fastest stays  (bloc97 2023).
 
-    The original code calls the factor alpha."""
+    The original code calls the factor alpha.
+    """
 
     name = "ntk"
     factor: float
@@ -105,7 +107,8 @@ class DynamicNTK(Follows):
     """base (s l/L - (s - 1))^(d/(d-2)) for a sequence of length l; plain while l <= L  (emozilla 2023).
 
     follow="declared" (l = max_length), "row" or "sequence": see `Follows`. Rows take their lengths beyond L in steps of
-    `step` tokens, rounded up (default: a sixteenth of L), so that neighbours share tables."""
+    `step` tokens, rounded up (default: a sixteenth of L), so that neighbours share tables.
+    """
 
     name = "dynamic_ntk"
     factor: float
@@ -151,7 +154,8 @@ def rotations_ramp(theta: Tensor, original: int, slow: float, fast: float) -> Te
 class Llama3(Scaling):
     """(1 - gamma_k) theta_k/s + gamma_k theta_k, gamma_k = (r_k - low) / (high - low) within [0, 1]  (Grattafiori et al. 2024).
 
-    low_freq_factor and high_freq_factor are turns within L, 1 and 4 in the original code, which uses s = 8, L = 8192."""
+    low_freq_factor and high_freq_factor are turns within L, 1 and 4 in the original code, which uses s = 8, L = 8192.
+    """
 
     name = "llama3"
     factor: float
@@ -183,7 +187,8 @@ class NTKByParts(Scaling):
 
     Errors: ValueError, besides those of single options, for ramp="dimensions" with an original_max_length in which no pair
     turns beta_slow times: the published ramp would run backwards there and scale nothing. At the other end, where even the
-    slowest pairs turn far more than beta_fast times, the published code divides all of them by s, and so does this."""
+    slowest pairs turn far more than beta_fast times, the published code divides all of them by s, and so does this.
+    """
 
     name = "ntk_by_parts"
     factor: float
@@ -225,7 +230,8 @@ class NTKByParts(Scaling):
     def borders(self, rotary_dim: int, base: float) -> tuple[float, float]:
         """The pair that turns beta_fast times within L, and the one that turns beta_slow times. The published code clamps at
         d - 1, not at the last pair d/2 - 1, and sets the two apart by 0.001 where they are equal. ValueError where the second
-        lies below pair 0."""
+        lies below pair 0.
+        """
         if base <= 1:
             raise ValueError(f"{self.name}: expected a base above 1, got {base!r}")
 
@@ -250,7 +256,8 @@ class YaRN(NTKByParts):
 
     With g(m) = 0.1 m ln s + 1, attention_factor is g(1), or g(mscale)/g(mscale_all_dim) where both are given and not zero,
     or what is given; softmax_factor is g(mscale_all_dim)^2 where given and not zero, else 1. Published code multiplies
-    score scales by it in DeepSeek's latent attention and its kin alone, where only a part of each head turns."""
+    score scales by it in DeepSeek's latent attention and its kin alone, where only a part of each head turns.
+    """
 
     name = "yarn"
     attention_factor: float | None = None
@@ -284,7 +291,8 @@ class LongRoPE(Follows):
 
     cos and sin times sqrt(1 + ln s / ln L), whichever list is used, or times attention_factor where given; s is factor, else
     max_length / L. Lists: rotary_dim/2 positive numbers. follow="declared" (length max_length, else factor L), "row" or
-    "sequence": see `Follows`."""
+    "sequence": see `Follows`.
+    """
 
     name = "longrope"
     short_factor: Sequence[float]

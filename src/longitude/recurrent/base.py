@@ -34,7 +34,8 @@ def require_mode(who: str, mode: str, chunk_size: int) -> None:
 
 def require_tokens(who: str, **named: tuple[Tensor | None, str]) -> None:
     """ValueError unless each is None or a tensor of floats with the named dimensions, none empty and the same name the same
-    size."""
+    size.
+    """
     given = {name: (x, dims.split()) for name, (x, dims) in named.items() if x is not None}
     sizes: dict[str, int] = {}
     fine = True
@@ -85,7 +86,8 @@ def state_dtype(x: Tensor) -> torch.dtype:
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + e^x), x itself above 20 as torch has it. While compiling, in operators of which torch knows how gradients lie in
-    memory: of its own, whose gradient takes the layout of what comes in, it assumes another (torch 2.13)."""
+    memory: of its own, whose gradient takes the layout of what comes in, it assumes another (torch 2.13).
+    """
     if torch.compiler.is_compiling():
         return torch.where(x > 20, x, x.clamp(max=20).exp().log1p())
     return torch.nn.functional.softplus(x)
@@ -141,7 +143,8 @@ class RecurrentMixer(Mixer):
     ) -> Tensor:
         """-> [B, L, dim]. documents: a number per token, cached ones included; a run of one number is a document, a token
         sees its own document only, and a negative number is padding.
-        cache: a layer that `cache_layer` made; it keeps the state after this call's tokens."""
+        cache: a layer that `cache_layer` made; it keeps the state after this call's tokens.
+        """
         dim: int = self.dim  # type: ignore[assignment]  (every one has it)
         if x.dim() != 3 or x.shape[-1] != dim or x.numel() == 0:
             raise ValueError(f"x: expected [B, L, {dim}] with no empty dimension, got {list(x.shape)}")
@@ -191,7 +194,8 @@ class RecurrentMixer(Mixer):
 
 def _flags(documents: Int[Tensor, "B Lk"], past: int) -> tuple[Tensor | None, Tensor | None]:
     """Which of the tokens from `past` on begin a document after another one, and which are no padding, [B, L] each; None
-    where none does, or all are."""
+    where none does, or all are.
+    """
     reset, valid = begins_of(documents)[:, past:], documents[:, past:] >= 0
     if torch.compiler.is_compiling():
         return reset, valid

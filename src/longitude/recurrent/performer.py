@@ -121,7 +121,8 @@ def running_max(
 
 def orthogonal_features(head_dim: int, m: int, seed: int = 0) -> Float[Tensor, "m head_dim"]:
     """W of m rows, float64: directions orthogonal within each head_dim rows, lengths those of Gaussian vectors, so that each
-    row alone is N(0, I)  (Choromanski et al. 2021, section 2.4). The seed is all there is of chance."""
+    row alone is N(0, I)  (Choromanski et al. 2021, section 2.4). The seed is all there is of chance.
+    """
     check_sizes("orthogonal_features", head_dim=head_dim, m=m)
     options: Any = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64, "device": "cpu"}
     q, r = torch.linalg.qr(torch.randn(math.ceil(m / head_dim), head_dim, head_dim, **options))

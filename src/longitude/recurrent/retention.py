@@ -88,7 +88,7 @@ class Retention(RecurrentMixer):
 
 
 def turn_at(positions: Int[Tensor, "*B L"], head_dim: int, dtype: torch.dtype) -> RotaryTable:
-    """n 10000^(-linspace(0, 1, pairs)): unlike rope's, the slowest pair reaches 1/10000 itself."""
+    """N 10000^(-linspace(0, 1, pairs)): unlike rope's, the slowest pair reaches 1/10000 itself."""
     if positions.dim() > 2:
         raise ValueError(f"Retention measures one axis: expected positions [L] or [B, L], got {list(positions.shape)}")
     exact = wide(positions.device)

@@ -92,7 +92,8 @@ class RWKV4(RecurrentMixer):
 
 class RWKVChannelMix(nn.Module):
     """What stands in place of an MLP in RWKV's published blocks: out = sigmoid(W_r x_r) * W_v relu(W_k x_k)^2, where x_r and
-    x_k are mu x_t + (1 - mu) x_{t-1}, each with a mu of its own (Peng et al. 2023)."""
+    x_k are mu x_t + (1 - mu) x_{t-1}, each with a mu of its own (Peng et al. 2023).
+    """
 
     def __init__(self, dim: int, hidden: int | None = None):
         super().__init__()

@@ -13,7 +13,8 @@ from typing import Any
 @contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out` to write into; on leaving it is flushed to disk and renamed to `out`, on an error or Ctrl-C it
-    is removed. What a killed process left there is removed first. ValueError when another process writes the same."""
+    is removed. What a killed process left there is removed first. ValueError when another process writes the same.
+    """
     missing = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
     out.parent.mkdir(parents=True, exist_ok=True)
     beside = out.with_name(f".{out.name}.unfinished")

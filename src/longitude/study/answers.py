@@ -93,7 +93,7 @@ class Answers(Judge):
 
 
 def share(right: np.ndarray) -> tuple[float, float, float]:
-    """right [seeds, examples], each 0 to 1 -> (mean, low, high)."""
+    """Right [seeds, examples], each 0 to 1 -> (mean, low, high)."""
     value, low, high = scoring.mean(right.ravel().tolist())
     if len(right) > 1:
         drawn = interval(right, np.ones_like(right), metric="mean")
@@ -119,7 +119,7 @@ def between(found: Finding) -> str:
 
 
 def _listed(group: list[Finding], first: bool) -> str:
-    """rope (42%, 95% interval 35 to 49%) and t5 (3%, 1 to 6%); the words are said once in a sentence."""
+    """Rope (42%, 95% interval 35 to 49%) and t5 (3%, 1 to 6%); the words are said once in a sentence."""
     words = []
     for each in group:
         said = "95% interval " if first and not words else ""
@@ -128,7 +128,7 @@ def _listed(group: list[Finding], first: bool) -> str:
 
 
 def _ranged(group: list[Finding], first: bool) -> str:
-    """rope and t5 (3% to 42%)"""
+    """Rope and t5 (3% to 42%)"""
     values = sorted(each.value for each in group if each.value is not None)
     ends = dict.fromkeys(f"{value:.0%}" for value in (values[0], values[-1]))
     return f"{and_([named(each.label) for each in group])} ({' to '.join(ends)})"

@@ -38,7 +38,8 @@ SAVES = 4
 @dataclass(frozen=True)
 class Status:
     """status.json. status: running | done | diverged | failed; reason: why not done, or what done leaves out; untrained: what
-    training never used, in words."""
+    training never used, in words.
+    """
 
     status: str
     label: str
@@ -210,7 +211,8 @@ def train(model: Any, config: StudyConfig, cell: Trial, data: StudyData, watcher
 
 def untrained(model: Any, optimizer: Any, config: StudyConfig) -> str | None:
     """What training never used, in words that follow a label; None where there is nothing: far parts of mixers, and parameters
-    whose gradient was zero at every step, for which Adam's second moment is still zero."""
+    whose gradient was zero at every step, for which Adam's second moment is still zero.
+    """
     reasons = []
     longest = work_of(config).task.positions(config.train_length)
     windows = [m.far_from for m in model.modules() if isinstance(m, Mixer) and m.far_from is not None]

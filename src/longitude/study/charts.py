@@ -113,7 +113,8 @@ def _with_band(found: Finding, others: list[Finding], reference: int) -> dict[st
     """A finding as a point, with the band around it: the interval of its change, which starts at the reference.
 
     The interval of the value itself, in the tooltip, is mostly how documents differ, and alike for all encodings. It is
-    the band only where nothing can change: one length. Without any interval the band is the point."""
+    the band only where nothing can change: one length. Without any interval the band is the point.
+    """
     start = next((each.value for each in others if each.label == found.label and each.length == reference), None)
     low = high = found.value
     if start is not None and found.change_low is not None and found.change_high is not None:

@@ -112,7 +112,8 @@ def _hash(name: str) -> str:
 class Windows(Examples):
     """`count` training windows in their order: window i is {"input_ids": [length], "shift_labels": [length]}, int64.
 
-    With a sampler also "position_ids" [length], which the seed and i decide, whatever was drawn before."""
+    With a sampler also "position_ids" [length], which the seed and i decide, whatever was drawn before.
+    """
 
     def __init__(
         self, documents: Sequence[np.ndarray], length: int, count: int, seed: int, positions: Sampler | None = None

@@ -14,7 +14,8 @@ Spec = dict[str, Any]
 @dataclass(frozen=True)
 class Label:
     """What a label says. encodings: composed; none said: the model's own choice. mixers: they take turns over the layers;
-    none said: attention."""
+    none said: attention.
+    """
 
     encodings: list[Spec]
     mixers: list[Spec]
@@ -44,7 +45,7 @@ class Label:
 
 
 def parse_label(label: str) -> Label:
-    """ "rope:base=500000+fox+attention+mamba:state_dim=8" -> its encodings and its mixers, each in the order said.
+    """Split "rope:base=500000+fox+attention+mamba:state_dim=8" into its encodings and its mixers, each in the order said.
 
     Values are int, float, true, false, text, numbers 2/1/1 -> [2, 1, 1], or a scheme with its options:
     scaling=yarn(factor=16,original_max_length=256) -> {"name": "yarn", "factor": 16, "original_max_length": 256}. Raises
@@ -69,7 +70,7 @@ def parse_label(label: str) -> Label:
 
 
 def parse_encoding(label: str) -> list[Spec]:
-    """ "rope:base=500000+fox" -> [{"name": "rope", "base": 500000}, {"name": "fox"}]: a label of encodings alone.
+    """Read "rope:base=500000+fox" as [{"name": "rope", "base": 500000}, {"name": "fox"}]: a label of encodings alone.
 
     Values and errors as `parse_label`.
     """
@@ -116,7 +117,7 @@ def _spec(part: str, valid: Mapping[str, Any]) -> Spec:
 
 
 def parse_options(text: str, expected: str, got: str) -> dict[str, Any]:
-    """ "base=5e5,layout=half" -> {"base": 5e5, "layout": "half"}; a comma inside parentheses belongs to a value."""
+    """Read "base=5e5,layout=half" as {"base": 5e5, "layout": "half"}; a comma inside parentheses belongs to a value."""
     options = {}
     for item in re.split(r",(?![^(]*\))", text) if text else ():
         key, equals, value = item.partition("=")

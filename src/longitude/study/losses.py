@@ -16,7 +16,8 @@ SHORT = {HOLDS: "yes", LOST: "no", UNCLEAR: "?"}
 
 class Losses(Judge):
     """`HOLDS` where change_high < `TOLERANCE`, `LOST` where change_low > `TOLERANCE`, else `UNCLEAR`; nothing is said at lengths
-    up to the training length or the reference."""
+    up to the training length or the reference.
+    """
 
     things = "documents"
     verdicts = {HOLDS: HOLDS, LOST: LOST, UNCLEAR: UNCLEAR}
@@ -113,7 +114,7 @@ def _verdict(change: float | None, low: float | None, high: float | None) -> str
 
 
 def _listed(group: list[Finding], first: bool) -> str:
-    """rope (+42%, 95% interval +41 to +43%) and t5 (+3.1%, +2.7 to +3.5%); the words are said once in a sentence."""
+    """Rope (+42%, 95% interval +41 to +43%) and t5 (+3.1%, +2.7 to +3.5%); the words are said once in a sentence."""
     words = []
     for each in group:
         said = "95% interval " if first and not words else ""
@@ -122,7 +123,7 @@ def _listed(group: list[Finding], first: bool) -> str:
 
 
 def _ranged(group: list[Finding], first: bool) -> str:
-    """rope and t5 (+3.1% to +42%)"""
+    """Rope and t5 (+3.1% to +42%)"""
     changes = [each.change for each in group if each.change is not None]
     ends = dict.fromkeys((percent(min(changes)), percent(max(changes))))
     return f"{and_([named(each.label) for each in group])} ({' to '.join(ends)})"

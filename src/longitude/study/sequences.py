@@ -210,7 +210,8 @@ class Pairs(Examples):
     """`count` training examples, `batch` after each other of one length: {"input_ids": [S], "labels": [T]}, int64.
 
     Lengths are 1 to a limit that grows evenly to `longest` over the first half, and stays (Zaremba and Sutskever 2014). With a
-    sampler also "position_ids" [S] and "decoder_position_ids" [T], each drawn by itself."""
+    sampler also "position_ids" [S] and "decoder_position_ids" [T], each drawn by itself.
+    """
 
     def __init__(
         self, task: Sequences, longest: int, count: int, batch: int, seed: int, positions: Sampler | None = None

@@ -22,7 +22,8 @@ BYTES = 256
 @dataclass(frozen=True)
 class StudyData:
     """training, validation: documents of bytes, uint8 [n] and int64 [n]; none where examples are drawn. description: for
-    study.json."""
+    study.json.
+    """
 
     training: list[np.ndarray]
     validation: list[Tensor]

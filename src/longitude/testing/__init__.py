@@ -99,7 +99,8 @@ def _name(law: Law) -> str:
 
 def examine(law: str | Law, encoding: str | Callable[..., Encoding] | Example, **options: Any) -> str:
     """Try one law on one encoding -> "holds", or why it does not apply. LawBroken where it is broken, or where the encoding
-    raises something that no law asks for."""
+    raises something that no law asks for.
+    """
     law = laws()[law] if isinstance(law, str) else law
     build = example(encoding, **options)
     build()

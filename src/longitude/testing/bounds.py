@@ -44,7 +44,8 @@ def memory_of(call: Callable[[], Any]) -> Memory:
 def law_memory(build: Example, mask: Callable[[int], Mask] = lambda length: Causal(), length: int = 2048) -> str | None:
     """Law 11. Where the `table` route takes an encoding, forward and backward never allocate a tensor of Lq x Lk elements,
     and twice the length takes twice the memory: all that is alive at once, outputs and gradients too. Counted by the profiler
-    at `length` and its double, in float32 with four heads. mask: of a length; `table` must take it."""
+    at `length` and its double, in float32 with four heads. mask: of a length; `table` must take it.
+    """
     room: dict[str, Any] = {} if "max_length" in build.options else {"max_length": 2 * length}
     encoding = build(**room).float()
     if encoding.max_length is not None and encoding.max_length < 2 * length:

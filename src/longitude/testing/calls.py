@@ -23,7 +23,8 @@ MODES_OF_TORCH: dict[str, Any] = {
 
 def law_modes_of_torch(build: Example) -> str | None:
     """A cache filled with gradients, under no_grad or in inference_mode is read in every other mode, by one token and by several,
-    with a backward where there are gradients, and continues in the first."""
+    with a backward where there are gradients, and continues in the first.
+    """
     stack, x = Stack(build()), numbers(2, 11, SHAPES["dim"])
     want = stack(x).detach()
     for before, one in MODES_OF_TORCH.items():
@@ -45,7 +46,8 @@ def law_modes_of_torch(build: Example) -> str | None:
 
 def law_takes_part(build: Example) -> str | None:
     """Every parameter that requires a gradient gets one, of zeros where it had no say, from one token on, on every backend that
-    gives gradients. Trainers that split a model over machines wait for each of them."""
+    gives gradients. Trainers that split a model over machines wait for each of them.
+    """
     encoding = build()
     for backend in ("auto", "reference"):
         stack = Stack(encoding, backend)
@@ -60,7 +62,8 @@ def law_takes_part(build: Example) -> str | None:
 
 def law_refused_calls(build: Example) -> str | None:
     """In a model of two layers, a refused call leaves a filled cache as it was: wrong documents, positions, masks and batches,
-    and a crop that cannot be. One that is not refused is a crop or weights, and a cropped cache continues, too."""
+    and a crop that cannot be. One that is not refused is a crop or weights, and a cropped cache continues, too.
+    """
     with torch.no_grad():
         in_model("two layers", language_model(*_attention(), encoding=compose(build())))
     return None
@@ -68,7 +71,8 @@ def law_refused_calls(build: Example) -> str | None:
 
 def law_prompt_lookup(build: Example) -> str | None:
     """In a model, greedy generation with prompt lookup writes what it writes without, or is refused before the first call. An
-    encoding that hands something from token to token, which could not be taken back, declares `carries`."""
+    encoding that hands something from token to token, which could not be taken back, declares `carries`.
+    """
     encoding = compose(build())
     carried = bool(tensors_in(encoding.context(numbers(1, 3, SHAPES["dim"]))[1]))
     if carried != encoding.carries:

@@ -63,7 +63,7 @@ class Draw:
         return refusal(BACKENDS[backend], [part.request.with_lse() if lse else part.request for part in parts])
 
     def forward(self, tensors: Named, backend: str, **more: Any) -> Any:
-        """attend with these tensors instead."""
+        """Attend with these tensors instead."""
         q, k, v, x = (tensors[name] for name in "qkvx")
         options = {**self.options, "mask": self.mask, **more}
         return attend(q, k, v, encoding=self.encoding, context=self.context(x), backend=backend, **options)
@@ -245,7 +245,8 @@ def positions(r: random.Random, batch: int, rows: int, keys: int, encoding: Any)
 # ---- the law -------------------------------------------------------------------------------------------------------------
 def law_draws(build: Example, draws: range = range(3), longest: int = 24) -> str | None:
     """Law 2. Random calls, by number: every backend that accepts equals `reference` asked for each sequence alone, forward and
-    every gradient; `auto` too. No call raises anything once it is accepted, nor changes an argument or a setting."""
+    every gradient; `auto` too. No call raises anything once it is accepted, nor changes an argument or a setting.
+    """
     for seed in draws:
         case = draw(build, seed, longest)
         try:

@@ -50,7 +50,8 @@ def every_mask(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
 def law_dropout(build: Example, kinds: Sequence[str] | None = QUICK) -> str | None:
     """Law 2. On every backend that has dropout, whatever the mask: no call raises; a query that sees no key gives zeros; every
     weight is 0 or w / (1 - p), each as often as it should be; gradients are those of the weights that were left; the same seed
-    gives the same; and without dropout no random number is drawn. kinds: of masks; None: all."""
+    gives the same; and without dropout no random number is drawn. kinds: of masks; None: all.
+    """
     encoding = build()
     one = compose(encoding)
     q, k, v, x = heads_and_tokens(KEYS, KEYS, batch=3)
@@ -72,7 +73,8 @@ def _backends(case: Draw) -> list[str]:
 
 def _dropped(case: Draw, name: str, seed: int) -> Tensor:
     """The weights that a backend applies under this seed, [B, H, Lq, Lk], by values of one-hot rows. In the same gradient mode
-    as what it is compared with: `split` may choose another way without."""
+    as what it is compared with: `split` may choose another way without.
+    """
     v = case.tensors["v"]
     shown = torch.eye(KEYS, dtype=v.dtype).expand_as(v)
     torch.manual_seed(seed)

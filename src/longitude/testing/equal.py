@@ -71,7 +71,8 @@ def law_backends(
 ) -> str | None:
     """Law 2. Every backend that accepts equals `reference` in float64, forward and every gradient: of queries, keys, values,
     of the tokens that context reads, and of each parameter. In float32 too, as near as float32 can be. One that refuses
-    raises a ValueError that names those that work. kinds: names of masks, where not all."""
+    raises a ValueError that names those that work. kinds: names of masks, where not all.
+    """
     for rows, keys in lengths:
         q, k, v, x = heads_and_tokens(rows, keys)
         for kind, mask in masks(q.shape[0], keys, compose(build()).causal_only).items():
@@ -153,7 +154,8 @@ def law_queries_are_last(build: Example) -> str | None:
 
 def law_pieces(build: Example) -> str | None:
     """Law 3. The whole pass = chunked prefill = one token at a time with the cache, in two layers with grouped heads; from
-    position 0 and from a later one, with positions as an int and as a tensor, and in a left-padded batch."""
+    position 0 and from a later one, with positions as an int and as a tensor, and in a left-padded batch.
+    """
     try:
         from longitude.attention.cache import LongitudeCacheLayer
     except ImportError:

@@ -92,7 +92,8 @@ def fill(module: nn.Module, seed: int = 0, std: float = 0.5) -> Any:
 class Stack(nn.Module):
     """x -> x + attention(x), twice, with grouped heads and one encoding.
 
-    Upper layers see what lower ones made of the past: an error of a cache that one layer hides shows in two."""
+    Upper layers see what lower ones made of the past: an error of a cache that one layer hides shows in two.
+    """
 
     def __init__(self, encoding: Encoding, backend: str = "auto", layers: int = 2, **shapes: Any):
         super().__init__()
@@ -114,7 +115,7 @@ class Stack(nn.Module):
         documents: Tensor | None = None,
         caches: Sequence[Any] | None = None,
     ) -> Tensor:
-        """x [B, L, dim]; positions of x; documents [B, Lk], cached tokens included, -1 for padding."""
+        """X [B, L, dim]; positions of x; documents [B, Lk], cached tokens included, -1 for padding."""
         x = self.encoding.embed(x, explicit(positions, x.shape[1], x.device))
         for n, layer in enumerate(self.layers):
             cache = None if caches is None else caches[n]
@@ -129,7 +130,7 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 
 
 def heads_and_tokens(rows: int, keys: int, batch: int = 2, **shapes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """q [B, H, rows, D], k and v [B, Hkv, keys, D], x [B, keys, dim], the tokens that context reads."""
+    """Q [B, H, rows, D], k and v [B, Hkv, keys, D], x [B, keys, dim], the tokens that context reads."""
     s = {**SHAPES, **shapes}
     return (
         numbers(batch, s["num_heads"], rows, s["head_dim"], seed=1),
@@ -145,7 +146,8 @@ Named = dict[str, Tensor]
 def with_gradients(forward: Callable[[], Tensor], wanted: Mapping[str, Tensor], seen: Tensor | None = None) -> Named:
     """The output of forward(), and the gradient of each wanted tensor (zeros where none) for one fixed direction.
 
-    seen [B, L, 1] or so: multiplies the output; 0 where it means nothing, as for padding."""
+    seen [B, L, 1] or so: multiplies the output; 0 where it means nothing, as for padding.
+    """
     out = forward()
     if seen is not None:
         out = out * seen
@@ -182,7 +184,7 @@ def differentiable(**tensors: Tensor) -> Named:
 
 
 def error(got: Tensor, want: Tensor) -> float:
-    """max |got - want| / max(1, max |want|); infinite where something is not finite."""
+    """Max |got - want| / max(1, max |want|); infinite where something is not finite."""
     if got.shape != want.shape:
         raise LawBroken(f"expected a shape of {list(want.shape)}, got {list(got.shape)}")
     if not want.numel():
@@ -227,7 +229,8 @@ def refused(what: str, call: Callable[[], Any], *said: str) -> str:
 @contextmanager
 def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
     """LawBroken where what happens inside writes to one of these tensors, or leaves another state of torch's: its random
-    numbers, gradient mode, dtype, threads, determinism."""
+    numbers, gradient mode, dtype, threads, determinism.
+    """
 
     def settings() -> dict[str, Any]:
         return {

@@ -17,7 +17,8 @@ QUICK = ("nobody",)
 def law_graph(build: Example, kinds: tuple[str, ...] | None = QUICK) -> str | None:
     """Law 8. Whatever the mask, also where no query sees a key: the output of every backend has a graph wherever that of
     `reference` has one, whichever input or parameter alone wants a gradient, and reaches the same ones. kinds: of masks;
-    None: all."""
+    None: all.
+    """
     encoding = build()
     one, length = compose(encoding), 6
     q, k, v, x = heads_and_tokens(length, length)

@@ -26,7 +26,8 @@ def law_nonfinite(build: Example, kinds: tuple[str, ...] | None = QUICK) -> str 
     """Law 2. A NaN in a query, key or value reaches the output of every query that sees it, on every backend; neither it nor an
     infinity reaches another sequence of the batch. (Within a sequence a mask hides by a weight of 0, and 0 * NaN is NaN: what a
     query must not see may taint it, as in torch's own attention.) A NaN in a token that context reads, or in a learned number,
-    reaches every output that depends on it, and no other sequence. kinds: of masks; None: all."""
+    reaches every output that depends on it, and no other sequence. kinds: of masks; None: all.
+    """
     encoding = build()
     q, k, v, x = heads_and_tokens(LENGTH, LENGTH)
     token = torch.arange(LENGTH)
@@ -102,7 +103,8 @@ def _learned(build: Example, tensors: Named) -> None:
 
 def _whole_tokens(build: Example) -> None:
     """NaN or an infinity in all that a token brings, also in float32: on every backend its output is not finite, other rows are
-    as without it. NaN all over any parameter: the loss is not finite."""
+    as without it. NaN all over any parameter: the loss is not finite.
+    """
     here = TOKENS // 2
     with torch.no_grad():
         for dtype in (torch.float32, torch.float64):

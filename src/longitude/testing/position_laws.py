@@ -43,7 +43,8 @@ SHIFTS = (1, 3, 1000, 100_000)
 
 def law_shift(build: Example) -> str | None:
     """Law 5. Where `relative`: one number added to all positions changes nothing, neither the output nor a gradient.
-    Where not: it does. Positions count up by one, or with gaps."""
+    Where not: it does. Positions count up by one, or with gaps.
+    """
     encoding = build()
     stack, length = Stack(encoding), 9
     limit = encoding.max_length or 10**9
@@ -69,7 +70,8 @@ def law_shift(build: Example) -> str | None:
 
 def law_permutation(build: Example) -> str | None:
     """Law 5. Tokens permuted together with their positions and order: the output is permuted. Encodings that are
-    causal_only read the order itself, so it does not apply to them."""
+    causal_only read the order itself, so it does not apply to them.
+    """
     if build().causal_only:
         return "causal_only: its terms follow the order of tokens"
     stack, length = Stack(build()), 11
@@ -84,7 +86,8 @@ def law_permutation(build: Example) -> str | None:
 
 def law_order(build: Example) -> str | None:
     """Law 5. Where `causal_only`, a mask that lets a query see the future is refused; elsewhere the answer is finite, and so
-    is every bias: forbidding the future is the mask's job."""
+    is every bias: forbidding the future is the mask's job.
+    """
     encoding = build()
     q, k, v, x = heads_and_tokens(7, 7)
     context = encoding.context(x)[0]
@@ -135,7 +138,8 @@ FAR = (100_003, 131_071)
 
 def law_far_positions(build: Example) -> str | None:
     """Law 6. At positions 100,003 and 131,071 (or the last that exist), in a bfloat16 module under bfloat16 autocast,
-    tables and biases are those of float64 to float32 accuracy: 1e-6; and attention gives what bfloat16 can show of it."""
+    tables and biases are those of float64 to float32 accuracy: 1e-6; and attention gives what bfloat16 can show of it.
+    """
     low = build().bfloat16()
     exact = deepcopy(low).double()  # the same numbers
     last = min(FAR[1], (low.max_length or FAR[1] + 1) - 1)

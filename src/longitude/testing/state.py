@@ -35,7 +35,8 @@ from longitude.testing.fixtures import (
 
 def law_tables(build: Example) -> str | None:
     """Law 7. Two configurations side by side never share a table: other heads and widths, each numeric option doubled, other
-    parameters. A table that outlives its call under an incomplete key answers for the wrong one, or at the wrong length."""
+    parameters. A table that outlives its call under an incomplete key answers for the wrong one, or at the wrong length.
+    """
     for n, (what, seed, options) in enumerate(_variants(build)):
         length = 101 + 4 * n  # one that no table was made for before
         shapes = OTHER_SHAPES if options is OTHER_SHAPES else {}
@@ -70,7 +71,8 @@ def _variants(build: Example) -> list[tuple[str, int, dict[str, Any]]]:
 
 def law_state(build: Example) -> str | None:
     """Law 7. The state is the learned parameters and nothing else, so `learned` says whether there are any; meta ->
-    to_empty -> load_state_dict, copies and pickles give the same answers."""
+    to_empty -> load_state_dict, copies and pickles give the same answers.
+    """
     encoding = build()
     names = set(learned_of(encoding))
     if set(encoding.state_dict()) != names:
@@ -97,7 +99,8 @@ def law_state(build: Example) -> str | None:
 
 def law_gradients(build: Example) -> str | None:
     """Law 8. Every learned parameter gets a gradient that is not zero, and equals central differences in float64 along a
-    random direction; so do inputs. A fixed encoding has no parameters."""
+    random direction; so do inputs. A fixed encoding has no parameters.
+    """
     encoding = build()
     if not encoding.learned and learned_of(encoding):
         raise LawBroken(f"declared learned = False, has the parameters {sorted(learned_of(encoding))}")
@@ -125,7 +128,8 @@ def law_gradients(build: Example) -> str | None:
 
 def law_wrong_input(build: Example) -> str | None:
     """Law 9. Wrong shapes, heads, dtypes, devices and options, positions that are negative, no integers or beyond max_length:
-    a ValueError that says what was expected. What is refused leaves no trace: no argument, random number or setting changes."""
+    a ValueError that says what was expected. What is refused leaves no trace: no argument, random number or setting changes.
+    """
     encoding = build()
     q, k, v, x = heads_and_tokens(7, 7)
     context = encoding.context(x)[0]
@@ -183,7 +187,8 @@ def law_wrong_input(build: Example) -> str | None:
 # ---- compilers ----------------------------------------------------------------------------------------------------------
 def law_compile(build: Example) -> str | None:
     """Law 10. torch.compile(fullgraph=True) makes at most 2 graphs for 20 lengths, with the same output and gradients. No
-    compiler is needed: the graphs run as they are."""
+    compiler is needed: the graphs run as they are.
+    """
     if _walks(build()):
         return "Transport: attention walks its tokens chunk by chunk, so each length is a graph"
     if _cut(build(), 42):
@@ -210,7 +215,8 @@ def law_compile(build: Example) -> str | None:
 
 def law_compiled_training(build: Example) -> str | None:
     """Law 10. Compiled forward and backward together, as training does, it gives the same output and the same gradients, of
-    tokens and of every parameter. No compiler is needed: the graphs run as they are."""
+    tokens and of every parameter. No compiler is needed: the graphs run as they are.
+    """
     from torch._dynamo import reset
 
     stack = Stack(build(), layers=1).float()

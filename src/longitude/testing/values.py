@@ -16,7 +16,8 @@ TOKENS = 11
 def law_dtypes(build: Example) -> str | None:
     """As built, moved to bfloat16 or float16 and computed in float64, so that the rounding of parameters is all that differs,
     it gives nearly what it gave; the same where it has none: angles, slopes and other fixed tables lose nothing. Every way
-    of moving keeps the same numbers; moving again changes none; a state_dict takes them along."""
+    of moving keeps the same numbers; moving again changes none; a state_dict takes them along.
+    """
     encoding = build(filled=False).float()
     x = numbers(1, 63, SHAPES["dim"])
 
@@ -44,7 +45,8 @@ def law_dtypes(build: Example) -> str | None:
 
 def law_decay(build: Example) -> str | None:
     """lg.parameter_groups puts each parameter into one of two groups; vectors do not decay, nor tables, which are all that is no
-    weight of a Linear layer."""
+    weight of a Linear layer.
+    """
     encoding = build()
     tables = {
         f"{path}.{name}".removeprefix(".")

@@ -67,7 +67,8 @@ def block_rows(r: Request) -> int:
 def chunked(r: Request) -> tuple[Tensor, Tensor]:
     """Query blocks against the keys in their reach. Memory stays at a few blocks of [rows, Lk], in backward too.
 
-    -> output, and what `reference` gives beside it, where the request asks for the logsumexp."""
+    -> output, and what `reference` gives beside it, where the request asks for the logsumexp.
+    """
     rows = block_rows(r)
     outs = []
     for start in range(0, r.rows, rows):

@@ -206,7 +206,8 @@ def attention(x: Inputs, scale: float) -> Float[Tensor, "B H P Dv"]:
 def blocks(x: Inputs) -> tuple[Tensor, Tensor]:
     """Which blocks [B, 1, P / 128, K / 128] hold a pair that is seen, as far as their extremes tell, and which hold no other.
 
-    O(L^2 / 128^2), where `create_block_mask` looks at all pairs. Too many are only slower: `seen` decides inside them."""
+    O(L^2 / 128^2), where `create_block_mask` looks at all pairs. Too many are only slower: `seen` decides inside them.
+    """
 
     def extremes(tokens: Tensor) -> tuple[Tensor, Tensor]:
         return tokens.unflatten(-1, (-1, BLOCK)).aminmax(dim=-1)
@@ -253,7 +254,8 @@ def marked(x: Inputs) -> tuple[Inputs, Float[Tensor, "B H P"]]:
     """The inputs with values of NaN where a key is not finite; and what to add to outputs, NaN where a query is not.
 
     The CPU's kernel leaves NaN scores out of its sums (torch 2.13, tried), and any kernel makes zeros of scores that are all
-    -inf. A value of NaN reaches all who look at its block. Outside of the kernel, which takes no sums after it on the CPU."""
+    -inf. A value of NaN reaches all who look at its block. Outside of the kernel, which takes no sums after it on the CPU.
+    """
     v, lost = x.v + unsound(x.k)[..., None], unsound(x.q)
     if x.table is not None:
         lost = lost + torch.where(x.table.isnan().any(-1), math.nan, 0.0)[:, None].to(lost.dtype)
@@ -356,7 +358,8 @@ def flex_memory(r: Request) -> int:
 
 def flex_price(r: Request) -> float:
     """On the CPU 3 to 4, but after 10 s of compiling, which nobody gets unasked. On CUDA nobody has measured it yet: it is
-    placed after plain attention and before blocks."""
+    placed after plain attention and before blocks.
+    """
     if r.q.device.type == "cpu":
         return 100.0
     return 3.0 if r.learned else 1.5

@@ -35,7 +35,8 @@ def chunk_product(w: Tensor, b: Tensor) -> Tensor:
 def transport_window(term: Transport, k: Tensor, r: Request) -> tuple[Tensor, Tensor, Tensor]:
     """Keys up to the last query, and w and b of those of their tokens that they are not carried past.
 
-    Where queries outlast the keys that they may see, as beside padding, zeros stand for the keys between."""
+    Where queries outlast the keys that they may see, as beside padding, zeros stand for the keys between.
+    """
     tokens = slice(max(0, r.k_order - term.first), r.q_order + r.rows - term.first)
     w, b = (per_query_head(x[:, :, tokens], r.heads) for x in (term.w, term.b))
     return F.pad(k, (0, 0, 0, r.order_gap + r.rows - r.length)), w, b
@@ -54,7 +55,8 @@ def transported_scores(q: Tensor, k: Tensor, w: Tensor, b: Tensor, chunk: int = 
 def carried(k: Tensor, w: Tensor, b: Tensor, chunk: int = 64) -> Tensor:
     """H_last ... H_(j+1) k_j -> [B, H, Lk, D], float32 or wider: what a cache keeps once all n tokens have passed.
 
-    For one new token it is the rank-one update k_j - b (k_j . w) w of every key but the new one."""
+    For one new token it is the rank-one update k_j - b (k_j . w) w of every key but the new one.
+    """
     k, w, b = _wide(k, w, b)
     moved = k[:, :, : k.shape[2] - w.shape[2]]
     for moved, *_ in walk(k, w, b, chunk):  # noqa: B007 (the last one is wanted)
@@ -66,7 +68,8 @@ def walk(k: Tensor, w: Tensor, b: Tensor, chunk: int) -> Iterator[tuple[Tensor, 
     """Chunk by chunk, the oldest first -> keys so far carried past it, and what made them:
 
     the same keys before (the chunk's own, and older ones carried to its beginning) [.., J, D]; what they show to each of its
-    tokens, k_j . w_t for t after j, [.., J, C]; the chunk's W [.., C, D] and M [.., C, C]."""
+    tokens, k_j . w_t for t after j, [.., J, C]; the chunk's W [.., C, D] and M [.., C, C].
+    """
     first = k.shape[2] - w.shape[2]
     moved = k[:, :, :first]
     for new, own, strength in zip(k[:, :, first:].split(chunk, 2), w.split(chunk, 2), b.split(chunk, 2), strict=True):

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 class Call(NamedTuple):
     """x [B, L, dim], the tokens that get keys; mask, with documents and padding in it; positions of x; past: tokens in the
-    cache; remembered: how many of x, the first, ask nothing because they are a memory; documents [B, L] of x alone."""
+    cache; remembered: how many of x, the first, ask nothing because they are a memory; documents [B, L] of x alone.
+    """
 
     x: Tensor
     mask: Mask

@@ -247,7 +247,8 @@ class LatentAttention(Mixer):
 
     def cheaper_absorbed(self, rows: int, keys: int) -> bool:
         """Whether fewer products are needed to attend in the space of latents than to leave it, for `rows` queries that are
-        the last of `keys` keys."""
+        the last of `keys` keys.
+        """
         heads = self.nope_dim + self.value_dim
         expanded = keys * self.kv_rank * heads + rows * keys * 2 * max(self.nope_dim + self.rope_dim, self.value_dim)
         absorbed = rows * self.kv_rank * heads + rows * keys * 2 * (self.kv_rank + self.rope_dim)
@@ -284,7 +285,7 @@ def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
 
 
 def padded(x: Tensor, front: int = 0, back: int = 0) -> Tensor:
-    """x with zeros before and behind the numbers of each head; x itself where there are none to add."""
+    """X with zeros before and behind the numbers of each head; x itself where there are none to add."""
     return F.pad(x, (max(0, front), max(0, back))) if front > 0 or back > 0 else x
 
 

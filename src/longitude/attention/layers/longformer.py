@@ -77,7 +77,8 @@ class LongformerAttention(nn.Module):
     ) -> Float[Tensor, "B L dim"]:
         """tokens: the global ones, as lg.Global takes them: bool [L] or [B, L], or places. documents: a number per token;
         a run of one number is a document, tokens see their own document only, and a negative number is padding, which sees
-        and is seen by nobody. positions: an int to count from, [L] or [B, L]."""
+        and is seen by nobody. positions: an int to count from, [L] or [B, L].
+        """
         if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features or x.numel() == 0:
             raise ValueError(f"x: expected [B, L, {self.q_proj.in_features}], none of them 0, got {list(x.shape)}")
         batch, length = x.shape[:2]

@@ -109,7 +109,7 @@ def _hidden(
 
 
 def _listed(items: Sequence[str]) -> str:
-    """a | a, and b | a, b, and c: RULER's way."""
+    """A | a, and b | a, b, and c: RULER's way."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])}, and {items[-1]}"
 
 

@@ -52,7 +52,7 @@ def effective_length(rows: Iterable[Row], threshold: float = THRESHOLD) -> int |
 
 
 def scores_by_length(rows: Iterable[Row]) -> dict[int, float]:
-    """length -> mean over tasks, ascending, where every task of the rows has all its scores."""
+    """Length -> mean over tasks, ascending, where every task of the rows has all its scores."""
     rows = [row for row in rows if row.weighting == WEIGHTING]
     tasks = {row.task for row in rows}
     by_length: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))

@@ -53,7 +53,8 @@ class _Scan(ctypes.Structure):
 class ScanLoop(torch.autograd.Function):
     """dt, x [B, L, G, P], A [G, N, P], B, C [B, L, G, N], keep [B, L] uint8 or None, h [B, G, N, P] -> y [B, L, G, P], h after.
 
-    Backward keeps the inputs alone, and goes through the tokens twice more, `chunk` of them at a time."""
+    Backward keeps the inputs alone, and goes through the tokens twice more, `chunk` of them at a time.
+    """
 
     @staticmethod
     def forward(
@@ -97,7 +98,8 @@ class _Wkv(ctypes.Structure):
 
 class WkvLoop(torch.autograd.Function):
     """w, u [C], k, v [B, L, C], flags [B, L] uint8 or None (1: begins a document, 2: padding), state [3, B, C]
-    -> out [B, L, C], the state after."""
+    -> out [B, L, C], the state after.
+    """
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, u: Tensor, k: Tensor, v: Tensor, flags: Tensor | None, state: Tensor) -> Any:

@@ -144,7 +144,7 @@ def ssd(
 def log_gamma(
     num_heads: int, decay: Tensor | Sequence[float] | None = None, device: torch.device | None = None
 ) -> Float[Tensor, " H"]:
-    """log gamma_h: of 1 - 2^(-5-h), as published, or of the decays given."""
+    """Log gamma_h: of 1 - 2^(-5-h), as published, or of the decays given."""
     exact = wide(torch.device("cpu") if device is None else device)
     if decay is None:
         return torch.log1p(-(2.0 ** -(5.0 + torch.arange(num_heads, device=device, dtype=exact))))

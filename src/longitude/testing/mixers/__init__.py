@@ -94,7 +94,8 @@ def _name(law: Law) -> str:
 
 def examine(law: str | Law, mixer: str | Callable[..., Mixer] | MixerExample, **options: Any) -> str:
     """Try one law on one mixer -> "holds", or why it does not apply. LawBroken where it is broken, or where the mixer raises
-    something that no law asks for."""
+    something that no law asks for.
+    """
     law = laws()[law] if isinstance(law, str) else law
     build = example(mixer, **options)
     build()

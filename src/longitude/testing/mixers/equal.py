@@ -18,7 +18,8 @@ NEAR = 1e-10
 
 def law_pieces(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> str | None:
     """The whole pass = pieces at random cuts = one token at a time with the cache, in two layers; from position 0 and from a
-    later one, with positions said for every piece, and for the first alone."""
+    later one, with positions said for every piece, and for the first alone.
+    """
     net = Network(build)
     with torch.no_grad():
         for length in lengths:
@@ -37,7 +38,8 @@ def law_pieces(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> str |
 
 def law_forms(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> str | None:
     """Parallel = chunked, with chunks of any size = recurrent: values and every gradient; and a state that one form leaves,
-    every other goes on from."""
+    every other goes on from.
+    """
     forms = build.forms()
     if len(forms) < 2:
         return "it has one form: no option is named mode, route or chunk_size"
@@ -79,7 +81,8 @@ def _answer(net: Network, x: Tensor, documents: Tensor | None) -> Named:
 
 def law_gradients(build: MixerExample, lengths: tuple[int, ...] = (7, 63)) -> str | None:
     """Gradients of inputs and parameters: of pieces with the cache between them = of the whole pass = central differences in
-    float64 along a random direction; and every parameter gets one."""
+    float64 along a random direction; and every parameter gets one.
+    """
     for length in lengths:
         net = Network(build)
         inputs = differentiable(x=numbers(2, length, DIM))
@@ -120,7 +123,8 @@ def _differences(net: Network, x: Tensor, wanted: Named, answer: Named) -> None:
 def law_takes_part(build: MixerExample) -> str | None:
     """Every parameter that requires a gradient gets one, of zeros where it had no say, at any length: one token, a sequence
     inside every window, and documents as short; in every form and on every backend, whole and after a cache. Trainers that
-    split a model over machines wait for each of them."""
+    split a model over machines wait for each of them.
+    """
     ways = build.forms((5,))
     if build.has("backend"):
         ways = {
@@ -183,7 +187,8 @@ way on some processors, and a Fourier transform spreads rounding over all places
 
 def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) -> str | None:
     """Another token at place s leaves outputs before s the same, up to the rounding of float64 (1e-12), in every form; and moves
-    the one at s. One that declares `bidirectional` attends to the next token under lg.NoMask()."""
+    the one at s. One that declares `bidirectional` attends to the next token under lg.NoMask().
+    """
     for name, options in build.forms((5, 16)).items():
         net = Network(build, **options)
         with torch.no_grad():
@@ -210,7 +215,8 @@ def law_causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) 
 
 def law_modes_of_torch(build: MixerExample) -> str | None:
     """The same under no_grad, inference_mode and train(), where dropout is 0; and a cache filled in one is read in another, by
-    one token and by several, with a backward where there are gradients, and continues in the first."""
+    one token and by several, with a backward where there are gradients, and continues in the first.
+    """
     net = Network(build)
     x = numbers(2, 21, DIM)
     want = net(x, 0).detach()

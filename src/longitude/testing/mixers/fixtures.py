@@ -116,7 +116,8 @@ def mixer_example(mixer: str | Callable[..., Mixer] | MixerExample, **options: A
 class Network(nn.Module):
     """x -> x + mixer(x), twice or as said, with the encodings a model would bring.
 
-    Upper layers see what lower ones made of the past: an error of a state that one layer hides shows in two."""
+    Upper layers see what lower ones made of the past: an error of a state that one layer hides shows in two.
+    """
 
     def __init__(self, build: MixerExample, layers: int = 2, **options: Any):
         super().__init__()
@@ -140,7 +141,7 @@ class Network(nn.Module):
         caches: Sequence[Any] | None = None,
         mask: Mask = Causal(),  # noqa: B008 (frozen)
     ) -> Tensor:
-        """x [B, L, dim]; documents [B, Lk], cached tokens included, -1 for padding; positions None: they count on."""
+        """X [B, L, dim]; documents [B, Lk], cached tokens included, -1 for padding; positions None: they count on."""
         if self.encoding.at_input:
             x = self.encoding.embed(x, explicit(positions or 0, x.shape[1], x.device))
         for n, layer in enumerate(self.layers):

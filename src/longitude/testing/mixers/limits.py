@@ -22,7 +22,8 @@ WHOLE_NUMBERS = ("dim", "num_heads", "num_kv_heads", "head_dim", "chunk_size", "
 
 def law_wrong_input(build: MixerExample) -> str | None:
     """Wrong shapes and options, the state of another mixer or of another batch, a mask that a mixer cannot honour, an encoding
-    with terms or turns where there are no scores: a ValueError that names both."""
+    with terms or turns where there are no scores: a ValueError that names both.
+    """
     mixer = build()
     name = type(mixer).__name__
     encoding = build.encodings(mixer)
@@ -72,7 +73,8 @@ def law_wrong_input(build: MixerExample) -> str | None:
 
 def law_weights(build: MixerExample) -> str | None:
     """has_weights: return_weights gives, with the same output, weights [B, H, L, Lk] whose rows sum to 1, with nothing on
-    later keys, whole and with a cache; elsewhere it is a ValueError that names it and the mixer."""
+    later keys, whole and with a cache; elsewhere it is a ValueError that names it and the mixer.
+    """
     mixer, x = build(), numbers(2, 9, DIM)
     call = torch.no_grad()(partial(mixer, encoding=build.encodings(mixer)))
     if not mixer.has_weights:
@@ -127,7 +129,8 @@ def _continued(mixer: RecurrentMixer, x: Tensor, more: Tensor, **options: Any) -
 
 def law_finite(build: MixerExample) -> str | None:
     """Zeros, one token over and over, and inputs a thousand times as large, in float32: finite outputs, states and gradients,
-    with and without a cache."""
+    with and without a cache.
+    """
     inputs = {
         "zeros": torch.zeros(2, 63, DIM),
         "one token": numbers(2, 1, DIM).float().expand(2, 300, DIM),
@@ -153,7 +156,8 @@ def law_finite(build: MixerExample) -> str | None:
 
 def law_compile(build: MixerExample) -> str | None:
     """torch.compile(fullgraph=True) follows it, forward and backward, alone and with documents: same output, gradients of tokens
-    and of parameters. No compiler is needed: the graphs run as they are."""
+    and of parameters. No compiler is needed: the graphs run as they are.
+    """
     from torch._dynamo import reset
 
     net = Network(build).float()

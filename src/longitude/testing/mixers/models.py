@@ -76,7 +76,8 @@ def in_calls(
 @torch.no_grad()
 def law_documents_go_on(build: MixerExample) -> str | None:
     """In a model, alone and with attention: documents packed into a row, and rows padded on the left, give the logits that
-    each gives alone, in one call and cut anywhere with a cache; positions given to the first call, or to none."""
+    each gives alone, in one call and cut anywhere with a cache; positions given to the first call, or to none.
+    """
     for stack, model in stacks(build):
         go_on(stack, model)
     return None
@@ -122,7 +123,8 @@ def go_on(stack: str, model: LongitudeForCausalLM) -> None:
 
 def law_prompt_lookup(build: MixerExample) -> str | None:
     """In a model, alone and with attention: greedy generation with prompt lookup writes what it writes without, or is refused
-    before the first call, because what guesses left in the cache could not be taken back."""
+    before the first call, because what guesses left in the cache could not be taken back.
+    """
     for stack, model in stacks(build):
         looked_up(stack, model)
     return None

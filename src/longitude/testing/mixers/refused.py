@@ -21,7 +21,8 @@ LENGTH, PAST = 13, 9
 def law_refused_calls(build: MixerExample) -> str | None:
     """A refused call leaves a filled cache as it was: wrong documents, positions, masks, batches and widths, weights that nobody
     can give, and a crop that cannot be; of the mixer alone, and in models with attention above and below it, where a later layer
-    may be the one that refuses. One that is not refused is a crop or weights, and a cropped cache continues, too."""
+    may be the one that refuses. One that is not refused is a crop or weights, and a cropped cache continues, too.
+    """
     _alone(build)
     for stack, model in stacks(build):
         in_model(stack, model)

@@ -59,7 +59,8 @@ def _after(net: Network, tokens: int) -> int:
 def law_memory(build: MixerExample) -> str | None:
     """The cache grows as the mixer declares in `growth`. O(1): after 512 tokens as many bytes as after 64. O(log N): eight
     times the tokens add at most as much as there was. O(N): eight times the tokens, at most eight times the bytes and room
-    to grow into."""
+    to grow into.
+    """
     net = Network(build)
     growth = net.mixer.growth
     if isinstance(net.mixer, RecurrentMixer) and growth != "O(1)":
@@ -80,7 +81,8 @@ def law_memory(build: MixerExample) -> str | None:
 
 def law_precision(build: MixerExample) -> str | None:
     """A model in bfloat16, or under autocast, keeps a recurrence's state in float32, and gives its input's dtype back; 500
-    tokens in float32 stay near float64, in pieces too."""
+    tokens in float32 stay near float64, in pieces too.
+    """
     exact = Network(build)
     x = numbers(2, 500, DIM)
     with torch.no_grad():
@@ -119,7 +121,8 @@ def _require_dtype(what: str, caches: list[Any], dtype: torch.dtype) -> None:
 
 def law_surgery(build: MixerExample) -> str | None:
     """Rows of a cache reordered, repeated and selected = those sequences; forgotten = begun anew; taken back (crop) = never
-    heard, or a ValueError."""
+    heard, or a ValueError.
+    """
     net = Network(build)
     x = numbers(3, 30, DIM)
     starts = torch.tensor([[0], [4], [11]])
@@ -191,7 +194,8 @@ def law_saved(build: MixerExample) -> str | None:
 
 def law_begins_alive(build: MixerExample) -> str | None:
     """As built, before anything is learned: outputs are finite and of a size that a model can train from, and every parameter
-    gets a finite gradient; `reset_parameters` draws numbers as good."""
+    gets a finite gradient; `reset_parameters` draws numbers as good.
+    """
     for reset in (False, True):
         mixer = build(filled=False).float()
         if reset:

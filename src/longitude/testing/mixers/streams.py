@@ -33,7 +33,8 @@ def law_packing(build: MixerExample, rows: Rows = ((4, 26, 1, 19), (29, 4)), fir
     """Documents packed into one row = documents alone, forward and gradients, also where padding follows; and with a cache,
     cut anywhere, so that a document goes on across calls, with positions given to each of them or to the first alone.
     rows: the lengths of the documents in each; first_call: tokens of a first call, in the middle of a document that follows a
-    longer one in every row."""
+    longer one in every row.
+    """
     batch = _Streams.packed(rows, max(map(sum, rows)) + 2)
     for name, options in build.forms((5,)).items():
         batch.same_as_alone(f"{name}: packed and alone".removeprefix(": "), Network(build, **options))
@@ -43,7 +44,8 @@ def law_packing(build: MixerExample, rows: Rows = ((4, 26, 1, 19), (29, 4)), fir
 
 def law_runs(build: MixerExample) -> str | None:
     """A run is a document: numbers that come back (0 0 1 1 0 0) name other documents. Packed so, also with padding between two
-    documents, = documents alone, forward and gradients; and with a cache, cut anywhere."""
+    documents, = documents alone, forward and gradients; and with a cache, cut anywhere.
+    """
     batch = _Streams(2, 23)
     for row, runs in enumerate((((0, 6, 0), (6, 2, 1), (8, 12, 0), (20, 3, 1)), ((2, 7, 3), (9, 2, 0), (13, 10, 3)))):
         for start, length, document in runs:
@@ -58,7 +60,8 @@ def law_padding(build: MixerExample, lengths: tuple[int, ...] = (5, 33, 2, 20)) 
     """Padded on the left or right = not padded, whatever stands in the padding, forward and gradients; what padding gets is
     finite. With a cache, cut anywhere, with positions given to each call or to the first alone: decoding behind left padding =
     decoding alone. A recurrence passes over padding between tokens, too: padding on the right leaves the state for what
-    follows."""
+    follows.
+    """
     for side in ("left", "right"):
         batch = _Streams.padded(lengths, max(lengths), side)
         for name, options in build.forms((5,)).items():
@@ -74,7 +77,8 @@ def law_padding(build: MixerExample, lengths: tuple[int, ...] = (5, 33, 2, 20)) 
 @torch.no_grad()
 def law_restarts(build: MixerExample) -> str | None:
     """Positions that start over within a sequence, the same in all rows or not: cut anywhere with a cache = the whole pass; and
-    where they are not given, they count on from the last one, not from the largest."""
+    where they are not given, they count on from the last one, not from the largest.
+    """
     net, x = Network(build), numbers(2, 21, DIM)
     place = torch.arange(21)
     of_all = torch.where(place < 9, place, torch.where(place < 15, place - 9, place - 12))  # 0 .. 8, 0 .. 5, 3 .. 8
@@ -88,7 +92,8 @@ def law_restarts(build: MixerExample) -> str | None:
 
 def law_dropout(build: MixerExample) -> str | None:
     """Where a mixer has dropout: in training the mean over 1000 draws is the output without, and something is dropped; and with
-    documents, padding on either side and rows of nothing but padding it gives finite outputs and gradients, on every backend."""
+    documents, padding on either side and rows of nothing but padding it gives finite outputs and gradients, on every backend.
+    """
     if not build.has("dropout"):
         return "it has no dropout"
     draws, p = 1000, 0.4

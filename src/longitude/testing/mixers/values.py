@@ -18,7 +18,8 @@ TOKENS = 11
 
 def law_nonfinite(build: MixerExample) -> str | None:
     """NaN or an infinity in a token: that token's output and the loss are not finite, and other rows are as without it. NaN in
-    the first number of any parameter: the loss is not finite. In float32 and float64, in every form."""
+    the first number of any parameter: the loss is not finite. In float32 and float64, in every form.
+    """
     forms = build.forms((4,))
     ways = [(name, options, torch.float32) for name, options in forms.items()]
     ways.append((*next(iter(build.forms((16,)).items())), torch.float64))
@@ -61,7 +62,8 @@ def moves(module: nn.Module, dtype: torch.dtype) -> Iterator[tuple[str, nn.Modul
 def law_dtypes(build: MixerExample) -> str | None:
     """As built, with a state of 64 where it has a state_size: moved to bfloat16 or float16 and computed in float64, so that the
     rounding of parameters is all that differs, it gives nearly what it gave. Every way of moving keeps the same numbers; moving
-    again changes none; a state_dict takes them to a copy that was moved; and outputs are of the model's dtype."""
+    again changes none; a state_dict takes them to a copy that was moved; and outputs are of the model's dtype.
+    """
     options = {"state_size": 64} if build.has("state_size") else {}
     mixer = build(filled=False, **options).float()
     length = 200
@@ -99,7 +101,8 @@ def same_state(what: str, got: dict[str, Tensor], want: dict[str, Tensor]) -> No
 
 def law_decay(build: MixerExample) -> str | None:
     """lg.parameter_groups puts each parameter into one of two groups; vectors, and all that `undecayed` names, do not decay,
-    in a copy either; what `undecayed` names is there."""
+    in a copy either; what `undecayed` names is there.
+    """
     for mixer in (build(), deepcopy(build())):
         grouped(mixer, set(mixer.undecayed))
     return None
@@ -107,7 +110,8 @@ def law_decay(build: MixerExample) -> str | None:
 
 def grouped(module: nn.Module, spared: set[str]) -> None:
     """LawBroken unless lg.parameter_groups parts its parameters: none of `spared` decays, every other weight of a Linear layer or
-    a convolution does, of any size, and no other vector."""
+    a convolution does, of any size, and no other vector.
+    """
     named = dict(module.named_parameters())
     if spared - named.keys():
         raise LawBroken(f"undecayed: {sorted(spared - named.keys())} are no parameters of it")

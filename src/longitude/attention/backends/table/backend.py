@@ -48,7 +48,8 @@ def in_one_pass(r: Request) -> bool:
 
 def at_once(r: Request) -> tuple[Request, Tensor] | None:
     """Padding and documents without a call for each span: the request without them, and its pieces [n, 5] as the loop in C
-    takes them; None where it cannot, or there are none."""
+    takes them; None where it cannot, or there are none.
+    """
     if len(r.beyond_band) == 0 or not in_one_pass(r):
         return None
     found = spans(r)
@@ -79,7 +80,7 @@ def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> 
 
 
 def dense(r: Request, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq], of a request that knows bands only, and of `pieces`."""
+    """Out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq], of a request that knows bands only, and of `pieces`."""
     r = counting(r) or r
     assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
     wide = torch.promote_types(r.q.dtype, torch.float32)
@@ -179,7 +180,8 @@ def parts(r: Request) -> list[Request]:
 
 def table_memory(r: Request) -> int:
     """Tiles of scores, their values and queries; offsets, biases and their band; vectors of the near offsets; and copies in
-    float32 of what is narrower."""
+    float32 of what is narrower.
+    """
     batch, keys, heads, dim = r.q.shape[0], r.length, r.heads, r.q.shape[3]
     step = max(1, min(batch, TILE_ELEMENTS // (heads * min(128, r.rows) * min(256, keys))))
     tile = step * heads * min(2**15, r.rows * keys)

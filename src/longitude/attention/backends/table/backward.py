@@ -90,7 +90,8 @@ def backward(
 
 def tile_shape(bias: Bias, learned: bool) -> tuple[int, int]:
     """Rows and keys of a tile, measured: small where the band is narrow, and wide where a tile of vectors has a column for
-    each of rows + keys diagonals."""
+    each of rows + keys diagonals.
+    """
     if min(max(bias.band.queries, bias.band.keys), bias.band.width) <= 256:
         return 64, 64
     return (128, 256) if bias.near == 0 and (learned or bias.key_vectors is not None) else (128, 128)
@@ -111,7 +112,8 @@ def by_tiles(
     grads: Gradients,
 ) -> None:
     """grad, q [n, Lq, D], k, v [n / groups, Lk, D], minus_delta and minus_lse [n, Lq, 1], the latter in base 2. Writes the
-    gradients of q, k, v and levels of these rows of the batch, adds to those of table and vectors."""
+    gradients of q, k, v and levels of these rows of the batch, adds to those of table and vectors.
+    """
     (count, queries, dim), (shared, keys, _) = q.shape, k.shape
     groups, (batch, heads) = count // shared, grads.q.shape[:2]
     tall, tile = shape

@@ -19,7 +19,8 @@ class Bias:
     [B, H, Lk]; vectors [H or 1, N, D], of the diagonals from `near` on, as far as the band goes or less. Before `near` the
     table and the vectors are zero. fall [H]: keys whose level is that much above the query's own count for nothing. starts:
     for each head, the first diagonal that counts; empty where all do. strict: what is not finite must not reach a query that
-    may not see it: -inf and NaN do not add up to -inf."""
+    may not see it: -inf and NaN do not add up to -inf.
+    """
 
     band: Band
     near: int
@@ -93,9 +94,10 @@ class Bias:
         return b + int(counts.flatten(0, 1).any(0).int().argmax()), e
 
     def upright(self, q: Tensor, i: int, j: int, b: int, e: int, factor: float, out: Tensor) -> Tensor:
-        """table + factor q . key_vectors of queries i .. j-1 at the diagonals of the keys b .. e-1, into out [n, rows, width].
+        """Table + factor q . key_vectors of queries i .. j-1 at the diagonals of the keys b .. e-1, into out [n, rows, width].
 
-        q [n, rows, D], n a multiple of the table's heads."""
+        q [n, rows, D], n a multiple of the table's heads.
+        """
         assert self.key_vectors is not None
         count, _, width = out.shape
         table = self.table[:, i + b : i + b + width].repeat(count // len(self.table), 1)[:, None]

@@ -21,7 +21,8 @@ class Bound:
 
     safe: e^score is of ordinary size, so rows need not be lowered by their highest score. faint: weights may be too small for
     ordinary numbers, and then take many times as long to make and to multiply: those of scores below `faintest`, in base 2,
-    change no digit and become 0. vast: scores whose own rounding is more than 1."""
+    change no digit and become 0. vast: scores whose own rounding is more than 1.
+    """
 
     most: Tensor
     finite: bool
@@ -65,7 +66,8 @@ class Bound:
 
         rows: what weights are multiplied with, [..., D]; where some rows are far longer than usual, less is nothing. None is
         left out where both tables and levels or vectors speak, where a row may not see its own diagonal, or where a number is
-        not finite."""
+        not finite.
+        """
         if not self.finite:
             return replace(bias, strict=True)
         own = bias.own()
@@ -88,7 +90,7 @@ class Bound:
 
 
 def unevenness(rows: Tensor) -> float:
-    """ln of the longest row [..., D] over the geometric mean of those that are not zero; not finite where they are not."""
+    """Ln of the longest row [..., D] over the geometric mean of those that are not zero; not finite where they are not."""
     long = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.promote_types(rows.dtype, torch.float32))
     some = long[long != 0]
     return float(some.amax().log() - some.log().mean()) if some.numel() else 0.0

@@ -39,7 +39,7 @@ class In(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> In:
-        """x [B, H, L, D]."""
+        """X [B, H, L, D]."""
         batch, head, row, _ = x.stride()
         return cls(x.data_ptr(), batch, head, row)
 
@@ -49,7 +49,7 @@ class Out(ctypes.Structure):
 
     @classmethod
     def of(cls, x: Tensor) -> Out:
-        """x [splits, B, H, L, D]."""
+        """X [splits, B, H, L, D]."""
         return cls(x.data_ptr(), *x.stride()[1:4], x.stride(0))
 
 
@@ -95,10 +95,11 @@ class Functions(NamedTuple):
 def forward(
     q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, pieces: Tensor | None, band: Band, scale: float
 ) -> tuple[Tensor, Tensor, Tensor] | None:
-    """out [B, H, Lq, D], the logsumexp of each row [B, H, Lq], and what backward takes for it [2, B, H, Lq]; None where it
+    """Out [B, H, Lq, D], the logsumexp of each row [B, H, Lq], and what backward takes for it [2, B, H, Lq]; None where it
     cannot be compiled.
 
-    pieces [n, 5], int64: see `Pieces`; None: each row of the batch is one."""
+    pieces [n, 5], int64: see `Pieces`; None: each row of the batch is one.
+    """
     wide = torch.promote_types(q.dtype, torch.float32)
     run = functions(wide)
     if run is None:

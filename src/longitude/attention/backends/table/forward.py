@@ -25,7 +25,7 @@ from longitude.attention.backends.table.tiles import (
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, bias: Bias, scale: float) -> tuple[Tensor, Tensor]:
-    """out [B, H, Lq, D] and the logsumexp of each row [B, H, Lq], -inf for a query that sees nothing."""
+    """Out [B, H, Lq, D] and the logsumexp of each row [B, H, Lq], -inf for a query that sees nothing."""
     batch, heads, queries, _ = q.shape
     wide = bias.table.dtype
     out, lse = heads_last(q), q.new_full(q.shape[:3], -math.inf, dtype=wide)
@@ -53,7 +53,7 @@ def by_blocks(
     out: Tensor,
     lse: Tensor,
 ) -> None:
-    """q [n, Lq, D], k, v [n / groups, Lk, D]. Writes out [rows of the batch, heads, Lq, D] and lse [..., Lq]."""
+    """Q [n, Lq, D], k, v [n / groups, Lk, D]. Writes out [rows of the batch, heads, Lq, D] and lse [..., Lq]."""
     (count, queries, dim), groups = q.shape, q.shape[0] // k.shape[0]
     start, stop = bias.band.live_rows()
     rows, cols = tile_shape(bias)
@@ -97,7 +97,8 @@ def by_blocks(
 
 def tile_shape(bias: Bias) -> tuple[int, int]:
     """Rows and keys of a tile, measured: long rows need fewer keys in the cache; a window is one tile wide; and a tile of
-    vectors has a column for each of rows + keys diagonals."""
+    vectors has a column for each of rows + keys diagonals.
+    """
     if bias.band.width <= bias.band.queries // 2:
         return 128, 1024
     if bias.key_vectors is not None and bias.near == 0:

@@ -47,7 +47,7 @@ def toeplitz_attention(
     high: int | None = None,
     scale: float,
 ) -> tuple[Tensor, Tensor]:
-    """out [B, H, Lq, D] = weights v, and lse [B, H, Lq], the logsumexp of each row's scores, in O(Lq + Lk) memory:
+    """Out [B, H, Lq, D] = weights v, and lse [B, H, Lq], the logsumexp of each row's scores, in O(Lq + Lk) memory:
 
         scores[h, a, b] = scale q_a . k_b + table[h, n] + q_level[a] - k_level[b] + scale q_a . key_vectors[h, n]
         out[h, a]       = sum over b of weights[h, a, b] (v_b + value_vectors[h, n]),          n = (Lq - 1 - a) + b

@@ -79,7 +79,8 @@ class Levels:
 
     def of_tile(self, i: int, j: int, b: int, e: int) -> tuple[Tensor, Tensor]:
         """[n, rows, 1] and [n, 1, keys], whose sum is q - k: measured from a query in the middle, so that near ones are
-        small numbers. In base 2, in the dtype they came in."""
+        small numbers. In base 2, in the dtype they came in.
+        """
         rows = reversed_rows(self.q[..., None], i, j)
         middle = rows[:, rows.shape[1] // 2, None]
         return (rows - middle) * LOG2E, (middle - self.k[:, None, b:e]) * LOG2E
@@ -99,10 +100,11 @@ def scores(
     scratch: Scratch,
     head: int = 0,
 ) -> Tensor:
-    """scale q.k + bias + shift of queries i .. j-1 and keys b .. e-1, [n, rows, keys], in scratch.
+    """Scale q.k + bias + shift of queries i .. j-1 and keys b .. e-1, [n, rows, keys], in scratch.
 
     q [n, rows, D] in reverse; k [n / groups, Lk, D]; shift [n, rows, 1]; their first is that of `head`. The bias is in base 2,
-    and so is what comes out."""
+    and so is what comes out.
+    """
     count, rows, keys = q.shape[0], j - i, e - b
     groups = count // k.shape[0]
     out = scratch.tile("scores", rows, keys)[:count]

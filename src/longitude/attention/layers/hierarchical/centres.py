@@ -47,7 +47,8 @@ def tables_at(encoding: Composed, twice: Int[Tensor, "B n"], dtype: torch.dtype)
 
 def midway(turns: RotaryTable, dtype: torch.dtype) -> RotaryTable:
     """The turn by the mean of two angles less than pi apart, the first in the first half of the table and the second in the
-    second: the sum of both arrows, as long as one."""
+    second: the sum of both arrows, as long as one.
+    """
     (cos, cos_above), (sin, sin_above) = (x.chunk(2, -2) for x in turns)
     sum_of = cos + cos_above, sin + sin_above
     length = torch.hypot(cos, sin) / torch.hypot(*sum_of)

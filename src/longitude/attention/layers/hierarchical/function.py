@@ -118,7 +118,8 @@ def attended(
     keep: bool = False,
 ) -> tuple[Tensor, State | None]:
     """The output, and the state after these tokens where it is to be kept. q, k, v: as projected; documents: of the tokens
-    before, too."""
+    before, too.
+    """
     batch, length = q.shape[0], q.shape[2]
     compiling = in_a_compiler() and not keep  # then nobody may look where documents end
     tokens = None if documents is None or compiling else tokens_of(documents, documents.shape[1] - length)

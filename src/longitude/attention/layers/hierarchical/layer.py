@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 class LearnedMerge(nn.Module):
     """A_l [left; right], l = 1 .. levels: one matrix for each level, for all blocks and heads. Higher levels average.
 
-    What is learned is the difference from the average, and starts at 0: so does weight decay pull back to the average."""
+    What is learned is the difference from the average, and starts at 0: so does weight decay pull back to the average.
+    """
 
     def __init__(self, levels: int, head_dim: int):
         super().__init__()
@@ -152,7 +153,8 @@ class HierarchicalAttention(Mixer):
     ) -> Tensor:
         """-> [B, L, dim]. documents: a number per token, cached ones included; each run of equal ones has a window and blocks
         of its own, and a negative number is padding. cache: a layer that `cache_layer` made. encoding, tables: an encoding
-        and its prepared tables held by a model for all its layers, instead of the layer's own."""
+        and its prepared tables held by a model for all its layers, instead of the layer's own.
+        """
         if x.dim() != 3 or x.shape[-1] != self.dim or x.numel() == 0:
             raise ValueError(f"x: expected [B, L, {self.dim}] with no empty dimension, got {list(x.shape)}")
         require_no_weights(self, return_weights, memory)

@@ -19,7 +19,8 @@ COMBINES = ("gate", "softmax")
 @dataclass(frozen=True)
 class Rule:
     """window: tokens that are seen one by one, the query's own among them. combine: "gate" or "softmax". size_term: a block
-    counts as its number of tokens. merges: of keys and of values. scale, dropout, backend: as attend takes them."""
+    counts as its number of tokens. merges: of keys and of values. scale, dropout, backend: as attend takes them.
+    """
 
     window: int
     combine: str
@@ -43,7 +44,7 @@ class Rule:
         far: tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]],
         gate: Float[Tensor, "B H L"] | None,
     ) -> Float[Tensor, "B H L Dv"]:
-        """g near + (1 - g) far; or both as one softmax, by their logsumexps. A query without a block has g = 1."""
+        """G near + (1 - g) far; or both as one softmax, by their logsumexps. A query without a block has g = 1."""
         if self.combine == "softmax":
             assert near[1] is not None
             return merge_attention([near[0].to(far[0].dtype), far[0]], [near[1].to(far[1].dtype), far[1]])[0]

@@ -35,7 +35,8 @@ class State(NamedTuple):
 
 class Stream(NamedTuple):
     """Tokens first, first + 1, ... of rows that agree in `first`, and the blocks of those before: [B, Hkv, levels, D] of keys
-    and values, [B, levels, 2] of ends; None where there are none."""
+    and values, [B, levels, 2] of ends; None where there are none.
+    """
 
     first: int
     keys: Float[Tensor, "B Hkv n D"]

@@ -28,7 +28,8 @@ def step(
 ) -> tuple[Float[Tensor, "B H 1 Dv"], State]:
     """The output, and the state with this token in it, which may be written where the old one was: O(window + log count), and
     at most one more merge for each token, in the long run. q and turned are turned already; rows that are not real stay as
-    they are; those that begin a document forget first."""
+    they are; those that begin a document forget first.
+    """
     counts = [0 if new else count for new, count in zip(begins, state.seen.tolist(), strict=True)]
     state = taken_in(rule, k, turned, v, places, owned(state), counts, real, begins)
     counts = [count + now for count, now in zip(counts, real, strict=True)]
@@ -96,7 +97,8 @@ def taken_in(
 def entered(rule: Rule, state: State, rows: list[int], before: list[int]) -> State:
     """The state after the oldest token in the window of these rows became a block of one. before: tokens in blocks already.
 
-    Adding one to a binary number: as long as a digit is 1, both blocks of its level become one of the next."""
+    Adding one to a binary number: as long as a digit is 1, both blocks of its level become one of the next.
+    """
     at, slots = _index(rows, state.keys), _index([a % rule.window for a in before], state.keys)
     dtype = state.block_keys.dtype
     key, value = state.keys[at, :, slots].to(dtype), state.values[at, :, slots].to(dtype)

@@ -20,7 +20,8 @@ CHUNK = 32  # queries of one matrix product: more of them waste scores, fewer wa
 class Chunks(NamedTuple):
     """The prefixes low size .. high size - 1, `size` of them, a power of two, in each chunk.
 
-    The digits of `size` and more are the same for all of a chunk, and so are their blocks; smaller blocks lie inside it."""
+    The digits of `size` and more are the same for all of a chunk, and so are their blocks; smaller blocks lie inside it.
+    """
 
     size: int
     low: int
@@ -77,7 +78,8 @@ def over_blocks(
     """softmax(scale q.K + bias + ln size) V over the blocks of the prefixes first, first + 1, ..., and the logsumexp; float32
     or wider. q is turned already, and stands at `places`; levels: the pyramid over the longest prefix.
 
-    One matrix product for each chunk of prefixes, of which a mask leaves a query one score for each digit 1."""
+    One matrix product for each chunk of prefixes, of which a mask leaves a query one score for each digit 1.
+    """
     # A chunk ends within its first query's window: its blocks hold nothing of that query's future, not even behind the mask.
     size = min(CHUNK, 1 << (rule.window.bit_length() - 1))
     chunks = Chunks(size, first // size, (first + q.shape[2] - 1) // size + 1)

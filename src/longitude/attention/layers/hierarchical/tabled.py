@@ -21,7 +21,8 @@ def over_tabled_blocks(
     encoding: Composed,
 ) -> tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]]:
     """`over_blocks` for every token, the runs apart that begin at `begins`, in a fixed sequence of operations: the blocks of
-    each size from each token on, of which a query picks those that its own run begins with. O(L log L) memory."""
+    each size from each token on, of which a query picks those that its own run begins with. O(L log L) memory.
+    """
     batch, length = q.shape[0], q.shape[2]
     wide = torch.promote_types(q.dtype, torch.float32)
     order = torch.arange(length, device=q.device).expand(batch, -1)
