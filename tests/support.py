@@ -1,0 +1,52 @@
+"""What many test files share: closeness, random tensors that a seed decides, encodings with random parameters."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import longitude as lg
+from longitude.positions.base import resolved
+from longitude.positions.composed import compose
+
+
+def close(got: Any, want: Any, atol: float = 1e-12, rtol: float = 0.0) -> None:
+    """Equal up to rounding in float64, and of the same shape and dtype."""
+    torch.testing.assert_close(got, want, atol=atol, rtol=rtol)
+
+
+def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Normal numbers of a shape, drawn in float64 so that every dtype sees the same ones."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def heads(
+    length: int,
+    batch: int = 2,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    head_dim: int = 8,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q [batch, num_heads, length, head_dim]; k, v [batch, num_kv_heads, length, head_dim]."""
+    shapes = [(batch, h, length, head_dim) for h in (num_heads, num_kv_heads, num_kv_heads)]
+    q, k, v = (random(*shape, seed=seed + n, dtype=dtype) for n, shape in enumerate(shapes))
+    return q, k, v
+
+
+def built(label: str, known: Mapping[str, int], seed: int = 0, dtype: torch.dtype = torch.float64) -> lg.Composed:
+    """The encodings of "rope+fox", one from each name, with what is known of the model and uniform random parameters."""
+    torch.manual_seed(seed)
+    encoding = compose([lg.encoding(name, **resolved(name, {}, **known)) for name in label.split("+")]).to(dtype)
+    for parameter in encoding.parameters():
+        parameter.data.uniform_(0.1, 1.0)
+    return encoding
+
+
+def gradients(output: Tensor, inputs: list[Tensor], seed: int = 7) -> list[Tensor]:
+    """Of inputs that require them, along one random direction of the output; zeros where nothing depends on an input."""
+    direction = random(*output.shape, seed=seed, dtype=output.dtype).to(output.device)
+    found = torch.autograd.grad((output * direction).sum(), inputs, allow_unused=True)
+    return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(inputs, found)]
