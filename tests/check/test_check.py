@@ -20,8 +20,8 @@ from transformers import (
 
 from longitude.check import LAWS, check, subject_of
 from longitude.check.base import Finding, Law, try_all
-from longitude.check.config import contradictions
 from longitude.check.subject import computing_in
+from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
 from longitude.positions.layouts import convert_layout
 

@@ -14,17 +14,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from longitude.check import batching, borders, decoding, rotary
-from longitude.check.base import Law, NotApplicable, Verdict, chosen, try_all
-from longitude.check.config import config
+from longitude.check.base import Finding, Law, NotApplicable, Verdict, chosen, try_all
 from longitude.check.layout import layout
 from longitude.check.subject import Subject, computing_in, widest
+from longitude.checkpoints.config import border_of, contradictions, not_rotary, raw_config
 from longitude.checkpoints.load import Checkpoint, last_position
+
+
+def config(subject: Subject) -> Finding:
+    """Contradictions, unknown keys and silent defaults, counted."""
+    found = list(contradictions(subject.raw, subject.config))
+    return Finding(len(found), 0, hint="; ".join(found))
+
 
 OWN: tuple[Law, ...] = (
     Law("config", "config.json: contradictions, unknown keys, silent defaults", config),
@@ -126,7 +132,7 @@ def subject_of(
     other = reference.model if isinstance(reference, Checkpoint) else reference
     said = raw if raw is not None else raw_config(path) if path is not None else model.config.to_dict()
     config, reach = model.config.get_text_config(), length_of(model, length)
-    border = borders.border_of(config)
+    border = border_of(config)
     subject = Subject(
         model=model.eval(),
         raw=said,
@@ -159,13 +165,6 @@ def try_laws(
         return try_all([law for law in wanted if law not in OWN], wanted, subject, watch, own)
 
 
-def raw_config(path: str | Path) -> dict[str, Any]:
-    """config.json of a folder or a name of the hub, as it stands."""
-    from transformers import PreTrainedConfig
-
-    return PreTrainedConfig.get_config_dict(path)[0]
-
-
 def length_of(model: Any, length: int | None) -> int:
     """The tokens that equality laws look at."""
     config, end = model.config.get_text_config(), last_position(model)
@@ -173,7 +172,7 @@ def length_of(model: Any, length: int | None) -> int:
         declared = next(
             (n for name in DECLARED if isinstance(n := getattr(config, name, None), int) and n > 0), UNKNOWN
         )
-        trained = min(borders.border_of(config) or declared, end or declared)
+        trained = min(border_of(config) or declared, end or declared)
         length = min(trained + BEYOND, CAP, end or CAP)
         return length if length <= trained or goes_on(model, length) else trained
     if length < LEAST:
@@ -185,7 +184,7 @@ def length_of(model: Any, length: int | None) -> int:
 
 def goes_on(model: Any, length: int) -> bool:
     """Whether a model takes so many tokens: tables that have no name of their own may end before."""
-    if rotary.is_rotary(model.config.get_text_config()):
+    if not_rotary(model.config.get_text_config()) is None:
         return True
     device = next(model.parameters()).device
     if device.type != "cpu":  # an accelerator does not survive an index beyond a table

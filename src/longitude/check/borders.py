@@ -5,21 +5,11 @@ from __future__ import annotations
 from longitude.check.base import Finding, NotApplicable
 from longitude.check.rotary import deviation, measured, ropes, shown, tables_of
 from longitude.check.subject import Subject
-from longitude.positions.frequencies import Follows
+from longitude.checkpoints.config import border_of
 
 LONGEST = 4608
 SIDE = 8
 """Tokens on each side of a border that are decoded one at a time."""
-
-
-def border_of(config) -> int | None:
-    """The original length of a scaling that follows the sequence's length, if the config has one."""
-    try:
-        scalings = [rope.scaling for rope in ropes(config).values()]
-    except NotApplicable:
-        return None
-    lengths = [one.original_max_length for one in scalings if isinstance(one, Follows) and one.follow == "sequence"]
-    return min(lengths, default=None)
 
 
 def scaling(subject: Subject) -> Finding:
@@ -84,6 +74,3 @@ def crossing(subject: Subject, border: int) -> tuple[float, int | None]:
         if first is None and error > subject.threshold:
             first = place
     return worst, first
-
-
-__all__ = ["border_of", "scaling"]

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from longitude.check.base import Finding, NotApplicable
-from longitude.check.rotary import head_dim, is_rotary, ropes
+from longitude.check.rotary import ropes
 from longitude.check.subject import Subject
+from longitude.checkpoints.config import head_dim, not_rotary
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.layouts import convert_layout
 
@@ -29,7 +30,7 @@ def layout(subject: Subject) -> Finding:
     if error <= subject.threshold:
         return Finding(error, subject.threshold, "the same logits as the reference")
     hint = f"logits differ from the reference's, and no rotary layout explains it{differences(subject)}"
-    if is_rotary(subject.config):
+    if not_rotary(subject.config) is None:
         for to in ("half", "interleaved"):
             with reordered(subject, to) as done:
                 agrees = done and float(subject.error(subject.logits(tokens), want).max()) <= subject.threshold

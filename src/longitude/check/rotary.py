@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from longitude.check.base import Finding, NotApplicable
 from longitude.check.subject import Subject, computing_in
+from longitude.checkpoints.config import head_dim, ropes as config_ropes
 from longitude.checkpoints.load import last_position
-from longitude.hf.stock import KEY
 from longitude.positions.frequencies import Follows, Frequencies
-from longitude.positions.hugging_face import RopeConfig, from_hugging_face
+from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import rope_frequencies
 
 FAR = 100_003
@@ -28,45 +28,12 @@ class NotShown(NotApplicable):
 
 
 # ---- what the config says -----------------------------------------------------------------------------------------------
-def is_rotary(config: Any) -> bool:
-    return not_rotary(config) is None
-
-
-def not_rotary(config: Any) -> str | None:
-    """Why positions are not rotary; None where they are."""
-    return unread(config) or (None if getattr(config, "rope_parameters", None) else "its config has no rope_parameters")
-
-
-def unread(config: Any) -> str | None:
-    """Why the model does not do what rope_parameters say, where its config tells; else None."""
-    if getattr(config, KEY, None) is not None:
-        return "its positions are those that set_positions of longitude.hf gave it"
-    if getattr(config, "alibi", None) is True:  # Falcon, which keeps rope_parameters beside it
-        return "its positions are ALiBi's"
-    return None
-
-
 def ropes(config: Any) -> dict[str | None, RopeConfig]:
-    """What transformers reads out of a config, by layer type (None: one for all). NotApplicable where that says nothing."""
-    if (reason := not_rotary(config)) is not None:
-        raise NotShown(reason)
+    """What transformers reads out of a config, by layer type (None: one for all)."""
     try:
-        read = from_hugging_face(config.to_dict())
-    except ValueError as error:
-        raise NotShown(f"the rotary parameters cannot be read ({error})") from error
-    return (
-        {None: read}
-        if isinstance(read, RopeConfig)
-        else {layer: rope for layer, rope in read.items() if rope is not None}
-    )
-
-
-def head_dim(config: Any) -> int:
-    """Dimensions of the part of a head that may turn."""
-    for name in ("qk_rope_head_dim", "head_dim"):
-        if getattr(config, name, None):
-            return getattr(config, name)
-    return config.hidden_size // config.num_attention_heads
+        return config_ropes(config)
+    except ValueError as reason:
+        raise NotShown(str(reason)) from reason
 
 
 def expected(config: Any, rope: RopeConfig, length: int) -> Frequencies:

@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from transformers.utils import logging
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
+from longitude.checkpoints.config import contradictions
 from longitude.errors import unknown
 from longitude.hf.stock import KEY, class_of
 
@@ -259,8 +260,6 @@ def _config_to_blame(path: str, config: PreTrainedConfig, make: Callable[[PreTra
             with torch.device("meta"):
                 make(config)
         except Exception as reason:
-            from longitude.check.config import contradictions
-
             raw = PreTrainedConfig.get_config_dict(path)[0]
             said = "; ".join(contradictions(raw, config)) or f"no model can be built of it ({one_line_of(reason)})"
             raise ValueError(f"{path}: config.json: {said}") from error

@@ -12,9 +12,8 @@ import torch
 from huggingface_hub import logging as hub
 from transformers import AutoModelForCausalLM
 
-from longitude.check import raw_config
-from longitude.check.config import contradictions
 from longitude.checkpoints import load as checkpoints
+from longitude.checkpoints.config import contradictions, raw_config
 from longitude.checkpoints.load import last_position
 from longitude.hf.stock import KEY
 from longitude.measure import memory, retrieval

@@ -1,16 +1,15 @@
-"""The law of the config: what config.json says of positions, key by key, against what transformers makes of it in silence."""
+"""What a config.json says of positions: rotary parameters, head_dim, lengths, and where its keys contradict one another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
-from longitude.check.base import Finding
-from longitude.check.rotary import head_dim, is_rotary, unread
-from longitude.check.subject import Subject
 from longitude.errors import nearest
 from longitude.hf.stock import KEY
+from longitude.positions.frequencies import Follows
 from longitude.positions.hugging_face import COMMON, OLD_TYPES, ORIGINAL, TYPES, RopeConfig, from_hugging_face
 from longitude.positions.scaling import DynamicNTK, Llama3, rope_frequencies
 
@@ -20,21 +19,71 @@ OLD = (*BASES, *SCHEMAS, "partial_rotary_factor", "rotary_pct", ORIGINAL)
 """Keys of earlier releases that transformers still reads."""
 ROTARY = ("rope", "rotary", "theta", "position")
 WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
-"""What the keys that speak of positions contain. Published configs hold keys of the second kind that nothing reads, and
-switches and names of the first."""
+"""What keys about positions contain. Published configs hold keys of WORDS that nothing reads, and switches and names of
+ROTARY."""
+FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
+"""Options of a RopeConfig that its frequencies depend on."""
 
 
-def config(subject: Subject) -> Finding:
-    """Contradictions, unknown keys and silent defaults, counted."""
-    found = list(contradictions(subject.raw, subject.config))
-    return Finding(len(found), 0, hint="; ".join(found))
+# ---- reading ---------------------------------------------------------------------------------------------------------
+def raw_config(path: str | Path) -> dict[str, Any]:
+    """config.json of a folder or a name of the hub, as it stands."""
+    from transformers import PreTrainedConfig
+
+    return PreTrainedConfig.get_config_dict(path)[0]
 
 
+def head_dim(config: Any) -> int:
+    """Dimensions of the part of a head that a rotation may rotate."""
+    for name in ("qk_rope_head_dim", "head_dim"):
+        if getattr(config, name, None):
+            return getattr(config, name)
+    return config.hidden_size // config.num_attention_heads
+
+
+def not_rotary(config: Any) -> str | None:
+    """Why positions are not rotary; None where they are."""
+    return unread(config) or (None if getattr(config, "rope_parameters", None) else "its config has no rope_parameters")
+
+
+def unread(config: Any) -> str | None:
+    """Why the model does not do what rope_parameters say, where its config tells; else None."""
+    if getattr(config, KEY, None) is not None:
+        return "its positions are those that set_positions of longitude.hf gave it"
+    if getattr(config, "alibi", None) is True:  # Falcon, whose config keeps rope_parameters as well
+        return "its positions are ALiBi's"
+    return None
+
+
+def ropes(config: Any) -> dict[str | None, RopeConfig]:
+    """What transformers reads out of a config, by layer type (None: one for all). ValueError where that is nothing."""
+    if (reason := not_rotary(config)) is not None:
+        raise ValueError(reason)
+    try:
+        read = from_hugging_face(config.to_dict())
+    except ValueError as error:
+        raise ValueError(f"the rotary parameters cannot be read ({error})") from error
+    if isinstance(read, RopeConfig):
+        return {None: read}
+    return {layer: rope for layer, rope in read.items() if rope is not None}
+
+
+def border_of(config: Any) -> int | None:
+    """The original length of a scaling that follows the sequence's length, if the config has one."""
+    try:
+        scalings = [rope.scaling for rope in ropes(config).values()]
+    except ValueError:
+        return None
+    lengths = [one.original_max_length for one in scalings if isinstance(one, Follows) and one.follow == "sequence"]
+    return min(lengths, default=None)
+
+
+# ---- contradictions --------------------------------------------------------------------------------------------------
 def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Each in words, with what to do. raw: config.json as it stands; config: what transformers read."""
     raw = raw.get("text_config") or raw
     yield from unknown_keys(raw, config)
-    if unread(config) or not (is_rotary(config) or any(raw.get(name) for name in SCHEMAS)):
+    if unread(config) or (not_rotary(config) and not any(raw.get(name) for name in SCHEMAS)):
         return
     if inside := list(unknown_inside(raw)):
         yield from inside
@@ -55,29 +104,29 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     ours = next(iter(readings.values()))
     if len(readings) == 2 and readings["rope_parameters"] != readings["rope_scaling"]:
         yield (
-            f"rope_parameters and rope_scaling disagree: {spoken(readings['rope_parameters'])} and "
-            f"{spoken(readings['rope_scaling'])}; remove the wrong one"
+            f"rope_parameters and rope_scaling disagree: {described(readings['rope_parameters'])} and "
+            f"{described(readings['rope_scaling'])}; remove the wrong one"
         )
         return
     yield from two_bases(raw)
-    yield from said_twice(raw)
+    yield from two_values(raw)
     try:
         theirs = from_hugging_face(config.to_dict())
     except ValueError as error:
         yield f"transformers keeps what cannot be read: {error}"
         return
     if theirs != ours:
-        yield f"the file says {spoken(ours)}, and transformers reads {spoken(theirs)}; write rope_parameters in its schema"
+        yield f"the file says {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
     for layer, rope in ({None: ours} if isinstance(ours, RopeConfig) else ours).items():
         if rope is not None:
             yield from lengths(raw, config, rope, parameters_of(raw, layer))
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Keys about positions, or nearly, that this kind of config does not have: transformers keeps them and looks away."""
+    """Keys about positions, or nearly, that this kind of config does not have: transformers keeps and ignores them."""
     try:
         fresh = type(config)()
-    except Exception:  # a config that must be told something
+    except Exception:  # a config class with required arguments
         fresh = config
     valid = {key.lstrip("_") for key in (*fresh.to_dict(), *type(config).attribute_map, *vars(fresh))}
     legacy = OLD if "rope_parameters" in valid else ()
@@ -119,7 +168,7 @@ def flat(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def two_bases(raw: Mapping[str, Any]) -> Iterator[str]:
-    """The base said twice, at the top and inside, with two numbers."""
+    """The base given twice, at the top and inside, with two numbers."""
     top = next((raw[name] for name in BASES[:3] if raw.get(name) is not None), None)
     for name in SCHEMAS:
         inside = (raw.get(name) or {}).get("rope_theta")
@@ -127,8 +176,8 @@ def two_bases(raw: Mapping[str, Any]) -> Iterator[str]:
             yield f"rope_theta is {top} at the top and {inside} in {name}; transformers takes the latter; remove the wrong one"
 
 
-def said_twice(raw: Mapping[str, Any]) -> Iterator[str]:
-    """The type, or the original length, said twice, with two values."""
+def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
+    """The type, or the original length, given twice, with two values."""
     for name, given in flat(raw):
         old, new = (OLD_TYPES.get(str(kind), kind) for kind in (given.get("type"), given.get("rope_type")))
         if None not in (old, new) and old != new:
@@ -159,15 +208,12 @@ def lengths(raw: Mapping[str, Any], config: Any, rope: RopeConfig, given: Mappin
         )
     elif original > declared:
         yield f"{ORIGINAL} = {original} is longer than max_position_embeddings = {declared}"
-    elif (reached := (given.get("factor") or declared) * original) < 0.99 * declared and not isinstance(
+    elif (longest := (given.get("factor") or declared) * original) < 0.99 * declared and not isinstance(
         scaling, Llama3
     ):
         # Llama 3's own factor reaches half of what it declares.
         factor = f"factor {given['factor']} times {ORIGINAL} = {original}"
-        yield f"{factor} is {reached:g}, less than max_position_embeddings = {declared}"
-
-
-FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
+        yield f"{factor} is {longest:g}, less than max_position_embeddings = {declared}"
 
 
 def parameters_of(raw: Mapping[str, Any], layer: str | None) -> Mapping[str, Any]:
@@ -177,10 +223,10 @@ def parameters_of(raw: Mapping[str, Any], layer: str | None) -> Mapping[str, Any
     return inner if isinstance(inner, Mapping) else given
 
 
-def spoken(read: Any) -> str:
+def described(read: Any) -> str:
     """A reading in few words."""
     if not isinstance(read, RopeConfig):
-        return ", ".join(f"{layer}: {'none' if rope is None else spoken(rope)}" for layer, rope in read.items())
+        return ", ".join(f"{layer}: {'none' if rope is None else described(rope)}" for layer, rope in read.items())
     scaling = "no scaling" if read.scaling is None else str(read.scaling)
     part = "" if read.partial_rotary_factor == 1 else f", partial_rotary_factor {read.partial_rotary_factor}"
     return f"rope_theta {read.base:g}, {scaling}{part}"
