@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import properties clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import properties numbers clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -85,8 +85,12 @@ bench-decode: $(VENV)/bench.stamp ## what a generated token costs behind context
 bench-import: $(VENV)/study.stamp ## what `import longitude` takes beyond torch's own import (a minute, quiet)
 	$(BIN)/python benchmarks/import_time.py $(ARGS)
 
+properties: OF := -properties
 properties: $(VENV)/study.stamp ## the four properties of every encoding, measured: codes, offsets, length, cost (an hour)
-	$(BIN)/python benchmarks/properties.py $(ARGS)
+	$(BIN)/python benchmarks/properties.py --out $(OUT) $(ARGS)
+
+numbers: $(VENV)/study.stamp ## put the results of benchmarks/results into README.md and docs; ARGS="--keep study runs/study" adds one
+	$(BIN)/python benchmarks/fill_numbers.py $(ARGS)
 
 # ---- the environment: torch first, so that nothing drags another build in; then what each job needs on top ----
 install: $(VENV)/test.stamp ## everything needed to work on the project

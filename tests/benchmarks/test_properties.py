@@ -1,20 +1,16 @@
-"""The table of properties: distances of codes against closed forms, and the words that a line is shown in."""
+"""The table of properties: distances of codes against closed forms, and the whole command, tiny."""
 
-import importlib.util
 import json
 import math
 import sys
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 import torch
 
+import fill_numbers
 import longitude as lg
-
-spec = importlib.util.spec_from_file_location("properties", Path(__file__).parents[2] / "benchmarks" / "properties.py")
-assert spec is not None and spec.loader is not None
-properties = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(properties)
+import properties
 
 N, DIM, HEADS, HEAD_DIM = 600, 16, 4, 8
 
@@ -106,40 +102,31 @@ def test_the_smallest_distance_is_found_wherever_it_is():
     assert properties.smallest_distance(random)[1] == pytest.approx(norms.mean().sqrt().item(), rel=1e-12)
 
 
-def test_words():
-    line = {"encoding": "t5", "codes": 0.0, "relative": True, "loss": (1.234, 1.2, 1.3), "cost": 1.1}
-    assert properties.worded(line) == ["t5", "0", "yes", "1.23 (1.20 to 1.30)", "1.10"]
-    line = {"encoding": "learned", "codes": 0.0123, "relative": False, "loss": None, "cost": 1.0}
-    assert properties.worded(line) == ["learned", "0.012", "no", "-", "1.00"]
-    line = {"encoding": "cope", "codes": "content", "relative": True, "loss": (0.5, None, None), "cost": 1.0}
-    assert properties.worded(line)[1:4] == ["content", "yes", "0.50"]
-
-
 @pytest.mark.slow
-def test_the_whole_table(tmp_path, monkeypatch, capsys):
-    text = tmp_path / "text.txt"
+def test_the_whole_command(tmp_path, monkeypatch, capsys):
+    text, out = tmp_path / "text.txt", tmp_path / "2026-01-01-properties.json"
     text.write_text(" ".join(str(i * i) for i in range(20_000)))
-    tiny = (
-        "--train-length 16 --steps 2 --hidden 16 --heads 2 --layers 1 --batch-size 2 --documents 4 --runs 1 --threads 1"
-    )
+    tiny = "--train-length 16 --steps 2 --hidden 16 --heads 2 --layers 1 --batch-size 2 --documents 4 --repeats 1 --threads 1"
     names = ["none", "alibi", "learned"]
-    command = [*tiny.split(), "--encodings", *names, "--data", str(text), "--out", str(tmp_path / "run")]
-    monkeypatch.setattr(sys, "argv", ["properties.py", *command, "--markdown", str(tmp_path / "table.md")])
-    monkeypatch.setattr(properties, "LENGTH", 64)
+    places = ["--data", str(text), "--run", str(tmp_path / "run"), "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", ["properties.py", *tiny.split(), "--encodings", *names, *places])
+    monkeypatch.setattr(properties, "SHAPE", replace(properties.SHAPE, length=64))
     threads = torch.get_num_threads()
     try:
         assert properties.main() == 0
     finally:
         torch.set_num_threads(threads)
-    said = json.loads((tmp_path / "run" / "properties.json").read_text())
-    assert [row["encoding"] for row in said["rows"]] == names
-    assert [row["relative"] for row in said["rows"]] == [True, True, False]
-    none, alibi, learned = said["rows"]
-    assert none["codes"] == 0 and alibi["codes"] > 0 and all(row["cost"] > 0 for row in said["rows"])
+    none, alibi, learned = json.loads(out.read_text())["rows"]
+    assert [row["relative"] for row in (none, alibi, learned)] == [True, True, False]
+    assert none["codes"] == 0 and alibi["codes"] > 0 and all(row["cost"] > 0 for row in (none, alibi, learned))
     assert alibi["loss"][1] <= alibi["loss"][0] <= alibi["loss"][2]
     assert learned["loss"] is None and "no positions from 16 on" in learned["missing"]
-    assert said["protocol"]["study"]["configuration"]["test_lengths"] == [16, 128]
-    written = (tmp_path / "table.md").read_text().splitlines()
+    assert "learned has no positions from 16 on" in capsys.readouterr().out
+    monkeypatch.setattr(fill_numbers, "RESULTS", tmp_path)
+    written = fill_numbers.rendered("properties").splitlines()
     assert written[0] == "| encoding | distance of codes | relative | loss at 128 / at 16 | cost |"
     assert [row.split("|")[1].strip() for row in written[2:5]] == names
-    assert "learned has no positions from 16 on" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")  # as it was, afterwards
+    fill_numbers.keep("study-tiny", tmp_path / "run")
+    printed = fill_numbers.rendered("study-tiny")
+    assert "learned" in printed and "Training and measuring took 0 min" in printed

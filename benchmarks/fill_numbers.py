@@ -1,0 +1,188 @@
+"""Numbers in README.md and docs/*.md come from the results committed here: fill the blocks between their markers.
+
+    python benchmarks/fill_numbers.py                    # fill every block
+    python benchmarks/fill_numbers.py --check            # name the blocks that differ; exit code 1 where one does
+    python benchmarks/fill_numbers.py --keep study runs/study   # commit a study's table as results/DATE-study.json
+
+A block is `<!-- numbers: NAME -->`, a blank line, what this writes, a blank line, `<!-- end -->`. NAME is that of the newest
+file `results/DATE-NAME.json`:
+
+bench, bench-mixers  what was promised and what was measured (`make bench`: results/DATE.json, `make bench-mixers`)
+decode               a generated token with each mixer (`make bench-decode`)
+properties           four properties of every encoding (`make properties`)
+any other name       what a study prints, kept by --keep: study, study-mixers, study-reverse, ...
+"""
+
+import argparse
+import io
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+BLOCK = re.compile(r"(<!-- numbers: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+FILES = {"bench": "", "bench-mixers": "-mixers"}
+"""Blocks whose file is not named as they are."""
+WIDTH = 100
+
+
+def newest(name: str) -> Path:
+    """The newest result of a block. ValueError where there is none."""
+    dated = "[0-9]" * 4 + "-[0-9][0-9]" * 2
+    if found := sorted(RESULTS.glob(f"{dated}{FILES.get(name, f'-{name}')}.json")):
+        return found[-1]
+    raise ValueError(f"{RESULTS} holds no result for the block {name!r}; expected a file DATE-{name}.json there")
+
+
+def markdown(headings: list[str], lines: list[list[str]]) -> str:
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [headings, ["---"] * len(headings), *lines])
+
+
+# ---- one function per kind of result -----------------------------------------------------------------------------------
+def promises(found: dict[str, Any]) -> str:
+    """The targets of a set: what may not be exceeded, the worst of ours, and the range of other libraries."""
+    lines = []
+    for target in found["targets"]:
+        rows = [row for row in found["rows"] if row["group"] == target["name"] and row["kind"] == "peer"]
+        others = [score for row in rows if (score := row["ratio"] if row["score"] is None else row["score"])]
+        measured = "-" if target["measured"] is None else f"{target['measured']:.2f}"
+        kept = {True: "yes", False: "no", None: "-"}[target["met"]]
+        span = " to ".join(f"{other:.1f}" for other in dict.fromkeys(f(others) for f in (min, max) if others))
+        limit = f"{target['limit']:.2f} of {target['of']}"
+        lines.append([target["name"], limit, measured, kept, target["worst"] or "", span])
+    headings = ["promise", "at most", "measured", "kept", "worst case", "other libraries"]
+    return f"{markdown(headings, lines)}\n\n{protocol(found)}"
+
+
+def protocol(found: dict[str, Any]) -> str:
+    """When, where and with how many threads a bench ran."""
+    machine, versions = found["machine"], found["versions"]
+    return (
+        f"Measured on {found['made'][:10]}: {machine['cores']} cores ({machine['cpu']}), {found['rows'][0]['threads']} threads, "
+        f"{found['rows'][0]['clock']} time, torch {versions['torch']}, load {machine['load'][0]:.1f}."
+    )
+
+
+def decoding(found: dict[str, Any]) -> str:
+    """A token behind the context that ratios are to, and behind the longest."""
+    rows = {(row["label"], row["context"]): row for row in found["rows"]}
+    near, far = int(found["rows"][0]["against"]), max(row["context"] for row in found["rows"])
+    lines = []
+    for line in found["lines"]:
+        first, last = rows[line["label"], near], rows[line["label"], far]
+        ms = [f"{row['seconds'] * 1e3:.2f}" for row in (first, last)]
+        megabytes = f"{last['cache_bytes'] / 1e6:.3g}"
+        lines.append([f"`{line['label']}`", line["growth"], *ms, f"{last['ratio']:.2f}", megabytes])
+    headings = ["mixer", "cache", f"ms behind {near}", f"ms behind {far}", "ratio", f"MB of cache at {far}"]
+    return f"{markdown(headings, lines)}\n\n{protocol(found)}"
+
+
+def properties(found: dict[str, Any]) -> str:
+    near, far = found["protocol"]["study"]["configuration"]["test_lengths"]
+    headings = ["encoding", "distance of codes", "relative", f"loss at {far} / at {near}", "cost"]
+    table = markdown(headings, [property_cells(row) for row in found["rows"]])
+    return f"{table}\n\n{found['protocol']['words']}"
+
+
+def property_cells(row: dict[str, Any]) -> list[str]:
+    """A row of the table of properties, as it is shown."""
+    codes, loss = row["codes"], row["loss"]
+    if isinstance(codes, float):
+        codes = f"{codes:.2g}" if codes else "0"
+    if loss:
+        loss = f"{loss[0]:.2f}" + ("" if loss[1] is None else f" ({loss[1]:.2f} to {loss[2]:.2f})")
+    relative = {True: "yes", False: "no", None: "-"}[row["relative"]]
+    return [row["encoding"], codes or "-", relative, loss or "-", f"{row['cost']:.2f}"]
+
+
+def printed(found: dict[str, Any]) -> str:
+    study, (minutes, seconds) = found["study"], divmod(found["seconds"], 60)
+    return "\n".join(["```text", *found["printed"], "```"]) + (
+        f"\n\nTraining and measuring took {minutes} min {seconds} s on {study['begun'][:10]}: {study['machine']['cpu']}, "
+        f"{study['machine']['threads']} threads, torch {study['versions']['torch']}."
+    )
+
+
+KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
+    "bench": promises, "bench-mixers": promises, "decode": decoding, "properties": properties,
+}  # fmt: skip
+
+
+def rendered(name: str) -> str:
+    return KINDS.get(name, printed)(json.loads(newest(name).read_text(encoding="utf-8")))
+
+
+# ---- files -------------------------------------------------------------------------------------------------------------
+def filled(text: str) -> str:
+    """A document with every block as the results have it."""
+    return BLOCK.sub(lambda block: f"{block[1]}\n{rendered(block[2])}\n\n{block[3]}", text)
+
+
+def blocks(text: str) -> dict[str, str]:
+    return {block[2]: block[0] for block in BLOCK.finditer(text)}
+
+
+def documents() -> list[Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def differing(paths: list[Path]) -> list[str]:
+    """Blocks that are not what the results say, as "file: name"."""
+    texts = {path: path.read_text(encoding="utf-8") for path in paths}
+    pairs = {path: (blocks(text), blocks(filled(text))) for path, text in texts.items()}
+    return [f"{path.name}: {name}" for path, (now, then) in pairs.items() for name in now if now[name] != then[name]]
+
+
+def keep(name: str, run: Path) -> Path:
+    """Write what a study found, and what `longitude report` prints of it, as a result."""
+    from longitude.cli import main as longitude
+    from longitude.study.results import read_run
+    from longitude.study.statistics import summary
+
+    os.environ["COLUMNS"] = str(WIDTH)
+    out = io.StringIO()
+    with redirect_stdout(out):
+        longitude(["report", str(run)])
+    read = read_run(run)
+    times = [seconds for cell in read.cells for seconds in (cell.training_seconds, cell.measuring_seconds) if seconds]
+    result = {
+        "schema": 1,
+        "printed": [line.rstrip() for line in out.getvalue().splitlines() if not line.startswith("report:")],
+        "seconds": round(sum(times)),
+        "study": read.study,
+        "rows": json.loads(summary(read).to_json(orient="records")),
+    }
+    path = RESULTS / f"{date.today()}-{name}.json"
+    path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="change nothing, name what differs")
+    parser.add_argument("--keep", nargs=2, metavar=("NAME", "RUN"), help="write a study's table as a result")
+    options = parser.parse_args()
+    if options.keep:
+        print(keep(options.keep[0], Path(options.keep[1])))
+        return 0
+    if options.check:
+        found = differing(documents())
+        print("\n".join(found) or "every block is what the results say")
+        return int(bool(found))
+    for path in documents():
+        before = path.read_text(encoding="utf-8")
+        if (after := filled(before)) != before:
+            path.write_text(after, encoding="utf-8")
+            print(f"filled {path.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,50 @@
+"""Numbers in README and docs are those of the committed results."""
+
+import json
+
+import pytest
+
+import fill_numbers
+
+FILES = sorted(fill_numbers.RESULTS.glob("*.json"))
+
+
+def test_documents_say_what_the_results_say() -> None:
+    assert fill_numbers.differing(fill_numbers.documents()) == [], "run `make numbers`"
+
+
+def test_every_block_is_closed() -> None:
+    for path in fill_numbers.documents():
+        text = path.read_text(encoding="utf-8")
+        assert text.count("<!-- numbers: ") == text.count("<!-- end -->") == len(fill_numbers.blocks(text)), path
+
+
+@pytest.mark.parametrize("name", ["bench", "bench-mixers", "decode"])
+def test_a_block_is_filled_from_the_newest_result(name, tmp_path, monkeypatch) -> None:
+    """A number that changes in the results differs in the document until it is filled, and nothing else changes."""
+    found = json.loads(fill_numbers.newest(name).read_text())
+    monkeypatch.setattr(fill_numbers, "RESULTS", tmp_path)
+    suffix = fill_numbers.FILES.get(name, f"-{name}")
+    document = tmp_path / "page.md"
+    document.write_text(f"before\n<!-- numbers: {name} -->\n<!-- end -->\nafter\n")
+    with pytest.raises(ValueError, match=f"no result for the block '{name}'"):
+        fill_numbers.differing([document])
+    for day, ratio in (("01", 0.123), ("02", 4.567)):
+        for row in (*found.get("targets", []), *found["rows"]):
+            row["measured" if "measured" in row else "ratio"] = ratio
+        (tmp_path / f"2026-01-{day}{suffix}.json").write_text(json.dumps(found))
+    assert fill_numbers.differing([document]) == [f"page.md: {name}"]
+    text = fill_numbers.filled(document.read_text())
+    assert "4.57" in text and "0.12 |" not in text
+    assert text.startswith("before\n<!-- numbers") and text.endswith("<!-- end -->\nafter\n")
+    assert fill_numbers.filled(text) == text
+
+
+def test_rows_of_properties() -> None:
+    cells = fill_numbers.property_cells
+    row = {"encoding": "t5", "codes": 0.0, "relative": True, "loss": [1.234, 1.2, 1.3], "cost": 1.1}
+    assert cells(row) == ["t5", "0", "yes", "1.23 (1.20 to 1.30)", "1.10"]
+    row = {"encoding": "learned", "codes": 0.0123, "relative": False, "loss": None, "cost": 1.0}
+    assert cells(row) == ["learned", "0.012", "no", "-", "1.00"]
+    row = {"encoding": "cope", "codes": "content", "relative": True, "loss": [0.5, None, None], "cost": 1.0}
+    assert cells(row)[1:4] == ["content", "yes", "0.50"]
