@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         study as study,
         testing as testing,
     )
+    from longitude.attention.backends.base import Backend as Backend, register_backend as register_backend
     from longitude.attention.cache import LongitudeCache as LongitudeCache, LongitudeCacheLayer as LongitudeCacheLayer
     from longitude.attention.grouped_heads import pool_heads as pool_heads
     from longitude.attention.layers.cross import CrossAttention as CrossAttention
@@ -109,6 +110,7 @@ _NAMES = {
     "positions.relative": "Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
     "attention.operation": "attend explain",
+    "attention.backends.base": "Backend register_backend",
     "attention.merge": "merge_attention",
     "attention.masks": "Mask Causal Window Band Documents Padding NoMask",
     "attention.patterns": "Prefix Global Dilated",

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.transport_product import (
+from longitude.attention.backends.transport import (
     carried,
     chunk_product,
     transport_attention,

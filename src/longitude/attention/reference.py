@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.request import Request
+from longitude.attention.scores import offsets, per_query_head
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Term, Transport
 
 Transporter = Callable[[list[Transport], Tensor, Tensor, Request], Tensor]
@@ -84,12 +85,6 @@ def transported(terms: list[Transport], q: Tensor, k: Tensor, r: Request) -> Ten
     return torch.stack(scores, 2)
 
 
-def offsets(r: Request) -> Tensor:
-    """Query position - key position, [..., Lq, Lk]."""
-    i, j = r.places()
-    return i[..., :, None] - j[..., None, :]
-
-
 def relative_key_scores(q: Tensor, keys: Callable[[Tensor], Tensor], r: Request) -> Tensor:
     """Each query times the vector of each offset, [B, H, Lq, Lk]."""
     if not r.contiguous:
@@ -122,8 +117,3 @@ def _lead(vectors: Tensor, r: Request) -> str:
     i, j = r.places()
     batch = "b" if max(i.dim(), j.dim()) == 2 else ""
     return ("h" if vectors.dim() > 3 + len(batch) else "") + batch
-
-
-def per_query_head(x: Tensor, heads: int) -> Tensor:
-    """[B, Hkv, ...] -> [B, heads, ...]: each head of the keys serves a group of queries."""
-    return x if x.shape[1] == heads else x.repeat_interleave(heads // x.shape[1], 1)

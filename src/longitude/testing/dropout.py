@@ -11,7 +11,8 @@ from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal, Mask, Padding, Window
 from longitude.attention.operation import requests
 from longitude.attention.patterns import Dilated, Global, Prefix
-from longitude.attention.reference import per_query_head, relative_value_sum
+from longitude.attention.reference import relative_value_sum
+from longitude.attention.scores import per_query_head
 from longitude.positions.base import OffsetVectors
 from longitude.positions.composed import compose
 from longitude.testing.draws import Draw

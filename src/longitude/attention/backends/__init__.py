@@ -1,6 +1,6 @@
-"""The ways to compute one operation, one file each: what it declares, and how it runs."""
+"""The ways to compute one operation, one file or folder each: what it declares, and how it runs."""
 
-from longitude.attention.backends.base import Backend, refuses
+from longitude.attention.backends.base import BACKENDS, Backend, refuses, register_backend
 from longitude.attention.backends.chunked import CHUNKED, REFERENCE
 from longitude.attention.backends.flex import FLEX
 from longitude.attention.backends.sdpa import SDPA
@@ -8,6 +8,7 @@ from longitude.attention.backends.split import SPLIT
 from longitude.attention.backends.table.backend import TABLE
 from longitude.attention.backends.transport import TRANSPORT
 
-BACKENDS = {backend.name: backend for backend in (SDPA, TABLE, TRANSPORT, SPLIT, FLEX, CHUNKED, REFERENCE)}
+for backend in (SDPA, TABLE, TRANSPORT, SPLIT, FLEX, CHUNKED, REFERENCE):  # of equal prices "auto" takes the first
+    register_backend(backend)
 
-__all__ = ["BACKENDS", "Backend", "refuses"]
+__all__ = ["BACKENDS", "Backend", "refuses", "register_backend"]

@@ -1,4 +1,4 @@
-"""What a backend declares, and the one function that says why it refuses."""
+"""What a backend declares, the registry of backends, and the one function that says why one refuses."""
 
 from __future__ import annotations
 
@@ -10,29 +10,72 @@ from torch import Tensor
 
 from longitude.attention.request import Request
 from longitude.attention.spans import spans
-from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias, Transport
+from longitude.positions.base import OffsetVectors, PairBias, RowBias
 
-ALL_TERMS = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport)
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+PAIR_NUMBERS = 64  # what a learned function of two positions holds per pair: a layer of 32, before and after its ReLU
+NO_FORWARD_MODE = "it has no derivatives in forward mode"
 
 
 @dataclass(frozen=True)
 class Backend:
-    """What a backend can do. `refuses` reads the declarations; `limits` adds what they cannot say."""
+    """One way to compute attention: what it takes, what it costs, and the function that runs it.
+
+    `refuses` compares a request with these declarations; `limits` adds what they cannot express. Every backend equals
+    `reference`, and the laws of `lg.testing` are run over all that are registered.
+
+    Args:
+        name: what users pass as `backend=`.
+        run: the output [B, H, Lq, Dv] of a Request, in the dtype of q. Queries and keys are rotated already.
+        memory: bytes beyond inputs and output that forward takes, estimated from shapes.
+        price: time over that of plain causal attention, roughly; "auto" takes the lowest. math.inf: only by name.
+        terms: the kinds of terms (lg.OffsetBias, lg.PairBias, lg.Drift, ...) that it adds to the scores.
+        any_mask: every mask. Otherwise causality, windows, and padding and documents as `spans` cuts them.
+        dtypes: of q, k and v.
+        devices: types of devices, such as ("cuda",); None: all.
+        table_gradients: whether parameters of the encoding get gradients; q, k and v always do.
+        dropout: whether it drops weights.
+        weights: whether it returns the weights.
+        limits: why it does not take a request, in words; None where it does.
+        partial: the output and the logsumexp of each query's scores [B, H, Lq]; None: it refuses return_lse.
+    """
 
     name: str
     run: Callable[[Request], Tensor]
-    terms: tuple[type, ...]
-    any_mask: bool  # else: causality, windows, and padding and documents in spans
-    dtypes: tuple[torch.dtype, ...]
-    devices: tuple[str, ...] | None  # None: all
-    table_gradients: bool
-    dropout: bool
-    weights: bool
-    limits: Callable[[Request], str | None]
-    memory: Callable[[Request], int]  # bytes beyond inputs and output, forward
-    price: Callable[[Request], float]  # rough time over plain causal attention, to choose by
-    partial: Callable[[Request], tuple[Tensor, Tensor]] | None = None  # the output and the logsumexp of the scores
+    memory: Callable[[Request], int]
+    price: Callable[[Request], float]
+    terms: tuple[type, ...] = ()
+    any_mask: bool = False
+    dtypes: tuple[torch.dtype, ...] = FLOATS
+    devices: tuple[str, ...] | None = None
+    table_gradients: bool = True
+    dropout: bool = False
+    weights: bool = False
+    limits: Callable[[Request], str | None] = lambda r: None
+    partial: Callable[[Request], tuple[Tensor, Tensor]] | None = None
+
+
+BACKENDS: dict[str, Backend] = {}
+"""By name; of equal prices "auto" takes the first."""
+
+
+def register_backend(backend: Backend) -> Backend:
+    """Make a backend known to `lg.attend`, `lg.explain` and the laws, by its name.
+
+    Args:
+        backend: what it declares and how it runs.
+
+    Returns:
+        The backend.
+
+    Raises:
+        ValueError: the name is "auto" or that of another backend.
+    """
+    taken = BACKENDS.get(backend.name, backend)
+    if backend.name == "auto" or taken.run.__qualname__ != backend.run.__qualname__:  # a notebook may define it again
+        raise ValueError(f"the backend {backend.name!r} is registered already; choose another name")
+    BACKENDS[backend.name] = backend
+    return backend
 
 
 def refuses(backend: Backend, r: Request) -> str | None:
@@ -51,7 +94,7 @@ def refuses(backend: Backend, r: Request) -> str | None:
     if r.weights and not backend.weights:
         return "it never holds the weights"
     if r.lse and backend.partial is None:
-        return "it does not tell the logsumexp of the scores"
+        return "it does not return the logsumexp of the scores"
     if r.beyond_band and not backend.any_mask and isinstance(why := spans(r), str):
         return f"it runs span by span, and {why}"
     return backend.limits(r)
@@ -62,12 +105,31 @@ def in_forward_mode() -> bool:
     return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
-NO_FORWARD_MODE = "it has no derivatives in forward mode"
-
-
+# ---- memory --------------------------------------------------------------------------------------------------------------
 def wide_item(r: Request) -> int:
     """Bytes of a number in float32 or wider."""
     return torch.promote_types(r.q.dtype, torch.float32).itemsize
+
+
+def dense_bytes(r: Request) -> int:
+    """Scores, bias, weights, mask: four [B, H, Lq, Lk] at once; and what the terms hold on the way to their bias."""
+    return 4 * r.q.shape[0] * r.heads * r.rows * r.length * wide_item(r) + terms_bytes(r)
+
+
+def terms_bytes(r: Request) -> int:
+    """What the term that needs most holds while it makes its bias, beyond some [B, H, Lq, Lk]."""
+    pairs = r.rows * r.length * (1 if r.contiguous else r.q.shape[0])
+    numbers = 0
+    for term in r.terms:
+        match term:
+            case PairBias():
+                numbers = max(numbers, PAIR_NUMBERS * pairs)
+            case OffsetVectors():  # a column per offset, before it moves to its key; or a vector per pair and head
+                columns = 2 * r.q.shape[0] * r.heads * r.rows * (r.rows + r.length)
+                numbers = max(numbers, columns if r.contiguous else r.heads * r.q.shape[3] * pairs)
+            case RowBias():  # gates, their sum, two neighbours of a table, as numbers and as indices
+                numbers = max(numbers, 5 * r.q.shape[0] * r.heads * r.rows * r.length)
+    return numbers * wide_item(r)
 
 
 def _names(dtypes: tuple[torch.dtype, ...]) -> str:

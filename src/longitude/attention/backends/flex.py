@@ -24,8 +24,8 @@ from torch import Tensor
 from longitude.attention.backends.base import Backend
 from longitude.attention.masks import Band, Causal, Documents, Padding, Window
 from longitude.attention.patterns import Prefix
-from longitude.attention.reference import per_query_head
 from longitude.attention.request import Request
+from longitude.attention.scores import drift_level
 from longitude.attention.spans import steady
 from longitude.positions.base import Drift, OffsetBias
 
@@ -114,11 +114,9 @@ def levels(
     r: Request, q_tokens: Tensor, k_tokens: Tensor
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """The sum of all drifts' levels, of queries and of keys, and what float32 leaves of both."""
-    drifts = [term for term in r.terms if isinstance(term, Drift)]
-    if not drifts:
+    level = drift_level(r)
+    if level is None:
         return None, None, None, None
-    level = sum(per_query_head(r.scale * d.level if d.scaled else d.level, r.heads) for d in drifts)
-    assert isinstance(level, Tensor)
     level = (
         level - level[..., k_tokens].mean(-1, keepdim=True).detach()
     )  # only differences count; near 0 they round less
@@ -372,9 +370,6 @@ FLEX = Backend(
     any_mask=True,  # its limits say which
     dtypes=(torch.float32, torch.bfloat16, torch.float16),
     devices=("cuda", "cpu"),
-    table_gradients=True,
-    dropout=False,
-    weights=False,
     limits=flex_limits,
     memory=flex_memory,
     price=flex_price,

@@ -8,13 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import FLOATS, NO_FORWARD_MODE, Backend, in_forward_mode
-from longitude.attention.backends.chunked import terms_bytes
+from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, in_forward_mode, terms_bytes
 from longitude.attention.bias_tables import bias_of
-from longitude.attention.reference import added, per_query_head
 from longitude.attention.request import Request
+from longitude.attention.scores import drift_level, offsets, per_query_head
 from longitude.attention.spans import by_spans, pieces, spans
-from longitude.positions.base import Drift, OffsetBias, PairBias, Term
+from longitude.positions.base import Drift, OffsetBias, PairBias
 
 SHORT_BYTES = 2**26
 
@@ -64,14 +63,14 @@ def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Ten
     finite = per_query_head(r.k.detach().isfinite().all(-1), r.heads).to(r.q.dtype)  # [B, H, Lk]
     if causal:
         last = torch.arange(out.shape[2], device=out.device).clamp(max=r.length - 1)  # queries may outnumber the keys
-        seen = finite.cummax(-1)[0][..., last]
+        sound = finite.cummax(-1)[0][..., last]
     elif r.sees_all:
-        seen = finite.amax(-1, keepdim=True)
+        sound = finite.amax(-1, keepdim=True)
     else:
-        seen = (r.allowed().to(finite.dtype) @ finite[..., None])[..., 0]
+        sound = (r.allowed().to(finite.dtype) @ finite[..., None])[..., 0]
     if some is not None:
         zeros = zeros & some[..., 0]
-    lost = zeros & ((seen == 0) | ~r.q.detach().isfinite().all(-1))
+    lost = zeros & ((sound == 0) | ~r.q.detach().isfinite().all(-1))
     return out * torch.where(lost, math.nan, 1.0).to(out.dtype)[..., None]
 
 
@@ -81,36 +80,36 @@ def by_key_head(x: Tensor, r: Request) -> Tensor:
 
 
 def dense_bias(r: Request) -> tuple[Tensor | None, Tensor | None]:
-    """What is added to the scores, or a mask, [B or 1, H or 1, Lq, Lk]; and which queries see anything at all."""
-    bias = None
+    """What is added to the scores, or a mask, [B or 1, H or 1, Lq, Lk]; and which queries attend to any key."""
+    added = []
     for term in r.terms:
-        more = added_by(term, r)
-        bias = more if bias is None else bias + more
+        if isinstance(term, OffsetBias):
+            added.append(offset_bias(term, r))
+        elif isinstance(term, PairBias):
+            i, j = r.places()
+            added.append(term.at(i[..., :, None], j[..., None, :]))
+    if (level := drift_level(r)) is not None:
+        added.append(level[..., r.q_tokens(), None] - level[..., None, r.k_tokens()])
+    added = [x if x.dim() == 4 else x[None] for x in (x.to(r.q.dtype) for x in added)]
+    bias = sum(added[1:], added[0]) if added else None
     if r.sees_all:
         return bias, None
     allowed = r.allowed()
     allowed = allowed[(None,) * (4 - allowed.dim())]
-    some = allowed.any(-1, keepdim=True)  # a query with nothing to look at looks at all, and is then set to zero
-    seen = allowed | ~some
-    return seen if bias is None else bias.masked_fill(~seen, -math.inf), some
+    some = allowed.any(-1, keepdim=True)  # a query with no key attends to all, and is then set to zero
+    allowed = allowed | ~some
+    return allowed if bias is None else bias.masked_fill(~allowed, -math.inf), some
 
 
-def added_by(term: Term, r: Request) -> Tensor:
-    """What a term adds, [B or 1, H, Lq, Lk]. Where an offset decides it, each row is the one below, moved on by one."""
+def offset_bias(term: OffsetBias, r: Request) -> Tensor:
+    """A bias of offsets, [H, Lq, Lk] or [B, H, Lq, Lk]. At contiguous positions each row is the one below, moved on by one."""
     q_first, k_first = r.q_positions, r.k_positions
-    if (
-        isinstance(term, OffsetBias)
-        and isinstance(q_first, int)
-        and isinstance(k_first, int)
-        and not torch.compiler.is_compiling()  # unfold wants a graph per length
-    ):
-        newest = q_first + r.rows - 1 - k_first
-        along = bias_of(term, newest, q_first - k_first - r.length + 1, r.q, r.q.dtype)
-        bias = along.unfold(1, r.length, 1)
-        bias = bias.flip(1) if r.rows > 1 else bias
-    else:
-        bias = added(term, r.q, r.q, r.q, r).to(r.q.dtype)  # raw scores and the mask matter to none of these terms
-    return bias if bias.dim() == 4 else bias[None]
+    if not isinstance(q_first, int) or not isinstance(k_first, int) or torch.compiler.is_compiling():
+        bias = term.at(offsets(r))  # also where unfold would want a graph for each length
+        return bias if bias.dim() == 3 else bias.movedim(0, 1)
+    along = bias_of(term, q_first + r.rows - 1 - k_first, q_first - k_first - r.length + 1, r.q, r.q.dtype)
+    bias = along.unfold(1, r.length, 1)
+    return bias.flip(1) if r.rows > 1 else bias
 
 
 def sdpa_by_spans(r: Request) -> bool:
@@ -162,11 +161,8 @@ SDPA = Backend(
     run=sdpa,
     terms=(OffsetBias, PairBias, Drift),
     any_mask=True,
-    dtypes=FLOATS,
-    devices=None,
     table_gradients=False,
     dropout=True,
-    weights=False,
     limits=sdpa_limits,
     memory=sdpa_memory,
     price=sdpa_price,

@@ -9,11 +9,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.base import FLOATS, Backend, refuses
-from longitude.attention.backends.chunked import CHUNKED, REFERENCE, dense_bytes
-from longitude.attention.backends.flex import FLEX
-from longitude.attention.backends.sdpa import SDPA
-from longitude.attention.backends.table.backend import TABLE
+from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, refuses
 from longitude.attention.masks import AllOf, AnyOf, Causal, Documents, Mask, Padding, Window
 from longitude.attention.merge import merge_attention
 from longitude.attention.patterns import Dilated, Global, Pairs, Prefix
@@ -28,9 +24,9 @@ def split(r: Request) -> tuple[Tensor, Tensor | None]:
         case AnyOf() as joined:
             return with_globals(r, joined)
         case Prefix() as prefix:
-            return assembled(r, with_prefix(r, prefix), answer)
+            return assembled(r, with_prefix(r, prefix), run_region)
         case Dilated() as dilated:
-            return assembled(r, streams(r, dilated.step), answer)
+            return assembled(r, streams(r, dilated.step), run_region)
     raise AssertionError(r.mask)
 
 
@@ -49,14 +45,14 @@ def besides(r: Request, part: Mask) -> tuple[Mask, ...]:
 
 
 # ---- who runs a region ---------------------------------------------------------------------------------------------------
-def way(r: Request) -> Backend:
+def cheapest(r: Request) -> Backend:
     """The cheapest backend for a region."""
-    ways = (SDPA, TABLE, SPLIT, FLEX, CHUNKED, REFERENCE)
-    return min((b for b in ways if refuses(b, r) is None), key=lambda b: b.price(r))
+    return min((b for b in BACKENDS.values() if refuses(b, r) is None), key=lambda b: b.price(r))
 
 
-def answer(r: Request) -> tuple[Tensor, Tensor | None]:
-    chosen = way(r)
+def run_region(r: Request) -> tuple[Tensor, Tensor | None]:
+    """A region by the cheapest backend: its output, and its logsumexp where wanted."""
+    chosen = cheapest(r)
     return chosen.partial(r) if r.lse and chosen.partial is not None else (chosen.run(r), None)
 
 
@@ -88,7 +84,7 @@ def local(r: Request, joined: AnyOf) -> Request:
 
 def with_globals(r: Request, joined: AnyOf) -> tuple[Tensor, Tensor | None]:
     near, others = local(r, joined), AllOf(besides(r, joined))
-    out, lse = answer(near)
+    out, lse = run_region(near)
     assert lse is not None
     queries, keys = r.q_tokens(), r.k_tokens()
     tokens = [m for m in members(joined) if isinstance(m, Global)]
@@ -99,7 +95,7 @@ def with_globals(r: Request, joined: AnyOf) -> tuple[Tensor, Tensor | None]:
         asked = keys[found]
         seen = others.allowed(queries, asked) & ~near.mask.allowed(queries, asked)
         seen = seen & across(chosen(tokens, asked)[..., None, :])
-        far, far_lse = answer(picked(replace(r, lse=True), None, found, seen))
+        far, far_lse = run_region(picked(replace(r, lse=True), None, found, seen))
         assert far_lse is not None
         out, lse = merge_attention([out, far], [lse, far_lse])
 
@@ -107,7 +103,7 @@ def with_globals(r: Request, joined: AnyOf) -> tuple[Tensor, Tensor | None]:
     (found,) = torch.nonzero(of_all_rows(chosen(tokens, queries)), as_tuple=True)
     if len(found):
         asked = queries[found]
-        full, full_lse = answer(picked(r, found, None, others.allowed(asked, keys)))
+        full, full_lse = run_region(picked(r, found, None, others.allowed(asked, keys)))
         theirs = across(chosen(tokens, asked)[..., None])  # [n, 1] or [B, 1, n, 1]
         out = out.index_copy(2, found, torch.where(theirs, full, out[:, :, found]))
         if full_lse is not None:
@@ -277,7 +273,7 @@ def split_memory(r: Request) -> int:
     if isinstance(found, AnyOf):
         tokens = [m for m in members(found) if isinstance(m, Global)]
         far = int(of_all_rows(chosen(tokens, r.k_tokens())).sum()) * dense_bytes(r) // r.length
-    return way(region).memory(region) + far
+    return cheapest(region).memory(region) + far
 
 
 def split_price(r: Request) -> float:
@@ -285,7 +281,7 @@ def split_price(r: Request) -> float:
     if len(r.beyond_band) == 0 or split_limits(r) is not None:
         return math.inf
     region = largest(r)
-    return max(2.0, 0.9 * way(region).price(region))
+    return max(2.0, 0.9 * cheapest(region).price(region))
 
 
 SPLIT = Backend(
@@ -294,11 +290,7 @@ SPLIT = Backend(
     partial=split,  # type: ignore[arg-type]
     terms=(OffsetBias, PairBias, Drift, OffsetVectors),
     any_mask=True,  # its limits say which
-    dtypes=FLOATS,
-    devices=None,
-    table_gradients=True,
     dropout=True,
-    weights=False,
     limits=split_limits,
     memory=split_memory,
     price=split_price,

@@ -1,39 +1,191 @@
-"""Products of reflections between queries and keys, in memory linear in the length."""
+"""Products of reflections between keys and queries, a chunk of tokens at a time (Yang et al. 2025, arXiv:2505.16381).
+
+Token t reflects all earlier keys by H_t = I - b_t w_t w_t'. The score of query i and key j is q_i . H_i H_(i-1) ... H_(j+1) k_j.
+The product over a chunk of tokens, whose w are the rows of W, has a closed form:
+
+    H_last ... H_first = I - W' M W,    M = (I + strictly_lower(b W W'))^-1 diag(b).
+
+M is lower triangular, and its corners give the products that begin or end inside the chunk. Chunks of any size give the same
+numbers; b = 0 leaves everything as it is.
+
+Shapes: q [B, H, Lq, D] are the last Lq of the Lk keys k [B, H, Lk, D]; w [B, H, n, D] and b [B, H, n] are those of the last n
+tokens, Lq <= n <= Lk. Keys before these tokens are carried to their beginning already, as a cache keeps them. All is computed in
+float32 or wider, and differentiable.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from functools import reduce
+
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from longitude.attention.backends.base import FLOATS, Backend, wide_item
-from longitude.attention.backends.transport_product import transport_attention, transport_window
-from longitude.attention.reference import per_query_head
+from longitude.attention.backends.base import Backend, wide_item
 from longitude.attention.request import Request
+from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import by_spans
 from longitude.positions.base import Drift, Transport
 
 
+def chunk_product(w: Tensor, b: Tensor) -> Tensor:
+    """M [..., C, C] of a chunk with w [..., C, D] and b [..., C]."""
+    below = (b[..., None] * (w @ w.mT)).tril(-1)
+    return torch.linalg.solve_triangular(below, torch.diag_embed(b), upper=False, unitriangular=True)
+
+
+def transported_scores(q: Tensor, k: Tensor, w: Tensor, b: Tensor, chunk: int = 64) -> Tensor:
+    """q_i . H_i ... H_(j+1) k_j -> [B, H, Lq, Lk], not scaled; zero for keys after the query."""
+    q, k, w, b = to_first_query(q, k, w, b, chunk)
+    scores = []
+    for rows, (_, keys, products, own, m) in zip(q.split(chunk, 2), walk(k, w, b, chunk), strict=True):
+        part = rows @ keys.mT - (rows @ own.mT).tril() @ m @ products.mT
+        scores.append(F.pad(part.tril(keys.shape[2] - rows.shape[2]), (0, k.shape[2] - keys.shape[2])))
+    return torch.cat(scores, 2)
+
+
+def carried(k: Tensor, w: Tensor, b: Tensor, chunk: int = 64) -> Tensor:
+    """H_last ... H_(j+1) k_j -> [B, H, Lk, D], float32 or wider: what a cache keeps once all n tokens have passed.
+
+    For one new token it is the rank-one update k_j - b (k_j . w) w of every key but the new one.
+    """
+    k, w, b = _wide(k, w, b)
+    moved = k[:, :, : k.shape[2] - w.shape[2]]
+    for moved, *_ in walk(k, w, b, chunk):  # noqa: B007 (the last one is wanted)
+        pass
+    return moved
+
+
+def walk(k: Tensor, w: Tensor, b: Tensor, chunk: int) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+    """Chunk by chunk, the oldest first -> the keys so far carried past it, and what made them.
+
+    These are the same keys before (the chunk's own, and older ones carried to its beginning) [.., J, D]; their products with
+    each of its tokens, k_j . w_t for t after j, [.., J, C]; the chunk's W [.., C, D] and M [.., C, C].
+    """
+    first = k.shape[2] - w.shape[2]
+    moved = k[:, :, :first]
+    for new, own, strength in zip(k[:, :, first:].split(chunk, 2), w.split(chunk, 2), b.split(chunk, 2), strict=True):
+        keys, m = torch.cat([moved, new], 2), chunk_product(own, strength)
+        products = (keys @ own.mT).triu(1 - moved.shape[2])
+        moved = keys - products @ m.mT @ own
+        yield moved, keys, products, own, m
+
+
+def to_first_query(q: Tensor, k: Tensor, w: Tensor, b: Tensor, chunk: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The same with n = Lq: keys before the first query are carried to it."""
+    rows, tokens, length = q.shape[2], w.shape[2], k.shape[2]
+    assert rows <= tokens <= length, (rows, tokens, length)
+    q, k, w, b = _wide(q, k, w, b)
+    if rows < tokens:
+        early = tokens - rows
+        before = carried(k[:, :, : length - rows], w[:, :, :early], b[:, :, :early], chunk)
+        k, w, b = torch.cat([before, k[:, :, length - rows :]], 2), w[:, :, early:], b[:, :, early:]
+    return q, k, w, b
+
+
+def _wide(*xs: Tensor) -> tuple[Tensor, ...]:
+    """In one dtype, float32 or wider."""
+    dtype = reduce(torch.promote_types, (x.dtype for x in xs), torch.float32)
+    return tuple(x.to(dtype) for x in xs)
+
+
+# ---- attention in memory linear in the length ------------------------------------------------------------------------
+def transport_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    w: Tensor,
+    b: Tensor,
+    scale: float,
+    level: Tensor | None = None,
+    high: int | None = None,
+    chunk: int = 128,
+    hidden: int = 0,
+) -> Tensor:
+    """softmax_j(scale q_i . H_i ... H_(j+1) k_j + level_i - level_j) v_j over the keys 0 <= i - j <= high.
+
+    The last `hidden` keys are left out; every query must attend to one key. v [B, H, Lk, Dv]; level [B, H, Lk], per token ->
+    [B, H, Lq, Dv] in the dtype of q. Queries are taken a chunk at a time and carried backward over the chunks before them, the
+    nearest first: only the weights of one chunk of queries are held, in backward too.
+    """
+    dtype, first = q.dtype, k.shape[2] - q.shape[2]
+    q, k, w, b = to_first_query(q, k, w, b, chunk)
+    q, v = q * scale, v.to(q.dtype)
+    past, keys, ws = k[:, :, :first], k[:, :, first:].split(chunk, 2), w.split(chunk, 2)
+    products = [chunk_product(own, strength) for own, strength in zip(ws, b.split(chunk, 2), strict=True)]
+    of_keys = [(key @ own.mT).triu(1) for key, own in zip(keys, ws, strict=True)]
+    ends = [(key - kw @ m.mT @ own).mT for key, kw, m, own in zip(keys, of_keys, products, ws, strict=True)]
+    reflections = [own.mT @ m @ own for m, own in zip(products, ws, strict=True)]
+
+    def attend(n: int, rows: Tensor) -> Tensor:
+        """The n-th chunk of queries."""
+        start = begin = first + n * chunk
+        stop = start + rows.shape[2]
+        oldest = 0 if high is None else max(0, start - high)  # the first key that a query here may see
+        ahead = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
+        of_rows = (rows @ ws[n].mT).tril() @ products[n]
+        parts = [(rows @ keys[n].mT - of_rows @ of_keys[n].mT).masked_fill(ahead, -math.inf)]
+        rows = rows - of_rows @ ws[n]
+        while begin > max(first, oldest):
+            begin, n = begin - chunk, n - 1
+            parts.append(rows @ ends[n])
+            rows = rows - rows @ reflections[n]
+        if begin > oldest:
+            begin = oldest
+            parts.append(rows @ past[:, :, begin:].mT)
+        scores = torch.cat(parts[::-1], 3)
+        if level is not None:
+            scores = scores + (level[:, :, start:stop, None] - level[:, :, None, begin:stop]).to(scores.dtype)
+        if high is not None:
+            i, j = (torch.arange(a, stop, device=q.device) for a in (start, begin))
+            scores = scores.masked_fill(i[:, None] - j > high, -math.inf)
+        if (visible := k.shape[2] - hidden) < stop:
+            scores = scores.masked_fill(torch.arange(begin, stop, device=q.device) >= visible, -math.inf)
+        return scores.softmax(-1) @ v[:, :, begin:stop]
+
+    outs = []
+    for n, rows in enumerate(q.split(chunk, 2)):
+        if torch.is_grad_enabled():
+            outs.append(checkpoint(attend, n, rows, use_reentrant=False))
+        else:
+            outs.append(attend(n, rows))
+    return torch.cat(outs, 2).to(dtype)
+
+
+# ---- the backend -------------------------------------------------------------------------------------------------------
+def transport_window(term: Transport, k: Tensor, r: Request) -> tuple[Tensor, Tensor, Tensor]:
+    """Keys up to the last query, and w and b of those of their tokens that they are not carried past.
+
+    Where queries come after the last key that they may see, as with padding, zeros stand for the keys between.
+    """
+    tokens = slice(max(0, r.k_order - term.first), r.q_order + r.rows - term.first)
+    w, b = (per_query_head(x[:, :, tokens], r.heads) for x in (term.w, term.b))
+    return F.pad(k, (0, 0, 0, r.order_gap + r.rows - r.length)), w, b
+
+
 def transport(r: Request) -> Tensor:
+    """The backend's run."""
+
     def run(r: Request) -> Tensor:
         (term,) = (term for term in r.terms if isinstance(term, Transport))
         k, v = (per_query_head(x, r.heads) for x in (r.k, r.v))
         hidden = max(0, r.order_gap + r.rows - r.length)
         k, w, b = transport_window(term, k, r)
         v = F.pad(v[:, :, : k.shape[2]], (0, 0, 0, hidden))
-        level = None
-        for drift in r.terms:
-            if isinstance(drift, Drift):
-                own = per_query_head(drift.level[:, :, r.k_order : r.k_order + k.shape[2]], r.heads)
-                own = r.scale * own if drift.scaled else own
-                level = own if level is None else level + own
+        level = drift_level(r)
+        level = level if level is None else level[:, :, r.k_order : r.k_order + k.shape[2]]
         return transport_attention(r.q, k, v, w, b, r.scale, level, r.band[1], term.chunk, hidden)
 
     return by_spans(r, run)
 
 
 def transport_limits(r: Request) -> str | None:
+    """It computes reflections under causality and windows."""
     if not any(isinstance(term, Transport) for term in r.terms):
-        return "there is no transport to follow"
+        return "the encoding has no transport"
     if r.band[0] != 0:
         return "it follows plain order: it needs Causal() or Window(size)"
     return None
@@ -50,12 +202,6 @@ TRANSPORT = Backend(
     "transport",
     run=transport,
     terms=(Transport, Drift),
-    any_mask=False,
-    dtypes=FLOATS,
-    devices=None,
-    table_gradients=True,
-    dropout=False,
-    weights=False,
     limits=transport_limits,
     memory=transport_memory,
     price=lambda r: 4.0,

@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import FLOATS, NO_FORWARD_MODE, Backend, in_forward_mode, wide_item
+from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, in_forward_mode, wide_item
 from longitude.attention.backends.table.compiled import available
 from longitude.attention.backends.table.function import toeplitz_attention
 from longitude.attention.backends.table.tiles import TILE_ELEMENTS
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.masks import AllOf
-from longitude.attention.reference import per_query_head
 from longitude.attention.request import Request, is_band
+from longitude.attention.scores import drift_level
 from longitude.attention.spans import partial_by_spans, pieces, spans, steady
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors
 
@@ -123,12 +123,7 @@ def dense(r: Request, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
             shift = torch.as_tensor(term.shift, device=r.q.device).to(wide).expand(r.heads, 1, r.q.shape[3])
             biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, diagonals - stop)))
 
-    levels = [
-        (r.scale if term.scaled else 1.0) * per_query_head(term.level, r.heads)
-        for term in r.terms
-        if isinstance(term, Drift)
-    ]
-    level = total(levels)
+    level = drift_level(r)
     queries, others = (slice(start, start + n) for start, n in ((r.q_order, r.rows), (r.k_order, r.length)))
     out, lse = toeplitz_attention(
         r.q,
@@ -211,12 +206,7 @@ TABLE = Backend(
     run=lambda r: table(r)[0],
     partial=table,
     terms=(OffsetBias, OffsetVectors, Drift),
-    any_mask=False,
-    dtypes=FLOATS,
     devices=("cpu",),
-    table_gradients=True,
-    dropout=False,
-    weights=False,
     limits=table_limits,
     memory=table_memory,
     price=table_price,
