@@ -5,7 +5,9 @@ import shutil
 
 import pytest
 import torch
-from transformers import T5Config
+from huggingface_hub import logging as hub
+from transformers import AutoConfig, T5Config
+from transformers.utils import logging as transformers
 
 from longitude.check import check
 from longitude.checkpoints.load import byte_tokenizer, load, require
@@ -18,7 +20,7 @@ def llama(checkpoints, tmp_path):
     return shutil.copytree(checkpoints["llama"], tmp_path / "llama")
 
 
-def said(path, **options) -> str:
+def refusal(path, **options) -> str:
     with pytest.raises(ValueError) as caught:
         load(path, **options)
     assert "\n" not in str(caught.value)
@@ -44,13 +46,13 @@ def test_it_loads_what_was_saved(checkpoints, name):
 
 
 def test_files_that_are_not_there(llama, tmp_path):
-    assert "no such folder" in said(tmp_path / "nothing")
-    assert "is a file" in said(llama / "config.json")
+    assert "no such folder" in refusal(tmp_path / "nothing")
+    assert "is a file" in refusal(llama / "config.json")
     (llama / "config.json").rename(tmp_path / "config.json")
-    assert "no config.json" in said(llama)
+    assert "no config.json" in refusal(llama)
     shutil.copy(tmp_path / "config.json", llama)
     (llama / "model.safetensors").unlink()
-    assert "no weights" in said(llama)
+    assert "no weights" in refusal(llama)
 
 
 def test_weights_that_are_not_whole(llama):
@@ -58,7 +60,7 @@ def test_weights_that_are_not_whole(llama):
     whole = file.read_bytes()
     for part in (whole[:-100], whole[:50], b""):
         file.write_bytes(part)
-        assert "download them again" in said(llama)
+        assert "download them again" in refusal(llama)
         with pytest.raises(ValueError, match="download them again"):
             require(llama)
     file.write_bytes(whole)
@@ -68,44 +70,44 @@ def test_weights_that_are_not_whole(llama):
 
 def test_weights_that_are_not_the_models(llama):
     configure(llama, num_hidden_layers=3)
-    assert "lack 9 of the model's tensors" in said(llama) and "model.layers.2" in said(llama)
+    assert "lack 9 of the model's tensors" in refusal(llama) and "model.layers.2" in refusal(llama)
     configure(llama, num_hidden_layers=1)
     assert len(load(llama).unused) == 9
     configure(llama, num_hidden_layers=2, intermediate_size=32)
-    assert "[16, 24] in the weights and [16, 32] by config.json" in said(llama)
+    assert "[16, 24] in the weights and [16, 32] by config.json" in refusal(llama)
 
 
 def test_a_pickle_needs_words(llama):
     weights = load(llama).model.state_dict()
     (llama / "model.safetensors").unlink()
     torch.save(weights, llama / "pytorch_model.bin")
-    assert "--allow-pickle" in said(llama)
+    assert "--allow-pickle" in refusal(llama)
     again = load(llama, allow_pickle=True).model.state_dict()
     assert all(torch.equal(weights[name], again[name]) for name in weights)
 
 
 def test_tokenizers(llama):
     (llama / "tokenizer.json").unlink()
-    assert "tokenizer cannot be loaded" in said(llama)
+    assert "tokenizer cannot be loaded" in refusal(llama)
     (llama / "tokenizer_config.json").unlink()
-    assert "no tokenizer" in said(llama)
+    assert "no tokenizer" in refusal(llama)
     assert load(llama, tokenizer=False).tokenizer is None
     byte_tokenizer().save_pretrained(llama)
     (llama / "tokenizer.json").write_text("{")
-    assert "tokenizer cannot be loaded" in said(llama)
+    assert "tokenizer cannot be loaded" in refusal(llama)
 
 
 def test_configurations(llama):
     configure(llama, model_type="lama")
-    assert "did you mean 'llama'" in said(llama)
+    assert "did you mean 'llama'" in refusal(llama)
     configure(llama, model_type="mine", auto_map={"AutoConfig": "code.Config"})
-    assert "never run" in said(llama)
+    assert "never run" in refusal(llama)
     (llama / "config.json").write_text(T5Config().to_json_string())
-    assert "no causal language model" in said(llama)
+    assert "no causal language model" in refusal(llama)
     (llama / "config.json").write_text("{}")
-    assert "model_type" in said(llama)
+    assert "model_type" in refusal(llama)
     (llama / "config.json").write_text("{")
-    assert "not readable JSON" in said(llama)
+    assert "not readable JSON" in refusal(llama)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +124,8 @@ def test_configurations(llama):
 )
 def test_what_the_config_is_to_blame_for_is_not_said_of_the_weights(llama, rope, words, capfd):
     configure(llama, rope_parameters={"rope_theta": 1e4} | rope)
-    told = said(llama)
-    assert f"{llama}: config.json: " in told and words in told and "weights" not in told
+    message = refusal(llama)
+    assert f"{llama}: config.json: " in message and words in message and "weights" not in message
     assert capfd.readouterr().err == ""
 
 
@@ -141,5 +143,18 @@ def test_encodings_in_the_place_of_a_rotation(llama):
 
 
 def test_devices_and_dtypes(checkpoints):
-    assert "did you mean 'bfloat16'" in said(checkpoints["llama"], dtype="bfloat")
-    assert "device nowhere" in said(checkpoints["llama"], device="nowhere")
+    assert "did you mean 'bfloat16'" in refusal(checkpoints["llama"], dtype="bfloat")
+    assert "device nowhere" in refusal(checkpoints["llama"], device="nowhere")
+
+
+def test_transformers_and_the_hub_are_silent(monkeypatch):
+    levels = []
+
+    def missing(*_, **__):
+        levels.append((hub.get_verbosity(), transformers.get_verbosity()))
+        raise OSError("no such name on the hub")
+
+    monkeypatch.setattr(AutoConfig, "from_pretrained", missing)
+    before = hub.get_verbosity(), transformers.get_verbosity()
+    assert "no such name" in refusal("nobody/nothing")
+    assert levels == [(50, 50)] and (hub.get_verbosity(), transformers.get_verbosity()) == before != (50, 50)

@@ -28,7 +28,7 @@ def refused(command, tmp_path, *arguments) -> str:
     [
         ({"rope_theta": 5e5, "rope_parameters": ROPE}, "rope_theta is 500000.0"),
         ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "got both"),
-        ({"rope_parameters": ROPE | {"type": "linear"}}, "type 'linear'"),
+        ({"rope_parameters": ROPE | {"type": "linear"}}, "type is 'linear'"),
         ({"rope_parameters": ROPE | {"factr": 2.0}}, "factr"),
         ({"rope_parameters": ROPE | {"rope_type": "yarrn"}}, "yarrn"),
         ({"rotary_emb_base": 500_000}, "rotary_emb_base is 500000"),

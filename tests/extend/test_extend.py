@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 import longitude as lg
-from longitude.checkpoints.source import rotary_of
+from longitude.checkpoints.positions import rotary_of
 from longitude.extend.config import METHODS
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
 
-from longitude.checkpoints.source import table_of
+from longitude.checkpoints.positions import table_of
 from longitude.positions.absolute import Learned
 
 LENGTH = 64

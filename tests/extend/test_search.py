@@ -15,7 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 import longitude as lg
-from longitude.checkpoints.source import open_source, rotary_of
+from longitude.checkpoints.positions import rotary_of
+from longitude.checkpoints.source import open_source
 from longitude.extend import search as room
 from longitude.extend.candidates import Candidate, Task, task_of, turned
 from longitude.extend.config import ExtendConfig

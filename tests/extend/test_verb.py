@@ -87,7 +87,8 @@ def test_longrope_at_factor_one(checkpoint, command, tmp_path) -> None:
 @pytest.mark.parametrize("nested", [False, True])
 def test_longrope_is_written_as_found(nested, checkpoint, tmp_path) -> None:
     """Through a plan alone, for layer types too: transformers computes both lists."""
-    from longitude.checkpoints.source import open_source, rotary_of
+    from longitude.checkpoints.positions import rotary_of
+    from longitude.checkpoints.source import open_source
     from longitude.extend.plan import plan
 
     kind = "gemma3" if nested else "llama"

@@ -1,16 +1,14 @@
 """What is refused before any weights are read, in one line; and what a model needs."""
 
 import json
-import logging
 import shutil
 
 import pytest
-from huggingface_hub import logging as hub
 from transformers import T5Config, T5ForConditionalGeneration
 
 from longitude.checkpoints.load import byte_tokenizer, config_of
 from longitude.hf import set_positions
-from longitude.measure import memory, plan as plans
+from longitude.measure import memory
 from longitude.measure.config import MeasureConfig, with_trained
 from longitude.measure.plan import plan
 
@@ -69,20 +67,6 @@ def test_a_folder_has_one_name(checkpoints, config):
     with pytest.raises(ValueError, match="each once"):
         plan(config, (llama, f"{llama}/"))
     assert plan(config, (f"{llama}/",)).subjects[0].model == llama
-
-
-def test_the_hub_is_asked_in_silence(config, monkeypatch):
-    heard = []
-
-    def missing(model):
-        heard.append(hub.get_verbosity())
-        raise ValueError(f"{model}: no such name on the hub")
-
-    monkeypatch.setattr(plans.checkpoints, "config_of", missing)
-    before = hub.get_verbosity()
-    with pytest.raises(ValueError, match="no such name"):
-        plan(config, ("nobody/nothing",))
-    assert heard == [logging.ERROR] and hub.get_verbosity() == before != logging.ERROR
 
 
 def test_a_stock_model_with_our_positions_is_measured_as_it_is(stock, config, tmp_path):

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from longitude.checkpoints.load import Checkpoint, byte_tokenizer, last_position
+from longitude.checkpoints.load import Checkpoint, byte_tokenizer
+from longitude.checkpoints.positions import last_position
 from longitude.measure import Row
 from longitude.measure.retrieval import (
     TASKS,

@@ -22,8 +22,9 @@ from longitude.check import batching, borders, decoding, rotary
 from longitude.check.base import Finding, Law, NotApplicable, Verdict, chosen, try_all
 from longitude.check.layout import layout
 from longitude.check.subject import Subject, computing_in, widest
-from longitude.checkpoints.config import border_of, contradictions, not_rotary, raw_config
-from longitude.checkpoints.load import Checkpoint, last_position
+from longitude.checkpoints.config import border_of, contradictions, declared_length, not_rotary, raw_config
+from longitude.checkpoints.load import Checkpoint
+from longitude.checkpoints.positions import last_position
 
 
 def config(subject: Subject) -> Finding:
@@ -90,8 +91,6 @@ LAWS = (*OWN, *EQUAL)
 CAP = 512
 """Tokens that equality laws look at, at most, unless a length is asked for."""
 LEAST = 16
-DECLARED = ("max_position_embeddings", "max_seq_len", "seq_length")
-"""What configs call the trained length."""
 UNKNOWN = 256
 """What stands for the trained length of a model that declares none."""
 BEYOND = 16
@@ -169,9 +168,7 @@ def length_of(model: Any, length: int | None) -> int:
     """The tokens that equality laws look at."""
     config, end = model.config.get_text_config(), last_position(model)
     if length is None:
-        declared = next(
-            (n for name in DECLARED if isinstance(n := getattr(config, name, None), int) and n > 0), UNKNOWN
-        )
+        declared = declared_length(config) or UNKNOWN
         trained = min(border_of(config) or declared, end or declared)
         length = min(trained + BEYOND, CAP, end or CAP)
         return length if length <= trained or goes_on(model, length) else trained

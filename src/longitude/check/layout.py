@@ -12,7 +12,7 @@ from torch import Tensor
 from longitude.check.base import Finding, NotApplicable
 from longitude.check.rotary import ropes
 from longitude.check.subject import Subject
-from longitude.checkpoints.config import head_dim, not_rotary
+from longitude.checkpoints.config import head_dim_of, not_rotary
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.layouts import convert_layout
 
@@ -61,7 +61,7 @@ def differences(subject: Subject) -> str:
 @contextmanager
 def reordered(subject: Subject, to: str) -> Iterator[int]:
     """Queries and keys of every layer in another layout, for a while; the number of tensors that were reordered."""
-    dim = head_dim(subject.config)
+    dim = head_dim_of(subject.config)
     try:
         turning = {rope.rotary_dim(dim) for rope in ropes(subject.config).values()}
     except (NotApplicable, ValueError):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from longitude.check.base import Finding, NotApplicable
 from longitude.check.subject import Subject, computing_in
-from longitude.checkpoints.config import head_dim, ropes as config_ropes
-from longitude.checkpoints.load import last_position
+from longitude.checkpoints.config import head_dim_of, ropes as config_ropes
+from longitude.checkpoints.positions import last_position
 from longitude.positions.frequencies import Follows, Frequencies
 from longitude.positions.hugging_face import RopeConfig
 from longitude.positions.scaling import rope_frequencies
@@ -38,10 +38,10 @@ def ropes(config: Any) -> dict[str | None, RopeConfig]:
 
 def expected(config: Any, rope: RopeConfig, length: int) -> Frequencies:
     """Frequencies and factors for a sequence of `length` tokens."""
-    options = rope.options(head_dim(config))
+    options = rope.options(head_dim_of(config))
     if "sections" in options:
         raise NotShown("its positions have several axes (mrope)")
-    return rope_frequencies(head_dim(config), **options, length=length)
+    return rope_frequencies(head_dim_of(config), **options, length=length)
 
 
 # ---- what the model does ------------------------------------------------------------------------------------------------

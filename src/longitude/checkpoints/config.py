@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from longitude.errors import nearest
-from longitude.hf.stock import KEY
+from longitude.hf.stock import KEY, heads_of
 from longitude.positions.frequencies import Follows
 from longitude.positions.hugging_face import COMMON, OLD_TYPES, ORIGINAL, TYPES, RopeConfig, from_hugging_face
 from longitude.positions.scaling import DynamicNTK, Llama3, rope_frequencies
 
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "max_sequence_length")
+"""What configurations call the length that a model takes."""
 BASES = ("rope_theta", "rotary_emb_base", "global_rope_theta", "rope_local_base_freq", "local_rope_theta")
+SHARES = ("partial_rotary_factor", "rotary_pct")
 SCHEMAS = ("rope_parameters", "rope_scaling")
-OLD = (*BASES, *SCHEMAS, "partial_rotary_factor", "rotary_pct", ORIGINAL)
+OLD = (*BASES, *SCHEMAS, *SHARES, ORIGINAL)
 """Keys of earlier releases that transformers still reads."""
 ROTARY = ("rope", "rotary", "theta", "position")
 WORDS = (*ROTARY, "alibi", "window", "n_ctx", "seq_len", "max_len", "scaling")
@@ -33,12 +36,31 @@ def raw_config(path: str | Path) -> dict[str, Any]:
     return PreTrainedConfig.get_config_dict(path)[0]
 
 
-def head_dim(config: Any) -> int:
-    """Dimensions of the part of a head that a rotation may rotate."""
-    for name in ("qk_rope_head_dim", "head_dim"):
-        if getattr(config, name, None):
-            return getattr(config, name)
-    return config.hidden_size // config.num_attention_heads
+def head_dim_of(config: Any) -> int:
+    """Dimensions of a head; of latent attention, those that a rotation may rotate. The one place that decides it."""
+    return getattr(config, "qk_rope_head_dim", None) or heads_of(config)["head_dim"]
+
+
+def declared_length(config: Any) -> int | None:
+    """The length that a configuration says its model takes, under any of LENGTH_KEYS."""
+    lengths = (getattr(config, key, None) for key in LENGTH_KEYS)
+    return next((length for length in lengths if isinstance(length, int) and length > 0), None)
+
+
+def trained_length(config: Any) -> int | None:
+    """Tokens of training, as the configuration says: before extension, where it names that; else the declared length."""
+    config = config.get_text_config()
+    rope = getattr(config, "rope_parameters", None) or {}
+    layers = [value for value in rope.values() if isinstance(value, dict)]
+    lengths = [each.get(ORIGINAL) for each in (rope, *layers)] + [getattr(config, ORIGINAL, None)]
+    return next((length for length in lengths if isinstance(length, int) and length > 1), declared_length(config))
+
+
+def rope_types(config: Any) -> list[str]:
+    """The rotary types that a configuration names, one or one per layer type."""
+    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
+    inner = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
+    return [kind for each in inner if (kind := each.get("rope_type"))]
 
 
 def not_rotary(config: Any) -> str | None:
@@ -108,7 +130,6 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
             f"{described(readings['rope_scaling'])}; remove the wrong one"
         )
         return
-    yield from two_bases(raw)
     yield from two_values(raw)
     try:
         theirs = from_hugging_face(config.to_dict())
@@ -167,17 +188,17 @@ def flat(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield name, one
 
 
-def two_bases(raw: Mapping[str, Any]) -> Iterator[str]:
-    """The base given twice, at the top and inside, with two numbers."""
-    top = next((raw[name] for name in BASES[:3] if raw.get(name) is not None), None)
-    for name in SCHEMAS:
-        inside = (raw.get(name) or {}).get("rope_theta")
-        if None not in (top, inside) and top != inside:
-            yield f"rope_theta is {top} at the top and {inside} in {name}; transformers takes the latter; remove the wrong one"
-
-
 def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
-    """The type, or the original length, given twice, with two values."""
+    """Keys given twice, with two values: base and share at the top and inside; the type, or the original length."""
+    for name in SCHEMAS:
+        parameters = raw.get(name) or {}
+        nested = parameters.get("full_attention")
+        given = nested if isinstance(nested, Mapping) else parameters
+        for keys in (BASES[:3], SHARES):
+            key, inside = next((key for key in keys if raw.get(key) is not None), None), given.get(keys[0])
+            if key is not None and inside is not None and raw[key] != inside:
+                both = f"{key} is {raw[key]} at the top and {inside} in {name}"
+                yield f"{both}; transformers takes the latter; remove the wrong one"
     for name, given in flat(raw):
         old, new = (OLD_TYPES.get(str(kind), kind) for kind in (given.get("type"), given.get("rope_type")))
         if None not in (old, new) and old != new:
@@ -194,7 +215,7 @@ def lengths(raw: Mapping[str, Any], config: Any, rope: RopeConfig, given: Mappin
         return
     try:
         rope_frequencies(
-            head_dim(config), **{k: v for k, v in rope.options(head_dim(config)).items() if k in FREQUENCY}
+            head_dim_of(config), **{k: v for k, v in rope.options(head_dim_of(config)).items() if k in FREQUENCY}
         )
     except ValueError as error:
         yield str(error)

@@ -1,7 +1,7 @@
 """Checkpoints: a Hugging Face causal model with its tokenizer from a folder or a hub name, or one line that says why not."""
 
 import json
-import re
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
-from transformers.utils import logging
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 import longitude.models  # noqa: F401  makes our own models known to the Auto classes
-from longitude.checkpoints.config import contradictions
+from longitude.checkpoints.config import contradictions, raw_config
+from longitude.checkpoints.quiet import quiet
 from longitude.errors import unknown
 from longitude.hf.stock import KEY, class_of
 
@@ -29,8 +29,12 @@ TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "voc
 class Checkpoint:
     """A loaded checkpoint; the model is in eval mode.
 
-    tokenizer: None only where none was asked for. path: as the caller wrote it. unused: names of weights that the files
-    hold and the model has no place for, beyond those that its class says to ignore.
+    Attributes:
+        model: The causal model of transformers.
+        tokenizer: None only where `load` was called with tokenizer=False.
+        config: Of the model.
+        path: As the caller wrote it.
+        unused: Names of weights in the files that the model has no parameter for, except those that its class ignores.
     """
 
     model: Any
@@ -51,24 +55,32 @@ def load(
 ) -> Checkpoint:
     """A causal model and its tokenizer, from a local folder or, by name, from the hub through transformers.
 
-    dtype: of the weights in memory; None: as they are saved. allow_pickle: take weights that are saved as a pickle,
-    which safetensors files win over; torch's restricted reader still loads them. tokenizer=False: do without one.
     Code that comes with a checkpoint is never run.
 
-    Raises ValueError, in one line, for: no such folder or name, no or unknown configuration, weights that are missing,
-    truncated, incomplete or pickled only, a tokenizer that is missing, a dtype or device that is not there.
+    Args:
+        name_or_path: A folder, or a name on the hub.
+        dtype: Of the weights in memory; None: as they are saved.
+        device: Where the model is put.
+        allow_pickle: Take weights that are saved as a pickle where there are no safetensors; torch's restricted reader
+            loads them.
+        attn_implementation: As in transformers' from_pretrained.
+        tokenizer: False: load none.
+
+    Returns:
+        The model in eval mode, its tokenizer and its config.
+
+    Raises:
+        ValueError: In one line, for: no such folder or name, no or unknown configuration, weights that are missing,
+            truncated, incomplete or pickled only, a tokenizer that is missing, a dtype or device that is not there.
     """
     path = str(name_or_path)
     where = _where(path)
     kind, place = _dtype(dtype), _device(device)
     config = config_of(path)
-    read = tokenizer_of(path, config) if tokenizer else None
+    its_tokenizer = tokenizer_of(path, config) if tokenizer else None
     if where is not None:
-        _require_weights(where, allow_pickle)
-    if type(config) not in AutoModelForCausalLM._model_mapping:
-        raise ValueError(
-            f"{path}: a {config.model_type} model is no causal language model; expected one that predicts the next token"
-        )
+        require_weights(where, allow_pickle)
+    require_causal(path, config)
     kinds, make = AutoModelForCausalLM, AutoModelForCausalLM.from_config
     if getattr(config, KEY, None) is not None:
         if attn_implementation not in (None, "longitude"):
@@ -76,7 +88,7 @@ def load(
         kinds = make = class_of(path, config)
         attn_implementation = "longitude"
     with (
-        _quiet(),
+        quiet(),
         _config_to_blame(path, config, make),
         _one_line(f"{path}: the weights cannot be loaded; copy or download them again"),
     ):
@@ -101,22 +113,25 @@ def load(
             f"numbers; complete the checkpoint, or correct config.json"
         )
     model = model.eval().to(place)
-    return Checkpoint(model, read, model.config, path, tuple(sorted(info["unexpected_keys"])))
+    return Checkpoint(model, its_tokenizer, model.config, path, tuple(sorted(info["unexpected_keys"])))
 
 
 def require(name_or_path: str | Path, allow_pickle: bool = False) -> None:
     """ValueError, in one line, for what `load` would refuse about a local folder's files, without reading the weights."""
     where = _where(str(name_or_path))
-    if where is None:
-        return
-    _require_config(where)
-    _require_weights(where, allow_pickle)
-    for path in sorted(where.glob("*.safetensors")):
-        with (
-            _one_line(f"{path}: the weights cannot be read; copy or download them again"),
-            safe_open(path, "pt") as file,
-        ):
-            file.keys()
+    if where is not None:
+        _require_config(where)
+        require_weights(where, allow_pickle)
+        for path in sorted(where.glob("*.safetensors")):
+            shapes_of(path)
+
+
+def require_causal(path: str, config: PreTrainedConfig) -> None:
+    """ValueError for a configuration of a model that does not predict the next token."""
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ValueError(
+            f"{path}: a {config.model_type} model is no causal language model; expected one that predicts the next token"
+        )
 
 
 def config_of(name_or_path: str | Path) -> PreTrainedConfig:
@@ -125,8 +140,8 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
     where = _where(path)
     if where is not None:
         _require_config(where)
-    said = "its configuration cannot be read" if where else "there is no such folder, and no such name on the hub"
-    with _quiet(), _one_line(f"{path}: {said}"):
+    problem = "its configuration cannot be read" if where else "there is no such folder, and no such name on the hub"
+    with quiet(), _one_line(f"{path}: {problem}"):
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
@@ -135,19 +150,14 @@ def tokenizer_of(name_or_path: str | Path, config: PreTrainedConfig) -> PreTrain
     path = str(name_or_path)
     where = _where(path)
     if where is not None and not any((where / name).exists() for name in TOKENIZERS):
-        if reads_bytes(config):
+        if config.model_type == "longitude" and config.vocab_size == 256:  # as `longitude study` trains them
             return byte_tokenizer()
         raise ValueError(
             f"{path}: there is no tokenizer (expected {TOKENIZERS[0]} or another of its kinds); copy the tokenizer's files "
             f"of the model it comes from into this folder"
         )
-    with _one_line(f"{path}: its tokenizer cannot be loaded"):
+    with quiet(), _one_line(f"{path}: its tokenizer cannot be loaded"):
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
-
-
-def reads_bytes(config: PreTrainedConfig) -> bool:
-    """Whether this is one of our own models over the 256 byte values, as `longitude study` trains them."""
-    return config.model_type == "longitude" and config.vocab_size == 256
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
@@ -164,8 +174,6 @@ def byte_tokenizer() -> PreTrainedTokenizerBase:
 
 
 # ---- checks -----------------------------------------------------------------------------------------------------------
-
-
 def _where(path: str) -> Path | None:
     """The local folder, or None for a name of the hub: "model" or "owner/model", where no such folder is."""
     folder = Path(path).expanduser()
@@ -190,22 +198,17 @@ def _require_config(folder: Path) -> None:
         raise ValueError(f"{file} is not readable JSON ({one_line_of(error)}); restore the file") from error
     if not isinstance(plain, dict) or not isinstance(plain.get("model_type"), str):
         raise ValueError(f'{file} names no model_type; expected a configuration of transformers, with "model_type"')
-    if plain["model_type"] not in _model_types():
+    if plain["model_type"] not in CONFIG_MAPPING:
         if "auto_map" in plain:
             raise ValueError(
                 f"{folder}: its model ({plain['model_type']}) is code that comes with the checkpoint, and such code is never "
                 f"run; take a checkpoint of an architecture that transformers has"
             )
-        raise unknown("model_type", plain["model_type"], _model_types(), f"It stands in {file}.")
+        raise unknown("model_type", plain["model_type"], list(CONFIG_MAPPING.keys()), f"It is in {file}.")
 
 
-def _model_types() -> list[str]:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    return list(CONFIG_MAPPING.keys())
-
-
-def _require_weights(folder: Path, allow_pickle: bool) -> None:
+def require_weights(folder: Path, allow_pickle: bool) -> None:
+    """ValueError where there are no weights, or only pickled ones that were not allowed."""
     if any(folder.glob("*.safetensors")) or any(folder.glob("*.safetensors.index.json")):
         return
     pickled = sorted(path.name for path in folder.glob(PICKLED))
@@ -214,8 +217,17 @@ def _require_weights(folder: Path, allow_pickle: bool) -> None:
     if not allow_pickle:
         raise ValueError(
             f"{folder}: its weights are a pickle ({pickled[0]}), which can run code as it is read; convert them to "
-            f"safetensors, or say --allow-pickle (allow_pickle=True) if you trust where they come from"
+            f"safetensors, or pass --allow-pickle (allow_pickle=True) if you trust where they come from"
         )
+
+
+def shapes_of(shard: Path) -> dict[str, list[int]]:
+    """Name -> shape of each tensor of a safetensors file, from its header. ValueError when it is truncated or broken."""
+    if not os.access(shard, os.R_OK):
+        raise ValueError(f"{shard} cannot be read; you need the permission to")
+    problem = f"{shard}: the weights are truncated or broken; copy or download them again"
+    with _one_line(problem), safe_open(shard, framework="pt") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  it is no dict
 
 
 def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
@@ -233,21 +245,19 @@ def _device(device: str | torch.device) -> torch.device:
         return torch.device(device)
 
 
-# ---- words ------------------------------------------------------------------------------------------------------------
-
-
+# ---- errors in one line -----------------------------------------------------------------------------------------------
 def one_line_of(error: BaseException) -> str:
     """An error's message in one line, its end cut off where it is long."""
     return shorten(str(error), 240, placeholder=" ...") or type(error).__name__
 
 
 @contextmanager
-def _one_line(said: str) -> Iterator[None]:
+def _one_line(problem: str) -> Iterator[None]:
     """Whatever transformers, safetensors, tokenizers or torch raise about a user's files becomes one ValueError."""
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{said} ({one_line_of(error)})") from error
+        raise ValueError(f"{problem} ({one_line_of(error)})") from error
 
 
 @contextmanager
@@ -260,32 +270,9 @@ def _config_to_blame(path: str, config: PreTrainedConfig, make: Callable[[PreTra
             with torch.device("meta"):
                 make(config)
         except Exception as reason:
-            raw = PreTrainedConfig.get_config_dict(path)[0]
-            said = "; ".join(contradictions(raw, config)) or f"no model can be built of it ({one_line_of(reason)})"
-            raise ValueError(f"{path}: config.json: {said}") from error
+            found = (
+                "; ".join(contradictions(raw_config(path), config))
+                or f"no model can be built of it ({one_line_of(reason)})"
+            )
+            raise ValueError(f"{path}: config.json: {found}") from error
         raise
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without transformers' report and progress bar of loading: `load` says what is wrong itself."""
-    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bar:
-            logging.enable_progress_bar()
-
-
-def last_position(model: nn.Module) -> int | None:
-    """Where learned absolute positions end, in tokens; None where the model has none."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and re.search(r"(wpe|pos(ition)?_?emb\w*|embed_positions)$", name):
-            return min(module.num_embeddings, getattr(model.config, "max_position_embeddings", module.num_embeddings))
-        end = getattr(module, "max_length", None)
-        if "longitude.positions" in type(module).__module__ and isinstance(end, int):
-            return end
-    return None

@@ -6,10 +6,11 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
+from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.positions import rotary_modules
 from longitude.extend.methods import everywhere, scaled, scheme_of
 from longitude.positions.frequencies import Scaling
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
@@ -70,7 +71,7 @@ def task_of(model: nn.Module, original_length: int, length: int) -> Task:
     """
     if length <= original_length:
         raise ValueError(f"longrope: expected a length above the original one, {original_length}, got {length}")
-    modules = [module for _, _, module in _rotary(model)]
+    modules = [module for _, _, module in rotary_modules(model)]
     if not modules:
         raise ValueError(
             f"{type(model).__name__}: expected a model with rotary positions, whose frequencies longrope divides; found none"
@@ -93,22 +94,18 @@ def turned(model: nn.Module, scheme: Scaling) -> Iterator[None]:
 
     Its rotary modules are built anew by their own class, from the config that would be saved; nothing else is touched.
     """
-    before = list(_rotary(model))
+    before = list(rotary_modules(model))
     device = next(model.parameters()).device
     try:
         for parent, name, module in before:
             config = copy.deepcopy(module.config)
-            for key, value in to_hugging_face(scaled(from_hugging_face(config), scheme), _head_dim(config)).items():
+            for key, value in to_hugging_face(scaled(from_hugging_face(config), scheme), head_dim_of(config)).items():
                 setattr(config, key, value)
             setattr(parent, name, type(module)(config).to(device))
         yield
     finally:
         for parent, name, module in before:
             setattr(parent, name, module)
-
-
-def _head_dim(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _rotary(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:

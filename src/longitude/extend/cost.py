@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from longitude.checkpoints.load import Checkpoint, load
-from longitude.checkpoints.source import Source, quiet
+from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.source import Source
 from longitude.measure import memory
 from longitude.measure.documents import Documents, documents_of
 from longitude.measure.intervals import Interval, interval, paired_difference

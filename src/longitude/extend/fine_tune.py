@@ -22,7 +22,7 @@ from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.checkpoints.load import config_of, load
-from longitude.checkpoints.source import quiet
+from longitude.checkpoints.quiet import quiet
 from longitude.hf import Trainer
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL

@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longitude.checkpoints.load import load
-from longitude.checkpoints.source import Source, keys_of, quiet, rotary_of
+from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.load import load, shapes_of
+from longitude.checkpoints.positions import rotary_of
+from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.source import Source
 from longitude.extend.weights import Change
 from longitude.positions.layouts import convert_layout
 from longitude.positions.rotation import RotaryTable, apply_rotary
@@ -55,9 +58,9 @@ def layout_changes(source: Source, to: str) -> dict[str, Change]:
     if len(widths) != 1:
         raise ValueError(f"--convert-layout: expected heads of one size, got rotary dimensions {sorted(widths)}")
     config = source.config
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head_dim = head_dim_of(config)
     convert = partial(convert_layout, head_dim=head_dim, to=to, rotary_dim=widths.pop())
-    names = [name for shard in source.shards for name in keys_of(shard)]
+    names = [name for shard in source.shards for name in shapes_of(shard)]
     parts = {name: name.split(".") for name in names}
     changes: dict[str, Change] = {name: convert for name in names if parts[name][-2:-1] and parts[name][-2] in SEPARATE}
     latent = any("kv_a_proj" in name for name in names)

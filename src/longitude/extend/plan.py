@@ -11,9 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longitude.checkpoints.config import head_dim_of
 from longitude.checkpoints.keys import Ropes, difference, names_base, ropes_of, with_ropes
 from longitude.checkpoints.load import one_line_of
-from longitude.checkpoints.source import Source, kind_of, quiet, rotary_of
+from longitude.checkpoints.positions import rotary_of
+from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.source import Source
 from longitude.extend.config import ExtendConfig
 from longitude.extend.methods import METHODS, everywhere, original_of, scaled, scheme_of
 from longitude.extend.search import Found
@@ -57,7 +60,7 @@ class ExtendPlan:
 def plan(source: Source, options: ExtendConfig, scheme: Scaling | None = None) -> ExtendPlan:
     """The plan for a checkpoint; scheme: the one that a search found. ValueError for what cannot or should not be done."""
     assert options.to is not None and options.method is not None
-    kind = kind_of(source)
+    kind = source.kind
     original = original_length(source, options, kind)
     if options.to < original:
         raise ValueError(
@@ -126,10 +129,6 @@ def _tokenizer_length(source: Source) -> int | None:
 
 
 # ---- rotary ----------------------------------------------------------------------------------------------------------
-def head_dim_of(source: Source) -> int:
-    return getattr(source.config, "head_dim", None) or source.config.hidden_size // source.config.num_attention_heads
-
-
 def _rotary(made: ExtendPlan, options: ExtendConfig, scheme: Scaling | None) -> None:
     source, method = made.source, METHODS[options.method or ""]
     ropes = ropes_of(source)
@@ -150,7 +149,7 @@ def _rotary(made: ExtendPlan, options: ExtendConfig, scheme: Scaling | None) -> 
     made.scheme = scheme or scheme_of(options.method or "", made.factor, made.original, options.base)
     after = scaled(ropes, made.scheme)
     turning = everywhere(after)
-    head_dim = head_dim_of(source)
+    head_dim = head_dim_of(source.config)
     inner = with_ropes(source, after, head_dim)
     if method.raises:
         inner |= {source.length_key: made.length, ORIGINAL: made.original}
@@ -233,7 +232,7 @@ def require_memory(made: ExtendPlan, options: ExtendConfig) -> None:
     config = made.source.config
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = {"float64": 8, "float32": 4}.get(str(config.dtype).removeprefix("torch."), 2)
-    cache = 2 * config.num_hidden_layers * heads * head_dim_of(made.source) * size * made.length
+    cache = 2 * config.num_hidden_layers * heads * head_dim_of(config) * size * made.length
     here = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if cache > here and not options.no_measure:
         raise ValueError(

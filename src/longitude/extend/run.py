@@ -15,7 +15,7 @@ import numpy as np
 
 from longitude.checkpoints.keys import ropes_of
 from longitude.checkpoints.load import Checkpoint, tokenizer_of
-from longitude.checkpoints.source import Source, kind_of, open_source, quiet
+from longitude.checkpoints.source import Source, open_source
 from longitude.extend import cost as costs
 from longitude.extend.config import ExtendConfig
 from longitude.extend.layout import Parity, layout_changes, parity
@@ -72,7 +72,7 @@ def run(
         fine_tuned(source, config, out, progress)
         return Outcome()
     if config.to is not None:
-        kind_of(source)  # the first thing to say of a model that cannot be extended
+        _ = source.kind  # the first thing to say of a model that cannot be extended
     text = None
     if config.fine_tune is not None or not (config.no_measure or config.dry_run):
         require_tokenizer(source)
@@ -123,8 +123,7 @@ def _planned(
 def require_tokenizer(source: Source) -> None:
     """ValueError where there is none: the measured cost needs it, and nothing else does."""
     try:
-        with quiet():
-            tokenizer_of(source.folder, source.config)
+        tokenizer_of(source.folder, source.config)
     except ValueError as error:
         raise ValueError(f"{error}; or leave out the measured cost, which alone needs it, with --no-measure") from error
 
@@ -243,7 +242,7 @@ def _searched(
     source: Source, config: ExtendConfig, out: Path | None, text: Text | None, progress: Progress, note: Note
 ) -> Found | None:
     """What the search finds; None where the length stays, or nothing turns, as the plan will say."""
-    if kind_of(source) != "rotary":
+    if source.kind != "rotary":
         return None
     original = original_length(source, config, "rotary")
     length = config.to or 0

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from longitude.checkpoints.source import Source, keys_of, table_of
+from longitude.checkpoints.load import shapes_of
+from longitude.checkpoints.positions import table_of
+from longitude.checkpoints.source import Source
 from longitude.positions.absolute import Learned
 
 
@@ -36,7 +38,7 @@ def find_table(source: Source) -> Table:
         return Table(names[0], module.num_embeddings - offset, offset, module.embedding_dim)
     prefix = getattr(source.skeleton, "base_model_prefix", "")
     names.append(names[0].removeprefix(f"{prefix}."))  # saved without the head
-    held = [key for shard in source.shards for key in keys_of(shard) if key in names]
+    held = [key for shard in source.shards for key in shapes_of(shard) if key in names]
     if len(held) != 1:
         raise ValueError(f"{source.name}: expected one tensor {names[0]}, the table of positions, got {held or 'none'}")
     return Table(held[0], module.num_embeddings - offset, offset, module.embedding_dim)

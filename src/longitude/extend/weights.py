@@ -10,7 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from longitude.checkpoints.source import INDEX, Source, keys_of, quiet
+from longitude.checkpoints.load import load, shapes_of
+from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.source import INDEX, Source
 from longitude.runs.folders import read_json, write_json
 
 Change = Callable[[Tensor], Tensor]
@@ -51,8 +53,6 @@ def size_of(source: Source) -> int:
 def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -> None:
     """Weights into `folder`, as safetensors; changes: tensor name -> what becomes of it."""
     if source.pickled:
-        from longitude.checkpoints.load import load
-
         model = load(source.folder, allow_pickle=True, tokenizer=False).model
         with quiet():
             model.save_pretrained(folder)
@@ -61,12 +61,12 @@ def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -
         del model
     else:
         for shard in source.shards:
-            if not changes.keys() & set(keys_of(shard)):
+            if not changes.keys() & shapes_of(shard).keys():
                 shutil.copyfile(shard, folder / shard.name)
     grown, met = 0, set()
     for shard in [path.name for path in source.shards] or [path.name for path in folder.glob("*.safetensors")]:
         origin = folder / shard if source.pickled else source.folder / shard
-        if touched := changes.keys() & set(keys_of(origin)):
+        if touched := changes.keys() & shapes_of(origin).keys():
             grown += rewrite(origin, folder / shard, {name: changes[name] for name in touched})
             met |= touched
     if missing := sorted(changes.keys() - met):

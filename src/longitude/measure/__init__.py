@@ -33,12 +33,12 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     )
 
 _NAMES = {
-    "checkpoint": "Checkpoint load",
     "intervals": "Interval interval paired_difference paired_ratio",
     "rows": "SCHEMA Row from_frame read_rows to_frame write_rows",
     "text": "DocumentLosses by_length default_bins document_losses losses_by_length",
 }
-_MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
+_MODULE_OF = {name: f"measure.{module}" for module, names in _NAMES.items() for name in names.split()}
+_MODULE_OF |= {"Checkpoint": "checkpoints.load", "load": "checkpoints.load"}
 
 __all__ = list(_MODULE_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
@@ -48,7 +48,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(
             f"module 'longitude.measure' has no attribute {name!r}; dir(longitude.measure) lists its names"
         )
-    value = globals()[name] = getattr(import_module(f"longitude.measure.{_MODULE_OF[name]}"), name)
+    value = globals()[name] = getattr(import_module(f"longitude.{_MODULE_OF[name]}"), name)
     return value
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from longitude.checkpoints.config import rope_types
 from longitude.checkpoints.load import Checkpoint, one_line_of
 from longitude.measure.documents import Documents
 from longitude.measure.text import DocumentLosses, losses_by_length
@@ -42,13 +43,6 @@ def follows_length(model: Any) -> str | None:
         if kind in FOLLOWING:
             return f"its rotary frequencies follow the length ({kind})"
     return None
-
-
-def rope_types(config: Any) -> list[str]:
-    """The rotary types that a configuration of transformers names, one or one per layer type."""
-    said = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    inner = [value for value in said.values() if isinstance(value, dict)] or [said]
-    return [kind for each in inner if (kind := each.get("rope_type"))]
 
 
 def reading_of(model: Any, piece: int) -> Reading:

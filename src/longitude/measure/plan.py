@@ -2,28 +2,22 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import logging as hub
-from transformers import AutoModelForCausalLM
 
 from longitude.checkpoints import load as checkpoints
-from longitude.checkpoints.config import contradictions, raw_config
-from longitude.checkpoints.load import last_position
+from longitude.checkpoints.config import contradictions, raw_config, rope_types, trained_length
+from longitude.checkpoints.positions import has_alibi, last_position
 from longitude.hf.stock import KEY
 from longitude.measure import memory, retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, checked, with_trained
 from longitude.measure.documents import Documents, documents_of
-from longitude.measure.perplexity import follows_length, rope_types
+from longitude.measure.perplexity import follows_length
 from longitude.measure.sources import Text, read_text
 from longitude.measure.windows import LOGITS
-
-TRAINED = ("original_max_position_embeddings", "max_position_embeddings", "n_positions", "seq_length")
 
 
 @dataclass(frozen=True)
@@ -115,9 +109,8 @@ def _subject(
     config: MeasureConfig, model: str, label: str, text: Text | None, device: str, read: dict[str, Documents]
 ) -> Subject:
     checkpoints.require(model, config.allow_pickle)
-    with _quiet_hub():
-        said = checkpoints.config_of(model)
-        tokenizer = checkpoints.tokenizer_of(model, said)
+    said = checkpoints.config_of(model)
+    tokenizer = checkpoints.tokenizer_of(model, said)
     outline = _outline(model, said)
     longest = config.lengths[-1]
     needs = _needed(config, outline, follows_length(outline) is not None)
@@ -165,10 +158,7 @@ def _subject(
 
 def _outline(model: str, said: Any) -> Any:
     """The model without its numbers. ValueError for what is no causal model, or what config.json says twice or wrongly."""
-    if type(said) not in AutoModelForCausalLM._model_mapping:
-        raise ValueError(
-            f"{model}: a {said.model_type} model is no causal language model; expected one that predicts the next token"
-        )
+    checkpoints.require_causal(model, said)
     folder = Path(model).expanduser()
     if folder.is_dir() and getattr(said, KEY, None) is None:  # else its rotary parameters are a mark, no values
         raw = raw_config(folder)
@@ -187,31 +177,11 @@ def _outline(model: str, said: Any) -> Any:
         raise ValueError(f"{model}: its model cannot be built from config.json ({reason}); correct it") from error
 
 
-@contextmanager
-def _quiet_hub() -> Iterator[None]:
-    """Without a line for each time that the hub is asked in vain: the error says it."""
-    level = hub.get_verbosity()
-    hub.set_verbosity_error()
-    try:
-        yield
-    finally:
-        hub.set_verbosity(level)
-
-
 def _needed(config: MeasureConfig, outline: Any, whole: bool) -> memory.Memory:
     longest = config.lengths[-1]
     dtype = getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
     rows = max(1, config.batch // longest)
     return memory.needed(outline, dtype, longest, rows, longest if whole else config.piece, LOGITS)
-
-
-def trained_length(config: Any) -> int | None:
-    """Tokens of training, as the configuration says: before extension, where it names that; else what it declares."""
-    config = config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    layers = [value for value in rope.values() if isinstance(value, dict)]
-    said = [each.get(TRAINED[0]) for each in (rope, *layers)] + [getattr(config, name, None) for name in TRAINED]
-    return next((length for length in said if isinstance(length, int) and length > 1), None)
 
 
 def _positions(config: Any, last: int | None) -> str:
@@ -225,7 +195,7 @@ def _positions(config: Any, last: int | None) -> str:
         return "rope" + "".join(f" {kind}" for kind in kinds if kind != "default")
     if last is not None:
         return "learned"
-    return "alibi" if config.model_type in ("bloom", "mpt") or getattr(config, "alibi", False) else config.model_type
+    return "alibi" if has_alibi(config) else config.model_type
 
 
 def _labels(models: tuple[str, ...]) -> dict[str, str]:

@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from longitude.checkpoints.load import Checkpoint, last_position
+from longitude.checkpoints.load import Checkpoint
+from longitude.checkpoints.positions import last_position
 from longitude.errors import unknown
 from longitude.measure.retrieval import answers, scoring
 from longitude.measure.retrieval.plan import RetrievalPlan, plan, positive

@@ -1,0 +1,72 @@
+"""How a loaded model encodes positions: by rotation, by a learned table or by ALiBi, and where its positions end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+TABLE = re.compile(r"(^|\.)(wpe|pos(ition)?_?emb\w*|embed_positions)$")
+"""What models call their learned tables of positions."""
+BUCKETS = "its positions are learned biases for buckets of distances, the last of which takes all that are far"
+
+Kind = Literal["rotary", "learned", "alibi"]
+
+
+def rotary_modules(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """(parent, name, module) of every module that has frequencies and the config that they come from."""
+    for parent in model.modules():
+        for name, module in parent.named_children():
+            frequencies = any(buffer.endswith("inv_freq") for buffer, _ in module.named_buffers(recurse=False))
+            if frequencies and getattr(getattr(module, "config", None), "rope_parameters", None):
+                yield parent, name, module
+
+
+def rotary_of(model: nn.Module) -> nn.Module | None:
+    """The first of them, if the model rotates its queries and keys by parameters of its config."""
+    return next((module for _, _, module in rotary_modules(model)), None)
+
+
+def table_of(model: nn.Module) -> tuple[str, nn.Embedding] | None:
+    """(name, module) of its learned table of positions, if it has one."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and "Sinusoidal" not in type(module).__name__ and TABLE.search(name):
+            return name, module
+    return None
+
+
+def last_position(model: Any) -> int | None:
+    """Where a table of absolute positions ends, in tokens; None where the model has none."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and TABLE.search(name):
+            return min(module.num_embeddings, getattr(model.config, "max_position_embeddings", module.num_embeddings))
+        end = getattr(module, "max_length", None)
+        if "longitude.positions" in type(module).__module__ and isinstance(end, int):
+            return end
+    return None
+
+
+def has_alibi(config: PreTrainedConfig) -> bool:
+    """Whether attention is biased by ALiBi, of which each family has a switch of its own."""
+    inside = getattr(config, "attn_config", None)
+    return config.model_type == "bloom" or bool(getattr(config, "alibi", None) or getattr(inside, "alibi", None))
+
+
+def kind_of(name: str, config: PreTrainedConfig, model: nn.Module) -> Kind:
+    """How a stock model encodes positions. ValueError for any other model, with what it does where we can tell."""
+    if has_alibi(config):
+        return "alibi"
+    if rotary_of(model) is not None:
+        return "rotary"
+    if table_of(model) is not None:
+        return "learned"
+    if hasattr(config, "relative_attention_num_buckets"):
+        why = BUCKETS
+    elif hasattr(config, "rotary_dim") or any("rotary" in type(m).__name__.lower() for m in model.modules()):
+        why = "it rotates its queries and keys, but by a formula that its configuration does not describe"
+    else:
+        why = "it has neither rotary parameters nor a learned table of positions, nor ALiBi"
+    raise ValueError(f"{name}: nothing in a {config.model_type} model can be extended; {why}")

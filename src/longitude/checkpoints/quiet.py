@@ -1,0 +1,25 @@
+"""The one place that silences transformers and the hub: what matters about a checkpoint, Longitude says itself."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from huggingface_hub import logging as hub
+from transformers.utils import logging
+
+CRITICAL = 50
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without log lines and progress bars of transformers and the hub; afterwards their settings are as before."""
+    level, hub_level, bar = logging.get_verbosity(), hub.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity(CRITICAL)
+    hub.set_verbosity(CRITICAL)
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        hub.set_verbosity(hub_level)
+        if bar:
+            logging.enable_progress_bar()
