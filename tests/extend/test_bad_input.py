@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longitude.extend import run as running, weights
-from longitude.runs.folders import new_folder
+from longitude.runs.files import new_folder
 
 LENGTH = 64
 YARN = ["--to", 4 * LENGTH, "--method", "yarn", "--no-measure"]

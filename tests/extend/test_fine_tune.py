@@ -229,13 +229,13 @@ TUNING = """
     import json, sys
     from pathlib import Path
     from longitude.extend.fine_tune import fine_tune
-    from longitude.runs.folders import first_process
+    from longitude.runs.files import is_first_process
 
     source, text, out, batch = sys.argv[1:]
     options = {"steps": 3, "length": 64, "learning_rate": 1e-3, "positions": "skipped"}
     tuned = fine_tune(Path(source), text, batch=int(batch), out=Path(out), **options)
     assert (Path(out) / "config.json").exists()
-    if first_process():
+    if is_first_process():
         print(json.dumps(tuned.losses))
 """
 

@@ -15,7 +15,7 @@ from longitude.bench.decode import GROWTHS, LAYERS, PIECE, TAIL, WIDTH, Line, St
 from longitude.bench.figures import configured
 from longitude.bench.report import headed
 from longitude.bench.rows import counted
-from longitude.study.drawing import COLOURS, INK, QUIET, apart
+from longitude.report.figure import COLOURS, GREY as QUIET, INK, apart
 
 PROTOCOL = (
     f"A decoder of {LAYERS} layers, {WIDTH} wide, random weights, float32, one sequence. Each cache is filled by a prefill in "

@@ -8,7 +8,7 @@ import altair as alt
 
 from longitude.bench.rows import Row, counted
 from longitude.bench.target import score_of
-from longitude.study.drawing import COLOURS, FONT, INK, LINE, QUIET
+from longitude.report.figure import COLOURS, FONT, GREY as QUIET, GRID as LINE, INK
 
 STEP, WIDTH = 19, 330
 OWN, PEER = "Longitude", "other ways"

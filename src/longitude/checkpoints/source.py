@@ -16,7 +16,7 @@ from longitude.checkpoints.config import LENGTH_KEYS, declared_length
 from longitude.checkpoints.load import config_of, one_line_of, require_weights, shapes_of
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
 from longitude.checkpoints.quiet import quiet
-from longitude.runs.folders import read_json
+from longitude.runs.files import read_json
 
 INDEX = "model.safetensors.index.json"
 

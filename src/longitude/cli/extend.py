@@ -37,7 +37,7 @@ def extend(
     with console.status("reading the checkpoint") if console.is_terminal else nullcontext():
         from longitude.extend import show
         from longitude.extend.run import ExtendPlan, run
-        from longitude.runs.folders import first_process
+        from longitude.runs.files import is_first_process
 
     def say(plan: ExtendPlan) -> None:
         if not json:
@@ -45,7 +45,7 @@ def extend(
 
     with _Bar(console) as bar:
         outcome = run(model, config, out, say, bar, bar.note)
-    if not first_process():
+    if not is_first_process():
         return DONE
     if json:
         print_json(show.as_json(outcome, out))

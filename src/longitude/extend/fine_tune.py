@@ -27,7 +27,7 @@ from longitude.hf import Trainer
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
-from longitude.runs.folders import first_process, new_folder
+from longitude.runs.files import is_first_process, new_folder
 
 RANK = 16
 """Of the matrices that LoRA adds to every linear layer."""
@@ -87,7 +87,7 @@ def fine_tune(
     """
     if out.exists():
         raise ValueError(f"{out} exists already, and nothing is written over; name another")
-    while not first_process() and not (directory / "config.json").is_file():
+    while not is_first_process() and not (directory / "config.json").is_file():
         time.sleep(0.1)
     if steps < 1 or batch < 1:
         raise ValueError(f"fine-tuning: expected steps and a batch of 1 or more, got {steps} and {batch}")
@@ -292,7 +292,7 @@ def _require_memory(model: Any, config: Any, batch: int, length: int, gradient_c
 @contextmanager
 def _folder(out: Path) -> Iterator[Path]:
     """The folder to write into: the first process makes it, and the others only know its name."""
-    if first_process():
+    if is_first_process():
         with new_folder(out) as beside:
             yield beside
     else:

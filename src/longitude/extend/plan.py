@@ -121,7 +121,7 @@ def original_length(source: Source, options: ExtendConfig, kind: str) -> int:
 
 
 def _tokenizer_length(source: Source) -> int | None:
-    from longitude.runs.folders import read_json
+    from longitude.runs.files import read_json
 
     path = source.folder / "tokenizer_config.json"
     said = read_json(path).get("model_max_length") if path.is_file() else None

@@ -26,8 +26,7 @@ from longitude.extend.weights import Change, size_of, tokenizer_limit, write_wei
 from longitude.measure.documents import Documents
 from longitude.measure.sources import Text, read_text
 from longitude.measure.text import DocumentLosses
-from longitude.runs.files import require_space
-from longitude.runs.folders import first_process, new_folder, read_json, write_json
+from longitude.runs.files import is_first_process, new_folder, read_json, require_space, write_json
 
 if TYPE_CHECKING:
     from longitude.extend.fine_tune import Tuned  # loads the Trainer
@@ -67,7 +66,7 @@ def run(
     written = None if config.dry_run else out
     if config.convert_layout is not None:
         return _convert(source, config.convert_layout, written)
-    if config.fine_tune is not None and not first_process():
+    if config.fine_tune is not None and not is_first_process():
         together()
         fine_tuned(source, config, out, progress)
         return Outcome()
@@ -138,10 +137,10 @@ def write(source: Source, out: Path, changes: dict[str, Change], made: ExtendPla
         if made is None or not made.difference():
             shutil.copyfile(source.folder / "config.json", beside / "config.json")
             return
-        write_json(beside / "config.json", made.after)
+        write_json(beside / "config.json", made.after, allow_nan=True)
         if limit := tokenizer_limit(source, made.original, made.length):
             path = beside / "tokenizer_config.json"
-            write_json(path, read_json(path) | {"model_max_length": limit[1]})
+            write_json(path, read_json(path) | {"model_max_length": limit[1]}, allow_nan=True)
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,7 @@ def fine_tuned(source: Source, config: ExtendConfig, out: Path | None, progress:
             progress=told,
         )
     finally:
-        if first_process():
+        if is_first_process():
             shutil.rmtree(staged(out), ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from longitude.checkpoints.load import load, shapes_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import INDEX, Source
-from longitude.runs.folders import read_json, write_json
+from longitude.runs.files import read_json, write_json
 
 Change = Callable[[Tensor], Tensor]
 
@@ -78,7 +78,7 @@ def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -
         said = read_json(index)
         if "total_size" in said.get("metadata", {}):
             said["metadata"]["total_size"] += grown
-            write_json(index, said)
+            write_json(index, said, allow_nan=True)
 
 
 def rewrite(origin: Path, target: Path, changes: Mapping[str, Change]) -> int:

@@ -16,7 +16,7 @@ from longitude.measure.config import PERPLEXITY, MeasureConfig, as_dict
 from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Subject, Unit
 from longitude.measure.rows import Row, write_rows
-from longitude.runs.files import flush, locked, read_json, remove_unfinished, write_json
+from longitude.runs.files import FRESH, flush, locked, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import commit_of_code, machine, versions
 
 SCHEMA = 1
@@ -218,7 +218,7 @@ def require_place(out: Path) -> None:
 def _open(plan: MeasurePlan, out: Path) -> None:
     """Write measure.json, or go on with what it says."""
     path = out / ABOUT
-    saved = read_json(path)
+    saved = read_json(path, FRESH)
     options = json.loads(json.dumps(as_dict(plan.config)))
     models = {
         subject.model: {
@@ -310,7 +310,7 @@ def _whole(path: Path, *more: type[Exception]) -> Iterator[None]:
 
 def read_results(run: Path) -> Results:
     """What a run directory holds, in the order of its models, tasks and lengths. ValueError when it holds none."""
-    about = read_json(run / ABOUT)
+    about = read_json(run / ABOUT, FRESH)
     if about is None:
         raise ValueError(
             f"{run} holds no measurements: expected a directory with {ABOUT}, as `longitude measure` writes"

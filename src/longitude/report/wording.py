@@ -1,6 +1,7 @@
 """Numbers and names in sentences."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def named(label: str) -> str:
@@ -32,3 +33,14 @@ def far(longest: int, train_length: int) -> str:
         return f"after training on {train_length}"
     times, rest = divmod(longest, train_length)
     return f"after training on {train_length}" if rest else f"{times} times the training length"
+
+
+def legible(values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A protocol for readers: {"batch_size": 8, "seeds": [0, 1]} -> [("batch size", "8"), ("seeds", "0, 1")]."""
+
+    def words(value: Any) -> str:
+        if isinstance(value, list | tuple):
+            return ", ".join(map(str, value))
+        return "none" if value is None else f"{value:,}" if type(value) is int and value >= 10_000 else str(value)
+
+    return [(name.replace("_", " "), words(value)) for name, value in values.items()]

@@ -1,4 +1,4 @@
-"""Files that are whole or not there, and one writer per directory."""
+"""Files and folders that are whole or not there, one writer per directory, and full disks."""
 
 import errno
 import fcntl
@@ -11,41 +11,81 @@ from pathlib import Path
 from typing import Any
 
 LOCK = ".lock"
+FRESH = "start over with --fresh"
+"""What remedies a broken run directory."""
 FULL = 2**20
 """With fewer bytes free, a disk is full."""
 
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """A path beside `path` to write to; on leaving it is flushed to disk and renamed over `path`, or removed on error."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """A temporary path next to `path` to write to; on leaving it is flushed and renamed to `path`, or removed on error."""
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        yield beside
-        flush(beside)
-        os.replace(beside, path)
+        yield unfinished
+        flush(unfinished)
+        os.replace(unfinished, path)
     finally:
-        beside.unlink(missing_ok=True)
+        unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def new_folder(out: Path) -> Iterator[Path]:
+    """A temporary folder next to `out` to write into; on leaving it is flushed and renamed to `out`, or removed on error.
+
+    What a killed process left there is removed first. ValueError when another process writes the same, or when `out` exists.
+    """
+    made = [folder for folder in (out.parent, *out.parent.parents) if not folder.exists()]
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(f".{out.name}.unfinished")
+    unfinished.mkdir(exist_ok=True)
+    with open_directory(unfinished) as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with its process
+        except BlockingIOError:
+            raise ValueError(
+                f"{out} is being written by another process; wait for it, or choose another --out"
+            ) from None
+        try:
+            empty(unfinished)
+            yield unfinished
+            for path in sorted(unfinished.rglob("*")):
+                if path.is_file():
+                    flush(path)
+            os.fsync(held)
+            if out.exists():
+                raise ValueError(f"--out {out} came into being meanwhile, and nothing is written over; name another")
+            os.rename(unfinished, out)
+            with open_directory(out.parent) as parent:
+                os.fsync(parent)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)
+            for folder in made:
+                if not any(folder.iterdir()):
+                    folder.rmdir()
+            raise
+
+
+@contextmanager
+def open_directory(folder: Path) -> Iterator[int]:
+    """A file descriptor of a folder."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def empty(folder: Path) -> None:
+    """Remove everything in a folder."""
+    for path in folder.iterdir():
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
 
 
 def remove_unfinished(folder: Path) -> None:
-    """What a killed process left beside the files of this folder. Only for the one writer."""
+    """Remove the temporary files of killed processes from a folder. Only for its one writer."""
     for path in folder.glob(".*.tmp"):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def write_json(path: Path, value: Any) -> None:
-    with atomic(path) as beside:
-        beside.write_text(json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
-
-
-def read_json(path: Path) -> Any:
-    """The value, or None where there is no such file. ValueError when it is not JSON."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise ValueError(f"{path} is not readable JSON ({error}); start over with --fresh") from None
 
 
 def flush(path: Path) -> None:
@@ -54,11 +94,34 @@ def flush(path: Path) -> None:
         os.fsync(file.fileno())
 
 
+def write_json(path: Path, value: Any, allow_nan: bool = False) -> None:
+    """Whole or not at all. allow_nan: for files of others, which may hold NaN or Infinity."""
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=allow_nan)
+    with atomic(path) as unfinished:
+        unfinished.write_text(text + "\n", encoding="utf-8")
+
+
+def read_json(path: Path, remedy: str = "restore the file") -> Any:
+    """The value, or None where there is no such file. ValueError when it is not JSON, or holds a key twice."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        keys = [key for key, _ in pairs]
+        if twice := [key for key in keys if keys.count(key) > 1]:
+            raise ValueError(f"{twice[0]!r} is in it twice")
+        return dict(pairs)
+
+    try:
+        return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=once)
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise ValueError(f"{path} is not readable JSON ({error}); {remedy}") from None
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Held as long as this process writes into `directory`; it dies with the process. ValueError when another holds it."""
-    path = directory / LOCK
-    with open(path, "a+") as file:
+    """Held as long as this process writes into `directory`; it ends with the process. ValueError when another holds it."""
+    with open(directory / LOCK, "a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -96,3 +159,8 @@ def require_space(directory: Path, needed: int, what: str) -> None:
             f"{what} needs about {needed / 1e6:.0f} MB of disk, {directory} has {free / 1e6:.0f} MB free; "
             f"free some or choose another --out"
         )
+
+
+def is_first_process() -> bool:
+    """Whether this process writes: the only one, or the first of those that `accelerate launch` started."""
+    return int(os.environ.get("RANK", "0")) == 0

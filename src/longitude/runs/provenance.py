@@ -15,6 +15,11 @@ import longitude
 PACKAGES = ("longitude", "torch", "transformers", "accelerate", "numpy", "scipy", "pandas")
 
 
+def provenance() -> dict[str, Any]:
+    """versions, commit and machine: what every run records."""
+    return {"versions": versions(), "commit": commit_of_code(), "machine": machine()}
+
+
 def versions() -> dict[str, str | None]:
     """Package -> version; Python too."""
 

@@ -4,10 +4,9 @@ from typing import Any
 
 import altair as alt
 
+from longitude.report.figure import GREY, Figure
 from longitude.study.answers import SOLVED, between
 from longitude.study.drawing import (
-    QUIET,
-    Figure,
     colour,
     ends,
     faded,
@@ -46,9 +45,7 @@ def by_length(run: Run, method: str) -> Figure | None:
     bars = base.mark_rule(strokeWidth=1.2).encode(x, opacity=faded(0.7, 0.05), **bounds)
     line = base.mark_line(strokeWidth=2.4).encode(x, y, **marks(run))
     dots = base.mark_point(size=46, filled=True).encode(x, y, color=colour(run), opacity=faded(1, 0.12))
-    solved = (
-        alt.Chart(alt.Data(values=[{"value": SOLVED}])).mark_rule(color=QUIET, strokeWidth=1, opacity=0.6).encode(y)
-    )
+    solved = alt.Chart(alt.Data(values=[{"value": SOLVED}])).mark_rule(color=GREY, strokeWidth=1, opacity=0.6).encode(y)
     tooltip = [
         alt.Tooltip("label:N", title="encoding"),
         alt.Tooltip("length:Q", title=task.unit, format="d"),

@@ -23,7 +23,7 @@ from longitude.hf import Trainer
 from longitude.measure import write_rows
 from longitude.models import LongitudeConfig
 from longitude.positions.base import Encoding
-from longitude.runs.files import atomic, flush, read_json, remove_unfinished, write_json
+from longitude.runs.files import FRESH, atomic, flush, read_json, remove_unfinished, write_json
 from longitude.study.checkpoints import LossLog, newest, seal, step_of
 from longitude.study.config import StudyConfig
 from longitude.study.labels import parse_label, safe
@@ -77,7 +77,7 @@ class Trial:
 
     @property
     def status(self) -> Status | None:
-        saved = read_json(self.folder / "status.json")
+        saved = read_json(self.folder / "status.json", FRESH)
         return None if saved is None else Status(**saved)
 
 
@@ -134,7 +134,7 @@ def run_cell(config: StudyConfig, cell: Trial, data: StudyData, commit: str | No
             return record("diverged", diverged, reason=f"the loss was not finite at step {diverged}")
         training_seconds = time.perf_counter() - start if begun == 0 else None
         save(model, cell.folder)
-    more: dict[str, Any] = {"training_seconds": training_seconds, **(read_json(cell.folder / UNTRAINED) or {})}
+    more: dict[str, Any] = {"training_seconds": training_seconds, **(read_json(cell.folder / UNTRAINED, FRESH) or {})}
     record("running", config.steps, **more)
     model = work_of(config).model.from_pretrained(cell.folder)
     torch.nn.Module.to(model, device_of(config))

@@ -6,24 +6,16 @@ from typing import Any
 import altair as alt
 
 from longitude.measure.rows import Row
+from longitude.report.figure import Figure
 from longitude.study import answer_charts
 from longitude.study.drawing import (
-    COLOURS as COLOURS,
-    DASHES as DASHES,
-    FONT as FONT,
-    INK as INK,
-    LINE as LINE,
-    QUIET as QUIET,
-    Figure as Figure,
     between,
     colour,
-    colour_of as colour_of,
     domain_of,
     ends,
     faded,
     layered,
     marks,
-    round_of as round_of,
     touch,
     training_length,
     widened,
@@ -32,7 +24,6 @@ from longitude.study.drawing import (
 from longitude.study.results import Run
 from longitude.study.statistics import Finding, findings, percent, span, state
 
-NAMES = ("by-length", "by-position", "by-length-sliding", "training")
 FIRST = 16
 """Positions below are not drawn: with so little context every model is bad, and the axis would show little else."""
 

@@ -5,55 +5,26 @@ their lines, so that no figure needs a legend, and a colour belongs to a label i
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
 
+from longitude.report.figure import COLOURS, GREY, apart, colour_of, dash_of, themed
 from longitude.study.results import Run
 
-# Okabe and Ito's colours, distinct for colour-blind readers, less yellow and black, the light ones darkened so that
-# words in them can be read on white. A second round of them is dashed, a third dotted, and labels show it, too.
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6b6b6b")
-DASHES = ([1, 0], [7, 3], [2, 2])
 SAMPLES = ("—", "--", "··")
-FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
-INK, QUIET, LINE = "#1d2733", "#5b6673", "#e4e8ec"
+"""Of lines, by the round of the colours."""
 HEIGHT = 380
 
 
-@dataclass(frozen=True)
-class Figure:
-    """name: of its files. title and caption: for readers, plain text. alt: what the picture shows, in words."""
-
-    name: str
-    title: str
-    caption: str
-    alt: str
-    chart: Any  # an alt.LayerChart
-
-    def sized(self, width: int | str) -> Any:
-        """The chart at a width in pixels, or "container"."""
-        return self.chart.properties(width=width)
-
-
-def colour_of(run: Run, label: str) -> str:
-    return COLOURS[run.labels.index(label) % len(COLOURS)]
-
-
-def round_of(run: Run, label: str) -> int:
-    """Which round of the colours a label is in: the index of its dash."""
-    return run.labels.index(label) // len(COLOURS) % len(DASHES)
-
-
 def colour(run: Run) -> alt.Color:
-    colours = [colour_of(run, label) for label in run.labels]
+    colours = [colour_of(i) for i in range(len(run.labels))]
     return alt.Color("label:N", scale=alt.Scale(domain=run.labels, range=colours), legend=None)
 
 
 def marks(run: Run) -> dict[str, Any]:
     """Colour, dash and fading of a line."""
-    dashes = [DASHES[round_of(run, label)] for label in run.labels]
+    dashes = [dash_of(i) for i in range(len(run.labels))]
     dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=run.labels, range=dashes), legend=None)
     return {"color": colour(run), "strokeDash": dash, "opacity": faded(1, 0.12)}
 
@@ -72,8 +43,8 @@ def y_axis(field: str, title: str, domain: list[float], **ticks: Any) -> alt.Y:
 def training_length(run: Run, x: alt.X, field: str) -> list[alt.Chart]:
     """The training length, named."""
     base = alt.Chart(alt.Data(values=[{field: run.train_length, "words": f"trained at {run.train_length}"}]))
-    rule = base.mark_rule(strokeDash=[4, 4], color=QUIET, strokeWidth=1).encode(x)
-    words = base.mark_text(align="left", dx=6, y=3, color=QUIET, fontSize=12).encode(x, text="words:N")
+    rule = base.mark_rule(strokeDash=[4, 4], color=GREY, strokeWidth=1).encode(x)
+    words = base.mark_text(align="left", dx=6, y=3, color=GREY, fontSize=12).encode(x, text="words:N")
     return [rule, words]
 
 
@@ -90,7 +61,8 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float]) -> alt.C
             last[point["label"]] = point
 
     def named(point: dict) -> str:
-        sample = f"{SAMPLES[round_of(run, point['label'])]} " if len(run.labels) > len(COLOURS) else ""
+        round_of_colours = run.labels.index(point["label"]) // len(COLOURS) % len(SAMPLES)
+        sample = f"{SAMPLES[round_of_colours]} " if len(run.labels) > len(COLOURS) else ""
         return sample + point.get("end", point["label"])
 
     far = max(point[field] for point in last.values())
@@ -106,35 +78,15 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float]) -> alt.C
     return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=colour(run), opacity=faded(1, 0.25))
 
 
-def apart(values: list[float], gap: float) -> list[float]:
-    """Ascending values moved as little as needed for `gap` between neighbours: clusters keep their mean."""
-    clusters: list[list[float]] = []  # of [sum of (value - its offset in the cluster), count]
-    for value in values:
-        clusters.append([value, 1])
-        while len(clusters) > 1:
-            (above, many), (below, few) = clusters[-1], clusters[-2]
-            if above / many >= below / few + few * gap:
-                break
-            clusters[-2:] = [[below + above - many * few * gap, few + many]]
-    return [total / count + i * gap for total, count in clusters for i in range(int(count))]
-
-
 def layered(layers: list[alt.Chart]) -> Any:
     chart = alt.layer(*layers).add_params(alt.param(name="picked", value=""))
-    return chart.properties(
+    chart = chart.properties(
         height=HEIGHT,
         padding={"left": 6, "right": 6, "top": 26, "bottom": 6},
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
-    ).configure(
-        font=FONT,
-        background="white",
-        view=alt.ViewConfig(stroke=None),
-        axis=alt.AxisConfig(
-            labelColor=QUIET, titleColor=QUIET, labelFontSize=12, titleFontSize=12, titleFontWeight="normal",
-            titlePadding=10, gridColor=LINE, domain=False, tickColor=LINE, labelPadding=6,
-        ),
-        axisX=alt.AxisConfig(domain=True, domainColor="#b6bec7", tickColor="#b6bec7", labelFlush=False),
-    )  # fmt: skip
+    )
+    axis_of_lengths = alt.AxisConfig(domain=True, domainColor="#b6bec7", tickColor="#b6bec7", labelFlush=False)
+    return themed(chart, {"titlePadding": 10, "labelPadding": 6}, axisX=axis_of_lengths)
 
 
 def domain_of(values: Iterable[float]) -> list[float]:

@@ -3,20 +3,15 @@
 Everything comes from saved results (`results.read_run`); the text and the models are not needed.
 """
 
-import base64
 import shlex
 import textwrap
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import vl_convert
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-from longitude import __version__
-from longitude.runs.files import atomic
+from longitude.report.figure import colour_of, dash_of, save_figures
+from longitude.report.page import write_page
+from longitude.report.wording import legible
 from longitude.study import charts
 from longitude.study.answers import SOLVED
 from longitude.study.config import as_dict, of_task, option
@@ -24,9 +19,6 @@ from longitude.study.judge import HOLDS, LOST, UNCLEAR, Finding, Judge
 from longitude.study.labels import parse_label
 from longitude.study.results import Run, read_run
 from longitude.study.statistics import TOLERANCE, conclusion, findings, judge_of, percent, span, state
-
-WIDTH = 760
-"""Of the SVG and PNG files, in pixels; the PNG has two dots per pixel."""
 
 
 def write_report(run: Run | Path | str) -> Path:
@@ -36,45 +28,19 @@ def write_report(run: Run | Path | str) -> Path:
     """
     run = read_run(run)
     figures = charts.figures(run)
-    folder = run.path / "figures"
-    folder.mkdir(exist_ok=True)
-    pictures = {}
-    for figure in figures:
-        chart = figure.sized(WIDTH)
-        with atomic(folder / f"{figure.name}.svg") as beside:
-            chart.save(str(beside), format="svg")
-            pictures[figure.name] = beside.read_bytes()
-        with atomic(folder / f"{figure.name}.png") as beside:
-            chart.save(str(beside), format="png", scale_factor=2)
-    for name in charts.NAMES:
-        if name not in pictures:
-            for kind in ("svg", "png"):
-                (folder / f"{name}.{kind}").unlink(missing_ok=True)
+    save_figures(figures, run.path / "figures")
     path = run.path / "report.html"
-    with atomic(path) as beside:
-        beside.write_text(page(run, figures, pictures), encoding="utf-8")
-    return path
-
-
-def page(run: Run, figures: list[charts.Figure], pictures: dict[str, bytes]) -> str:
-    """The whole page. pictures: SVG of each figure, shown until the live chart has replaced it, and in print."""
-    environment = Environment(
-        loader=PackageLoader("longitude.study", "."), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    return environment.get_template("report.html.j2").render(
+    write_page(
+        path,
+        "longitude.study",
+        "report.html.j2",
+        figures,
         run=run,
         config=run.config,
         task=run.task,
         sentence=conclusion(run),
         facts=_facts(run),
-        figures=[_words(figure) | {"image": base64.b64encode(pictures[figure.name]).decode()} for figure in figures],
-        specs={figure.name: figure.sized("container").to_dict() for figure in figures},
-        javascript=_javascript(),
-        legend=[
-            {"label": label, "colour": charts.colour_of(run, label), "dash": charts.DASHES[charts.round_of(run, label)]}
-            for label in run.labels
-        ],
+        legend=[{"label": label, "colour": colour_of(i), "dash": dash_of(i)} for i, label in enumerate(run.labels)],
         tables=_tables(run),
         encodings=[(label, _described(label)) for label in run.labels],
         undone=[(cell, state(cell)) for cell in run.undone],
@@ -83,20 +49,8 @@ def page(run: Run, figures: list[charts.Figure], pictures: dict[str, bytes]) -> 
         command=_command(run),
         tolerance=f"{TOLERANCE:.0%}",
         solved=f"{SOLVED:.0%}",
-        version=__version__,
     )
-
-
-def _words(figure: charts.Figure) -> dict[str, str]:
-    return {name: getattr(figure, name) for name in ("name", "title", "caption", "alt")}
-
-
-@cache
-def _javascript() -> Markup:
-    """Vega, Vega-Lite and vega-embed, once for all charts. Safe in a page: no end of a script element is in it."""
-    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    assert "</script" not in bundle.lower() and "<!--" not in bundle
-    return Markup(bundle)
+    return path
 
 
 # ---- what the page says ---------------------------------------------------------------------------------------------
@@ -201,23 +155,14 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
         amount = ("training examples per model", f"{examples:,}")
     machine = {name: value for name, value in study["machine"].items() if value is not None}
     whole = [
-        ("Examples" if run.task.generated else "Text", _plain(data)),
-        ("Models and training", [*_plain(config), amount]),
-        ("Machine and time", [*_plain(machine), *time, ("begun", str(study.get("begun", "not recorded")))]),
-        ("Versions", [*_plain(study["versions"]), ("commit", str(study.get("commit") or "not in a repository"))]),
+        ("Examples" if run.task.generated else "Text", legible(data)),
+        ("Models and training", [*legible(config), amount]),
+        ("Machine and time", [*legible(machine), *time, ("begun", str(study.get("begun", "not recorded")))]),
+        ("Versions", [*legible(study["versions"]), ("commit", str(study.get("commit") or "not in a repository"))]),
     ]
     for later in study.get("continued", []):
-        whole.append((f"Continued {later['at']}", [*_plain(later["machine"]), *_plain(later["versions"])]))
+        whole.append((f"Continued {later['at']}", [*legible(later["machine"]), *legible(later["versions"])]))
     return whole
-
-
-def _plain(values: dict[str, Any]) -> list[tuple[str, str]]:
-    def words(value: Any) -> str:
-        if isinstance(value, list):
-            return ", ".join(map(str, value))
-        return "none" if value is None else f"{value:,}" if type(value) is int and value >= 10_000 else str(value)
-
-    return [(name.replace("_", " "), words(value)) for name, value in values.items()]
 
 
 def _command(run: Run) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from longitude.measure.rows import Row, from_frame, read_rows
-from longitude.runs.files import read_json
+from longitude.runs.files import FRESH, read_json
 from longitude.study.labels import safe
 from longitude.study.tasks import Task, task_of
 
@@ -142,7 +142,7 @@ def read_run(run: Run | Path | str) -> Run:
     path = Path(run)
     if not path.is_dir():
         raise ValueError(f"{path}: there is no such run directory; `longitude study --out {path}` makes one")
-    study = read_json(path / "study.json")
+    study = read_json(path / "study.json", FRESH)
     if study is None:
         raise ValueError(f"{path} holds no study: study.json is missing; give a directory that `longitude study` wrote")
     if missing := [key for key in ("configuration", "data", "versions", "machine") if key not in study]:
@@ -158,7 +158,7 @@ def read_run(run: Run | Path | str) -> Run:
 
 def _read_cell(run: Path, label: str, seed: int) -> CellResult:
     folder = run / "cells" / f"{safe(label)}-{seed}"
-    status: dict[str, Any] = read_json(folder / "status.json") or {"status": "not run"}
+    status: dict[str, Any] = read_json(folder / "status.json", FRESH) or {"status": "not run"}
     known = ("status", "step", "steps", "reason", "untrained", "parameters", "training_seconds", "measuring_seconds")
     said = {name: status[name] for name in known if status.get(name) is not None}
     documents = pd.DataFrame(columns=["method", "length", "document"])

@@ -19,6 +19,7 @@ from longitude.models.decoder import LongitudeModel
 from longitude.positions.base import encoding
 from longitude.positions.composed import Composed
 from longitude.runs.files import (
+    FRESH,
     atomic,
     locked,
     out_of_space,
@@ -211,7 +212,7 @@ def _sentence(cell: Trial, status: Status) -> str:
 def _opened(planned: StudyPlan, watcher: Watcher) -> StudyPlan:
     """Write study.json, or continue what it says; more encodings and seeds than saved are added to it."""
     path = planned.run / "study.json"
-    saved = read_json(path)
+    saved = read_json(path, FRESH)
     here = {"versions": versions(), "commit": commit_of_code(), "machine": machine()}
     if saved is None:
         begun = {"schema": SCHEMA, "begun": _now(), **here, "continued": []}

@@ -1,0 +1,101 @@
+"""Figures: one Altair chart gives the live chart of a page, the SVG and the PNG; colours and lettering are the same in all."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+
+from longitude.runs.files import atomic
+
+# Okabe and Ito's colours, distinct for colour-blind readers, less yellow and black, the light ones darkened so that
+# words in them can be read on white. A second round of them is dashed, a third dotted, and labels show it, too.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6b6b6b")
+DASHES = ([1, 0], [7, 3], [2, 2])
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
+INK, GREY, GRID = "#1d2733", "#5b6673", "#e4e8ec"
+WIDTH = 760
+"""Of the SVG and PNG files, in pixels; the PNG has two dots per pixel."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart with its words.
+
+    Attributes:
+        name: Of its files and its place in a page.
+        title: For readers, plain text.
+        caption: Likewise.
+        alt: What the picture shows, for those who do not see it.
+        chart: The Altair chart.
+        resizes: Whether it takes the width of its page; charts of several panels have their own.
+    """
+
+    name: str
+    title: str
+    caption: str
+    alt: str
+    chart: Any
+    resizes: bool = True
+
+    def sized(self, width: int | str) -> Any:
+        """The chart at a width in pixels, or "container"."""
+        return self.chart.properties(width=width) if self.resizes else self.chart
+
+    def spec(self) -> dict[str, Any]:
+        """Vega-Lite, at the width of the page."""
+        return self.sized("container").to_dict()
+
+
+def colour_of(index: int) -> str:
+    """The colour of the index-th label of a figure."""
+    return COLOURS[index % len(COLOURS)]
+
+
+def dash_of(index: int) -> list[int]:
+    """The dash of the index-th label: colours come round again after seven, with another dash."""
+    return DASHES[index // len(COLOURS) % len(DASHES)]
+
+
+def themed(chart: Any, axis: dict[str, Any] | None = None, **more: Any) -> Any:
+    """The chart in our lettering and colours. axis, more: further settings of `configure`."""
+    letters = {"labelColor": GREY, "titleColor": GREY, "labelFontSize": 12, "titleFontSize": 12, "gridColor": GRID}
+    plain = {"titleFontWeight": "normal", "domain": False, "tickColor": GRID}
+    return chart.configure(
+        font=FONT,
+        background="white",
+        view=alt.ViewConfig(stroke=None),
+        axis=alt.AxisConfig(**(letters | plain | (axis or {}))),
+        **more,
+    )
+
+
+def apart(values: list[float], gap: float) -> list[float]:
+    """Ascending values moved as little as needed for `gap` between neighbours: clusters keep their mean."""
+    clusters: list[list[float]] = []  # of [sum of (value - its offset in the cluster), count]
+    for value in values:
+        clusters.append([value, 1])
+        while len(clusters) > 1:
+            (above, many), (below, few) = clusters[-1], clusters[-2]
+            if above / many >= below / few + few * gap:
+                break
+            clusters[-2:] = [[below + above - many * few * gap, few + many]]
+    return [total / count + i * gap for total, count in clusters for i in range(int(count))]
+
+
+def save(chart: Any, path: Path) -> None:
+    """As SVG or PNG, by the suffix; the file is whole or not there."""
+    dots = {"scale_factor": 2} if path.suffix == ".png" else {}
+    with atomic(path) as unfinished:
+        chart.save(str(unfinished), format=path.suffix[1:], **dots)
+
+
+def save_figures(figures: Sequence[Figure], folder: Path) -> None:
+    """NAME.svg and NAME.png of every figure; pictures of figures that are not made any more are removed."""
+    folder.mkdir(exist_ok=True)
+    kept = {folder / f"{figure.name}.{kind}": figure for figure in figures for kind in ("svg", "png")}
+    for path, figure in kept.items():
+        save(figure.sized(WIDTH), path)
+    for path in {*folder.glob("*.svg"), *folder.glob("*.png")} - kept.keys():
+        path.unlink()

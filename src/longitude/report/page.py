@@ -1,0 +1,56 @@
+"""Pages: one HTML file that needs nothing else and no network, from a template and its figures."""
+
+import base64
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import vl_convert
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from longitude import __version__
+from longitude.report.figure import Figure
+from longitude.runs.files import atomic
+
+
+def write_page(path: Path, package: str, template: str, figures: Sequence[Figure], **context: Any) -> None:
+    """Render a template of a package into a file that is whole or not there.
+
+    Args:
+        path: The page. Where figures/NAME.svg stands next to it, the page shows that until the live chart is drawn, and in print.
+        package: Where the template is, "longitude.study"; it extends "page.html.j2" of this package.
+        template: Its file name.
+        figures: Drawn by `chart(figure)` in the template.
+        context: The template's other names.
+    """
+    loader = ChoiceLoader([PackageLoader(package, "."), PackageLoader("longitude.report", ".")])
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    pictures = {figure.name: picture for figure in figures if (picture := _picture(path, figure)) is not None}
+    page = environment.get_template(template).render(
+        figures=figures,
+        pictures=pictures,
+        specs={figure.name: figure.spec() for figure in figures},
+        javascript=_javascript(),
+        version=__version__,
+        **context,
+    )
+    with atomic(path) as unfinished:
+        unfinished.write_text(page, encoding="utf-8")
+
+
+def _picture(path: Path, figure: Figure) -> str | None:
+    """The saved SVG, as base64."""
+    picture = path.parent / "figures" / f"{figure.name}.svg"
+    return base64.b64encode(picture.read_bytes()).decode() if picture.exists() else None
+
+
+@cache
+def _javascript() -> Markup:
+    """Vega, Vega-Lite and vega-embed, once for all charts. Safe in a page: no end of a script element is in it."""
+    bundle = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
+    assert "</script" not in bundle.lower() and "<!--" not in bundle
+    return Markup(bundle)

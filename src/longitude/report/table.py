@@ -1,0 +1,43 @@
+"""Tables on the terminal: words to the left, numbers to the right."""
+
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+UNCUT = 200
+"""Columns of an output that is no terminal: a file has no margin to cut tables at."""
+
+
+def table(*columns: str, words: int = 1, title: str = "", caption: str = "", **more: Any) -> Table:
+    """An empty table for `add_row`.
+
+    Args:
+        columns: Their heads.
+        words: How many columns, from the left, hold words; the others hold numbers.
+        title: Above it.
+        caption: Below it.
+        more: Further arguments of rich's Table.
+    """
+    made = Table(
+        title=Text(title, "bold") if title else None,
+        caption=Text(caption, "dim") if caption else None,
+        title_justify="left",
+        title_style="",
+        caption_justify="left",
+        caption_style="",
+        **{"box": None, "pad_edge": False, **more},
+    )
+    for place, head in enumerate(columns):
+        made.add_column(head, justify="left" if place < words else "right", no_wrap=True)
+    return made
+
+
+def show(*parts: Any) -> None:
+    """Print tables and sentences to standard output; words are taken as they are, brackets included."""
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=UNCUT)
+    for part in parts:
+        console.print(part, highlight=False, markup=False, soft_wrap=not isinstance(part, Table))

@@ -1,0 +1,129 @@
+"""Memory: what is free, what a model needs, and by how much a call lifts the peak of this process."""
+
+import os
+import re
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+GROUP = Path("/sys/fs/cgroup")
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+
+
+# ---- what there is ---------------------------------------------------------------------------------------------------
+def available_memory(device: str = "cpu") -> int:
+    """Bytes that can be allocated now: on the device, the machine, or in the group that this process is confined to."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info()[0]
+    free = [psutil.virtual_memory().available]
+    with suppress(OSError, ValueError):  # not Linux, or no limit ("max")
+        free.append(int((GROUP / "memory.max").read_text()) - int((GROUP / "memory.current").read_text()))
+    return min(free)
+
+
+def total_memory(device: str = "cpu") -> int:
+    """Bytes of the device or of the machine, for each of the processes that `accelerate launch` started on it."""
+    if device.startswith("cuda"):
+        return torch.cuda.mem_get_info()[1]
+    return psutil.virtual_memory().total // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+# ---- what a model needs ----------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Memory:
+    """Bytes, about, of a forward pass.
+
+    Attributes:
+        weights: Of the model.
+        cache: Keys and values of the longest window.
+        layer: Intermediate results of one layer for a chunk of tokens.
+        logits: Of the positions that are scored at once.
+        base: Python and its libraries.
+    """
+
+    weights: int
+    cache: int
+    layer: int
+    logits: int
+    base: int = 2**29
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.cache + self.layer + self.logits + self.base
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{name} {getattr(self, name) / 1e9:.2f}" for name in ("weights", "cache", "layer", "logits"))
+        return f"about {self.total / 1e9:.1f} GB ({parts})"
+
+
+def forward_memory(
+    model: Any, head_dim: int, dtype: torch.dtype, width: int, rows: int, chunk: int, logits: int
+) -> Memory:
+    """For `rows` windows of `width` tokens, read `chunk` tokens at once, with `logits` numbers of the head's output.
+
+    The model may be on the meta device.
+    """
+    config, chunk = model.config.get_text_config(), min(chunk, width)
+    heads, hidden = config.num_attention_heads, config.hidden_size
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    inner = getattr(config, "intermediate_size", None) or 4 * hidden
+    keys_and_values = 2 * width * head_dim * (groups + heads)  # grown by a chunk, and repeated for all heads
+    layer = chunk * (10 * hidden + 3 * inner) + keys_and_values
+    if has_square_scores(config):
+        layer += 3 * heads * chunk * width
+    elif chunk < width:
+        layer += 2 * chunk * width  # the mask of a chunk
+    size = dtype.itemsize
+    return Memory(
+        weights=sum(parameter.numel() for parameter in model.parameters()) * size,
+        cache=2 * config.num_hidden_layers * groups * head_dim * width * rows * size if chunk < width else 0,
+        layer=layer * rows * size,
+        logits=3 * 4 * min(logits, chunk * rows * config.vocab_size),
+    )
+
+
+def has_square_scores(config: Any) -> bool:
+    """Whether attention holds a score for every pair of tokens. Models of our own attend with a backend of ours."""
+    if config.model_type == "longitude":
+        return config.attention_backend == "reference"
+    return getattr(config, "_attn_implementation", None) == "eager"
+
+
+def training_memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> int:
+    """Bytes of a training step with Adam at its height, about, for `batch` windows of `length` tokens.
+
+    Weights, gradients and two moments; what layers keep for the backward pass; logits and their gradient in float32.
+    """
+    fixed = sum(p.numel() * (p.element_size() + (12 if p.requires_grad else 0)) for p in model.parameters())
+    tokens, width = batch * length, config.hidden_size
+    inner = getattr(config, "intermediate_size", None) or 4 * width
+    size = next(model.parameters()).element_size()
+    layer = tokens * (10 * width + 4 * inner) * size
+    saved = config.num_hidden_layers * (tokens * width * size if gradient_checkpointing else layer)
+    return fixed + saved + (layer if gradient_checkpointing else 0) + 3 * tokens * config.vocab_size * 4
+
+
+# ---- what a call takes -----------------------------------------------------------------------------------------------
+def can_measure_peak() -> bool:
+    """Linux: the peak of a process is read from /proc, and reset there."""
+    return STATUS.exists() and RESET.exists()
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text())
+    assert found is not None
+    return int(found[1]) * 1024
+
+
+def memory_growth(call: Callable[[], object]) -> int:
+    """Bytes by which call() lifts the peak of this process above what it holds now."""
+    RESET.write_text("5")  # the peak starts again from what is held now: imports peak higher
+    before = peak_memory()
+    call()
+    return peak_memory() - before

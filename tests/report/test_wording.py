@@ -1,0 +1,53 @@
+"""Numbers and names in sentences, tables on the terminal, and what is imported to draw."""
+
+import subprocess
+import sys
+
+import pytest
+
+from longitude.report import wording
+from longitude.report.table import show, table
+
+
+@pytest.mark.parametrize(
+    ("got", "words"),
+    [
+        (wording.and_(["a"]), "a"),
+        (wording.and_(["a", "b", "c"]), "a, b and c"),
+        (wording.percent(0.421), "+42%"),
+        (wording.percent(-0.0123), "−1.2%"),
+        (wording.percent(-0.0001), "0.0%"),
+        (wording.percent(None), ""),
+        (wording.count(1, "seed"), "1 seed"),
+        (wording.count(0, "seed"), "0 seeds"),
+        (wording.named("none"), '"none"'),
+        (wording.far(512, 256), "2 times the training length"),
+        (wording.far(300, 256), "after training on 256"),
+        (wording.far(256, 256), "after training on 256"),
+    ],
+)
+def test_words(got, words):
+    assert got == words
+
+
+def test_a_protocol_is_legible():
+    values = {"batch_size": 12_345, "seeds": [0, 1], "stride": None}
+    assert wording.legible(values) == [("batch size", "12,345"), ("seeds", "0, 1"), ("stride", "none")]
+
+
+def test_a_table_in_a_file_is_not_cut(capsys):
+    made = table("encoding", "4096", title="values [in bits]", caption="note")
+    made.add_row("rope" * 30, "2.60")
+    show(made, "a [sentence] " * 20)
+    title, head, row, caption, sentence = capsys.readouterr().out.splitlines()
+    assert title.strip() == "values [in bits]" and head.split() == ["encoding", "4096"] and caption.strip() == "note"
+    assert row.split() == ["rope" * 30, "2.60"] and row.endswith("2.60") and sentence == "a [sentence] " * 20
+
+
+def test_drawing_is_loaded_when_something_is_drawn():
+    code = """
+import sys, longitude.cli, longitude.study.runner, longitude.report.wording
+print({"altair", "vl_convert", "longitude.report.page"} & set(sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,59 @@
+"""Memory, devices and provenance."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from longitude.runs import memory
+from longitude.runs.device import device_of
+from longitude.runs.provenance import provenance
+
+
+def test_free_memory_is_at_most_that_of_the_group(tmp_path, monkeypatch):
+    assert 0 < memory.available_memory() <= memory.total_memory()
+    monkeypatch.setattr(memory, "GROUP", tmp_path)
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert memory.available_memory() == 2000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.available_memory() > 2000
+
+
+def test_memory_of_a_model_is_at_least_its_numbers():
+    with torch.device("meta"):
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                hidden_size=64, num_attention_heads=4, num_hidden_layers=2, vocab_size=100, intermediate_size=128
+            )
+        )
+    weights = sum(parameter.numel() for parameter in model.parameters())
+    need = memory.forward_memory(model, 16, torch.bfloat16, width=1024, rows=2, chunk=128, logits=10**9)
+    assert need.weights == 2 * weights and need.cache == 2 * 2 * 1024 * 64 * 2 * 2 and need.logits >= 4 * 128 * 2 * 100
+    assert need.total > need.weights + need.cache and "GB (weights" in str(need)
+    whole = memory.forward_memory(model, 16, torch.bfloat16, width=1024, rows=2, chunk=4096, logits=10**9)
+    assert whole.cache == 0 and whole.layer > need.layer
+    steps = [memory.training_memory(model, model.config, 2, 1024, saving) for saving in (True, False)]
+    assert 16 * weights < steps[0] < steps[1]
+
+
+@pytest.mark.skipif(not memory.can_measure_peak(), reason="reads /proc")
+def test_growth_is_of_the_call_alone():
+    held = torch.ones(2**22)
+    grown = memory.memory_growth(lambda: torch.ones(2**24).sum())
+    assert 0.8 * 2**26 < grown < 1.5 * 2**26
+    assert memory.memory_growth(lambda: held.sum()) < 2**24
+
+
+def test_a_device_that_is_not_there_is_named(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert device_of().type == device_of("auto").type == device_of("cpu").type == "cpu"
+    for name in ("cuda", "mps", "tpu"):
+        with pytest.raises(ValueError, match=f"--device {name}: this machine has none"):
+            device_of(name)
+
+
+def test_provenance_names_code_machine_and_packages():
+    found = provenance()
+    assert found["versions"]["torch"] == torch.__version__ and found["machine"]["cores"] >= 1
+    assert found["commit"] is None or len(found["commit"].split("-")[0]) == 40
