@@ -69,7 +69,7 @@ def test_more_threads_than_heads(threads, pieces, tiles):
     """Blocks of queries and pieces are then shared out, and what they add up is added in the same order every time, whichever
     thread took it: the same bits."""
     inputs, grads = problem(130, torch.float64, heads=2, kv_heads=1)
-    options = {} if pieces is None else {"pieces": torch.tensor(pieces)}
+    options = {} if pieces is None else {"spans": torch.tensor(pieces)}
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

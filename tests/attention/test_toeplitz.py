@@ -1,17 +1,15 @@
 """The Toeplitz kernel against dense attention in float64, on every shape, band and layout it claims."""
 
 import math
-from importlib import import_module
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from longitude.attention.backends.table import compiled, function as toeplitz, tiles
-from longitude.attention.backends.table.band import Band
+from longitude.attention.backends.table.bias import Band
 from longitude.attention.backends.table.function import toeplitz_attention
 
-forward, backward = (import_module(f"longitude.attention.backends.table.{name}") for name in ("forward", "backward"))
 ROUTES = ["tiles", *(["compiled"] if compiled.functions(torch.float64) else [])]
 TILES = pytest.mark.parametrize("route", ["tiles"], indirect=True)
 CAUSAL = {"low": 0, "high": None}
@@ -243,7 +241,7 @@ def test_opcheck(terms, learned):
     inputs, others = ([None if x is None else x.detach() for x in xs] for xs in (inputs, others))
     out, lse, ends = toeplitz._attention(*inputs, *others, near, None, 5, 0.3)
     grad_lse = torch.ones_like(lse) if terms else None
-    arguments = torch.ones_like(out), grad_lse, *inputs, *others, out, lse, ends, near, None, 5, 0.3, learned
+    arguments = torch.ones_like(out), grad_lse, out, lse, ends, learned, *inputs, *others, near, None, 5, 0.3
     torch.library.opcheck(toeplitz._attention_backward, arguments)
 
 
@@ -296,7 +294,7 @@ def test_nothing_of_queries_times_keys_is_allocated(terms, band, route):
     with LargestTensor() as seen:
         # The operators' own functions: a mode sees an operator as one step, and here its inside matters.
         out, lse, ends = toeplitz._attention._init_fn(*inputs, *others, *options)
-        toeplitz._attention_backward._init_fn(out, lse, *inputs, *others, out, lse, ends, *options, True)
+        toeplitz._attention_backward._init_fn(out, lse, out, lse, ends, True, *inputs, *others, *options)
     # A block of 188 queries times 1500 keys, where queries meet vectors; a tile of 128 x 128 otherwise.
     most = 188 * (length + 188) if terms else 4 * 128 * 128 if route == "tiles" else _room(length, dim=16)
     assert 0 < seen.elements <= most < length * length / 6
@@ -312,16 +310,16 @@ def test_a_window_costs_its_width(monkeypatch):
     """Pairs computed, for a window of 40 in 3000 positions."""
     pairs = []
 
-    def counted(q, k, bias, levels, shift, scale, i, j, b, e, *others):
-        pairs.append((j - i) * (e - b))
-        return tiles.scores(q, k, bias, levels, shift, scale, i, j, b, e, *others)
+    def counted(self, q, tile, *others, **options):
+        pairs.append(math.prod(tile.shape))
+        return scores(self, q, tile, *others, **options)
 
+    scores = tiles.Tiles.scores
+    monkeypatch.setattr(tiles.Tiles, "scores", counted)
     inputs = tensors(3000, 3000, batch=1, heads=1, kv_heads=1, dtype=torch.float32)
-    monkeypatch.setattr(forward, "scores", counted)
     out, _ = toeplitz_attention(*inputs, low=0, high=39, scale=0.3)
     assert 3000 * 40 <= sum(pairs) <= 3000 * (40 + 128)
     pairs.clear()
-    monkeypatch.setattr(backward, "scores", counted)
     out.sum().backward()
     assert 3000 * 40 <= sum(pairs) <= 3000 * 3 * 64
 

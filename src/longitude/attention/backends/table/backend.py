@@ -23,15 +23,16 @@ from longitude.positions.base import Drift, OffsetBias, OffsetVectors
 
 
 def table(r: Request) -> tuple[Tensor, Tensor]:
-    if (whole := at_once(r)) is not None:
-        return dense(*whole)
-    out, lse = partial_by_spans(r, dense)
+    """The output, and the logsumexp of the scores."""
+    if (single := single_pass(r)) is not None:
+        return banded(*single)
+    out, lse = partial_by_spans(r, banded)
     assert lse is not None or not r.lse
     return out, lse  # type: ignore[return-value]
 
 
 def counting(r: Request) -> Request | None:
-    """The request with ints for positions, if they count up by one as far as anyone reads them; None otherwise."""
+    """The request with ints for positions, if all that terms read of them counts up by one; None otherwise."""
     if r.contiguous:
         return r
     if not any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms):
@@ -39,18 +40,18 @@ def counting(r: Request) -> Request | None:
     return steady(r)
 
 
-def in_one_pass(r: Request) -> bool:
+def in_c(r: Request) -> bool:
     """Whether the loop in C takes it: nothing but biases of the offset, and a compiler at hand."""
-    return all(isinstance(term, OffsetBias) for term in r.terms) and available(
-        torch.promote_types(r.q.dtype, torch.float32)
-    )
+    wide = torch.promote_types(r.q.dtype, torch.float32)
+    return all(isinstance(term, OffsetBias) for term in r.terms) and available(wide)
 
 
-def at_once(r: Request) -> tuple[Request, Tensor] | None:
-    """Padding and documents without a call for each span: the request without them, and its pieces [n, 5] as the loop in C
-    takes them; None where it cannot, or there are none.
+def single_pass(r: Request) -> tuple[Request, Tensor] | None:
+    """Padding and documents without a call for each span: the request without them, and its spans [n, 5] for the loop in C.
+
+    None where the loop cannot, or where there are none.
     """
-    if len(r.beyond_band) == 0 or not in_one_pass(r):
+    if len(r.beyond_band) == 0 or not in_c(r):
         return None
     found = spans(r)
     assert not isinstance(found, str), found
@@ -71,16 +72,16 @@ def at_once(r: Request) -> tuple[Request, Tensor] | None:
 
 
 def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> int | None:
-    """How far the first query would stand from the first key, by a piece whose positions count up by one."""
-    piece = steady(r.piece(slice(q_from, q_to), slice(k_from, k_to), slice(b, b + 1)))
-    if piece is None:
+    """Position of the first query minus that of the first key, by a span whose positions count up by one."""
+    part = steady(r.piece(slice(q_from, q_to), slice(k_from, k_to), slice(b, b + 1)))
+    if part is None:
         return None
-    assert isinstance(piece.q_positions, int) and isinstance(piece.k_positions, int)
-    return piece.q_positions - q_from - (piece.k_positions - k_from)
+    assert isinstance(part.q_positions, int) and isinstance(part.k_positions, int)
+    return part.q_positions - q_from - (part.k_positions - k_from)
 
 
-def dense(r: Request, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq], of a request that knows bands only, and of `pieces`."""
+def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq] of a request whose mask is a band, cut into spans or not."""
     r = counting(r) or r
     assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
     wide = torch.promote_types(r.q.dtype, torch.float32)
@@ -93,7 +94,7 @@ def dense(r: Request, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
     # What all far offsets share moves all scores of a row alike, and the weights not at all: the rest is counted from it.
     of_offsets = [term for term in r.terms if isinstance(term, OffsetBias | OffsetVectors)]
     reaches = [term.reach for term in of_offsets]
-    reach = None if None in reaches or in_one_pass(r) else max([x for x in reaches if x is not None], default=None)
+    reach = None if None in reaches or in_c(r) else max([x for x in reaches if x is not None], default=None)
     near = 0 if reach is None else max(0, min(diagonals - 1, newest - reach))
 
     # No query sees the diagonals from `stop` on.
@@ -133,7 +134,7 @@ def dense(r: Request, pieces: Tensor | None = None) -> tuple[Tensor, Tensor]:
         levels=None if level is None else (level[:, :, queries], level[:, :, others]),
         key_vectors=total(keys),
         value_vectors=total(values),
-        pieces=pieces,
+        spans=cuts,
         near=near,
         low=low,
         high=high,
@@ -160,17 +161,18 @@ def total(parts: list[Tensor]) -> Tensor | None:
 def table_limits(r: Request) -> str | None:
     if in_forward_mode():
         return NO_FORWARD_MODE
-    if at_once(r) is None and any(counting(piece) is None for piece in parts(r)):
-        return "positions do not count up by one, as far as it may look; say one int p for p, p+1, p+2, ..."
+    if single_pass(r) is None and any(counting(part) is None for part in parts(r)):
+        return "positions do not count up by one, as far as it may look; pass one int p for p, p+1, p+2, ..."
     if r.v.shape[3] != r.k.shape[3]:
         return f"it needs values as wide as keys, not {r.v.shape[3]} and {r.k.shape[3]}"
     return None
 
 
 def parts(r: Request) -> list[Request]:
+    """The request cut into bands."""
     cut = pieces(r)
     assert not isinstance(cut, str), cut
-    return [piece for _, _, piece in cut]
+    return [part for _, _, part in cut]
 
 
 def table_memory(r: Request) -> int:
@@ -195,7 +197,7 @@ def table_memory(r: Request) -> int:
 def table_price(r: Request) -> float:
     if any(isinstance(term, OffsetVectors) for term in r.terms):
         return 2.5
-    if in_one_pass(r):
+    if in_c(r):
         # Finding spans takes longer than decoding by a dense row; and what is narrow is copied first.
         return 1.2 if (r.rows == 1 and r.beyond_band) or r.q.dtype.itemsize < 4 else 1.0
     return 2.0 if r.learned else 1.2

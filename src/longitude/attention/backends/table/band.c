@@ -87,8 +87,8 @@ INLINE int nothing(const Shape *s, real bound, const real *highest, num a, num b
   return bound * (real)1.001 + 1 + highest_bias(s, highest, a, b) < lowest - NOTHING;
 }
 
-/* A piece as a whole of its own: its diagonal 0 is the diagonal `shift` of all. */
-INLINE Shape alone(const Shape *s, Piece p, num *shift) {
+/* A span as a whole of its own: its diagonal 0 is the diagonal `shift` of all. */
+INLINE Shape alone(const Shape *s, Span p, num *shift) {
   Shape t = *s;
   t.queries = p.q_to - p.q_from, t.keys = p.k_to - p.k_from;
   *shift = s->queries - p.q_to + p.k_from;
@@ -101,7 +101,7 @@ INLINE real *out_of(Out x, num batch, num head, num row, num split) {
   return x.at + split * x.split + batch * x.batch + head * x.head + row * x.row;
 }
 
-/* What a piece needs at most. */
+/* What a span needs at most. */
 typedef struct { num dim, head, panels, table, shared; } Sizes;
 static Sizes sizes(const Shape *s) {
   num dim = up(s->dim, WIDE), keys = up(s->most_keys, PANEL);
@@ -111,25 +111,25 @@ static Sizes sizes(const Shape *s) {
 
 /* ---- forward ---- */
 
-/* Numbers of room that each thread needs. */
-num forward_room(const Shape *s) {
+/* Numbers of working space that each thread needs. */
+num forward_space(const Shape *s) {
   Sizes n = sizes(s);
   return 2 * n.head + n.panels + 2 * n.table + 2 * BLOCK * n.dim + ROWS * PANEL + 2 * BLOCK;
 }
 
 /* lse [B, H, Lq]; ends [2, B, H, Lq], the same in base 2 and in two parts, the highest score and what the others add: backward
-   then makes the same weights, however large scores are. A task is a piece, a head of keys, a share of the blocks of queries. */
+   then makes the same weights, however large scores are. A task is a span, a head of keys, a share of the blocks of queries. */
 void forward(const Shape *s, In q, In k, In v, const real *table, num table_row, Out out, real *lse, real *ends,
-             real *room) {
+             real *space) {
   Sizes size = sizes(s);
   num dim = size.dim;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(s->threads)
   for (num task = 0; task < s->count * size.shared * s->splits; task++) {
     num h = task / s->splits % size.shared, shift;
-    Piece p = s->pieces[task / s->splits / size.shared];
+    Span p = s->spans[task / s->splits / size.shared];
     Shape t = alone(s, p, &shift);
     num blocks = (t.queries + BLOCK - 1) / BLOCK;
-    real *keys = room + omp_get_thread_num() * forward_room(s), *values = keys + size.head, *longest = values + size.head;
+    real *keys = space + omp_get_thread_num() * forward_space(s), *values = keys + size.head, *longest = values + size.head;
     real *biases = longest + size.panels, *highest = biases + size.table, *queries = highest + size.table;
     real *made = queries + BLOCK * dim, *tile = made + BLOCK * dim, *top = tile + ROWS * PANEL, *total = top + BLOCK;
     lay_across(in(k, p.batch, h, p.k_from), k.row, t.keys, s->dim, dim, keys, longest);
@@ -186,29 +186,29 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
 }
 
 /* ---- backward ---- */
-num backward_room(const Shape *s) {
+num backward_space(const Shape *s) {
   Sizes n = sizes(s);
   return 5 * n.head + 2 * n.panels + 3 * n.table + 3 * BLOCK * n.dim + 2 * BLOCK * PANEL + 3 * BLOCK;
 }
 
 /* ends as forward made them; minus_delta [B, H, Lq], -(grad . out) and what comes through lse. Adds to grad_table [splits * shares, H, diagonals],
-   if there is one. A task is a head of keys, a share of the pieces, and a share of the blocks of queries in each. */
+   if there is one. A task is a head of keys, a share of the spans, and a share of the blocks of queries in each. */
 void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num table_row, const real *ends,
-              const real *minus_delta, Out grad_q, Out grad_k, Out grad_v, real *grad_table, real *room) {
+              const real *minus_delta, Out grad_q, Out grad_k, Out grad_v, real *grad_table, real *space) {
   Sizes size = sizes(s);
   num dim = size.dim;
   num block = s->last - s->first < 8 * BLOCK ? BLOCK / 2 : BLOCK; /* its queries meet the panels of all: few, where it is narrow */
 #pragma omp parallel for schedule(dynamic, 1) num_threads(s->threads)
   for (num task = 0; task < size.shared * s->shares * s->splits; task++) {
     num split = task % s->splits, share = task / s->splits % s->shares, h = task / s->splits / s->shares, shift;
-    real *keys = room + omp_get_thread_num() * backward_room(s), *values = keys + size.head, *flat = values + size.head;
+    real *keys = space + omp_get_thread_num() * backward_space(s), *values = keys + size.head, *flat = values + size.head;
     real *made_k = flat + size.head, *made_v = made_k + size.head, *longest = made_v + size.head;
     real *biases = longest + 2 * size.panels, *highest = biases + size.table, *made_table = highest + size.table;
     real *queries = made_table + size.table, *grads = queries + BLOCK * dim, *made = grads + BLOCK * dim;
     real *weights = made + BLOCK * dim, *slopes = weights + BLOCK * PANEL, *top = slopes + BLOCK * PANEL;
     real *total = top + BLOCK, *delta = total + BLOCK;
-    for (num piece = share; piece < s->count; piece += s->shares) {
-      Piece p = s->pieces[piece];
+    for (num span = share; span < s->count; span += s->shares) {
+      Span p = s->spans[span];
       Shape t = alone(s, p, &shift);
       num blocks = (t.queries + block - 1) / block, padded = up(t.keys, PANEL);
       const real *from_k = in(k, p.batch, h, p.k_from), *from_v = in(v, p.batch, h, p.k_from);

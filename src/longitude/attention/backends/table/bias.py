@@ -1,25 +1,120 @@
-"""What is added to the scores besides q.k, as tensors, and its value on a tile of queries and keys."""
+"""What is added to scores and outputs along diagonals, where the band ends, and which keys are too small to count."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.table.band import Band
+LOG2E = math.log2(math.e)
+
+
+class Inputs(NamedTuple):
+    """What the operators take; `toeplitz_attention` describes it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor | None
+    q_level: Tensor | None
+    k_level: Tensor | None
+    key_vectors: Tensor | None
+    value_vectors: Tensor | None
+    spans: Tensor | None
+    near: int
+    low: int | None
+    high: int | None
+    scale: float
+
+    @property
+    def band(self) -> Band:
+        """The diagonals that are allowed."""
+        return Band.of(self.q.shape[2], self.k.shape[2], self.low, self.high)
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of all sums."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
+
+class Tile(NamedTuple):
+    """Queries i .. j-1, counted in reverse, and keys b .. e-1."""
+
+    i: int
+    j: int
+    b: int
+    e: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and keys."""
+        return self.j - self.i, self.e - self.b
+
+
+class Band(NamedTuple):
+    """Query i, counted in reverse, and key b meet at diagonal n = i + b, allowed when first <= n <= last."""
+
+    queries: int
+    keys: int
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, queries: int, keys: int, low: int | None, high: int | None) -> Band:
+        """The band of low <= order of the query - order of the key <= high."""
+        # Diagonal n has order difference keys - 1 - n.
+        first = 0 if high is None else max(0, keys - 1 - high)
+        last = queries + keys - 2 if low is None else min(queries + keys - 2, keys - 1 - low)
+        return cls(queries, keys, first, last)
+
+    @property
+    def diagonals(self) -> int:
+        """All of them."""
+        return self.queries + self.keys - 1
+
+    @property
+    def width(self) -> int:
+        """Those that are allowed."""
+        return self.last - self.first + 1
+
+    def mask(self, table: Tensor) -> Tensor:
+        """The table, contiguous, with -inf outside the band."""
+        if (self.first, self.last) == (0, self.diagonals - 1):
+            return table.contiguous()
+        masked = table.new_full(table.shape, -math.inf)
+        if self.first <= self.last:
+            masked[:, self.first : self.last + 1] = table[:, self.first : self.last + 1]
+        return masked
+
+    def live_rows(self) -> tuple[int, int]:
+        """The queries that see at least one key: start <= i < stop."""
+        start, stop = max(0, self.first - (self.keys - 1)), min(self.queries, self.last + 1)
+        return (start, stop) if self.first <= self.last and start < stop else (0, 0)
+
+    def live_keys(self, i: int, j: int) -> tuple[int, int]:
+        """The keys that some query of i .. j-1 sees: b <= key < e (none when e <= b)."""
+        return max(0, self.first - (j - 1)), min(self.keys, self.last - i + 1)
+
+    def open_keys(self, i: int, j: int) -> tuple[int, int]:
+        """The keys that every query of i .. j-1 sees: b <= key < e (none when e <= b)."""
+        return max(0, self.first - i), min(self.keys, self.last - (j - 1) + 1)
 
 
 @dataclass(frozen=True)
 class Bias:
-    """score[a, b] = table[h, n] + q_level[a] - k_level[b] + scale q_a . key_vectors[h, n - near],
-    and output_a += sum of weight[a, b] * value_vectors[h, n - near], at the diagonal n = i + b, i = Lq - 1 - a.
+    """What is added to the scores of query a and key b, and to the outputs, at the diagonal n = i + b, i = Lq - 1 - a:
+
+        score[a, b]  = table[h, n] + q_level[a] - k_level[b] + scale q_a . key_vectors[h, n - near]
+        output_a    += sum over b of weight[a, b] value_vectors[h, n - near]
 
     table [H, diagonals], with -inf where the band ends; one head where nothing but the band is in it. Levels [B, H, Lq] and
     [B, H, Lk]; vectors [H or 1, N, D], of the diagonals from `near` on, as far as the band goes or less. Before `near` the
-    table and the vectors are zero. fall [H]: keys whose level is that much above the query's own count for nothing. starts:
-    for each head, the first diagonal that counts; empty where all do. strict: what is not finite must not reach a query that
-    may not see it: -inf and NaN do not add up to -inf.
+    table and the vectors are zero. fall [H]: keys whose level is that much above the query's own are left out. starts: for
+    each head, the first diagonal that counts; empty where all do. strict: masked after the sum, because -inf and what is not
+    finite do not add up to -inf.
     """
 
     band: Band
@@ -34,39 +129,34 @@ class Bias:
     strict: bool = False
 
     @classmethod
-    def of(
-        cls,
-        band: Band,
-        near: int,
-        like: Tensor,
-        table: Tensor | None,
-        levels: tuple[Tensor | None, Tensor | None],
-        vectors: tuple[Tensor | None, Tensor | None],
-    ) -> Bias:
-        if table is None and vectors == (None, None):
-            near = band.diagonals
-        masked = like.new_zeros(1, band.diagonals) if table is None else table
-        return cls(band, near, band.mask(masked), *levels, *vectors)
+    def of(cls, x: Inputs) -> Bias:
+        """The bias of a call."""
+        band, near, table = x.band, x.near, x.table
+        if table is None:
+            near = band.diagonals if x.key_vectors is x.value_vectors is None else near
+            table = x.q.new_zeros(1, band.diagonals, dtype=x.wide)
+        return cls(band, near, band.mask(table), *x[4:8])
 
     @property
     def is_table(self) -> bool:
-        """Nothing but a table, with something to say at every diagonal."""
+        """Nothing but a table, with an entry at every diagonal."""
         return self.k_level is None and self.near == 0 and self.key_vectors is None and self.value_vectors is None
 
-    def in_base_2(self, factor: float) -> Bias:
-        return replace(self, table=self.table * factor)
+    def in_base_2(self) -> Bias:
+        """The table times log2(e); levels and vectors are converted where they are read."""
+        return replace(self, table=self.table * LOG2E)
 
     def own(self) -> Tensor | None:
-        """The table at the diagonal that every query sees, that of its own key, [H or 1]; None where there is no such."""
+        """The table at the diagonal that every query sees, that of its own key, [H or 1]; None where there is none."""
         band = self.band
         return self.table[:, band.last] if band.queries - 1 <= band.last < band.keys and band.width > 0 else None
 
-    def first_head(self, j: int, e: int) -> int:
-        """The heads before it see nothing that counts at keys before e of queries before j."""
-        return next((h for h, start in enumerate(self.starts) if start <= j + e - 2), 0)
+    def first_head(self, tile: Tile) -> int:
+        """No key of the tile counts for the heads before it."""
+        return next((h for h, start in enumerate(self.starts) if start <= tile.j + tile.e - 2), 0)
 
     def levels_only_fall(self) -> bool:
-        """No query stands at a higher level than a key that it sees, and at that of its own key, which it sees."""
+        """No query has a higher level than a key that it sees; each sees its own key, at its own level."""
         if self.k_level is None or self.q_level is None:
             return True
         end = self.band.last + 1
@@ -75,14 +165,15 @@ class Bias:
         falls = bool((self.k_level.diff(dim=2) <= 0).all())
         return falls and torch.equal(self.q_level, self.k_level[:, :, end - self.band.queries : end])
 
-    def quiet_keys(self, i: int, j: int) -> tuple[int, int]:
-        """The keys b .. e-1 at which no diagonal of the queries i .. j-1 says anything: no table, edge or vector."""
+    def unbiased_keys(self, i: int, j: int) -> tuple[int, int]:
+        """The keys b .. e-1 that meet the queries i .. j-1 at no diagonal with a table entry, an edge or a vector."""
         b, e = self.band.open_keys(i, j)
         return b, max(b, min(e, self.near - (j - 1)))
 
-    def is_quiet(self, i: int, j: int, b: int, e: int) -> bool:
-        first, last = self.quiet_keys(i, j)
-        return first <= b and e <= last
+    def is_unbiased(self, tile: Tile) -> bool:
+        """Whether all its keys are."""
+        first, last = self.unbiased_keys(tile.i, tile.j)
+        return first <= tile.b and tile.e <= last
 
     def keys_that_count(self, i: int, j: int) -> tuple[int, int]:
         """The keys b .. e-1 that queries i .. j-1 see, without the first ones that have fallen too far for all of them."""
@@ -93,29 +184,115 @@ class Bias:
         counts = ~(self.k_level[:, :, b:e] > (own + self.fall)[..., None])  # also where something is not a number
         return b + int(counts.flatten(0, 1).any(0).int().argmax()), e
 
-    def upright(self, q: Tensor, i: int, j: int, b: int, e: int, factor: float, out: Tensor) -> Tensor:
-        """Table + factor q . key_vectors of queries i .. j-1 at the diagonals of the keys b .. e-1, into out [n, rows, width].
+    def add_key_vectors(self, q: Tensor, tile: Tile, factor: float, out: Tensor) -> Tensor:
+        """Table + factor q . key_vectors of a tile's queries, into out [n, rows, width], a column per diagonal.
 
         q [n, rows, D], n a multiple of the table's heads.
         """
         assert self.key_vectors is not None
-        count, _, width = out.shape
-        table = self.table[:, i + b : i + b + width].repeat(count // len(self.table), 1)[:, None]
-        vectors, columns = self.of_diagonals(self.key_vectors, i + b, width, count)
+        (count, _, width), start = out.shape, tile.i + tile.b
+        table = self.table[:, start : start + width].repeat(count // len(self.table), 1)[:, None]
+        vectors, columns = self.of_diagonals(self.key_vectors, start, width, count)
         out[..., : columns.start] = table[..., : columns.start]
         torch.baddbmm(table[..., columns], q, vectors.mT, alpha=factor, out=out[..., columns])
         out[..., columns.stop :] = table[..., columns.stop :]
         return out
 
     def of_diagonals(self, vectors: Tensor, start: int, width: int, count: int) -> tuple[Tensor, slice]:
-        """The vectors [count, n, D] of those of the diagonals start .. start+width-1 that have one, and where these are."""
+        """The vectors [count, n, D] of those of the diagonals start .. start+width-1 that have one, and their slice."""
         first = max(0, min(width, self.near - start))
         stop = max(first, min(width, self.near + vectors.shape[1] - start))
         some = vectors[:, start + first - self.near : start + stop - self.near]
         some = some.repeat(count // len(some), 1, 1) if 1 < len(some) < count else some.expand(count, -1, -1)
         return some, slice(first, stop)
 
-    def add(self, vectors: Tensor, start: int, gradient: Tensor) -> None:
+    def add_gradient(self, vectors: Tensor, start: int, gradient: Tensor) -> None:
         """Adds gradient [count, n, D] of the diagonals from `start` on to that of the vectors [H or 1, n, D]."""
-        there = slice(start - self.near, start - self.near + gradient.shape[1])
-        vectors[:, there] += gradient.unflatten(0, (-1, len(vectors))).sum(0)
+        vectors[:, start - self.near : start - self.near + gradient.shape[1]] += gradient.unflatten(
+            0, (-1, len(vectors))
+        ).sum(0)
+
+
+# ---- what no query and key can exceed, and what may therefore be left out --------------------------------------------------
+SAFE = 40.0  # e^40, sums of as many, times values of at most 1e15, and the inverses stay in float32
+NEGLIGIBLE = {torch.float32: 60 * math.log(2), torch.float64: 120 * math.log(2)}
+"""e^-this is a weight that changes no digit of a sum of weights."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """|scale q.k| <= most [H], by Cauchy and Schwarz: scale times the longest q times the longest k.
+
+    safe: e^score is of ordinary size, so rows need not be lowered by their highest score. may_underflow: weights may be
+    denormal numbers, which take many times as long: those of scores below `lowest`, in base 2, change no digit and become 0.
+    coarse_rounding: the rounding of scores may exceed 1.
+    """
+
+    most: Tensor
+    finite: bool
+    safe: bool
+    may_underflow: bool
+    lowest: float
+    coarse_rounding: bool
+
+    @classmethod
+    def of(cls, bias: Bias, x: Inputs) -> Bound:
+        """The bound of a call."""
+        longest_q, longest_k = (torch.linalg.vector_norm(t, dim=-1, dtype=x.wide).amax((0, 2)) for t in (x.q, x.k))
+        longest_k = longest_k.repeat_interleave(x.q.shape[1] // x.k.shape[1])
+        if bias.key_vectors is not None and bias.key_vectors.shape[1] > 0:
+            longest_k = longest_k + torch.linalg.vector_norm(bias.key_vectors, dim=-1).amax()
+        most = abs(x.scale) * longest_q * longest_k
+        tables = bias.table[:, bias.band.first : bias.band.last + 1]
+        highest, lowest = tables.amax(1) + most, tables.amin(1) - most
+        own = bias.own()
+        safe = (
+            bool(torch.linalg.vector_norm(x.v, dim=-1, dtype=x.wide).amax() < 1e15)
+            and own is not None
+            and bool(((highest <= SAFE) & (own - most >= -SAFE)).all())
+            and bias.levels_only_fall()
+        )
+        if bias.k_level is not None and bias.q_level is not None:
+            lowest = lowest - float(bias.k_level.amax() - bias.q_level.amin())
+        may_underflow = not bool((lowest - (0.0 if safe else highest) > -60.0).all())
+        finite, coarse = bool(torch.isfinite(most).all()), not bool((most < 2.0**18).all())
+        return cls(most, finite, safe, may_underflow, math.log2(torch.finfo(x.wide).tiny) + 26, coarse)
+
+    def denormal(self, bias: Bias) -> bool:
+        """Whether weights of the forward pass may be denormal, after pruning; bias in base 2."""
+        if not self.safe or bias.k_level is not None:
+            return True
+        lowest = bias.table.masked_fill(bias.table == -math.inf, 0.0).amin(1) - self.most / math.log(2)
+        return not bool((lowest > math.log2(torch.finfo(bias.table.dtype).tiny)).all())
+
+    def pruned(self, bias: Bias, *rows: Tensor) -> Bias:
+        """Without keys of negligible weight: at most e^(bias - bias at the query's own diagonal + 2 most).
+
+        rows: what weights are multiplied with, [..., D]; where some rows are far longer than usual, less is negligible. All
+        keys stay where a table is added to levels or vectors, where a row may not see its own diagonal, or where a number is
+        not finite.
+        """
+        if not self.finite:
+            return replace(bias, strict=True)
+        own = bias.own()
+        only_levels = bias.k_level is not None and bias.near == bias.band.diagonals
+        if own is None or not (only_levels or bias.is_table):
+            return bias
+        enough, table = NEGLIGIBLE[bias.table.dtype], bias.table
+        if not only_levels and not bool((table[:, bias.band.first : bias.band.last] < own[:, None] - enough).any()):
+            return bias  # tables that are not steep
+        enough += sum(unevenness(x) for x in rows)
+        if not math.isfinite(enough):
+            return bias
+        if only_levels:
+            return replace(bias, fall=2 * self.most + enough)
+        negligible = table < (own - 2 * self.most - enough)[:, None]
+        starts = (~negligible).int().argmax(1).tolist()
+        return replace(bias, table=table.masked_fill(negligible, -math.inf), starts=tuple(starts))
+
+
+def unevenness(rows: Tensor) -> float:
+    """Ln of the longest row [..., D] over the geometric mean of those that are not zero; not finite where they are not."""
+    long = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.promote_types(rows.dtype, torch.float32))
+    some = long[long != 0]
+    return float(some.amax().log() - some.log().mean()) if some.numel() else 0.0

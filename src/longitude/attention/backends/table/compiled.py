@@ -4,47 +4,54 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
 from ctypes import c_double, c_int, c_int64, c_void_p
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from longitude import c_compile
-from longitude.attention.backends.table.band import Band, heads_last
+from longitude.attention.backends.table.bias import Inputs
+from longitude.attention.backends.table.tiles import heads_last
 
 BLOCK = 48  # queries at once, as in band.c
-FEW = 4  # queries that are decoded: beyond, it pays to lay keys out anew
-
-Pieces = Sequence[tuple[int, int, int, int, int]]
-"""(row of the batch, q_from, q_to, k_from, k_to): queries q_from .. q_to-1 of that row see only its keys k_from .. k_to-1."""
+FEW = 4  # queries that are decoded: beyond, it pays to lay keys out again
 
 
 class Shape(ctypes.Structure):
+    """`Shape` of vectors.h."""
+
     _fields_ = [
         *((name, c_int64) for name in "batch heads groups queries keys dim first last".split()),
         *((name, c_int64) for name in "count most_queries most_keys splits shares".split()),
         ("scale", c_double),
-        ("pieces", c_void_p),
+        ("spans", c_void_p),
         ("threads", c_int),
     ]
 
 
 class In(ctypes.Structure):
+    """`In` of vectors.h."""
+
     _fields_ = [("at", c_void_p), *((name, c_int64) for name in ("batch", "head", "row"))]
 
     @classmethod
-    def of(cls, x: Tensor) -> In:
-        """X [B, H, L, D]."""
+    def of(cls, x: Tensor, wide: torch.dtype) -> In:
+        """Of x [B, H, L, D] in the dtype that is computed in, the numbers of a row side by side."""
+        x = x.to(wide)
+        x = x if x.stride(3) == 1 else x.contiguous()
         batch, head, row, _ = x.stride()
-        return cls(x.data_ptr(), batch, head, row)
+        made = cls(x.data_ptr(), batch, head, row)
+        made.kept = x  # as long as its address is
+        return made
 
 
 class Out(ctypes.Structure):
+    """`Out` of vectors.h."""
+
     _fields_ = [*In._fields_, ("split", c_int64)]
 
     @classmethod
@@ -54,20 +61,28 @@ class Out(ctypes.Structure):
 
 
 @lru_cache
-def functions(dtype: torch.dtype, *options: str) -> Functions | None:
-    """band.c and decode.c for float32 or float64; None where they cannot be compiled."""
+def functions(dtype: torch.dtype, *options: str) -> SimpleNamespace | None:
+    """`decode`, `forward` and `backward` for float32 or float64, and `decode_space`, ...; None where they cannot be compiled.
+
+    The latter count the numbers of working space that each thread needs.
+    """
     options = (*options, "-DDOUBLE") if dtype == torch.float64 else options
     band, few = (c_compile.library(Path(__file__).with_name(name), *options) for name in ("band.c", "decode.c"))
     if band is None or few is None:
         return None
-    found = Functions(few.decode_room, few.decode, band.forward_room, band.forward, band.backward_room, band.backward)
-    shape, data = ctypes.POINTER(Shape), c_void_p
-    for room in (found.decode_room, found.forward_room, found.backward_room):
-        room.argtypes, room.restype = [shape], c_int64
-    for run in (found.decode, found.forward):
-        run.argtypes, run.restype = [shape, In, In, In, data, c_int64, Out, data, data, data], None
-    found.backward.argtypes = [shape, In, In, In, In, data, c_int64, data, data, Out, Out, Out, data, data]
-    found.backward.restype = None
+    found, shape, data = SimpleNamespace(), ctypes.POINTER(Shape), c_void_p
+    table = data, c_int64
+    arguments = {
+        "decode": [shape, In, In, In, *table, Out, data, data, data],
+        "forward": [shape, In, In, In, *table, Out, data, data, data],
+        "backward": [shape, In, In, In, In, *table, data, data, Out, Out, Out, data, data],
+    }
+    for name, types in arguments.items():
+        library = few if name == "decode" else band
+        run, space = library[name], library[f"{name}_space"]
+        run.argtypes, run.restype = types, None
+        space.argtypes, space.restype = [shape], c_int64
+        vars(found).update({name: run, f"{name}_space": space})
     return found
 
 
@@ -75,7 +90,7 @@ _known: dict[torch.dtype, bool] = {}
 
 
 def available(dtype: torch.dtype) -> bool:
-    """Whether there are functions for float32 or float64. Compilers of graphs may ask: nothing is looked for then."""
+    """Whether there are functions for float32 or float64. False in graphs where it is not known yet."""
     if dtype not in _known:
         if torch.compiler.is_compiling():
             return False
@@ -83,120 +98,83 @@ def available(dtype: torch.dtype) -> bool:
     return _known[dtype]
 
 
-class Functions(NamedTuple):
-    decode_room: Any
-    decode: Any
-    forward_room: Any
-    forward: Any
-    backward_room: Any
-    backward: Any
+def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Out [B, H, Lq, D], the logsumexp of each row [B, H, Lq], and what backward takes for it [2, B, H, Lq].
 
-
-def forward(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor | None, pieces: Tensor | None, band: Band, scale: float
-) -> tuple[Tensor, Tensor, Tensor] | None:
-    """Out [B, H, Lq, D], the logsumexp of each row [B, H, Lq], and what backward takes for it [2, B, H, Lq]; None where it
-    cannot be compiled.
-
-    pieces [n, 5], int64: see `Pieces`; None: each row of the batch is one.
+    None where more than a table is added, or where it cannot be compiled.
     """
-    wide = torch.promote_types(q.dtype, torch.float32)
-    run = functions(wide)
+    run, wide = _functions(x), x.wide
     if run is None:
         return None
-    few = q.shape[2] <= FEW
-    cuts = _cuts(q, k, pieces)
-    tasks, blocks = len(cuts) * k.shape[1], -(-_most_queries(cuts) // BLOCK)
-    threads = torch.get_num_threads()
-    splits = 1 if few else max(1, min(blocks, -(-4 * threads // max(1, tasks))))
-    shape = _shape(q, k, cuts, band, scale, splits, 1, threads)
-    made, lse = heads_last(q.to(wide)), q.new_empty(q.shape[:3], dtype=wide)
-    ends = q.new_empty(2, *lse.shape, dtype=wide)
-    if pieces is not None:
-        made.zero_()
+    few, threads = x.q.shape[2] <= FEW, torch.get_num_threads()
+    shape = _shape(x, threads)
+    if not few:
+        tasks, blocks = shape.count * x.k.shape[1], -(-shape.most_queries // BLOCK)
+        shape.splits = max(1, min(blocks, -(-4 * threads // max(1, tasks))))
+    out, lse = heads_last(x.q.to(wide)), x.q.new_empty(x.q.shape[:3], dtype=wide)
+    ends = x.q.new_empty(2, *lse.shape, dtype=wide)
+    if x.spans is not None:
+        out.zero_()
         lse.fill_(-math.inf)
         ends.fill_(math.inf)
-    room_of, call = (run.decode_room, run.decode) if few else (run.forward_room, run.forward)
-    room = q.new_empty(threads * room_of(shape), dtype=wide)
-    inputs = [_rows(x, wide) for x in (q, k, v)]
-    table, step = _table(table)
-    call(shape, *map(In.of, inputs), _at(table), step, Out.of(made[None]), *map(_at, (lse, ends, room)))
-    return made.to(q.dtype), lse, ends
+    call, space = (run.decode, run.decode_space) if few else (run.forward, run.forward_space)
+    working = x.q.new_empty(threads * space(shape), dtype=wide)
+    table, step = _table(x.table)
+    inputs = [In.of(t, wide) for t in x[:3]]
+    call(shape, *inputs, _at(table), step, Out.of(out[None]), *map(_at, (lse, ends, working)))
+    return out.to(x.q.dtype), lse, ends
 
 
 def backward(
-    grad: Tensor,
-    minus_delta: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    table: Tensor | None,
-    pieces: Tensor | None,
-    ends: Tensor,
-    band: Band,
-    scale: float,
-    learned: bool,
+    x: Inputs, grad: Tensor, minus_delta: Tensor, ends: Tensor, learned: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
     """Gradients of q, k, v and the table; minus_delta [B, H, Lq] is -(grad . out) and what comes through lse."""
-    wide = ends.dtype
-    run = functions(wide)
+    run, wide = _functions(x), ends.dtype
     if run is None:
         return None
-    cuts = _cuts(q, k, pieces)
-    threads, blocks = torch.get_num_threads(), -(-_most_queries(cuts) // BLOCK)
-    tasks = -(-threads // k.shape[1])  # of each head
-    shares = max(1, min(len(cuts), tasks))
-    splits = max(1, min(blocks, -(-tasks // shares)))
-    shape = _shape(q, k, cuts, band, scale, splits, shares, threads)
-    room = q.new_empty(threads * run.backward_room(shape), dtype=wide)
-    made = heads_last(q.to(wide))[None]
-    dk, dv = (heads_last(x.to(wide).expand(splits, *x.shape).flatten(0, 1)).unflatten(0, (splits, -1)) for x in (k, v))
-    if pieces is not None:
-        for x in (made, dk, dv):
-            x.zero_()
+    threads = torch.get_num_threads()
+    shape = _shape(x, threads)
+    tasks, blocks = -(-threads // x.k.shape[1]), -(-shape.most_queries // BLOCK)  # of each head
+    shape.shares = max(1, min(shape.count, tasks))
+    splits = shape.splits = max(1, min(blocks, -(-tasks // shape.shares)))
+    working = x.q.new_empty(threads * run.backward_space(shape), dtype=wide)
+    dq = heads_last(x.q.to(wide))[None]
+    dk, dv = (
+        heads_last(t.to(wide).expand(splits, *t.shape).flatten(0, 1)).unflatten(0, (splits, -1)) for t in (x.k, x.v)
+    )
+    if x.spans is not None:
+        for t in (dq, dk, dv):
+            t.zero_()
     of_tables = None
-    if table is not None and learned:
-        of_tables = q.new_zeros(splits * shares, *table.shape, dtype=wide)
-    inputs, minus_delta = [_rows(x, wide) for x in (grad, q, k, v)], minus_delta.contiguous()
-    table, step = _table(table)
-    run.backward(
-        shape, *map(In.of, inputs), _at(table), step, ends.data_ptr(), minus_delta.data_ptr(),
-        *map(Out.of, (made, dk, dv)), _at(of_tables), room.data_ptr(),
-    )  # fmt: skip
-    summed = [x[0] if len(x) == 1 else torch.sum(x, 0, out=heads_last(x[0])) for x in (made, dk, dv)]
-    dq, dk, dv = (x.to(q.dtype) for x in summed)
+    if x.table is not None and learned:
+        of_tables = x.q.new_zeros(splits * shape.shares, *x.table.shape, dtype=wide)
+    minus_delta = minus_delta.contiguous()
+    table, step = _table(x.table)
+    inputs = [In.of(t, wide) for t in (grad, *x[:3])]
+    outputs = [Out.of(t) for t in (dq, dk, dv)]
+    run.backward(shape, *inputs, _at(table), step, _at(ends), _at(minus_delta), *outputs, _at(of_tables), _at(working))
+    summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (dq, dk, dv))
+    dq, dk, dv = (t.to(x.q.dtype) for t in summed)
     return dq, dk, dv, None if of_tables is None else of_tables.sum(0)
 
 
-def _cuts(q: Tensor, k: Tensor, pieces: Tensor | None) -> Pieces:
-    if pieces is None:
-        return [(n, 0, q.shape[2], 0, k.shape[2]) for n in range(q.shape[0])]
-    return pieces.tolist()
+def _functions(x: Inputs) -> SimpleNamespace | None:
+    return functions(x.wide) if x.q_level is x.key_vectors is x.value_vectors is None else None
 
 
-def _most_queries(cuts: Pieces) -> int:
-    return max((q_to - q_from for _, q_from, q_to, _, _ in cuts), default=1)
-
-
-def _shape(
-    q: Tensor, k: Tensor, cuts: Pieces, band: Band, scale: float, splits: int, shares: int, threads: int
-) -> Shape:
-    (batch, heads, queries, dim), shared = q.shape, k.shape[1]
-    sizes = batch, heads, heads // shared, queries, k.shape[2], dim, band.first, band.last
-    most_keys = max((k_to - k_from for *_, k_from, k_to in cuts), default=1)
-    numbers = (ctypes.c_int64 * (5 * len(cuts)))(*chain.from_iterable(cuts))
+def _shape(x: Inputs, threads: int) -> Shape:
+    """The description of a call, in one split and one share; without spans each row of the batch is one."""
+    (batch, heads, queries, dim), (_, shared, keys, _), band = x.q.shape, x.k.shape, x.band
+    spans = [(n, 0, queries, 0, keys) for n in range(batch)] if x.spans is None else x.spans.tolist()
+    most_queries = max((q_to - q_from for _, q_from, q_to, _, _ in spans), default=1)
+    most_keys = max((k_to - k_from for *_, k_from, k_to in spans), default=1)
+    numbers = (c_int64 * (5 * len(spans)))(*chain.from_iterable(spans))
     shape = Shape(
-        *sizes, len(cuts), _most_queries(cuts), most_keys, splits, shares, scale,
-        ctypes.addressof(numbers), threads,
+        batch, heads, heads // shared, queries, keys, dim, band.first, band.last, len(spans), most_queries, most_keys,
+        1, 1, x.scale, ctypes.addressof(numbers), threads,
     )  # fmt: skip
     shape.kept = numbers  # as long as its address is
     return shape
-
-
-def _rows(x: Tensor, wide: torch.dtype) -> Tensor:
-    """In the dtype that is computed in, the numbers of a row side by side."""
-    x = x.to(wide)
-    return x if x.stride(3) == 1 else x.contiguous()
 
 
 def _table(table: Tensor | None) -> tuple[Tensor | None, int]:

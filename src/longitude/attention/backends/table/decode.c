@@ -21,18 +21,18 @@ INLINE void add(num n, const real *weights, const real *x, num row, num dim, rea
     for (num i = 0; i < n; i++) to[d] += weights[i] * x[i * row + d];
 }
 
-num decode_room(const Shape *s) { return s->groups * s->most_queries * (2 * s->dim + 2) + up(SOME, WIDE); }
+num decode_space(const Shape *s) { return s->groups * s->most_queries * (2 * s->dim + 2) + up(SOME, WIDE); }
 
-/* lse [B, H, Lq] and ends [2, B, H, Lq] as in band.c. A task is a piece and a head of keys. */
+/* lse [B, H, Lq] and ends [2, B, H, Lq] as in band.c. A task is a span and a head of keys. */
 void decode(const Shape *s, In q, In k, In v, const real *table, num table_row, Out out, real *lse, real *ends,
-            real *room) {
+            real *space) {
   num shared = s->heads / s->groups, dim = s->dim;
 #pragma omp parallel for schedule(dynamic, 1) num_threads(s->threads)
   for (num task = 0; task < s->count * shared; task++) {
     num h = task % shared;
-    Piece p = s->pieces[task / shared];
+    Span p = s->spans[task / shared];
     num rows = (p.q_to - p.q_from) * s->groups;
-    real *made = room + omp_get_thread_num() * decode_room(s), *queries = made + rows * dim, *top = queries + rows * dim;
+    real *made = space + omp_get_thread_num() * decode_space(s), *queries = made + rows * dim, *top = queries + rows * dim;
     real *total = top + rows, *tile = total + rows;
     memset(made, 0, rows * dim * sizeof(real));
     for (num r = 0; r < rows; r++) {

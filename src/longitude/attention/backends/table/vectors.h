@@ -42,15 +42,15 @@ typedef int64_t num;
 typedef struct { const real *at; num batch, head, row; } In; /* [B, H, L, D], strides in numbers, that of D is 1 */
 typedef struct { real *at; num batch, head, row, split; } Out;
 
-/* Where the numbers are, and how many. A piece: queries q_from .. q_to - 1 of a row of the batch, which see only the keys
+/* Where the numbers are, and how many. A span: queries q_from .. q_to - 1 of a row of the batch, which see only the keys
    k_from .. k_to - 1 of that row. */
-typedef struct { num batch, q_from, q_to, k_from, k_to; } Piece;
+typedef struct { num batch, q_from, q_to, k_from, k_to; } Span;
 typedef struct {
   num batch, heads, groups, queries, keys, dim, first, last; /* groups: queries' heads to a head of keys */
-  num count, most_queries, most_keys;                        /* of the pieces */
-  num splits, shares;                                        /* of the blocks of queries in a piece, of the pieces */
+  num count, most_queries, most_keys;                        /* of the spans */
+  num splits, shares;                                        /* of the blocks of queries in a span, of the spans */
   double scale;
-  const Piece *pieces;
+  const Span *spans;
   int threads;
 } Shape;
 
