@@ -302,9 +302,9 @@ REFUSED = {
     "backend": ((Q, Q, Q), {"backend": "tabel"}, "unknown backend 'tabel': did you mean 'table'.*lg.explain"),
     "encoding name": ((Q, Q, Q), {"encoding": "rope"}, r"got 'rope'; build one with lg.encoding\(name"),
     "encoding list": ((Q, Q, Q), {"encoding": [ROPE, "fox"]}, r"expected encodings, got 'fox'"),
-    "encoding heads": ((Q, Q, Q), {"encoding": lg.ALiBi(8)}, "ALiBi was built for 8 heads, q has 4"),
-    "encoding head_dim": ((Q, Q, Q), {"encoding": lg.Shaw(16)}, "Shaw was built for head_dim 16, q has 8"),
-    "rope head_dim": ((Q, Q, Q), {"encoding": lg.Rotary(16, "half")}, "Rotary was built for head_dim 16, q has 8"),
+    "encoding heads": ((Q, Q, Q), {"encoding": lg.ALiBi(8)}, "ALiBi was built with num_heads=8, q has 4"),
+    "encoding head_dim": ((Q, Q, Q), {"encoding": lg.Shaw(16)}, "Shaw was built with head_dim=16, q has 8"),
+    "rope head_dim": ((Q, Q, Q), {"encoding": lg.Rotary(16, "half")}, "Rotary was built with head_dim=16, q has 8"),
     "no context": ((Q, Q, Q), {"encoding": lg.FoX(16, 4)}, r"reads the column 'forgotten'.*encoding.context\(x\)\[0\]"),
     "short context": (
         (Q, Q, Q),

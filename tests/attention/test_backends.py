@@ -24,7 +24,7 @@ NAMES = [*lg.list_encodings(), "rope+fox", "alibi+t5", "path+fox", "shaw+clipped
 def request(*arguments):
     """The only request of a call."""
     (part,) = requests(*arguments)
-    return part.ready(part.request)
+    return part.request
 
 
 def build(names: str, **shape) -> lg.Composed:

@@ -40,7 +40,7 @@ def problem(rows, keys, *, names="alibi", mask=None, kv_heads=2, dv=DIM, dtype=t
     q, k, v, x = inputs
     said = positions.get("q_positions"), positions.get("k_positions")
     (part,) = requests(q, k, v, encoding, encoding.context(x)[0], mask or lg.Causal(), *said, None, 0.0, False)
-    return part.ready(part.request), [*inputs, *encoding.parameters()]
+    return part.request, [*inputs, *encoding.parameters()]
 
 
 def gradients(out, wanted):

@@ -114,7 +114,7 @@ def test_encoding_and_tables_may_be_handed_in():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: lg.MultiHeadAttention(16, 3), "num_heads to divide dim, got 3 and 16; or say head_dim"),
+        (lambda: lg.MultiHeadAttention(16, 3), "num_heads to divide dim, got 3 and 16; or pass head_dim="),
         (lambda: lg.MultiHeadAttention(16, 4, 3), "num_kv_heads to divide num_heads, got 3 and 4"),
         (lambda: lg.MultiHeadAttention(16, 4, 0), "expected num_kv_heads .*got 0"),
         (lambda: lg.MultiHeadAttention(16, 4, encoding="rope"), "got 'rope'; build one"),
@@ -126,7 +126,7 @@ def test_encoding_and_tables_may_be_handed_in():
         (lambda: layer()(tokens(), positions=torch.arange(11.0)), "integer positions"),
         (lambda: layer()(tokens(), documents=torch.zeros(2, 10, dtype=torch.long)), r"documents: expected \[2, 11\]"),
         (lambda: layer()(tokens(), mask="causal"), "mask: expected lg.Causal"),
-        (lambda: layer(encoding=lg.ALiBi(8))(tokens()), "ALiBi was built for 8 heads, q has 4"),
+        (lambda: layer(encoding=lg.ALiBi(8))(tokens()), "ALiBi was built with num_heads=8, q has 4"),
         (lambda: layer(backend="tabel")(tokens()), "unknown backend 'tabel': did you mean 'table'"),
     ],
 )
@@ -145,7 +145,7 @@ def test_documents_cover_the_cache():
 def test_documents_in_the_mask_alone_are_refused_where_tokens_are_read() -> None:
     """The encoding's context would not know of them."""
     layer = lg.MultiHeadAttention(16, 4, encoding=lg.FoX(16, 4))
-    with pytest.raises(ValueError, match="say documents and padding as documents="):
+    with pytest.raises(ValueError, match="pass documents and padding as documents="):
         layer(torch.zeros(1, 4, 16), mask=lg.Causal() & lg.Documents(torch.tensor([0, 0, 1, 1])))
 
 

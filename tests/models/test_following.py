@@ -84,7 +84,7 @@ def test_the_published_rule_never_drifts(build, ids, scheme) -> None:
     model, x = model_of(build, scheme, "sequence"), ids(2, 19)
     whole = model(x[:, :L0], use_cache=False).logits
     torch.testing.assert_close(in_pieces(model, x, range(L0 + 1)), whole, atol=1e-10, rtol=0)
-    with pytest.raises(ValueError, match="prefill again from the start, or say follow='row' or 'declared'"):
+    with pytest.raises(ValueError, match="prefill again from the start, or pass follow='row' or 'declared'"):
         in_pieces(model, x, [0, *range(L0, 11)])
     beyond = model(x[:, : L0 + 1], use_cache=False).logits
     assert (beyond[:, :L0] - whole).abs().max() > 1e-3  # the published rule changes what was before

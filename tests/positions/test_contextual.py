@@ -392,7 +392,7 @@ class Reads(torch.nn.Module):
         (lambda: lg.PaTH(16, 4, 8).context(torch.zeros(7, 16)), r"expected tokens x \[B, L, 16\], got \[7, 16\]"),
         (lambda: lg.FoX(16, 4).context(torch.zeros(1, 7, 15)), r"FoX: expected tokens x \[B, L, 16\], got \[1, 7, 15\]"),
         (lambda: lg.attend(*torch.zeros(3, 1, 6, 7, 8), encoding=lg.FoX(16, 4), context={"forgotten": torch.zeros(1, 4, 7)}),
-         "FoX was built for 4 heads, q has 6"),
+         "FoX was built with num_heads=4, q has 6"),
     ],
 )  # fmt: skip
 def test_wrong_options(call, message: str) -> None:

@@ -12,7 +12,7 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer
 
 from longitude.attention.backends.transport import carried
-from longitude.attention.cache_guard import CropsTogether, together
+from longitude.attention.cache_guard import CacheKind, CropsTogether, together
 from longitude.attention.length_dependent import later, newest
 from longitude.positions.base import Columns, Encoding, Positions, Transport, explicit
 
@@ -47,10 +47,10 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
     them move them; values [B, Hkv, L, head_dim]; positions of the keys, an int where they count up from it, else [L], [B, L]
     or, with several axes, [B, L, axes]; columns, per token [B, heads, L, ...];
     carry, the O(1) rest of a context (a convolution's tail, a last sum), every tensor of it with the batch in front.
-    holds: in words, for mixers that take some kinds of layers only.
+    kind: for mixers that take some kinds of layers only.
     """
 
-    holds = "keys and values"
+    kind: CacheKind = "full"
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs)
@@ -60,7 +60,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.positions: Positions = 0
         self.columns: Columns = {}
         self.carry: Any = None
-        self.reached: int | Tensor = 0  # the newest position so far, tokens that were taken back included
+        self.max_position: int | Tensor = 0  # the newest position so far, tokens that were taken back included
         self.rooms = GrowingBuffer(), GrowingBuffer()  # of keys and of values
 
     @property
@@ -93,9 +93,9 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         if encoding is not None and passing:
             # Every new token rewrites the keys: narrow ones would drift.
             k = k.to(torch.promote_types(k.dtype, torch.float32))
-            self.settle(encoding)
+            self.apply_pending_reflections(encoding)
         past, new = self.held, k.shape[2]
-        self.reached = later(self.reached, newest(positions, new))
+        self.max_position = later(self.max_position, newest(positions, new))
         if not past:
             self.positions = positions
         elif not (
@@ -122,7 +122,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.keys, self.values = keys.append(self.keys, key_states), values.append(self.values, value_states)
         return self.keys, self.values
 
-    def settle(self, encoding: Encoding) -> None:
+    def apply_pending_reflections(self, encoding: Encoding) -> None:
         """Rewrite the keys as the last call's tokens leave them: done when the next tokens come, if any do."""
         for term in encoding.terms(self.columns) if self.columns else ():
             if isinstance(term, Transport):
@@ -138,8 +138,8 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         """Apply a change of the batch to everything beside keys and values."""
         self.columns = {name: change(column) for name, column in self.columns.items()}
         self.carry = tree_map_only(Tensor, change, self.carry)
-        if isinstance(self.reached, Tensor) and len(self.reached) > 1:
-            self.reached = change(self.reached)
+        if isinstance(self.max_position, Tensor) and len(self.max_position) > 1:
+            self.max_position = change(self.max_position)
         if isinstance(self.positions, Tensor) and self.positions.dim() > 1 and len(self.positions) > 1:
             self.positions = change(self.positions)
 

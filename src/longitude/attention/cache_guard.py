@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+CacheKind = Literal["full", "rolling", "latent", "state"]
+"""What a cache layer holds: all keys and values, the newest of them, latents, or a state."""
 
 
 class unchanged_if_refused:
@@ -22,18 +25,16 @@ class unchanged_if_refused:
     def __enter__(self) -> None:
         self.held: list[tuple[Any, dict[str, Any]]] = []
         if not torch.compiler.is_compiling():
-            self.held = [(layer, self._of(layer)) for layer in self.layers if layer is not None]
-
-    def _of(self, layer: Any) -> dict[str, Any]:
-        held = dict(vars(layer))
-        if self.copied and getattr(layer, "in_place", False) and not torch.is_grad_enabled():
-            held["state"] = _cloned(held["state"])
-        return held
+            self.held = [(layer, dict(layer.__dict__)) for layer in self.layers if hasattr(layer, "__dict__")]
+            if self.copied and not torch.is_grad_enabled():
+                for layer, held in self.held:
+                    if getattr(layer, "in_place", False):
+                        held["state"] = _cloned(held["state"])
 
     def __exit__(self, raised: Any, *_: Any) -> None:
         if raised is not None:
             for layer, before in self.held:
-                vars(layer).update(before)
+                layer.__dict__.update(before)
 
 
 def of_this_mode(held: Any) -> Any:

@@ -1,77 +1,53 @@
-"""Where tables follow a length, queries of different lengths see the same key differently: the call is cut into runs of one."""
+"""Where tables follow a length, queries of different lengths meet the same key differently: a call is cut into runs of one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from longitude.attention.request import Request, part_of
+from longitude.attention.request import Request, part_of, transformed
 from longitude.positions.base import Positions, explicit
 from longitude.positions.composed import Composed
 
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of the batch and queries of a call, and what is asked for them: of queries and keys as they are, which `ready`
-    transforms. They are transformed one part at a time, because every part has its own keys. The only part of a call has
-    slices without bounds: compilers would take a bound for a constant.
+    """Rows of the batch and queries of a call, and the request for them. Of several parts, each has its own keys, which are
+    transformed one part at a time, by `transform`. The only part has slices without bounds, which compilers would take for
+    constants.
     """
 
     batch: slice
     rows: slice
     request: Request
-    ready: Callable[[Request], Request] = lambda r: r
-
-
-def whole(r: Request) -> list[Part]:
-    """A request whose queries and keys are transformed already."""
-    return [Part(slice(None), slice(None), r)]
+    transform: Callable[[Request], Request] | None = None
 
 
 def parted(r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions) -> list[Part]:
-    """A part for each length that tables follow; one, where they follow none."""
+    """A part for each length that the tables of raw queries and keys follow; one, already transformed, where there is one."""
     runs = list(_runs(encoding, q_positions, k_positions, r))
     if len(runs) == 1:
-        ready = partial(_transformed, encoding, q_positions, k_positions, runs[0][2])
-        return [Part(slice(None), slice(None), r, ready)]
+        return [Part(slice(None), slice(None), transformed(r, encoding, q_positions, k_positions, runs[0][2]))]
     parts = []
     for batch, rows, length in runs:
         keys = slice(0, r.length) if r.weights else r.reachable(rows.start, rows.stop)
         places = part_of(q_positions, batch, rows), part_of(k_positions, batch, keys)
-        parts.append(Part(batch, rows, r.piece(rows, keys, batch), partial(_transformed, encoding, *places, length)))
+        transform = partial(transformed, encoding=encoding, q_positions=places[0], k_positions=places[1], length=length)
+        parts.append(Part(batch, rows, r.piece(rows, keys, batch), transform))
     return parts
 
 
-def _transformed(
-    encoding: Composed, q_positions: Positions, k_positions: Positions, length: int | None, r: Request
-) -> Request:
-    """The request with queries and keys as the tables of `length` make them."""
-    if not (encoding.prepares or encoding.transforms):
-        return r
-    device, dtype = r.q.device, r.q.dtype
-    q_tables = k_tables = encoding.prepare(explicit(q_positions, r.rows, device), length, dtype)
-    if r.rows != r.length or not _same(q_positions, k_positions):
-        k_tables = encoding.prepare(explicit(k_positions, r.length, device), length, dtype)
-    made = replace(r, q=encoding.queries(r.q, q_tables), k=encoding.keys(r.k, k_tables))
-    made.__dict__.update(
-        {name: found for name, found in r.__dict__.items() if name == "spans"}
-    )  # the mask's, found once
-    return made
-
-
 def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
-    """Output, and weights or logsumexp, of all parts, in their places. Of several, backward transforms each again."""
+    """Output, and weights or logsumexp, of all parts, in their places. Backward transforms each again."""
 
     def one(part: Part) -> tuple[Tensor, Tensor | None]:
-        return run(part.ready(part.request))
+        return run(part.transform(part.request) if part.transform else part.request)
 
-    if len(parts) == 1:
-        return one(parts[0])
     batch, rows = max(part.batch.stop for part in parts), max(part.rows.stop for part in parts)
     r = parts[0].request
     out = r.q.new_zeros(batch, r.heads, rows, r.v.shape[3])
@@ -86,20 +62,19 @@ def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | No
     return out, second
 
 
-def require_same_past(encoding: Composed, reached: int | Tensor, now: int | Tensor) -> None:
-    """ValueError where the tables that cached tokens were made with are not those that a whole pass would use now: upper
-    layers have seen what lower ones made of them, so no rotation of raw keys could mend it.
+def require_same_past(encoding: Composed, max_position: int | Tensor, now: int | Tensor) -> None:
+    """ValueError where cached tokens were made with other tables than a whole pass would use now: upper layers mixed what
+    lower ones made of them, so no rotation of raw keys could mend it.
 
-    reached: the newest position when they were made; now: the newest position with this call's tokens.
+    max_position: the largest position when they were made; now: with this call's tokens.
     """
-    if isinstance(reached, Tensor) or isinstance(now, Tensor):
-        reached, now = torch.broadcast_tensors(*both(reached, now))
-    then, since = encoding.length_at(reached, reached), encoding.length_at(reached, now)
-    changed = then != since
+    if isinstance(max_position, Tensor) or isinstance(now, Tensor):
+        max_position, now = torch.broadcast_tensors(*both(max_position, now))
+    changed = encoding.length_at(max_position, max_position) != encoding.length_at(max_position, now)
     if bool(changed.any()) if isinstance(changed, Tensor) else changed:
         raise ValueError(
             "cache: the sequence left the length that its rotation followed, and cached tokens were made with another; "
-            "expected a sequence that stays within it: prefill again from the start, or say follow='row' or 'declared'"
+            "expected a sequence that stays within it: prefill again from the start, or pass follow='row' or 'declared'"
         )
 
 
@@ -109,6 +84,7 @@ def later(a: int | Tensor, b: int | Tensor) -> int | Tensor:
 
 
 def both(a: int | Tensor, b: int | Tensor) -> tuple[Tensor, Tensor]:
+    """The two as tensors on one device."""
     device = a.device if isinstance(a, Tensor) else b.device if isinstance(b, Tensor) else None
     return torch.as_tensor(a, device=device), torch.as_tensor(b, device=device)
 
@@ -123,16 +99,14 @@ def newest(positions: Positions, count: int) -> int | Tensor:
 def _runs(
     encoding: Composed, q_positions: Positions, k_positions: Positions, r: Request
 ) -> Iterator[tuple[slice, slice, int | None]]:
+    """Rows of the batch, queries, and the length that these follow."""
     everything = slice(0, r.q.shape[0]), slice(0, r.rows)
     last = newest(k_positions, r.length)
     if not isinstance(q_positions, Tensor) and not isinstance(last, Tensor):
         length = encoding.length_at(q_positions, last)
-        if length is None or length == encoding.length_at(q_positions + r.rows - 1, last):  # it never falls
+        if length == encoding.length_at(q_positions + r.rows - 1, last):  # it never falls
             yield *everything, length
             return
-    elif encoding.length_at(0, 0) is None:
-        yield *everything, None
-        return
     places = explicit(q_positions, r.rows, r.q.device)
     places = places.amax(-1) if places.dim() == 3 else places
     lengths = encoding.length_at(*torch.broadcast_tensors(places, torch.as_tensor(last, device=places.device)))
@@ -144,7 +118,3 @@ def _runs(
         for length, count in zip(values.tolist(), counts.tolist(), strict=True):
             yield everything[0] if alike else slice(b, b + 1), slice(start, start + count), length
             start += count
-
-
-def _same(a: Positions, b: Positions) -> bool:
-    return a == b if isinstance(a, int) and isinstance(b, int) else a is b

@@ -260,6 +260,14 @@ def is_causal(mask: Mask) -> bool:
     return low is not None and low >= 0
 
 
+def require_causal(causal_only: bool, mask: Mask) -> None:
+    """ValueError where the mask lets a query attend to a future that means nothing to an encoding."""
+    if causal_only and not is_causal(mask):
+        raise ValueError(
+            "the encoding has no meaning for keys in the future: expected a mask with lg.Causal() or Window(size)"
+        )
+
+
 def _meet(a: Reach, b: Reach) -> Reach:
     lows, highs = [r[0] for r in (a, b) if r[0] is not None], [r[1] for r in (a, b) if r[1] is not None]
     return max(lows) if lows else None, min(highs) if highs else None  # compilers do not follow default=

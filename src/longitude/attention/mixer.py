@@ -2,15 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
-from longitude.positions.base import Encoding
-from longitude.positions.composed import Composed
+from longitude.attention.cache_guard import unchanged_if_refused
+from longitude.attention.masks import Causal, Mask
+from longitude.positions.base import Encoding, Positions
+from longitude.positions.composed import Composed, compose
 from longitude.registry import Registry, options_of, resolve_options
+
+
+@dataclass
+class MixerInputs:
+    """What a call says of its tokens besides x: the keywords of Mixer.forward, in one object. shared: what the layers of one
+    forward of a model need to find only once.
+    """
+
+    mask: Mask
+    positions: Positions | None = None
+    documents: Tensor | None = None
+    cache: Any = None
+    memory: Tensor | None = None
+    encoding: Composed | None = None
+    tables: Any = None
+    return_weights: bool = False
+    shared: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, key: Hashable, find: Callable[[], Any]) -> Any:
+        """What `find` gives, found by the first layer of a forward that uses this key."""
+        if torch.compiler.is_compiling():
+            return find()
+        if key not in self.shared:
+            self.shared[key] = find()
+        return self.shared[key]
+
+    def to(self, device: Any, non_blocking: bool = False) -> MixerInputs:
+        """The same on another device, as libraries that spread layers over devices want it; caches stay where they are."""
+        tensors = self.positions, self.documents, self.memory, self.tables
+        moved = tree_map_only(Tensor, lambda x: x.to(device, non_blocking=non_blocking), tensors)
+        names = ("positions", "documents", "memory", "tables")
+        return replace(self, **dict(zip(names, moved, strict=True)), shared={})
 
 
 class Mixer(nn.Module):
@@ -39,6 +76,53 @@ class Mixer(nn.Module):
     @property
     def far_from(self) -> int | None:
         return None
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L dim"],
+        inputs: MixerInputs | None = None,
+        *,
+        mask: Mask = Causal(),  # noqa: B008 (frozen)
+        positions: Positions | None = None,
+        documents: Int[Tensor, "B Lk"] | None = None,
+        cache: Any = None,
+        memory: Float[Tensor, "B M dim"] | None = None,
+        encoding: Encoding | None = None,
+        tables: Any = None,
+        return_weights: bool = False,
+    ) -> Any:
+        """Mix the tokens of one call. A refused call leaves the cache as it was.
+
+        Args:
+            x: Tokens [B, L, dim].
+            inputs: All of the following in one object, as a model hands them to its layers; the model then guards its caches.
+            mask: Which keys a query attends to, by order. Recurrences take Causal() only.
+            positions: Of x: an int to count from, [L] or [B, L]; None continues the cache.
+            documents: A number per token, cached ones included, [B, Lk]. A run of one number is a document, tokens attend to
+                their own document only, and a negative number is padding, to which no token attends.
+            cache: The layer that `cache_layer()` makes. It keeps this call's tokens, and x attends to those before.
+            memory: The layer's input at an earlier segment [B, M, dim], to which x attends and through which no gradient
+                flows (Dai et al. 2019); positions and documents are then of both together.
+            encoding: An encoding that a model holds for all its layers, instead of the layer's own.
+            tables: What that encoding prepared for these positions.
+            return_weights: Return the weights, too.
+
+        Returns:
+            [B, L, dim]; with return_weights also the weights [B, H, L, Lk].
+
+        Raises:
+            ValueError: For what does not fit, and for what this mixer cannot do.
+        """
+        if inputs is not None:
+            return self.mix_tokens(x, inputs)
+        composed = None if encoding is None else compose(encoding)
+        with unchanged_if_refused(cache):
+            inputs = MixerInputs(mask, positions, documents, cache, memory, composed, tables, return_weights)
+            return self.mix_tokens(x, inputs)
+
+    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
+        """What a mixer is: `forward`, with all but x in one object."""
+        raise NotImplementedError
 
     def cache_layer(self) -> Any:
         """An empty layer of a cache, as transformers' Cache(layers=[...]) takes it."""

@@ -12,10 +12,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS, Backend, refuses
+from longitude.attention.backends.base import in_forward_mode
 from longitude.attention.length_dependent import Part, joined, parted
-from longitude.attention.masks import Causal, Mask
-from longitude.attention.reference import reference
-from longitude.attention.request import Request, places, validate
+from longitude.attention.masks import Causal, Mask, require_causal
+from longitude.attention.request import AllowedPairs, Request, places, transformed, validate
 from longitude.errors import unknown
 from longitude.positions.base import (
     Columns,
@@ -47,24 +47,37 @@ def attend(
     return_lse: bool = False,
     backend: str = "auto",
 ) -> Any:
-    """softmax(scale q.k + what the encoding adds, over the keys the mask allows) v  -> [B, H, Lq, Dv].
+    """softmax(scale q.k + what the encoding adds, over the keys that the mask allows) v.
 
-    q [B, H, Lq, D]; k [B, Hkv, Lk, D] and v [B, Hkv, Lk, Dv], where Hkv divides H. With fewer queries than keys and nothing
-    said, queries are the last. A query with nothing to look at gives zeros.
+    Args:
+        q: Queries [B, H, Lq, D]; where they are fewer than the keys, and no positions are given, they are the last.
+        k: Keys [B, Hkv, Lk, D], where Hkv divides H.
+        v: Values [B, Hkv, Lk, Dv].
+        encoding: An Encoding, a list of them (composed), or None. What acts on a model's input (embed) does nothing here.
+        context: The columns of `encoding.context(x)` for all keys, where the encoding reads content.
+        mask: Which keys a query attends to, by the order of tokens.
+        q_positions: Integers [Lq] or [B, Lq], with several axes [Lq, axes] or [B, Lq, axes] too, or an int p for p, p+1, ...
+            The encoding follows positions, causality follows order.
+        k_positions: The same of keys.
+        scale: head_dim**-0.5 where None.
+        dropout: Of the weights, 0 <= dropout < 1.
+        return_weights: Return the weights as applied, too.
+        return_lse: Return the logsumexp of each query's scores, too. `merge_attention` joins attention over parts of the keys
+            by it.
+        backend: "auto" takes the cheapest that accepts. A named one never falls back; `explain` with the same arguments says
+            what each would do.
 
-    encoding: an Encoding, a list of them (composed), or None; what acts on a model's input (embed) has nothing to do here.
-    context: the columns of `encoding.context(x)` for all keys, where the encoding reads content. q_positions, k_positions:
-    integers [L] or [B, L], with several axes [L, axes] or [B, L, axes] too, or an int p for p, p+1, ...: the encoding follows
-    positions, causality follows order. scale: head_dim**-0.5 unless said. dropout: of the weights.
-    return_weights: also return the weights [B, H, Lq, Lk], as applied. return_lse: also return the logsumexp of each query's
-    scores [B, H, Lq], in float32 or wider, -inf where it sees nothing: `merge` puts attention over parts of the keys together
-    by it. backend: "auto" takes the cheapest that accepts; a
-    named one raises a ValueError where it cannot, and never falls back; `explain` with the same arguments tells.
+    Returns:
+        [B, H, Lq, Dv], zeros for a query without keys; with return_weights also [B, H, Lq, Lk]; with return_lse also
+        [B, H, Lq], in float32 or wider, -inf for a query without keys.
+
+    Raises:
+        ValueError: For arguments that do not fit, and where the named backend cannot.
     """
     parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
     if return_lse:
         parts = [replace(part, request=part.request.with_lse()) for part in parts]
-    out, second = run(parts, backend)
+    out, second = run_parts(parts, backend)
     return (out, second) if return_weights or return_lse else out
 
 
@@ -84,8 +97,11 @@ def requests(
     """The arguments of attend, checked: one part, or one for each length that tables follow."""
     validate(q, k, v, mask, scale, dropout)
     encoding = compose(encoding)
+    require_causal(encoding.causal_only, mask)
     q_positions, k_positions = places(q, k, q_positions, k_positions, encoding.axes)
     r = raw_request(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
+    if encoding.stable_keys:
+        return [Part(slice(None), slice(None), transformed(r, encoding, q_positions, k_positions))]
     return parted(r, encoding, q_positions, k_positions)
 
 
@@ -101,8 +117,47 @@ def raw_request(
     scale: float | None,
     dropout: float,
     return_weights: bool,
+    pairs: AllowedPairs | None = None,
 ) -> Request:
-    """What is asked of queries and keys as they are: layers, whose cache may hold transformed keys, begin here."""
+    """What is asked of queries and keys as they are: layers, whose cache may hold transformed keys, begin here.
+
+    mask: checked already; pairs: what layers of the same forward found of it.
+    """
+    heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
+    for who, name, size in encoding.sizes:
+        got = heads if name == "num_heads" else q.shape[3]
+        if size != got:
+            raise ValueError(f"{who} was built with {name}={size}, q has {got}")
+    if context or encoding.reads_tokens:
+        require_columns(context, encoding, q, k)
+    terms: tuple[Term, ...] = ()
+    learned: list[Tensor] = []
+    if encoding.adds_terms:
+        try:
+            terms = tuple(placed_last(term, keys) for term in encoding.terms(context or {}))
+        except KeyError as missing:
+            raise ValueError(
+                f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
+            ) from None
+        require_terms(terms, q, k, v)
+        learned = [p for p in encoding.parameters() if p.requires_grad] if torch.is_grad_enabled() and terms else []
+    for positions in (q_positions, k_positions):
+        if isinstance(positions, Tensor) and positions.dim() == 3:
+            q_positions, k_positions = _of_one_axis(q_positions, k_positions, terms, keys - rows)
+            break
+    return Request(
+        q, k, v, terms, mask, q_positions, k_positions,
+        scale=q.shape[3] ** -0.5 if scale is None else scale,
+        dropout=dropout,
+        weights=return_weights,
+        learned=tuple(learned),
+        q_order=keys - rows,
+        pairs=pairs,  # type: ignore[arg-type]
+    )  # fmt: skip
+
+
+def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: Tensor) -> None:
+    """ValueError unless the context holds the columns that the encoding reads, of all keys, and no others."""
     heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
     if context is not None and (
         not isinstance(context, dict) or any(not isinstance(x, Tensor) or x.dim() < 3 for x in context.values())
@@ -110,28 +165,8 @@ def raw_request(
         raise ValueError(
             f"context: expected the columns of encoding.context(x)[0], name -> [B, heads, Lk, ...], got {context!r}"
         )
-    try:
-        terms = tuple(_placed(term, keys) for term in encoding.terms(context or {}))
-    except KeyError as missing:
-        raise ValueError(
-            f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
-        ) from None
-    if context and not encoding.reads_tokens:
-        raise ValueError(f"context: the encoding reads no columns, got {sorted(context)}; leave context out")
-    for member in encoding:
-        said = getattr(member, "num_heads", heads)
-        if said != heads:
-            raise ValueError(f"{type(member).__name__} was built for {said} heads, q has {heads}")
-        said = getattr(member, "head_dim", q.shape[3])
-        if said != q.shape[3]:
-            raise ValueError(f"{type(member).__name__} was built for head_dim {said}, q has {q.shape[3]}")
-    for term in terms:
-        if isinstance(term, Transport) and term.w.shape[-1] != q.shape[3]:
-            raise ValueError(f"context: expected reflections of head_dim {q.shape[3]}, got {list(term.w.shape)}")
-        if isinstance(term, OffsetVectors) and term.values is not None and v.shape[3] != q.shape[3]:
-            raise ValueError(
-                f"v: expected head_dim {q.shape[3]}, as the encoding's own values have, got {list(v.shape)}"
-            )
+    if not encoding.reads_tokens:
+        raise ValueError(f"context: the encoding reads no columns, got {sorted(context or ())}; leave context out")
     for name, column in (context or {}).items():
         tokens = column.shape[2] if name in encoding.passing_columns and rows <= column.shape[2] <= keys else keys
         if column.shape[0] != q.shape[0] or column.shape[1] not in (k.shape[1], heads) or column.shape[2] != tokens:
@@ -139,27 +174,29 @@ def raw_request(
                 f"context[{name!r}]: expected [{q.shape[0]}, heads, {keys}, ...] with {heads} heads, or {k.shape[1]} as the "
                 f"keys have, got {list(column.shape)}"
             )
-    if any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions)):
-        q_positions, k_positions = _of_one_axis(q_positions, k_positions, terms, keys - rows)
-    learned = [p for p in encoding.parameters() if p.requires_grad] if torch.is_grad_enabled() and len(terms) else []
-    r = Request(
-        q, k, v, terms, mask, q_positions, k_positions,
-        scale=q.shape[3] ** -0.5 if scale is None else scale,
-        dropout=dropout,
-        weights=return_weights,
-        learned=tuple(learned),
-        q_order=keys - rows,
-    )  # fmt: skip
-    require_causal(encoding, mask)
-    if sum(isinstance(term, Transport) for term in terms) > 1:
+
+
+def require_terms(terms: tuple[Term, ...], q: Tensor, k: Tensor, v: Tensor) -> None:
+    """ValueError for terms that do not fit queries, keys and values, or each other."""
+    transports = [term for term in terms if isinstance(term, Transport)]
+    for term in transports:
+        if term.w.shape[-1] != q.shape[3]:
+            raise ValueError(f"context: expected reflections of head_dim {q.shape[3]}, got {list(term.w.shape)}")
+    if len(transports) > 1:
         raise ValueError("two composed encodings both transport keys; use one of them")
-    if rows > keys and any(isinstance(term, Transport | Drift) for term in terms):
-        raise ValueError(f"the encoding expects queries among the keys, got {rows} queries and {keys} keys")
-    return r
+    for term in terms:
+        if isinstance(term, OffsetVectors) and term.values is not None and v.shape[3] != q.shape[3]:
+            raise ValueError(
+                f"v: expected head_dim {q.shape[3]}, as the encoding's own values have, got {list(v.shape)}"
+            )
+        if q.shape[2] > k.shape[2] and isinstance(term, Transport | Drift):
+            raise ValueError(
+                f"the encoding expects queries among the keys, got {q.shape[2]} queries and {k.shape[2]} keys"
+            )
 
 
-def _placed(term: Term, keys: int) -> Term:
-    """A transport says where in the stream its tokens begin: they are the last of the keys."""
+def placed_last(term: Term, keys: int) -> Term:
+    """A transport knows where in the stream its tokens begin: they are the last of the keys."""
     return replace(term, first=keys - term.w.shape[2]) if isinstance(term, Transport) else term
 
 
@@ -175,15 +212,6 @@ def _of_one_axis(
                 f"positions: expected [L] or [B, L], because the encoding's terms measure one axis, got {list(positions.shape)}"
             )
     return tuple(p[..., 0] if isinstance(p, Tensor) and p.dim() == 3 else p for p in (q_positions, k_positions))  # type: ignore[return-value]
-
-
-def require_causal(encoding: Encoding, mask: Mask) -> None:
-    """ValueError where the mask lets a query see a future that means nothing to the encoding."""
-    low, _ = mask.reach
-    if encoding.causal_only and (low is None or low < 0):
-        raise ValueError(
-            "the encoding has no meaning for keys in the future: expected a mask with lg.Causal() or Window(size)"
-        )
 
 
 def require_backend(name: str) -> None:
@@ -224,20 +252,53 @@ def cheapest(requests: Sequence[Request]) -> Backend:
     return best
 
 
-def run(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+def choose_once(r: Request, name: str) -> Backend:
+    """`choose`, but once for all layers of a forward that share the mask's pairs and ask the same."""
+    if torch.compiler.is_compiling() or in_forward_mode():
+        return choose([r], name)
+    grad = torch.is_grad_enabled() and (r.q.requires_grad or r.k.requires_grad or r.v.requires_grad)
+    key = (
+        name, r.q.dtype, r.q.device, r.q.shape[1:], r.k.shape[1:], r.v.shape[3], r.scale, r.dropout, r.weights, r.lse,
+        len(r.learned) > 0, grad, tuple(_shape_of(term) for term in r.terms), *map(_which, (r.q_positions, r.k_positions)),
+    )  # fmt: skip
+    if key not in r.pairs.chosen:  # positions are kept, so that no other tensor gets their id
+        r.pairs.chosen[key] = choose([r], name), r.q_positions, r.k_positions
+    return r.pairs.chosen[key][0]
+
+
+def _which(positions: Positions) -> Any:
+    return positions if isinstance(positions, int) else ("tensor", id(positions))
+
+
+def _shape_of(term: Term) -> tuple:
+    """What backends look at in a term to choose: its kind, its numbers, the shapes of its tensors."""
+    values = (x.shape if isinstance(x, Tensor) else x for x in vars(term).values())
+    return type(term), *(None if callable(x) else x for x in values)
+
+
+def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
     """The output, and the weights or the logsumexp if they were asked for. The dtype of q decides, under autocast too."""
-    device = parts[0].request.q.device.type
-    if torch.is_autocast_enabled(device):
-        with torch.autocast(device, enabled=False):
-            return run(parts, backend)
-    chosen = choose([part.request for part in parts], backend)
+    if torch.is_autocast_enabled(r.q.device.type):
+        with torch.autocast(r.q.device.type, enabled=False):
+            return run(r, backend)
+    return answer(choose_once(r, backend), r)
 
-    def one(r: Request) -> tuple[Tensor, Tensor | None]:
-        if r.weights:
-            return reference(r)
-        return chosen.partial(r) if r.lse and chosen.partial is not None else (chosen.run(r), None)
 
-    return joined(parts, one)
+def run_parts(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:
+    """The same for a call whose tables follow several lengths."""
+    if len(parts) == 1:
+        return run(parts[0].request, backend)
+    with torch.autocast(parts[0].request.q.device.type, enabled=False):
+        chosen = choose([part.request for part in parts], backend)
+        return joined(parts, lambda r: answer(chosen, r))
+
+
+def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
+    """What a backend gives."""
+    if r.weights or r.lse:
+        assert backend.partial is not None
+        return backend.partial(r)
+    return backend.run(r), None
 
 
 @dataclass(frozen=True)

@@ -3,21 +3,125 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.masks import AllOf, Band, Causal, Mask, Window, require_mask
+from longitude.attention.masks import AllOf, Band, Causal, Documents, Mask, Padding, Window, require_mask
 from longitude.positions.base import Drift, Positions, Term, Transport, canonical, explicit
+from longitude.positions.composed import Composed
+
+
+class Span(NamedTuple):
+    """Queries q_from .. q_to-1 attend to keys k_from .. k_to-1 only; in order of the stream."""
+
+    q_from: int
+    q_to: int
+    k_from: int
+    k_to: int
+
+
+class AllowedPairs:
+    """The pairs of queries and keys that a mask allows, as backends ask for them. Layers of one forward share it, so that spans
+    are found and a backend is chosen once.
+
+    band: reach of the mask's parts that are nothing but their reach, which are causality and windows by plain order. beyond_band:
+    the other parts, spans (documents, padding) and free predicates. q_order, k_order: order of the first query and key.
+    """
+
+    def __init__(self, mask: Mask, batch: int, rows: int, keys: int, q_order: int, k_order: int = 0):
+        self.mask, self.batch, self.rows, self.keys, self.q_order, self.k_order = (
+            mask,
+            batch,
+            rows,
+            keys,
+            q_order,
+            k_order,
+        )
+        parts = mask.parts()
+        self.beyond_band = tuple(m for m in parts if not is_band(m))
+        self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
+        self.chosen: dict[Hashable, Any] = {}
+        self.found: list[tuple[list[int], list[Span]]] | str | None = None
+
+    def fit(self, r: Request) -> bool:
+        """Whether they are the request's."""
+        return (
+            self.mask is r.mask
+            and (self.batch, self.rows, self.keys) == (r.q.shape[0], r.q.shape[2], r.k.shape[2])
+            and (self.q_order, self.k_order) == (r.q_order, r.k_order)
+        )
+
+    @property
+    def spans(self) -> list[tuple[list[int], list[Span]]] | str:
+        """Sequences of the batch that share their spans, with these spans; or why there are none."""
+        if torch.compiler.is_compiling():
+            return "where padding and documents begin is not known while compiling"
+        if self.found is None:
+            self.found = self._find_spans()
+        return self.found
+
+    def _find_spans(self) -> list[tuple[list[int], list[Span]]] | str:
+        documents = [m.ids for m in self.beyond_band if isinstance(m, Documents)]
+        valid = [m.valid for m in self.beyond_band if isinstance(m, Padding)]
+        if len(documents) + len(valid) < len(self.beyond_band):
+            return "the mask is more than causality, windows, padding and documents joined by &"
+        alike = all(x.dim() == 1 or len(x) == 1 for x in (*documents, *valid))
+        groups: dict[tuple[Span, ...], list[int]] = {}
+        for b in range(1 if alike else self.batch):
+            own = self._of_sequence(
+                *([x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in xs] for xs in (documents, valid))
+            )
+            if isinstance(own, str):
+                return own
+            groups.setdefault(own, []).extend(range(self.batch) if alike else [b])
+        return [(batch, list(own)) for own, batch in groups.items()]
+
+    def _of_sequence(self, documents: list[Tensor], valid: list[Tensor]) -> tuple[Span, ...] | str:
+        """The spans of one sequence, ids and validity [stream]; or why there are none."""
+        first, stop = self.k_order, self.k_order + self.keys
+        cuts = sorted({first, stop, *(cut for ids in documents for cut in _changes(ids) if first < cut < stop)})
+        labels = list(zip(*(ids[cuts[:-1]].tolist() for ids in documents))) if documents else [()]
+        if len(set(labels)) < len(labels):
+            return "a document's tokens are not contiguous"
+        runs = list(pairwise(cuts))
+        if valid:
+            visible = torch.stack([x[:stop].bool() for x in valid]).all(0)
+            edges = sorted({*cuts, *(cut for cut in _changes(visible) if first < cut < stop)})
+            runs = [run for run, real in zip(pairwise(edges), visible[edges[:-1]].tolist()) if real]
+        own, at = [], 0
+        for start, end in pairwise(cuts):
+            before = at
+            while at < len(runs) and runs[at][0] < end:
+                # Without documents every query of the stream attends to the one run of valid keys.
+                q_range = (start, end) if documents else (self.q_order, self.q_order + self.rows)
+                own.append(self._trimmed(*q_range, *runs[at]))
+                at += 1
+            if at > before + 1:
+                return "padding stands in the middle of a sequence"
+        return tuple(s for s in own if s.q_from < s.q_to and s.k_from < s.k_to)
+
+    def _trimmed(self, q_from: int, q_to: int, k_from: int, k_to: int) -> Span:
+        """Without the queries outside this call, and those whose band leaves them none of these keys."""
+        low, high = self.band
+        q_from, q_to = max(q_from, self.q_order), min(q_to, self.q_order + self.rows)
+        if low is not None:
+            q_from = max(q_from, k_from + low)
+        if high is not None:
+            q_to = min(q_to, k_to + high)
+        return Span(q_from, q_to, k_from, k_to)
 
 
 @dataclass(frozen=True)
 class Request:
-    """Queries and keys are transformed already when a backend sees them; it adds the terms, softmaxes, and sums values.
+    """Queries and keys are transformed already when a backend gets them; it adds the terms, softmaxes, and sums values.
 
-    It may be a piece of a larger one: `q_order` and `k_order` say where its first query and key stand in the stream, and
+    It may be a part of a larger one: `q_order` and `k_order` are the order of its first query and key in the stream, and
     per-token columns inside terms and masks always cover the whole stream.
     """
 
@@ -35,15 +139,20 @@ class Request:
     learned: tuple[Tensor, ...] = ()  # what inside the terms wants a gradient
     q_order: int = 0
     k_order: int = 0
-    band: tuple[int | None, int | None] = field(init=False)
-    """Reach of the mask's parts that are nothing but their reach: causality and windows by plain order."""
-    beyond_band: tuple[Mask, ...] = field(init=False)
-    """The other parts of the mask: spans (documents, padding) and free predicates."""
+    pairs: AllowedPairs = None  # type: ignore[assignment]  (made where none are given, or others)
 
-    def __post_init__(self) -> None:  # found once: every backend asks
-        parts = self.mask.parts()
-        object.__setattr__(self, "band", AllOf(tuple(m for m in parts if is_band(m))).reach)
-        object.__setattr__(self, "beyond_band", tuple(m for m in parts if not is_band(m)))
+    def __post_init__(self) -> None:
+        if self.pairs is None or not self.pairs.fit(self):
+            sizes = self.q.shape[0], self.q.shape[2], self.k.shape[2]
+            object.__setattr__(self, "pairs", AllowedPairs(self.mask, *sizes, self.q_order, self.k_order))
+
+    @property
+    def band(self) -> tuple[int | None, int | None]:
+        return self.pairs.band
+
+    @property
+    def beyond_band(self) -> tuple[Mask, ...]:
+        return self.pairs.beyond_band
 
     def with_lse(self) -> Request:
         """The request that asks for the logsumexp of the scores, too."""
@@ -92,20 +201,16 @@ class Request:
 
     @property
     def sees_all(self) -> bool:
-        """Every query sees every key: no mask, or one that asks no more than where the queries stand."""
-        low, high = self.band
-        late_enough = low is None or self.order_gap - low >= self.length - 1
-        return late_enough and high is None and len(self.beyond_band) == 0
+        """Every query attends to every key: no mask, or one that the place of the queries fulfils."""
+        low, high = self.pairs.band
+        late_enough = low is None or self.q_order - self.k_order - low >= self.k.shape[2] - 1
+        return late_enough and high is None and len(self.pairs.beyond_band) == 0
 
     @property
     def square(self) -> bool:
         """Causality alone, by the index of queries and keys."""
-        return self.band == (0, None) and self.order_gap == 0 and len(self.beyond_band) == 0
-
-    @property
-    def causal(self) -> bool:
-        low, _ = self.mask.reach
-        return low is not None and low >= 0
+        pairs = self.pairs
+        return pairs.band == (0, None) and self.q_order == self.k_order and len(pairs.beyond_band) == 0
 
     def reachable(self, start: int, stop: int) -> slice:
         """The keys that queries start .. stop-1 of this request may see, as far as the mask's reach says."""
@@ -144,6 +249,15 @@ def is_band(mask: Mask) -> bool:
     return isinstance(mask, Band) or (isinstance(mask, Causal | Window) and mask.order is None)
 
 
+def band_of(mask: Mask) -> AllOf:
+    """The parts of a mask that are nothing but their reach."""
+    return AllOf(tuple(m for m in mask.parts() if is_band(m)))
+
+
+def _changes(x: Tensor) -> list[int]:
+    return (torch.nonzero(x[1:] != x[:-1]).flatten() + 1).tolist()
+
+
 def validate(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float) -> None:
     """ValueError for what no backend could mean."""
     for name, x in (("q", q), ("k", k), ("v", v)):
@@ -177,6 +291,22 @@ def require_options(scale: float | None, dropout: float) -> None:
         raise ValueError(f"scale: expected a finite number or None for head_dim**-0.5, got {scale!r}")
     if isinstance(dropout, bool) or not isinstance(dropout, int | float) or not 0.0 <= dropout < 1.0:
         raise ValueError(f"dropout: expected 0 <= dropout < 1, got {dropout!r}")
+
+
+def transformed(
+    r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions, length: int | None = None
+) -> Request:
+    """The request with queries and keys as the encoding's tables of `length` make them."""
+    if not (encoding.prepares or encoding.transforms):
+        return r
+    q_tables = k_tables = encoding.prepare(explicit(q_positions, r.rows, r.q.device), length, r.q.dtype)
+    if (
+        r.rows != r.length
+        or q_positions is not k_positions
+        and not (isinstance(q_positions, int) and isinstance(k_positions, int) and q_positions == k_positions)
+    ):
+        k_tables = encoding.prepare(explicit(k_positions, r.length, r.q.device), length, r.q.dtype)
+    return replace(r, q=encoding.queries(r.q, q_tables), k=encoding.keys(r.k, k_tables))
 
 
 def part_of(positions: Positions, batch: slice | list[int], part: slice) -> Positions:

@@ -18,7 +18,7 @@ class RollingCacheLayer(LongitudeCacheLayer):
     O(keep + tokens of one call) while a call runs, and O(keep) between calls.
     """
 
-    holds = "the newest keys and values"
+    kind = "rolling"
 
     def __init__(self, keep: int, **kwargs: Any):
         self.keep = max(1, keep)  # the last one, too, tells where the next stands
@@ -33,7 +33,9 @@ class RollingCacheLayer(LongitudeCacheLayer):
 
     def next_positions(self) -> Positions:
         if self.dropped and isinstance(self.positions, Tensor) and self.positions.dim() == 3:
-            return torch.as_tensor(self.reached).view(-1, 1, 1) + 1  # after the largest of all, forgotten ones included
+            return (
+                torch.as_tensor(self.max_position).view(-1, 1, 1) + 1
+            )  # after the largest of all, forgotten ones included
         return super().next_positions()
 
     def roll(self) -> None:

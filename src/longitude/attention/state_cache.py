@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from transformers.cache_utils import CacheLayerMixin
 
-from longitude.attention.cache_guard import CropsTogether, of_this_mode
+from longitude.attention.cache_guard import CacheKind, CropsTogether, of_this_mode
 from longitude.attention.documents import last_position
 from longitude.positions.base import Positions
 
@@ -24,6 +24,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
     ValueError. in_place: without gradients the mixer writes into the state that it reads.
     """
 
+    kind: CacheKind = "state"
     is_sliding = False
     is_compileable = False
 

@@ -10,24 +10,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, OffsetVectors, RowBias, Term, Transport
+from longitude.positions.base import Columns, OffsetVectors, RowBias, Term, Transport
 from longitude.positions.composed import Composed
 
 
-class Tail:
+class SuffixEncoding:
     """`encoding`, where queries and keys have `before` more numbers in front of those it knows: these neither turn nor meet
     its vectors. What it adds to scores without reading queries stays as it is.
 
     It is to attention what a Composed is. A plain object, because compilers follow no module that a forward makes.
     """
 
-    prepares = transforms = True
+    prepares = transforms = adds_terms = True
+    sizes = ()  # of its members they are narrower than queries
 
     def __init__(self, encoding: Composed, before: int):
         self.encoding, self.before = encoding, before
-
-    def __iter__(self) -> Iterator[Encoding]:
-        return iter(())  # members whose sizes could be compared with those of queries: they are narrower here
 
     @property
     def causal_only(self) -> bool:

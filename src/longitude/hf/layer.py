@@ -10,9 +10,9 @@ from transformers import Cache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from longitude.attention.cache import LongitudeCacheLayer
-from longitude.attention.length_dependent import later, newest, parted, require_same_past, whole
-from longitude.attention.masks import Mask
-from longitude.attention.operation import raw_request, run
+from longitude.attention.length_dependent import later, newest, parted, require_same_past
+from longitude.attention.masks import Mask, require_causal
+from longitude.attention.operation import raw_request, run, run_parts
 from longitude.hf.masks import StockMask, not_a_mask, with_packed
 from longitude.models.streams import starts_of
 from longitude.positions.base import Columns, Encoding, Positions, explicit
@@ -71,11 +71,14 @@ class LayerCall:
             k = self.keys(k)
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
         scale = (q.shape[3] ** -0.5 if scale is None else scale) * self.encoding.softmax_factor
+        require_causal(self.encoding.causal_only, mask)
         r = raw_request(
             q, k, v, self.encoding, self.columns, mask, self.positions, self.k_positions, scale, dropout, weights
         )
-        parts = whole(r) if self.encoding.stable_keys else parted(r, self.encoding, self.positions, self.k_positions)
-        out, weights_ = run(parts)
+        if self.encoding.stable_keys:
+            out, weights_ = run(r)
+        else:
+            out, weights_ = run_parts(parted(r, self.encoding, self.positions, self.k_positions))
         return out.to(dtype), weights_
 
 
@@ -118,7 +121,7 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         raise ValueError(f"attention_mask: expected {past + x.shape[1]} tokens, cached ones included, got {seen.keys}")
     if layer is not None and past and not encoding.stable_keys:
         now = later(newest(layer.positions, past), newest(placed.positions, x.shape[1]))
-        require_same_past(encoding, layer.reached, now)
+        require_same_past(encoding, layer.max_position, now)
     packed = with_packed(seen, kwargs, len(x), x.shape[1])
     positions = placed.positions
     if packed is not seen:  # positions went on from document to document

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -9,9 +10,8 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from longitude.attention.layers.cross import CrossAttention
-from longitude.attention.masks import Mask
+from longitude.attention.mixer import MixerInputs
 from longitude.models.configuration import LongitudeConfig
-from longitude.positions.base import Encoding, Positions
 
 
 def norm(config: LongitudeConfig) -> nn.Module:
@@ -57,9 +57,10 @@ class Block(GradientCheckpointingLayer):
         self.dropout = config.hidden_dropout
         self.mixer_norm = norm(config)
         self.mixer = config.build_mixer(mixer)
-        self.cross_norm = norm(config) if cross else None
-        self.cross = (
-            CrossAttention(
+        self.has_cross = cross
+        if cross:
+            self.cross_norm = norm(config)
+            self.cross = CrossAttention(
                 config.hidden_size,
                 config.num_attention_heads,
                 config.num_key_value_heads,
@@ -68,57 +69,38 @@ class Block(GradientCheckpointingLayer):
                 scale=config.attention_scale,
                 backend=config.attention_backend,
             )
-            if cross
-            else None
-        )
         self.mlp_norm = norm(config)
         self.mlp = MLP(config)
 
     def forward(
         self,
         x: Tensor,
-        encoding: Encoding,
-        tables: Any,
-        positions: Positions,
-        mask: Mask,
-        documents: Tensor | None,
-        cache: Any,
-        memory: Tensor | None,
-        return_weights: bool,
+        inputs: MixerInputs,
         source: Tensor | None = None,
         source_valid: Tensor | None = None,
         cross_cache: Any = None,
+        cross_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """-> [B, L, dim], and, if asked for, the weights of the mixer (None where it has none) and of cross-attention (None
-        without one).
+        """-> [B, L, dim], and, if asked for, the weights of the mixer and of cross-attention.
 
-        source [B, S, dim]: what cross-attention looks at, its padding 0 or False in source_valid [B, S].
+        source [B, S, dim]: the keys and values of cross-attention, its padding 0 or False in source_valid [B, S].
         """
-        weigh = return_weights and self.mixer.has_weights
-        mixed = self.mixer(
-            self.mixer_norm(x) if self.before else x,
-            mask=mask,
-            positions=positions,
-            documents=documents,
-            cache=cache,
-            memory=memory if memory is None or not self.before else self.mixer_norm(memory),
-            encoding=encoding,
-            tables=tables,
-            return_weights=weigh,
-        )
-        mixed, weights = mixed if weigh else (mixed, None)
-        x, cross_weights = self.added(x, mixed, self.mixer_norm), None
-        if self.cross is not None and self.cross_norm is not None:
+        if self.before and inputs.memory is not None:
+            inputs = replace(inputs, memory=self.mixer_norm(inputs.memory))
+        mixed = self.mixer(self.mixer_norm(x) if self.before else x, inputs)
+        mixed, weights = mixed if inputs.return_weights else (mixed, None)
+        x, of_source = self.added(x, mixed, "mixer_norm"), None
+        if self.has_cross:
             y = self.cross_norm(x) if self.before else x
-            attended = self.cross(y, source, valid=source_valid, cache=cross_cache, return_weights=return_weights)
-            attended, cross_weights = attended if return_weights else (attended, None)
-            x = self.added(x, attended, self.cross_norm)
-        return self.added(x, self.mlp(self.mlp_norm(x) if self.before else x), self.mlp_norm), weights, cross_weights
+            attended = self.cross(y, source, valid=source_valid, cache=cross_cache, return_weights=cross_weights)
+            attended, of_source = attended if cross_weights else (attended, None)
+            x = self.added(x, attended, "cross_norm")
+        return self.added(x, self.mlp(self.mlp_norm(x) if self.before else x), "mlp_norm"), weights, of_source
 
-    def added(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+    def added(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
         """The residual sum, normalised where norms stand after it."""
-        x = x + dropped(y, self.dropout, self.training)
-        return x if self.before else norm(x)
+        x = x + (F.dropout(y, self.dropout) if self.training and self.dropout else y)
+        return x if self.before else getattr(self, norm)(x)
 
 
 def dropped(x: Tensor, dropout: float, training: bool) -> Tensor:

@@ -16,7 +16,7 @@ from transformers.utils.generic import can_return_tuple
 from longitude.attention.cache import LongitudeCache, adopt
 from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
-from longitude.attention.mixer import MIXERS, Mixer
+from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.attention.request import as_int, following
 from longitude.models.blocks import Block, dropped, norm
 from longitude.models.configuration import LongitudeConfig
@@ -121,11 +121,22 @@ class LongitudeModel(LongitudePreTrainedModel):
         of_layer = self.taken(of_layer)
         used = {one for own in of_layer for one in own}
         self.encodings = nn.ModuleList(m for m in members if used.intersection(Composed([m])))  # a preset has members
-        self.encoding_of_layer = tuple(of_layer)  # a tuple, so that nothing is registered twice
+        self.share_encodings(of_layer)
         self.axes = max(composed.axes for composed in of_layer)
         if any(one.at_input and one not in set(of_layer[0]) for member in members for one in Composed([member])):
             raise ValueError("encodings: one that acts on the model's input must stand in the first layer")
         self.post_init()
+
+    def share_encodings(self, of_layer: Sequence[Composed]) -> None:
+        """Give each layer its encoding; layers with the same members share one object."""
+        # What a first layer lets pass, one of another kind may refuse.
+        several = len({type(mixer) for mixer in self.mixers}) > 1
+        self.mixed = self.cross or self.config.encodings is not None or several
+        distinct = {tuple(own): own for own in of_layer}
+        # Tuples, so that nothing is registered twice.
+        self.distinct_encodings = tuple(distinct.values())
+        self.encoding_index = tuple([*distinct].index(tuple(own)) for own in of_layer)
+        self.encoding_of_layer = tuple(distinct[tuple(own)] for own in of_layer)
 
     def taken(self, of_layer: list[Composed]) -> list[Composed]:
         """Each block's encoding as far as its mixer takes it, where one encoding was said for all; ValueError for one that
@@ -214,35 +225,35 @@ class LongitudeModel(LongitudePreTrainedModel):
             raise ValueError(
                 f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"
             )
-        # Listed once: torch.export hands out a module under another identity each time it is looked up.
-        members = [tuple(composed) for composed in self.encoding_of_layer]
-        distinct = {member for own in members for member in own}
-        tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in distinct if m.stable_keys}
+        # By place: torch.export hands out a module under another identity each time it is looked up.
+        tables = [
+            tuple(m.prepare(of_axes(m, places), None, x.dtype) for m in own) if own.stable_keys else None
+            for own in self.distinct_encodings
+        ]
         hidden_states: list[Any] = [x if 0 in wanted else None]
         attentions, cross_attentions = [], []
-        filled = [layer for each in (cache, cross_cache) if each is not None for layer in each.layers]
-        # What a first layer lets pass, one of another kind may refuse.
-        mixed = self.cross or self.config.encodings is not None or len({type(mixer) for mixer in self.mixers}) > 1
-        offloaded = [each for each in (cache, cross_cache) if each is not None and each.offloading]
-        with unchanged_if_refused(*filled, copied=mixed):
+        caches = [each for each in (cache, cross_cache) if each is not None]
+        offloaded = [each for each in caches if each.offloading]
+        shared: dict[Any, Any] = {}
+        weighs = [mixer.has_weights for mixer in self.mixers] if output_attentions else None
+        with unchanged_if_refused(*(layer for each in caches for layer in each.layers), copied=self.mixed):
             for i, layer in enumerate(self.layers):
-                own = self.encoding_of_layer[i]
                 for each in offloaded:
                     each.layers[i].prefetch()
-                x, weights, cross_weights = layer(
-                    x,
-                    own,
-                    tuple(tables[member] for member in members[i]) if own.stable_keys else None,
-                    positions,
+                which = self.encoding_index[i]
+                inputs = MixerInputs(
                     self.mask,
+                    positions,
                     streams,
                     None if cache is None else cache.layers[i],
                     None if memories is None else memories[i],
-                    output_attentions,
-                    source,
-                    source_valid,
-                    None if cross_cache is None else cross_cache.layers[i],
+                    self.distinct_encodings[which],
+                    tables[which],
+                    weighs is not None and weighs[i],
+                    shared,
                 )
+                cross = None if cross_cache is None else cross_cache.layers[i]
+                x, weights, cross_weights = layer(x, inputs, source, source_valid, cross, output_attentions)
                 for each in offloaded:
                     each.layers[i].offload()
                 hidden_states.append(x if i + 1 in wanted else None)

@@ -21,6 +21,8 @@ DECLARED = (
 class Composed(Encoding):
     """Several encodings as one: transforms chain, terms add, columns join. One encoding, or none, is the short case."""
 
+    reads_tokens = False  # type: ignore[assignment]  (an attribute: every layer reads it)
+
     def __init__(self, members: Sequence[Encoding]):
         super().__init__()
         for member in members:
@@ -39,6 +41,14 @@ class Composed(Encoding):
         self.carries = any(m.carries for m in members)
         self.stable_keys = all(m.stable_keys for m in members)
         self.softmax_factor = math.prod([m.softmax_factor for m in members])
+        self.reads_tokens = any(m.reads_tokens for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
+        self.adds_terms = any(type(m).terms is not Encoding.terms for m in members)
+        self.sizes = tuple(
+            (type(m).__name__, name, getattr(m, name))
+            for m in members
+            for name in ("num_heads", "head_dim")
+            if hasattr(m, name)
+        )  # what queries are compared with
         self.prepares = any(type(m).prepare is not Encoding.prepare for m in members)
         self.transforms = any(
             type(m).queries is not Encoding.queries or type(m).keys is not Encoding.keys for m in members
@@ -56,10 +66,6 @@ class Composed(Encoding):
     @property
     def at_input(self) -> bool:
         return any(m.at_input for m in self)
-
-    @property
-    def reads_tokens(self) -> bool:
-        return any(m.reads_tokens for m in self)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         for m in self:

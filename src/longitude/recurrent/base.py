@@ -9,11 +9,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from longitude.attention.documents import begins_of
-from longitude.attention.masks import Causal, Mask, require_mask
-from longitude.attention.mixer import Mixer, require_no_weights
+from longitude.attention.masks import Causal, require_mask
+from longitude.attention.mixer import Mixer, MixerInputs, require_no_weights
 from longitude.attention.request import following
 from longitude.errors import unknown
-from longitude.positions.base import Encoding, Positions, canonical, explicit
+from longitude.positions.base import Encoding, canonical, explicit
 from longitude.positions.composed import compose
 
 if TYPE_CHECKING:
@@ -128,34 +128,20 @@ class RecurrentMixer(Mixer):
 
         return StateLayer()
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L dim"],
-        *,
-        mask: Mask = Causal(),  # noqa: B008 (frozen)
-        positions: Positions | None = None,
-        documents: Int[Tensor, "B Lk"] | None = None,
-        cache: StateLayer | None = None,
-        memory: Tensor | None = None,
-        encoding: Encoding | None = None,
-        tables: Any = None,
-        return_weights: bool = False,
-    ) -> Tensor:
-        """-> [B, L, dim]. documents: a number per token, cached ones included; a run of one number is a document, a token
-        sees its own document only, and a negative number is padding.
-        cache: a layer that `cache_layer` made; it keeps the state after this call's tokens.
-        """
+    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
+        """As Mixer.forward, through `mix`; a cache keeps the state after this call's tokens."""
+        mask, positions, documents, cache = inputs.mask, inputs.positions, inputs.documents, inputs.cache
         dim: int = self.dim  # type: ignore[assignment]  (every one has it)
         if x.dim() != 3 or x.shape[-1] != dim or x.numel() == 0:
             raise ValueError(f"x: expected [B, L, {dim}] with no empty dimension, got {list(x.shape)}")
-        require_no_weights(self, return_weights, memory)
+        require_no_weights(self, inputs.return_weights, inputs.memory)
         require_mask(mask)
         if not (isinstance(mask, Causal) and mask.order is None):
             raise ValueError(
                 f"mask: {type(self).__name__} hears what came before in order, and nothing else: expected lg.Causal(), with "
                 f"documents and padding as documents=, got {mask!r}"
             )
-        encoding = compose(encoding)
+        encoding, tables = compose(inputs.encoding), inputs.tables
         self.require(encoding)
         past = 0 if cache is None else self.state_layer(cache).seen
         reset = valid = None

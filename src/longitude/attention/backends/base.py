@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from longitude.attention.request import Request
-from longitude.attention.spans import spans
 from longitude.positions.base import OffsetVectors, PairBias, RowBias
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -95,7 +94,7 @@ def refuses(backend: Backend, r: Request) -> str | None:
         return "it never holds the weights"
     if r.lse and backend.partial is None:
         return "it does not return the logsumexp of the scores"
-    if r.beyond_band and not backend.any_mask and isinstance(why := spans(r), str):
+    if r.beyond_band and not backend.any_mask and isinstance(why := r.pairs.spans, str):
         return f"it runs span by span, and {why}"
     return backend.limits(r)
 

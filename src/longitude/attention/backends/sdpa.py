@@ -12,7 +12,7 @@ from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, in_forwa
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, offsets, per_query_head
-from longitude.attention.spans import by_spans, pieces, spans
+from longitude.attention.spans import by_spans, pieces
 from longitude.positions.base import Drift, OffsetBias, PairBias
 
 SHORT_BYTES = 2**26
@@ -114,7 +114,7 @@ def offset_bias(term: OffsetBias, r: Request) -> Tensor:
 
 def sdpa_by_spans(r: Request) -> bool:
     """Whether padding and documents are cut away first. A dense row is no larger than the keys: decoding needs no spans."""
-    return r.rows > 1 and len(r.beyond_band) > 0 and not isinstance(spans(r), str)
+    return r.rows > 1 and len(r.beyond_band) > 0 and not isinstance(r.pairs.spans, str)
 
 
 def sdpa_dense(r: Request) -> list[Request]:

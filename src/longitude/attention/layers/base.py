@@ -1,53 +1,60 @@
-"""What a call of an attention layer says about its tokens, checked once: who sees whom, where they stand, what came before."""
+"""What a call of an attention layer says about its tokens, checked once for all layers of a forward that say the same."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from longitude.attention.documents import runs_of
 from longitude.attention.length_dependent import later, newest, require_same_past
-from longitude.attention.masks import Documents, Mask, Padding, require_mask
-from longitude.attention.operation import require_causal
-from longitude.attention.request import following
+from longitude.attention.masks import Documents, Mask, Padding, require_causal, require_mask
+from longitude.attention.mixer import MixerInputs
+from longitude.attention.request import AllowedPairs, following, part_of
 from longitude.positions.base import Positions, canonical
 from longitude.positions.composed import Composed
 
-if TYPE_CHECKING:
-    from longitude.attention.cache import LongitudeCacheLayer
 
-
-class Call(NamedTuple):
-    """x [B, L, dim], the tokens that get keys; mask, with documents and padding in it; positions of x; past: tokens in the
-    cache; remembered: how many of x, the first, ask nothing because they are a memory; documents [B, L] of x alone.
+@dataclass(frozen=True)
+class Call:
+    """mask: with documents and padding in it; positions of x, and of its queries alone; past: tokens in the cache; length: of
+    x; remembered: how many of x, the first, have no queries because they are a memory; documents [B, L] of x alone.
     """
 
-    x: Tensor
     mask: Mask
     positions: Positions
+    q_positions: Positions
     past: int
+    length: int
     remembered: int
     documents: Tensor | None
+    found: dict[tuple[int, int, int], AllowedPairs] = field(default_factory=dict)
 
     @property
     def keys(self) -> int:
-        return self.past + self.x.shape[1]
+        """Tokens in the cache, and those of x."""
+        return self.past + self.length
+
+    def pairs(self, batch: int, rows: int, keys: int) -> AllowedPairs:
+        """What the mask allows the last `rows` of `keys` keys, which are fewer than all where a cache dropped some."""
+        which = batch, rows, keys
+        if torch.compiler.is_compiling() or which not in self.found:
+            mask = self.mask if keys == self.keys else self.mask.since(self.keys - keys)
+            pairs = AllowedPairs(mask, batch, rows, keys, keys - rows)
+            if torch.compiler.is_compiling():
+                return pairs
+            self.found[which] = pairs
+        return self.found[which]
 
 
-def called(
-    x: Tensor,
-    dim: int,
-    encoding: Composed,
-    mask: Mask,
-    positions: Positions | None,
-    documents: Tensor | None,
-    cache: LongitudeCacheLayer | None,
-    memory: Tensor | None,
-) -> Call:
-    """ValueError in words for what does not fit, before a cache takes tokens in. Arguments as in MultiHeadAttention.forward."""
+def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: MixerInputs) -> tuple[Tensor, Call]:
+    """Tokens that get keys, those of a memory included, and what the call says of them; ValueError for what does not fit, before
+    a cache takes tokens in.
+
+    mask: of the inputs, with what the layer itself adds.
+    """
+    cache, memory = inputs.cache, inputs.memory
     if x.dim() != 3 or x.shape[-1] != dim:
         raise ValueError(f"x: expected [B, L, {dim}], got {list(x.shape)}")
     if x.numel() == 0:
@@ -60,22 +67,34 @@ def called(
                 f"memory: expected [{x.shape[0]}, M, {x.shape[2]}] and no cache, got {list(memory.shape)}{with_cache}"
             )
         x, remembered = torch.cat([memory.detach(), x], 1), memory.shape[1]
-    past, length = cache.get_seq_length() if cache is not None else 0, x.shape[1]
-    if cache is not None and past and cache.keys is not None and len(cache.keys) != len(x):
+    past = cache.get_seq_length() if cache is not None else 0
+    if cache is not None and past and cache.keys is not None and cache.keys.shape[0] != x.shape[0]:
         raise ValueError(f"x: expected a batch of {len(cache.keys)}, as the cache holds, got {len(x)}")
-    keys = past + length
+    call: Call = inputs.once(
+        ("call", encoding, mask, past, x.shape), lambda: _checked(x, encoding, mask, inputs, past, remembered)
+    )
+    if cache is not None and past and not encoding.stable_keys:
+        now = later(newest(cache.positions, cache.held), newest(call.positions, call.length))
+        require_same_past(encoding, cache.max_position, now)
+    return x, call
+
+
+def _checked(x: Tensor, encoding: Composed, mask: Mask, inputs: MixerInputs, past: int, remembered: int) -> Call:
+    """What layers of one forward share of a call."""
+    batch, length = x.shape[:2]
+    keys, documents, positions = past + length, inputs.documents, inputs.positions
     require_mask(mask)
-    if documents is None and encoding.reads_tokens and _hides_tokens(mask.parts()):
-        raise ValueError("mask: the encoding reads the tokens too; say documents and padding as documents= instead")
+    if documents is None and encoding.reads_tokens and any(isinstance(m, Documents | Padding) for m in mask.parts()):
+        raise ValueError("mask: the encoding reads the tokens too; pass documents and padding as documents= instead")
     if documents is not None:
-        if documents.shape != (x.shape[0], keys):
+        if documents.shape != (batch, keys):
             raise ValueError(
-                f"documents: expected [{x.shape[0]}, {keys}], cached tokens included, got {list(documents.shape)}"
+                f"documents: expected [{batch}, {keys}], cached tokens included, got {list(documents.shape)}"
             )
         documents = runs_of(documents)
         mask = mask & Documents(documents) & Padding(documents >= 0)
     if positions is None:
-        positions = cache.next_positions() if cache is not None else 0
+        positions = inputs.cache.next_positions() if inputs.cache is not None else 0
         if isinstance(positions, Tensor):
             positions = following(positions, length)
     else:
@@ -83,16 +102,11 @@ def called(
         axes = encoding.axes
         if isinstance(positions, Tensor) and positions.dim() == 3:
             axes = max(2, positions.shape[-1])
-        positions = canonical("positions", positions, x.shape[0], length, axes)
-    mask.validate(x.shape[0], length - remembered, keys)
-    require_causal(encoding, mask)
-    if cache is not None and past:
+        positions = canonical("positions", positions, batch, length, axes)
+    mask.validate(batch, length - remembered, keys)
+    require_causal(encoding.causal_only, mask)
+    if past:
         mask.require_past(past)
-        if not encoding.stable_keys:
-            now = later(newest(cache.positions, cache.held), newest(positions, length))
-            require_same_past(encoding, cache.reached, now)
-    return Call(x, mask, positions, past, remembered, None if documents is None else documents[:, past:])
-
-
-def _hides_tokens(parts: Sequence[Mask]) -> bool:
-    return any(isinstance(mask, Documents | Padding) for mask in parts)
+    q_positions = part_of(positions, slice(None), slice(remembered, None)) if remembered else positions
+    own = None if documents is None else documents[:, past:]
+    return Call(mask, positions, q_positions, past, length, remembered, own)

@@ -104,7 +104,7 @@ class CrossAttention(nn.Module):
 
     def keys_and_values(self, source: Tensor | None, cache: DynamicLayer | None, batch: int) -> tuple[Tensor, Tensor]:
         """[B, Hkv, S, head_dim] each: out of a filled cache, else made of the source and left in the cache."""
-        if cache is not None and (not hasattr(cache, "keys") or getattr(cache, "holds", "") or hasattr(cache, "state")):
+        if cache is not None and (not hasattr(cache, "keys") or hasattr(cache, "kind")):
             raise ValueError(
                 "cache: CrossAttention expected the DynamicLayer that its cache_layer() makes, got "
                 f"{getattr(cache, 'owner', None) or type(cache).__name__}"

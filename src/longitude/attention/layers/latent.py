@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.attention.cache_guard import of_this_mode, unchanged_if_refused
-from longitude.attention.layers.base import Call, called
-from longitude.attention.length_dependent import parted, whole
-from longitude.attention.masks import Causal, Mask
-from longitude.attention.mixer import Mixer, register_mixer
-from longitude.attention.operation import raw_request, require_backend, run
-from longitude.attention.request import part_of, require_options
-from longitude.attention.suffix_encoding import Tail
+from longitude.attention.cache_guard import of_this_mode
+from longitude.attention.layers.base import Call, checked_call
+from longitude.attention.length_dependent import parted
+from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
+from longitude.attention.operation import raw_request, require_backend, run, run_parts
+from longitude.attention.request import require_options
+from longitude.attention.suffix_encoding import SuffixEncoding
 from longitude.errors import unknown
 from longitude.positions.base import Columns, Encoding, OffsetVectors, Positions, check_sizes, explicit
 from longitude.positions.composed import Composed, compose
@@ -119,40 +118,27 @@ class LatentAttention(Mixer):
             return f"{type(encoding).__name__} adds vectors to values, and those of LatentAttention know no positions"
         return super().refuses(encoding)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L dim"],
-        *,
-        mask: Mask = Causal(),  # noqa: B008 (frozen)
-        positions: Positions | None = None,
-        documents: Int[Tensor, "B Lk"] | None = None,
-        cache: LatentCacheLayer | None = None,
-        memory: Float[Tensor, "B M dim"] | None = None,
-        encoding: Encoding | None = None,
-        tables: Any = None,
-        return_weights: bool = False,
-    ) -> Any:
-        """-> [B, L, dim]; with return_weights also the weights [B, H, L, Lk]. Arguments as in MultiHeadAttention.forward."""
-        encoding = compose(encoding) if encoding is not None else self.encoding
+    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
+        encoding = self.encoding if inputs.encoding is None else inputs.encoding
+        cache = inputs.cache
         self.require_sizes(encoding)
         self.require_cache(cache)
-        call = called(x, self.dim, encoding, mask, positions, documents, cache, memory)
+        x, call = checked_call(x, self.dim, encoding, inputs.mask, inputs)
         absorbed = self.absorbs(call, encoding)
 
-        q = self.queries(call.x)  # [B, H, L, nope | rotary]
-        key = self.kv_down(call.x)[:, None]  # [B, 1, L, rank | rotary]
+        q = self.queries(x)  # [B, H, L, nope | rotary]
+        key = self.kv_down(x)[:, None]  # [B, 1, L, rank | rotary]
         latent, rotary = key.split([self.kv_rank, self.rope_dim], -1)
         latent = normed(self.kv_norm, latent)
-        if encoding.stable_keys:
+        if encoding.stable_keys and encoding.transforms:
+            tables = inputs.tables
             if tables is None:
-                tables = encoding.prepare(explicit(call.positions, call.x.shape[1], x.device), None, q.dtype)
-            content, turning = q.split([self.nope_dim, self.rope_dim], -1)
-            q = torch.cat([content, encoding.queries(turning, tables)], -1)
+                tables = encoding.prepare(explicit(call.positions, call.length, x.device), None, q.dtype)
+            content, positional = q.split([self.nope_dim, self.rope_dim], -1)
+            q = torch.cat([content, encoding.queries(positional, tables)], -1)
             rotary = encoding.keys(rotary, tables)
         key = torch.cat([latent, rotary], -1)
-        columns, carry = encoding.context(
-            call.x, of_this_mode(cache.carry) if cache is not None else None, call.documents
-        )
+        columns, carry = encoding.context(x, of_this_mode(cache.carry) if cache is not None else None, call.documents)
         for name in encoding.passing_columns:
             if columns[name].shape[1] != 1:
                 raise ValueError(
@@ -160,15 +146,15 @@ class LatentAttention(Mixer):
                     "one; expected an encoding built with num_kv_heads=1"
                 )
         k_positions = call.positions
+        if cache is not None:
+            suffix: Any = SuffixEncoding(encoding, self.kv_rank)
+            key, _, columns = cache.extend(key, key[..., :0], call.positions, columns, carry, suffix)
+            k_positions = cache.positions
         attend = self.absorbed if absorbed else self.expanded
-        with unchanged_if_refused(cache):
-            if cache is not None:
-                seen: Any = Tail(encoding, self.kv_rank)
-                key, _, columns = cache.extend(key, key[..., :0], call.positions, columns, carry, seen)
-                k_positions = cache.positions
-            out, weights = attend(q[:, :, call.remembered :], key, call, encoding, columns, k_positions, return_weights)
+        q = q[:, :, call.remembered :]
+        out, weights = attend(q, key, call, encoding, columns, k_positions, inputs.return_weights)
         out = self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(2))
-        return (out, weights) if return_weights else out
+        return (out, weights) if inputs.return_weights else out
 
     def queries(self, x: Tensor) -> Float[Tensor, "B H L nope+rotary"]:
         q = self.q_proj(x) if self.q_rank is None else self.q_up(normed(self.q_norm, self.q_down(x)))
@@ -224,13 +210,14 @@ class LatentAttention(Mixer):
         scale = self.scale
         if scale is None:
             scale = (self.nope_dim + self.rope_dim) ** -0.5 * encoding.softmax_factor
-        seen: Any = Tail(encoding, before) if adds(encoding) else compose(None)
-        positions = (
-            part_of(call.positions, slice(None), slice(call.remembered, None)) if call.remembered else call.positions
-        )
+        suffix: Any = SuffixEncoding(encoding, before) if adds(encoding) else compose(None)
+        pairs = call.pairs(q.shape[0], q.shape[2], k.shape[2])
         dropout = self.dropout if self.training else 0.0
-        r = raw_request(q, k, v, seen, columns, call.mask, positions, k_positions, scale, dropout, return_weights)
-        return run(whole(r) if encoding.stable_keys else parted(r, seen, positions, k_positions), self.backend)
+        places = call.q_positions, k_positions
+        r = raw_request(q, k, v, suffix, columns, pairs.mask, *places, scale, dropout, return_weights, pairs)
+        if encoding.stable_keys:
+            return run(r, self.backend)
+        return run_parts(parted(r, suffix, *places), self.backend)
 
     # ---- which route ----
     def absorbs(self, call: Call, encoding: Composed) -> bool:
@@ -243,7 +230,7 @@ class LatentAttention(Mixer):
             return True
         if self.route != "auto":
             return self.route == "absorbed"
-        return self.cheaper_absorbed(call.keys - call.past - call.remembered, call.keys)
+        return self.cheaper_absorbed(call.length - call.remembered, call.keys)
 
     def cheaper_absorbed(self, rows: int, keys: int) -> bool:
         """Whether fewer products are needed to attend in the space of latents than to leave it, for `rows` queries that are

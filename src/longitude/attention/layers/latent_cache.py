@@ -14,7 +14,7 @@ class LatentCacheLayer(LongitudeCacheLayer):
     them, because values are made of latents. Everything else is LongitudeCacheLayer's.
     """
 
-    holds = "latents"
+    kind = "latent"
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.keys, _ = super().update(key_states, value_states, *args, **kwargs)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.attention.cache_guard import of_this_mode, unchanged_if_refused
-from longitude.attention.layers.base import called
-from longitude.attention.length_dependent import parted, whole
-from longitude.attention.masks import Causal, Mask
-from longitude.attention.mixer import Mixer, register_mixer
-from longitude.attention.operation import raw_request, require_backend, run
-from longitude.attention.request import part_of, require_options
-from longitude.positions.base import Encoding, Positions, check_sizes, explicit
+from longitude.attention.cache_guard import CacheKind, of_this_mode
+from longitude.attention.layers.base import checked_call
+from longitude.attention.length_dependent import parted
+from longitude.attention.masks import Mask
+from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
+from longitude.attention.operation import raw_request, require_backend, run, run_parts
+from longitude.attention.request import require_options
+from longitude.positions.base import Encoding, check_sizes, explicit
 from longitude.positions.composed import compose
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class MultiHeadAttention(Mixer):
     rotates = True
     bidirectional = True
     has_weights = True
-    caches = ("keys and values",)  # what a cache may hold
+    cache_kinds: tuple[CacheKind, ...] = ("full",)
 
     def __init__(
         self,
@@ -62,8 +62,9 @@ class MultiHeadAttention(Mixer):
         require_backend(backend)
         require_options(scale, dropout)
         if head_dim is None and dim % num_heads:
-            raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim or dim // num_heads
+            raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or pass head_dim=")
+        self.dim, self.num_heads, self.num_kv_heads = dim, num_heads, num_kv_heads
+        self.head_dim = head_dim or dim // num_heads
         self.dropout, self.scale, self.backend = dropout, scale, backend
         self.q_proj = nn.Linear(dim, num_heads * self.head_dim, bias=bias)
         self.k_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
@@ -78,62 +79,47 @@ class MultiHeadAttention(Mixer):
 
     def require_cache(self, cache: Any) -> None:
         """ValueError unless it is None or holds what this mixer looks at: another mixer's state would not do."""
-        if cache is not None and getattr(cache, "holds", None) not in self.caches:
+        if cache is not None and getattr(cache, "kind", None) not in self.cache_kinds:
             raise ValueError(
                 f"cache: {type(self).__name__} expected the {type(self.cache_layer()).__name__} that its cache_layer() makes, "
                 f"got {getattr(cache, 'owner', None) or type(cache).__name__}"
             )
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L dim"],
-        *,
-        mask: Mask = Causal(),  # noqa: B008 (frozen)
-        positions: Positions | None = None,
-        documents: Int[Tensor, "B Lk"] | None = None,
-        cache: LongitudeCacheLayer | None = None,
-        memory: Float[Tensor, "B M dim"] | None = None,
-        encoding: Encoding | None = None,
-        tables: Any = None,
-        return_weights: bool = False,
-    ) -> Any:
-        """-> [B, L, dim]; with return_weights also the weights [B, H, L, Lk].
+    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
+        return self.attended(x, inputs, inputs.mask)
 
-        positions: of x, an int to count from, [L] or [B, L]; None continues the cache. documents: a number per token,
-        cached ones included; a run of one number is a document, tokens see their own only, and nobody sees a negative number:
-        padding. cache: keeps
-        this call's tokens and lets x see those before. memory: the layer's input at an earlier segment, which x sees and no
-        gradient enters (Dai et al. 2019); positions and documents are then of both together. encoding, tables: an encoding
-        and its prepared tables held by a model for all its layers, instead of the layer's own.
-        """
-        encoding = compose(encoding) if encoding is not None else self.encoding
+    def attended(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs, mask: Mask) -> Any:
+        """Attention under this mask, which may be narrower than that of the inputs."""
+        encoding = self.encoding if inputs.encoding is None else inputs.encoding
+        cache = inputs.cache
         self.require_cache(cache)
-        call = called(x, self.q_proj.in_features, encoding, mask, positions, documents, cache, memory)
-        x, mask, positions, length = call.x, call.mask, call.positions, call.x.shape[1]
-        heads = x.shape[0], length, -1, self.head_dim
+        x, call = checked_call(x, self.dim, encoding, mask, inputs)
+        heads = x.shape[0], call.length, -1, self.head_dim
         q, k, v = (project(x).view(heads).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
-        if encoding.stable_keys:
+        if encoding.stable_keys and encoding.transforms:
+            tables = inputs.tables
             if tables is None:
-                tables = encoding.prepare(explicit(positions, length, x.device), None, q.dtype)
+                tables = encoding.prepare(explicit(call.positions, call.length, x.device), None, q.dtype)
             q, k = encoding.queries(q, tables), encoding.keys(k, tables)
-        columns, carry = encoding.context(x, of_this_mode(cache.carry) if cache is not None else None, call.documents)
-        k_positions = positions
-        with unchanged_if_refused(cache):
-            if cache is not None:
-                k, v, columns = cache.extend(k, v, positions, columns, carry, encoding)
-                k_positions = cache.positions
-                if k.shape[2] < call.keys:  # the cache forgets what nobody sees any more
-                    mask = mask.since(call.keys - k.shape[2])
-
-            if call.remembered:  # the memory asks nothing
-                q, positions = q[:, :, call.remembered :], part_of(positions, slice(None), slice(call.remembered, None))
-            dropout = self.dropout if self.training else 0.0
-            q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
-            r = raw_request(
-                q, k, v, encoding, columns, mask, positions, k_positions, self.scale, dropout, return_weights
-            )
-            parts = whole(r) if encoding.stable_keys else parted(r, encoding, positions, k_positions)
-            out, weights = run(parts, self.backend)
-        out = out.to(x.dtype)
-        out = self.o_proj(out.transpose(1, 2).flatten(2))
-        return (out, weights) if return_weights else out
+        columns, carry = {}, None
+        if encoding.reads_tokens:
+            columns, carry = encoding.context(x, None if cache is None else of_this_mode(cache.carry), call.documents)
+        k_positions = call.positions
+        if cache is not None:
+            k, v, columns = cache.extend(k, v, call.positions, columns, carry, encoding)
+            k_positions = cache.positions
+        q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
+        if call.remembered:
+            q = q[:, :, call.remembered :]
+        pairs = call.pairs(x.shape[0], q.shape[2], k.shape[2])
+        dropout = self.dropout if self.training else 0.0
+        places = call.q_positions, k_positions
+        r = raw_request(
+            q, k, v, encoding, columns, pairs.mask, *places, self.scale, dropout, inputs.return_weights, pairs
+        )
+        if encoding.stable_keys:
+            out, weights = run(r, self.backend)
+        else:
+            out, weights = run_parts(parted(r, encoding, *places), self.backend)
+        out = self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(2))
+        return (out, weights) if inputs.return_weights else out

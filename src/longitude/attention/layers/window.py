@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.attention.masks import Causal, Mask, Window, is_causal, require_mask
-from longitude.attention.mixer import register_mixer
+from longitude.attention.masks import Mask, Window, is_causal, require_mask
+from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.attention.patterns import Dilated
-from longitude.positions.base import Encoding, Positions, check_sizes
+from longitude.positions.base import Encoding, check_sizes
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer
@@ -29,7 +29,7 @@ class WindowAttention(MultiHeadAttention):
     """
 
     bidirectional = False
-    caches = ("keys and values", "the newest keys and values")
+    cache_kinds = ("full", "rolling")
     growth = "O(1)"
 
     def __init__(
@@ -60,52 +60,35 @@ class WindowAttention(MultiHeadAttention):
             backend=backend,
         )
         self.size, self.step = size, step
-        self.sees: Mask = Window(size) if step == 1 else Dilated(size, step)
+        self.window_mask: Mask = Window(size) if step == 1 else Dilated(size, step)
 
     def cache_layer(self) -> RollingCacheLayer:
         from longitude.attention.rolling_cache import RollingCacheLayer
 
         return RollingCacheLayer((self.size - 1) * self.step)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L dim"],
-        *,
-        mask: Mask = Causal(),  # noqa: B008 (frozen)
-        positions: Positions | None = None,
-        documents: Int[Tensor, "B Lk"] | None = None,
-        cache: LongitudeCacheLayer | None = None,
-        memory: Float[Tensor, "B M dim"] | None = None,
-        encoding: Encoding | None = None,
-        tables: Any = None,
-        return_weights: bool = False,
-    ) -> Any:
+    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         """As MultiHeadAttention.forward, with the window joined to the mask by &, which must be causal itself.
 
         documents covers all tokens that passed, [B, Lk], those that the cache forgot included. With return_weights, weights
         are over the keys that the cache still holds. A LongitudeCacheLayer, which forgets nothing, serves as well.
         """
+        own = inputs.once(("window", inputs.mask, self.size, self.step), lambda: self.narrowed(inputs.mask))
+        rolling = self.rolling(inputs.cache)
+        out = self.attended(x, inputs, own)
+        if rolling is not None:
+            rolling.roll()
+        return out
+
+    def narrowed(self, mask: Mask) -> Mask:
+        """The mask with the window joined by &; ValueError for one that is not causal."""
         require_mask(mask)
         if not is_causal(mask):
             raise ValueError(
                 f"mask: WindowAttention looks back only, expected Causal() with what else is joined to it by &, got "
                 f"{type(mask).__name__}; MultiHeadAttention takes any mask, lg.Band(before, after) among them"
             )
-        rolling = self.rolling(cache)
-        out = super().forward(
-            x,
-            mask=mask & self.sees,
-            positions=positions,
-            documents=documents,
-            cache=cache,
-            memory=memory,
-            encoding=encoding,
-            tables=tables,
-            return_weights=return_weights,
-        )
-        if rolling is not None:
-            rolling.roll()
-        return out
+        return mask & self.window_mask
 
     def rolling(self, cache: LongitudeCacheLayer | None) -> RollingCacheLayer | None:
         """The cache, if it is of the kind that forgets; ValueError if it forgets what the window sees."""

@@ -35,7 +35,8 @@ def language_model(*builds: MixerExample, encoding: Composed | None = None) -> L
     for seed, (block, build) in enumerate(zip(stack.layers, builds, strict=True)):
         block.mixer = build(seed)
         own.append(build.encodings(block.mixer) if encoding is None else encoding)
-    stack.encodings, stack.encoding_of_layer = nn.ModuleList(own), tuple(own)
+    stack.encodings = nn.ModuleList(own)
+    stack.share_encodings(own)
     stack.axes = max(one.axes for one in own)
     model._is_stateful = stack.forgets
     return model

@@ -15,10 +15,9 @@ from longitude.attention.backends.table.compiled import available
 from longitude.attention.backends.table.function import toeplitz_attention
 from longitude.attention.backends.table.tiles import TILE_ELEMENTS
 from longitude.attention.bias_tables import bias_of
-from longitude.attention.masks import AllOf
-from longitude.attention.request import Request, is_band
+from longitude.attention.request import Request, band_of
 from longitude.attention.scores import drift_level
-from longitude.attention.spans import partial_by_spans, pieces, spans, steady
+from longitude.attention.spans import partial_by_spans, pieces, steady
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors
 
 
@@ -53,7 +52,7 @@ def single_pass(r: Request) -> tuple[Request, Tensor] | None:
     """
     if len(r.beyond_band) == 0 or not in_c(r):
         return None
-    found = spans(r)
+    found = r.pairs.spans
     assert not isinstance(found, str), found
     cuts = [
         (b, q_from - r.q_order, q_to - r.q_order, k_from - r.k_order, k_to - r.k_order)
@@ -67,7 +66,7 @@ def single_pass(r: Request) -> tuple[Request, Tensor] | None:
         if gap is None or gaps:
             return None
         r = replace(r, q_positions=max(gap, 0), k_positions=max(-gap, 0))
-    r = replace(r, mask=AllOf(tuple(m for m in r.mask.parts() if is_band(m))))
+    r = replace(r, mask=band_of(r.mask))
     return r, torch.tensor(cuts, dtype=torch.int64).view(-1, 5)
 
 

@@ -17,7 +17,6 @@ from longitude.attention.layers.hierarchical.state import State, Stream, state_a
 from longitude.attention.layers.hierarchical.step import step
 from longitude.attention.layers.hierarchical.summaries import over_blocks
 from longitude.attention.layers.hierarchical.tabled import over_tabled_blocks
-from longitude.attention.length_dependent import whole
 from longitude.attention.masks import Causal, Documents, Padding, Window
 from longitude.attention.operation import raw_request, run
 from longitude.attention.request import as_int, validate
@@ -189,7 +188,7 @@ def traced(rule: Rule, call: Call, encoding: Composed, documents: Int[Tensor, "B
     mask = Window(rule.window) & Documents(begins.cumsum(1)) & Padding(documents >= 0)
     keys = k if turned is None else turned
     r = raw_request(q, keys, v, encoding, None, mask, places, places, rule.scale, rule.dropout, False)
-    near = run(whole(r.with_lse() if rule.combine == "softmax" else r), rule.backend)
+    near = run(r.with_lse() if rule.combine == "softmax" else r, rule.backend)
     far = over_tabled_blocks(rule, q, k, v, places, begins == 1, encoding)
     real = documents[:, None, :, None] >= 0
     return torch.where(real, rule.combined(near, far, gate), 0.0).to(q.dtype)
@@ -209,7 +208,7 @@ def heard(
     q_at, k_at = (as_int(p[0] if len(p) == 1 else p) for p in (places, stream.places))
     mask = Window(rule.window)
     r = raw_request(q, keys, stream.values, encoding, None, mask, q_at, k_at, rule.scale, rule.dropout, False)
-    near, lse = run(whole(r.with_lse() if rule.combine == "softmax" else r), rule.backend)
+    near, lse = run(r.with_lse() if rule.combine == "softmax" else r, rule.backend)
 
     inside = slice(0, rule.entered(total) - stream.first)
     wide = torch.promote_types(q.dtype, torch.float32)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.attention.layers.hierarchical.blocks import Merge
@@ -14,8 +14,8 @@ from longitude.attention.layers.hierarchical.centres import refusal
 from longitude.attention.layers.hierarchical.function import MERGES, attended, require_rule
 from longitude.attention.layers.hierarchical.rule import Rule
 from longitude.attention.layers.hierarchical.state import State
-from longitude.attention.masks import Causal, Mask, require_mask
-from longitude.attention.mixer import Mixer, register_mixer, require_no_weights
+from longitude.attention.masks import Causal, require_mask
+from longitude.attention.mixer import Mixer, MixerInputs, register_mixer, require_no_weights
 from longitude.attention.operation import require_backend
 from longitude.attention.request import following, require_options
 from longitude.attention.zero_gradients import with_zero_gradients
@@ -138,26 +138,13 @@ class HierarchicalAttention(Mixer):
         dropout = self.dropout if self.training else 0.0
         return Rule(self.window, self.combine, self.size_term, scale, merges, dropout, self.backend)
 
-    def forward(
-        self,
-        x: Float[Tensor, "B L dim"],
-        *,
-        mask: Mask = Causal(),  # noqa: B008 (frozen)
-        positions: Positions | None = None,
-        documents: Int[Tensor, "B Lk"] | None = None,
-        cache: StateLayer | None = None,
-        memory: Tensor | None = None,
-        encoding: Encoding | None = None,
-        tables: Any = None,
-        return_weights: bool = False,
-    ) -> Tensor:
-        """-> [B, L, dim]. documents: a number per token, cached ones included; each run of equal ones has a window and blocks
-        of its own, and a negative number is padding. cache: a layer that `cache_layer` made. encoding, tables: an encoding
-        and its prepared tables held by a model for all its layers, instead of the layer's own.
-        """
+    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
+        """As Mixer.forward; each document has a window and blocks of its own."""
+        mask, positions, documents, cache = inputs.mask, inputs.positions, inputs.documents, inputs.cache
+        encoding, tables = inputs.encoding, inputs.tables
         if x.dim() != 3 or x.shape[-1] != self.dim or x.numel() == 0:
             raise ValueError(f"x: expected [B, L, {self.dim}] with no empty dimension, got {list(x.shape)}")
-        require_no_weights(self, return_weights, memory)
+        require_no_weights(self, inputs.return_weights, inputs.memory)
         require_mask(mask)
         if not (isinstance(mask, Causal) and mask.order is None):
             raise ValueError(
@@ -166,7 +153,6 @@ class HierarchicalAttention(Mixer):
             )
         batch, length, _ = x.shape
         if encoding is not None:
-            encoding = compose(encoding)
             self.require(encoding)
         else:
             encoding = self.encoding
