@@ -1,128 +1,134 @@
-"""What each method does to a configuration. Formulas and keys live in longitude.positions; here is who calls which."""
+"""Methods of `longitude extend`: the scheme of lg.scaling behind each, and what to know before using it.
+
+A registered scheme is a method by its name. What only a method knows is in METHODS: exceptions, and notes for the user.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields, replace
 
-from longitude.positions.frequencies import Scaling
+from longitude.errors import unknown
+from longitude.positions.frequencies import Follows, Scaling
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.scaling import (
-    NTK,
-    BaseChange,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRoPE,
-    NTKByParts,
-    YaRN,
-)
+from longitude.positions.scaling import SCHEMES, BaseChange, DynamicNTK, Linear
 
-LOCAL = ("sliding_attention", "chunked_attention")
-"""Layer types that see a window only: what they see does not grow."""
+WINDOWED = ("sliding_attention", "chunked_attention")
+"""Layer types that attend within a window, which does not grow."""
 
 
 @dataclass(frozen=True)
 class Method:
-    """scheme: (factor, original length) -> what lg.scaling calls it; None where more is needed. raises: whether
-    max_position_embeddings becomes the new length. know: what one should know before using it.
+    """How a method extends.
+
+    Attributes:
+        note: What to know before using it.
+        scheme: (factor, original length) -> the scheme; None where more than these decides it.
+        raises_length: Whether max_position_embeddings becomes the new length.
     """
 
-    scheme: Callable[[float, int], Scaling] | None
-    raises: bool
-    know: str
+    note: str
+    scheme: Callable[[float, int], Scaling] | None = None
+    raises_length: bool = True
 
 
 METHODS: dict[str, Method] = {
     "linear": Method(
-        lambda s, _: Linear(s),
-        True,
-        "Neighbours come closer together than the model ever saw: fine-tune before use; short texts pay as well.",
+        "Neighbours come closer together than in training: fine-tune before use; short contexts cost as well.",
     ),
     "ntk": Method(
-        lambda s, _: NTK(s),
-        True,
-        "Fast pairs hardly change; near the new length some pairs still turn further than in training, so ask for more than "
-        "you need or fine-tune.",
+        "Fast pairs hardly change; near the new length some pairs still rotate further than in training: take a longer --to "
+        "than you need, or fine-tune.",
     ),
     "dynamic": Method(
-        lambda s, original: DynamicNTK(s, original, follow="sequence"),
-        False,
-        "Unchanged up to the original length, which max_position_embeddings must go on saying. Beyond it every token changes "
-        "the frequencies, and keys cached before were turned by others: cached decoding drifts from a whole pass.",
+        "Unchanged up to the original length, which max_position_embeddings must keep. Beyond it every token changes the "
+        "frequencies, and keys cached before were rotated by others: cached decoding drifts from a whole pass.",
+        lambda factor, original: DynamicNTK(factor, original, follow="sequence"),
+        raises_length=False,
     ),
-    "ntk-by-parts": Method(
-        lambda s, original: NTKByParts(s, original),
-        True,
-        "The frequencies of YaRN without its attention factor, which is written as 1.",
-    ),
+    "ntk-by-parts": Method("The frequencies of YaRN without its attention factor, which is written as 1."),
     "yarn": Method(
-        lambda s, original: YaRN(s, original),
-        True,
-        "Static: the attention factor holds for short texts too, which is where the cost measured here comes from. Keep the "
-        "original checkpoint for them.",
+        "Static: the attention factor holds for short contexts too, which is the cost measured here. Keep the original "
+        "checkpoint for them.",
     ),
     "llama3": Method(
-        lambda s, original: Llama3(s, original),
-        True,
-        "Published with training at the new length after it; pairs that turn more than 4 times stay as they are.",
+        "Published with training at the new length after it; pairs that rotate more than 4 times stay as they are.",
     ),
     "longrope": Method(
-        None,
-        True,
-        "Up to the original length the short factors count, beyond it the long ones, with one attention factor for both: a "
-        "cache that crosses the border holds keys turned the other way.",
+        "Up to the original length the short factors are used, beyond it the long ones, with one attention factor for both: "
+        "a cache that crosses the border holds keys rotated by the other factors.",
     ),
-    "base": Method(None, True, "Made for training on: without it, a larger base alone reaches about as far as ntk."),
+    "base": Method("Made for training on: without it, a larger base alone extends about as far as ntk."),
 }
 
 
-def scheme_of(method: str, factor: float, original: int, base: float | None = None) -> Scaling:
+def method_of(name: str) -> Method:
+    """The method of a name. ValueError, with the nearest, for an unknown one."""
+    scheme = SCHEMES.get(name.replace("-", "_"))
+    make = None if scheme is None else from_factor(scheme)
+    if name in METHODS:
+        method = METHODS[name]
+        return method if make is None else replace(method, scheme=make)
+    if scheme is None or make is None:
+        raise unknown("method", name, METHODS, f"--method takes one of: {', '.join(METHODS)}.")
+    return Method((scheme.__doc__ or "").partition("\n")[0], make)
+
+
+def from_factor(scheme: type[Scaling]) -> Callable[[float, int], Scaling] | None:
+    """(factor, original length) -> a scheme that needs nothing else and does not follow a length; None for any other."""
+    options = {field.name: field.default for field in fields(scheme)}
+    missing = {name for name, default in options.items() if default is MISSING}
+    if not missing <= {"factor", "original_max_length"} or issubclass(scheme, Follows):
+        return None
+
+    def make(factor: float, original: int) -> Scaling:
+        known = {"factor": factor, "original_max_length": original}
+        return scheme(**{name: value for name, value in known.items() if name in options})
+
+    return make
+
+
+def scheme_of(name: str, factor: float, original: int, base: float | None = None) -> Scaling:
     """The scheme of a method that needs no search."""
-    if method == "base":
+    if name == "base":
         if base is None:
             raise ValueError(
                 "--method base: expected --base, the new rope_theta, got none; 500000 served 8 times the length"
             )
         return BaseChange(base)
-    make = METHODS[method].scheme
-    assert make is not None, method
+    make = method_of(name).scheme
+    assert make is not None, name
     return make(float(factor), original)
 
 
-def scaled(
+def with_scheme(
     ropes: RopeConfig | Mapping[str, RopeConfig | None], scheme: Scaling
 ) -> RopeConfig | dict[str, RopeConfig | None]:
-    """The same with `scheme`: all of it, or the layers that see everything."""
+    """The same with `scheme`: for all layers, or for those of full attention."""
     if isinstance(ropes, RopeConfig):
         return ropes._replace(scaling=scheme)
     return {
-        layer: rope if rope is None or layer in LOCAL else rope._replace(scaling=scheme)
+        layer: rope if rope is None or layer in WINDOWED else rope._replace(scaling=scheme)
         for layer, rope in ropes.items()
     }
 
 
-def everywhere(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> RopeConfig:
-    """Of the layers that see everything. ValueError where none turns, or several differently."""
+def of_full_attention(ropes: RopeConfig | Mapping[str, RopeConfig | None]) -> RopeConfig:
+    """The rotation of layers with full attention. ValueError where none rotates, or several differently."""
     if isinstance(ropes, RopeConfig):
         return ropes
-    found = {layer: rope for layer, rope in ropes.items() if rope is not None and layer not in LOCAL}
-    if not found:
-        raise ValueError(f"expected layers that see the whole text and turn their keys, got {', '.join(ropes)}")
-    schemes = {rope.scaling for rope in found.values()}
-    if len(schemes) > 1:
-        raise ValueError(f"expected one scheme for the layers that see the whole text, got several: {', '.join(found)}")
-    return next(iter(found.values()))
+    full = {layer: rope for layer, rope in ropes.items() if rope is not None and layer not in WINDOWED}
+    if not full:
+        raise ValueError(f"expected layers of full attention that rotate their keys, got {', '.join(ropes)}")
+    if len({rope.scaling for rope in full.values()}) > 1:
+        raise ValueError(f"expected one scheme for the layers of full attention, got several: {', '.join(full)}")
+    return next(iter(full.values()))
 
 
 def original_of(scheme: Scaling | None, declared: int | None) -> int | None:
-    """The trained length that a configuration tells of."""
+    """The trained length according to a configuration."""
     if scheme is None:
         return declared
     if isinstance(scheme, Linear) and declared is not None:
         return round(declared / scheme.factor)
     return getattr(scheme, "original_max_length", None)
-
-
-def name_of(scheme: Scaling) -> str:
-    return scheme.name.replace("_", "-") if not isinstance(scheme, DynamicNTK | LongRoPE) else scheme.name.split("_")[0]

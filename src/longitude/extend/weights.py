@@ -1,10 +1,11 @@
-"""The files of a checkpoint in their new place: copied where they do not change, written again where a tensor does."""
+"""A checkpoint in its new folder: files copied where they do not change, written again where a tensor does."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -13,45 +14,62 @@ from torch import Tensor
 from longitude.checkpoints.load import load, shapes_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import INDEX, Source
-from longitude.runs.files import read_json, write_json
+from longitude.runs.files import new_folder, read_json, require_space, write_json
 
 Change = Callable[[Tensor], Tensor]
 
 CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".bpe", ".vocab", ".merges")
-"""Ends of files that go along: tokenizer, generation config, chat templates, the card."""
+"""Ends of files that are copied: tokenizer, generation config, chat templates, the card."""
 NAMED = ("LICENSE", "NOTICE", "USE_POLICY", "README")
 LEFT = ("trainer_state.json", "config.json", "pytorch_model.bin.index.json")
 
 
+def write_checkpoint(
+    source: Source,
+    out: Path,
+    changes: Mapping[str, Change],
+    config: Mapping[str, Any] | None = None,
+    tokenizer_length: int | None = None,
+    extra: Path | None = None,
+) -> None:
+    """The checkpoint into `out`, whole or not at all; config: what config.json becomes, None: as it is; tokenizer_length:
+    its new model_max_length; extra: one more file.
+    """
+    weights = source.shards or [x for x in source.folder.iterdir() if x.suffix in (".bin", ".pt", ".pth", ".ckpt")]
+    size = sum(path.stat().st_size for path in (*weights, *carried(source)))
+    require_space(out.absolute().parent, size, "the checkpoint")
+    with new_folder(out) as unfinished:
+        write_weights(source, unfinished, changes)
+        if extra is not None:
+            shutil.copyfile(extra, unfinished / f"longrope_{extra.name}")
+        if config is None:
+            shutil.copyfile(source.folder / "config.json", unfinished / "config.json")
+        else:
+            write_json(unfinished / "config.json", config, allow_nan=True)
+        if tokenizer_length is not None:
+            path = unfinished / "tokenizer_config.json"
+            write_json(path, read_json(path) | {"model_max_length": tokenizer_length}, allow_nan=True)
+
+
 def carried(source: Source) -> list[Path]:
-    """The files besides weights and config.json that go along, in the order of their names."""
-    found = [
+    """The files besides weights and config.json that are copied, in the order of their names."""
+    return [
         path
         for path in sorted(source.folder.iterdir())
         if path.is_file() and not path.name.startswith(".") and path.name not in LEFT
         and (path.suffix in CARRIED or path.stem in NAMED)
+        and not (source.pickled and path.name.endswith(".index.json"))
     ]  # fmt: skip
-    if source.pickled:
-        return [path for path in found if not path.name.endswith(".index.json")]
-    return found
 
 
 def left_out(source: Source) -> list[str]:
-    """Names in the source's folder that do not go along."""
-    along = {*carried(source), *source.shards, source.folder / "config.json"}
-    return sorted(path.name for path in source.folder.iterdir() if path not in along and not path.name.startswith("."))
-
-
-def size_of(source: Source) -> int:
-    """Bytes of the files, for the disk."""
-    weights = source.shards or [
-        path for path in source.folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt")
-    ]
-    return sum(path.stat().st_size for path in (*weights, *carried(source)))
+    """Names in the source's folder that are not copied."""
+    copied = {*carried(source), *source.shards, source.folder / "config.json"}
+    return sorted(path.name for path in source.folder.iterdir() if path not in copied and not path.name.startswith("."))
 
 
 def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -> None:
-    """Weights into `folder`, as safetensors; changes: tensor name -> what becomes of it."""
+    """Weights and what is carried into `folder`, as safetensors; changes: tensor name -> what becomes of it."""
     if source.pickled:
         model = load(source.folder, allow_pickle=True, tokenizer=False).model
         with quiet():
@@ -59,26 +77,24 @@ def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -
         (folder / "config.json").unlink()
         (folder / "generation_config.json").unlink(missing_ok=True)
         del model
-    else:
-        for shard in source.shards:
-            if not changes.keys() & shapes_of(shard).keys():
-                shutil.copyfile(shard, folder / shard.name)
-    grown, met = 0, set()
-    for shard in [path.name for path in source.shards] or [path.name for path in folder.glob("*.safetensors")]:
-        origin = folder / shard if source.pickled else source.folder / shard
-        if touched := changes.keys() & shapes_of(origin).keys():
-            grown += rewrite(origin, folder / shard, {name: changes[name] for name in touched})
-            met |= touched
-    if missing := sorted(changes.keys() - met):
-        raise ValueError(f"{source.name}: expected a tensor {missing[0]} in its weights, got none of that name")
+    missing, growth = set(changes), 0
+    for shard in source.shards or list(folder.glob("*.safetensors")):
+        changed = {name: changes[name] for name in shapes_of(shard) if name in changes}
+        missing -= changed.keys()
+        if changed:
+            growth += rewrite(shard, folder / shard.name, changed)
+        elif not source.pickled:
+            shutil.copyfile(shard, folder / shard.name)
+    if missing:
+        raise ValueError(f"{source.name}: expected a tensor {min(missing)} in its weights, got none of that name")
     for path in carried(source):
         shutil.copyfile(path, folder / path.name)
     index = folder / INDEX
-    if grown and index.is_file():
-        said = read_json(index)
-        if "total_size" in said.get("metadata", {}):
-            said["metadata"]["total_size"] += grown
-            write_json(index, said, allow_nan=True)
+    if growth and index.is_file():
+        entries = read_json(index)
+        if "total_size" in entries.get("metadata", {}):
+            entries["metadata"]["total_size"] += growth
+            write_json(index, entries)
 
 
 def rewrite(origin: Path, target: Path, changes: Mapping[str, Change]) -> int:
@@ -86,23 +102,12 @@ def rewrite(origin: Path, target: Path, changes: Mapping[str, Change]) -> int:
     with safe_open(origin, framework="pt") as file:
         metadata = file.metadata()
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no dict
-    grown = 0
+    growth = 0
     for name, change in changes.items():
         before = tensors[name]
         tensors[name] = change(before).contiguous()
-        grown += (tensors[name].numel() - before.numel()) * before.element_size()
-    beside = target.with_suffix(".tmp")
-    save_file(tensors, beside, metadata=metadata)
-    beside.replace(target)
-    return grown
-
-
-def tokenizer_limit(source: Source, original: int, length: int) -> tuple[int, int] | None:
-    """model_max_length of the tokenizer, where it is the original length or more and would cut longer texts off.
-    -> (before, after).
-    """
-    path = source.folder / "tokenizer_config.json"
-    before = read_json(path).get("model_max_length") if path.is_file() else None
-    if not isinstance(before, int) or not original <= before < length:
-        return None
-    return before, length
+        growth += (tensors[name].numel() - before.numel()) * before.element_size()
+    unfinished = target.with_suffix(".tmp")
+    save_file(tensors, unfinished, metadata=metadata)
+    unfinished.replace(target)
+    return growth

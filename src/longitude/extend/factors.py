@@ -1,4 +1,4 @@
-"""Candidates of the search for LongRoPE's factors: a factor for each rotary pair, and a stock model that turns by them."""
+"""A factor for each rotary pair: schemes as factors, candidates of the search for LongRoPE's, and a model rotating by them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 from longitude.checkpoints.config import head_dim_of
 from longitude.checkpoints.positions import rotary_modules
-from longitude.extend.methods import everywhere, scaled, scheme_of
+from longitude.extend.methods import of_full_attention, scheme_of, with_scheme
 from longitude.positions.frequencies import Scaling
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
 from longitude.positions.scaling import LongRoPE, rope_frequencies
@@ -29,8 +29,8 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Task:
-    """What factors are searched for: rotary pairs of base `base`, rotary_dim/2 of them, from original_length to length."""
+class RotaryPairs:
+    """Rotary pairs of base `base`, rotary_dim/2 of them, to be extended from original_length to length."""
 
     base: float
     rotary_dim: int
@@ -52,7 +52,7 @@ class Task:
         schemes = {name: scheme_of(name, self.factor, self.original_length) for name in STARTS}
         return {name: self.candidate(scheme) for name, scheme in ({"unchanged": None} | schemes).items()}
 
-    def scheme(self, long: Candidate, short: tuple[float, ...] | None = None) -> LongRoPE:
+    def longrope(self, long: Candidate, short: tuple[float, ...] | None = None) -> LongRoPE:
         """These factors beyond the original length; `short` up to it, by default ones: the frequencies of the training."""
         return LongRoPE(
             short_factor=(1.0,) * len(long.factors) if short is None else short,
@@ -65,54 +65,56 @@ class Task:
         )
 
 
-def task_of(model: nn.Module, original_length: int, length: int) -> Task:
-    """The task for a stock transformers model. ValueError where the model has no rotary parameters, or the length does not
-    grow.
-    """
+def writable(scheme: Scaling, rope: RopeConfig, head_dim: int, original_length: int, length: int) -> Scaling:
+    """The scheme, or, where no rope_type of transformers exists for it, the same frequencies as factors for each pair."""
+    try:
+        to_hugging_face(rope._replace(scaling=scheme), head_dim)
+        return scheme
+    except ValueError:
+        if rope.proportion != 1:  # no rope_type has factors for a part of the pairs
+            raise
+    pairs = RotaryPairs(rope.base, rope.rotary_dim(head_dim), original_length, length)
+    candidate = pairs.candidate(scheme)
+    return pairs.longrope(candidate, candidate.factors)
+
+
+def rotary_pairs(model: nn.Module, original_length: int, length: int) -> RotaryPairs:
+    """Those of a stock transformers model. ValueError where it has none, or the length does not grow."""
     if length <= original_length:
         raise ValueError(f"longrope: expected a length above the original one, {original_length}, got {length}")
     modules = [module for _, _, module in rotary_modules(model)]
     if not modules:
         raise ValueError(
-            f"{type(model).__name__}: expected a model with rotary positions, whose frequencies longrope divides; found none"
+            f"{type(model).__name__}: expected a model with rotary positions, whose frequencies longrope divides, got another"
         )
     ropes = from_hugging_face(modules[0].config)
-    rope = everywhere(ropes)
+    rope = of_full_attention(ropes)
     layers = [None] if isinstance(ropes, RopeConfig) else [layer for layer, one in ropes.items() if one == rope]
     buffers = dict(modules[0].named_buffers())
-    pairs = {len(buffers["inv_freq" if layer is None else f"{layer}_inv_freq"]) for layer in layers}
-    if len(pairs) > 1:
+    counts = {len(buffers["inv_freq" if layer is None else f"{layer}_inv_freq"]) for layer in layers}
+    if len(counts) > 1:
         raise ValueError(
-            f"longrope: expected as many rotary pairs in all layers that see everything, got {sorted(pairs)}"
+            f"longrope: expected as many rotary pairs in all layers of full attention, got {sorted(counts)}"
         )
-    return Task(rope.base, 2 * pairs.pop(), original_length, length)
+    return RotaryPairs(rope.base, 2 * counts.pop(), original_length, length)
 
 
 @contextmanager
-def turned(model: nn.Module, scheme: Scaling) -> Iterator[None]:
-    """Within: a stock model that turns as a checkpoint does whose config says `scheme`. Afterwards it is as it was.
+def rotating_with(model: nn.Module, scheme: Scaling) -> Iterator[None]:
+    """Within: a stock model that rotates as a checkpoint does whose config has `scheme`. Afterwards it is as it was.
 
-    Its rotary modules are built anew by their own class, from the config that would be saved; nothing else is touched.
+    Its rotary modules are made by their own class from the config that would be saved; nothing else is touched.
     """
     before = list(rotary_modules(model))
     device = next(model.parameters()).device
     try:
         for parent, name, module in before:
             config = copy.deepcopy(module.config)
-            for key, value in to_hugging_face(scaled(from_hugging_face(config), scheme), head_dim_of(config)).items():
+            ropes = with_scheme(from_hugging_face(config), scheme)
+            for key, value in to_hugging_face(ropes, head_dim_of(config)).items():
                 setattr(config, key, value)
             setattr(parent, name, type(module)(config).to(device))
         yield
     finally:
         for parent, name, module in before:
             setattr(parent, name, module)
-
-
-def _rotary(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """(parent, name, module) of every module that has frequencies and the config that they come from."""
-    for parent in model.modules():
-        for name, module in parent.named_children():
-            buffers = [buffer for buffer, _ in module.named_buffers(recurse=False)]
-            config = getattr(module, "config", None)
-            if getattr(config, "rope_parameters", None) and any(buffer.endswith("inv_freq") for buffer in buffers):
-                yield parent, name, module

@@ -1,0 +1,195 @@
+"""`convert`: weights of queries and keys from one rotary layout to the other, and the proof that the model stays the same."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.load import load, shapes_of
+from longitude.checkpoints.positions import rotary_of
+from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.source import Source, open_source
+from longitude.extend.weights import Change, write_checkpoint
+from longitude.positions.layouts import convert_layout
+from longitude.positions.rotation import RotaryTable, apply_rotary
+
+Layout = Literal["half", "interleaved"]
+SEPARATE = ("q_proj", "k_proj")
+NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
+FUSED_BY_HEAD, FUSED_BY_KIND = "query_key_value", "qkv_proj"
+CLOSE = 1e-4
+"""Of the logits' spread: float32 sums in another order stay below."""
+TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far logits are from those before a conversion, in spreads of the logits.
+
+    Attributes:
+        error: Of the converted weights under their own rotation, from the original ones under the other.
+        wrong_rotation: Of the original weights under the wrong rotation.
+        native: The layout in which transformers rotates this model.
+    """
+
+    error: float
+    wrong_rotation: float
+    native: Layout
+
+
+def convert(model: str | Path, to: Layout, out: Path | None = None, *, allow_pickle: bool = False) -> Parity:
+    """Permute the weights that make queries and keys into a rotary layout; the model under that rotation is the same.
+
+    Args:
+        model: Folder of a Hugging Face checkpoint, or a name on the hub; weights in safetensors.
+        to: The layout after it, "half" or "interleaved"; the weights must be in the other one.
+        out: Folder of the new checkpoint, written whole or not at all; None: check only.
+        allow_pickle: Read a checkpoint that has pickled weights (which cannot be converted).
+
+    Returns:
+        The differences of the logits, and the layout that transformers takes the model to have.
+
+    Raises:
+        ValueError: For a model whose queries and keys cannot be told in its weights, or whose logits change.
+    """
+    source = open_source(str(model), allow_pickle)
+    changes = layout_changes(source, to)
+    parity = compare(source, changes, to)
+    if out is not None:
+        write_checkpoint(source, out, changes)
+    return parity
+
+
+def layout_changes(source: Source, to: str) -> dict[str, Change]:
+    """Tensor name -> its conversion. ValueError for a model whose queries and keys cannot be told in its weights."""
+    module, config = rotary_of(source.skeleton), source.config
+    if module is None:
+        raise ValueError(f"--convert-layout: {source.name} has no rotary parameters, and no layout")
+    if source.pickled:
+        raise ValueError(
+            "--convert-layout: expected weights in safetensors, got a pickle; convert it without this option first"
+        )
+    if getattr(config, "quantization_config", None) is not None:
+        raise ValueError(f"--convert-layout: the weights of {source.name} are quantized; convert the original weights")
+    widths = {2 * len(x) for name, x in module.named_buffers(recurse=False) if name.endswith("inv_freq")}
+    if len(widths) != 1:
+        raise ValueError(f"--convert-layout: expected heads of one size, got rotary dimensions {sorted(widths)}")
+    head_dim = head_dim_of(config)
+    change = partial(convert_layout, head_dim=head_dim, to=to, rotary_dim=widths.pop())
+    parts = {name: name.split(".") for shard in source.shards for name in shapes_of(shard)}
+    latent = any("kv_a_proj" in name for name in parts)
+
+    def all_of(kinds: tuple[str, ...], change: Change) -> dict[str, Change]:
+        return {} if latent else {name: change for name, path in parts.items() if path[-2:-1] and path[-2] in kinds}
+
+    if changes := all_of(SEPARATE, change):
+        return changes | {name: change for name, path in parts.items() if set(path) & {*NORMS}}
+    if config.model_type.startswith("gpt_neox"):
+        changes = all_of((FUSED_BY_HEAD,), partial(_by_head, head_dim=head_dim, change=change))
+    else:
+        key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        rows = head_dim * (config.num_attention_heads + key_heads)
+        changes = all_of((FUSED_BY_KIND,), partial(_by_kind, rows=rows, change=change))
+    if not changes:
+        raise ValueError(
+            f"--convert-layout: expected weights named {', '.join(SEPARATE)}, {FUSED_BY_KIND} or GPT-NeoX's "
+            f"{FUSED_BY_HEAD}, got none in {source.name} ({config.model_type})"
+        )
+    return changes
+
+
+def _by_head(weight: Tensor, head_dim: int, change: Change) -> Tensor:
+    """[heads * 3 * head_dim, ...]: queries, keys and values of one head, then of the next."""
+    heads = weight.unflatten(0, (-1, 3, head_dim))
+    rotated = change(heads[:, :2].flatten(0, 2)).unflatten(0, (-1, 2, head_dim))
+    return torch.cat([rotated, heads[:, 2:]], 1).flatten(0, 2)
+
+
+def _by_kind(weight: Tensor, rows: int, change: Change) -> Tensor:
+    """[all queries, all keys, all values]; rows: of queries and keys."""
+    return torch.cat([change(weight[:rows]), weight[rows:]])
+
+
+# ---- parity ----------------------------------------------------------------------------------------------------------
+def compare(source: Source, changes: Mapping[str, Change], to: Layout) -> Parity:
+    """Both models on the same random tokens, in float32. ValueError unless their logits agree."""
+    model = load(source.folder, dtype="float32", tokenizer=False).model
+    other: Layout = "interleaved" if to == "half" else "half"
+    length = min(TOKENS, source.declared or TOKENS)
+    ids = torch.randint(0, source.config.vocab_size, (2, length), generator=torch.Generator().manual_seed(0))
+
+    def logits() -> Tensor:
+        with torch.inference_mode(), quiet():
+            return model(input_ids=ids, use_cache=False).logits
+
+    plain = logits()
+    with rotating_in(model, other):
+        before = logits()
+    with rotating_in(model, to):
+        wrong = logits()
+    spread = float(before.std())
+
+    def distance(a: Tensor, b: Tensor) -> float:
+        return float((a - b).abs().max()) / spread
+
+    state, prefix = model.state_dict(), f"{model.base_model_prefix}."
+    with torch.no_grad():
+        for name, change in changes.items():
+            tensor = state.get(name, state.get(prefix + name))
+            if tensor is None:
+                raise ValueError(f"--convert-layout: the model has no tensor {name}; it cannot be checked")
+            tensor.copy_(change(tensor.clone()))
+    with rotating_in(model, to):
+        error = distance(logits(), before)
+    native = to if distance(plain, wrong) < distance(plain, before) else other
+    if min(distance(plain, wrong), distance(plain, before)) > CLOSE:
+        raise ValueError(f"--convert-layout: {source.name} rotates neither half nor interleaved; nothing was converted")
+    if not error <= CLOSE:
+        raise ValueError(
+            f"--convert-layout: the converted weights give other logits, {error:.1e} of their spread apart; nothing was written"
+        )
+    return Parity(error, distance(wrong, before), native)
+
+
+@contextmanager
+def rotating_in(model: nn.Module, layout: str) -> Iterator[None]:
+    """Within: the model rotates by its own angles in this layout. ValueError where its rotation cannot be replaced."""
+    files = [sys.modules[name] for name in sorted({type(m).__module__ for m in model.modules()})]
+    files = [file for file in files if hasattr(file, "apply_rotary_pos_emb")]
+    if not files:
+        raise ValueError(
+            f"--convert-layout: the rotation of {type(model).__name__} cannot be replaced, so nothing can be checked"
+        )
+    calls = 0
+
+    def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        nonlocal calls
+        calls += 1
+        width = cos.shape[-1]
+        halves = torch.equal(cos[..., : width // 2], cos[..., width // 2 :])
+        pairs = slice(None, width // 2) if halves else slice(None, None, 2)
+        table = RotaryTable(cos[..., pairs].unsqueeze(1).float(), sin[..., pairs].unsqueeze(1).float())
+        q, k = (torch.cat([apply_rotary(x[..., :width], table, layout), x[..., width:]], -1) for x in (q, k))
+        return q, k
+
+    before = [file.apply_rotary_pos_emb for file in files]
+    for file in files:
+        file.apply_rotary_pos_emb = rotate  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        for file, original in zip(files, before, strict=True):
+            file.apply_rotary_pos_emb = original  # type: ignore[attr-defined]
+    if not calls:
+        raise ValueError(
+            f"--convert-layout: {type(model).__name__} does not call its rotation by name, so nothing can be checked"
+        )
