@@ -1,5 +1,7 @@
 """What weight decay pulls to zero: one rule, over every model of ours."""
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -117,10 +119,10 @@ def test_our_training_and_our_trainer_go_by_the_rule(tmp_path):
     """One step with no gradients to speak of: what decays shrinks by the rate, and nothing else moves."""
     from transformers import TrainingArguments
 
-    import longitude.extend.fine_tune
+    import longitude.extend
     import longitude.study.cell
 
-    assert longitude.study.cell.Trainer is longitude.extend.fine_tune.Trainer is lg.hf.Trainer
+    assert longitude.study.cell.Trainer is sys.modules["longitude.extend.fine_tune"].Trainer is lg.hf.Trainer
     one = model(mixer={"name": "rwkv6"}, vocab_size=16)
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", weight_decay=0.1)
     trainer = lg.hf.Trainer(model=one, args=arguments)

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from longitude.extend import run as running, weights
+from longitude.extend import weights
 from longitude.runs.files import new_folder
 
 LENGTH = 64
@@ -46,7 +46,7 @@ def test_key_twice(save, command, tmp_path) -> None:
     source = save("llama", tmp_path / "model")
     path = source / "config.json"
     path.write_text(path.read_text().replace("{", '{"vocab_size": 258,', 1))
-    assert "'vocab_size' twice" in refused(command, tmp_path, source, *YARN, "--out", tmp_path / "out")
+    assert "'vocab_size' is in it twice" in refused(command, tmp_path, source, *YARN, "--out", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -72,17 +72,17 @@ def test_key_twice(save, command, tmp_path) -> None:
     ],
 )
 def test_wrong_options(arguments, words, checkpoint, command, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 2**17)  # a machine of 512 MiB
+    monkeypatch.setattr("longitude.extend.plan.total_memory", lambda: 2**29)
     assert words in refused(command, tmp_path, checkpoint("llama"), *arguments, "--out", tmp_path / "out")
 
 
 def test_longer_than_memory_for_another_machine(checkpoint, command, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(os, "sysconf", lambda name: 1)
+    monkeypatch.setattr("longitude.extend.plan.total_memory", lambda: 1)
     assert command(checkpoint("llama"), *YARN, "--out", tmp_path / "out")[0] == 0
 
 
 def test_a_table_longer_than_memory(checkpoint, command, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(os, "sysconf", lambda name: 4096 if name == "SC_PAGE_SIZE" else 2**17)
+    monkeypatch.setattr("longitude.extend.plan.total_memory", lambda: 2**29)
     line = refused(
         command,
         tmp_path,
@@ -261,7 +261,7 @@ def test_nothing_half_written(error, checkpoint, command, tmp_path, monkeypatch)
         write(*arguments)
         raise error
 
-    monkeypatch.setattr(running, "write_weights", interrupted)
+    monkeypatch.setattr(weights, "write_weights", interrupted)
     code, _, line = command(checkpoint("llama"), *YARN, "--out", tmp_path / "deep" / "out")
     assert code == (130 if error is KeyboardInterrupt else 2) and line.count("\n") == 1
     assert not list(tmp_path.iterdir())

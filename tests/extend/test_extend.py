@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 import longitude as lg
 from longitude.checkpoints.positions import rotary_of
-from longitude.extend.config import METHODS
+from longitude.extend.methods import METHODS
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 
 LENGTH = 64
@@ -54,7 +54,7 @@ class Ours(torch.nn.Module):
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
 @pytest.mark.parametrize("kind", ["llama", "neox", "gemma3"])
-def test_transformers_turns_as_we_do(kind, method, checkpoint, command, tmp_path) -> None:
+def test_transformers_rotates_as_we_do(kind, method, checkpoint, command, tmp_path) -> None:
     """Frequencies, attention factor and logits, at the original length and at the new one."""
     source, out = checkpoint(kind), tmp_path / "out"
     code, _, said = command(source, "--to", 4 * LENGTH, "--out", out, *options(method))
@@ -223,12 +223,12 @@ def test_extended_by_others(rope, save, checkpoint, command, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("method", ["ntk", "yarn"])
-def test_what_transformers_would_turn_otherwise_is_refused(method, save, command, tmp_path) -> None:
+def test_what_transformers_would_rotate_otherwise_is_refused(method, save, command, tmp_path) -> None:
     """Llama's plain rotation takes no notice of a partial factor, and its scaled ones do."""
     rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
     source, out = save("llama", tmp_path / "model", rope_parameters=rope), tmp_path / "out"
     code, _, said = command(source, "--to", 4 * LENGTH, "--out", out, *options(method))
-    assert code == 2 and "does not turn as" in said and not out.exists()
+    assert code == 2 and "does not rotate as" in said and not out.exists()
 
 
 def test_factor_and_original_by_option(checkpoint, command, tmp_path) -> None:

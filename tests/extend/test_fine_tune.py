@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-import longitude.extend.fine_tune as room
-from longitude.extend.fine_tune import Windows, fine_tune
+from longitude.checkpoints.load import load
+from longitude.extend.fine_tune import RANK, Windows, _require_memory, _stream, fine_tune
 from longitude.positions.samplers import sampler
 
 LENGTH = 64
@@ -113,8 +113,8 @@ def test_it_learns_and_writes_weights_beside_the_same_files(tune, extended) -> N
 def test_the_loss_is_that_of_plain_transformers(tune, extended, text) -> None:
     """The first step's, by hand: mean over the tokens that are predicted."""
     tuned, _ = tune(steps=1, positions="skipped", seed=4)
-    checkpoint = room.load(extended)
-    tokens = room._stream(checkpoint.tokenizer, text, LENGTH)
+    checkpoint = load(extended)
+    tokens = _stream(checkpoint.tokenizer, text, LENGTH)
     windows = Windows(tokens, LENGTH, 2, 4, sampler("skipped", max_length=256))
     batch = {name: torch.stack([windows[i][name] for i in range(2)]) for name in windows[0]}
     labels = batch.pop("labels")
@@ -132,10 +132,11 @@ def test_the_seed_decides(tune, tmp_path) -> None:
     assert a == b != c
 
 
-def test_every_step_is_heard(tune) -> None:
-    heard = []
-    tuned, _ = tune(progress=lambda *each: heard.append(each))
-    assert heard == [(i + 1, 3, loss) for i, loss in enumerate(tuned.losses)]
+def test_progress_is_called_at_every_step(tune) -> None:
+    calls = []
+    training, _ = tune(on_progress=lambda *each: calls.append(each))
+    perplexities = [f"training, perplexity {math.exp(loss):.4g}" for loss in training.losses]
+    assert calls == [(what, i + 1, 3) for i, what in enumerate(perplexities)]
 
 
 @pytest.mark.slow
@@ -169,8 +170,8 @@ def test_lora_is_merged_into_the_weights(tune, extended) -> None:
     linear = {name for name in old if name.endswith("_proj.weight")}
     assert changed == linear and len(linear) == 2 * 7
     for name in linear:
-        assert torch.linalg.matrix_rank((new[name] - old[name]).double(), rtol=1e-4) <= room.RANK
-    assert tuned.parameters == sum(room.RANK * sum(old[name].shape) for name in linear)
+        assert torch.linalg.matrix_rank((new[name] - old[name]).double(), rtol=1e-4) <= RANK
+    assert tuned.parameters == sum(RANK * sum(old[name].shape) for name in linear)
     assert tuned.losses[-1] < tuned.losses[0]
 
 
@@ -213,15 +214,9 @@ def test_a_loss_that_is_no_number_stops_it(save, text, tmp_path) -> None:
 
 
 def test_more_memory_than_there_is(extended) -> None:
-    checkpoint = room.load(extended, tokenizer=False)
+    checkpoint = load(extended, tokenizer=False)
     with pytest.raises(ValueError, match=r"takes about .* GiB, .* --positions skipped"):
-        room._require_memory(checkpoint.model, checkpoint.config, 10**7, 256, False)
-    weights = sum(each.numel() for each in checkpoint.model.parameters())
-    few = room.memory(checkpoint.model, checkpoint.config, 1, 256, False)
-    assert 16 * weights + 3 * 4 * 256 * 258 < few < room.memory(checkpoint.model, checkpoint.config, 2, 256, False)
-    assert room.memory(checkpoint.model, checkpoint.config, 64, 256, True) < room.memory(
-        checkpoint.model, checkpoint.config, 64, 256, False
-    )
+        _require_memory(checkpoint.model, checkpoint.config, 10**7, 256, False)
 
 
 # ---- processes -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from longitude.checkpoints.source import open_source
-from longitude.extend import layout
+from longitude.extend.convert import compare, layout_changes
 
 KINDS = ["llama", "qwen2", "qwen3", "neox", "phi3", "gemma3", "cohere", "mistral"]
 
@@ -55,10 +55,10 @@ def test_repair_of_interleaved_weights_in_a_half_model(checkpoint, save, command
 def test_parity_check_fails_on_a_wrong_conversion(checkpoint) -> None:
     """Keys left as they were: the check must not pass."""
     source = open_source(str(checkpoint("llama")))
-    changes = layout.layout_changes(source, "interleaved")
+    changes = layout_changes(source, "interleaved")
     halved = {name: change for name, change in changes.items() if "q_proj" in name}
     with pytest.raises(ValueError, match="other logits"):
-        layout.parity(source, halved, "interleaved")
+        compare(source, halved, "interleaved")
 
 
 def test_models_without_a_layout(checkpoint, save, command, tmp_path) -> None:

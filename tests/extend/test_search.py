@@ -18,15 +18,14 @@ import longitude as lg
 from longitude.checkpoints.positions import rotary_of
 from longitude.checkpoints.source import open_source
 from longitude.extend import search as room
-from longitude.extend.candidates import Candidate, Task, task_of, turned
-from longitude.extend.config import ExtendConfig
-from longitude.extend.plan import plan
-from longitude.extend.run import write
-from longitude.extend.search import search
+from longitude.extend.factors import Candidate, RotaryPairs, rotary_pairs, rotating_with
+from longitude.extend.plan import Target, plan_extension
+from longitude.extend.search import SearchResult, search
+from longitude.extend.weights import write_checkpoint
 from longitude.measure.text import document_losses
 
 LENGTH = 64
-TASK = Task(base=10_000.0, rotary_dim=64, original_length=4096, length=16384)
+PAIRS = RotaryPairs(base=10_000.0, rotary_dim=64, original_length=4096, length=16384)
 
 
 def loaded(folder):
@@ -46,35 +45,35 @@ def documents(count: int = 3, length: int = 2 * LENGTH + 1) -> list[Tensor]:
 
 # ---- starts ----------------------------------------------------------------------------------------------------------
 def test_linear_divides_every_pair_by_the_factor() -> None:
-    assert TASK.starts()["linear"] == Candidate((4.0,) * 32, 1.0)
+    assert PAIRS.starts()["linear"] == Candidate((4.0,) * 32, 1.0)
 
 
 def test_ntk_leaves_the_fastest_pair_and_divides_the_slowest_by_the_factor() -> None:
     """base s^(d/(d-2)) with s = 4, d = 64: pair k is divided by 4^(2k/62)."""
-    start = TASK.starts()["ntk"]
+    start = PAIRS.starts()["ntk"]
     assert start.factors == pytest.approx([4 ** (2 * k / 62) for k in range(32)], rel=1e-9)
     assert start.attention_factor == 1
 
 
 def test_yarn_comes_with_its_attention_factor() -> None:
     """0.1 ln 4 + 1; pairs of 32 turns and more stay, of one turn and less are divided by 4 (correction range 10 to 23)."""
-    start = TASK.starts()["yarn"]
+    start = PAIRS.starts()["yarn"]
     assert start.attention_factor == pytest.approx(1.1386294)
     assert start.factors[:11] == pytest.approx([1] * 11) and start.factors[23:] == pytest.approx([4] * 9)
-    assert TASK.starts()["ntk-by-parts"] == Candidate(start.factors, 1.0)
+    assert PAIRS.starts()["ntk-by-parts"] == Candidate(start.factors, 1.0)
 
 
 def test_no_start_ever_falls() -> None:
-    for start in TASK.starts().values():
+    for start in PAIRS.starts().values():
         assert all(a <= b * (1 + 1e-12) for a, b in zip(start.factors, start.factors[1:], strict=False))
-    assert TASK.starts()["unchanged"] == Candidate((1.0,) * 32, 1.0)
+    assert PAIRS.starts()["unchanged"] == Candidate((1.0,) * 32, 1.0)
 
 
 # ---- a candidate in a model ------------------------------------------------------------------------------------------
 def scheme_for(model, attention_factor: float = 1.1) -> lg.scaling.LongRoPE:
-    task = task_of(model, LENGTH, 4 * LENGTH)
-    pairs = task.rotary_dim // 2
-    return task.scheme(Candidate(tuple(1.07 + 0.4 * k for k in range(pairs)), attention_factor), (1.02,) * pairs)
+    pairs = rotary_pairs(model, LENGTH, 4 * LENGTH)
+    count = pairs.rotary_dim // 2
+    return pairs.longrope(Candidate(tuple(1.07 + 0.4 * k for k in range(count)), attention_factor), (1.02,) * count)
 
 
 @pytest.mark.parametrize("kind", ["llama", "neox", "gemma3", "phi3"])
@@ -83,12 +82,12 @@ def test_a_candidate_gives_the_logits_of_the_written_checkpoint(kind, checkpoint
     source = open_source(str(checkpoint(kind)))
     model = loaded(source.folder)
     scheme = scheme_for(model)
-    made = plan(source, ExtendConfig(to=4 * LENGTH, method="longrope"), scheme)
-    write(source, tmp_path / "out", made.changes, made)
+    plan = plan_extension(source, Target(to=4 * LENGTH, method="longrope"), SearchResult(scheme, 1.0, {}, [], 0))
+    write_checkpoint(source, tmp_path / "out", plan.changes, plan.config)
     written = loaded(tmp_path / "out")
     for length in (LENGTH, LENGTH + 1, 4 * LENGTH):
         before = logits(model, length)
-        with turned(model, scheme):
+        with rotating_with(model, scheme):
             within = logits(model, length)
         torch.testing.assert_close(within, logits(written, length))
         assert not torch.allclose(within, before, atol=1e-4)
@@ -98,7 +97,7 @@ def test_a_candidate_gives_the_logits_of_the_written_checkpoint(kind, checkpoint
 def test_its_frequencies_are_those_of_the_scheme(checkpoint) -> None:
     model = loaded(checkpoint("llama"))
     scheme = scheme_for(model)
-    with turned(model, scheme):
+    with rotating_with(model, scheme):
         logits(model, LENGTH + 1)
         module = rotary_of(model)
         expected = scheme.frequencies(16, 10_000.0, LENGTH + 1)
@@ -110,7 +109,7 @@ def test_its_frequencies_are_those_of_the_scheme(checkpoint) -> None:
 def test_a_model_is_put_back_after_an_error(checkpoint) -> None:
     model = loaded(checkpoint("llama"))
     before = logits(model, LENGTH)
-    with pytest.raises(KeyboardInterrupt), turned(model, scheme_for(model)):
+    with pytest.raises(KeyboardInterrupt), rotating_with(model, scheme_for(model)):
         raise KeyboardInterrupt
     torch.testing.assert_close(logits(model, LENGTH), before)
 
@@ -127,18 +126,18 @@ def model(checkpoint):
 
 
 def test_a_search_keeps_its_promises(model, tmp_path) -> None:
-    heard = []
+    calls = []
     short = logits(model, LENGTH)
-    found = call(model, tmp_path / "s", progress=lambda *each: heard.append(each))
+    found = call(model, tmp_path / "s", on_progress=lambda *each: calls.append(each))
     assert found.loss <= min(found.starts.values())
     assert [*found.starts] == ["unchanged", "linear", "ntk", "yarn", "ntk-by-parts", "llama3"]
-    assert found.tried == 40 == heard[-1][0] and all(total == 40 for _, total, _ in heard)
-    assert [best for _, _, best in heard] == sorted((best for _, _, best in heard), reverse=True)
+    assert found.tried == 40 == calls[-1][0] and all(total == 40 for _, total, _ in calls)
+    assert [best for _, _, best in calls] == sorted((best for _, _, best in calls), reverse=True)
     assert [loss for _, loss in found.history] == sorted({loss for _, loss in found.history}, reverse=True)
     assert found.history[-1][1] == found.loss
     factors = found.scheme.long_factor
     assert list(factors) == sorted(factors) and factors[0] >= 1 and factors[-1] <= 2.5
-    with turned(model, found.scheme):
+    with rotating_with(model, found.scheme):
         torch.testing.assert_close(logits(model, LENGTH), short)  # up to the original length nothing changes
         [losses] = [document_losses(model, documents(), window=2 * LENGTH)]
     assert losses.nats.sum() / losses.tokens.sum() == pytest.approx(found.loss, abs=1e-6)
@@ -174,13 +173,13 @@ def test_an_attention_factor_of_its_own_only_where_asked_for(model, tmp_path) ->
 
 
 def test_a_start_that_nothing_beats_is_the_result() -> None:
-    yarn, plain = TASK.starts()["yarn"], TASK.starts()["linear"]
+    yarn, plain = PAIRS.starts()["yarn"], PAIRS.starts()["linear"]
     losses, named = {yarn: 1.0, plain: 2.0}, {"yarn": 1.0, "linear": 2.0}
-    chosen = room._chosen(TASK, losses, named, attention=False)
+    chosen = room._best(PAIRS, losses, named, attention=False)
     assert chosen.loss == 1 and chosen.scheme.attention_factor == yarn.attention_factor and "short texts" in chosen.note
     better = Candidate((1.0,) * 32, 1.0)
-    chosen = room._chosen(
-        TASK, {yarn: 1.0, plain: 2.0, Candidate(yarn.factors, 1.2): 0.5, better: 0.9}, named, attention=False
+    chosen = room._best(
+        PAIRS, {yarn: 1.0, plain: 2.0, Candidate(yarn.factors, 1.2): 0.5, better: 0.9}, named, attention=False
     )
     assert (chosen.loss, chosen.scheme.attention_factor, chosen.note) == (0.9, 1.0, "")
 
@@ -204,12 +203,12 @@ def test_the_budget_is_kept() -> None:
 
 
 def test_more_than_the_budget_is_said_beforehand(model, tmp_path, monkeypatch) -> None:
-    heard = []
-    call(model, tmp_path / "s", evaluations=None, budget=1e-6, note=heard.append)
-    assert len(heard) == 1 and "32 candidates" in heard[0]
+    notes = []
+    call(model, tmp_path / "s", evaluations=None, budget=1e-6, on_note=notes.append)
+    assert len(notes) == 1 and "32 candidates" in notes[0]
     monkeypatch.setattr(room, "PUBLISHED", 33)
-    call(model, tmp_path / "enough", evaluations=None, budget=60.0, note=heard.append)
-    assert len(heard) == 1
+    call(model, tmp_path / "enough", evaluations=None, budget=60.0, on_note=notes.append)
+    assert len(notes) == 1
 
 
 def test_time_is_measured_where_no_number_is_given(model, tmp_path) -> None:
@@ -279,7 +278,7 @@ def test_wrong_use_is_told(model, checkpoint, tmp_path) -> None:
 
 def test_the_state_of_another_search_is_refused(model, checkpoint, tmp_path) -> None:
     call(model, tmp_path / "s")
-    with pytest.raises(ValueError, match=r"holds a search with text .* remove .* to search anew"):
+    with pytest.raises(ValueError, match=r"holds a search with text .* remove .* to search again"):
         call(model, tmp_path / "s", documents=documents(length=2 * LENGTH + 2)[1:])
     with pytest.raises(ValueError, match="holds a search with length 128, not 192"):
         call(model, tmp_path / "s", length=3 * LENGTH, documents=documents(length=200))
@@ -305,7 +304,8 @@ SEARCHING = """
     from pathlib import Path
     import torch
     from transformers import AutoModelForCausalLM
-    from longitude.extend.search import search
+    from longitude.extend.search import SearchResult, search
+from longitude.extend.weights import write_checkpoint
 
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
@@ -357,14 +357,14 @@ def test_on_a_trained_model_it_beats_every_start_on_text_it_never_saw(tmp_path) 
     model.eval()
     seen, held = ([text[:257] for text in half] for half in (validation[0::2], validation[1::2]))
     found = search(model, seen, length=256, original_length=64, evaluations=80, state=tmp_path / "s")
-    task = task_of(model, 64, 256)
+    pairs = rotary_pairs(model, 64, 256)
 
     def nats(scheme) -> float:
-        with turned(model, scheme):
+        with rotating_with(model, scheme):
             losses = document_losses(model, held, window=256)
         return float(losses.nats.sum() / losses.tokens.sum())
 
-    others = {name: nats(task.scheme(start, start.factors)) for name, start in task.starts().items()}
+    others = {name: nats(pairs.longrope(start, start.factors)) for name, start in pairs.starts().items()}
     assert found.loss < min(found.starts.values())
     assert nats(found.scheme) < min(others.values())
     assert found.scheme.attention_factor == 1

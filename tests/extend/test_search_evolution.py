@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from longitude.extend.candidates import Candidate
 from longitude.extend.evolution import PUBLISHED, Bounds, crossing, evolve, mutant
+from longitude.extend.factors import Candidate
 
 BOUNDS = Bounds(low=1.0, high=5.0, least=1.0, most=1.2)
 STARTS = [Candidate((4.0,) * 8, 1.0), Candidate(tuple(4 ** (k / 7) for k in range(8)), 1.0), Candidate((1.0,) * 8, 1.3)]

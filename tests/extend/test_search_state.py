@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from longitude.extend.search import Found, search
+from longitude.extend.search import SearchResult, search
 
 LENGTH = 64
 
@@ -18,7 +18,7 @@ def call(checkpoint):
     model = AutoModelForCausalLM.from_pretrained(checkpoint("llama")).eval()
     documents = [torch.randint(3, 250, (2 * LENGTH + 1,), generator=torch.Generator().manual_seed(i)) for i in range(2)]
 
-    def found(state: Path) -> Found:
+    def found(state: Path) -> SearchResult:
         return search(model, documents, length=2 * LENGTH, original_length=LENGTH, state=state, evaluations=12)
 
     return found
@@ -46,7 +46,7 @@ def test_a_damaged_state_is_refused(name, content, call, tmp_path) -> None:
             {key: each for key, each in json.loads(path.read_text()).items() if key != "budget"}
         ).encode()
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name} is damaged; remove {path.parent} to search anew"):
+    with pytest.raises(ValueError, match=f"{name} is damaged; remove {path.parent} to search again"):
         call(tmp_path / "s")
     assert path.read_bytes() == content
 

@@ -1,12 +1,13 @@
 """The verb with the search and with fine-tuning: what they find is what is written, and nothing stays beside it."""
 
 import json
+import sys
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from longitude.extend import run as running
+import longitude as lg
 from longitude.positions.scaling import LongRoPE
 
 LENGTH = 64
@@ -58,7 +59,7 @@ def test_search_goes_on_after_an_interruption(small, checkpoint, command, text, 
         raise KeyboardInterrupt
 
     given.remove("--no-measure")
-    monkeypatch.setattr(running, "write", interrupted)
+    monkeypatch.setattr(sys.modules["longitude.extend.extend"], "_write", interrupted)
     assert command(checkpoint("llama"), *given, "--out", tmp_path / "out")[0] == 130
     tried = tmp_path / ".out.search" / "tried.jsonl"
     before = tried.read_text()
@@ -70,11 +71,8 @@ def test_search_goes_on_after_an_interruption(small, checkpoint, command, text, 
     tries = []
     loss = search._loss
     monkeypatch.setattr(search, "_loss", lambda *args: tries.append(1) or loss(*args))
-    running.run(
-        str(checkpoint("llama")),
-        running.ExtendConfig(to=2 * LENGTH, method="longrope", text=str(text), budget=0.01),
-        tmp_path / "out",
-    )
+    given = {"to": 2 * LENGTH, "method": "longrope", "text": str(text), "budget": 0.01}
+    lg.extend.extend(checkpoint("llama"), tmp_path / "out", **given)
     assert not tries and (tmp_path / "out").is_dir() and not tried.exists()
 
 
@@ -89,19 +87,22 @@ def test_longrope_is_written_as_found(nested, checkpoint, tmp_path) -> None:
     """Through a plan alone, for layer types too: transformers computes both lists."""
     from longitude.checkpoints.positions import rotary_of
     from longitude.checkpoints.source import open_source
-    from longitude.extend.plan import plan
+    from longitude.extend.plan import Target, plan_extension
+    from longitude.extend.search import SearchResult
+    from longitude.extend.weights import write_checkpoint
 
     kind = "gemma3" if nested else "llama"
     scheme = LongRoPE([1.0] * 8, [1.0 + k / 4 for k in range(8)], LENGTH, 4.0, 4 * LENGTH, 1.1, follow="sequence")
     source = open_source(str(checkpoint(kind)))
-    made = plan(source, running.ExtendConfig(to=4 * LENGTH, method="longrope", no_measure=True), scheme)
-    running.write(source, tmp_path / "out", made.changes, made)
+    result = SearchResult(scheme, 1.0, {}, [], 0)
+    plan = plan_extension(source, Target(to=4 * LENGTH, method="longrope"), result, must_fit=False)
+    write_checkpoint(source, tmp_path / "out", plan.changes, plan.config)
     rotary = rotary_of(AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
     prefix = "full_attention_" if nested else ""
-    assert getattr(rotary, f"{prefix}attention_scaling") == 1.1 == made.attention_factor
+    assert getattr(rotary, f"{prefix}attention_scaling") == 1.1 == plan.attention_factor
     names = [{"layer_type": "full_attention"} if nested else {}]
     rotary(torch.zeros(1, 4 * LENGTH, 4), torch.arange(4 * LENGTH)[None], **names[0])
-    base = made.base or 0.0
+    base = plan.base or 0.0
     want = base ** (-torch.arange(8) / 8) / torch.tensor(scheme.long_factor)
     torch.testing.assert_close(getattr(rotary, f"{prefix}inv_freq"), want, rtol=2e-6, atol=0)
 

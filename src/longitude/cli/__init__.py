@@ -21,12 +21,11 @@ from longitude.bench.config import BenchConfig
 from longitude.cli.bench import bench, defaults as bench_defaults
 from longitude.cli.catalogue import list_
 from longitude.cli.check import check
-from longitude.cli.extend import extend
+from longitude.cli.extend import ExtendOptions, extend
 from longitude.cli.measure import measure
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
 from longitude.cli.study import defaults as study_defaults, report, study
 from longitude.errors import unknown
-from longitude.extend.config import ExtendConfig
 from longitude.measure.config import MeasureConfig
 from longitude.study.config import StudyConfig, option
 
@@ -41,7 +40,7 @@ VERBS: dict[str, Callable[..., int]] = {
 }
 OPTIONS: dict[str, type] = {
     "study": StudyConfig,
-    "extend": ExtendConfig,
+    "extend": ExtendOptions,
     "measure": MeasureConfig,
     "bench": BenchConfig,
 }

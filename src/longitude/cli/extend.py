@@ -1,22 +1,96 @@
 """`longitude extend`."""
 
-from contextlib import nullcontext
+import os
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
 from longitude.cli.shared import DONE, print_json, stderr_console
-from longitude.extend.config import ExtendConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtendOptions:
+    """A checkpoint for longer texts: what changes, and where the numbers come from."""
+
+    to: int | None = None
+    """The new length in tokens."""
+    method: str | None = None
+    """linear, ntk, dynamic, ntk-by-parts, yarn, longrope, llama3, base or another registered scheme; a learned table is
+    stretched with linear."""
+    factor: float | None = None
+    """Factor of the scheme; by default --to over the original length. Llama 3.1 has 8 from 8192 to 131072."""
+    base: float | None = None
+    """With --method base: the new base of the frequencies (rope_theta), such as 500000."""
+    original: int | None = None
+    """The trained length, where the configuration does not hold it; needed to extend what is extended already."""
+    convert_layout: Literal["half", "interleaved"] | None = None
+    """half or interleaved: the rotary layout to bring the weights into, from the other one."""
+    text: str = "stdlib"
+    """Text of the measured cost: a file, a folder, datasets:NAME, or the sources of Python's standard library."""
+    no_measure: bool = False
+    """Leave out the measured cost: no model is loaded, and the tokenizer may be missing."""
+    budget: float = 4.0
+    """With --method longrope: minutes to search, in all; 32 candidates are tried at least, however long they take."""
+    seed: int = 0
+    """Of the search and of fine-tuning."""
+    fine_tune: str | None = None
+    """Text to train on after extending, full or with --lora: a file, a folder, stdlib or datasets:NAME. Without --to, MODEL is
+    trained as it is."""
+    steps: int | None = None
+    """With --fine-tune: how many."""
+    lora: bool = False
+    """With --fine-tune: train low-rank matrices only (peft), merged at the end."""
+    positions: Literal["contiguous", "randomized", "skipped"] = "contiguous"
+    """With --fine-tune: where positions of a window come from: contiguous, or randomized or skipped over the whole length."""
+    window: int | None = None
+    """With --fine-tune: tokens of a window; by default the new length, with other positions the original one."""
+    batch: int = 1
+    """With --fine-tune: windows per step on each device."""
+    learning_rate: float = 2e-5
+    """With --fine-tune: after 5 % of the steps, in which it rises."""
+    gradient_checkpointing: bool = False
+    """With --fine-tune: less memory, a third more time."""
+    dry_run: bool = False
+    """Print what would change, and write nothing."""
+    allow_pickle: bool = False
+    """Take weights that are saved as a pickle, which can run code as it is read; they are written as safetensors."""
+
+    def check(self) -> None:
+        """ValueError for options that do not go together."""
+        if not self.budget > 0:
+            raise ValueError(f"--budget: expected minutes above 0, got {self.budget}")
+        if self.convert_layout is not None and (self.to is not None or self.fine_tune is not None):
+            raise ValueError("--convert-layout goes without --to and --fine-tune, got both; convert first")
+        self._require("--to, the new length", self.to, ("method", "factor", "base", "original"))
+        tuning = ("steps", "lora", "positions", "window", "batch", "learning_rate", "gradient_checkpointing")
+        self._require("--fine-tune TEXT", self.fine_tune, tuning)
+        if self.to is None and self.convert_layout is None and self.fine_tune is None:
+            raise ValueError("expected --to, the length in tokens, and --method; got neither --to nor --convert-layout")
+        if self.to is not None and self.method is None:
+            raise ValueError("expected --method with --to, got none; `longitude extend --help` lists the methods")
+        if self.fine_tune is not None and (self.steps is None or self.steps < 1):
+            raise ValueError(f"--fine-tune: expected --steps of 1 or more, got {self.steps or 'none'}")
+        if self.batch < 1 or not self.learning_rate > 0:
+            raise ValueError(
+                f"--fine-tune: expected --batch of 1 or more and --learning-rate above 0, got {self.batch} and "
+                f"{self.learning_rate}"
+            )
+
+    def _require(self, what: str, given: Any, names: tuple[str, ...]) -> None:
+        for name in names:
+            if given is None and getattr(self, name) != getattr(type(self), name):
+                raise ValueError(f"--{name.replace('_', '-')} needs {what}, got none")
 
 
 def extend(
     model: Annotated[str, tyro.conf.Positional],
-    config: Annotated[ExtendConfig, tyro.conf.arg(name="")],
+    config: Annotated[ExtendOptions, tyro.conf.arg(name="")],
     out: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Write a checkpoint that takes longer texts, for plain transformers; say what changed and what short texts pay.
+    """Write a checkpoint that takes longer texts, for plain transformers; show what changed and the cost on short contexts.
 
     Args:
         model: Folder of a Hugging Face checkpoint, or a name on the hub.
@@ -24,69 +98,86 @@ def extend(
         out: Folder of the new checkpoint; it must not exist.
         json: Print JSON instead of tables.
     """
-    from longitude.extend.config import checked, require_out
-
-    config = checked(config)
+    config.check()
     if not model:
         raise ValueError("expected MODEL, the folder of a checkpoint or a name on the hub, got an empty one")
     if out is None and not config.dry_run:
         raise ValueError("expected --out, the folder of the new checkpoint (or --dry-run), got none")
     if out is not None:
-        require_out(out, model)
-    console = stderr_console()
-    with console.status("reading the checkpoint") if console.is_terminal else nullcontext():
-        from longitude.extend import show
-        from longitude.extend.run import ExtendPlan, run
-        from longitude.runs.files import is_first_process
+        require_new(out, model)
+    from longitude.runs.progress import Progress
 
-    def say(plan: ExtendPlan) -> None:
-        if not json:
-            _print(show.parts(plan))
+    with Progress(stderr_console()) as bar:
+        bar.update("reading the checkpoint", 0)
+        return _extend(model, config, out, json, bar)
 
-    with _Bar(console) as bar:
-        outcome = run(model, config, out, say, bar, bar.note)
+
+def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar: Any) -> int:
+    from longitude.extend import convert, extend, fine_tune, show
+    from longitude.extend.extend import staged
+    from longitude.report.table import show as display
+    from longitude.runs.files import is_first_process
+
+    given: dict[str, Any] = {"allow_pickle": config.allow_pickle}
+    written = None if config.dry_run else out
+    text = None if config.no_measure else config.text
+
+    def train(folder: Path, out: Path, cost_text: str | None = None) -> Any:
+        assert config.fine_tune is not None and config.steps is not None
+        names = ("steps", "lora", "positions", "batch", "learning_rate", "gradient_checkpointing", "seed")
+        options = {name: getattr(config, name) for name in names} | {"length": config.window, "cost_text": cost_text}
+        return fine_tune(folder, config.fine_tune, out=out, on_progress=bar.update, **options)
+
+    result: dict[str, Any] = {}
+    if config.convert_layout is not None:
+        result["parity"] = convert(model, config.convert_layout, written, **given)
+    elif config.to is None or not is_first_process():  # processes after the first one train only
+        if written is not None:
+            result["training"] = train(Path(model) if config.to is None else staged(written), written, text)
+            result["costs"] = result["training"].costs
+    else:
+        assert config.method is not None
+        given |= {name: getattr(config, name) for name in ("to", "factor", "base", "original", "budget", "seed")}
+        extension = extend(
+            model,
+            written,
+            method=config.method,
+            text=text,
+            train=None if config.fine_tune is None else train,
+            on_plan=lambda plan: None if json else display(*show.plan_parts(plan)),
+            on_progress=bar.update,
+            on_note=bar.note,
+            **given,
+        )
+        result = {name: getattr(extension, name) for name in ("plan", "training", "costs")}
+        written = written if extension.written else None
     if not is_first_process():
         return DONE
     if json:
-        print_json(show.as_json(outcome, out))
-    else:
-        _print(show.results(outcome, config, out))
+        print_json(show.as_json(**result, out=None if written is None else str(written)))
+        return DONE
+    if "parity" in result:
+        display(show.parity_line(result["parity"], config.convert_layout or ""))
+    if result.get("training") is not None:
+        display(show.training_line(result["training"]))
+    if written is not None:
+        display(f"\nwritten: {written}")
+    elif config.dry_run:
+        display("\nnothing was written (--dry-run)")
+    if result.get("costs"):
+        display(*show.cost_parts(result["costs"]))
     return DONE
 
 
-def _print(parts: Any) -> None:
-    from rich.console import Console
-
-    console = Console()
-    if not console.is_terminal:  # a file has no margin to wrap at
-        console = Console(width=200)
-    for part in parts:
-        console.print(part, highlight=False, markup=False, soft_wrap=not hasattr(part, "columns"))
-
-
-class _Bar:
-    """A progress bar that tells what is done, on a terminal."""
-
-    def __init__(self, console: Any):
-        from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-        columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-        self.bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self.tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> "_Bar":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def note(self, sentence: str) -> None:
-        self.bar.console.print(sentence, highlight=False, markup=False)
-
-    def __call__(self, what: str, done: float, total: float) -> None:
-        if what not in self.tasks:
-            for task in self.tasks.values():
-                self.bar.update(task, visible=False)
-            self.tasks[what] = self.bar.add_task(what)
-        self.bar.update(self.tasks[what], completed=done, total=total)
+def require_new(out: Path, model: str) -> None:
+    """ValueError unless `out` is a new folder outside of the model's: better now than after minutes of work."""
+    if out.exists() or out.is_symlink():
+        raise ValueError(f"--out {out} exists already, and nothing is written over; name another")
+    folder = Path(model).expanduser()
+    if folder.is_dir() and out.absolute().resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"--out {out} lies inside the model's own folder {model}; name one outside of it")
+    parent = out.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    if not parent.is_dir() or not os.access(parent, os.W_OK):
+        raise ValueError(f"--out {out}: {parent} is not a directory that can be written to; choose another --out")

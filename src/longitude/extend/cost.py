@@ -1,28 +1,33 @@
-"""What an extension costs on short texts: both models on the same windows of the original length, over the same bytes."""
+"""The cost on short contexts: a model before and after, on the same windows of the original length, over the same bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+import numpy as np
 import torch
 
-from longitude.checkpoints.load import Checkpoint, load
+from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.load import Checkpoint, load, tokenizer_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source
-from longitude.measure import memory
 from longitude.measure.documents import Documents, documents_of
 from longitude.measure.intervals import Interval, interval, paired_difference
-from longitude.measure.sources import Text
+from longitude.measure.sources import read_text
 from longitude.measure.text import DocumentLosses, losses_by_length
 from longitude.measure.windows import LOGITS, Bounded
+from longitude.runs.device import device_of
+from longitude.runs.memory import available_memory, forward_memory
 
 TOKENS, DOCUMENTS, FEWEST = 65_536, 32, 4
-"""What is scored: about so many tokens, of so many documents; of long windows no fewer than FEWEST."""
+"""What is scored: about this many tokens, of this many documents; of long windows no fewer than FEWEST."""
 BATCH = 4096
 """Tokens read at once, or one window where it is longer."""
+
+Progress = Callable[[str, float, float], None]
+"""on_progress(what is being done, done, total)."""
 
 
 @dataclass(frozen=True)
@@ -40,66 +45,101 @@ class Cost:
     text: str
 
 
-def documents_for(text: Text, tokenizer: Any, length: int) -> Documents:
-    """Excerpts of one window or more of `length` tokens. ValueError for a text that is too short."""
-    documents = min(DOCUMENTS, max(FEWEST, TOKENS // length))
-    windows = max(1, TOKENS // (documents * length))
-    for long in (windows * length, length):
+class CostMeasurement:
+    """Measures a checkpoint and what was made of it on one text. ValueError, before any model is loaded, where it has no
+    tokenizer, the text cannot be read, or one window does not fit into memory.
+    """
+
+    def __init__(self, source: Source, text: str, on_progress: Progress):
         try:
-            return documents_of(text, tokenizer, long, documents)
+            tokenizer_of(source.folder, source.config)
         except ValueError as error:
-            said = error
-    raise ValueError(f"{said}; or leave out what is measured with --no-measure")
+            raise ValueError(
+                f"{error}; or leave out the measured cost, which alone needs it, with --no-measure"
+            ) from error
+        self.source, self.on_progress = source, on_progress
+        self.text = read_text(text, "--text")
+        self.documents: dict[int, Documents] = {}
+        self.before: dict[int, DocumentLosses] = {}
+        self.require_memory(source.declared or 1)
 
-
-def losses_of(
-    checkpoint: Checkpoint, documents: Documents, length: int, progress: Callable[[int, int], None] | None = None
-) -> DocumentLosses:
-    """Sums over the documents in windows that do not overlap, with their bytes."""
-    [found] = losses_by_length(
-        checkpoint.model,
-        documents.ids,
-        lengths=[length],
-        methods=["non-overlapping"],
-        span=len(documents.ids[0]) - 1,
-        token_bytes=documents.bytes,
-        batch_tokens=max(BATCH, length),
-        progress=progress,
-        reader=Bounded(checkpoint.model, None),
-    )
-    return found
-
-
-def cost_of(before: DocumentLosses, after: DocumentLosses | None, length: int, text: Text) -> Cost:
-    return Cost(
-        length,
-        interval(*before.sums, metric=before.metric),
-        None if after is None else interval(*after.sums, metric=after.metric),
-        None if after is None else paired_difference(after.sums, before.sums, metric=before.metric),
-        len(before.nats),
-        int(before.tokens.sum()),
-        text.source,
-    )
-
-
-def device() -> str:
-    """Where it is measured."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def loaded(folder: Path, allow_pickle: bool = False) -> Checkpoint:
-    """The model in a folder, on the device."""
-    with quiet():
-        return load(folder, allow_pickle=allow_pickle, device=device())
-
-
-def require_memory(source: Source, length: int) -> None:
-    """ValueError when a model with one window of `length` tokens is larger than what is free."""
-    dtype = getattr(torch, str(source.config.dtype or "float32").removeprefix("torch."))
-    rows = max(1, BATCH // length)
-    needs = memory.needed(source.skeleton, dtype, length, rows, length, LOGITS)
-    if needs.total > (free := memory.available(device())):
-        raise ValueError(
-            f"{source.name}: reading {length} tokens at once takes {needs}, and {free / 1e9:.1f} GB are free; leave out what "
-            f"is measured with --no-measure"
+    def require_memory(self, length: int) -> None:
+        """ValueError when the model with one window of `length` tokens is larger than what is free."""
+        dtype = getattr(torch, str(self.source.config.dtype or "float32").removeprefix("torch."))
+        needs = forward_memory(
+            self.source.skeleton,
+            head_dim_of(self.source.config),
+            dtype,
+            length,
+            max(1, BATCH // length),
+            length,
+            LOGITS,
         )
+        if needs.total > (free := available_memory(device_of().type)):
+            raise ValueError(
+                f"{self.source.name}: reading {length} tokens at once takes {needs}, and {free / 1e9:.1f} GB are free; leave "
+                f"out what is measured with --no-measure"
+            )
+
+    def load(self, folder: Path | None = None) -> Checkpoint:
+        """The model in a folder, or the original, on the device."""
+        with quiet():
+            return load(folder or self.source.folder, allow_pickle=self.source.pickled, device=device_of())
+
+    def excerpts(self, tokenizer, length: int) -> Documents:
+        """One window of `length` tokens or more of each document. ValueError for a text that is too short."""
+        documents = min(DOCUMENTS, max(FEWEST, TOKENS // length))
+        windows = max(1, TOKENS // (documents * length))
+        problem = None
+        for long in (windows * length, length):
+            try:
+                return documents_of(self.text, tokenizer, long, documents)
+            except ValueError as error:
+                problem = error
+        raise ValueError(f"{problem}; or leave out what is measured with --no-measure")
+
+    def measure_original(self, lengths: Sequence[int]) -> None:
+        """Before anything is written. ValueError for a text that is too short, or losses that are not finite."""
+        checkpoint = self.load()
+        self.documents = {length: self.excerpts(checkpoint.tokenizer, length) for length in lengths}
+        self.before = self._losses(checkpoint, "measuring the original")
+        if not np.isfinite(self.before[lengths[0]].nats).all():
+            raise ValueError(
+                f"{self.source.name}: its losses on {self.text.source} are not finite at {lengths[0]} tokens, before anything "
+                f"is extended; look for NaN or overflow in its weights"
+            )
+
+    def compare(self, folder: Path | None) -> list[Cost]:
+        """The original compared with the checkpoint in `folder`, or alone. One model is in memory at a time."""
+        after = {} if folder is None else self._losses(self.load(folder), "measuring the new one")
+        return [self._cost(length, before, after.get(length)) for length, before in self.before.items()]
+
+    def _cost(self, length: int, before: DocumentLosses, after: DocumentLosses | None) -> Cost:
+        return Cost(
+            length,
+            interval(*before.sums, metric=before.metric),
+            None if after is None else interval(*after.sums, metric=after.metric),
+            None if after is None else paired_difference(after.sums, before.sums, metric=before.metric),
+            len(before.nats),
+            int(before.tokens.sum()),
+            self.text.source,
+        )
+
+    def _losses(self, checkpoint: Checkpoint, what: str) -> dict[int, DocumentLosses]:
+        """Sums over the documents in windows that do not overlap, with their bytes."""
+        losses = {}
+        for length, documents in self.documents.items():
+            if hasattr(checkpoint.config, "max_seq_len"):  # MPT's biases are made for this many positions
+                checkpoint.model.config.max_seq_len = max(length, checkpoint.config.max_seq_len)
+            [losses[length]] = losses_by_length(
+                checkpoint.model,
+                documents.ids,
+                lengths=[length],
+                methods=["non-overlapping"],
+                span=len(documents.ids[0]) - 1,
+                token_bytes=documents.bytes,
+                batch_tokens=max(BATCH, length),
+                progress=lambda done, total: self.on_progress(what, done, total),
+                reader=Bounded(checkpoint.model, None),
+            )
+        return losses

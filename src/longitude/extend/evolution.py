@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
 
-from longitude.extend.candidates import Candidate
+from longitude.extend.factors import Candidate
 
 POPULATION = 64
 ROUNDS = 40
@@ -49,9 +49,9 @@ def evolve(
 ) -> dict[Candidate, float]:
     """Every candidate that was tried, in the order of trying, with its loss; first all starts, bounds or not.
 
-    A population begins with the starts and mutants of them. In each round its better half stays, and as many come anew: half
-    of them mutants of one of these, half crossings of two. Nothing is tried twice. The same arguments, losses among them,
-    give the same result: to go on after an interruption, call it again with an `evaluate` that remembers.
+    A population begins with the starts and mutants of them. In each round its better half stays, and as many new ones are
+    added: half of them mutants of one of these, half crossings of two. Nothing is tried twice. The same arguments and losses
+    give the same result: to continue after an interruption, call it again with an `evaluate` that remembers.
     """
     tried = {start: evaluate(start) for start in dict.fromkeys(starts)}
     size = max(8, min(POPULATION, evaluations // ROUNDS // 4 * 4))
@@ -94,7 +94,7 @@ def _children(
 
 
 def mutant(parent: Candidate, bounds: Bounds, random: Random) -> Candidate:
-    """Each factor, with probability GENE, drawn anew between its neighbours', so that they never fall; the attention factor
+    """Each factor, with probability GENE, drawn again between its neighbours', so that they never fall; the attention factor
     moved, with the same probability.
     """
     factors = [bounds.low, *parent.factors, bounds.high]

@@ -1,54 +1,67 @@
-"""`extend --fine-tune TEXT --steps N`: an extended checkpoint trained on through Hugging Face's Trainer, full or LoRA."""
+"""`fine_tune`: a checkpoint trained on through Hugging Face's Trainer, full or LoRA, on one process or many."""
 
 from __future__ import annotations
 
 import importlib.util
 import inspect
 import math
-import os
 import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.checkpoints.load import config_of, load
 from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.source import open_source
+from longitude.extend.cost import Cost, CostMeasurement
 from longitude.hf import Trainer
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
 from longitude.runs.files import is_first_process, new_folder
+from longitude.runs.memory import total_memory, training_memory
 
+Positions = Literal["contiguous", "randomized", "skipped"]
 RANK = 16
 """Of the matrices that LoRA adds to every linear layer."""
 WARMUP = 0.05
 """Share of the steps in which the learning rate rises; afterwards it stays."""
+WAIT = timedelta(hours=24)
+"""How long processes wait for the first one, which may search and measure before; where that one fails, they end at once."""
 
 _OPTIONS = [field.name for field in fields(TrainingArguments)]
 _CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in _OPTIONS)
 
-Progress = Callable[[int, int, float], None]
-"""progress(steps done, steps in all, loss of the step in nats per token)."""
-
 
 @dataclass(frozen=True)
-class Tuned:
-    """losses: of each step, nats per token. tokens: that were trained on. parameters: that were trained."""
+class Training:
+    """What `fine_tune` did.
+
+    Attributes:
+        losses: Of each step, nats per token.
+        tokens: That were trained on.
+        parameters: That were trained.
+        seconds: From the first step to the last.
+        costs: Bits per byte before and after, where a text to measure on was given.
+    """
 
     losses: list[float]
     tokens: int
     parameters: int
     seconds: float
+    costs: list[Cost] = field(default_factory=list)
 
 
 def fine_tune(
@@ -61,38 +74,56 @@ def fine_tune(
     learning_rate: float = 2e-5,
     batch: int = 1,
     lora: bool = False,
-    positions: str = "contiguous",
+    positions: Positions = "contiguous",
     seed: int = 0,
     gradient_checkpointing: bool = False,
-    progress: Progress | None = None,
-) -> Tuned:
-    """Train an extended checkpoint on, and write it to the new folder `out`, whole or not at all.
+    cost_text: str | None = None,
+    on_progress: Callable[[str, float, float], None] = lambda what, done, total: None,
+) -> Training:
+    """Train a checkpoint on, extended or not, and write it to the new folder `out`, whole or not at all.
 
-    directory: the extended checkpoint; it is only read. `out` gets its config.json, tokenizer and generation config as they
-        are, and new weights as safetensors in the dtype of the old ones; LoRA's are merged, so that plain transformers loads it.
-    text: a file, a folder, "stdlib" or "datasets:NAME". Its documents are joined, with the end-of-text token between them.
-    length: tokens of a window. By default the length that the configuration declares, or, where positions are not contiguous,
-        the original one.
-    positions: "contiguous", "randomized" or "skipped" (`lg.samplers`): the positions of a window come from the whole declared
-        length, however short the window is.
-    batch: windows per step on each device. seed: of the order of the windows and of positions.
-    gradient_checkpointing: less memory, a third more time.
+    `out` gets its config.json, tokenizer and generation config as they are, and new weights as safetensors in the dtype of
+    the old ones; LoRA's are merged, so that plain transformers loads it. The same call under `accelerate launch` trains on
+    every process that it starts, as one process does with as many times the batch; the first process writes, and the others
+    wait until it has made `directory`. A stock model holds the logits of its whole batch for the loss: the memory is
+    estimated first.
 
-    The same call under `accelerate launch` trains on every process that it starts, as one process does with as many times the
-    batch; the first process writes, and the others wait for `directory` if it is still being made. A stock model holds the
-    logits of its whole batch for the loss: the memory is estimated first (`memory`).
+    Args:
+        directory: The checkpoint; it is only read.
+        text: A file, a folder, "stdlib" or "datasets:NAME". Its documents are joined, with the end-of-text token between them.
+        steps: How many.
+        out: Folder of the new checkpoint.
+        length: Tokens of a window. By default the length that the configuration declares, or, where positions are not
+            contiguous, the original one.
+        learning_rate: After 5 % of the steps, in which it rises.
+        batch: Windows per step on each device.
+        lora: Train low-rank matrices only (peft), merged at the end.
+        positions: "contiguous", "randomized" or "skipped" (lg.samplers): the positions of a window come from the whole
+            declared length, however short the window is.
+        seed: Of the order of the windows and of positions.
+        gradient_checkpointing: Less memory, a third more time.
+        cost_text: Text to compare both checkpoints on; None: no comparison.
+        on_progress: Called as on_progress(what is being done with the perplexity, steps done, steps in all).
 
-    Errors: ValueError for text of less than one window, a model that takes no position_ids where they are not contiguous,
-    LoRA without peft, more memory than there is, a loss that is not finite (nothing is written then).
+    Returns:
+        The losses, and how much was trained.
+
+    Raises:
+        ValueError: For text of less than one window, a model that takes no position_ids where they are not contiguous,
+            LoRA without peft, more memory than there is, a loss that is not finite (nothing is written then).
     """
     if out.exists():
         raise ValueError(f"{out} exists already, and nothing is written over; name another")
-    while not is_first_process() and not (directory / "config.json").is_file():
-        time.sleep(0.1)
     if steps < 1 or batch < 1:
         raise ValueError(f"fine-tuning: expected steps and a batch of 1 or more, got {steps} and {batch}")
     if lora and importlib.util.find_spec("peft") is None:
         raise ValueError("--lora needs the package peft; install it with pip install 'longitude[peft]'")
+    cost = None
+    if cost_text is not None and is_first_process() and (source := open_source(str(directory))).causal:
+        cost = CostMeasurement(source, cost_text, on_progress)
+        cost.measure_original([source.declared or 1])
+    PartialState(cpu=not torch.cuda.is_available(), timeout=WAIT).wait_for_everyone()
+    directory = open_source(str(directory)).folder
     checkpoint = load(directory, dtype=None if lora else torch.float32)
     model, tokenizer, config = checkpoint.model, checkpoint.tokenizer, checkpoint.config.get_text_config(decoder=True)
     saved_as = _saved_dtype(directory)
@@ -103,20 +134,22 @@ def fine_tune(
     if lora:
         model = _with_lora(model, seed)
     stream = _stream(tokenizer, text, length)
-    with _folder(out) as beside:
-        arguments = _arguments(beside, steps, batch, learning_rate, seed, gradient_checkpointing)
+    with _folder(out) as unfinished:
+        arguments = _arguments(unfinished, steps, batch, learning_rate, seed, gradient_checkpointing)
         _require_memory(model, config, batch, length, gradient_checkpointing)
         windows = Windows(stream, length, steps * batch * arguments.world_size, seed, rule)
-        steps_made = Steps(progress)
-        trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[steps_made])
+        callback = Steps(on_progress)
+        trainer = Trainer(model=model, args=arguments, train_dataset=windows, callbacks=[callback])
         trainer.remove_callback(PrinterCallback)
         begun = time.perf_counter()
         trainer.train()
+        seconds = time.perf_counter() - begun
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         if arguments.process_index == 0:
-            _save(trainer.accelerator.unwrap_model(trainer.model), directory, beside, lora, saved_as)
-    trainer.accelerator.wait_for_everyone()  # none goes on before `out` is there
-    return Tuned(steps_made.losses, len(windows) * length, trained, time.perf_counter() - begun)
+            _save(trainer.accelerator.unwrap_model(trainer.model), directory, unfinished, lora, saved_as)
+    trainer.accelerator.wait_for_everyone()  # none continues before `out` is there
+    costs = [] if cost is None else cost.compare(out)
+    return Training(callback.losses, len(windows) * length, trained, seconds, costs)
 
 
 def _arguments(
@@ -202,8 +235,8 @@ def _window(config: Any, length: int | None, positions: str) -> tuple[int, Sampl
     length = length or (declared if positions == "contiguous" else original)
     if length is None or not 2 <= length <= (declared or length):
         raise ValueError(
-            f"fine-tuning: expected windows of 2 to {declared or 'as many as you like'} tokens, got {length or 'no length'}; "
-            f"give the tokens of a window"
+            f"fine-tuning: expected windows of 2 to {declared or 'any number of'} tokens, got {length or 'no length'}; "
+            f"pass the tokens of a window"
         )
     return length, rule
 
@@ -215,7 +248,7 @@ def _with_lora(model: Any, seed: int) -> Any:
     torch.manual_seed(seed)
     adapters = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft asks by the old name
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft uses the old name
         return get_peft_model(model, adapters)
 
 
@@ -243,9 +276,9 @@ def _save(model: Any, directory: Path, out: Path, lora: bool, dtype: torch.dtype
 class Steps(TrainerCallback):
     """Keeps the loss of every step, and stops where it is no number."""
 
-    def __init__(self, progress: Progress | None):
+    def __init__(self, on_progress: Callable[[str, float, float], None]):
         self.losses: list[float] = []
-        self.progress = progress
+        self.on_progress = on_progress
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         if "loss" not in (logs or {}):
@@ -257,30 +290,15 @@ class Steps(TrainerCallback):
                 f"smaller learning rate than {args.learning_rate:g}"
             )
         self.losses.append(loss)
-        if self.progress is not None and state.is_world_process_zero:
-            self.progress(state.global_step, state.max_steps, loss)
+        if state.is_world_process_zero:
+            perplexity = math.exp(min(loss, 700))
+            self.on_progress(f"training, perplexity {perplexity:.4g}", state.global_step, state.max_steps)
 
 
-# ---- room ------------------------------------------------------------------------------------------------------------
-def memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> int:
-    """Bytes that training takes at its height, about: weights, gradients and Adam's two moments; what layers keep for the
-    backward pass; the logits and their gradient in float32, which a stock model holds for the whole batch.
-    """
-    fixed = sum(p.numel() * (p.element_size() + (12 if p.requires_grad else 0)) for p in model.parameters())
-    tokens, width = batch * length, config.hidden_size
-    inner = getattr(config, "intermediate_size", None) or 4 * width
-    size = next(model.parameters()).element_size()
-    layer = tokens * (10 * width + 4 * inner) * size
-    kept = config.num_hidden_layers * (tokens * width * size if gradient_checkpointing else layer)
-    return fixed + kept + (layer if gradient_checkpointing else 0) + 3 * tokens * config.vocab_size * 4
-
-
+# ---- memory, processes ---------------------------------------------------------------------------------------------------
 def _require_memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> None:
-    needed = memory(model, config, batch, length, gradient_checkpointing)
-    if torch.cuda.is_available():
-        there = torch.cuda.mem_get_info()[1]
-    else:
-        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    needed = training_memory(model, config, batch, length, gradient_checkpointing)
+    there = total_memory("cuda" if torch.cuda.is_available() else "cpu")
     if needed > there:
         raise ValueError(
             f"fine-tuning {batch} windows of {length} tokens takes about {needed / 2**30:.1f} GiB, there are "
@@ -288,12 +306,11 @@ def _require_memory(model: Any, config: Any, batch: int, length: int, gradient_c
         )
 
 
-# ---- one process or many -----------------------------------------------------------------------------------------------
 @contextmanager
 def _folder(out: Path) -> Iterator[Path]:
     """The folder to write into: the first process makes it, and the others only know its name."""
     if is_first_process():
-        with new_folder(out) as beside:
-            yield beside
+        with new_folder(out) as unfinished:
+            yield unfinished
     else:
         yield out.with_name(f".{out.name}.unfinished")

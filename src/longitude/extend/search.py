@@ -1,10 +1,9 @@
-"""`extend --method longrope`: factors found by trying them on text. Killed and called again, the search goes on."""
+"""`extend --method longrope`: factors found by trying them on text. After a kill, the same call continues the search."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,12 +15,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from longitude.extend.candidates import Candidate, Task, task_of, turned
 from longitude.extend.evolution import PUBLISHED, Bounds, evolve
+from longitude.extend.factors import Candidate, RotaryPairs, rotary_pairs, rotating_with
 from longitude.measure.text import losses_by_length
 from longitude.measure.windows import Bounded
 from longitude.positions.scaling import LongRoPE
-from longitude.runs.files import atomic, locked, remove_unfinished, write_json
+from longitude.runs import journal
+from longitude.runs.files import locked, remove_unfinished, write_json
 
 SCHEMA = 1
 TOKENS, FEWEST_WINDOWS = 16_384, 4
@@ -32,14 +32,20 @@ SHARE = 0.85
 """Of the budget, for candidates; the rest is for starting up and for what is measured before and after."""
 
 Progress = Callable[[int, int | None, float], None]
-"""progress(candidates tried, candidates in all or None while that is being measured, lowest loss so far)."""
+"""on_progress(candidates tried, candidates in all or None while that is being measured, lowest loss so far)."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """scheme: the factors, for the configuration. loss: nats per token at the new length, the mean over the windows; starts:
-    the same of every start, by name. history: (candidates tried, loss) whenever the lowest loss became lower; tried: how
-    many in all. note: what one should know about the result, a sentence or nothing.
+class SearchResult:
+    """What a search found.
+
+    Attributes:
+        scheme: The factors, for the configuration.
+        loss: Nats per token at the new length, the mean over the windows.
+        starts: The same of every start, by name.
+        history: (candidates tried, loss) whenever the lowest loss became lower.
+        tried: How many candidates in all.
+        note: What one should know about the result, a sentence or nothing.
     """
 
     scheme: LongRoPE
@@ -61,47 +67,59 @@ def search(
     evaluations: int | None = None,
     seed: int = 0,
     attention: bool = False,
-    progress: Progress | None = None,
-    note: Callable[[str], None] = lambda _: None,
-) -> Found:
-    """The factors of LongRoPE with which a model predicts `length` tokens best  (Ding et al. 2024).
-
-    model: a stock causal model of transformers in eval mode, on its device; unchanged afterwards.
-    documents: int64 [n] each, of length + 1 tokens or more. Every candidate is tried on the same few windows, from all over
-        them: four, or as many as hold 16384 tokens.
-    state: a folder for what was tried, made where there is none. The same call with it goes on after a kill, and ends with
-        the result of one that was never killed, bit for bit on the same machine; search.json in it holds the factors.
-    budget: minutes. They are turned into a number of candidates once, by timing the starts, 32 or more, and the number is
-        kept in `state`. evaluations: that number instead. The same number and seed give the same result. note hears it
-        where 32 take longer than the budget.
-    attention: whether the attention factor is searched too. A configuration has one, for short texts as well. Without, it
-        stays 1, and up to the original length the model's answers are what they were, bit for bit: the short factors are
-        all 1. Only where a start with an attention factor of its own (YaRN) stays unbeaten, that start is the result.
+    on_progress: Progress | None = None,
+    on_note: Callable[[str], None] = lambda _: None,
+) -> SearchResult:
+    """The factors of LongRoPE with which a model predicts `length` tokens best.
 
     The loss of the result is never above that of a start: unchanged, linear, ntk, yarn, ntk-by-parts, llama3. What the paper
-    also searches, how many first tokens are left alone, no configuration of transformers can say, and is not searched.
+    also searches, how many first tokens are left alone, no configuration of transformers can hold, and is not searched.
 
-    Errors: ValueError for a model without rotary parameters, a length that does not grow, a document that is too short, a
-    model of which no start gives a finite loss, a `state` that is damaged, of another search, or written by another process.
+    Args:
+        model: A stock causal model of transformers in eval mode, on its device; unchanged afterwards.
+        documents: int64 [n] each, of length + 1 tokens or more. Every candidate is tried on the same few windows, from all
+            over them: four, or as many as hold 16384 tokens.
+        length: The new length in tokens.
+        original_length: The trained one.
+        state: A folder for what was tried, made where there is none. The same call with it continues after a kill, and ends
+            with the result of one that was never killed, bit for bit on the same machine; search.json in it holds the factors.
+        budget: Minutes. They become a number of candidates once, by timing the starts, 32 or more, which is kept in `state`.
+        evaluations: That number instead. The same number and seed give the same result.
+        seed: Of the evolution.
+        attention: Whether the attention factor is searched too. A configuration has one, for short texts as well. Without, it
+            stays 1, and up to the original length the model's answers are unchanged, bit for bit: the short factors are
+            all 1. Only where a start with an attention factor of its own (YaRN) stays the best, that start is the result.
+        on_progress: Called after every candidate.
+        on_note: Called with a sentence where 32 candidates take longer than the budget.
+
+    Returns:
+        The scheme with its loss and its history.
+
+    Raises:
+        ValueError: For a model without rotary parameters, a length that does not grow, a document that is too short, a
+            model of which no start gives a finite loss, a `state` that is damaged, of another search, or being written.
+
+    Source:
+        Ding et al. 2024, LongRoPE, arXiv 2402.13753, https://arxiv.org/abs/2402.13753.
     """
-    task = task_of(model, original_length, length)
-    starts = task.starts()
+    pairs = rotary_pairs(model, original_length, length)
+    starts = pairs.starts()
     windows = _windows(documents, length)
     most = starts["yarn"].attention_factor if attention else 1.0
-    bounds = Bounds(low=1.0, high=1.25 * task.factor, least=1.0, most=most)
+    bounds = Bounds(low=1.0, high=1.25 * pairs.factor, least=1.0, most=most)
     if state.exists() and not state.is_dir():
-        raise ValueError(f"{state} is no folder; remove it to search anew")
+        raise ValueError(f"{state} is no folder; remove it to search again")
     state.mkdir(parents=True, exist_ok=True)
     with locked(state):
         remove_unfinished(state)
         record = state / "search.json"
-        saved = _opened(record, _identity(model, task, windows), budget, evaluations)
-        tries = Tries(state / "tried.jsonl", lambda candidate: _loss(model, task, candidate, windows))
+        saved = _opened(record, _identity(model, pairs, windows), budget, evaluations)
+        tries = Tries(state / "tried.jsonl", lambda candidate: _loss(model, pairs, candidate, windows))
 
         def evaluate(candidate: Candidate) -> float:
             loss = tries(candidate)
-            if progress is not None:
-                progress(len(tries.asked), saved["evaluations"], tries.lowest)
+            if on_progress is not None:
+                on_progress(len(tries.used), saved["evaluations"], tries.lowest)
             return loss
 
         named = {name: evaluate(start) for name, start in starts.items()}
@@ -114,15 +132,15 @@ def search(
             most = len(named) + affordable(budget, sum(tries.seconds), seconds)
             if most < FEWEST:
                 minutes = (FEWEST - len(named)) * seconds / 60
-                note(
+                on_note(
                     f"longrope: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes from here on."
                 )
             saved["evaluations"] = max(FEWEST, min(PUBLISHED, most))
             write_json(record, saved)
         losses = evolve([*starts.values()], bounds, evaluate, saved["evaluations"], Random(seed))
-        found = _chosen(task, losses, named, attention)
-        write_json(record, saved | {"seed": seed, "attention": attention, "found": _plain(found)})
-        return found
+        result = _best(pairs, losses, named, attention)
+        write_json(record, saved | {"seed": seed, "attention": attention, "found": _as_json(result)})
+        return result
 
 
 def affordable(budget: float, spent: float, seconds: float) -> int:
@@ -143,30 +161,32 @@ def _windows(documents: Sequence[Tensor], length: int) -> list[Tensor]:
     return [document[i * length : (i + 1) * length + 1] for document, i in places]
 
 
-def _loss(model: nn.Module, task: Task, candidate: Candidate, windows: Sequence[Tensor]) -> float:
+def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, windows: Sequence[Tensor]) -> float:
     """Nats per token; infinite where the model gave no number."""
-    scheme = task.scheme(candidate, short=candidate.factors)  # both, so that they hold however a window is read
-    with turned(model, scheme):
+    scheme = pairs.longrope(candidate, short=candidate.factors)  # both, so that they hold however a window is read
+    with rotating_with(model, scheme):
         [losses] = losses_by_length(
             model,
             windows,
-            lengths=[task.length],
+            lengths=[pairs.length],
             methods=["non-overlapping"],
-            batch_tokens=max(task.length, 8192),
+            batch_tokens=max(pairs.length, 8192),
             reader=Bounded(model, None),
         )
     loss = float(losses.nats.sum() / losses.tokens.sum())
     return loss if math.isfinite(loss) else math.inf
 
 
-def _chosen(task: Task, losses: dict[Candidate, float], starts: dict[str, float], attention: bool) -> Found:
+def _best(
+    pairs: RotaryPairs, losses: dict[Candidate, float], starts: dict[str, float], attention: bool
+) -> SearchResult:
     """The best candidate; one that leaves short texts alone comes first, unless a start beats it."""
     best = min(losses, key=losses.__getitem__)
     note = ""
     if not attention:
-        kept = min((each for each in losses if each.attention_factor == 1), key=losses.__getitem__)
-        if losses[kept] <= min(starts.values()):
-            best = kept
+        plain = min((each for each in losses if each.attention_factor == 1), key=losses.__getitem__)
+        if losses[plain] <= min(starts.values()):
+            best = plain
         else:
             note = (
                 f"A start with an attention factor of its own stayed the best; {best.attention_factor:.4g} holds for short "
@@ -176,7 +196,7 @@ def _chosen(task: Task, losses: dict[Candidate, float], starts: dict[str, float]
     for i, loss in enumerate(losses.values(), 1):
         if not history or loss < history[-1][1]:
             history.append((i, loss))
-    return Found(task.scheme(best), losses[best], starts, history, len(losses), note)
+    return SearchResult(pairs.longrope(best), losses[best], starts, history, len(losses), note)
 
 
 # ---- what a kill leaves ----------------------------------------------------------------------------------------------
@@ -185,29 +205,18 @@ class Tries:
 
     def __init__(self, path: Path, loss: Callable[[Candidate], float]):
         self.path, self.loss = path, loss
-        self.losses: dict[Candidate, float] = {}
-        self.asked: set[Candidate] = set()
+        self.losses = dict(_entry(line, path) for line in journal.lines(path))
+        journal.cut(path)
+        self.used: set[Candidate] = set()
         self.lowest = math.inf
         self.seconds: list[float] = []
-        whole = []
-        for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-            if not line.endswith(b"\n"):
-                break  # the process was killed while writing it
-            self.losses |= [_entry(line, path)]
-            whole.append(line)
-        with atomic(path) as beside:
-            beside.write_bytes(b"".join(whole))
 
     def __call__(self, candidate: Candidate) -> float:
         if candidate not in self.losses:
-            found = self._timed(candidate)
-            entry = asdict(candidate) | {"loss": found if math.isfinite(found) else None}
-            with open(self.path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(entry, allow_nan=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            self.losses[candidate] = found
-        self.asked.add(candidate)
+            loss = self._timed(candidate)
+            journal.append(self.path, asdict(candidate) | {"loss": loss if math.isfinite(loss) else None})
+            self.losses[candidate] = loss
+        self.used.add(candidate)
         self.lowest = min(self.lowest, self.losses[candidate])
         return self.losses[candidate]
 
@@ -235,33 +244,32 @@ def _entry(line: bytes, path: Path) -> tuple[Candidate, float]:
 
 
 def _damaged(path: Path) -> ValueError:
-    return ValueError(f"{path} is damaged; remove {path.parent} to search anew")
+    return ValueError(f"{path} is damaged; remove {path.parent} to search again")
 
 
-def _identity(model: nn.Module, task: Task, windows: Sequence[Tensor]) -> dict[str, Any]:
+def _identity(model: nn.Module, pairs: RotaryPairs, windows: Sequence[Tensor]) -> dict[str, Any]:
     """What the losses depend on."""
     weights = sha256()
     for name, weight in model.state_dict().items():
         sample = weight.flatten()[:: max(1, weight.numel() // 1024)].float().cpu()
         weights.update(f"{name} {[*weight.shape]} {weight.dtype}".encode() + sample.numpy().tobytes())
     text = sha256(b"".join(window.cpu().numpy().tobytes() for window in windows))
-    lengths = {"original_length": task.original_length, "length": task.length}
-    return {"schema": SCHEMA, **lengths, "base": task.base, "model": weights.hexdigest(), "text": text.hexdigest()}
+    lengths = {"original_length": pairs.original_length, "length": pairs.length}
+    return {"schema": SCHEMA, **lengths, "base": pairs.base, "model": weights.hexdigest(), "text": text.hexdigest()}
 
 
 def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | None) -> dict[str, Any]:
     """search.json of this search, old or new. The number of candidates is as saved for the same budget. ValueError where
     the file is damaged, or belongs to another search.
     """
-    remedy = f"name another folder, or remove {record.parent} to search anew"
+    remedy = f"name another folder, or remove {record.parent} to search again"
     if record.exists():
         try:
             saved = json.loads(record.read_bytes())
         except ValueError:
             raise _damaged(record) from None
-        if not isinstance(saved, dict) or not {*of, "budget", "evaluations"} <= saved.keys():
-            raise _damaged(record)
-        if not isinstance(saved["evaluations"], int | None):
+        complete = isinstance(saved, dict) and {*of, "budget", "evaluations"} <= saved.keys()
+        if not complete or not isinstance(saved["evaluations"], int | None):
             raise _damaged(record)
     else:
         (record.parent / "tried.jsonl").unlink(missing_ok=True)  # nothing says what was tried
@@ -275,15 +283,14 @@ def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | 
     return saved
 
 
-def _plain(found: Found) -> dict[str, Any]:
-    """For JSON: the factors first."""
-    scheme = found.scheme.as_dict()
+def _as_json(result: SearchResult) -> dict[str, Any]:
+    """The factors first; None for a loss that is not finite."""
+    scheme = result.scheme.as_dict()
     factors = {name: scheme[name] for name in ("short_factor", "long_factor", "attention_factor", "factor")}
-    starts = {name: loss if math.isfinite(loss) else None for name, loss in found.starts.items()}
     return factors | {
-        "nats_per_token": found.loss if math.isfinite(found.loss) else None,
-        "starts": starts,
-        "history": [each for each in found.history if math.isfinite(each[1])],
-        "tried": found.tried,
-        "note": found.note,
+        "nats_per_token": result.loss if math.isfinite(result.loss) else None,
+        "starts": {name: loss if math.isfinite(loss) else None for name, loss in result.starts.items()},
+        "history": [each for each in result.history if math.isfinite(each[1])],
+        "tried": result.tried,
+        "note": result.note,
     }

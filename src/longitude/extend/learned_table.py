@@ -1,4 +1,4 @@
-"""Learned tables of positions, stretched: their place in a checkpoint, their rows that stand for no position, their new rows."""
+"""Learned tables of positions, stretched: their place in a checkpoint, their rows for no position, their new rows."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from longitude.positions.absolute import Learned
 
 
 @dataclass(frozen=True)
-class Table:
-    """name: of the tensor, as the files call it. rows: positions it has; offset: rows before them that stand for none (2 in
-    OPT, one more than the padding token's id in RoBERTa).
+class LearnedTable:
+    """name: of the tensor in the files. rows: positions it has. offset: rows before them for no position (2 in OPT, one more
+    than the padding token's id in RoBERTa).
     """
 
     name: str
@@ -25,28 +25,29 @@ class Table:
     dim: int
 
 
-def find_table(source: Source) -> Table:
+def find_table(source: Source) -> LearnedTable:
     """The learned table of a checkpoint. ValueError when its files hold none of that name, or several."""
-    found = table_of(source.skeleton)
-    assert found is not None, "asked of a model without a table"
-    name, module = found
+    table = table_of(source.skeleton)
+    assert table is not None, "called for a model without a table"
+    name, module = table
     offset = getattr(module, "offset", None)
     if offset is None:
         offset = 0 if module.padding_idx is None else module.padding_idx + 1
     names = [f"{name}.weight"]
-    if source.pickled:  # its tensors get the model's names when they are written
-        return Table(names[0], module.num_embeddings - offset, offset, module.embedding_dim)
-    prefix = getattr(source.skeleton, "base_model_prefix", "")
-    names.append(names[0].removeprefix(f"{prefix}."))  # saved without the head
+    names.append(
+        names[0].removeprefix(f"{getattr(source.skeleton, 'base_model_prefix', '')}.")
+    )  # saved without the head
     held = [key for shard in source.shards for key in shapes_of(shard) if key in names]
+    if source.pickled:  # its tensors get the model's names when they are written
+        held = names[:1]
     if len(held) != 1:
         raise ValueError(f"{source.name}: expected one tensor {names[0]}, the table of positions, got {held or 'none'}")
-    return Table(held[0], module.num_embeddings - offset, offset, module.embedding_dim)
+    return LearnedTable(held[0], module.num_embeddings - offset, offset, module.embedding_dim)
 
 
 def stretched(table: Tensor, offset: int, length: int) -> Tensor:
-    """Table [offset + rows, dim] -> [offset + length, dim]: linear along positions, first and last row where they were; the
-    rows before `offset` stay. The same table where length is rows.
+    """Table [offset + rows, dim] -> [offset + length, dim]: linear along positions, first and last row unchanged, and the
+    rows before `offset` as well.
     """
     rows = len(table) - offset
     if length == rows:
