@@ -72,15 +72,15 @@ format: $(VENV)/test.stamp ## let ruff format and fix what it can
 	$(BIN)/ruff check --fix
 
 bench: $(VENV)/bench.stamp ## what each encoding costs, against our targets and other libraries (under ten minutes, quiet)
-	$(BIN)/longitude bench --set --out $(OUT) $(ARGS)
+	$(BIN)/python benchmarks/targets.py --out $(OUT) $(ARGS)
 
 bench-mixers: OF := -mixers
 bench-mixers: $(VENV)/bench.stamp ## what each mixer and the whole models cost, against our targets (under ten minutes, quiet)
-	$(BIN)/longitude bench --mixer-set --out $(OUT) $(ARGS)
+	$(BIN)/python benchmarks/targets_mixers.py --out $(OUT) $(ARGS)
 
 bench-decode: OF := -decode
 bench-decode: $(VENV)/bench.stamp ## what a generated token costs behind contexts up to 32768, for every mixer (a few minutes, quiet)
-	$(BIN)/longitude bench --decode --out $(OUT) $(ARGS)
+	$(BIN)/python benchmarks/decode.py --out $(OUT) $(ARGS)
 
 bench-import: $(VENV)/study.stamp ## what `import longitude` takes beyond torch's own import (a minute, quiet)
 	$(BIN)/python benchmarks/import_time.py $(ARGS)

@@ -2,15 +2,15 @@
 
     python benchmarks/fill_numbers.py                    # fill every block
     python benchmarks/fill_numbers.py --check            # name the blocks that differ; exit code 1 where one does
-    python benchmarks/fill_numbers.py --keep study runs/study   # commit a study's table as results/DATE-study.json
+    python benchmarks/fill_numbers.py --keep study runs/study   # a study's table becomes results/DATE-study.json
 
-A block is `<!-- numbers: NAME -->`, a blank line, what this writes, a blank line, `<!-- end -->`. NAME is that of the newest
-file `results/DATE-NAME.json`:
+A block is `<!-- numbers: NAME -->`, a blank line, what this writes, a blank line, `<!-- end -->`. It shows the newest result:
 
-bench, bench-mixers  what was promised and what was measured (`make bench`: results/DATE.json, `make bench-mixers`)
-decode               a generated token with each mixer (`make bench-decode`)
-properties           four properties of every encoding (`make properties`)
-any other name       what a study prints, kept by --keep: study, study-mixers, study-reverse, ...
+bench           what encodings promise and what was measured: results/DATE.json (`make bench`)
+bench-mixers    the same of mixers and whole models: results/DATE-mixers.json (`make bench-mixers`)
+decode          a generated token with each mixer: results/DATE-decode.json (`make bench-decode`)
+properties      four properties of every encoding: results/DATE-properties.json (`make properties`)
+study, study-*  what a study prints: results/DATE-study.json, DATE-study-reverse.json, ... (--keep study-reverse runs/reverse)
 """
 
 import argparse
@@ -29,16 +29,19 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BLOCK = re.compile(r"(<!-- numbers: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 FILES = {"bench": "", "bench-mixers": "-mixers"}
-"""Blocks whose file is not named as they are."""
+"""Block -> how the name of its file ends, where that is not the block's own name."""
 WIDTH = 100
 
 
-def newest(name: str) -> Path:
-    """The newest result of a block. ValueError where there is none."""
+def ending(name: str) -> str:
+    """How the name of a block's file ends, after the date."""
+    return FILES.get(name, f"-{name}") + ".json"
+
+
+def newest(name: str) -> Path | None:
+    """The newest result of a block; None where there is none."""
     dated = "[0-9]" * 4 + "-[0-9][0-9]" * 2
-    if found := sorted(RESULTS.glob(f"{dated}{FILES.get(name, f'-{name}')}.json")):
-        return found[-1]
-    raise ValueError(f"{RESULTS} holds no result for the block {name!r}; expected a file DATE-{name}.json there")
+    return max(RESULTS.glob(dated + ending(name)), default=None)
 
 
 def markdown(headings: list[str], lines: list[list[str]]) -> str:
@@ -115,14 +118,21 @@ KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
 }  # fmt: skip
 
 
-def rendered(name: str) -> str:
-    return KINDS.get(name, printed)(json.loads(newest(name).read_text(encoding="utf-8")))
+def rendered(name: str) -> str | None:
+    """The block of a name as its newest result has it; None without a result."""
+    path = newest(name)
+    return None if path is None else KINDS.get(name, printed)(json.loads(path.read_text(encoding="utf-8")))
 
 
 # ---- files -------------------------------------------------------------------------------------------------------------
 def filled(text: str) -> str:
-    """A document with every block as the results have it."""
-    return BLOCK.sub(lambda block: f"{block[1]}\n{rendered(block[2])}\n\n{block[3]}", text)
+    """A document with every block as the results have it; a block without a result stays."""
+
+    def block(found: re.Match[str]) -> str:
+        content = rendered(found[2])
+        return found[0] if content is None else f"{found[1]}\n{content}\n\n{found[3]}"
+
+    return BLOCK.sub(block, text)
 
 
 def blocks(text: str) -> dict[str, str]:
@@ -134,14 +144,23 @@ def documents() -> list[Path]:
 
 
 def differing(paths: list[Path]) -> list[str]:
-    """Blocks that are not what the results say, as "file: name"."""
-    texts = {path: path.read_text(encoding="utf-8") for path in paths}
-    pairs = {path: (blocks(text), blocks(filled(text))) for path, text in texts.items()}
-    return [f"{path.name}: {name}" for path, (now, then) in pairs.items() for name in now if now[name] != then[name]]
+    """Blocks that are not what the results say, or have none, as "file: block"."""
+    found = []
+    for path in paths:
+        text = path.read_text(encoding="utf-8")
+        then = blocks(filled(text))
+        for name, block in blocks(text).items():
+            if newest(name) is None:
+                found.append(f"{path.name}: {name} (no result *{ending(name)})")
+            elif block != then[name]:
+                found.append(f"{path.name}: {name}")
+    return found
 
 
 def keep(name: str, run: Path) -> Path:
     """Write what a study found, and what `longitude report` prints of it, as a result."""
+    if not name.startswith("study"):
+        raise ValueError(f"--keep: expected a name that begins with study, got {name!r}")
     from longitude.cli import main as longitude
     from longitude.study.results import read_run
     from longitude.study.statistics import summary
@@ -159,7 +178,7 @@ def keep(name: str, run: Path) -> Path:
         "study": read.study,
         "rows": json.loads(summary(read).to_json(orient="records")),
     }
-    path = RESULTS / f"{date.today()}-{name}.json"
+    path = RESULTS / f"{date.today()}{ending(name)}"
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 

@@ -1,6 +1,5 @@
-"""The price of a position encoding: time and memory beside plain causal attention, and beside the libraries people use; and the
-price of a generated token with each mixer.
+"""The cost of a position encoding: time and memory compared with plain causal attention, and with the libraries people use.
 
-Everything timed is the public API. What is timed: `cases`, `peers`, `targets`, `targets_mixers`, `decode`; how: `clock`,
-`memory`; shown by `report` and `decode_report`.
+Everything timed is the public API. What is timed: `cases`, `peers`; how: `clock`, `memory`; for which sizes: `sweep`; shown by
+`report` and `figures`.
 """

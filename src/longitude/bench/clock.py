@@ -38,15 +38,23 @@ def interleaved(
     baseline: str | Mapping[str, str],
     turns: int,
     clock: Clock = time.perf_counter,
-    called: Callable[[str], None] = lambda name: None,
+    on_call: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Timing]:
-    """Name -> its timing. Each turn calls every case once, so that a slow moment of the machine meets all of them.
+    """Time cases in turns: each turn calls every case once, so that a slow moment of the machine meets all of them.
 
-    baseline: the name of the case that ratios are to, or case -> that name, one of its own. The first turn warms up and is
-    not counted. A ratio divides by the baseline of the same turn; its median and quartiles are over turns. called: told
-    the name of each case that was called.
+    The first turn warms up and is not counted. A ratio divides by the baseline of the same turn.
+
+    Args:
+        cases: name -> call.
+        baseline: The name of the case that ratios are to; or case -> the name of its own.
+        turns: How many are counted; medians and quartiles are over them.
+        clock: Seconds.
+        on_call: Called with the name of each case after its call.
+
+    Returns:
+        name -> its timing.
     """
-    against = dict.fromkeys(cases, baseline) if isinstance(baseline, str) else dict(baseline)
+    against = dict.fromkeys(cases, baseline) if isinstance(baseline, str) else baseline
     seconds: dict[str, list[float]] = {name: [] for name in cases}
     for turn in range(turns + 1):
         for name, call in cases.items():
@@ -55,7 +63,7 @@ def interleaved(
             spent = clock() - start
             if turn:
                 seconds[name].append(spent)
-            called(name)
+            on_call(name)
     timings = {}
     for name, spent in seconds.items():
         base = against.get(name, name)

@@ -1,77 +1,47 @@
-"""How memory is measured: one case per process, by how far forward and backward lift the peak of that process.
+"""The memory of a case: a fresh process runs forward and backward, and its peak tells by how much they lift it (Linux).
 
-`python -m longitude.bench.memory` reads a case from its arguments and prints MiB; `growth` asks it. Linux, because the peak
-is read from /proc.
+`python -m longitude.bench.memory` reads a case from its argument and prints MiB; `growth` starts it.
 """
 
 import json
-import re
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
 
-from longitude.bench.cases import AttentionShape, Inputs, find
+import torch
 
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-MIB = 2**20
-
-
-def can_measure() -> bool:
-    return STATUS.exists() and RESET.exists()
+from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, ours, plain
+from longitude.bench.peers import PEERS
+from longitude.runs.memory import memory_growth
 
 
-def growth(work: AttentionShape, name: str, backend: str, threads: int) -> float:
+def growth(shape: AttentionShape, name: str, backend: str, threads: int) -> float:
     """MiB by which forward and backward of a case lift the peak of a fresh process, above its inputs."""
-    question = json.dumps({"work": asdict(work), "name": name, "backend": backend, "threads": threads})
+    question = json.dumps({"shape": asdict(shape), "name": name, "backend": backend, "threads": threads})
     command = [sys.executable, "-m", "longitude.bench.memory", question]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise RuntimeError(f"measuring the memory of {name} ended with code {done.returncode}: {said}")
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise RuntimeError(f"measuring the memory of {name} ended with code {done.returncode}: {last}")
     return float(done.stdout)
 
 
-def lifted(call: Callable[[], object]) -> float:
-    """MiB by which call() lifts the peak of this process above what it holds now."""
-    RESET.write_text("5")  # the peak starts again from what is held now: imports peak higher
-    before = peak()
-    call()
-    return peak() - before
-
-
-def peak() -> float:
-    """The most memory that this process has held, in MiB."""
-    found = re.search(r"VmHWM:\s*(\d+) kB", STATUS.read_text())
-    assert found is not None
-    return int(found[1]) / 1024
-
-
-def available() -> float:
-    """Bytes of memory that are free for the asking: of the machine, or of the group that this process is confined to."""
-    free = [float("inf")]
-    try:
-        found = re.search(r"MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text())
-        free += [int(found[1]) * 1024.0] if found else []
-        group = Path("/sys/fs/cgroup")
-        free += [float((group / "memory.max").read_text()) - float((group / "memory.current").read_text())]
-    except (OSError, ValueError):  # not Linux, or no limit ("max")
-        pass
-    return min(free)
+def find(name: str, backend: str, inputs: Inputs) -> Case:
+    """A case by its name: plain, a peer, or an encoding of ours."""
+    if name == PLAIN:
+        return plain(inputs)
+    peer = next((peer for peer in PEERS if peer.name == name), None)
+    return ours(name, backend, inputs) if peer is None else peer.case(inputs)
 
 
 def main(question: str) -> None:
-    import torch
-
-    asked: dict[str, Any] = json.loads(question)
+    asked = json.loads(question)
     torch.set_num_threads(asked["threads"])
-    work = AttentionShape(**asked["work"])
-    small = replace(work, length=min(work.length, 300))
+    shape = AttentionShape(**asked["shape"])
+    small = replace(shape, length=min(shape.length, 300))
     find(asked["name"], asked["backend"], Inputs.of(small)).step(backward=True)()  # the libraries' own buffers
-    step = find(asked["name"], asked["backend"], Inputs.of(work)).step(backward=True)
-    print(lifted(step))
+    step = find(asked["name"], asked["backend"], Inputs.of(shape)).step(backward=True)
+    print(memory_growth(step) / 2**20)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """One measurement with its protocol."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
-from longitude.bench.cases import AttentionShape
 from longitude.bench.clock import Timing
 
 FAILED = "failed"
@@ -12,11 +11,11 @@ FAILED = "failed"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of results; what was not measured is None, and note says why.
+    """One line of results; what was not measured is None, and note gives the reason.
 
-    group: the target it belongs to, "" for none. kind: "plain", "ours" or "peer". asked: the backend that was asked for;
+    group: the target it belongs to, "" for none. kind: "plain", "ours" or "peer". asked: the backend that was requested;
     backend: what ran it. work: what was done.
-    passed: "forward", "forward+backward", or whatever the work is one of. seconds: median of one call. ratio: to `against`,
+    passed: "forward", "forward+backward", or another pass of this work. seconds: median of one call. ratio: to `against`,
     the median over turns, with its quartiles. memory_mib: by how much forward and backward lift the peak of a fresh process;
     memory_beyond_mib: the same less plain attention's own.
     """
@@ -49,17 +48,9 @@ class Row:
     turns: int
     note: str = ""
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def sized(work: AttentionShape) -> dict[str, Any]:
-    """The fields of a row that a size says."""
-    return asdict(work)
-
 
 def timed(timing: Timing, against: str) -> dict[str, Any]:
-    """The fields of a row that a timing says."""
+    """The fields of a row that a timing gives."""
     seconds, ratio = timing.seconds, timing.ratio
     fields: dict[str, Any] = {
         "seconds": seconds.median,
@@ -71,6 +62,6 @@ def timed(timing: Timing, against: str) -> dict[str, Any]:
     return fields
 
 
-def counted(threads: int) -> str:
-    """In words."""
-    return f"{threads} thread" + "s" * (threads != 1)
+def reason(error: Exception) -> str:
+    """The note of a row where something raised."""
+    return f"{FAILED}: {type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"

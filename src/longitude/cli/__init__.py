@@ -18,7 +18,7 @@ import tyro
 
 from longitude import __version__
 from longitude.bench.config import BenchConfig
-from longitude.cli.bench import bench, defaults as bench_defaults
+from longitude.cli.bench import bench
 from longitude.cli.catalogue import list_
 from longitude.cli.check import check
 from longitude.cli.extend import ExtendOptions, extend
@@ -45,7 +45,7 @@ OPTIONS: dict[str, type] = {
     "bench": BenchConfig,
 }
 """Verbs whose argument `config` is a dataclass of options."""
-DEFAULTS: dict[str, Callable[[list[str]], dict[str, Any]]] = {"study": study_defaults, "bench": bench_defaults}
+DEFAULTS: dict[str, Callable[[list[str]], dict[str, Any]]] = {"study": study_defaults}
 """Verbs whose parameters have other defaults for some arguments."""
 
 

@@ -1,12 +1,13 @@
-"""The second set, of `longitude bench --mixer-set`: what mixers and whole models promise, and how each promise is measured.
+"""What mixers and whole models promise about their cost, and how each promise is measured: `make bench-mixers`.
 
 To add one, add a Target to TARGETS. Unless it says otherwise: float32, one sequence, 256 wide, 4 heads of 64, causal.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,24 +16,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import longitude as lg
+from decode import decode
 from longitude.attention.mixer import MIXERS, Mixer, list_mixers, mixer
-from longitude.bench.config import BenchConfig
-from longitude.bench.decode import HEADS, LAYERS, VOCABULARY, WIDTH, decode
-from longitude.bench.rows import Row, sized
-from longitude.bench.sweep import Nobody
-from longitude.bench.target import USUAL_TURNS, Session, Target
-from longitude.recurrent import (
-    orthogonal_features,
-    performer,
-    retention,
-    rwkv4,
-    rwkv6,
-    s4d,
-    selective_scan,
-    ssd,
-)
+from longitude.bench.cases import AttentionShape
+from longitude.bench.rows import Row
+from longitude.recurrent import orthogonal_features, performer, retention, rwkv4, rwkv6, s4d, selective_scan, ssd
 from longitude.recurrent.base import RecurrentMixer
 from longitude.registry import options_of
+from networks import HEADS, LAYERS, VOCABULARY, WIDTH
+from target import USUAL_TURNS, Call, Session, Target, main, step
 
 HEAD = WIDTH // HEADS
 SIZES = {"dim": WIDTH, "num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": HEAD}
@@ -42,13 +34,6 @@ BOTH = "forward+backward"
 def recurrences() -> list[str]:
     """The names of all mixers with a state of constant size."""
     return [name for name in list_mixers() if issubclass(MIXERS[name], RecurrentMixer)]
-
-
-def step(forward: Callable[[], Tensor], wanted: list[Tensor], backward: bool) -> Callable[[], object]:
-    """What is timed: without gradients, or with those of everything wanted."""
-    if not backward:
-        return torch.no_grad()(forward)
-    return lambda: torch.autograd.grad(forward().sum(), wanted, allow_unused=True)
 
 
 def numbers(seed: int, *shape: int) -> Tensor:
@@ -96,16 +81,24 @@ def formulas(length: int) -> dict[str, Recurrence]:
     }
 
 
+def in_pairs(
+    session: Session, pairs: dict[str, tuple[Callable[[], object], Callable[[], object]]], passed: str, work: str
+) -> list[Row]:
+    """Each name's first call, token by token, and its second, in chunks, over the first."""
+    calls: dict[str, Call] = {}
+    for name, (steps, chunks) in pairs.items():
+        calls[f"{name}, steps"] = "plain", "steps", steps
+        calls[name] = "ours", "chunks", chunks
+    against = {name: f"{name}, steps" for name in pairs}
+    return session.compare(calls, against, session.shape(1024, 1, HEADS, HEAD), passed, 2, work)
+
+
 def loops(session: Session) -> list[Row]:
     """The formula of each recurrent mixer over 1024 tokens with gradients, in chunks over token after token, one call each."""
-    work = session.work(1024, 1, HEADS, HEAD)
-    cases: dict[str, Any] = {}
-    for name, each in formulas(work.length).items():
-        for mode, kind in (("recurrent", "plain"), ("chunked", "ours")):
-            call = step(partial(each.run, mode), each.wanted, True)
-            cases[name if kind == "ours" else f"{name}, {mode}"] = kind, mode, call
-    against = {name: f"{name}, recurrent" for name in recurrences()}
-    return session.compare(cases, against, work, BOTH, 2, "recurrence")
+    pairs = {}
+    for name, each in formulas(session.shape(1024).length).items():
+        pairs[name] = tuple(step(partial(each.run, mode), each.wanted, True) for mode in ("recurrent", "chunked"))
+    return in_pairs(session, pairs, BOTH, "recurrence")
 
 
 def token_by_token(layer: Mixer, x: Tensor) -> Tensor:
@@ -114,18 +107,15 @@ def token_by_token(layer: Mixer, x: Tensor) -> Tensor:
     return torch.cat([layer(x[:, t : t + 1], cache=cache) for t in range(x.shape[1])], 1)
 
 
+@torch.no_grad()
 def chunked(session: Session) -> list[Row]:
     """The layer of each recurrent mixer over 1024 tokens, in chunks over token by token with its cache."""
-    work = session.work(1024, 1, HEADS, HEAD)
-    x = numbers(0, 1, work.length, WIDTH)
+    x, pairs = numbers(0, 1, session.shape(1024).length, WIDTH), {}
     torch.manual_seed(0)
-    cases: dict[str, Any] = {}
     for name in recurrences():
         layer = mixer(name, **of_width(name))
-        cases[f"{name}, steps"] = "plain", "steps", torch.no_grad()(partial(token_by_token, layer, x))
-        cases[name] = "ours", "chunks", torch.no_grad()(partial(layer, x))
-    against = {name: f"{name}, steps" for name in recurrences()}
-    return session.compare(cases, against, work, "forward", 2, "recurrent layer")
+        pairs[name] = partial(token_by_token, layer, x), partial(layer, x)
+    return in_pairs(session, pairs, "forward", "recurrent layer")
 
 
 def of_width(name: str) -> dict[str, int]:
@@ -153,8 +143,8 @@ class PlainLatent(nn.Module):
         latent, rotary = self.down(x).split([self.rank, self.rope], -1)
         both = self.up(self.norm(latent)).view(batch, length, self.heads, -1).transpose(1, 2)
         k, v = both.split([self.nope, self.value], -1)
-        q = torch.cat([q[..., : self.nope], turned(q[..., self.nope :], cos, sin)], -1)
-        rotary = turned(rotary[:, None], cos, sin).expand(-1, self.heads, -1, -1)
+        q = torch.cat([q[..., : self.nope], rotated(q[..., self.nope :], cos, sin)], -1)
+        rotary = rotated(rotary[:, None], cos, sin).expand(-1, self.heads, -1, -1)
         k = torch.cat([k, rotary], -1)
         # Padded, so that the fused kernel takes it: without, torch's own way is several times as slow.
         v = F.pad(v, (0, q.shape[-1] - self.value))
@@ -162,7 +152,7 @@ class PlainLatent(nn.Module):
         return self.out(out.transpose(1, 2).flatten(2))
 
 
-def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary, neighbours as pairs."""
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
@@ -170,8 +160,8 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def angles(length: int, dim: int) -> tuple[Tensor, Tensor]:
     """Cos and sin [length, dim / 2]."""
-    turn = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(0, dim, 2) / dim)
-    return turn.cos(), turn.sin()
+    angles = torch.arange(length)[:, None] * 10000.0 ** (-torch.arange(0, dim, 2) / dim)
+    return angles.cos(), angles.sin()
 
 
 def latents() -> tuple[Any, PlainLatent, lg.Encoding]:
@@ -186,21 +176,34 @@ def latents() -> tuple[Any, PlainLatent, lg.Encoding]:
     return own, plain, lg.Rotary(head_dim=own.rope_dim, layout="interleaved")
 
 
+def against(
+    session: Session,
+    plain: tuple[nn.Module, Callable[[], Tensor]],
+    own: tuple[nn.Module, Callable[[], Tensor]],
+    names: tuple[str, str],
+    shape: AttentionShape,
+    turns: tuple[int, int],
+    work: str,
+    inputs: tuple[Tensor, ...] = (),
+) -> list[Row]:
+    """Our module over a plain one, (module, forward) each, forward and with gradients of parameters and inputs."""
+    rows = []
+    for passed, count in zip(("forward", BOTH), turns, strict=True):
+        calls: dict[str, Call] = {}
+        for name, kind, (module, forward) in zip(names, ("plain", "ours"), (plain, own), strict=True):
+            calls[name] = kind, "auto", step(forward, [*inputs, *module.parameters()], passed == BOTH)
+        rows += session.compare(calls, names[0], shape, passed, count, work)
+    return rows
+
+
 def latent(session: Session) -> list[Row]:
     """A layer of 1024 tokens, batch 4, with rotary keys, over the same projections, norm, rotation and attention of torch.nn."""
-    work = session.work(1024, 4, HEADS, HEAD)
+    shape = session.shape(1024, 4, HEADS, HEAD)
     own, plain, rope = latents()
-    x = numbers(0, work.batch, work.length, WIDTH)
-    tables = angles(work.length, own.rope_dim)
-    rows = []
-    for passed in ("forward", BOTH):
-        backward = passed == BOTH
-        cases: dict[str, Any] = {
-            "torch.nn": ("plain", "torch", step(lambda: plain(x, *tables), [x, *plain.parameters()], backward)),
-            "latent": ("ours", "auto", step(lambda: own(x, encoding=rope), [x, *own.parameters()], backward)),
-        }
-        rows += session.compare(cases, "torch.nn", work, passed, 15, "latent attention")
-    return rows
+    x = numbers(0, shape.batch, shape.length, WIDTH)
+    tables = angles(shape.length, own.rope_dim)
+    pair = (plain, lambda: plain(x, *tables)), (own, lambda: own(x, encoding=rope))
+    return against(session, *pair, ("torch.nn", "latent"), shape, (15, 15), "latent attention", (x,))
 
 
 class PlainSeq2Seq(nn.Module):
@@ -242,89 +245,49 @@ def seq2seqs() -> tuple[Any, PlainSeq2Seq]:
 
 def encoder_decoder(session: Session) -> list[Row]:
     """4 + 4 layers as in the original, source and target of 1024 tokens, batch 2, over nn.TransformerEncoder and Decoder."""
-    work = session.work(1024, 2, HEADS, HEAD)
+    shape = session.shape(1024, 2, HEADS, HEAD)
     own, plain = seq2seqs()
     source, target = (
-        torch.randint(VOCABULARY, (work.batch, work.length), generator=torch.Generator().manual_seed(seed))
+        torch.randint(VOCABULARY, (shape.batch, shape.length), generator=torch.Generator().manual_seed(seed))
         for seed in (0, 1)
     )
-    calls: dict[str, tuple[str, nn.Module, Callable[[], Tensor]]] = {
-        "torch.nn": ("plain", plain, lambda: plain(source, target)),
-        "encoder-decoder": (
-            "ours",
-            own,
-            lambda: own(input_ids=source, decoder_input_ids=target, use_cache=False).logits,
-        ),
-    }
-    rows = []
-    for passed, turns in (("forward", 5), (BOTH, 4)):
-        cases = {
-            name: (kind, "auto", step(call, [*model.parameters()], passed == BOTH))
-            for name, (kind, model, call) in calls.items()
-        }
-        rows += session.compare(cases, "torch.nn", work, passed, turns, "encoder-decoder")
-    return rows
+    ids = {"input_ids": source, "decoder_input_ids": target, "use_cache": False}
+    pair = (plain, lambda: plain(source, target)), (own, lambda: own(**ids).logits)
+    return against(session, *pair, ("torch.nn", "encoder-decoder"), shape, (5, 4), "encoder-decoder")
 
 
-# ---- hierarchical ----------------------------------------------------------------------------------------------------------
 def hierarchical(session: Session) -> list[Row]:
     """A layer over one of full attention, both with rope, at 8192 and 16384 tokens."""
     torch.manual_seed(0)
-    layers: dict[str, Mixer] = {
-        "attention": mixer("attention", dim=WIDTH, num_heads=HEADS),
-        "hierarchical": mixer("hierarchical", dim=WIDTH, num_heads=HEADS),
-    }
+    full, own = (mixer(name, dim=WIDTH, num_heads=HEADS) for name in ("attention", "hierarchical"))
     rope, rows = lg.Rotary(head_dim=HEAD, layout="half"), []
     for length, turns in ((8192, 3), (16384, 2)):
-        work = session.work(length, 1, HEADS, HEAD)
-        x = numbers(0, 1, work.length, WIDTH)
-        for passed in ("forward", BOTH):
-            cases: dict[str, Any] = {}
-            for name, layer in layers.items():
-                forward = partial(layer, x, encoding=rope)
-                kind = "plain" if name == "attention" else "ours"
-                cases[name] = kind, "auto", step(forward, [x, *layer.parameters()], passed == BOTH)
-            rows += session.compare(cases, "attention", work, passed, turns, "hierarchical attention")
+        shape = session.shape(length, 1, HEADS, HEAD)
+        x = numbers(0, 1, shape.length, WIDTH)
+        pair = (full, partial(full, x, encoding=rope)), (own, partial(own, x, encoding=rope))
+        rows += against(
+            session, *pair, ("attention", "hierarchical"), shape, (turns, turns), "hierarchical attention", (x,)
+        )
     return rows
 
 
-# ---- decoding ----------------------------------------------------------------------------------------------------------
 def decoding(labels: Callable[[], list[str]]) -> Callable[[Session], list[Row]]:
     def measure(session: Session) -> list[Row]:
         """A step of a decoder of 4 layers behind 32768 tokens over one behind 1024."""
-        contexts = tuple(max(16, n // session.shrink) for n in (1024, 32768))
-        config = BenchConfig(
-            contexts=contexts, mixers=tuple(labels()), threads=session.threads, cpu_time=session.clock == "processor",
-            repeats=session.turns(USUAL_TURNS),
-        )  # fmt: skip
-        _, steps = decode(config, Told(session))
+        contexts = [max(16, n // session.shrink) for n in (1024, 32768)]
+        found = decode(labels(), contexts, replace(session, repeats=session.turns(USUAL_TURNS)))
         rows = []
-        for each in steps:
-            work = session.work(each.context * session.shrink, 1, HEADS, HEAD)
-            measured = {name: getattr(each, name) for name in TIMES}
-            kind = "ours" if each.context == contexts[-1] else "plain"
-            rows.append(
-                Row(
-                    name=each.label, kind=kind, backend="auto", work="decoding", passed="one token", against=each.against,
-                    threads=each.threads, clock=each.clock, turns=each.turns, **measured, **sized(work),
-                )
-            )  # fmt: skip
+        for each in found["rows"]:
+            shape = session.shape(each["context"] * session.shrink, 1, HEADS, HEAD)
+            kind = "ours" if each["context"] == contexts[-1] else "plain"
+            times = {name: each[name] for name in TIMES}
+            rows.append(session.row(each["label"], kind, shape, "decoding", "one token", **times))
         return rows
 
     return measure
 
 
-TIMES = ("seconds", "seconds_low", "seconds_high", "ratio", "ratio_low", "ratio_high")
-
-
-class Told(Nobody):
-    """Passes on to a session what happens."""
-
-    def __init__(self, session: Session):
-        self.session = session
-
-    def did(self, words: str) -> None:
-        self.session.say(words)
+TIMES = ("seconds", "seconds_low", "seconds_high", "ratio", "ratio_low", "ratio_high", "against", "turns")
 
 
 # ---- the set ---------------------------------------------------------------------------------------------------------
@@ -337,3 +300,7 @@ TARGETS = (
     Target("a token behind 32768, recurrent", 1.1, "a token behind 1024", decoding(recurrences)),
     Target("a token behind 32768, hierarchical", 1.5, "a token behind 1024", decoding(lambda: ["hierarchical"])),
 )
+
+
+if __name__ == "__main__":
+    sys.exit(main(TARGETS, __doc__, "-mixers"))

@@ -1,0 +1,170 @@
+"""The cost of a generated token after a long context: time of a step and bytes of the cache, for each mixer in a small decoder.
+
+    python benchmarks/decode.py [--contexts 512 1024 ...] [--mixers all] [--out FILE.json]
+
+Mixers are named by labels as a study names its models: rope+window:size=64, mamba, mamba+attention. Every cache is filled by a
+chunked prefill, the way a prompt fills it.
+"""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+import decode_chart
+import longitude as lg
+from fill_numbers import decoding
+from longitude.attention.mixer import list_mixers
+from longitude.bench import report
+from longitude.bench.clock import CLOCKS, Clock, interleaved
+from longitude.bench.config import require_ascending, require_distinct
+from longitude.bench.rows import timed
+from longitude.bench.sweep import threads
+from longitude.runs.progress import Progress
+from longitude.study.labels import parse_label
+from longitude.testing.mixers import bytes_held
+from networks import HEADS, LAYERS, VOCABULARY, WIDTH
+from target import Session, parser
+
+CHUNK = 512
+"""Tokens of one call of the prefill."""
+GROWTHS = ("O(1)", "O(log N)", "O(N)")
+TAIL = 8
+"""Exponents are of the contexts from the longest over this on: before, what costs the same at every length dominates."""
+TURNS = 5
+"""A step of decoding is short: this many turns for each of --repeats."""
+LABELS = {"attention": "rope+attention", "window": "window:size=512"}
+"""Labels of mixers that need more than their name."""
+PROTOCOL = (
+    f"A decoder of {LAYERS} layers, {WIDTH} wide, random weights, float32, one sequence. Each cache is filled by a prefill in "
+    f"chunks of {CHUNK} tokens. Each turn takes one step, a token in and logits out, with every label behind every context, in "
+    "one process; the first turn is not counted, and a turn makes each context one token longer. seconds: the median of a step. "
+    "ratio: to the step of the same label behind `against` tokens in the same turn, its median and quartiles over turns. "
+    "cache_bytes: the memory behind every tensor of the cache, spare capacity included, before the first step. growth: of the "
+    "cache with the tokens N, as the mixers declare it, the steepest of a hybrid. Exponents: p of N^p, fitted to the contexts "
+    f"from the longest over {TAIL} on."
+)
+
+
+def configuration(label: str, longest: int) -> lg.LongitudeConfig:
+    """Of a decoder of 4 layers, 256 wide. ValueError for a label that means none."""
+    return lg.LongitudeConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        max_position_embeddings=longest, **parse_label(label).options(LAYERS),
+    )  # fmt: skip
+
+
+class Decoder:
+    """Such a decoder with random weights, and tokens for it."""
+
+    def __init__(self, label: str, longest: int):
+        torch.manual_seed(0)
+        self.label, self.config = label, configuration(label, longest)
+        self.model: Any = lg.LongitudeForCausalLM(self.config).eval()
+        self.mixers = [block.mixer for block in self.model.model.layers]
+        self.ids = torch.randint(VOCABULARY, (1, longest), generator=torch.Generator().manual_seed(0))
+
+    @property
+    def growth(self) -> str:
+        return max((mixer.growth for mixer in self.mixers), key=GROWTHS.index)
+
+    @torch.no_grad()
+    def filled(
+        self, contexts: Sequence[int], clock: Clock = time.perf_counter
+    ) -> Iterator[tuple[lg.LongitudeCache, float]]:
+        """For each context, ascending: a cache of its own that holds it, and the seconds since the one before."""
+        cache, past = lg.LongitudeCache([mixer.cache_layer() for mixer in self.mixers]), 0
+        for context in contexts:
+            start = clock()
+            for a in range(past, context, CHUNK):
+                self.model.model(self.ids[:, a : min(a + CHUNK, context)], past_key_values=cache, use_cache=True)
+            spent, past = clock() - start, context
+            yield copy.deepcopy(cache), spent
+
+    def step(self, cache: lg.LongitudeCache) -> Callable[[], object]:
+        """One more token, and the logits of the next."""
+        token = self.ids[:, :1]
+        return torch.no_grad()(lambda: self.model(token, past_key_values=cache, use_cache=True).logits)
+
+    def line(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """What the rows of this label have in common."""
+        late = [row for row in rows if row["context"] >= rows[-1]["context"] / TAIL]
+        contexts, specs = [row["context"] for row in late], self.config.layer_mixers()
+        return {
+            "label": self.label,
+            "mixers": specs if any(spec != specs[0] for spec in specs) else specs[:1],
+            "growth": self.growth,
+            "time_exponent": exponent(contexts, [row["seconds"] for row in late]),
+            "memory_exponent": exponent(contexts, [row["cache_bytes"] for row in late]),
+        }
+
+
+def all_labels() -> list[str]:
+    """Every mixer, with the positions that it takes by itself."""
+    return [LABELS.get(name, name) for name in list_mixers()]
+
+
+def exponent(contexts: list[int], values: list[float]) -> float | None:
+    """P of value ~ context^p: the slope of a line through the logarithms, by least squares; None for fewer than two."""
+    if len(contexts) < 2:
+        return None
+    x, y = (torch.tensor(numbers, dtype=torch.float64).log() for numbers in (contexts, values))
+    return float(((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum())
+
+
+def decode(labels: Sequence[str], contexts: Sequence[int], session: Session) -> dict[str, list[dict[str, Any]]]:
+    """Measure -> lines, one per label, and rows, one per label and context. Every turn takes one step with each."""
+    clock, turns = CLOCKS[session.clock], TURNS * session.repeats
+    against = 1024 if 1024 in contexts else contexts[0]
+    decoders = {label: Decoder(label, contexts[-1] + turns + 1) for label in labels}
+    steps, rows = {}, {}
+    for label, decoder in decoders.items():
+        for context, (cache, seconds) in zip(contexts, decoder.filled(contexts, clock), strict=True):
+            steps[label, context] = decoder.step(cache)
+            held = bytes_held(cache.layers)
+            rows[label, context] = {"cache_bytes": held, "bytes_per_token": held / context, "prefill": seconds}
+            session.on_progress(f"prefill of {context}: {label}")
+    # Every step follows one of another model, so that none finds its weights in the processor's caches and others do not.
+    order = [(label, context) for context in contexts for label in labels]
+    name = lambda case: f"{case[0]} behind {case[1]}"  # noqa: E731
+    baselines = {name(case): name((case[0], against)) for case in order}
+    timings = interleaved({name(case): steps[case] for case in order}, baselines, turns, clock, session.on_progress)
+    protocol = {"against": str(against), "threads": session.threads, "clock": session.clock, "turns": turns}
+    for label, context in rows:
+        fields = {"label": label, "context": context, "ratio": None, "ratio_low": None, "ratio_high": None}
+        rows[label, context] |= fields | timed(timings[name((label, context))], str(against)) | protocol
+    by_label = {label: [rows[label, context] for context in contexts] for label in labels}
+    return {"lines": [decoders[label].line(own) for label, own in by_label.items()], "rows": [*rows.values()]}
+
+
+def main() -> int:
+    options = parser(__doc__, "-decode")
+    options.add_argument(
+        "--contexts", type=int, nargs="+", default=[2**n for n in range(9, 16)], help="tokens, ascending"
+    )
+    options.add_argument("--mixers", nargs="+", default=all_labels(), help="labels; by default every mixer")
+    asked = options.parse_args()
+    require_ascending("contexts", asked.contexts)
+    require_distinct("mixers", asked.mixers)
+    for label in asked.mixers:
+        configuration(label, asked.contexts[-1])
+    report.require_place(asked.out)
+    total = len(asked.mixers) * len(asked.contexts) * (TURNS * asked.repeats + 2)
+    with threads(asked.threads) as count, Progress(total=total) as progress:
+        clock = "processor" if asked.cpu_time else "wall"
+        session = Session(count, clock, asked.repeats, on_progress=progress.advance)
+        found = decode(asked.mixers, asked.contexts, session)
+    options = {"mixers": asked.mixers, "contexts": asked.contexts, "repeats": asked.repeats}
+    measured = report.document(options, PROTOCOL, **found)
+    report.write(asked.out, measured, decode_chart.chart(measured))
+    print(f"{decoding(measured)}\nchart: {asked.out.with_suffix('.html')}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+"""Which encodings do nothing but one thing: those that targets are about."""
+
+import longitude as lg
+from longitude.bench.cases import AttentionShape, built
+from longitude.positions.base import Encoding, OffsetBias
+from longitude.positions.composed import Composed
+
+TINY = AttentionShape(1, 8, 8, 64, 16)
+
+
+def _without_tokens() -> dict[str, Composed]:
+    """Every encoding that neither acts on the tokens nor reads them."""
+    every = {name: built(name, TINY) for name in lg.list_encodings()}
+    return {name: each for name, each in every.items() if not each.at_input and not each.reads_tokens}
+
+
+def _rotates(encoding: Composed) -> bool:
+    return any(type(member).keys is not Encoding.keys for member in encoding)
+
+
+def offset_biases(learned: bool | None = None) -> list[str]:
+    """Those that only add a bias of the offset; learned: of these, those that learn it, or that do not."""
+    return [
+        name
+        for name, encoding in _without_tokens().items()
+        if not _rotates(encoding)
+        and (terms := encoding.terms({}))
+        and all(isinstance(term, OffsetBias) for term in terms)
+        and learned in (None, encoding.learned)
+    ]
+
+
+def rotations() -> list[str]:
+    """Those that only transform queries and keys."""
+    return [name for name, each in _without_tokens().items() if _rotates(each) and not each.terms({})]

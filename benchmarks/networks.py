@@ -1,0 +1,118 @@
+"""Targets of whole models: a training step, generation, and how often a compiler begins again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import longitude as lg
+from kinds import offset_biases, rotations
+from longitude.bench.rows import Row
+from target import Call, Session
+
+VOCABULARY, WIDTH, LAYERS, HEADS = 256, 256, 4, 4
+LENGTHS = (65, 70, 77, 80, 96, 100, 111, 128, 130, 144, 150, 160, 177, 192, 200, 208, 224, 231, 250, 256)
+"""Of the compiler's target."""
+
+
+def of_ours(label: str, length: int) -> nn.Module:
+    torch.manual_seed(0)
+    config = lg.LongitudeConfig(
+        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS,
+        max_position_embeddings=length, encoding=label,
+    )  # fmt: skip
+    return lg.LongitudeForCausalLM(config)
+
+
+def of_transformers(kind: str, length: int) -> nn.Module:
+    """A model of transformers of the same size, layer by layer."""
+    import transformers
+
+    same: Any = of_ours("rope", length).config
+    size = {"hidden_size": WIDTH, "num_attention_heads": HEADS, "num_hidden_layers": LAYERS}
+    options = {
+        "Llama": {
+            **size, "intermediate_size": same.intermediate_size, "max_position_embeddings": length,
+            "tie_word_embeddings": True, "bos_token_id": None, "eos_token_id": None,
+        },
+        "Bloom": {**size, "use_cache": False},
+        "Mpt": {**size, "max_seq_len": length, "expansion_ratio": 4, "use_cache": False},
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(vocab_size=VOCABULARY, **options[kind])
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def training_step(model: nn.Module, ids: Tensor) -> Callable[[], object]:
+    """Forward with the loss, backward, and a step of AdamW."""
+    model.train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+
+    return step
+
+
+def training(session: Session) -> list[Row]:
+    """A decoder of 4 layers, 256 wide, 4 sequences of 2048; and transformers' own of one sequence, over its Llama."""
+    shape = session.shape(2048, 4, HEADS, WIDTH // HEADS)
+    ids = torch.randint(VOCABULARY, (shape.batch, shape.length), generator=torch.Generator().manual_seed(0))
+    base = "no encoding"
+    calls: dict[str, Call] = {base: ("plain", "auto", training_step(of_ours("none", shape.length), ids))}
+    for label in (*offset_biases(), *rotations()):
+        calls[label] = ("ours", "auto", training_step(of_ours(label, shape.length), ids))
+    rows = session.compare(calls, base, shape, "step", 4, "training step")
+    if session.peers:
+        names = {"transformers Llama": "Llama", "transformers Bloom": "Bloom", "transformers MPT": "Mpt"}
+        models = {name: of_transformers(kind, shape.length) for name, kind in names.items()}
+        calls = {name: ("peer", "transformers", training_step(model, ids[:1])) for name, model in models.items()}
+        one = session.shape(2048, 1, HEADS, WIDTH // HEADS)
+        rows += session.compare(calls, "transformers Llama", one, "step", 3, "training step")
+    return rows
+
+
+@torch.no_grad()
+def generation(session: Session) -> list[Row]:
+    """128 tokens, greedily, after a prompt of 128, with a cache."""
+    shape = session.shape(128, 1, HEADS, WIDTH // HEADS)
+    prompt = torch.randint(VOCABULARY, (1, shape.length), generator=torch.Generator().manual_seed(0))
+    fixed = {"max_new_tokens": shape.length, "min_new_tokens": shape.length, "do_sample": False, "pad_token_id": 0}
+
+    def generate(model: Any) -> Callable[[], object]:
+        model.eval()
+        return lambda: model.generate(prompt, attention_mask=torch.ones_like(prompt), **fixed)
+
+    calls: dict[str, Call] = {
+        "transformers Llama": ("plain", "transformers", generate(of_transformers("Llama", 2 * shape.length))),
+        "rope": ("ours", "auto", generate(of_ours("rope", 2 * shape.length))),
+    }
+    return session.compare(calls, "transformers Llama", shape, "generate", 7, "generation")
+
+
+@torch.no_grad()
+def graphs(session: Session) -> list[Row]:
+    """Graphs that torch.compile makes of a whole model for 20 lengths, without a compiler behind it."""
+    import torch._dynamo
+
+    rows, shape = [], session.shape(256 * session.shrink, 2, HEADS, WIDTH // HEADS)
+    for label in ("rope", "alibi", "t5"):
+        torch._dynamo.reset()
+        model, made = of_ours(label, LENGTHS[-1]).eval(), []
+
+        def backend(graph: Any, inputs: Any, made: list[Any] = made) -> Any:
+            made.append(graph)
+            return graph.forward
+
+        compiled = torch.compile(lambda x, model=model: model(x, use_cache=False).logits, backend=backend)
+        for length in LENGTHS:
+            session.on_progress(f"compiling at {length}: {label}")
+            compiled(torch.zeros(2, length, dtype=torch.long))
+        rows.append(session.row(label, "ours", shape, "compiling", "forward", score=float(len(made)), clock="none"))
+    torch._dynamo.reset()
+    return rows

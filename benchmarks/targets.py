@@ -1,0 +1,222 @@
+"""What this library promises about the cost of encodings, and how each promise is measured: `make bench`.
+
+To add one, add a Target to TARGETS. Unless it says otherwise: float32, one sequence, 8 heads of 64, causal.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import longitude as lg
+import networks
+import rotation
+from kinds import offset_biases
+from longitude.bench import memory
+from longitude.bench.cases import PLAIN, AttentionShape, Inputs, built, plain
+from longitude.bench.rows import Row
+from longitude.runs.memory import can_measure_peak
+from target import Call, Session, Target, calls_of, main, step
+
+BOTH = "forward+backward"
+PASSES = ("forward", BOTH)
+DENSE_BIASES = ("x-transformers ALiBi", "transformers Bloom", "transformers MPT")
+LEARNED_BIASES = ("x-transformers T5 bias", "transformers T5")
+
+
+# ---- attention -------------------------------------------------------------------------------------------------------
+def biases(passed: str, learned: bool | None, peers: tuple[str, ...]) -> Callable[[Session], list[Row]]:
+    def measure(session: Session) -> list[Row]:
+        """Every encoding that is nothing but a bias of the offset, at lengths 1024 to 8192; others at 1024 and 2048."""
+        rows, labels = [], offset_biases(learned)
+        for length, turns in ((1024, 9), (2048, 7), (4096, 5), (8192, 3)):
+            others = peers if length <= 2048 else ()
+            rows += session.attention(labels, session.shape(length), passed, turns, others)
+        return rows
+
+    return measure
+
+
+def learned_in_batches(session: Session) -> list[Row]:
+    """Eight sequences of 1024."""
+    return session.attention(offset_biases(True), session.shape(1024, batch=8), BOTH, 5, LEARNED_BIASES[:1])
+
+
+def extra_memory(session: Session) -> list[Row]:
+    """Beyond plain attention's own growth, over that growth."""
+    if not session.memory or not can_measure_peak():
+        return []
+    shape = session.shape(8192)
+    peers = [peer.name for peer in session.peers_of(("x-transformers ALiBi",), shape)]
+    base, *rows = [_memory_row(session, name, shape) for name in (PLAIN, *offset_biases(), *peers)]
+    plain_mib = base.memory_mib or 0.0
+    for row in rows:
+        beyond = (row.memory_mib or 0.0) - plain_mib
+        kind = "peer" if row.name in peers else "ours"
+        rows[rows.index(row)] = replace(row, kind=kind, memory_beyond_mib=beyond, score=beyond / plain_mib)
+    return [replace(base, kind="plain", memory_beyond_mib=0.0), *rows]
+
+
+def _memory_row(session: Session, name: str, shape: AttentionShape) -> Row:
+    session.on_progress(f"memory at {shape.length}: {name}")
+    mib = memory.growth(shape, name, "auto", session.threads)
+    return session.row(name, "ours", shape, "memory", BOTH, memory_mib=mib, clock="none")
+
+
+def over_plain(label: str) -> Callable[[Session], list[Row]]:
+    def measure(session: Session) -> list[Row]:
+        """At lengths 2048 and 4096; columns that it reads off the tokens, and their gradients, included."""
+        return [
+            row
+            for length, turns in ((2048, 5), (4096, 3))
+            for row in session.attention([label], session.shape(length), BOTH, turns)
+        ]
+
+    return measure
+
+
+def memory_by_length(labels: tuple[str, ...]) -> Callable[[Session], list[Row]]:
+    def measure(session: Session) -> list[Row]:
+        """Growth of the peak from 1024 to 4096, over that of the length: 1 is linear, 4 is quadratic."""
+        if not session.memory or not can_measure_peak():
+            return []
+        rows, (short, long) = [], (session.shape(1024), session.shape(4096))
+        for label in labels:
+            before, after = (_memory_row(session, label, shape) for shape in (short, long))
+            score = (after.memory_mib or 0.0) / (before.memory_mib or 1.0) / (long.length / short.length)
+            rows += [before, replace(after, score=score)]
+        return rows
+
+    return measure
+
+
+# ---- masks -----------------------------------------------------------------------------------------------------------
+def masked(inputs: Inputs, label: str | None, mask: lg.Mask, backward: bool) -> Call:
+    """lg.attend with an encoding that reads no tokens, or none, under a mask."""
+    encoding = None if label is None else built(label, inputs.shape)
+    three = [inputs.q, inputs.k, inputs.v]
+    wanted = [*three, *(() if encoding is None else encoding.parameters())]
+    return (
+        "ours",
+        "auto",
+        step(lambda: lg.attend(*three, encoding=encoding, mask=mask), wanted, backward, inputs.gradient),
+    )
+
+
+def dense(inputs: Inputs, allowed: Tensor, backward: bool) -> Callable[[], object]:
+    """scaled_dot_product_attention with a mask of all pairs, [..., L, L]."""
+    three = [inputs.q, inputs.k, inputs.v]
+    return step(lambda: F.scaled_dot_product_attention(*three, attn_mask=allowed), three, backward, inputs.gradient)
+
+
+def first_biases() -> list[str]:
+    """One fixed and one learned bias of the offset."""
+    return [offset_biases(False)[0], offset_biases(True)[-1]]
+
+
+def share_of(size: int, length: int) -> float:
+    """Pairs that a window of `size` keys lets through, over those that causality does."""
+    return (size * length - size * (size - 1) / 2) / (length * (length + 1) / 2)
+
+
+def window(session: Session) -> list[Row]:
+    """The ratio to plain attention over the share of its pairs that the window lets through."""
+    rows = []
+    for length, turns in ((4096, 5), (8192, 3)):
+        shape = session.shape(length)
+        inputs, size = Inputs.of(shape), max(2, shape.length // 16)
+        share = share_of(size, shape.length)
+        for passed in PASSES:
+            backward = passed == BOTH
+            calls = calls_of([plain(inputs)], backward)
+            for label in (None, *first_biases()):
+                calls[f"{label or 'no encoding'}, window {size}"] = masked(inputs, label, lg.Window(size), backward)
+            if session.peers and length == 4096:
+                near = torch.ones(shape.length, shape.length, dtype=torch.bool).tril().triu(1 - size)
+                calls["dense mask"] = ("peer", "torch", dense(inputs, near, backward))
+            rows += session.compare(
+                calls, PLAIN, shape, passed, turns, "window", lambda ratio, share=share: ratio / share
+            )
+    return rows
+
+
+def documents(session: Session) -> list[Row]:
+    """64 documents of 128 tokens in one row, against the mask of all pairs."""
+    shape = session.shape(8192)
+    ids = torch.arange(shape.length) // max(1, shape.length // 64)
+    allowed = (ids[:, None] == ids) & torch.ones(shape.length, shape.length, dtype=torch.bool).tril()
+    return against_dense(session, shape, lg.Causal() & lg.Documents(ids), allowed, "documents", 2)
+
+
+def padding(session: Session) -> list[Row]:
+    """Eight sequences of 128, 256, ... 1024 tokens, padded on the left, as for generation, and on the right, as for training
+    (there, queries that are padding attend to all tokens before them), against the mask of all pairs.
+    """
+    rows, shape = [], session.shape(1024, batch=8)
+    lengths, order = torch.arange(1, 9) * shape.length // 8, torch.arange(shape.length)
+    sides = {"left": order >= shape.length - lengths[:, None], "right": order < lengths[:, None]}
+    for side, valid in sides.items():
+        allowed = valid[:, None, None, :] & torch.ones(shape.length, shape.length, dtype=torch.bool).tril()
+        rows += against_dense(session, shape, lg.Causal() & lg.Padding(valid), allowed, f"padding on the {side}", 5)
+    return rows
+
+
+def against_dense(
+    session: Session, shape: AttentionShape, mask: lg.Mask, allowed: Tensor, work: str, turns: int
+) -> list[Row]:
+    rows, inputs = [], Inputs.of(shape)
+    for passed in PASSES:
+        calls: dict[str, Call] = {"dense mask": ("plain", "torch", dense(inputs, allowed, passed == BOTH))}
+        for label in (None, *first_biases()):
+            calls[label or "no encoding"] = masked(inputs, label, mask, passed == BOTH)
+        rows += session.compare(calls, "dense mask", shape, passed, turns, work)
+    return rows
+
+
+@torch.no_grad()
+def decoding(session: Session) -> list[Row]:
+    """One query against 8192 keys, with each bias of the offset; the unbiased step is scaled_dot_product_attention."""
+    shape = session.shape(8192)
+    inputs = Inputs.of(shape)
+    q, k, v = inputs.q[:, :, -1:], inputs.k, inputs.v
+    calls: dict[str, Call] = {"unbiased": ("plain", "torch", lambda: F.scaled_dot_product_attention(q, k, v))}
+    for label in offset_biases():
+        calls[label] = ("ours", "auto", partial(lg.attend, q, k, v, encoding=built(label, shape)))
+    return session.compare(calls, "unbiased", shape, "one token", 60, "decoding")
+
+
+# ---- the set ---------------------------------------------------------------------------------------------------------
+ATTENTION = "plain causal attention"
+TARGETS = (
+    Target("bias of the offset, forward", 1.10, ATTENTION, biases("forward", None, DENSE_BIASES)),
+    Target("fixed bias, forward + backward", 1.15, ATTENTION, biases(BOTH, False, DENSE_BIASES)),
+    Target("learned bias, forward + backward", 1.30, ATTENTION, biases(BOTH, True, LEARNED_BIASES)),
+    Target("learned bias, batch 8 of 1024, forward + backward", 1.80, ATTENTION, learned_in_batches),
+    Target("extra memory of a bias at 8192", 1.0, "plain attention's own memory", extra_memory),
+    Target("rotating q and k, tables prepared", 1.30, "cloning q and k", rotation.rotation, rotation.PINNED),
+    Target("training step of a decoder, any bias or rotation", 1.15, "the same without", networks.training),
+    Target("Shaw, forward + backward", 2.0, ATTENTION, over_plain("shaw")),
+    Target("Transformer-XL, forward + backward", 3.5, ATTENTION, over_plain("transformer_xl")),
+    Target("PaTH, forward + backward", 5.0, ATTENTION, over_plain("path")),
+    Target("FoX, forward + backward", 1.2, ATTENTION, over_plain("fox")),
+    Target(
+        "memory of these four, 1024 to 4096", 1.1, "growth of the length",
+        memory_by_length(("shaw", "transformer_xl", "path", "fox")),
+    ),
+    Target("sliding window", 1.3, "its share of the pairs", window),
+    Target("packed documents, 64 of 128", 0.3, "a dense mask", documents),
+    Target("padded batch", 0.3, "a dense mask", padding),
+    Target("decoding one token at 8192, any bias of the offset", 1.10, "the unbiased step", decoding),
+    Target("generation", 1.0, "transformers' Llama", networks.generation),
+    Target("graphs compiled over 20 lengths", 2.0, "one graph", networks.graphs),
+)  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main(TARGETS, __doc__, ""))

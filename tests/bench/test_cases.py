@@ -1,0 +1,105 @@
+"""What `longitude bench` times, how turns give ratios, and that peers do the same work. Nothing here is timed."""
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude.bench.cases import AttentionShape, Inputs, ours, plain
+from longitude.bench.clock import Spread, interleaved
+from longitude.bench.peers import PEERS, installed
+
+# What x-transformers does when it is imported.
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+
+SMALL = AttentionShape(2, 4, 2, 8, 17)
+
+
+class FakeClock:
+    """A clock that only moves when a case works."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def works(self, *seconds: float):
+        """A case that takes this long in the first call, the second, ..."""
+        left = iter(seconds)
+
+        def call() -> None:
+            self.now += next(left)
+
+        return call
+
+
+def test_a_ratio_is_of_one_turn():
+    """The machine is ten times slower in the second turn: no ratio changes. The first call, 100 times slower, does not count."""
+    clock, order = FakeClock(), []
+    cases = {"plain": clock.works(100, 1, 10, 2), "a": clock.works(900, 2, 20, 3)}
+    timings = interleaved(cases, "plain", 3, clock, order.append)
+    assert order == ["plain", "a"] * 4
+    assert timings["plain"].ratio is None
+    assert timings["plain"].seconds == Spread(2, 1.5, 6)
+    assert timings["a"].seconds.median == 3
+    assert timings["a"].ratio == Spread(2, 1.75, 2)  # of 2, 2 and 1.5
+
+
+def test_cases_may_have_baselines_of_their_own():
+    clock = FakeClock()
+    cases = {"p": clock.works(1, 1), "a": clock.works(1, 3), "q": clock.works(1, 2), "b": clock.works(1, 8)}
+    timings = interleaved(cases, {"a": "p", "b": "q"}, 1, clock)
+    ratios = {name: timing.ratio and timing.ratio.median for name, timing in timings.items()}
+    assert ratios == {"p": None, "a": 3, "q": None, "b": 4}
+
+
+def test_plain_is_causal_attention():
+    inputs = Inputs.of(SMALL)
+    (out,) = plain(inputs).forward()
+    torch.testing.assert_close(out, lg.attend(inputs.q, inputs.k, inputs.v))
+    assert out.shape == (2, 4, 17, 8)
+
+
+@pytest.mark.parametrize("name", lg.list_encodings())
+def test_every_encoding_is_timed_with_all_it_computes(name):
+    """At the input, on the scores, by its columns: gradients reach all that it has learned, and the tokens it reads."""
+    inputs = Inputs.of(SMALL)
+    case = ours(name, "auto", inputs)
+    gradients = case.step(backward=True)()
+    encoding = lg.testing.example(name)()
+    assert any(each is inputs.x for each in case.wanted) == (encoding.at_input or encoding.reads_tokens)
+    for wanted, gradient in zip(case.wanted, gradients, strict=True):
+        assert gradient is not None and gradient.shape == wanted.shape and gradient.isfinite().all()
+    with torch.no_grad():
+        assert all(out.isfinite().all() for out in case.step(backward=False)())
+
+
+def same_of_ours(name: str, learned: list[torch.Tensor]) -> lg.Encoding:
+    """Our encoding with the numbers of a peer."""
+    if "T5" in name:
+        bias = lg.T5Bias(num_heads=4)
+        scale = SMALL.head_dim**0.5 if name.startswith("x-") else 1.0
+        with torch.no_grad():
+            bias.table.copy_(learned[0] * scale)
+        return bias
+    if "rotary" in name or "Llama" in name:
+        return lg.Rotary(head_dim=8, layout="half" if "Llama" in name else "interleaved")
+    return lg.ALiBi(num_heads=4)
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_a_peer_does_the_same_work(peer):
+    """The output of attend with our encoding, and its gradients of q, k and v; gradients reach what it has learned."""
+    if peer.name not in installed():
+        pytest.skip(f"{peer.package} is not installed")
+    inputs = Inputs.of(SMALL)
+    case, three = peer.case(inputs), [inputs.q, inputs.k, inputs.v]
+    learned = list(case.wanted[3:])
+    got = case.forward()[0]
+    want = lg.attend(*three, encoding=same_of_ours(peer.name, learned))
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-4)
+    gradients = torch.autograd.grad(got, case.wanted, inputs.gradient)
+    for theirs, own in zip(gradients, torch.autograd.grad(want, three, inputs.gradient), strict=False):
+        torch.testing.assert_close(theirs, own, atol=1e-4, rtol=1e-4)
+    assert len(learned) == ("T5" in peer.name)
+    assert all(gradient.abs().sum() > 0 for gradient in gradients[3:])
