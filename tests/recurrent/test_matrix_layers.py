@@ -179,7 +179,7 @@ def test_bad_input(name):
     kind = type(layer).__name__
     with pytest.raises(ValueError, match=r"x: expected \[B, L, 32\].*got \[3, 29, 31\]"):
         layer(x[..., 1:])
-    with pytest.raises(ValueError, match=f"mask: {kind} hears what came before"):
+    with pytest.raises(ValueError, match=f"mask: {kind} mixes"):
         layer(x, mask=lg.Window(4))
     with pytest.raises(ValueError, match=f"return_weights: {kind}"):
         layer(x, return_weights=True)

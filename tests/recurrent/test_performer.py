@@ -126,5 +126,5 @@ def test_encodings_it_refuses():
     layer, x = Performer(32, 4), torch.randn(1, 9, 32)
     with pytest.raises(ValueError, match="ALiBi adds to scores, and Performer has none"):
         layer(x, encoding=lg.ALiBi(num_heads=4))
-    with pytest.raises(ValueError, match="XPos turns a key anew for later queries, and Performer keeps no keys"):
+    with pytest.raises(ValueError, match="XPos rotates a key again for later queries, and Performer keeps no keys"):
         layer(x, encoding=lg.encoding("xpos", head_dim=8, layout="half"))

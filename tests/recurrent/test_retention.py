@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from longitude.recurrent import Retention, retention
-from longitude.recurrent.ops.linear import log_gamma
+from longitude.recurrent.retention import log_gamma
 
 EXACT = torch.float64
 

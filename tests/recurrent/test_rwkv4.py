@@ -212,7 +212,7 @@ def test_dtypes(form):
         ({"time_first": torch.zeros(1, 1, 5)}, r"time_first \[C\].*time_first \[1, 1, 5\]"),
         (
             {"state": torch.zeros(2, 5, 4)},
-            r"numerator \[2, 5\], denominator \[2, 5\], max \[2, 5\], got \[\[2, 5, 4\]\]",
+            r"numerator \[2, 5\], denominator \[2, 5\], max \[2, 5\], got \[2, 5, 4\]",
         ),
         ({"reset": torch.zeros(2, 8, dtype=torch.bool)}, r"reset.*\[2, 9\]"),
         ({"valid": torch.ones(2, 9)}, "valid: rwkv4 expected bool"),

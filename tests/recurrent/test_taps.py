@@ -108,7 +108,7 @@ def test_wrong_shapes_are_named():
     x = torch.randn(2, 5, 3)
     with pytest.raises(ValueError, match=r"weight: expected \[3, K\].*got \[4, 2\]"):
         causal_conv(x, torch.randn(4, 2))
-    with pytest.raises(ValueError, match=r"tail \[2, 3, 3\], got \[\[2, 2, 3\]\]"):
+    with pytest.raises(ValueError, match=r"tail \[2, 3, 3\], got \[2, 2, 3\]"):
         causal_conv(x, torch.randn(3, 4), tail=torch.randn(2, 2, 3))
     with pytest.raises(ValueError, match="tail"):
         previous(x, torch.randn(2, 2, 3))

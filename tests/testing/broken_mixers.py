@@ -9,7 +9,8 @@ from longitude.attention.length_dependent import newest
 from longitude.attention.masks import Causal, Documents, Padding
 from longitude.attention.state_cache import StateLayer
 from longitude.positions.base import check_sizes
-from longitude.recurrent.base import RecurrentMixer, require_mode, require_state, state_dtype
+from longitude.recurrent.base import RecurrentMixer
+from longitude.recurrent.ops.checks import require_state, state_dtype
 from longitude.recurrent.ops.short_conv import previous
 
 
@@ -19,18 +20,18 @@ class Decay(RecurrentMixer):
     def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
         super().__init__()
         check_sizes("Decay", dim=dim)
-        require_mode("Decay", mode, chunk_size)
-        self.dim, self.mode, self.chunk_size = dim, mode, chunk_size
+        self.set_mode(mode, chunk_size)
+        self.dim = dim
         self.value, self.gate, self.out = (nn.Linear(dim, dim) for _ in range(3))
         self.rate = nn.Parameter(torch.zeros(dim))
         self.shift = nn.Parameter(torch.ones(dim))
 
-    def mix(self, x, state, reset, valid, positions, encoding, tables):
+    def mix(self, x, state, inputs):
         require_state("Decay", state, {"sums": (x.shape[0], self.dim), "tail": (x.shape[0], 1, self.dim)})
         sums, tail = (None, None) if state is None else state
-        before, tail = previous(x, tail, reset, valid)
+        before, tail = previous(x, tail, inputs.reset, inputs.valid)
         u = x + self.shift.to(x.dtype) * before
-        h, sums = self.scan(self.value(u).to(state_dtype(x)), sums, reset, valid)
+        h, sums = self.scan(self.value(u).to(state_dtype(x)), sums, inputs.reset, inputs.valid)
         return self.out(torch.sigmoid(self.gate(u)) * h.to(x.dtype)), (sums, tail)
 
     def scan(self, v, sums, reset, valid):
@@ -80,8 +81,8 @@ class CutsGradients(Decay):
 
 
 class RunsOnIntoDocuments(Decay):
-    def mix(self, x, state, reset, *rest):
-        return super().mix(x, state, None, *rest)
+    def mix(self, x, state, inputs):
+        return super().mix(x, state, inputs._replace(reset=None))
 
 
 class RunsOnOnlyInItsSums(Decay):
@@ -101,8 +102,8 @@ class SeesByNumber(MultiHeadAttention):
 class Placed(Decay):
     """Its outputs know where a token stands, which a state has to count on."""
 
-    def mix(self, x, state, reset, valid, positions, *rest):
-        return super().mix(x + torch.cos(positions.to(x.dtype))[..., None], state, reset, valid, positions, *rest)
+    def mix(self, x, state, inputs):
+        return super().mix(x + torch.cos(inputs.positions.to(x.dtype))[..., None], state, inputs)
 
 
 class GoesOnAfterTheLargest(Placed):
@@ -132,8 +133,8 @@ class DecaysOnPadding(Decay):
 
 
 class HearsPadding(Decay):
-    def mix(self, x, state, reset, valid, *rest):
-        return super().mix(x, state, reset, None, *rest)
+    def mix(self, x, state, inputs):
+        return super().mix(x, state, inputs._replace(valid=None))
 
 
 class WrongAtChunks(Decay):
@@ -238,9 +239,9 @@ class Frequencies(Decay):
         super().__init__(dim, mode=mode, chunk_size=chunk_size)
         self.frequency = nn.Parameter(torch.linspace(90.0, 97.0, dim))
 
-    def mix(self, x, state, reset, valid, positions, *rest):
-        out, state = super().mix(x, state, reset, valid, positions, *rest)
-        angle = positions[..., None] * self.frequency.to(state_dtype(x))
+    def mix(self, x, state, inputs):
+        out, state = super().mix(x, state, inputs)
+        angle = inputs.positions[..., None] * self.frequency.to(state_dtype(x))
         return (out * angle.cos()).to(x.dtype), state
 
 

@@ -1,33 +1,175 @@
-"""Mamba as a layer."""
+"""Mamba: the selective scan (S6), a diagonal state whose decay is read off each token, in its published block."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
-from longitude.positions.base import Encoding, check_sizes
-from longitude.recurrent.base import RecurrentMixer, fill, require_mode
-from longitude.recurrent.ops.selective_scan import selective_scan
+from longitude.attention.state_mixer import StateInputs
+from longitude.positions.base import check_sizes
+from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
+from longitude.recurrent.ops.c_loops import ScanLoop, usable
+from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.ops.scan import linear_scan, scan_chunks
 from longitude.recurrent.ops.short_conv import causal_conv
+
+
+def selective_scan(
+    u: Float[Tensor, "B C L"],
+    delta: Float[Tensor, "B C L"],
+    A: Float[Tensor, "C N"],
+    B: Float[Tensor, "B *G N L"],
+    C: Float[Tensor, "B *G N L"],
+    D: Float[Tensor, " C"] | None = None,
+    z: Float[Tensor, "B C L"] | None = None,
+    delta_bias: Float[Tensor, " C"] | None = None,
+    *,
+    delta_softplus: bool = False,
+    mode: str = "chunked",
+    chunk_size: int = 32,
+    state: Float[Tensor, "B C N"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B C L"], Float[Tensor, "B C N"]]:
+    """The selective scan of Mamba: a diagonal state that each token decays by its own step.
+
+        h_t = exp(d_t A) h_{t-1} + d_t u_t B_t,    y_t = (C_t h_t + D u_t) * silu(z_t)
+
+    Args:
+        u: tokens, [B, C, L].
+        delta: steps d before bias and softplus, [B, C, L].
+        A: [C, N].
+        B: [B, N, L], or [B, G, N, L]: each of the G groups serves C / G neighbouring channels.
+        C: as B.
+        D: weight of the token itself, by channel, [C].
+        z: gate, [B, C, L].
+        delta_bias: added to delta, [C].
+        delta_softplus: whether d = softplus(delta + delta_bias).
+        mode: "recurrent" takes one token after the other; "chunked" holds the states of chunk_size tokens at a time, in
+            training too, in one loop in C where a compiler is found; "parallel" takes log2(L) rounds over all states,
+            [L, B, C, N] (Hillis and Steele 1986). The results are equal.
+        chunk_size: tokens of a chunk.
+        state: what an earlier call returned, [B, C, N]; None at the beginning.
+        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
+        valid: False for padding, which leaves the state unchanged, [B, L].
+
+    Returns:
+        y [B, C, L] in u's dtype, and the state after the last token [B, C, N], float32 or wider.
+
+    Raises:
+        ValueError: for shapes that do not fit, an unknown mode, or a chunk without tokens.
+
+    Source:
+        Gu and Dao 2023, algorithm 2, arXiv 2312.00752, https://arxiv.org/abs/2312.00752
+    """
+    require_mode("selective_scan", mode, chunk_size)
+    of_groups = "B G N L" if isinstance(B, Tensor) and B.dim() == 4 else "B N L"
+    require_tokens(
+        "selective_scan", u=(u, "B C L"), delta=(delta, "B C L"), A=(A, "C N"), B=(B, of_groups), C=(C, of_groups),
+        D=(D, "C"), z=(z, "B C L"), delta_bias=(delta_bias, "C"),
+    )  # fmt: skip
+    batch, channels, length = u.shape
+    groups = B.shape[1] if B.dim() == 4 else 1
+    if channels % groups:
+        raise ValueError(
+            f"selective_scan: expected the groups of B and C to divide the channels of u, got {groups} and {channels}"
+        )
+    require_flags("selective_scan", batch, length, reset=reset, valid=valid)
+    require_state("selective_scan", state, {"state": (batch, channels, A.shape[1])})
+    dtype = state_dtype(u)
+    with torch.autocast(u.device.type, enabled=False):
+        # Tokens in front and channels last, [B, L, C], as matrices of tokens have them.
+        tokens, dt = (x.mT.to(dtype).contiguous() for x in (u, delta))
+        if delta_bias is not None:
+            dt = dt + delta_bias.to(dtype)
+        if delta_softplus:
+            dt = softplus(dt)
+        if valid is not None:
+            dt = dt * valid[..., None]
+        B, C = ((x if x.dim() == 4 else x[:, None]).to(dtype).permute(0, 3, 1, 2) for x in (B, C))  # [B, L, G, N]
+        A = A.to(dtype).unflatten(0, (groups, -1)).mT  # [G, N, P], P = C / G
+        h = A.new_zeros(batch, *A.shape) if state is None else state.to(dtype).unflatten(1, (groups, -1)).mT
+        dt, dtx = (x.unflatten(2, (groups, -1)) for x in (dt, dt * tokens))
+        keep = None if reset is None else reset.logical_not()
+        if mode == "recurrent":
+            y, h = _steps(dt, dtx, A, B, C, h, keep)
+        elif mode == "chunked" and usable("scan.c", dt):
+            keep = None if keep is None else keep.to(torch.uint8).contiguous()
+            y, h = ScanLoop.apply(dt, dtx, A, B, C, keep, h, chunk_size)
+        else:
+            y, h = _scanned(dt, dtx, A, B, C, h, keep, length if mode == "parallel" else chunk_size, mode == "parallel")
+        y = y.flatten(2)
+        if D is not None:
+            y = y + tokens * D.to(dtype)
+        if z is not None:
+            y = y * F.silu(z.mT.to(dtype))
+    return y.mT.to(u.dtype), h.mT.flatten(1, 2)
+
+
+# dt, dtx [B, L, G, P], A [G, N, P], B, C [B, L, G, N], h [B, G, N, P], keep [B, L] -> y [B, L, G, P], h
+def _steps(
+    dt: Tensor, dtx: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, keep: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """One token after the other."""
+    out = []
+    tokens = zip(dt[:, :, :, None].unbind(1), dtx[:, :, :, None].unbind(1), B.unbind(1), C.unbind(1), strict=True)
+    for t, (dt_t, dtx_t, B_t, C_t) in enumerate(tokens):
+        if keep is not None:
+            h = torch.where(keep[:, t, None, None, None], h, 0)
+        h = torch.exp(dt_t * A) * h + B_t[..., None] * dtx_t
+        out.append((C_t[:, :, None] @ h)[:, :, 0])
+    return torch.stack(out, 1), h
+
+
+def _scanned(
+    dt: Tensor, dtx: Tensor, A: Tensor, B: Tensor, C: Tensor, h: Tensor, keep: Tensor | None, size: int, parallel: bool
+) -> tuple[Tensor, Tensor]:
+    """In torch's operators, the states of `size` tokens at a time, in rounds of doubling where that is faster."""
+    keep = None if keep is None else keep.t()[..., None, None, None].to(dt.dtype)
+    dt, dtx, B, C = (x.transpose(0, 1).contiguous() for x in (dt, dtx, B, C))  # tokens in front: memory in their order
+    A, doubling = A.contiguous(), parallel or dt.device.type != "cpu"
+
+    def chunk(h: Tensor, dt: Tensor, dtx: Tensor, B: Tensor, C: Tensor, keep: Tensor | None) -> tuple[Tensor, Tensor]:
+        decay = torch.exp(dt * A)
+        states = linear_scan(decay if keep is None else decay * keep, B * dtx, h, doubling)
+        return (C @ states)[:, :, :, 0], states[-1].clone()  # a view would keep all of them
+
+    y, h = scan_chunks(chunk, size, h, dt[:, :, :, None], dtx[:, :, :, None], B[..., None], C[:, :, :, None], keep)
+    return y.transpose(0, 1), h
 
 
 @register_mixer("mamba")
 class Mamba(RecurrentMixer):
-    """The block of Mamba (Gu and Dao 2023, section 3.4), with the parameter names of its checkpoints:
+    """The block of Mamba, with the parameter names of its checkpoints.
 
         x, z = x W_in;   x = silu(conv(x));   dt, B, C = x W_x;   Delta = softplus(dt W_dt + b_dt)
         out = (selective_scan(x, Delta, -exp(A_log), B, C) + D x) * silu(z) W_out
 
-    The inner width is expand dim. state_size N: the numbers that each channel carries; dt_rank: the width of dt, dim / 16 rounded
-    up where not said; conv_kernel: the taps of the depthwise causal convolution; mode, chunk_size: as selective_scan has them.
     The state is the last tokens before the convolution, [B, conv_kernel - 1, expand dim], and [B, expand dim, N].
+
+    Args:
+        dim: width of x and of the output.
+        expand: the inner width is expand * dim.
+        state_size: numbers N that each channel carries.
+        conv_kernel: tokens under the depthwise causal convolution.
+        dt_rank: width of dt; None: dim / 16 rounded up.
+        conv_bias: whether the convolution has a bias.
+        bias: whether the projections have biases.
+        mode, chunk_size: as in `selective_scan`.
+
+    Raises:
+        ValueError: for sizes that are not positive.
+
+    Source:
+        Gu and Dao 2023, section 3.4, arXiv 2312.00752, https://arxiv.org/abs/2312.00752
     """
 
+    source = "Gu and Dao 2023"
     undecayed = ("A_log", "D", "dt_proj.bias")
 
     def __init__(
@@ -45,11 +187,10 @@ class Mamba(RecurrentMixer):
     ):
         super().__init__()
         check_sizes("Mamba", dim=dim, expand=expand, state_size=state_size, conv_kernel=conv_kernel)
-        require_mode("Mamba", mode, chunk_size)
         dt_rank = -(-dim // 16) if dt_rank is None else dt_rank
         check_sizes("Mamba", dt_rank=dt_rank)
+        self.set_mode(mode, chunk_size)
         self.dim, self.inner, self.state_size, self.dt_rank = dim, expand * dim, state_size, dt_rank
-        self.mode, self.chunk_size = mode, chunk_size
         self.in_proj = nn.Linear(dim, 2 * self.inner, bias=bias)
         self.conv1d = nn.Conv1d(self.inner, self.inner, conv_kernel, groups=self.inner, bias=conv_bias)
         self.x_proj = nn.Linear(self.inner, dt_rank + 2 * state_size, bias=False)
@@ -62,45 +203,24 @@ class Mamba(RecurrentMixer):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """As published: A_n = -n, Delta log-uniform in [0.001, 0.1] whatever the token, D = 1."""
+        """As published: A_n = -n, Delta log-uniform in [0.001, 0.1] for any token, D = 1."""
         self.conv1d.reset_parameters()
         nn.init.uniform_(self.dt_proj.weight, -(self.dt_rank**-0.5), self.dt_rank**-0.5)
-        step = torch.empty_like(self.dt_proj.bias, dtype=torch.float32).uniform_(math.log(1e-3), math.log(0.1)).exp()
-        step = step.clamp(min=1e-4)
-        fill(self.dt_proj.bias, step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
+        fill_step_bias(self.dt_proj.bias)
         n = torch.arange(1, self.state_size + 1, dtype=torch.float32, device=self.A_log.device)
         fill(self.A_log, n.log().expand_as(self.A_log))
         nn.init.ones_(self.D)
 
-    def mix(
-        self,
-        x: Tensor,
-        state: Any,
-        reset: Tensor | None,
-        valid: Tensor | None,
-        positions: Tensor,
-        encoding: Encoding,
-        tables: Any,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         tail, h = (None, None) if state is None else state
         tokens, z = self.in_proj(x).chunk(2, -1)
-        tokens, tail = causal_conv(tokens, self.conv1d.weight.squeeze(1), self.conv1d.bias, tail, reset, valid)
+        weight = self.conv1d.weight.squeeze(1)
+        tokens, tail = causal_conv(tokens, weight, self.conv1d.bias, tail, inputs.reset, inputs.valid)
         tokens = F.silu(tokens)
         dt, B, C = self.x_proj(tokens).split([self.dt_rank, self.state_size, self.state_size], -1)
+        delta, A = F.linear(dt, self.dt_proj.weight), -self.A_log.to(state_dtype(x)).exp()
         y, h = selective_scan(
-            tokens.mT,
-            F.linear(dt, self.dt_proj.weight).mT,
-            -self.A_log.to(torch.promote_types(x.dtype, torch.float32)).exp(),
-            B.mT,
-            C.mT,
-            self.D,
-            z.mT,
-            self.dt_proj.bias,
-            delta_softplus=True,
-            mode=self.mode,
-            chunk_size=self.chunk_size,
-            state=h,
-            reset=reset,
-            valid=valid,
-        )
+            tokens.mT, delta.mT, A, B.mT, C.mT, self.D, z.mT, self.dt_proj.bias,
+            delta_softplus=True, state=h, **self.options(inputs),
+        )  # fmt: skip
         return self.out_proj(y.mT), (tail, h)

@@ -1,33 +1,98 @@
-"""Mamba-2 as a layer."""
+"""Mamba-2: a matrix state that each head decays at a rate read off the token (SSD), in its published block."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
-from longitude.positions.base import Encoding, check_positive, check_sizes
-from longitude.recurrent.base import RecurrentMixer, fill, require_mode, softplus, state_dtype
-from longitude.recurrent.ops.linear import ssd
+from longitude.attention.state_mixer import StateInputs
+from longitude.positions.base import check_positive, check_sizes
+from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
+from longitude.recurrent.ops.checks import require_tokens, state_dtype
+from longitude.recurrent.ops.decayed import decayed
 from longitude.recurrent.ops.short_conv import causal_conv
+
+
+def ssd(
+    x: Float[Tensor, "B H L P"],
+    log_decay: Float[Tensor, "B H L"],
+    B: Float[Tensor, "B G L N"],
+    C: Float[Tensor, "B G L N"],
+    *,
+    mode: str = "chunked",
+    chunk_size: int = 64,
+    state: Float[Tensor, "B H N P"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B H L P"], Float[Tensor, "B H N P"]]:
+    """The state space dual of Mamba-2: linear attention whose state decays per head and token.
+
+        h_t = exp(log_decay_t) h_{t-1} + B_t^T x_t,    y_t = C_t h_t
+
+    Args:
+        x: the tokens times their step Delta, [B, H, L, P].
+        log_decay: Delta A, at most 0, [B, H, L].
+        B: [B, G, L, N]; each of the G groups serves H / G neighbouring heads.
+        C: [B, G, L, N].
+        mode: "parallel", "chunked" or "recurrent", as in `retention`.
+        chunk_size: tokens of a chunk.
+        state: what an earlier call returned, [B, H, N, P]; None at the beginning.
+        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
+        valid: False for padding, which leaves the state unchanged, [B, L].
+
+    Returns:
+        The outputs [B, H, L, P] in x's dtype, and the state after the last token [B, H, N, P], float32 or wider.
+
+    Raises:
+        ValueError: for shapes that do not fit, an unknown mode, or a chunk without tokens.
+
+    Source:
+        Dao and Gu 2024, sections 3 and 6, arXiv 2405.21060, https://arxiv.org/abs/2405.21060
+    """
+    require_tokens("ssd", x=(x, "B H L P"), log_decay=(log_decay, "B H L"), B=(B, "B G L N"), C=(C, "B G L N"))
+    if x.shape[1] % B.shape[1]:
+        raise ValueError(
+            f"ssd: expected the groups of B and C to divide the heads of x, got {B.shape[1]} and {x.shape[1]}"
+        )
+    log_decay = log_decay[..., None]
+    return decayed("ssd", C, B, x, log_decay, mode=mode, chunk_size=chunk_size, state=state, reset=reset, valid=valid)
 
 
 @register_mixer("mamba2")
 class Mamba2(RecurrentMixer):
-    """The block of Mamba-2 (Dao and Gu 2024, section 7), with the parameter names of its checkpoints:
+    """The block of Mamba-2, with the parameter names of its checkpoints.
 
         z, xBC, dt = x W_in;   x, B, C = silu(conv(xBC));   Delta = softplus(dt + dt_bias)
         y = ssd(Delta x, -Delta exp(A_log), B, C) + D x;   out = rmsnorm(y * silu(z)) W_out
 
-    The inner width is expand dim, in heads of head_dim (64 where neither it nor a model says). state_size N: the size of B and
-    C, which each of the groups has its own; norms are by group. conv_kernel: the taps of the depthwise causal convolution.
-    mode, chunk_size: as ssd has them. The state is the last tokens before the convolution, and a matrix for each head.
+    The state is the last tokens before the convolution, and a matrix for each head.
+
+    Args:
+        dim: width of x and of the output.
+        head_dim: width of a head; None: 64, or what a model passes.
+        expand: the inner width is expand * dim.
+        state_size: size N of B and C.
+        groups: B, C and the norm are by group of heads.
+        conv_kernel: tokens under the depthwise causal convolution.
+        conv_bias: whether the convolution has a bias.
+        bias: whether the projections have biases.
+        norm_eps: epsilon of the norm.
+        mode, chunk_size: as in `ssd`.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    Source:
+        Dao and Gu 2024, section 7, arXiv 2405.21060, https://arxiv.org/abs/2405.21060
     """
 
+    source = "Dao and Gu 2024"
     undecayed = ("dt_bias", "A_log", "D")
 
     def __init__(
@@ -49,8 +114,8 @@ class Mamba2(RecurrentMixer):
         head_dim = 64 if head_dim is None else head_dim
         check_sizes("Mamba2", dim=dim, head_dim=head_dim, expand=expand, state_size=state_size, groups=groups)
         check_sizes("Mamba2", conv_kernel=conv_kernel)
-        require_mode("Mamba2", mode, chunk_size)
         check_positive("Mamba2", norm_eps=norm_eps)
+        self.set_mode(mode, chunk_size)
         inner = expand * dim
         if inner % head_dim or (inner // head_dim) % groups:
             raise ValueError(
@@ -59,13 +124,10 @@ class Mamba2(RecurrentMixer):
             )
         self.dim, self.inner, self.num_heads, self.head_dim = dim, inner, inner // head_dim, head_dim
         self.state_size, self.groups, self.norm_eps = state_size, groups, norm_eps
-        self.mode, self.chunk_size = mode, chunk_size
         mixed = inner + 2 * groups * state_size
         self.in_proj = nn.Linear(dim, inner + mixed + self.num_heads, bias=bias)
         self.conv1d = nn.Conv1d(mixed, mixed, conv_kernel, groups=mixed, bias=conv_bias)
-        self.dt_bias = nn.Parameter(torch.empty(self.num_heads))
-        self.A_log = nn.Parameter(torch.empty(self.num_heads))
-        self.D = nn.Parameter(torch.empty(self.num_heads))
+        self.dt_bias, self.A_log, self.D = (nn.Parameter(torch.empty(self.num_heads)) for _ in range(3))
         self.norm = nn.RMSNorm(inner, eps=norm_eps)
         self.out_proj = nn.Linear(inner, dim, bias=bias)
         self.mark_undecayed()
@@ -75,47 +137,25 @@ class Mamba2(RecurrentMixer):
     def reset_parameters(self) -> None:
         """As published: A in [1, 16], Delta log-uniform in [0.001, 0.1], D = 1."""
         fill(self.A_log, torch.empty_like(self.A_log, dtype=torch.float32).uniform_(1, 16).log())
-        step = torch.empty_like(self.dt_bias, dtype=torch.float32).uniform_(math.log(1e-3), math.log(0.1)).exp()
-        step = step.clamp(min=1e-4)
-        fill(self.dt_bias, step + torch.log(-torch.expm1(-step)))  # softplus of it is the step
+        fill_step_bias(self.dt_bias)
         nn.init.ones_(self.D)
         self.conv1d.reset_parameters()
 
-    def mix(
-        self,
-        x: Tensor,
-        state: Any,
-        reset: Tensor | None,
-        valid: Tensor | None,
-        positions: Tensor,
-        encoding: Encoding,
-        tables: Any,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         tail, matrix = (None, None) if state is None else state
-        mixed = self.inner + 2 * self.groups * self.state_size
-        z, xbc, dt = self.in_proj(x).split([self.inner, mixed, self.num_heads], -1)
-        xbc, tail = causal_conv(xbc, self.conv1d.weight.squeeze(1), self.conv1d.bias, tail, reset, valid)
-        tokens, B, C = F.silu(xbc).split([self.inner, *[self.groups * self.state_size] * 2], -1)
+        of_groups = self.groups * self.state_size
+        z, xbc, dt = self.in_proj(x).split([self.inner, self.inner + 2 * of_groups, self.num_heads], -1)
+        weight = self.conv1d.weight.squeeze(1)
+        xbc, tail = causal_conv(xbc, weight, self.conv1d.bias, tail, inputs.reset, inputs.valid)
+        tokens, B, C = F.silu(xbc).split([self.inner, of_groups, of_groups], -1)
+        tokens, B, C = split_heads(tokens, self.num_heads), split_heads(B, self.groups), split_heads(C, self.groups)
         exact = state_dtype(x)
-        tokens, B, C = (
-            y.unflatten(-1, (n, -1)).transpose(1, 2)
-            for y, n in ((tokens, self.num_heads), (B, self.groups), (C, self.groups))
-        )
         step = softplus(dt.to(exact) + self.dt_bias.to(exact)).transpose(1, 2)  # [B, H, L]
         log_decay = -step * self.A_log.to(exact).exp()[:, None]
-        y, matrix = ssd(
-            (tokens * step[..., None]).to(x.dtype),
-            log_decay,
-            B,
-            C,
-            mode=self.mode,
-            chunk_size=self.chunk_size,
-            state=matrix,
-            reset=reset,
-            valid=valid,
-        )
+        delta_x = (tokens * step[..., None]).to(x.dtype)
+        y, matrix = ssd(delta_x, log_decay, B, C, state=matrix, **self.options(inputs))
         y = y.to(exact) + self.D.to(exact)[:, None, None] * tokens
-        return self.out_proj(self.gated_norm(y.transpose(1, 2).flatten(2), z).to(x.dtype)), (tail, matrix)
+        return self.out_proj(self.gated_norm(join_heads(y), z).to(x.dtype)), (tail, matrix)
 
     def gated_norm(self, y: Tensor, z: Tensor) -> Tensor:
         """rmsnorm(y * silu(z)), each group alone."""

@@ -1,4 +1,4 @@
-"""Performer: softmax attention through random features, so that a state of constant size stands for all keys."""
+"""Performer: softmax attention through random features, so that a state of constant size replaces all keys."""
 
 from __future__ import annotations
 
@@ -11,20 +11,16 @@ from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
+from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
+from longitude.attention.state_mixer import StateInputs
 from longitude.positions.base import Encoding, check_positive, check_sizes
-from longitude.recurrent.base import (
-    RecurrentMixer,
-    require_flags,
-    require_mode,
-    require_state,
-    require_tokens,
-    state_dtype,
-)
+from longitude.recurrent.base import RecurrentMixer
+from longitude.recurrent.ops.checks import require_flags, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed
 
 LOWEST = -1e30
-"""The largest exponent of no key at all."""
+"""The largest exponent of no keys."""
 
 State = tuple[Float[Tensor, "B H m V"], Float[Tensor, "B H m"], Float[Tensor, "B H"]]
 
@@ -42,20 +38,36 @@ def performer(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B H L V"], State]:
-    """Causal attention with positive random features (FAVOR+, Choromanski et al. 2021, arXiv 2009.14794):
+    """Causal attention with positive random features (FAVOR+).
 
         o_t = phi(q_t) S_t / (phi(q_t) . z_t),    S_t = sum over s <= t of phi(k_s)^T v_s,    z_t = sum of phi(k_s)
         phi(x) = m^-1/2 (exp(W x' - |x'|^2/2 - c) + epsilon),    x' = D^-1/4 x
 
-    so that phi(q) . phi(k) is exp(q . k / sqrt(D)) in the mean over W: attention of scale D^-1/2. projection: W, rows of
-    N(0, I), for all heads or for each; see `orthogonal_features`.
+    phi(q) . phi(k) is exp(q . k / sqrt(D)) in the mean over W: attention of scale D^-1/2. c keeps exp in range and cancels but
+    for epsilon. For a query it is its own largest exponent. For keys the published code takes the largest of all, which depends
+    on later tokens: here it is the largest up to token t, kept in the state, and where it grows, S and z shrink by the same
+    factor. So the output is causal, and every mode computes the same.
 
-    c keeps exp in range and cancels but for epsilon. For a query it is its own largest exponent. For keys the published code
-    takes the largest of all, which a causal mixer must not know: here it is the largest up to token t, kept in the state, and
-    where it grows, S and z shrink by the same factor. So no token hears a later one, and every mode does the same.
+    Args:
+        q: [B, H, L, D].
+        k: [B, H, L, D].
+        v: [B, H, L, V].
+        projection: W, rows of N(0, I), [m, D] for all heads or [H, m, D]; see `orthogonal_features`.
+        epsilon: added to each feature.
+        mode: "parallel", "chunked" or "recurrent", as in `retention`.
+        chunk_size: tokens of a chunk.
+        state: what an earlier call returned; None at the beginning.
+        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
+        valid: False for padding, which leaves the state unchanged, [B, L].
 
-    -> the outputs and the state: S [B, H, m, V], z [B, H, m] and the largest exponent [B, H]. The other options and
-    errors are those of `retention`.
+    Returns:
+        The outputs [B, H, L, V] in v's dtype, and the state: S [B, H, m, V], z [B, H, m] and the largest exponent [B, H].
+
+    Raises:
+        ValueError: for shapes that do not fit, an unknown mode, or a chunk without tokens.
+
+    Source:
+        Choromanski et al. 2021, arXiv 2009.14794, https://arxiv.org/abs/2009.14794
     """
     require_tokens("performer", q=(q, "B H L D"), k=(k, "B H L D"), v=(v, "B H L V"))
     batch, heads, length, dim = q.shape
@@ -78,23 +90,15 @@ def performer(
         log_decay = log_decay if reset is None else log_decay.masked_fill(reset[:, None], 0)
         phi_q = m**-0.5 * ((to_q - to_q.amax(-1, keepdim=True)).exp() + epsilon)
         phi_k = m**-0.5 * ((to_k - largest[..., None]).exp() + epsilon)
-        # Values with a one behind them: what is summed for it is the normaliser.
+        # A column of ones behind the values: its sum is the normaliser.
         values = torch.cat([v.to(dtype), v.new_ones(*v.shape[:-1], 1, dtype=dtype)], -1)
         joined = None if state is None else torch.cat([state[0].to(dtype), state[1].to(dtype)[..., None]], -1)
         out, joined = decayed(
-            "performer",
-            phi_q,
-            phi_k,
-            values,
-            log_decay[..., None],
-            mode=mode,
-            chunk_size=chunk_size,
-            state=joined,
-            reset=reset,
-            valid=valid,
-        )
+            "performer", phi_q, phi_k, values, log_decay[..., None],
+            mode=mode, chunk_size=chunk_size, state=joined, reset=reset, valid=valid,
+        )  # fmt: skip
         out, total = out[..., :-1], out[..., -1:]
-        out = out / total.masked_fill(total == 0, 1)  # padding before the first key hears nothing
+        out = out / total.masked_fill(total == 0, 1)  # padding before the first key
     return out.to(v.dtype), (joined[..., :-1], joined[..., -1], largest[..., -1].clone())
 
 
@@ -120,8 +124,21 @@ def running_max(
 
 
 def orthogonal_features(head_dim: int, m: int, seed: int = 0) -> Float[Tensor, "m head_dim"]:
-    """W of m rows, float64: directions orthogonal within each head_dim rows, lengths those of Gaussian vectors, so that each
-    row alone is N(0, I)  (Choromanski et al. 2021, section 2.4). The seed is all there is of chance.
+    """Random features W: directions orthogonal within each head_dim rows, lengths of Gaussian vectors, each row alone N(0, I).
+
+    Args:
+        head_dim: width of a head.
+        m: rows.
+        seed: decides all random numbers.
+
+    Returns:
+        W [m, head_dim], float64.
+
+    Raises:
+        ValueError: for sizes that are not positive.
+
+    Source:
+        Choromanski et al. 2021, section 2.4, arXiv 2009.14794, https://arxiv.org/abs/2009.14794
     """
     check_sizes("orthogonal_features", head_dim=head_dim, m=m)
     options: Any = {"generator": torch.Generator().manual_seed(seed), "dtype": torch.float64, "device": "cpu"}
@@ -132,26 +149,42 @@ def orthogonal_features(head_dim: int, m: int, seed: int = 0) -> Float[Tensor, "
 
 
 @lru_cache(maxsize=32)
-def _made(head_dim: int, m: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    # What is made for inference could not be trained with later, and what torch.export makes is no tensor outside of it.
+def _cached_features(head_dim: int, m: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    # Tensors of inference mode could not be trained with later, and those of torch.export are no tensors outside of it.
     with torch.inference_mode(False), _disable_current_modes():
         return orthogonal_features(head_dim, m, seed).to(device, dtype)
 
 
 @torch.compiler.assume_constant_result
 def _features(head_dim: int, m: int, seed: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    return _made(head_dim, m, seed, device, dtype)
+    return _cached_features(head_dim, m, seed, device, dtype)
 
 
 @register_mixer("performer")
 class Performer(RecurrentMixer):
     """Attention through random features: heads and projections as in MultiHeadAttention, `performer` between them.
 
-    features: their number m per head, None is int(head_dim ln head_dim), as published. They follow from the seed alone, are the
-    same for all heads and for the model's whole life, and are in no checkpoint. Encodings that rotate act before
-    the features; what is added to scores has nothing to be added to. mode, chunk_size: as performer has them.
+    The features follow from the seed alone, are the same for all heads and at all times, and are in no checkpoint. Encodings
+    that rotate act before the features; those that add to scores are refused.
+
+    Args:
+        dim: width of x and of the output.
+        num_heads: heads of queries.
+        num_kv_heads: heads of keys and values; None: num_heads.
+        head_dim: width of a head; None: dim / num_heads.
+        features: their number m per head; None: int(head_dim ln head_dim), as published.
+        seed: of the features.
+        epsilon, mode, chunk_size: as in `performer`.
+        bias: whether the projections have biases.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    Source:
+        Choromanski et al. 2021, arXiv 2009.14794, https://arxiv.org/abs/2009.14794
     """
 
+    source = "Choromanski et al. 2021"
     rotates = True
 
     def __init__(
@@ -169,56 +202,28 @@ class Performer(RecurrentMixer):
         chunk_size: int = 64,
     ):
         super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_sizes("Performer", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
-        require_mode("Performer", mode, chunk_size)
-        if num_heads % num_kv_heads:
-            raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
-        if head_dim is None and dim % num_heads:
-            raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
-        head_dim = dim // num_heads if head_dim is None else head_dim
-        check_sizes("Performer", head_dim=head_dim)
+        num_kv_heads, head_dim = head_sizes("Performer", dim, num_heads, num_kv_heads, head_dim)
         features = max(1, int(head_dim * math.log(head_dim))) if features is None else features
         check_sizes("Performer", features=features)
         check_positive("Performer", epsilon=epsilon)
         self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
         self.features, self.seed, self.epsilon = features, seed, epsilon
-        self.mode, self.chunk_size = mode, chunk_size
+        self.set_mode(mode, chunk_size)
         self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(dim, num_kv_heads * head_dim, bias=bias)
+        self.k_proj, self.v_proj = (nn.Linear(dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
 
     def refuses(self, encoding: Encoding) -> str | None:
         if not encoding.stable_keys:
-            return f"{type(encoding).__name__} turns a key anew for later queries, and Performer keeps no keys"
+            return f"{type(encoding).__name__} rotates a key again for later queries, and Performer keeps no keys"
         return super().refuses(encoding)
 
-    def mix(
-        self,
-        x: Tensor,
-        state: State | None,
-        reset: Tensor | None,
-        valid: Tensor | None,
-        positions: Tensor,
-        encoding: Encoding,
-        tables: Any,
-    ) -> tuple[Tensor, State]:
-        heads = *x.shape[:2], -1, self.head_dim
-        q, k, v = (project(x).view(heads).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
-        q, k = encoding.queries(q, tables or ()), encoding.keys(k, tables or ())
+    def mix(self, x: Tensor, state: State | None, inputs: StateInputs) -> tuple[Tensor, State]:
+        counts = self.num_heads, self.num_kv_heads, self.num_kv_heads
+        projections = zip((self.q_proj, self.k_proj, self.v_proj), counts, strict=True)
+        q, k, v = (split_heads(project(x), count) for project, count in projections)
+        q, k = inputs.encoding.queries(q, inputs.tables or ()), inputs.encoding.keys(k, inputs.tables or ())
         k, v = (y.repeat_interleave(self.num_heads // self.num_kv_heads, 1) for y in (k, v))
         projection = _features(self.head_dim, self.features, self.seed, x.device, state_dtype(v))
-        out, state = performer(
-            q,
-            k,
-            v,
-            projection,
-            epsilon=self.epsilon,
-            mode=self.mode,
-            chunk_size=self.chunk_size,
-            state=state,
-            reset=reset,
-            valid=valid,
-        )
-        return self.o_proj(out.transpose(1, 2).flatten(2)), state
+        out, state = performer(q, k, v, projection, epsilon=self.epsilon, state=state, **self.options(inputs))
+        return self.o_proj(join_heads(out)), state

@@ -1,32 +1,111 @@
-"""Retention as a layer."""
+"""Retention (RetNet): a matrix state that each head decays at a fixed rate."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
-from longitude.positions.base import Encoding, check_positive, check_sizes, wide
+from longitude.attention.state_mixer import StateInputs
+from longitude.positions.base import check_positive, check_sizes, wide
 from longitude.positions.rotation import RotaryTable, apply_rotary
-from longitude.recurrent.base import RecurrentMixer, require_mode, state_dtype
-from longitude.recurrent.ops.linear import retention
+from longitude.recurrent.base import RecurrentMixer
+from longitude.recurrent.ops.checks import require_tokens, state_dtype
+from longitude.recurrent.ops.decayed import decayed
+
+
+def retention(
+    q: Float[Tensor, "B H L K"],
+    k: Float[Tensor, "B H L K"],
+    v: Float[Tensor, "B H L V"],
+    *,
+    decay: Float[Tensor, " H"] | Sequence[float] | None = None,
+    mode: str = "chunked",
+    chunk_size: int = 64,
+    state: Float[Tensor, "B H K V"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
+    """Retention: linear attention whose state decays at a fixed rate per head.
+
+        S_n = gamma_h S_{n-1} + k_n^T v_n,    o_n = q_n S_n = sum over m <= n of gamma_h^(n-m) (q_n . k_m) v_m
+
+    Nothing is scaled, rotated or normalised here; the layer does that.
+
+    Args:
+        q: [B, H, L, K].
+        k: [B, H, L, K].
+        v: [B, H, L, V].
+        decay: gamma of each head, above 0 and at most 1; None: 1 - 2^(-5-h), h = 0 .. H-1.
+        mode: "parallel" computes all pairs at once, "chunked" pairs within chunk_size tokens and a state between chunks,
+            "recurrent" one token after the other; the results are equal.
+        chunk_size: tokens of a chunk.
+        state: what an earlier call returned, [B, H, K, V]; None at the beginning.
+        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
+        valid: False for padding, which leaves the state unchanged, [B, L].
+
+    Returns:
+        The outputs [B, H, L, V] in v's dtype, and the state after the last token [B, H, K, V], float32 or wider.
+
+    Raises:
+        ValueError: for shapes that do not fit, a decay out of bounds, an unknown mode, or a chunk without tokens.
+
+    Source:
+        Sun et al. 2023, equations 5 to 7, arXiv 2307.08621, https://arxiv.org/abs/2307.08621
+    """
+    require_tokens("retention", q=(q, "B H L K"), k=(k, "B H L K"), v=(v, "B H L V"))
+    log_decay = log_gamma(q.shape[1], decay, q.device)[None, :, None, None]
+    return decayed(
+        "retention", q, k, v, log_decay, mode=mode, chunk_size=chunk_size, state=state, reset=reset, valid=valid
+    )
+
+
+def log_gamma(
+    num_heads: int, decay: Tensor | Sequence[float] | None = None, device: torch.device | None = None
+) -> Float[Tensor, " H"]:
+    """Log gamma_h: of 1 - 2^(-5-h), as published, or of the decays given."""
+    exact = wide(torch.device("cpu") if device is None else device)
+    if decay is None:
+        return torch.log1p(-(2.0 ** -(5.0 + torch.arange(num_heads, device=device, dtype=exact))))
+    decay = torch.as_tensor(decay, device=device).to(exact)
+    if decay.shape != (num_heads,):
+        raise ValueError(f"decay: retention expected [{num_heads}], one for each head, got {list(decay.shape)}")
+    if not torch.compiler.is_compiling() and not bool(((decay > 0) & (decay <= 1)).all()):
+        raise ValueError(f"decay: retention expected numbers above 0 and at most 1, got {decay.tolist()}")
+    return decay.log()
 
 
 @register_mixer("retention")
 class Retention(RecurrentMixer):
-    """Multi-scale retention (RetNet, Sun et al. 2023, section 2.4):
+    """Multi-scale retention: out = (swish(x W_G) * norm(retention(q, k, v))) W_O.
 
-        out = (swish(x W_G) * norm(retention(q, k, v))) W_O
+    Queries and keys are rotated by their position, as in the authors' code: neighbouring pairs, angles
+    n 10000^(-i/(pairs - 1)), no magnitudes; keys are scaled by head_dim^-1/2. Each head's output is divided by its root mean
+    square, without weights. gamma_h = 1 - 2^(-5-h).
 
-    Queries and keys of head_dim are turned by their position, as the authors' code has it: neighbouring pairs, angles
-    n 10000^(-i/(pairs - 1)), no magnitudes; keys are scaled by head_dim^-1/2. Values have expand_v as many dimensions. Each
-    head's output is divided by its root mean square, without weights. gamma_h = 1 - 2^(-5-h). mode, chunk_size: as retention has
-    them.
+    Args:
+        dim: width of x and of the output.
+        num_heads: heads.
+        head_dim: width of a head of queries and keys, even; None: dim / num_heads.
+        expand_v: a head of values has expand_v * head_dim dimensions.
+        norm_eps: epsilon of the norm.
+        bias: whether the projections have biases.
+        mode, chunk_size: as in `retention`.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    Source:
+        Sun et al. 2023, section 2.4, arXiv 2307.08621, https://arxiv.org/abs/2307.08621
     """
+
+    source = "Sun et al. 2023"
 
     def __init__(
         self,
@@ -41,56 +120,29 @@ class Retention(RecurrentMixer):
         chunk_size: int = 64,
     ):
         super().__init__()
-        check_sizes("Retention", dim=dim, num_heads=num_heads, expand_v=expand_v)
-        require_mode("Retention", mode, chunk_size)
-        if head_dim is None and dim % num_heads:
-            raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
-        head_dim = dim // num_heads if head_dim is None else head_dim
-        check_sizes("Retention", head_dim=head_dim)
-        if head_dim % 2:
-            raise ValueError(f"Retention: expected an even head_dim, for it turns pairs, got {head_dim}")
+        _, head_dim = head_sizes("Retention", dim, num_heads, head_dim=head_dim)
+        check_sizes("Retention", expand_v=expand_v)
         check_positive("Retention", norm_eps=norm_eps)
+        self.set_mode(mode, chunk_size)
+        if head_dim % 2:
+            raise ValueError(f"Retention: expected an even head_dim, whose pairs are rotated, got {head_dim}")
         self.dim, self.num_heads, self.head_dim, self.value_dim = dim, num_heads, head_dim, expand_v * head_dim
-        self.norm_eps, self.mode, self.chunk_size = norm_eps, mode, chunk_size
-        self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
-        self.k_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
-        self.v_proj = nn.Linear(dim, num_heads * self.value_dim, bias=bias)
-        self.g_proj = nn.Linear(dim, num_heads * self.value_dim, bias=bias)
+        self.norm_eps = norm_eps
+        self.q_proj, self.k_proj = (nn.Linear(dim, num_heads * head_dim, bias=bias) for _ in range(2))
+        self.v_proj, self.g_proj = (nn.Linear(dim, num_heads * self.value_dim, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(num_heads * self.value_dim, dim, bias=bias)
 
-    def mix(
-        self,
-        x: Tensor,
-        state: Any,
-        reset: Tensor | None,
-        valid: Tensor | None,
-        positions: Tensor,
-        encoding: Encoding,
-        tables: Any,
-    ) -> tuple[Tensor, tuple[Tensor]]:
-        heads = *x.shape[:2], self.num_heads, -1
-        q, k, v = (project(x).view(heads).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
-        turn = turn_at(positions, self.head_dim, state_dtype(x))
-        q, k = apply_rotary(q, turn, "interleaved"), apply_rotary(k * self.head_dim**-0.5, turn, "interleaved")
-        out, after = retention(
-            q,
-            k,
-            v,
-            mode=self.mode,
-            chunk_size=self.chunk_size,
-            state=None if state is None else state[0],
-            reset=reset,
-            valid=valid,
-        )
+    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor]]:
+        q, k, v = (split_heads(project(x), self.num_heads) for project in (self.q_proj, self.k_proj, self.v_proj))
+        table = rotary_table(inputs.one_axis("Retention"), self.head_dim, state_dtype(x))
+        q, k = apply_rotary(q, table, "interleaved"), apply_rotary(k * self.head_dim**-0.5, table, "interleaved")
+        out, after = retention(q, k, v, state=None if state is None else state[0], **self.options(inputs))
         out = F.rms_norm(out.to(state_dtype(out)), (self.value_dim,), eps=self.norm_eps).to(out.dtype)
-        out = out.transpose(1, 2).flatten(2)
-        return self.o_proj(F.silu(self.g_proj(x)) * out), (after,)
+        return self.o_proj(F.silu(self.g_proj(x)) * join_heads(out)), (after,)
 
 
-def turn_at(positions: Int[Tensor, "*B L"], head_dim: int, dtype: torch.dtype) -> RotaryTable:
-    """N 10000^(-linspace(0, 1, pairs)): unlike rope's, the slowest pair reaches 1/10000 itself."""
-    if positions.dim() > 2:
-        raise ValueError(f"Retention measures one axis: expected positions [L] or [B, L], got {list(positions.shape)}")
+def rotary_table(positions: Int[Tensor, "*B L"], head_dim: int, dtype: torch.dtype) -> RotaryTable:
+    """Angles n 10000^(-linspace(0, 1, pairs)): unlike RoPE's, the slowest pair reaches 1/10000 itself."""
     exact = wide(positions.device)
     slow = torch.linspace(0, 1, head_dim // 2, dtype=exact, device=positions.device)
     angles = positions.to(exact)[..., None] * 10_000.0**-slow

@@ -1,20 +1,27 @@
-"""The weighted mean of RWKV-4: each channel's values, weighted by their keys and by a decay with the distance."""
+"""RWKV-4: each channel's values, weighted by their keys and by a decay with the distance; its time mix and channel mix."""
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from longitude.recurrent.base import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.attention.mixer import register_mixer
+from longitude.attention.state_mixer import StateInputs
+from longitude.attention.zero_gradients import with_zero_gradients
+from longitude.positions.base import check_sizes
+from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import WkvLoop, flags_of, usable
-from longitude.recurrent.ops.linear_scan import linear_scan
+from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.ops.scan import chunk_slices, linear_scan
+from longitude.recurrent.ops.short_conv import previous
 
 FLOOR = -1e38
-"""The exponent of a sum of nothing: finite, so that no difference of two of them is NaN."""
+"""The exponent of an empty sum: finite, so that no difference of two of them is NaN."""
 
 
 def rwkv4(
@@ -25,51 +32,63 @@ def rwkv4(
     *,
     mode: str = "chunked",
     chunk_size: int = 32,
-    state: tuple[Tensor, Tensor, Tensor] | None = None,
+    state: tuple[Tensor, ...] | None = None,
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
-) -> tuple[Float[Tensor, "B L C"], tuple[Tensor, Tensor, Tensor]]:
-    """wkv_t = (sum_{i<t} e^{-(t-1-i) w + k_i} v_i + e^{u + k_t} v_t) / (the same without v), w = exp(time_decay), u = time_first.
+) -> tuple[Float[Tensor, "B L C"], tuple[Tensor, ...]]:
+    """The weighted mean of RWKV-4, for keys of any size without overflow.
 
-    -> wkv, and the sums after the last token: numerator and denominator, both over e^max, and max, [B, C] each, float32 or
-    wider (Peng et al. 2023, RWKV-4). Keys of any size do not overflow.
+        wkv_t = (sum_{i<t} e^{-(t-1-i) w + k_i} v_i + e^{u + k_t} v_t) / (the same without v)
+        w = exp(time_decay),    u = time_first
 
-    mode: "recurrent" takes one token after the other; "chunked" goes through all pieces of chunk_size tokens side by side, then
-    from piece to piece; "parallel" joins sums of 1, 2, 4, ... tokens. All give the same numbers. state: what an earlier call
-    returned. reset: tokens that hear nothing before them; valid: False for tokens that leave the state as it is.
-    ValueError where shapes do not fit.
+    Args:
+        time_decay: [C].
+        time_first: [C].
+        key: [B, L, C].
+        value: [B, L, C].
+        mode: "recurrent" takes one token after the other; "chunked" goes through all chunks of chunk_size tokens side by side,
+            then from chunk to chunk; "parallel" joins sums of 1, 2, 4, ... tokens. The results are equal.
+        chunk_size: tokens of a chunk.
+        state: what an earlier call returned; None at the beginning.
+        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
+        valid: False for padding, which leaves the state unchanged, [B, L].
+
+    Returns:
+        wkv [B, L, C] in key's dtype, and the sums after the last token: numerator and denominator, both over e^max, and max,
+        [B, C] each, float32 or wider.
+
+    Raises:
+        ValueError: for shapes that do not fit, an unknown mode, or a chunk without tokens.
+
+    Source:
+        Peng et al. 2023, section 3.1, arXiv 2305.13048, https://arxiv.org/abs/2305.13048
     """
     require_mode("rwkv4", mode, chunk_size)
     require_tokens(
-        "rwkv4",
-        time_decay=(time_decay, "C"),
-        time_first=(time_first, "C"),
-        key=(key, "B L C"),
-        value=(value, "B L C"),
+        "rwkv4", time_decay=(time_decay, "C"), time_first=(time_first, "C"), key=(key, "B L C"), value=(value, "B L C")
     )
     batch, length, channels = key.shape
     require_flags("rwkv4", batch, length, reset=reset, valid=valid)
     require_state("rwkv4", state, dict.fromkeys(("numerator", "denominator", "max"), (batch, channels)))
     dtype = state_dtype(key)
     k, v, u, w = key.to(dtype), value.to(dtype), time_first.to(dtype), time_decay.to(dtype).exp()
-    sums = nothing(k[:, 0]) if state is None else Sums(*(x.to(dtype) for x in state))
+    sums = empty_sums(k[:, 0]) if state is None else Sums(*(x.to(dtype) for x in state))
     tokens = Sums(v, torch.ones_like(v), k)
     if mode == "chunked" and usable("wkv.c", k):
         out, after = WkvLoop.apply(w, u, k, v, flags_of(reset, valid), torch.stack(sums))
         return out.to(key.dtype), after.unbind()
-    passed = k.new_ones(1, length, 1) if valid is None else valid[..., None].to(dtype)
+    clock = k.new_ones(1, length, 1) if valid is None else valid[..., None].to(dtype)
     tokens = tokens if valid is None else tokens.unless(~valid[..., None])
-    line = Line(tokens, w, passed, None if reset is None else reset[..., None])
+    reset = None if reset is None else reset[..., None]
+    row = Row(tokens, w, clock, reset)
     if mode == "parallel":
-        before, sums = _doubled(line, sums)
+        before, sums = _doubled(row, sums)
     elif mode == "chunked":
-        before, sums = _pieces(line, sums, chunk_size)
+        before, sums = _chunked(row, sums, chunk_size)
     else:
-        before, sums = _steps(line, sums)
-    if reset is not None:
-        before = before.unless(reset[..., None])
-    out = join(before, Sums(v, torch.ones_like(v), u + k))
-    return (out.numerator / out.denominator).to(key.dtype), (sums.numerator, sums.denominator, sums.max)
+        before, sums = _steps(row, sums)
+    out = join(before.unless(reset), Sums(v, torch.ones_like(v), u + k))
+    return (out.numerator / out.denominator).to(key.dtype), tuple(sums)
 
 
 class Sums(NamedTuple):
@@ -83,20 +102,18 @@ class Sums(NamedTuple):
         """After a decay by e^-exponent."""
         return Sums(self.numerator, self.denominator, self.max - exponent)
 
-    def unless(self, gone: Tensor | None) -> Sums:
-        """Nothing where `gone` says so."""
-        if gone is None:
+    def unless(self, dropped: Tensor | None) -> Sums:
+        """Empty where `dropped` is True."""
+        if dropped is None:
             return self
-        numerator, denominator = (torch.where(gone, 0, x) for x in self[:2])
-        return Sums(numerator, denominator, torch.where(gone, FLOOR, self.max))
+        numerator, denominator = (torch.where(dropped, 0, x) for x in self[:2])
+        return Sums(numerator, denominator, torch.where(dropped, FLOOR, self.max))
 
-    def part(self, *places: Any) -> Sums:
-        numerator, denominator, top = (x[places] for x in self)
-        return Sums(numerator, denominator, top)
+    def at(self, *index: Any) -> Sums:
+        return Sums(*(x[index] for x in self))
 
 
-def nothing(like: Tensor) -> Sums:
-    """The sums over no token."""
+def empty_sums(like: Tensor) -> Sums:
     return Sums(torch.zeros_like(like), torch.zeros_like(like), torch.full_like(like, FLOOR))
 
 
@@ -107,73 +124,71 @@ def join(a: Sums, b: Sums) -> Sums:
     return Sums(of_a * a.numerator + of_b * b.numerator, of_a * a.denominator + of_b * b.denominator, top)
 
 
-def along(dim: int, *parts: Sums) -> Sums:
-    """One behind the other."""
+def cat(dim: int, *parts: Sums) -> Sums:
     return Sums(*(torch.cat(x, dim) for x in zip(*parts, strict=True)))
 
 
-class Line(NamedTuple):
-    """The tokens of one call. passed: how many steps of decay each of them is, 1, or 0 for padding."""
+def stack(dim: int, *parts: Sums) -> Sums:
+    return Sums(*(torch.stack(x, dim) for x in zip(*parts, strict=True)))
+
+
+class Row(NamedTuple):
+    """The tokens of one call. clock: how many steps of decay each of them is, 1, or 0 for padding."""
 
     tokens: Sums  # [B, L, C], of one token each
     w: Tensor  # [C]
-    passed: Tensor  # [B or 1, L, 1]
+    clock: Tensor  # [B or 1, L, 1]
     reset: Tensor | None  # [B, L, 1]
 
 
 # ---- three ways to the sums before each token, and after the last ----
-def _steps(line: Line, sums: Sums) -> tuple[Sums, Sums]:
-    passed = line.passed * line.w
-    before = []
-    for t, token in enumerate(zip(*(x.unbind(1) for x in (passed, *line.tokens)), strict=True)):
-        sums = sums.unless(None if line.reset is None else line.reset[:, t])
+def _steps(row: Row, sums: Sums) -> tuple[Sums, Sums]:
+    before, decay = [], row.clock * row.w
+    for t in range(decay.shape[1]):
+        sums = sums.unless(None if row.reset is None else row.reset[:, t])
         before.append(sums)
-        sums = join(sums.later(token[0]), Sums(*token[1:]))
-    return Sums(*(torch.stack(x, 1) for x in zip(*before, strict=True))), sums
+        sums = join(sums.later(decay[:, t]), row.tokens.at(slice(None), t))
+    return stack(1, *before), sums
 
 
-def _doubled(line: Line, sums: Sums) -> tuple[Sums, Sums]:
-    """Sums over 1, 2, 4, ... tokens up to each, the state being a token before the first."""
-    after = along(1, sums.part(slice(None), None), line.tokens)
-    clock = F.pad(line.passed.cumsum(1), (0, 0, 1, 0))
-    document = None if line.reset is None else F.pad(line.reset.cumsum(1), (0, 0, 1, 0))
+def _doubled(row: Row, sums: Sums) -> tuple[Sums, Sums]:
+    """Sums over 1, 2, 4, ... tokens up to each; the state counts as a token before the first."""
+    after = cat(1, sums.at(slice(None), None), row.tokens)
+    clock = F.pad(row.clock.cumsum(1), (0, 0, 1, 0))
+    document = None if row.reset is None else F.pad(row.reset.cumsum(1), (0, 0, 1, 0))
     step = 1
     while step < clock.shape[1]:
-        gone = None if document is None else document[:, step:] != document[:, :-step]
-        earlier = after.part(slice(None), slice(None, -step))
-        earlier = earlier.later((clock[:, step:] - clock[:, :-step]) * line.w).unless(gone)
-        joined = join(earlier, after.part(slice(None), slice(step, None)))
-        after, step = along(1, after.part(slice(None), slice(None, step)), joined), 2 * step
-    return after.part(slice(None), slice(None, -1)), after.part(slice(None), -1)
+        dropped = None if document is None else document[:, step:] != document[:, :-step]
+        earlier = after.at(slice(None), slice(None, -step)).later((clock[:, step:] - clock[:, :-step]) * row.w)
+        joined = join(earlier.unless(dropped), after.at(slice(None), slice(step, None)))
+        after, step = cat(1, after.at(slice(None), slice(None, step)), joined), 2 * step
+    return after.at(slice(None), slice(None, -1)), after.at(slice(None), -1)
 
 
-def _pieces(line: Line, sums: Sums, size: int) -> tuple[Sums, Sums]:
-    """Pieces of one size, side by side, then what is left."""
-    length = line.passed.shape[1]
-    whole = length // size * size
+def _chunked(row: Row, sums: Sums, size: int) -> tuple[Sums, Sums]:
+    """Chunks of one size, side by side, then the rest."""
     before = []
-    for start, stop, piece in ((0, whole, size), (whole, length, length - whole)):
-        if start < stop:
-            here = slice(None), slice(start, stop)
-            reset = None if line.reset is None else line.reset[here]
-            some, sums = _side_by_side(Line(line.tokens.part(*here), line.w, line.passed[here], reset), sums, piece)
-            before.append(some)
-    return along(1, *before), sums
+    for here, count in chunk_slices(row.clock.shape[1], size):
+        reset = None if row.reset is None else row.reset[:, here]
+        part = Row(row.tokens.at(slice(None), here), row.w, row.clock[:, here], reset)
+        some, sums = _side_by_side(part, sums, count)
+        before.append(some)
+    return cat(1, *before), sums
 
 
-def _side_by_side(line: Line, sums: Sums, size: int) -> tuple[Sums, Sums]:
-    """The sums inside each piece, as a scan of all pieces at once; then what comes into each from those before."""
+def _side_by_side(row: Row, sums: Sums, size: int) -> tuple[Sums, Sums]:
+    """The sums inside each chunk, as a scan of all chunks at once; then what comes into each from those before."""
 
-    def cut(x: Tensor) -> Tensor:
-        return x.unflatten(1, (-1, size)).permute(2, 0, 1, 3)  # [size, B, pieces, C]
+    def in_chunks(x: Tensor) -> Tensor:
+        return x.unflatten(1, (-1, size)).permute(2, 0, 1, 3)  # [size, B, chunks, C]
 
-    tokens, passed = Sums(*(cut(x) for x in line.tokens)), cut(line.passed) * line.w
-    reset = None if line.reset is None else cut(line.reset)
+    tokens, decay = Sums(*(in_chunks(x) for x in row.tokens)), in_chunks(row.clock) * row.w
+    reset = None if row.reset is None else in_chunks(row.reset)
     top = torch.full_like(tokens.max[0], FLOOR)
     tops, decayed = [], []
     for t in range(size):
         top = top if reset is None else torch.where(reset[t], FLOOR, top)
-        decayed.append(top - passed[t])
+        decayed.append(top - decay[t])
         top = torch.maximum(decayed[t], tokens.max[t])
         tops.append(top)
     tops = torch.stack(tops)
@@ -182,14 +197,127 @@ def _side_by_side(line: Line, sums: Sums, size: int) -> tuple[Sums, Sums]:
     both = linear_scan(a[:, None], b, torch.zeros_like(b[0]))
     inside = Sums(both[:, 0], both[:, 1], tops)
 
-    since = passed.cumsum(0)
-    cut_off = None if reset is None else reset.cumsum(0) > 0
+    since = decay.cumsum(0)
+    dropped = None if reset is None else reset.cumsum(0) > 0
     starts = []
-    for piece in range(tops.shape[2]):
+    for n in range(tops.shape[2]):
         starts.append(sums)
-        gone = None if cut_off is None else cut_off[-1, :, piece]
-        sums = join(sums.later(since[-1, :, piece]).unless(gone), inside.part(-1, slice(None), piece))
-    start = Sums(*(torch.stack(x, 1) for x in zip(*starts, strict=True)))  # [B, pieces, C]
-    after = join(start.later(since).unless(cut_off), inside)
-    before = along(0, start.part(None), after.part(slice(None, -1)))
+        sums = sums.later(since[-1, :, n]).unless(None if dropped is None else dropped[-1, :, n])
+        sums = join(sums, inside.at(-1, slice(None), n))
+    start = stack(1, *starts)  # [B, chunks, C]
+    after = join(start.later(since).unless(dropped), inside)
+    before = cat(0, start.at(None), after.at(slice(None, -1)))
     return Sums(*(x.permute(1, 2, 0, 3).flatten(1, 2) for x in before)), sums
+
+
+@register_mixer("rwkv4")
+class RWKV4(RecurrentMixer):
+    """The time mix of RWKV-4, with the parameter names of its checkpoints.
+
+        r, k, v = W (mu x_t + (1 - mu) x_{t-1}), each with a mu and a W of its own;   out = W_o(sigmoid(r) * rwkv4(k, v))
+
+    The state is the last token, [B, 1, dim], and numerator, denominator and max of the weighted mean, [B, inner] each.
+
+    Args:
+        dim: width of x and of the output.
+        inner: channels of r, k and v; None: dim.
+        mode, chunk_size: as in `rwkv4`.
+
+    Raises:
+        ValueError: for sizes that are not positive.
+
+    Source:
+        Peng et al. 2023, section 3.1, arXiv 2305.13048, https://arxiv.org/abs/2305.13048
+    """
+
+    source = "Peng et al. 2023"
+    undecayed = ("time_decay", "time_first", "time_mix_key", "time_mix_value", "time_mix_receptance")
+
+    def __init__(self, dim: int, *, inner: int | None = None, mode: str = "chunked", chunk_size: int = 32):
+        super().__init__()
+        inner = dim if inner is None else inner
+        check_sizes("RWKV4", dim=dim, inner=inner)
+        self.set_mode(mode, chunk_size)
+        self.dim, self.inner = dim, inner
+        self.time_decay, self.time_first = (nn.Parameter(torch.empty(inner)) for _ in range(2))
+        self.time_mix_key, self.time_mix_value, self.time_mix_receptance = (
+            nn.Parameter(torch.empty(1, 1, dim)) for _ in range(3)
+        )
+        self.key, self.value, self.receptance = (nn.Linear(dim, inner, bias=False) for _ in range(3))
+        self.output = nn.Linear(inner, dim, bias=False)
+        self.mark_undecayed()
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The authors' initial values, for a layer in the middle: slow and fast channels from the first to the last."""
+        depth, exact, device = 0.5, torch.float32, self.time_decay.device
+        place = torch.linspace(0, 1, self.inner, dtype=exact, device=device)
+        fill(self.time_decay, -5 + 8 * place ** (0.7 + 1.3 * depth))
+        zigzag = 0.5 * ((torch.arange(self.inner, device=device) + 1) % 3 - 1)
+        fill(self.time_first, math.log(0.3) + zigzag)
+        channel = torch.arange(self.dim, dtype=exact, device=device) / self.dim
+        fill(self.time_mix_key, channel ** (1 - depth))
+        fill(self.time_mix_value, channel ** (1 - depth) + 0.3 * depth)
+        fill(self.time_mix_receptance, channel ** (0.5 * (1 - depth)))
+
+    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, ...]]:
+        last, *sums = (None,) if state is None else state
+        before, last = previous(x, last, inputs.reset, inputs.valid)
+        key = self.key(torch.lerp(before, x, self.time_mix_key))
+        value = self.value(torch.lerp(before, x, self.time_mix_value))
+        receptance = self.receptance(torch.lerp(before, x, self.time_mix_receptance)).sigmoid()
+        sums = tuple(sums) or None
+        wkv, sums = rwkv4(self.time_decay, self.time_first, key, value, state=sums, **self.options(inputs))
+        wkv = with_zero_gradients(wkv, [self.time_decay])  # a single token decays nothing
+        return self.output(receptance * wkv), (last, *sums)
+
+
+class RWKVChannelMix(nn.Module):
+    """The MLP of RWKV's published blocks: out = sigmoid(W_r x_r) * W_v relu(W_k x_k)^2.
+
+    x_r and x_k are mu x_t + (1 - mu) x_{t-1}, each with a mu of its own.
+
+    Args:
+        dim: width of x and of the output.
+        hidden: inner width; None: 4 dim.
+
+    Raises:
+        ValueError: for sizes that are not positive.
+
+    Source:
+        Peng et al. 2023, section 3.1, arXiv 2305.13048, https://arxiv.org/abs/2305.13048
+    """
+
+    def __init__(self, dim: int, hidden: int | None = None):
+        super().__init__()
+        hidden = 4 * dim if hidden is None else hidden
+        check_sizes("RWKVChannelMix", dim=dim, hidden=hidden)
+        self.time_mix_key = nn.Parameter(torch.full((1, 1, dim), 0.5))
+        self.time_mix_receptance = nn.Parameter(torch.full((1, 1, dim), 0.5))
+        self.key = nn.Linear(dim, hidden, bias=False)
+        self.receptance = nn.Linear(dim, dim, bias=False)
+        self.value = nn.Linear(hidden, dim, bias=False)
+
+    def forward(
+        self,
+        x: Float[Tensor, "B L dim"],
+        tail: Float[Tensor, "B 1 dim"] | None = None,
+        reset: Bool[Tensor, "B L"] | None = None,
+        valid: Bool[Tensor, "B L"] | None = None,
+    ) -> tuple[Float[Tensor, "B L dim"], Float[Tensor, "B 1 dim"]]:
+        """Mix the channels of each token with those of the token before it.
+
+        Args:
+            x: [B, L, dim].
+            tail: the token before the first, as an earlier call returned it; None at the beginning.
+            reset: True for tokens that begin a document, [B, L].
+            valid: False for padding, [B, L].
+
+        Returns:
+            [B, L, dim], and the tail for the next call [B, 1, dim].
+        """
+        before, tail = previous(x, tail, reset, valid)
+        key = self.key(torch.lerp(before, x, self.time_mix_key)).relu().square()
+        receptance = self.receptance(torch.lerp(before, x, self.time_mix_receptance)).sigmoid()
+        return receptance * self.value(key), tail

@@ -1,35 +1,100 @@
-"""RWKV-6 as a layer."""
+"""RWKV-6 (Finch): a matrix state that each token decays, each channel at a rate of its own."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
+from longitude.attention.state_mixer import StateInputs
 from longitude.attention.zero_gradients import with_zero_gradients
-from longitude.positions.base import Encoding, check_positive, check_sizes
-from longitude.recurrent.base import RecurrentMixer, fill, require_mode, state_dtype
-from longitude.recurrent.ops.linear import rwkv6
+from longitude.positions.base import check_positive, check_sizes
+from longitude.recurrent.base import RecurrentMixer, fill
+from longitude.recurrent.ops.checks import require_tokens, state_dtype
+from longitude.recurrent.ops.decayed import decayed
 from longitude.recurrent.ops.short_conv import previous
+
+
+def rwkv6(
+    r: Float[Tensor, "B H L K"],
+    k: Float[Tensor, "B H L K"],
+    v: Float[Tensor, "B H L V"],
+    log_w: Float[Tensor, "B H L K"],
+    u: Float[Tensor, "H K"],
+    *,
+    mode: str = "chunked",
+    chunk_size: int = 64,
+    state: Float[Tensor, "B H K V"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
+    """The time mixing of RWKV-6: linear attention whose state decays per channel and token.
+
+        y_t = r_t (S_{t-1} + diag(u) k_t^T v_t),    S_t = diag(exp(log_w_t)) S_{t-1} + k_t^T v_t
+
+    Args:
+        r: [B, H, L, K].
+        k: [B, H, L, K].
+        v: [B, H, L, V].
+        log_w: logarithm of each channel's decay at each token, at most 0, [B, H, L, K].
+        u: weight of a token's own key, by channel, [H, K].
+        mode: "parallel", "chunked" or "recurrent", as in `retention`.
+        chunk_size: tokens of a chunk.
+        state: what an earlier call returned, [B, H, K, V]; None at the beginning.
+        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
+        valid: False for padding, which leaves the state unchanged, [B, L].
+
+    Returns:
+        The outputs [B, H, L, V] in v's dtype, and the state after the last token [B, H, K, V], float32 or wider.
+
+    Raises:
+        ValueError: for shapes that do not fit, an unknown mode, or a chunk without tokens.
+
+    Source:
+        Peng et al. 2024, section 4, arXiv 2404.05892, https://arxiv.org/abs/2404.05892
+    """
+    require_tokens(
+        "rwkv6", r=(r, "B H L K"), k=(k, "B H L K"), v=(v, "B H L V"), log_w=(log_w, "B H L K"), u=(u, "H K")
+    )
+    return decayed(
+        "rwkv6", r, k, v, log_w, bonus=u, mode=mode, chunk_size=chunk_size, state=state, reset=reset, valid=valid
+    )
 
 
 @register_mixer("rwkv6")
 class RWKV6(RecurrentMixer):
-    """The time mixing of RWKV-6 (Finch, Peng et al. 2024, section 4), as in the authors' code:
+    """The time mixing of RWKV-6, as in the authors' code.
 
         d_t = x_{t-1} - x_t
         x_j = x + d * (mu_j + tanh((x + d * mu_x) A_j) B_j)                       j = w, k, v, r, g
         r, k, v = x_r W_r, x_k W_k, x_v W_v;   log w = -exp(w_0 + tanh(x_w A) B);   g = silu(x_g W_g)
         out = (g * groupnorm(rwkv6(r, k, v, log w, u))) W_o
 
-    mix_rank, decay_rank: the inner sizes of A_j B_j and A B. mode, chunk_size: as rwkv6 has
-    them. The state is the last token and a matrix for each head. What
-    follows the layer's depth at the start of training in the authors' code is that of the middle layer here.
+    The state is the last token and a matrix for each head. Where the authors' initial values depend on the layer's depth,
+    those of the middle layer are used.
+
+    Args:
+        dim: width of x and of the output.
+        num_heads: heads.
+        head_dim: width of a head; None: dim / num_heads.
+        mix_rank: inner size of A_j B_j.
+        decay_rank: inner size of A B.
+        norm_eps: epsilon of the norm.
+        mode, chunk_size: as in `rwkv6`.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    Source:
+        Peng et al. 2024, section 4, arXiv 2404.05892, https://arxiv.org/abs/2404.05892
     """
 
+    source = "Peng et al. 2024"
     undecayed = ("mix_x", "mix_by", "decay", "bonus")
 
     def __init__(
@@ -45,15 +110,11 @@ class RWKV6(RecurrentMixer):
         chunk_size: int = 64,
     ):
         super().__init__()
-        check_sizes("RWKV6", dim=dim, num_heads=num_heads, mix_rank=mix_rank, decay_rank=decay_rank)
-        require_mode("RWKV6", mode, chunk_size)
-        if head_dim is None and dim % num_heads:
-            raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
-        head_dim = dim // num_heads if head_dim is None else head_dim
-        check_sizes("RWKV6", head_dim=head_dim)
+        _, head_dim = head_sizes("RWKV6", dim, num_heads, head_dim=head_dim)
+        check_sizes("RWKV6", mix_rank=mix_rank, decay_rank=decay_rank)
         check_positive("RWKV6", norm_eps=norm_eps)
-        self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
-        self.mix_rank, self.mode, self.chunk_size = mix_rank, mode, chunk_size
+        self.set_mode(mode, chunk_size)
+        self.dim, self.num_heads, self.head_dim, self.mix_rank = dim, num_heads, head_dim, mix_rank
         wide = num_heads * head_dim
         self.mix_x = nn.Parameter(torch.empty(dim))
         self.mix_by = nn.Parameter(torch.empty(5, dim))  # w, k, v, r, g
@@ -63,10 +124,7 @@ class RWKV6(RecurrentMixer):
         self.decay_down = nn.Parameter(torch.empty(dim, decay_rank))
         self.decay_up = nn.Parameter(torch.empty(decay_rank, wide))
         self.bonus = nn.Parameter(torch.empty(num_heads, head_dim))
-        self.r_proj = nn.Linear(dim, wide, bias=False)
-        self.k_proj = nn.Linear(dim, wide, bias=False)
-        self.v_proj = nn.Linear(dim, wide, bias=False)
-        self.g_proj = nn.Linear(dim, wide, bias=False)
+        self.r_proj, self.k_proj, self.v_proj, self.g_proj = (nn.Linear(dim, wide, bias=False) for _ in range(4))
         self.norm = nn.GroupNorm(num_heads, wide, eps=norm_eps)
         self.o_proj = nn.Linear(wide, dim, bias=False)
         self.mark_undecayed()
@@ -75,8 +133,7 @@ class RWKV6(RecurrentMixer):
     @torch.no_grad()
     def reset_parameters(self) -> None:
         """The authors' initial values: slow and fast channels from the first to the last, no dependence on the data."""
-        depth = 0.5
-        device, exact = self.decay.device, torch.float32
+        depth, exact, device = 0.5, torch.float32, self.decay.device
         channel = torch.arange(self.dim, dtype=exact, device=device) / self.dim
         mix = 1 - channel ** (1 - depth)
         fill(self.mix_x, mix)
@@ -91,42 +148,21 @@ class RWKV6(RecurrentMixer):
         fill(self.bonus, (depth * (1 - place) + zigzag).view_as(self.bonus))
         self.norm.reset_parameters()
 
-    def mix(
-        self,
-        x: Tensor,
-        state: Any,
-        reset: Tensor | None,
-        valid: Tensor | None,
-        positions: Tensor,
-        encoding: Encoding,
-        tables: Any,
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        tail, matrix = (None, None) if state is None else state
-        before, tail = previous(x, tail, reset, valid)
+    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        last, matrix = (None, None) if state is None else state
+        before, last = previous(x, last, inputs.reset, inputs.valid)
         shift = before - x
         inner = torch.tanh((x + shift * self.mix_x) @ self.mix_down).unflatten(-1, (5, self.mix_rank))
         by = self.mix_by + torch.einsum("bljr,jrd->bljd", inner, self.mix_up)
         to_w, to_k, to_v, to_r, to_g = (x[:, :, None] + shift[:, :, None] * by).unbind(2)
 
         exact = state_dtype(x)
-        moved = torch.tanh(to_w @ self.decay_down) @ self.decay_up
-        log_w = -(self.decay.to(exact) + moved.to(exact)).exp()
-        r, k, v = self.r_proj(to_r), self.k_proj(to_k), self.v_proj(to_v)
-        heads = *x.shape[:2], self.num_heads, self.head_dim
-        r, k, v, log_w = (y.view(heads).transpose(1, 2) for y in (r, k, v, log_w))
-        out, matrix = rwkv6(
-            r,
-            k,
-            v,
-            log_w,
-            self.bonus,
-            mode=self.mode,
-            chunk_size=self.chunk_size,
-            state=matrix,
-            reset=reset,
-            valid=valid,
-        )
-        # One token has nothing behind it to decay.
+        change = torch.tanh(to_w @ self.decay_down) @ self.decay_up
+        log_w = -(self.decay.to(exact) + change.to(exact)).exp()
+        projected = self.r_proj(to_r), self.k_proj(to_k), self.v_proj(to_v), log_w
+        r, k, v, log_w = (split_heads(y, self.num_heads) for y in projected)
+        out, matrix = rwkv6(r, k, v, log_w, self.bonus, state=matrix, **self.options(inputs))
+        # A single token decays nothing.
         out = with_zero_gradients(out, (self.decay, self.decay_down, self.decay_up))
-        out = self.norm(out.transpose(1, 2).flatten(2).flatten(0, 1)).view(*x.shape[:2], -1)
-        return self.o_proj(F.silu(self.g_proj(to_g)) * out), (tail, matrix)
+        out = self.norm(join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
+        return self.o_proj(F.silu(self.g_proj(to_g)) * out), (last, matrix)

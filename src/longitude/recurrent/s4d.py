@@ -1,4 +1,4 @@
-"""S4D as a layer."""
+"""S4D: a diagonal state space, the same for all tokens, so one long convolution as well as a recurrence."""
 
 from __future__ import annotations
 
@@ -6,29 +6,228 @@ import math
 from typing import Any
 
 import torch
+from jaxtyping import Bool, Complex, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
+from longitude.attention.state_mixer import StateInputs
 from longitude.errors import unknown
-from longitude.positions.base import Encoding, check_sizes
-from longitude.recurrent.base import RecurrentMixer, fill, require_mode, state_dtype
-from longitude.recurrent.ops.diagonal import s4d
+from longitude.positions.base import check_sizes
+from longitude.recurrent.base import RecurrentMixer, fill
+from longitude.recurrent.ops.c_loops import DiagonalLoop, flags_of, usable
+from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype
+from longitude.recurrent.ops.scan import chunk_slices, linear_scan, scan_chunks
 
 INITS = ("lin", "inv")
 
 
+def s4d(
+    u: Float[Tensor, "B H L"],
+    log_dt: Float[Tensor, " H"],
+    A: Complex[Tensor, "H N/2"],
+    C: Complex[Tensor, "H N/2"],
+    *,
+    D: Float[Tensor, " H"] | None = None,
+    mode: str = "chunked",
+    chunk_size: int = 32,
+    state: Complex[Tensor, "B H N/2"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B H L"], Complex[Tensor, "B H N/2"]]:
+    """The diagonal state space of S4D, each channel a sequence of its own.
+
+        h_t = e^{dt A} h_{t-1} + (e^{dt A} - 1)/A u_t,    y_t = 2 Re(C h_t) + D u_t,    dt = exp(log_dt)
+
+    The same as y = K * u + D u with K_l = 2 Re sum_n C_n (e^{dt A_n} - 1)/A_n e^{l dt A_n}; n counts pairs of conjugates. A state
+    with A = 0 sums dt u.
+
+    Args:
+        u: tokens, [B, H, L].
+        log_dt: logarithm of each channel's step, [H].
+        A: complex, [H, N/2].
+        C: complex, [H, N/2].
+        D: weight of the token itself, by channel, [H].
+        mode: "parallel", or "convolution", is the product of Fourier transforms of length 2L; "chunked" convolves chunks of
+            chunk_size tokens with a state between them; "recurrent" takes one token after the other. The results are equal.
+        chunk_size: tokens of a chunk.
+        state: what an earlier call returned, [B, H, N/2]; None at the beginning.
+        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
+        valid: False for padding, which leaves the state unchanged, [B, L]. A convolution has neither of the two: with one of
+            them "chunked" and "parallel" compute all states.
+
+    Returns:
+        y [B, H, L] in u's dtype, and the state after the last token [B, H, N/2], complex64, or complex128 where u is float64.
+
+    Raises:
+        ValueError: for shapes that do not fit, an unknown mode, or a chunk without tokens.
+
+    Source:
+        Gu et al. 2022, arXiv 2206.11893, https://arxiv.org/abs/2206.11893
+    """
+    mode = "parallel" if mode == "convolution" else mode
+    require_mode("s4d", mode, chunk_size)
+    require_tokens("s4d", u=(u, "B H L"), log_dt=(log_dt, "H"), D=(D, "H"))
+    batch, channels, length = u.shape
+    if A.dim() != 2 or len(A) != channels or C.shape != A.shape or not (A.is_complex() and C.is_complex()):
+        raise ValueError(
+            f"s4d: expected complex A and C [{channels}, N/2], got {A.dtype} {list(A.shape)} and {C.dtype} {list(C.shape)}"
+        )
+    require_flags("s4d", batch, length, reset=reset, valid=valid)
+    require_state("s4d", state, {"state": (batch, *A.shape)})
+    dtype = state_dtype(u)
+    with torch.autocast(u.device.type, enabled=False):
+        x = u.to(dtype)
+        A, C = (v.to(torch.promote_types(dtype, torch.complex32)) for v in (A, C))
+        z = A * log_dt.to(dtype).exp()[:, None]
+        B = _phi(z) * log_dt.to(dtype).exp()[:, None]
+        r = z.exp()
+        h = A.new_zeros(batch, *A.shape) if state is None else state.to(A.dtype)
+        if mode == "recurrent":
+            y, h = _steps(x, r, B, C, h, reset, valid)
+        elif mode == "chunked" and usable("diagonal.c", x):
+            *of, first = (torch.stack([v.real.mT, v.imag.mT], -3) for v in (r, B, C, h))  # [..., 2, n, H]
+            out, last = DiagonalLoop.apply(x.mT, *of, flags_of(reset, valid), first, chunk_size)
+            y, h = out.mT, torch.complex(*last.mT.unbind(1))
+        elif reset is not None or valid is not None:
+            y, h = _scanned(x, r, B, C, h, reset, valid, chunk_size if mode == "chunked" else length)
+        elif mode == "parallel":
+            y, h = _convolved(x, r, B, C, h)
+        else:
+            y, h = _chunked(x, r, B, C, h, chunk_size)
+        if D is not None:
+            y = y + x * D.to(dtype)[:, None]
+    return y.to(u.dtype), h
+
+
+def _phi(z: Tensor) -> Tensor:
+    """(e^z - 1) / z, 1 at 0: as its series where the difference, or that of its derivative, would cancel."""
+    small = z.abs() < 0.25
+    series = torch.ones_like(z)
+    near = torch.where(small, z, 0)
+    for n in range(13, 1, -1):
+        series = 1 + series * near / n
+    far = torch.where(small, 1, z)
+    return torch.where(small, series, (far.exp() - 1) / far)
+
+
+def _powers(r: Tensor, count: int) -> Tensor:
+    """r^0 .. r^(count-1), in front: [count, ...]."""
+    powers, step = torch.ones_like(r)[None], r
+    while len(powers) < count:
+        powers, step = torch.cat([powers, powers * step]), step * step
+    return powers[:count]
+
+
+def _twice_real(x: Tensor) -> Tensor:
+    """[..., n] -> [..., 2n], so that a plain product with (real, imaginary) is 2 Re of the complex one."""
+    return torch.cat([2 * x.real, -2 * x.imag], -1)
+
+
+def _split(x: Tensor) -> Tensor:
+    return torch.cat([x.real, x.imag], -1)
+
+
+# ---- ways to the same numbers; r = e^{dt A}, B, C [H, n], h [B, H, n] ----
+def _steps(
+    x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, reset: Tensor | None, valid: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """One token after the other."""
+    out = []
+    for t, x_t in enumerate(x[..., None].unbind(2)):
+        if reset is not None:
+            h = torch.where(reset[:, t, None, None], 0, h)
+        after = r * h + B * x_t
+        h = after if valid is None else torch.where(valid[:, t, None, None], after, h)
+        out.append(2 * (C * h).sum(-1).real)
+    return torch.stack(out, 2), h
+
+
+def _scanned(
+    x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, reset: Tensor | None, valid: Tensor | None, size: int
+) -> tuple[Tensor, Tensor]:
+    """All states, `size` tokens at a time; in rounds of doubling where that is all of them. One of the flags is given."""
+    valid, keep = (None if y is None else y.t()[..., None, None] for y in (valid, None if reset is None else ~reset))
+
+    def chunk(h: Tensor, x: Tensor, keep: Tensor | None, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+        a, b = (r, B * x) if valid is None else (torch.where(valid, r, 1), torch.where(valid, B * x, 0))
+        states = linear_scan(a if keep is None else a * keep, b, h, doubling=size == length)
+        return 2 * (C * states).sum(-1).real, states[-1].clone()
+
+    length = x.shape[-1]
+    y, h = scan_chunks(chunk, size, h, x.permute(2, 0, 1)[..., None], keep, valid)
+    return y.permute(1, 2, 0), h
+
+
+def _convolved(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+    """By Fourier transforms of twice the length."""
+    length = x.shape[-1]
+    size = max(1, int(length**0.5))  # r^(size i + j): two short lists of powers instead of a long one
+    near = _powers(r, size)
+    far = _powers(near[-1] * r, -(-length // size))
+
+    def responses(c: Tensor) -> Tensor:
+        """2 Re sum_n c_n r_n^l, l = 0 .. length-1: [..., H, n] -> [..., H, length]."""
+        rows = _twice_real(far.transpose(0, 1) * c[..., None, :])  # [..., H, M, 2n]
+        return (rows @ _split(near.transpose(0, 1)).mT).flatten(-2)[..., :length]
+
+    spectrum = torch.fft.rfft(x, n=2 * length) * torch.fft.rfft(responses(C * B), n=2 * length)
+    y = torch.fft.irfft(spectrum, n=2 * length)[..., :length] + responses(C * r * h)
+    rows = F.pad(x, (len(far) * size - length, 0)).unflatten(-1, (-1, size))  # [B, H, M, size]
+    sums = (rows @ _split(near.flip(0).transpose(0, 1))).unflatten(-1, (2, -1)).transpose(-1, -2).contiguous()
+    sums = (torch.view_as_complex(sums) * far.flip(0).transpose(0, 1)).sum(-2)  # [B, H, n]
+    last = far[length // size - (length % size == 0)] * near[(length - 1) % size] * r  # r^length
+    return y, B * sums + last * h
+
+
+def _chunked(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Chunks of one size as matrix products, with a state from each to the next; then the rest."""
+    out = []
+    for here, count in chunk_slices(x.shape[-1], size):
+        y, h = _whole_chunks(x[..., here], r, B, C, h, count)
+        out.append(y)
+    return torch.cat(out, -1), h
+
+
+def _whole_chunks(x: Tensor, r: Tensor, B: Tensor, C: Tensor, h: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    batch = len(x)
+    powers = _powers(r, size + 1).transpose(0, 1)  # [H, size+1, n]
+    tokens = x.unflatten(2, (-1, size)).permute(1, 3, 2, 0).flatten(2)  # [H, size, chunks B]
+    kernel = (_twice_real(powers[:, :size]) @ _split(C * B)[..., None])[..., 0]  # [H, size]
+    toeplitz = F.pad(kernel, (size - 1, 0)).unfold(1, size, 1).flip(2)  # K_{t-j}, zero for j > t
+    y = toeplitz @ tokens
+    added = _split(powers[:, :size].flip(1) * B[:, None]).mT @ tokens  # [H, 2n, chunks B]
+    added = torch.complex(*added.chunk(2, 1)).unflatten(2, (-1, batch)).permute(2, 3, 0, 1)
+    states = linear_scan(powers[:, size].expand(len(added), 1, -1, -1), added, h)
+    before = torch.cat([h[None], states[:-1]])  # [chunks, B, H, n]
+    rows = _twice_real(powers[:, 1:] * C[:, None])  # [H, size, 2n]
+    y = y + rows @ _split(before).permute(2, 3, 0, 1).flatten(2)
+    return y.unflatten(2, (-1, batch)).permute(3, 0, 2, 1).flatten(2), states[-1].clone()
+
+
 @register_mixer("s4d")
 class S4D(RecurrentMixer):
-    """The block of S4D (Gu et al. 2022): out = glu(W gelu(s4d(x) + D x)), each channel of x a sequence of its own.
+    """The block of S4D: out = glu(W gelu(s4d(x) + D x)), each channel of x a sequence of its own.
 
-    state_size N: the real numbers that each channel carries, as N/2 complex ones, A = -exp(log_A_real) + i A_imag. init: of
-    A_imag, "lin", pi n, or "inv", N/pi (N/(2n+1) - 1), n = 0 .. N/2 - 1. mode, chunk_size: as s4d has them. The
-    state is [B, dim, N/2, 2], real and imaginary part.
+    A = -exp(log_A_real) + i A_imag. The state is [B, dim, N/2, 2], real and imaginary part.
+
+    Args:
+        dim: width of x and of the output.
+        state_size: real numbers N that each channel carries, as N/2 complex ones.
+        init: of A_imag: "lin" is pi n, "inv" is N/pi (N/(2n+1) - 1), n = 0 .. N/2 - 1.
+        bias: whether the projection has a bias.
+        mode, chunk_size: as in `s4d`.
+
+    Raises:
+        ValueError: for an odd state_size, sizes that are not positive, or an unknown init.
+
+    Source:
+        Gu et al. 2022, arXiv 2206.11893, https://arxiv.org/abs/2206.11893
     """
 
+    source = "Gu et al. 2022"
     undecayed = ("log_dt", "log_A_real", "A_imag", "D")
-    # Frequencies reach 97 radians a token: rounded to bfloat16, they would be others.
+    # Frequencies are up to 97 radians a token: rounded to bfloat16, they would be others.
     full_precision = ("log_dt", "log_A_real", "A_imag")
 
     def __init__(
@@ -43,16 +242,14 @@ class S4D(RecurrentMixer):
     ):
         super().__init__()
         check_sizes("S4D", dim=dim, state_size=state_size)
-        require_mode("S4D", mode, chunk_size)
+        self.set_mode(mode, chunk_size)
         if state_size % 2:
             raise ValueError(f"S4D: expected an even state_size, pairs of conjugates, got {state_size}")
         if init not in INITS:
             raise unknown("init", init, INITS, "S4D begins with one of the two.")
         self.dim, self.state_size, self.init = dim, state_size, init
-        self.mode, self.chunk_size = mode, chunk_size
         self.log_dt = nn.Parameter(torch.empty(dim))
-        self.log_A_real = nn.Parameter(torch.empty(dim, state_size // 2))
-        self.A_imag = nn.Parameter(torch.empty(dim, state_size // 2))
+        self.log_A_real, self.A_imag = (nn.Parameter(torch.empty(dim, state_size // 2)) for _ in range(2))
         self.C = nn.Parameter(torch.empty(dim, state_size // 2, 2))  # real and imaginary part
         self.D = nn.Parameter(torch.empty(dim))
         self.output = nn.Linear(dim, 2 * dim, bias=bias)
@@ -66,35 +263,14 @@ class S4D(RecurrentMixer):
         nn.init.constant_(self.log_A_real, math.log(0.5))
         N = self.state_size
         n = torch.arange(N // 2, dtype=torch.float32, device=self.A_imag.device)
-        fill(
-            self.A_imag,
-            (math.pi * n if self.init == "lin" else N / math.pi * (N / (2 * n + 1) - 1)).expand_as(self.A_imag),
-        )
+        frequencies = math.pi * n if self.init == "lin" else N / math.pi * (N / (2 * n + 1) - 1)
+        fill(self.A_imag, frequencies.expand_as(self.A_imag))
         nn.init.normal_(self.C, std=0.5**0.5)
         nn.init.normal_(self.D)
 
-    def mix(
-        self,
-        x: Tensor,
-        state: Any,
-        reset: Tensor | None,
-        valid: Tensor | None,
-        positions: Tensor,
-        encoding: Encoding,
-        tables: Any,
-    ) -> tuple[Tensor, tuple[Tensor]]:
+    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor]]:
         exact = state_dtype(x)
         real, imaginary, C = (p.to(exact) for p in (self.log_A_real, self.A_imag, self.C))
-        y, h = s4d(
-            x.mT,
-            self.log_dt,
-            torch.complex(-real.exp(), imaginary),
-            torch.view_as_complex(C),
-            D=self.D,
-            mode=self.mode,
-            chunk_size=self.chunk_size,
-            state=None if state is None else torch.view_as_complex(state[0]),
-            reset=reset,
-            valid=valid,
-        )
+        A, h = torch.complex(-real.exp(), imaginary), None if state is None else torch.view_as_complex(state[0])
+        y, h = s4d(x.mT, self.log_dt, A, torch.view_as_complex(C), D=self.D, state=h, **self.options(inputs))
         return F.glu(self.output(F.gelu(y.mT)), -1), (torch.view_as_real(h),)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from ctypes import c_int64, c_void_p
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,40 +13,43 @@ from torch.autograd.function import once_differentiable
 
 from longitude import c_compile
 
-
-class Loops(NamedTuple):
-    forward: Any
-    backward: Any
+LANES = 16
+"""Channels in one vector, as in lanes.h."""
 
 
 @lru_cache
-def loops(name: str, dtype: torch.dtype) -> Loops | None:
-    """The functions of a file for float32 or float64; None where it cannot be compiled."""
-    options = ("-DDOUBLE",) if dtype == torch.float64 else ()
-    library = c_compile.library(Path(__file__).with_name(name), *options)
+def loops(name: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
+    """Forward and backward of a file for float32 or float64; None where it cannot be compiled."""
+    library = c_compile.library(Path(__file__).with_name(name), *(("-DDOUBLE",) if dtype == torch.float64 else ()))
     if library is None:
         return None
-    found = Loops(library.forward, library.backward)
-    for function in found:
-        function.restype = None
-    return found
+    library.forward.restype = library.backward.restype = None
+    return library.forward, library.backward
 
 
 def usable(name: str, x: Tensor) -> bool:
-    """Whether the loops of a file can take x and its like."""
+    """Whether the loops of a file can take tensors such as x."""
     return x.device.type == "cpu" and not torch.compiler.is_compiling() and loops(name, x.dtype) is not None
 
 
-def _call(function: Any, shape: ctypes.Structure, *data: Tensor | None) -> None:
-    assert all(x is None or x.is_contiguous() for x in data)
-    function(ctypes.byref(shape), *(c_void_p(None if x is None else x.data_ptr()) for x in data))
+def _call(name: str, direction: int, sizes: tuple[int, ...], *data: Tensor | None) -> None:
+    """The struct Shape of each file: its sizes, and the number of threads."""
+    assert data[0] is not None and all(x is None or x.is_contiguous() for x in data)
+    run = loops(name, data[0].dtype)
+    assert run is not None
+    run[direction]((c_int64 * len(sizes))(*sizes), *(c_void_p(None if x is None else x.data_ptr()) for x in data))
 
 
-class _Scan(ctypes.Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("batch", "length", "groups", "channels", "size", "chunk")),
-        ("threads", ctypes.c_int),
-    ]
+def _forward(
+    ctx: Any, name: str, sizes: tuple[int, ...], like: int, data: list[Tensor], flags: Tensor | None, first: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Outputs of the shape of data[like], and the state after; what backward needs is kept."""
+    data, first = [x.contiguous() for x in data], first.contiguous()
+    ctx.sizes = (*sizes, torch.get_num_threads())
+    out, last = torch.empty_like(data[like]), torch.empty_like(first)
+    _call(name, 0, ctx.sizes, *data, flags, first, out, last)
+    ctx.save_for_backward(*data, flags, first)
+    return out, last
 
 
 class ScanLoop(torch.autograd.Function):
@@ -60,110 +62,61 @@ class ScanLoop(torch.autograd.Function):
     def forward(
         ctx: Any, dt: Tensor, x: Tensor, A: Tensor, B: Tensor, C: Tensor, keep: Any, h: Tensor, chunk: int
     ) -> Any:
-        data = [t.contiguous() for t in (dt, x, A, B, C)]
-        first = h.contiguous()
-        batch, length, groups, channels = dt.shape
-        ctx.shape = _Scan(batch, length, groups, channels, A.shape[1], min(chunk, length), torch.get_num_threads())
-        y, last = torch.empty_like(data[0]), torch.empty_like(first)
-        run = loops("scan.c", dt.dtype)
-        assert run is not None
-        _call(run.forward, ctx.shape, *data, keep, first, y, last)
-        ctx.save_for_backward(*data, keep, first)
-        return y, last
+        sizes = *dt.shape, A.shape[1], min(chunk, dt.shape[1])
+        return _forward(ctx, "scan.c", sizes, 0, [dt, x, A, B, C], keep, h)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        *data, keep, first = ctx.saved_tensors
-        dt, x, A, *_ = data
-        batch, length, groups, channels = dt.shape
-        tasks = -(-channels // LANES)
+        dt, x, *_, first = ctx.saved_tensors
+        batch, length, groups, channels, size, *_ = ctx.sizes
         gdt, gx, gfirst, gA = (torch.empty_like(t) for t in (dt, x, first, first))
-        gB, gC = dt.new_empty(2, batch, groups, tasks, length, A.shape[1]).unbind()
-        run = loops("scan.c", dt.dtype)
-        assert run is not None
+        gB, gC = dt.new_empty(2, batch, groups, -(-channels // LANES), length, size).unbind()
         gy, glast = (g.contiguous() for g in grads)
-        _call(run.backward, ctx.shape, *data, keep, first, gy, glast, gdt, gx, gA, gB, gC, gfirst)
+        _call("scan.c", 1, ctx.sizes, *ctx.saved_tensors, gy, glast, gdt, gx, gA, gB, gC, gfirst)
         gB, gC = (g.sum(2).transpose(1, 2) for g in (gB, gC))
         return gdt, gx, gA.sum(0), gB, gC, None, gfirst, None
 
 
-LANES = 16
-"""Channels side by side, as lanes.h has them."""
-
-
-class _Wkv(ctypes.Structure):
-    _fields_ = [*((name, c_int64) for name in ("batch", "length", "channels")), ("threads", ctypes.c_int)]
-
-
 class WkvLoop(torch.autograd.Function):
-    """w, u [C], k, v [B, L, C], flags [B, L] uint8 or None (1: begins a document, 2: padding), state [3, B, C]
-    -> out [B, L, C], the state after.
-    """
+    """w, u [C], k, v [B, L, C], flags [B, L] or None, state [3, B, C] -> out [B, L, C], the state after."""
 
     @staticmethod
     def forward(ctx: Any, w: Tensor, u: Tensor, k: Tensor, v: Tensor, flags: Tensor | None, state: Tensor) -> Any:
-        data = [t.contiguous() for t in (w, u, k, v)]
-        first = state.contiguous()
-        ctx.shape = _Wkv(*k.shape, torch.get_num_threads())
-        out, last = torch.empty_like(data[2]), torch.empty_like(first)
-        run = loops("wkv.c", k.dtype)
-        assert run is not None
-        _call(run.forward, ctx.shape, *data, flags, first, out, last)
-        ctx.save_for_backward(*data, flags, first)
-        return out, last
+        return _forward(ctx, "wkv.c", tuple(k.shape), 2, [w, u, k, v], flags, state)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        *data, flags, first = ctx.saved_tensors
-        k = data[2]
+        _, _, k, v, _, first = ctx.saved_tensors
         gw, gu = k.new_empty(2, k.shape[0], k.shape[2]).unbind()
-        gk, gv, gfirst = torch.empty_like(k), torch.empty_like(k), torch.empty_like(first)
-        run = loops("wkv.c", k.dtype)
-        assert run is not None
+        gk, gv, gfirst = (torch.empty_like(t) for t in (k, v, first))
         gout, glast = (g.contiguous() for g in grads)
-        _call(run.backward, ctx.shape, *data, flags, first, gout, glast, gw, gu, gk, gv, gfirst)
+        _call("wkv.c", 1, ctx.sizes, *ctx.saved_tensors, gout, glast, gw, gu, gk, gv, gfirst)
         return gw.sum(0), gu.sum(0), gk, gv, None, gfirst
 
 
-class _Diagonal(ctypes.Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("batch", "length", "channels", "size", "chunk")),
-        ("threads", ctypes.c_int),
-    ]
-
-
 class DiagonalLoop(torch.autograd.Function):
-    """u [B, L, H], r, B, C [2, n, H], real and imaginary, flags as WkvLoop has them, h [B, 2, n, H] -> y [B, L, H], h after."""
+    """u [B, L, H], r, B, C [2, n, H], real and imaginary, flags [B, L] or None, h [B, 2, n, H] -> y [B, L, H], h after."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, r: Tensor, B: Tensor, C: Tensor, flags: Any, h: Tensor, chunk: int) -> Any:
-        data = [t.contiguous() for t in (u, r, B, C)]
-        first = h.contiguous()
-        ctx.shape = _Diagonal(*u.shape, r.shape[1], min(chunk, u.shape[1]), torch.get_num_threads())
-        y, last = torch.empty_like(data[0]), torch.empty_like(first)
-        run = loops("diagonal.c", u.dtype)
-        assert run is not None
-        _call(run.forward, ctx.shape, *data, flags, first, y, last)
-        ctx.save_for_backward(*data, flags, first)
-        return y, last
+        sizes = *u.shape, r.shape[1], min(chunk, u.shape[1])
+        return _forward(ctx, "diagonal.c", sizes, 0, [u, r, B, C], flags, h)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        *data, flags, first = ctx.saved_tensors
-        gu, gfirst = torch.empty_like(data[0]), torch.empty_like(first)
+        u, *_, first = ctx.saved_tensors
+        gu, gfirst = torch.empty_like(u), torch.empty_like(first)
         gr, gB, gC = first.new_empty(3, *first.shape).unbind()
-        run = loops("diagonal.c", gu.dtype)
-        assert run is not None
         gy, glast = (g.contiguous() for g in grads)
-        _call(run.backward, ctx.shape, *data, flags, first, gy, glast, gu, gr, gB, gC, gfirst)
+        _call("diagonal.c", 1, ctx.sizes, *ctx.saved_tensors, gy, glast, gu, gr, gB, gC, gfirst)
         return gu, gr.sum(0), gB.sum(0), gC.sum(0), None, gfirst, None
 
 
 def flags_of(reset: Tensor | None, valid: Tensor | None) -> Tensor | None:
-    """[B, L] uint8, as the loops read them: 1 where a document begins, + 2 for padding; None where there is neither."""
+    """[B, L] uint8, as wkv.c and diagonal.c read them: 1 where a document begins, + 2 for padding; None for neither."""
     flags = None if reset is None else reset.to(torch.uint8)
     if valid is not None:
         padding = 2 * (~valid).to(torch.uint8)

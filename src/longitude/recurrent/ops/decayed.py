@@ -16,17 +16,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from longitude.recurrent.base import require_flags, require_mode, require_state, state_dtype
+from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, state_dtype
 from longitude.recurrent.ops.fla_kernels import decayed_by_kernel, serve
+from longitude.recurrent.ops.scan import chunk_slices
 
 
 class Chunks(NamedTuple):
-    """What the tokens of chunks do to each other and to the state, [B, G, R, n, ...]."""
+    """What the tokens of n chunks contribute to each other and to the state, [B, G, R, n, ...]."""
 
     pairs: Tensor  # [.., C, C] the weight of one token's value in another token's output
-    queries: Tensor  # [.., C, K] queries as they read the state before the chunk
-    keys: Tensor  # [.., C, K] keys as they stand in the state after the chunk
-    decay: Tensor  # [.., K | 1, 1] what is left of the state before the chunk after it
+    queries: Tensor  # [.., C, K] decayed since the chunk began: they read the state before it
+    keys: Tensor  # [.., C, K] decayed until the chunk ends: they are in the state after it
+    decay: Tensor  # [.., K | 1, 1] of the state, over the whole chunk
 
 
 def decayed(
@@ -43,10 +44,10 @@ def decayed(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """-> outputs in v's dtype, and the state after the last token, float32 or wider. Inside, all is as wide as the state.
+    """-> outputs in v's dtype, and the state after the last token, float32 or wider: the dtype of all computations here.
 
     log_decay: log w <= 0, by head (last dimension 1) or by channel of the keys. Each of G heads of queries and keys serves
-    H/G heads of values. reset: tokens that hear nothing before them. valid: False for tokens that leave the state as it is.
+    H/G heads of values. reset: True for tokens that begin a document. valid: False for padding, which leaves the state unchanged.
     """
     require_mode(who, mode, chunk_size)
     (batch, heads, length, value_dim), groups, key_dim = v.shape, q.shape[1], q.shape[-1]
@@ -70,22 +71,15 @@ def decayed(
         if mode == "recurrent" or length == 1:
             out, s = steps(q, k, tokens, log_w, u, reset, s)
         else:
-            size = length if mode == "parallel" else min(chunk_size, length)
-            whole = length - length % size
-            out, s = chunks(size, *_part(0, whole, q, k, tokens, log_w, reset), u, s)
-            if whole < length:
-                tail, s = chunks(length - whole, *_part(whole, length, q, k, tokens, log_w, reset), u, s)
-                out = torch.cat([out, tail], 3)
+            parts = []
+            for here, size in chunk_slices(length, length if mode == "parallel" else min(chunk_size, length)):
+                log_w_here = log_w if log_w.shape[3] == 1 else log_w[:, :, :, here]
+                reset_here = None if reset is None else reset[..., here]
+                of_here = q[:, :, :, here], k[:, :, :, here], tokens[:, :, :, here], log_w_here, reset_here
+                part, s = chunks(size, *of_here, u, s)
+                parts.append(part)
+            out = parts[0] if len(parts) == 1 else torch.cat(parts, 3)
     return out.flatten(1, 2).to(v.dtype), s.flatten(1, 2)
-
-
-def _part(
-    start: int, stop: int, q: Tensor, k: Tensor, v: Tensor, log_w: Tensor, reset: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
-    """The tokens from start to stop of everything."""
-    log_w = log_w if log_w.shape[3] == 1 else log_w[:, :, :, start:stop]
-    reset = None if reset is None else reset[..., start:stop]
-    return q[:, :, :, start:stop], k[:, :, :, start:stop], v[:, :, :, start:stop], log_w, reset
 
 
 def steps(
@@ -105,16 +99,9 @@ def steps(
 
 
 def chunks(
-    size: int,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    log_w: Tensor,
-    reset: Tensor | None,
-    u: Tensor | None,
-    state: Tensor,
+    size: int, q: Tensor, k: Tensor, v: Tensor, log_w: Tensor, reset: Tensor | None, u: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Tokens of whole chunks: all pairs in each, and the state from one to the next."""
+    """Tokens of whole chunks: all pairs in each, and a state from one to the next."""
     # [B, G, R, n, C, dim]; in order, for each product would else copy them again
     q, k, v = (x.contiguous().unflatten(3, (-1, size)) for x in (q, k, v))
     log_w = log_w[:, :, :, None] if log_w.shape[3] == 1 else log_w.unflatten(3, (-1, size))
@@ -122,9 +109,9 @@ def chunks(
     by_head = u is None and log_w.shape[-1] == 1
     chunk = decays_by_head(q, k, log_w, reset) if by_head else decays_by_channel(q, k, log_w, u, reset)
     added = chunk.keys.mT @ v
-    kept, added = chunk.decay.expand(*chunk.decay.shape[:3], added.shape[3], -1, -1).unbind(3), added.unbind(3)
+    decays = chunk.decay.expand(*chunk.decay.shape[:3], added.shape[3], -1, -1)
     states = []
-    for decay, new in zip(kept, added, strict=True):
+    for decay, new in zip(decays.unbind(3), added.unbind(3), strict=True):
         states.append(state)
         state = torch.addcmul(new, decay, state)
     out = (chunk.queries @ torch.stack(states, 3)).add_(chunk.pairs @ v)
@@ -140,7 +127,7 @@ def decays_by_head(q: Tensor, k: Tensor, log_w: Tensor, reset: Tensor | None) ->
     decay = log_w[..., :, None].expand(*log_w.shape, size).tril(-1).cumsum_(-2).exp_()  # over s+1 .. t
     start = log_w.cumsum(-1).exp()
     if reset is not None:
-        document = reset.cumsum(-1)  # in the chunk: 0 goes on with what was before it
+        document = reset.cumsum(-1)  # in the chunk: 0 continues that before the chunk
         decay = decay.where(document[..., :, None] == document[..., None, :], 0)
         start = start.where(document == 0, 0)
     pairs = (q @ k.mT).tril_() * decay

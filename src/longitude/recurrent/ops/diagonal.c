@@ -3,7 +3,7 @@
 
 /* u, y [batch, length, channels]; r, B, C [2, size, channels], real and imaginary parts; flags [batch, length] or NULL: 1 begins
    a document, 2 is padding; first, last [batch, 2, size, channels]. */
-typedef struct { num batch, length, channels, size, chunk; int threads; } Shape;
+typedef struct { num batch, length, channels, size, chunk, threads; } Shape;
 typedef struct { vec re, im; } complex;
 enum { BEGINS = 1, PADDING = 2 };
 
@@ -33,9 +33,9 @@ INLINE void next(num N, int flag, vec u, const complex *of, const complex *befor
 }
 
 INLINE void run(const Shape *s, num b, num c, int some, const real *u, const real *r, const real *B, const real *C,
-                const unsigned char *flags, const real *first, real *y, real *last, complex *room) {
+                const unsigned char *flags, const real *first, real *y, real *last, complex *scratch) {
   num N = s->size, H = s->channels;
-  complex *of = room, *h = of + 3 * N;
+  complex *of = scratch, *h = of + 3 * N;
   numbers(s, c, some, r, B, C, of);
   for (num n = 0; n < N; n++) h[n] = pair(first + b * 2 * N * H + c, s, n, some);
   for (num t = 0; t < s->length; t++) {
@@ -50,22 +50,22 @@ INLINE void run(const Shape *s, num b, num c, int some, const real *u, const rea
 
 void forward(const Shape *s, const real *u, const real *r, const real *B, const real *C, const unsigned char *flags,
              const real *first, real *y, real *last) {
-  #pragma omp parallel for num_threads(s->threads)
+  #pragma omp parallel for num_threads((int)s->threads)
   for (num i = 0; i < s->batch * blocks_of(s); i++) {
     num b = i / blocks_of(s), c = i % blocks_of(s) * LANES;
-    complex *room = aligned_alloc(64, 4 * s->size * sizeof(complex));
-    if (s->channels - c >= LANES) run(s, b, c, LANES, u, r, B, C, flags, first, y, last, room);
-    else run(s, b, c, (int)(s->channels - c), u, r, B, C, flags, first, y, last, room);
-    free(room);
+    complex *scratch = aligned_alloc(64, 4 * s->size * sizeof(complex));
+    if (s->channels - c >= LANES) run(s, b, c, LANES, u, r, B, C, flags, first, y, last, scratch);
+    else run(s, b, c, (int)(s->channels - c), u, r, B, C, flags, first, y, last, scratch);
+    free(scratch);
   }
 }
 
 /* The states at the beginning of each chunk from a first pass; then chunks again, from the last to the first. */
 INLINE void back(const Shape *s, num b, num c, int some, const real *u, const real *r, const real *B, const real *C,
                  const unsigned char *flags, const real *first, const real *gy, const real *glast, real *gu, real *gr,
-                 real *gB, real *gC, real *gfirst, complex *room) {
+                 real *gB, real *gC, real *gfirst, complex *scratch) {
   num N = s->size, H = s->channels, T = s->chunk, count = (s->length + T - 1) / T, state = b * 2 * N * H + c;
-  complex *of = room, *g = of + 3 * N, *sums = g + N, *h = sums + 3 * N, *starts = h + (T + 1) * N;
+  complex *of = scratch, *g = of + 3 * N, *sums = g + N, *h = sums + 3 * N, *starts = h + (T + 1) * N;
   numbers(s, c, some, r, B, C, of);
   memset(sums, 0, 3 * N * sizeof(complex));
   for (num n = 0; n < N; n++) {
@@ -123,14 +123,14 @@ INLINE void back(const Shape *s, num b, num c, int some, const real *u, const re
 void backward(const Shape *s, const real *u, const real *r, const real *B, const real *C, const unsigned char *flags,
               const real *first, const real *gy, const real *glast, real *gu, real *gr, real *gB, real *gC, real *gfirst) {
   num chunks = (s->length + s->chunk - 1) / s->chunk;
-  #pragma omp parallel for num_threads(s->threads)
+  #pragma omp parallel for num_threads((int)s->threads)
   for (num i = 0; i < s->batch * blocks_of(s); i++) {
     num b = i / blocks_of(s), c = i % blocks_of(s) * LANES;
-    complex *room = aligned_alloc(64, s->size * (8 + s->chunk + chunks) * sizeof(complex));
+    complex *scratch = aligned_alloc(64, s->size * (8 + s->chunk + chunks) * sizeof(complex));
     if (s->channels - c >= LANES)
-      back(s, b, c, LANES, u, r, B, C, flags, first, gy, glast, gu, gr, gB, gC, gfirst, room);
+      back(s, b, c, LANES, u, r, B, C, flags, first, gy, glast, gu, gr, gB, gC, gfirst, scratch);
     else
-      back(s, b, c, (int)(s->channels - c), u, r, B, C, flags, first, gy, glast, gu, gr, gB, gC, gfirst, room);
-    free(room);
+      back(s, b, c, (int)(s->channels - c), u, r, B, C, flags, first, gy, glast, gu, gr, gB, gC, gfirst, scratch);
+    free(scratch);
   }
 }

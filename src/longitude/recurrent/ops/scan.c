@@ -2,8 +2,8 @@
 #include "lanes.h"
 
 /* dt, x, y [batch, length, groups, channels]; A [groups, size, channels]; B, C [batch, length, groups, size];
-   keep [batch, length], 0 where a token hears nothing before it, or NULL; first, last [batch, groups, size, channels]. */
-typedef struct { num batch, length, groups, channels, size, chunk; int threads; } Shape;
+   keep [batch, length], 0 where a token begins a document, or NULL; first, last [batch, groups, size, channels]. */
+typedef struct { num batch, length, groups, channels, size, chunk, threads; } Shape;
 
 /* One task: `some` channels from c on, of group g of row b. */
 typedef struct { num b, g, c; int some; } Task;
@@ -44,13 +44,13 @@ INLINE void run(const Shape *s, Task k, int some, const real *dt, const real *x,
 
 void forward(const Shape *s, const real *dt, const real *x, const real *A, const real *B, const real *C,
              const unsigned char *keep, const real *first, real *y, real *last) {
-  #pragma omp parallel for num_threads(s->threads)
+  #pragma omp parallel for num_threads((int)s->threads)
   for (num i = 0; i < tasks_of(s); i++) {
     Task k = task_of(s, i);
-    vec *room = aligned_alloc(64, 2 * s->size * sizeof(vec));
-    if (k.some == LANES) run(s, k, LANES, dt, x, A, B, C, keep, first, y, last, room, room + s->size);
-    else run(s, k, k.some, dt, x, A, B, C, keep, first, y, last, room, room + s->size);
-    free(room);
+    vec *scratch = aligned_alloc(64, 2 * s->size * sizeof(vec));
+    if (k.some == LANES) run(s, k, LANES, dt, x, A, B, C, keep, first, y, last, scratch, scratch + s->size);
+    else run(s, k, k.some, dt, x, A, B, C, keep, first, y, last, scratch, scratch + s->size);
+    free(scratch);
   }
 }
 
@@ -58,9 +58,9 @@ void forward(const Shape *s, const real *dt, const real *x, const real *A, const
    [tasks, length, size], gA [batch, groups, size, channels]: sums over tasks and rows are left to the caller. */
 INLINE void back(const Shape *s, Task k, int some, const real *dt, const real *x, const real *A, const real *B, const real *C,
                  const unsigned char *keep, const real *first, const real *gy, const real *glast, real *gdt, real *gx,
-                 real *gA, real *gB, real *gC, real *gfirst, vec *room) {
+                 real *gA, real *gB, real *gC, real *gfirst, vec *scratch) {
   num N = s->size, P = s->channels, T = s->chunk, count = (s->length + T - 1) / T;
-  vec *a = room, *g = a + N, *ga = g + N, *h = ga + N, *decay = h + (T + 1) * N, *starts = decay + T * N;
+  vec *a = scratch, *g = a + N, *ga = g + N, *h = ga + N, *decay = h + (T + 1) * N, *starts = decay + T * N;
   num place = ((k.b * s->groups + k.g) * N) * P + k.c;
   for (num n = 0; n < N; n++) {
     a[n] = load(A + (k.g * N + n) * P + k.c, some);
@@ -127,14 +127,14 @@ void backward(const Shape *s, const real *dt, const real *x, const real *A, cons
               const unsigned char *keep, const real *first, const real *gy, const real *glast, real *gdt, real *gx,
               real *gA, real *gB, real *gC, real *gfirst) {
   num chunks = (s->length + s->chunk - 1) / s->chunk, each = s->length * s->size;
-  #pragma omp parallel for num_threads(s->threads)
+  #pragma omp parallel for num_threads((int)s->threads)
   for (num i = 0; i < tasks_of(s); i++) {
     Task k = task_of(s, i);
-    vec *room = aligned_alloc(64, s->size * (4 + 2 * s->chunk + chunks) * sizeof(vec));
+    vec *scratch = aligned_alloc(64, s->size * (4 + 2 * s->chunk + chunks) * sizeof(vec));
     if (k.some == LANES)
-      back(s, k, LANES, dt, x, A, B, C, keep, first, gy, glast, gdt, gx, gA, gB + i * each, gC + i * each, gfirst, room);
+      back(s, k, LANES, dt, x, A, B, C, keep, first, gy, glast, gdt, gx, gA, gB + i * each, gC + i * each, gfirst, scratch);
     else
-      back(s, k, k.some, dt, x, A, B, C, keep, first, gy, glast, gdt, gx, gA, gB + i * each, gC + i * each, gfirst, room);
-    free(room);
+      back(s, k, k.some, dt, x, A, B, C, keep, first, gy, glast, gdt, gx, gA, gB + i * each, gC + i * each, gfirst, scratch);
+    free(scratch);
   }
 }

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from longitude.recurrent.base import require_state, state_dtype
+from longitude.recurrent.ops.checks import require_state, state_dtype
 
 
 def previous(

@@ -3,7 +3,7 @@
 
 #define FLOOR SAME(-1e38)
 /* k, v [batch, length, channels]; w, u [channels]; flags [batch, length] or NULL: 1 begins a document, 2 is padding. */
-typedef struct { num batch, length, channels; int threads; } Shape;
+typedef struct { num batch, length, channels, threads; } Shape;
 typedef struct { vec top, bottom, max; } Sums;
 enum { BEGINS = 1, PADDING = 2 };
 
@@ -14,7 +14,7 @@ INLINE Sums forgotten(Sums h) { return (Sums){SAME(0), SAME(0), FLOOR}; }
 /* NaN where either is. */
 INLINE vec highest(vec a, vec b) { return pick((a > b) | (a != a), a, b); }
 
-INLINE Sums heard(Sums h, vec w, vec k, vec v) {
+INLINE Sums with_token(Sums h, vec w, vec k, vec v) {
   vec before = h.max - w, max = highest(before, k);
   vec old = exp_below(before - max), now = exp_below(k - max);
   return (Sums){old * h.top + now * v, old * h.bottom + now, max};
@@ -35,7 +35,7 @@ INLINE void run(const Shape *s, num b, num c, int some, const real *w_, const re
       vec max = larger(h.max, u + k), old = exp_below(h.max - max), now = exp_below(u + k - max);
       store(out + at * C + c, (old * h.top + now * v) / (old * h.bottom + now), some);
     }
-    if (!(flag & PADDING)) h = heard(h, w, k, v);
+    if (!(flag & PADDING)) h = with_token(h, w, k, v);
   }
   if (last) {
     store(last + at_state, h.top, some);
@@ -46,7 +46,7 @@ INLINE void run(const Shape *s, num b, num c, int some, const real *w_, const re
 
 void forward(const Shape *s, const real *w, const real *u, const real *k, const real *v, const unsigned char *flags,
              const real *first, real *out, real *last) {
-  #pragma omp parallel for num_threads(s->threads)
+  #pragma omp parallel for num_threads((int)s->threads)
   for (num i = 0; i < s->batch * blocks_of(s); i++) {
     num b = i / blocks_of(s), c = i % blocks_of(s) * LANES;
     if (s->channels - c >= LANES) run(s, b, c, LANES, w, u, k, v, flags, first, out, last, NULL);
@@ -99,7 +99,7 @@ INLINE void back(const Shape *s, num b, num c, int some, const real *w_, const r
 /* gw, gu [batch, channels]: their sums over rows are left to the caller. */
 void backward(const Shape *s, const real *w, const real *u, const real *k, const real *v, const unsigned char *flags,
               const real *first, const real *gout, const real *glast, real *gw, real *gu, real *gk, real *gv, real *gfirst) {
-  #pragma omp parallel for num_threads(s->threads)
+  #pragma omp parallel for num_threads((int)s->threads)
   for (num i = 0; i < s->batch * blocks_of(s); i++) {
     num b = i / blocks_of(s), c = i % blocks_of(s) * LANES;
     Sums *all = aligned_alloc(64, s->length * sizeof(Sums));

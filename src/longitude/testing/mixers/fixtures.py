@@ -17,7 +17,7 @@ from longitude.attention.mixer import MIXERS, Mixer
 from longitude.errors import unknown
 from longitude.positions.base import Positions, explicit
 from longitude.positions.composed import Composed, compose
-from longitude.recurrent.base import MODES
+from longitude.recurrent.ops.checks import MODES
 from longitude.testing.fixtures import SHAPES, example as encoding_example, fill
 
 SMALL: dict[str, Any] = {

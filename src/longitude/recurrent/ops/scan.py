@@ -1,13 +1,37 @@
-"""h_t = a_t h_{t-1} + b_t, with numbers instead of matrices: what scans of states come down to."""
+"""h_t = a_t h_{t-1} + b_t by numbers instead of matrices, and tokens chunk by chunk."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from jaxtyping import Num
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint
+
+
+def chunk_slices(length: int, size: int) -> list[tuple[slice, int]]:
+    """The tokens of all whole chunks, and those of the shorter last one, each with the size of a chunk."""
+    whole = length // size * size
+    return [(slice(a, b), n) for a, b, n in ((0, whole, size), (whole, length, length - whole)) if a < b]
+
+
+def scan_chunks(
+    chunk: Callable[..., tuple[Tensor, Tensor]], size: int, h: Tensor, *tokens: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """chunk(h, *tokens) -> (y, h) over `size` tokens at a time, tokens in front; backward computes each chunk again."""
+    length, out = max(len(x) for x in tokens if x is not None), []
+    again = torch.is_grad_enabled() and size < length
+    for start in range(0, length, size):
+        here = (None if x is None else x[start : start + size] for x in tokens)
+        if again:
+            y, h = checkpoint(chunk, h, *here, use_reentrant=False, preserve_rng_state=False)
+        else:
+            y, h = chunk(h, *here)
+        out.append(y)
+    return torch.cat(out), h
 
 
 def linear_scan(
@@ -15,8 +39,8 @@ def linear_scan(
 ) -> Num[Tensor, "L ..."]:
     """h_t = a_t h_{t-1} + b_t for t = 0 .. L-1, h the state before. Shapes after L broadcast to b's.
 
-    No quotient of decays is taken, so none that is strong can overflow. doubling: in log2(L) rounds over all tokens instead of
-    L over one (Hillis and Steele 1986): for devices on which a round costs more than its numbers.
+    No decay is divided by another, so strong ones do not overflow. doubling: in log2(L) rounds over all tokens instead of L
+    over one (Hillis and Steele 1986), for devices on which a round costs more than its numbers.
     """
     return _doubling(a, b, h) if doubling or torch.compiler.is_compiling() else _Loop.apply(a, b, h)
 

@@ -1,0 +1,32 @@
+"""Heads: how many there are, how wide each is, and a projection as heads."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from longitude.positions.base import check_sizes
+
+
+def head_sizes(
+    who: str, dim: int, num_heads: int, num_kv_heads: int | None = None, head_dim: int | None = None
+) -> tuple[int, int]:
+    """num_kv_heads and head_dim, by default num_heads and dim / num_heads; ValueError where they do not fit."""
+    num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+    check_sizes(who, dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+    if num_heads % num_kv_heads:
+        raise ValueError(f"{who}: expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
+    if head_dim is None and dim % num_heads:
+        raise ValueError(f"{who}: expected num_heads to divide dim, got {num_heads} and {dim}; or pass head_dim=")
+    head_dim = dim // num_heads if head_dim is None else head_dim
+    check_sizes(who, head_dim=head_dim)
+    return num_kv_heads, head_dim
+
+
+def split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """[B, L, heads * head_dim] -> [B, heads, L, head_dim]."""
+    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+
+
+def join_heads(x: Tensor) -> Tensor:
+    """[B, heads, L, head_dim] -> [B, L, heads * head_dim]."""
+    return x.transpose(1, 2).flatten(2)

@@ -1,0 +1,139 @@
+"""Mixers whose past is a state instead of keys and values: one forward that checks its arguments and carries the state."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from longitude.attention.documents import begins_of
+from longitude.attention.masks import Causal, require_mask
+from longitude.attention.mixer import Mixer, MixerInputs, require_no_weights
+from longitude.attention.request import following
+from longitude.positions.base import Positions, canonical, explicit
+from longitude.positions.composed import Composed, compose
+
+if TYPE_CHECKING:
+    from longitude.attention.state_cache import StateLayer
+
+
+class StateInputs(NamedTuple):
+    """What one call brings besides x and the state.
+
+    reset: True for tokens that begin a document; valid: False for padding. None where there is none of them.
+    positions: [L] or [B, L], with axes [B, L, axes]. tables: what encoding.prepare made of them, None where it rotates nothing.
+    documents: [B, Lk] as passed to forward, cached tokens included. cached: whether the state after the tokens is needed.
+    """
+
+    reset: Bool[Tensor, "B L"] | None
+    valid: Bool[Tensor, "B L"] | None
+    positions: Int[Tensor, ...]
+    encoding: Composed
+    tables: Any
+    documents: Int[Tensor, "B Lk"] | None
+    cached: bool
+
+    def one_axis(self, who: str) -> Int[Tensor, "*B L"]:
+        """The positions as [L] or [B, L]; ValueError where they have several axes."""
+        if self.positions.dim() < 3:
+            return self.positions
+        if self.positions.shape[-1] > 1:
+            raise ValueError(
+                f"positions: {who} measures one axis: expected [L] or [B, L], got {list(self.positions.shape)}"
+            )
+        return self.positions[..., 0]
+
+
+class StateMixer(Mixer):
+    """A mixer whose past is a state: a class implements `mix`. One with an attribute `encoding` applies it by default."""
+
+    dim: int
+
+    def mix(self, x: Float[Tensor, "B L dim"], state: Any, inputs: StateInputs) -> tuple[Tensor, Any]:
+        """-> [B, L, dim] and the state after the tokens.
+
+        state: after the tokens before these, None at the beginning: tensors with the batch in front, float32 or wider.
+        """
+        raise NotImplementedError
+
+    def cache_layer(self) -> StateLayer:
+        """An empty StateLayer, for transformers' Cache(layers=[...])."""
+        from longitude.attention.state_cache import StateLayer
+
+        return StateLayer()
+
+    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
+        """As Mixer.forward, through `mix`; a cache keeps the state after this call's tokens."""
+        name, cache, encoding = type(self).__name__, inputs.cache, inputs.encoding
+        if x.dim() != 3 or x.shape[-1] != self.dim or x.numel() == 0:
+            raise ValueError(f"x: expected [B, L, {self.dim}] with no empty dimension, got {list(x.shape)}")
+        require_no_weights(self, inputs.return_weights, inputs.memory)
+        require_mask(inputs.mask)
+        if not (isinstance(inputs.mask, Causal) and inputs.mask.order is None):
+            raise ValueError(
+                f"mask: {name} mixes each token with all before it in its document: expected lg.Causal(), with documents and "
+                f"padding as documents=, got {inputs.mask!r}"
+            )
+        if encoding is None:
+            encoding = compose(getattr(self, "encoding", None))
+        else:
+            self.require(encoding)
+        past = 0 if cache is None else self.state_layer(cache).seen
+        batch, length, _ = x.shape
+        reset, valid, positions, every = inputs.once(
+            ("state", past, batch, length), lambda: _found(inputs, past, batch, length, x.device)
+        )
+        tables = inputs.tables
+        if encoding.transforms and tables is None:
+            tables = encoding.prepare(every, None, x.dtype)
+        state = None if cache is None else cache.read(name)
+        own = StateInputs(reset, valid, every, encoding, tables, inputs.documents, cache is not None)
+        out, state = self.mix(x, state, own)
+        if cache is not None:
+            # Default positions count padding, too.
+            cache.write(name, state, length, positions, None if inputs.positions is None else inputs.documents)
+        return out
+
+    def state_layer(self, cache: Any) -> StateLayer:
+        """The cache, if it is one that holds states; ValueError otherwise."""
+        from longitude.attention.state_cache import StateLayer
+
+        if not isinstance(cache, StateLayer):
+            raise ValueError(
+                f"cache: {type(self).__name__} expected the StateLayer that its cache_layer() makes, got {type(cache).__name__}"
+            )
+        return cache
+
+
+def _found(
+    inputs: MixerInputs, past: int, batch: int, length: int, device: torch.device
+) -> tuple[Tensor | None, Tensor | None, Positions, Tensor]:
+    """Reset, valid, and positions as they are passed on and as a tensor: the same for all layers of a forward."""
+    documents, positions, reset, valid = inputs.documents, inputs.positions, None, None
+    if documents is not None:
+        if documents.shape != (batch, past + length):
+            raise ValueError(
+                f"documents: expected {[batch, past + length]}, cached tokens included, got {list(documents.shape)}"
+            )
+        reset, valid = document_flags(documents, past)
+    if positions is None:
+        positions = 0 if inputs.cache is None else inputs.cache.next_positions()
+        positions = following(positions, length) if isinstance(positions, Tensor) else positions
+    else:
+        axes = max(2, positions.shape[-1]) if isinstance(positions, Tensor) and positions.dim() == 3 else 1
+        positions = canonical("positions", positions, batch, length, axes)
+    return reset, valid, positions, explicit(positions, length, device)
+
+
+def document_flags(documents: Int[Tensor, "B Lk"], past: int = 0) -> tuple[Tensor | None, Tensor | None]:
+    """Reset and valid of the tokens from `past` on, [B, L] each; None where no token begins a document, or none is padding."""
+    reset, valid = begins_of(documents)[:, past:], documents[:, past:] >= 0
+    return (reset, valid) if torch.compiler.is_compiling() else without_trivial(reset, valid)
+
+
+def without_trivial(reset: Tensor | None, valid: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Flags of which some token differs from the others; None for the rest."""
+    reset = None if reset is None or not bool(reset.any()) else reset
+    return reset, None if valid is None or bool(valid.all()) else valid

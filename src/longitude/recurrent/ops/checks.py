@@ -1,0 +1,67 @@
+"""What every recurrence checks of its arguments, and the dtype of its state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.errors import unknown
+
+MODES = ("parallel", "chunked", "recurrent")
+"""Three ways to the same numbers: all pairs or a convolution at once, chunks with a state between them, token after token."""
+
+
+def require_mode(who: str, mode: str, chunk_size: int) -> None:
+    """ValueError for an unknown mode, or a chunk without tokens."""
+    if mode not in MODES:
+        raise unknown("mode", mode, MODES, f"{who} gives the same numbers in each.")
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int) or chunk_size < 1:
+        raise ValueError(f"{who}: expected chunk_size of 1 or more tokens, got {chunk_size!r}")
+
+
+def require_tokens(who: str, **named: tuple[Tensor | None, str]) -> None:
+    """ValueError unless each is None or a tensor of floats with the named dimensions: none empty, equal names equal sizes."""
+    given = {name: (x, dims.split()) for name, (x, dims) in named.items() if x is not None}
+    sizes: dict[str, int] = {}
+    fine = True
+    for x, dims in given.values():
+        fine = fine and isinstance(x, Tensor) and x.is_floating_point() and x.dim() == len(dims) and x.numel() > 0
+        fine = fine and all(sizes.setdefault(dim, size) == size for dim, size in zip(dims, x.shape, strict=True))
+    if not fine:
+        wanted = ", ".join(f"{name} [{', '.join(dims)}]" for name, (_, dims) in given.items())
+        got = ", ".join(f"{name} {_shown(x)}" for name, (x, _) in given.items())
+        raise ValueError(f"{who}: expected floats {wanted}, none empty, got {got}")
+
+
+def require_flags(who: str, batch: int, length: int, **flags: Tensor | None) -> None:
+    """ValueError unless each is None or a bool tensor [B, L]."""
+    for name, flag in flags.items():
+        if flag is not None and (flag.dtype != torch.bool or flag.shape != (batch, length)):
+            raise ValueError(f"{name}: {who} expected bool [{batch}, {length}], got {flag.dtype} {list(flag.shape)}")
+
+
+def require_state(who: str, state: Any, shapes: dict[str, tuple[int, ...]]) -> None:
+    """ValueError unless it is None, or a tensor, or a tuple of tensors, of these shapes, by name."""
+    if state is None:
+        return
+    parts = (state,) if isinstance(state, Tensor) else state
+    fits = isinstance(parts, tuple) and [getattr(x, "shape", None) for x in parts] == list(shapes.values())
+    if not fits:
+        wanted = ", ".join(f"{name} {list(shape)}" for name, shape in shapes.items())
+        got = ", ".join(map(_shown, parts)) if isinstance(parts, tuple) else repr(parts)
+        raise ValueError(
+            f"state: {who} expected {wanted}, got {got}; pass what an earlier call of it returned, or None"
+        )
+
+
+def _shown(x: Any) -> str:
+    if not isinstance(x, Tensor):
+        return repr(x)
+    return f"{list(x.shape)}" if x.is_floating_point() or x.is_complex() else f"{list(x.shape)} of {x.dtype}"
+
+
+def state_dtype(x: Tensor) -> torch.dtype:
+    """States are float32, or float64 where the tokens are."""
+    return torch.promote_types(x.dtype, torch.float32)
