@@ -21,7 +21,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 needs_compiler = pytest.mark.skipif(
-    c_compile.library(Path(c_compile.__file__).parent / "positions" / "turn.c") is None, reason="no C compiler here"
+    c_compile.library(Path(c_compile.__file__).parent / "positions" / "rotate.c") is None, reason="no C compiler here"
 )
 
 

@@ -135,7 +135,8 @@ def __getattr__(name: str) -> Any:
     if name in _ROOMS:
         return import_module(f"longitude.{name}")
     if name in _MODULE_OF:
-        value = getattr(import_module(f"longitude.{_MODULE_OF[name]}"), name)
+        module = import_module(f"longitude.{_MODULE_OF[name]}")
+        value = getattr(module, name, None) or import_module(f"{module.__name__}.{name}")  # lg.scaling is a module
         globals()[name] = value  # the next access is an ordinary one
         return value
     if name[:1].isupper():

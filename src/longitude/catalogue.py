@@ -61,7 +61,7 @@ def described(name: str) -> Facts:
         "axes": built.axes,
         "shared": built.shared,
         "stable_keys": built.stable_keys,
-        "source": source_of(factory),
+        "source": built.source,
         "options": list(options_of(factory)),
         "is": first_paragraph(factory),
         "backends": {"training": takers(build(), True), "reading": takers(build(), False)},

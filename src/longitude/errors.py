@@ -1,7 +1,9 @@
-"""Messages for users: what was expected, what came, what to do."""
+"""Errors for users: what was expected, what was given, what to do; and checks of options that raise them."""
 
+import math
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any, get_args
 
 
 def nearest(name: object, valid: Iterable[str]) -> str | None:
@@ -12,8 +14,38 @@ def nearest(name: object, valid: Iterable[str]) -> str | None:
 
 
 def unknown(kind: str, name: object, valid: Iterable[str], where: str) -> ValueError:
-    """The error for a name nobody knows: the nearest valid one, and where the whole list is."""
+    """The error for an unknown name: the nearest valid one, and where the whole list is."""
     valid = sorted(valid)
     near = nearest(name, valid)
     hint = f"did you mean {near!r}?" if near else f"there are: {', '.join(valid)}."
     return ValueError(f"unknown {kind} {name!r}: {hint} {where}")
+
+
+def check_sizes(who: str, **numbers: int) -> None:
+    """ValueError unless every number is an int above zero."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ValueError(f"{who}: expected {name} to be an int of 1 or more, got {number!r}")
+
+
+def check_positive(who: str, **numbers: float) -> None:
+    """ValueError unless every number is finite and above zero."""
+    for name, number in numbers.items():
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
+            raise ValueError(f"{who}: expected {name} above 0, got {number!r}")
+
+
+def check_flags(who: str, **flags: bool) -> None:
+    """ValueError unless every one is True or False: any other text would count as True."""
+    for name, flag in flags.items():
+        if not isinstance(flag, bool):
+            raise ValueError(f"{who}: expected {name} to be True or False, got {flag!r}")
+
+
+def check_choice(who: str, choices: Any, **options: Any) -> None:
+    """ValueError unless every option is one of `choices`, a Literal type."""
+    valid = get_args(choices)
+    for name, option in options.items():
+        if not isinstance(option, str) or option not in valid:
+            one_of = f"{', '.join(map(repr, valid[:-1]))} or {valid[-1]!r}"
+            raise ValueError(f"{who}: expected {name} {one_of}, got {option!r}")

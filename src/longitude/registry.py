@@ -79,7 +79,7 @@ def resolve_options(
     """
     for option in options:
         if option not in parameters:
-            raise unknown(f"option of {name!r}", option, parameters, f"its options: {', '.join(parameters)}.")
+            raise unknown(f"option of {name!r}", option, parameters, f"its options: {', '.join(parameters) or 'none'}.")
     full = {}
     for option, parameter in parameters.items():
         if option in options:

@@ -251,7 +251,7 @@ WRONG = [
     (lambda: lg.Learned(8, 0), "dim"),
     (lambda: lg.Learned(8, 4, row_offset=True), "row_offset"),
     (lambda: lg.Learned(8, 4, row_offset=1.5), "row_offset to be an int of 0 or more, got 1.5"),
-    (lambda: lg.Learned(8, 4, beyond="clip"), "beyond its table 'clip': did you mean 'clamp'"),
+    (lambda: lg.Learned(8, 4, beyond="clip"), "beyond 'error', 'clamp', 'truncate' or 'interpolate', got 'clip'"),
     (lambda: lg.Learned(8, 4, length=9), "length and align only with beyond='interpolate', got length=9"),
     (lambda: lg.Learned(8, 4, beyond="clamp", length=9), "with beyond='clamp'; leave them out"),
     (

@@ -249,7 +249,7 @@ def test_no_dimension_of_positions_is_mistaken_for_another(shape: list, axes: in
 def test_positions_that_may_mean_two_things_are_refused() -> None:
     """Two rows of two tokens on two axes."""
     square = torch.zeros(2, 2).long()
-    with pytest.raises(ValueError, match=r"me: \[2, 2\] may mean .* say \[2, 2, 1\] or \[1, 2, 2\]"):
+    with pytest.raises(ValueError, match=r"me: \[2, 2\] may mean .* pass \[2, 2, 1\] or \[1, 2, 2\]"):
         canonical("me", square, 2, 2, 2)
     assert canonical("me", square, 2, 2, 1) is square
     assert canonical("me", square, 1, 2, 2).shape == (1, 2, 2)

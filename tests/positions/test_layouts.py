@@ -124,7 +124,7 @@ def test_logits_of_a_converted_llama() -> None:
 WRONG = [
     (lambda: pair_order(7, "half"), "even rotary_dim, got 7"),
     (lambda: pair_order(0, "half"), "rotary_dim"),
-    (lambda: pair_order(8, "neox"), "to='half' or 'interleaved', got 'neox'"),
+    (lambda: pair_order(8, "neox"), "to 'half' or 'interleaved', got 'neox'"),
     (lambda: convert_layout(torch.zeros(30, 4), 8, "half"), r"multiple of head_dim=8 rows, got \[30, 4\]"),
     (lambda: convert_layout(torch.zeros(0, 4), 8, "half"), "multiple of head_dim=8"),
     (lambda: convert_layout(torch.tensor(1.0), 8, "half"), "multiple of head_dim=8"),

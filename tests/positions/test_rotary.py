@@ -11,7 +11,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 import longitude as lg
-from longitude.positions.rotation import even
+from longitude.positions.rotation import as_pairs
 from longitude.positions.scaling import from_dict
 
 LAYOUTS = ("half", "interleaved")
@@ -308,7 +308,7 @@ def test_memory_that_no_complex_number_fits() -> None:
 def test_memory_that_reads_as_complex_numbers_is_not_copied() -> None:
     whole = torch.randn(4, 6, 8)
     for readable in (whole, whole[1:], whole.transpose(0, 1), whole[..., 2:6], whole[:, ::2]):
-        assert even(readable) is readable
+        assert as_pairs(readable) is readable
     for odd in (
         whole[..., 1:5],
         torch.randn(3, 4, 7)[..., :6],
@@ -316,7 +316,7 @@ def test_memory_that_reads_as_complex_numbers_is_not_copied() -> None:
         whole[..., ::2],
         whole.permute(1, 2, 0),
     ):
-        copy = even(odd)
+        copy = as_pairs(odd)
         assert torch.equal(copy, odd)
         pairs = torch.view_as_complex(copy.unflatten(-1, (-1, 2)))
         assert torch.equal(torch.view_as_real(pairs).flatten(-2), odd)

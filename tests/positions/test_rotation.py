@@ -8,7 +8,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import longitude as lg
 from longitude.positions import rotation
-from longitude.positions.rotation import RotaryTable, apply_rotary, compiled, formula
+from longitude.positions.rotation import RotaryTable, apply_rotary, compiled, rotate_by_formula
 
 LAYOUTS = ("half", "interleaved")
 EXACT = {"atol": 1e-12, "rtol": 0}
@@ -191,11 +191,11 @@ def test_compiled_equals_the_formula_to_the_bit(layout: str, monkeypatch: pytest
     turn = lg.Rotary(24, layout).prepare(torch.randint(0, 9999, (3, 37)))
     calls = []
     monkeypatch.setattr(rotation, "WORTH_COMPILING", 3 * 5 * 37 * 24)
-    monkeypatch.setattr(rotation, "pairs", lambda x, turn: calls.append(x) or x)
-    monkeypatch.setattr(rotation, "halves", lambda x, cos, sin: calls.append(x) or x)
+    monkeypatch.setattr(rotation, "rotate_neighbours", lambda x, turn: calls.append(x) or x)
+    monkeypatch.setattr(rotation, "rotate_halves", lambda x, cos, sin: calls.append(x) or x)
     for heads in (5, 7):
         x = torch.randn(3, heads, 37, 24)
-        assert torch.equal(apply_rotary(x, turn, layout), rotation.formula(x, *turn, layout))
+        assert torch.equal(apply_rotary(x, turn, layout), rotate_by_formula(x, *turn, layout))
     assert not calls
     apply_rotary(torch.randn(3, 4, 37, 24), turn, layout)
     assert len(calls) == 1  # too small
@@ -208,10 +208,10 @@ def test_the_operator_is_known_to_tracers() -> None:
         pytest.skip("no C compiler here")
     turn = lg.Rotary(8, "half").prepare(torch.arange(4))
     x = torch.randn(1, 2, 4, 8)
-    op = torch.ops.longitude.turn.default
+    op = torch.ops.longitude.rotate.default
     torch.library.opcheck(op, (x, *turn, True), test_utils=("test_schema", "test_faketensor"))
     traced = make_fx(lambda x: op(x, *turn, True))(torch.zeros_like(x))
-    assert torch.equal(traced(x), rotation.formula(x, *turn, "half"))
+    assert torch.equal(traced(x), rotate_by_formula(x, *turn, "half"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -246,5 +246,5 @@ def test_not_finite_as_in_the_formula(layout):
             given = [u.clone() for u in (x, cos, sin)]
             places = torch.randint(0, t.numel(), (9,), generator=generator)
             next(g for g, u in zip(given, (x, cos, sin), strict=True) if u is t).view(-1)[places] = value
-            got = torch.ops.longitude.turn.default(*given, layout == "half")
-            torch.testing.assert_close(got, formula(*given, layout), equal_nan=True)
+            got = torch.ops.longitude.rotate.default(*given, layout == "half")
+            torch.testing.assert_close(got, rotate_by_formula(*given, layout), equal_nan=True)

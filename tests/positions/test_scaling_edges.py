@@ -53,7 +53,7 @@ def test_sections_and_proportion() -> None:
 
 
 # ---- ramps by parts --------------------------------------------------------------------------------------------------
-SHORT = "{}: expected an original_max_length in which a pair turns beta_slow={} times, got {};"
+SHORT = "{}: expected an original_max_length in which a pair rotates beta_slow={} times, got {};"
 INVERTED = [
     (NTKByParts(4.0, 3, beta_slow=1), 8, 2.0, SHORT.format("ntk_by_parts", 1, 3)),
     (YaRN(4.0, 8, beta_slow=16), 64, 10.0, SHORT.format("yarn", 16, 8)),
@@ -142,7 +142,7 @@ WRONG = [
     (read(mrope_section=[2, 3.0, 3]), r"expected mrope_section to be a list of numbers of pairs, got \[2, 3.0, 3\]"),
     (read(mrope_section=[9, -1]), r"expected mrope_section to be a list of numbers of pairs, got \[9, -1\]"),
     (read(mrope_section=[2, 3, 3], mrope_interleaved="yes"), "expected mrope_interleaved True or False, got 'yes'"),
-    (read(mrope_interleaved=True), "expected mrope_section, the pairs per axis, beside mrope_interleaved, got none"),
+    (read(mrope_interleaved=True), "expected mrope_section, the pairs per axis, with mrope_interleaved, got none"),
     (read(partial_rotary_factor=True), "partial_rotary_factor above 0 and at most 1, got True"),
     (read(rope_type="yarn", **{ORIGINAL: "32"}), f"'yarn': expected {ORIGINAL} to be an int of 1 or more, got '32'"),
     (
@@ -199,7 +199,7 @@ def test_config_holds_every_option_of_the_scheme(name: str) -> None:
     ("scaling", "message"),
     [
         ({"name": "yarm"}, "unknown scaling 'yarm': did you mean 'yarn'"),
-        ({"name": "yarn", "factor": 4.0}, "expected the options original_max_length"),
+        ({"name": "yarn", "factor": 4.0}, "'yarn' needs the option 'original_max_length'"),
         ({"name": "linear", "factor": 0.5}, "linear: expected a factor of 1 or more, got 0.5"),
         ("yarn", "scaling: expected a scheme, .* got 'yarn'"),
         (4.0, "scaling: expected a scheme, .* got 4.0"),

@@ -9,20 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from longitude.positions import frequencies as frequencies_module, scaling as scaling_module
-from longitude.positions.frequencies import Frequencies
 from longitude.positions.scaling import (
     NTK,
     SCHEMES,
     BaseChange,
     DynamicNTK,
+    Frequencies,
     Linear,
     Llama3,
     LongRoPE,
     NTKByParts,
     Scaling,
     YaRN,
+    base as base_module,
     from_dict,
+    ntk as ntk_module,
     rope_frequencies,
 )
 
@@ -168,7 +169,7 @@ def test_frequencies_go_to_the_device_asked_for() -> None:
 
 def test_frequencies_are_as_wide_as_the_device_allows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some devices have no float64; the one here plays such a device."""
-    for module in (scaling_module, frequencies_module):
+    for module in (base_module, ntk_module):
         monkeypatch.setattr(module, "wide", lambda device: torch.float32 if device.type == "meta" else torch.float64)
     for scaling in [None, *EXAMPLES]:
         assert inverse(scaling, device=torch.device("meta")).dtype == torch.float32
@@ -215,7 +216,7 @@ WRONG = [
         lambda: DynamicNTK(2, 2048, max_length=4096, step=8),
         "expected step only with follow='row', got follow='declared'",
     ),
-    (lambda: DynamicNTK(2, 2048, follow="rows"), "follow='declared', 'row' or 'sequence', got 'rows'"),
+    (lambda: DynamicNTK(2, 2048, follow="rows"), "follow 'declared', 'row' or 'sequence', got 'rows'"),
     (lambda: inverse(DynamicNTK(2, 2048)), "expected max_length, the length that follow='declared' chooses"),
     (lambda: rope_frequencies(2, scaling=NTK(2)), "ntk: expected a rotary_dim of 4 or more, got 2"),
     (
@@ -226,13 +227,13 @@ WRONG = [
     (lambda: YaRN(4, 0), "yarn: expected original_max_length to be an int of 1 or more, got 0"),
     (
         lambda: YaRN(4, 2048, 1, 32),
-        "yarn: expected beta_fast, the larger number of turns, above beta_slow, got 1 and 32",
+        "yarn: expected beta_fast, the larger number of rotations, above beta_slow, got 1 and 32",
     ),
     (lambda: YaRN(4, 2048, 1, 1), "above beta_slow, got 1 and 1"),
     (lambda: YaRN(4, 2048, 32, 0), "beta_slow above 0, got 0"),
     (lambda: YaRN(4, 2048, math.nan), "beta_fast above 0, got nan"),
-    (lambda: YaRN(4, 2048, ramp="paper"), r"'dimensions' \(published code\) or 'rotations' \(paper\), got 'paper'"),
-    (lambda: YaRN(4, 2048, truncate="no"), "truncate True, or False with ramp='dimensions', got 'no'"),
+    (lambda: YaRN(4, 2048, ramp="paper"), "'dimensions' or 'rotations', got 'paper'"),
+    (lambda: YaRN(4, 2048, truncate="no"), "truncate to be True or False, got 'no'"),
     (lambda: YaRN(4, 2048, truncate=False, ramp="rotations"), "the ramp in rotations has nothing to round"),
     (lambda: YaRN(4, 2048, attention_factor=0), "yarn: expected attention_factor above 0, got 0"),
     (lambda: YaRN(4, 2048, mscale=-1), "yarn: expected mscale above 0, got -1"),
@@ -250,14 +251,14 @@ WRONG = [
     (lambda: LongRoPE(ONES, ONES, 1, 4), "original_max_length of 2 or more, got 1"),
     (lambda: LongRoPE(ONES, ONES, 2048, 0.5), "longrope: expected a factor of 1 or more"),
     (lambda: LongRoPE(ONES, ONES, 2048, attention_factor=-1), "attention_factor above 0, got -1"),
-    (lambda: LongRoPE(ONES, ONES, 2048, 4, follow="all"), "longrope: expected follow="),
+    (lambda: LongRoPE(ONES, ONES, 2048, 4, follow="all"), "longrope: expected follow 'declared'"),
     (lambda: inverse(LongRoPE(ONES, ONES, 9, attention_factor=1.0)), "longrope: expected max_length"),
     (lambda: inverse(LongRoPE(ONES[1:], ONES, 9, 2)), r"short_factor of 32 numbers \(rotary_dim/2\), got 31"),
     (lambda: inverse(LongRoPE(ONES, ONES * 2, 9, 2)), r"long_factor of 32 numbers \(rotary_dim/2\), got 64"),
     (lambda: from_dict({"name": "yarm", "factor": 4}), "unknown scaling 'yarm': did you mean 'yarn'?"),
-    (lambda: from_dict({"name": "linear", "facter": 4}), "option of scaling 'linear' 'facter': did you mean 'factor'?"),
+    (lambda: from_dict({"name": "linear", "facter": 4}), "option of 'linear' 'facter': did you mean 'factor'?"),
     (lambda: from_dict({"name": "linear", "factor": 4, "facter": 4}), "'facter': did you mean 'factor'?"),
-    (lambda: from_dict({"name": "yarn"} | L), "scaling 'yarn': expected the options factor, got"),
+    (lambda: from_dict({"name": "yarn"} | L), "'yarn' needs the option 'factor'"),
     (lambda: from_dict({"rope_type": "yarn"}), "a Hugging Face config is read by from_hugging_face"),
     (lambda: from_dict("yarn"), "expected a scheme, .* got 'yarn'"),
 ]

@@ -12,9 +12,8 @@ from longitude.check.base import Finding, NotApplicable
 from longitude.check.subject import Subject, computing_in
 from longitude.checkpoints.config import head_dim_of, ropes as config_ropes
 from longitude.checkpoints.positions import last_position
-from longitude.positions.frequencies import Follows, Frequencies
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.scaling import rope_frequencies
+from longitude.positions.scaling import Follows, Frequencies, rope_frequencies
 
 FAR = 100_003
 SHIFT = 64

@@ -9,9 +9,8 @@ from typing import Any
 
 from longitude.errors import nearest
 from longitude.hf.stock import KEY, heads_of
-from longitude.positions.frequencies import Follows
 from longitude.positions.hugging_face import COMMON, OLD_TYPES, ORIGINAL, TYPES, RopeConfig, from_hugging_face
-from longitude.positions.scaling import DynamicNTK, Llama3, rope_frequencies
+from longitude.positions.scaling import DynamicNTK, Follows, Llama3, rope_frequencies
 
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "max_sequence_length")
 """What configurations call the length that a model takes."""

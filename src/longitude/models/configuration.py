@@ -15,9 +15,8 @@ from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
 from longitude.errors import unknown
 from longitude.positions.base import ENCODINGS, resolved
-from longitude.positions.frequencies import Scaling
 from longitude.positions.rotary import Rotary
-from longitude.positions.scaling import from_dict
+from longitude.positions.scaling import Scaling, from_dict
 from longitude.registry import options_of
 
 Spec = str | dict[str, Any] | list[Any]

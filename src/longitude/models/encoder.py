@@ -152,8 +152,5 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         skip_logits = (labels is not None and self.training) if skip_logits is None else skip_logits
         loss, logits = predicted(hidden, self.lm_head, self.config.vocab_size, labels, num_items_in_batch, skip_logits)
         return MaskedLMOutput(
-            loss=loss,
-            logits=logits,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

@@ -1,58 +1,87 @@
 """Position at the input: nothing, a sinusoid, or a learned row, added to the token's embedding."""
 
 import math
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.errors import unknown
-from longitude.positions.base import (
-    Encoding,
-    canonical,
-    check_positive,
-    check_sizes,
-    explicit,
-    register,
-    require_positions,
-    wide,
-)
+from longitude.errors import check_choice, check_positive, check_sizes
+from longitude.positions.base import Encoding, register
+from longitude.positions.coordinates import canonical, explicit, require_positions, wide
+
+Layout = Literal["interleaved", "half"]
+SinusoidFrequencies = Literal["paper", "tensor2tensor"]
+Beyond = Literal["error", "clamp", "truncate", "interpolate"]
+Align = Literal["end", "start"]
 
 
 @register("none")
 class NoPosition(Encoding):
-    """No position at all: order is known from the causal mask alone (Haviv et al. 2022; Kazemnejad et al. 2023).
+    """No position at all: order is known from the causal mask alone.
 
-    Without a mask such a transformer is permutation-equivariant: it sees a bag of tokens.
+    Without a mask such a transformer is permutation-equivariant: its input is a bag of tokens.
+
+    Source:
+        Haviv et al. 2022, arXiv 2203.16634, https://arxiv.org/abs/2203.16634; Kazemnejad et al. 2023, arXiv 2305.19466,
+        https://arxiv.org/abs/2305.19466
     """
 
+    source = (
+        "Haviv et al. 2022, https://arxiv.org/abs/2203.16634; Kazemnejad et al. 2023, https://arxiv.org/abs/2305.19466"
+    )
     shared = True
 
 
+class AtInput(Encoding):
+    """An encoding that adds a vector of width `dim` per position to the embeddings."""
+
+    relative = False
+    shared = True
+    dim: int
+
+    def positions_of(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Positions [L] or [B, L] of the tokens x [B, L, dim]; ValueError for other shapes."""
+        who = type(self).__name__
+        if x.shape[-1] != self.dim:
+            raise ValueError(f"{who}: expected x [B, L, {self.dim}], got {list(x.shape)}")
+        return explicit(canonical(who, positions, x.shape[0], x.shape[-2]), x.shape[-2], x.device)
+
+
 @register("sinusoidal")
-class Sinusoidal(Encoding):
-    """x_p + PE(p), with PE(p, 2i) = sin(p w_i), PE(p, 2i+1) = cos(p w_i), w_i = base^(-2i/dim)  (Vaswani et al. 2017).
+class Sinusoidal(AtInput):
+    """Sinusoidal codes at the input: x_p + PE(p), PE(p, 2i) = sin(p w_i), PE(p, 2i+1) = cos(p w_i), w_i = base^(-2i/dim).
 
     The dot product of two codes is sum_i cos((p - q) w_i): a function of the offset alone, although the sum x + PE is not.
     The paper multiplies the token embedding by sqrt(dim) first; models do, this does not.
 
-    dim: width of x. base: 10000. layout: "interleaved" is sin, cos, sin, ... as in the paper; "half" is all sines, then all
-    cosines, as in tensor2tensor, fairseq and Transformer-XL. frequencies: "paper", or "tensor2tensor" (fairseq, too), whose
-    slowest is exactly 1/base: w_i = base^(-i/(dim/2 - 1)). An odd dim drops the last cosine of the paper's frequencies, and
-    ends in a column of zeros with tensor2tensor's, as that code does.
+    Args:
+        dim: width of x. An odd one drops the last cosine of the paper's frequencies, and ends in a column of zeros with
+            tensor2tensor's, as that code does.
+        base: above 0.
+        layout: "interleaved" is sin, cos, sin, ... as in the paper; "half" is all sines, then all cosines, as in
+            tensor2tensor, fairseq and Transformer-XL.
+        frequencies: "paper", or "tensor2tensor" (fairseq, too), whose slowest is exactly 1/base: w_i = base^(-i/(dim/2 - 1)).
+
+    Source:
+        Vaswani et al. 2017, arXiv 1706.03762, https://arxiv.org/abs/1706.03762
     """
 
-    relative = False
-    shared = True
+    source = "Vaswani et al. 2017, https://arxiv.org/abs/1706.03762"
 
-    def __init__(self, dim: int, base: float = 10_000.0, layout: str = "interleaved", frequencies: str = "paper"):
+    def __init__(
+        self,
+        dim: int,
+        base: float = 10_000.0,
+        layout: Layout = "interleaved",
+        frequencies: SinusoidFrequencies = "paper",
+    ):
         super().__init__()
         check_sizes("Sinusoidal", dim=dim)
         check_positive("Sinusoidal", base=base)
-        if layout not in ("interleaved", "half"):
-            raise ValueError(f"Sinusoidal: expected layout 'interleaved' or 'half', got {layout!r}")
-        if frequencies not in ("paper", "tensor2tensor"):
-            raise ValueError(f"Sinusoidal: expected frequencies 'paper' or 'tensor2tensor', got {frequencies!r}")
+        check_choice("Sinusoidal", Layout, layout=layout)
+        check_choice("Sinusoidal", SinusoidFrequencies, frequencies=frequencies)
         if frequencies == "tensor2tensor" and dim < 2:
             raise ValueError(f"Sinusoidal: expected dim of 2 or more for frequencies of tensor2tensor, got {dim}")
         self.dim, self.base, self.layout, self.frequencies = dim, base, layout, frequencies
@@ -72,53 +101,52 @@ class Sinusoidal(Encoding):
         return F.pad(codes, (0, self.dim - codes.shape[-1]))  # an odd dim: cut the last cosine, or add zeros
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"Sinusoidal: expected x [B, L, {self.dim}], got {list(x.shape)}")
-        positions = explicit(canonical("Sinusoidal", positions, x.shape[0], x.shape[-2]), x.shape[-2], x.device)
-        return x + self.table(positions).to(x.dtype)
+        return x + self.table(self.positions_of(x, positions)).to(x.dtype)
 
 
 @register("learned")
-class Learned(Encoding):
-    """x_p + P[p], with P [M, dim] learned, M = max_length rows  (Gehring et al. 2017; BERT, GPT-2).
+class Learned(AtInput):
+    """A learned row per position at the input: x_p + P[p], with P [M, dim], M = max_length rows.
 
-    The first row_offset rows of the table stay unused (2 in BART). P starts as N(0, 0.02^2). There is no row beyond the
-    table; `beyond` says what becomes of positions of M or more:
+    The property max_length is the number of positions that exist: M, `length` where interpolated, None where clamped. A model
+    that truncates cannot generate past M. P starts as N(0, 0.02^2).
 
-    "error":       they raise. No other answer is right without training, so it is the default.
-    "clamp":       they share the last row, P[M - 1], and cannot be told apart.
-    "truncate":    embed keeps the first M tokens only: what it returns is shorter, and ids, masks and labels must be cut alike,
-                   by truncate(). Positions of the tokens kept must have a row.
-    "interpolate": the table is stretched to `length` positions, 0 .. length-1, by linear interpolation between neighbouring
-                   rows: p reads row p (M-1)/(length-1) if align is "end" (the last position reads the last row), or
-                   p M/length, at most M-1, if it is "start". Every row but the first moves with `length`, which is therefore
-                   said beforehand and stays: keys cached under another length would be stale.
+    Args:
+        max_length: M, the rows of the table.
+        dim: width of x.
+        row_offset: the first rows of the table, which are unused (2 in BART).
+        beyond: what becomes of positions of M or more.
+            "error": they raise. No other answer is right without training, so it is the default.
+            "clamp": they share the last row, P[M - 1], and cannot be told apart.
+            "truncate": embed returns the first M tokens only; cut ids, masks and labels alike, with truncate().
+            "interpolate": the table is stretched to `length` positions by linear interpolation between neighbouring rows.
+        length: with "interpolate", the number of positions. Every row but the first moves with it, so it is fixed beforehand:
+            keys cached under another length would be stale.
+        align: with "interpolate", position p reads row p (M-1)/(length-1) for "end" (the last position reads the last row),
+            or p M/length, at most M-1, for "start".
 
-    max_length, the property, is how many positions exist: M, `length` where interpolated, None where clamped. A model that
-    truncates cannot generate past M.
+    Source:
+        Gehring et al. 2017, arXiv 1705.03122, https://arxiv.org/abs/1705.03122
     """
 
-    relative = False
+    source = "Gehring et al. 2017, https://arxiv.org/abs/1705.03122"
     learned = True
-    shared = True
 
     def __init__(
         self,
         max_length: int,
         dim: int,
         row_offset: int = 0,
-        beyond: str = "error",
+        beyond: Beyond = "error",
         length: int | None = None,
-        align: str = "end",
+        align: Align = "end",
     ):
         super().__init__()
         check_sizes("Learned", max_length=max_length, dim=dim)
         if isinstance(row_offset, bool) or not isinstance(row_offset, int) or row_offset < 0:
             raise ValueError(f"Learned: expected row_offset to be an int of 0 or more, got {row_offset!r}")
-        if beyond not in (ways := ("error", "clamp", "truncate", "interpolate")):
-            raise unknown("way for Learned to go beyond its table", beyond, ways, f"beyond: {', '.join(ways)}.")
-        if align not in ("end", "start"):
-            raise ValueError(f"Learned: expected align 'end' or 'start', got {align!r}")
+        check_choice("Learned", Beyond, beyond=beyond)
+        check_choice("Learned", Align, align=align)
         if beyond != "interpolate" and (length is not None or align != "end"):
             raise ValueError(
                 f"Learned: expected length and align only with beyond='interpolate', got length={length!r}, "
@@ -127,7 +155,7 @@ class Learned(Encoding):
         if beyond == "interpolate":
             if length is None:
                 raise ValueError(
-                    "Learned: expected length, the number of positions to interpolate to, got None; say it beforehand, because "
+                    "Learned: expected length, the number of positions to interpolate to, got None; pass it, because "
                     "interpolation moves every row with the length, and keys cached at another length would be stale"
                 )
             check_sizes("Learned", length=length)
@@ -145,9 +173,7 @@ class Learned(Encoding):
         nn.init.normal_(self.table, std=0.02)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        if x.shape[-1] != self.dim:
-            raise ValueError(f"Learned: expected x [B, L, {self.dim}], got {list(x.shape)}")
-        positions = explicit(canonical("Learned", positions, x.shape[0], x.shape[-2]), x.shape[-2], x.device)
+        positions = self.positions_of(x, positions)
         if self.beyond == "truncate":
             x, positions = x[:, : self.rows], positions[..., : self.rows]
         require_positions(positions, self.max_length, "Learned")
@@ -166,12 +192,17 @@ class Learned(Encoding):
         low, high = (table[row.clamp(max=last) + self.row_offset] for row in (below, below + 1))
         return low + rest.to(table.dtype) / run * (high - low)
 
-    def truncate(self, *tensors: Tensor, side: str = "first") -> tuple[Tensor, ...]:
-        """Cuts ids, masks, labels [B, L, ...] to the tokens that have positions: the first max_length of them, or the last,
-        whose positions then count from 0 again.
+    def truncate(self, *tensors: Tensor, side: Literal["first", "last"] = "first") -> tuple[Tensor, ...]:
+        """Cut ids, masks, labels to the tokens that have positions.
+
+        Args:
+            *tensors: [B, L, ...], all of one L.
+            side: keep the first max_length tokens, or the last, whose positions then count from 0 again.
+
+        Returns:
+            The tensors [B, at most max_length, ...].
         """
-        if side not in ("first", "last"):
-            raise ValueError(f"Learned.truncate: expected side 'first' or 'last', got {side!r}")
+        check_choice("Learned.truncate", Literal["first", "last"], side=side)
         if self.max_length is None:
             raise ValueError(
                 "Learned.truncate: expected a last position, got beyond='clamp', where all exist; do not truncate"

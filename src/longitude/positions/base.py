@@ -3,36 +3,36 @@
 Position enters a transformer at the input (`embed`), by transforming queries and keys (`queries`, `keys`), or through the
 scores (`terms`). An `Encoding` overrides the one or two methods it needs; the others do nothing.
 
-Words. A *position* is an integer coordinate; *order* is a token's place in its stream. An *offset* is always
+Words. A *position* is an integer coordinate; *order* is a token's place in its sequence. An *offset* is always
 query position - key position. A bias is finite for negative offsets too: forbidding the future is the mask's job.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 
-from longitude.registry import Registry, options_of, resolve_options
+from longitude.errors import check_flags, check_positive, check_sizes  # noqa: F401
+from longitude.positions.coordinates import Positions, canonical, explicit, require_positions, wide  # noqa: F401
+from longitude.registry import Factory, Registry, options_of, resolve_options
 
 Columns = dict[str, Tensor]
-"""What content says about position, per token: name -> [B, heads, tokens, ...]."""
-
-Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
-"""Integer coordinates; an int p means contiguous from p. Where an encoding has several axes, one number stands for all."""
+"""What content decides about position, per token: name -> [B, heads, tokens, ...]."""
 
 
-# ---- the six terms: everything an encoding can ask of the scores -----------------------------------------------------
+# ---- the six terms: everything an encoding can do to the scores ------------------------------------------------------
 @dataclass(frozen=True)
 class OffsetBias:
-    """score += at(offset). `at` maps offsets [...] to [heads, ...], in float32 or wider. reach: all offsets of `reach` or more
-    have the bias of `reach`; None: each may have its own. of: the module whose parameters, and nothing else that changes, decide
-    what `at` says: while they stay, attention without gradients may make its table once.
+    """A bias that depends on the offset alone: score += at(offset).
+
+    Args:
+        at: maps offsets [...] to [heads, ...], in float32 or wider.
+        reach: all offsets of `reach` or more have the bias of `reach`; None: each may have its own.
+        of: the module whose parameters alone decide `at`. While they stay, attention without gradients may make its table once.
     """
 
     at: Callable[[Tensor], Tensor]
@@ -42,16 +42,22 @@ class OffsetBias:
 
 @dataclass(frozen=True)
 class PairBias:
-    """score += at(query positions [..., Lq, 1], key positions [..., 1, Lk]) -> [..., heads, Lq, Lk]."""
+    """A bias that depends on both positions: score += at(query position, key position).
+
+    Args:
+        at: maps query positions [..., Lq, 1] and key positions [..., 1, Lk] to [..., heads, Lq, Lk].
+    """
 
     at: Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Drift:
-    """score += level of the query's token - level of the key's token; level [B, heads, tokens], float32 or wider.
+    """A difference of levels: score += level of the query's token - level of the key's token.
 
-    scaled: the difference is multiplied by the scale of the scores, as q.k is.
+    Args:
+        level: [B, heads, tokens], float32 or wider.
+        scaled: the difference is multiplied by the scale of the scores, as q.k is.
     """
 
     level: Tensor
@@ -60,10 +66,13 @@ class Drift:
 
 @dataclass(frozen=True)
 class OffsetVectors:
-    """score += scale * (query + shift) . keys(offset), and output += sum of weight * values(offset).
+    """A vector per offset: score += scale (query + shift) . keys(offset), output += sum of weight * values(offset).
 
-    `keys` and `values` map offsets [...] to [..., head_dim] or, one per head, [heads, ..., head_dim]. reach: all offsets of
-    `reach` or more have the vectors of `reach`; None: each may have its own.
+    Args:
+        keys: maps offsets [...] to [..., head_dim] or, one per head, [heads, ..., head_dim].
+        values: the same for the output; None: the output stays as it is.
+        shift: added to the query, [heads, 1, head_dim] or a number.
+        reach: all offsets of `reach` or more have the vectors of `reach`; None: each may have its own.
     """
 
     keys: Callable[[Tensor], Tensor]
@@ -74,24 +83,31 @@ class OffsetVectors:
 
 @dataclass(frozen=True)
 class RowBias:
-    """score += of(queries, scaled raw scores, allowed), computed from whole rows of scores [B, heads, Lq, Lk]."""
+    """A bias computed from whole rows of scores: score += of(queries, scaled raw scores, allowed).
+
+    Args:
+        of: maps queries [B, heads, Lq, head_dim], scores and allowed [B, heads, Lq, Lk] to [B, heads, Lq, Lk].
+    """
 
     of: Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Transport:
-    """query . H_i H_(i-1) ... H_(j+1) key instead of query . key, where H_t = I - b_t w_t w_t'.
+    """Reflections between key and query: q . H_i H_(i-1) ... H_(j+1) k instead of q . k, where H_t = I - b_t w_t w_t'.
 
-    w [B, heads, tokens, head_dim]; b [B, heads, tokens]; heads may be those of keys. They are of the last tokens among the
-    keys; keys before those are carried to there already, as a cache keeps them. chunk: so many tokens at once; any gives
-    the same result.
+    Args:
+        w: [B, heads, tokens, head_dim]; heads may be those of keys. Of the last tokens among the keys: keys before these are
+            reflected up to there already, as a cache keeps them.
+        b: [B, heads, tokens].
+        chunk: tokens whose reflections are multiplied at once; any number gives the same result.
+        first: order of the first of these tokens; attention sets it.
     """
 
     w: Tensor
     b: Tensor
     chunk: int = 128
-    first: int = 0  # order of the first of these tokens; attention sets it
+    first: int = 0
 
 
 Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport
@@ -101,7 +117,7 @@ Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport
 class Encoding(nn.Module):
     """Where position enters a transformer. Every method does nothing by default; a class overrides one or two.
 
-    The class attributes are its declared properties; the conformance battery (`longitude.testing`) verifies them.
+    The class attributes are its declared properties; the laws of `longitude.testing` verify them.
     """
 
     relative: bool = True
@@ -119,11 +135,13 @@ class Encoding(nn.Module):
     stable_keys: bool = True
     """A transformed key stays right while the sequence grows, so a cache may keep it."""
     softmax_factor: float = 1.0
-    """What its source multiplies the scale of the scores by; a model says so in `scale`, nothing here does."""
+    """What its source multiplies the scale of the scores by; a model passes it in `scale`, nothing here does."""
     carries: bool = False
     """Its context hands a state from token to token, so that a cache cannot take tokens back."""
     passing_columns: frozenset[str] = frozenset()
-    """Columns of which only those of new tokens are needed: a cache lets them pass."""
+    """Columns of which only those of new tokens are needed: a cache does not keep them."""
+    source: str | None = None
+    """Its papers: authors and year with a link, joined by "; "."""
 
     model_defaults: ClassVar[Mapping[str, Any]] = {}
     """Required options that a model of our own decides for the user, and writes into its config."""
@@ -133,19 +151,27 @@ class Encoding(nn.Module):
         return x
 
     def length_at(self, query: Any, newest: Any) -> Any:
-        """The length that tables follow, for a query at position `query` whose newest key is at `newest`: ints, or int64
-        tensors of one shape, to the same. None: tables follow none, one set serves every query and key.
+        """The length that tables follow, for a query at position `query` whose newest key is at position `newest`.
 
-        Queries of different lengths see the same key through different tables, so keys are kept as they are (stable_keys
-        is False), and both are transformed by prepare(positions, length) for each length at which queries stand.
+        Queries of different lengths need different tables for the same key, so keys are kept untransformed (stable_keys is
+        False), and both are transformed by prepare(positions, length) once for each length.
+
+        Args:
+            query: int, or int64 tensor.
+            newest: int, or int64 tensor of the same shape.
+
+        Returns:
+            int or tensor alike; None: tables follow no length, one set serves every query and key.
         """
         return None
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-        """Content-free tables for positions [L] or [B, L], built once per forward, shared by layers, queries and keys.
+        """Content-free tables, built once per forward, shared by layers, queries and keys.
 
-        With several axes, positions may end in a dimension for them: [L, axes], [B, L, axes]. `length` is what `length_at`
-        says, None where nothing is known yet; `dtype` that of the activations.
+        Args:
+            positions: [L] or [B, L]; with several axes also [L, axes] or [B, L, axes].
+            length: what `length_at` returned; None where it is unknown.
+            dtype: that of the activations.
         """
         return None
 
@@ -158,9 +184,15 @@ class Encoding(nn.Module):
         return k
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
-        """X [B, L, dim], the next tokens of a stream -> their columns, and what the tokens after them must know.
+        """What the next tokens of a sequence decide by their content.
 
-        documents [B, L]: tokens of different numbers are of different streams; padding counts as one of its own.
+        Args:
+            x: [B, L, dim].
+            carry: what the call for the tokens before returned; None for the first tokens.
+            documents: [B, L]: tokens of different numbers are of different documents; padding counts as one of its own.
+
+        Returns:
+            Their columns, and the carry for the tokens after them.
         """
         return {}, carry
 
@@ -203,41 +235,56 @@ class Encoding(nn.Module):
         return transform(x.reshape(1, -1, *x.shape[-2:]), prepared).reshape(x.shape)
 
     def bias(self, q_positions: Positions, k_positions: Positions) -> Tensor:
-        """Sum of the content-free biases -> [heads, Lq, Lk]. Positions as tensors [L]."""
+        """Sum of the biases that positions alone decide.
+
+        Args:
+            q_positions: integers [Lq].
+            k_positions: integers [Lk].
+
+        Returns:
+            [heads, Lq, Lk].
+
+        Raises:
+            ValueError: it has no such bias, or positions have another shape or dtype.
+        """
         i, j = (torch.as_tensor(p) for p in (q_positions, k_positions))
         if i.dim() != 1 or j.dim() != 1:
             raise ValueError(f"expected positions [Lq] and [Lk], got {list(i.shape)} and {list(j.shape)}")
-        for name, positions in (("q_positions", i), ("k_positions", j)):
-            require_positions(positions, who=name)
-        i, j = i.long(), j.long()
-        biases = []
-        for term in self._content_free("bias"):
-            match term:
-                case OffsetBias(at):
-                    biases.append(at(i[:, None] - j))
-                case PairBias(at):
-                    biases.append(at(i[:, None], j[None]))
+        require_positions(i, who="q_positions")
+        require_positions(j, who="k_positions")
+        i, j = i.long()[:, None], j.long()[None]
+        biases = [t.at(i - j) if isinstance(t, OffsetBias) else t.at(i, j) for t in self._content_free("bias")]
         return torch.stack(biases).sum(0)
 
     def bias_at(self, offset: Tensor | int) -> Tensor:
-        """Sum of the biases that depend on the offset alone -> [heads, *offset.shape]."""
+        """Sum of the biases that depend on the offset alone.
+
+        Args:
+            offset: query position - key position, integers [...].
+
+        Returns:
+            [heads, ...].
+
+        Raises:
+            ValueError: it has no such bias, or offsets are no integers.
+        """
         offset = torch.as_tensor(offset)
         if offset.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"offset: expected integers (int64), got {offset.dtype}")
-        offset = offset.long()
         terms = self._content_free("bias_at")
         if any(isinstance(term, PairBias) for term in terms):
             raise ValueError(f"{type(self).__name__} depends on both positions, not on their offset alone; use .bias()")
-        return torch.stack([term.at(offset) for term in terms if isinstance(term, OffsetBias)]).sum(0)
+        return torch.stack([term.at(offset.long()) for term in terms if isinstance(term, OffsetBias)]).sum(0)
 
-    def _content_free(self, asked: str) -> tuple[Term, ...]:
+    def _content_free(self, method: str) -> tuple[OffsetBias | PairBias, ...]:
         try:
             terms = self.terms({})
         except KeyError:  # its terms are made of columns
             terms = ()
-        if not terms or not all(isinstance(term, OffsetBias | PairBias) for term in terms):
-            raise ValueError(f"{type(self).__name__} has no bias that positions alone decide, so no .{asked}()")
-        return terms
+        biases = tuple(term for term in terms if isinstance(term, OffsetBias | PairBias))
+        if not biases or len(biases) < len(terms):
+            raise ValueError(f"{type(self).__name__} has no bias that positions alone decide, so no .{method}()")
+        return biases
 
     def extra_repr(self) -> str:
         names = options_of(type(self))
@@ -246,11 +293,26 @@ class Encoding(nn.Module):
 
 # ---- the registry ----------------------------------------------------------------------------------------------------
 ENCODINGS = Registry("encoding", "lg.list_encodings()", ["longitude.positions"])
-register = ENCODINGS.register
+
+
+def register(name: str) -> Callable[[Factory], Factory]:
+    """Make a class, or a function that builds an encoding, known by a name: a decorator.
+
+    Args:
+        name: what `encoding`, configs and the command line call it by.
+
+    Raises:
+        ValueError: the name is taken by another.
+    """
+    return ENCODINGS.register(name)
 
 
 def list_encodings() -> list[str]:
-    """The names of all registered encodings."""
+    """The names of all registered encodings, sorted.
+
+    Returns:
+        Names that `encoding` takes.
+    """
     return list(ENCODINGS)
 
 
@@ -258,92 +320,21 @@ encodings = list_encodings  # its first name, which is kept
 
 
 def encoding(name: str, **options: Any) -> Encoding:
-    """Build a registered encoding by name: lg.encoding("alibi", num_heads=8)."""
+    """Build a registered encoding by name, such as lg.encoding("alibi", num_heads=8).
+
+    Args:
+        name: one of `list_encodings()`.
+        **options: those of its class, such as num_heads or head_dim.
+
+    Returns:
+        The encoding, a torch.nn.Module.
+
+    Raises:
+        ValueError: an unknown name or option, or a missing one.
+    """
     return ENCODINGS[name](**resolved(name, options))
 
 
 def resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, Any]:
     """Every option of an encoding written out: from `options`, from what is `known` of the model, or its default."""
     return resolve_options(name, options_of(ENCODINGS[name]), options, known, "lg.encoding")
-
-
-# ---- positions -------------------------------------------------------------------------------------------------------
-def explicit(positions: Positions, length: int, device: torch.device | None = None) -> Tensor:
-    """Positions as a tensor: an int p becomes p, p+1, ... [length]; a tensor stays."""
-    if isinstance(positions, int):
-        return torch.arange(positions, positions + length, device=device)
-    return positions
-
-
-def canonical(name: str, positions: Positions, batch: int, length: int, axes: int = 1) -> Positions:
-    """Positions as the house passes them on: an int, [L], [B, L]; or with several axes [B | 1, L, axes | 1], so that a
-    dimension is never mistaken for another. ValueError for any other shape, for no integers, and for negative ones.
-    """
-    if isinstance(positions, bool) or not isinstance(positions, int | Tensor):
-        raise ValueError(
-            f"{name}: expected integers of 0 or more, as a tensor or one int to count from, got {positions!r}"
-        )
-    if isinstance(positions, int):
-        if positions < 0:
-            raise ValueError(f"{name}: expected integers of 0 or more, got {positions}")
-        return positions
-    shape = tuple(positions.shape)
-    if axes > 1 and shape == (length, axes) == (batch, length):
-        raise ValueError(
-            f"{name}: {list(shape)} may mean [B, L] or [L, axes] here; say [{batch}, {length}, 1] or [1, {length}, {axes}]"
-        )
-    if axes > 1 and shape == (length, axes):
-        positions = positions[None]
-    elif axes > 1 and shape in ((batch, length), (1, length)):
-        positions = positions[..., None]
-    elif shape not in ((length,), (batch, length), (1, length)) and not (
-        axes > 1 and len(shape) == 3 and shape[0] in (1, batch) and shape[1] == length and shape[2] in (1, axes)
-    ):
-        with_axes = f", or with axes [{length}, {axes}] or [{batch}, {length}, {axes}]" if axes > 1 else ""
-        raise ValueError(f"{name}: expected [{length}] or [{batch}, {length}]{with_axes}, got {list(shape)}")
-    require_positions(positions, who=name)
-    return positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
-
-
-def require_positions(positions: Tensor, max_length: int | None = None, who: str = "positions") -> None:
-    """Integers, none negative, none beyond a table.
-
-    Values raise a ValueError in eager mode on the CPU; under torch.compile and on accelerators, where looking would stop
-    the machine, they become an asynchronous assertion.
-    """
-    if positions.dtype not in (torch.int64, torch.int32):
-        raise ValueError(
-            f"{who}: expected integer positions (int64), got {positions.dtype}; scale angles, not positions"
-        )
-    fine = positions >= 0 if max_length is None else (positions >= 0) & (positions < max_length)
-    bound = f"expected positions 0 .. {max_length - 1}" if max_length else "expected positions of 0 or more"
-    if torch.compiler.is_compiling() or positions.device.type != "cpu":
-        torch._assert_async(fine.all(), f"{who}: {bound}")  # pyright: ignore[reportPrivateImportUsage]
-    elif not bool(fine.all()):
-        raise ValueError(f"{who}: {bound}, got {int(positions.min())} .. {int(positions.max())}")
-
-
-def wide(device: torch.device) -> torch.dtype:
-    """float64 where the device has it, else float32: the dtype of angles, slopes and fixed biases."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def check_positive(who: str, **numbers: float) -> None:
-    """ValueError unless every number is above zero."""
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 < number < math.inf:
-            raise ValueError(f"{who}: expected {name} above 0, got {number!r}")
-
-
-def check_flags(who: str, **given: bool) -> None:
-    """ValueError unless every one is True or False: any other text would count as True."""
-    for name, value in given.items():
-        if not isinstance(value, bool):
-            raise ValueError(f"{who}: expected {name} to be True or False, got {value!r}")
-
-
-def check_sizes(who: str, **numbers: int) -> None:
-    """ValueError unless every number is an int above zero."""
-    for name, number in numbers.items():
-        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-            raise ValueError(f"{who}: expected {name} to be an int of 1 or more, got {number!r}")

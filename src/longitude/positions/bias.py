@@ -2,29 +2,25 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import (
-    Columns,
-    Encoding,
-    OffsetBias,
-    PairBias,
-    Term,
-    check_flags,
-    check_positive,
-    check_sizes,
-    register,
-    wide,
-)
+from longitude.errors import check_choice, check_flags, check_positive, check_sizes
+from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, register
+from longitude.positions.coordinates import wide
 
 FORBIDDEN = -(2.0**12)
-"""The bias of a key that a one-sided head does not see: finite, as every bias is, and the same number in every dtype, float16
-included. Beside the query's own token, whose bias is 0, its softmax weight is exactly 0 in float32 and bfloat16, where exp
-vanishes below -104. A far lower number would swallow the digits of the scores in a row that has only such keys (as where a
-query's own token is padding), and two ways to add them up would disagree."""
+"""The bias of a key on the other side of a one-sided head: finite, as every bias is, and the same number in every dtype,
+float16 included. Compared with the query's own token, whose bias is 0, its softmax weight is exactly 0 in float32 and bfloat16,
+where exp vanishes below -104. A far lower number would swallow the digits of the scores in a row that has only such keys (as
+where a query's own token is padding), and two ways to add them up would disagree."""
+
+Recipe = Literal["paper", "mpt"]
+Future = Literal["symmetric", "one-sided"]
+Kernel = Literal["log", "power"]
 
 
 class FixedBias:
@@ -41,16 +37,16 @@ class FixedBias:
 def alibi_slopes(num_heads: int, recipe: str = "paper") -> list[float]:
     """The published slopes: 2^(-8h/H), h = 1 .. H, where H is a power of two.
 
-    Otherwise those of the power of two below, followed by every second slope of the power of two above; so not sorted. recipe:
-    "paper", or "mpt". MPT's code takes the slopes of the power of two above, every second from the second and then every second
-    from the first. These are the same numbers (with its alibi_bias_max of 8, as released), so both names give one list.
+    Otherwise those of the power of two below, followed by every second slope of the power of two above; so not sorted. MPT's
+    code takes the slopes of the power of two above, every second from the second and then every second from the first. These
+    are the same numbers (with its alibi_bias_max of 8, as released), so both recipes give one list.
     """
 
     def geometric(n: int) -> list[float]:
         return [2.0 ** (-8 * h / n) for h in range(1, n + 1)]
 
     check_sizes("ALiBi", num_heads=num_heads)
-    if recipe not in ("paper", "mpt"):
+    if recipe not in get_args(Recipe):
         raise ValueError(f"ALiBi: expected slopes 'paper', 'mpt' or one number per head, got {recipe!r}")
     power = 1 << (num_heads.bit_length() - 1)
     return geometric(power) + geometric(2 * power)[::2][: num_heads - power]
@@ -58,49 +54,56 @@ def alibi_slopes(num_heads: int, recipe: str = "paper") -> list[float]:
 
 @register("alibi")
 class ALiBi(Encoding):
-    """score_h(i, j) += -m_h |i - j|: each head prefers what is near, at its own slope  (Press et al. 2022).
+    """A bias that falls linearly with the distance: score_h(i, j) += -m_h |i - j|, each head at its own slope.
 
     The bias is added after the 1/sqrt(head_dim) scaling and is not a mask: the future needs one.
 
-    slopes: a published recipe, "paper" or "mpt" (the same numbers, see alibi_slopes), or positive numbers, one per biased head.
-    future: what encoders do with keys in the future. "symmetric": as above. Numbers: slopes for keys in the future, one per
-    biased head. "one-sided": the first half of the biased heads sees only the past, the second half only the future, and each
-    half has the recipe's slopes for so many heads, as the paper's authors propose; every head sees the query's own token. The
-    side that is not seen has the finite number FORBIDDEN.
-    biased_heads: only so many heads, the first, are biased, with the recipe's slopes for so many; the rest have exactly 0.
+    Args:
+        num_heads: heads of queries.
+        slopes: a published recipe, "paper" or "mpt" (the same numbers, see alibi_slopes), or positive numbers, one per biased
+            head.
+        future: keys in the future, for encoders. "symmetric": as above. Numbers: their slopes, one per biased head.
+            "one-sided": the first half of the biased heads attends to the past only, the second half to the future only, each
+            half with the recipe's slopes for its number of heads, as the paper's authors propose; every head attends to the
+            query's own token. The other side has the finite bias FORBIDDEN.
+        biased_heads: only the first this many heads are biased, with the recipe's slopes for this many; the rest have exactly 0.
+
+    Raises:
+        ValueError: another number of slopes than heads, or slopes that are not above 0.
+
+    Source:
+        Press et al. 2022, arXiv 2108.12409, https://arxiv.org/abs/2108.12409
     """
 
+    source = "Press et al. 2022, https://arxiv.org/abs/2108.12409"
     shared = True
 
     def __init__(
         self,
         num_heads: int,
-        slopes: str | Sequence[float] = "paper",
-        future: str | Sequence[float] = "symmetric",
+        slopes: Recipe | Sequence[float] = "paper",
+        future: Future | Sequence[float] = "symmetric",
         biased_heads: int | None = None,
     ):
         super().__init__()
-        check_sizes("ALiBi", num_heads=num_heads)
         biased = num_heads if biased_heads is None else biased_heads
-        check_sizes("ALiBi", biased_heads=biased)
+        check_sizes("ALiBi", num_heads=num_heads, biased_heads=biased)
         if biased > num_heads:
             raise ValueError(f"ALiBi: expected biased_heads of at most num_heads={num_heads}, got {biased}")
+        if isinstance(future, str) and future not in get_args(Future):
+            raise ValueError(f"ALiBi: expected future 'symmetric', 'one-sided' or one slope per head, got {future!r}")
         one_sided = isinstance(future, str) and future == "one-sided"
         if one_sided and biased % 2:
             raise ValueError(f"ALiBi: expected an even number of biased heads for future='one-sided', got {biased}")
-        if isinstance(future, str) and future not in ("symmetric", "one-sided"):
-            raise ValueError(f"ALiBi: expected future 'symmetric', 'one-sided' or one slope per head, got {future!r}")
 
         self.num_heads, self.biased_heads, self.future = num_heads, biased_heads, future
-        unbiased = [0.0] * (num_heads - biased)
-        if isinstance(slopes, str):
-            found = 2 * alibi_slopes(biased // 2, slopes) if one_sided else alibi_slopes(biased, slopes)
+        unbiased, half = [0.0] * (num_heads - biased), biased // 2
+        if not isinstance(slopes, str):
+            self.slopes = _numbers("slopes", slopes, biased) + unbiased
         else:
-            found = _numbers("slopes", slopes, biased)
-        self.slopes = found + unbiased
+            self.slopes = (2 * alibi_slopes(half, slopes) if one_sided else alibi_slopes(biased, slopes)) + unbiased
         self.future_slopes = self.slopes if isinstance(future, str) else _numbers("future", future, biased) + unbiased
-        # The sign of the offsets that a head sees; 0: all.
-        half = biased // 2
+        # The sign of the offsets that a head attends to; 0: all.
         self.sides = [1] * half + [-1] * half + [0] * (num_heads - biased) if one_sided else [0] * num_heads
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
@@ -140,7 +143,7 @@ def _numbers(option: str, given: Sequence[float], heads: int) -> list[float]:
 
 
 class Kerple(Encoding):
-    """A kernel of the distance, with two learned numbers per head  (Chi et al. 2022).
+    """A kernel of the distance, with two learned numbers per head.
 
     kind "log":   score_h(i, j) += -p_h ln(1 + a_h |i - j|)     the paper's best
     kind "power": score_h(i, j) += -a_h |i - j|^p_h             p = 1 is ALiBi with learned slopes
@@ -148,18 +151,25 @@ class Kerple(Encoding):
     a and p [num_heads] start uniform in (0, 1) and (0, 2), as in the authors' code, and act as numbers of at least 0.01, p of the
     power also of at most 2. Beyond a bound the value stays at it and the gradient passes as if there were none, so that a
     number can always come back. (The authors overwrite the parameter at each pass; a plain clamp would stop its gradient.)
-    shared: one module serves all layers, as in the authors' code.
+
+    Args:
+        num_heads: heads of queries.
+        kind: "log" or "power".
+        shared: one module serves all layers, as in the authors' code.
+
+    Source:
+        Chi et al. 2022, arXiv 2205.09921, https://arxiv.org/abs/2205.09921
     """
 
+    source = "Chi et al. 2022, https://arxiv.org/abs/2205.09921"
     learned = True
     smallest = 0.01
 
-    def __init__(self, num_heads: int, kind: str = "log", shared: bool = True):
+    def __init__(self, num_heads: int, kind: Kernel = "log", shared: bool = True):
         super().__init__()
         check_flags("Kerple", shared=shared)
         check_sizes("Kerple", num_heads=num_heads)
-        if kind not in ("log", "power"):
-            raise ValueError(f"Kerple: expected kind 'log' or 'power', got {kind!r}")
+        check_choice("Kerple", Kernel, kind=kind)
         self.num_heads, self.kind, self.shared = num_heads, kind, shared
         self.a, self.p = nn.Parameter(torch.empty(num_heads)), nn.Parameter(torch.empty(num_heads))
         self.reset_parameters()
@@ -190,25 +200,33 @@ def _within(x: Tensor, low: float, high: float | None = None) -> Tensor:
 
 @register("kerple_log")
 def kerple_log(num_heads: int, shared: bool = True) -> Kerple:
-    """score_h(i, j) += -p_h ln(1 + a_h |i - j|), with a, p > 0 learned: Kerple of kind "log"  (Chi et al. 2022)."""
+    """Kerple of kind "log": score_h(i, j) += -p_h ln(1 + a_h |i - j|), with a, p > 0 learned."""
     return Kerple(num_heads, "log", shared)
 
 
 @register("kerple_power")
 def kerple_power(num_heads: int, shared: bool = True) -> Kerple:
-    """score_h(i, j) += -a_h |i - j|^p_h, with a > 0, 0 < p <= 2 learned: Kerple of kind "power"  (Chi et al. 2022)."""
+    """Kerple of kind "power": score_h(i, j) += -a_h |i - j|^p_h, with a > 0, 0 < p <= 2 learned."""
     return Kerple(num_heads, "power", shared)
 
 
 @register("sandwich")
 class Sandwich(Encoding):
-    """score_h(i, j) += ( sum_k cos((i - j) / 10000^(2k/dim)) - dim/2 ) / (8h/H),   k = 1 .. dim/2  (Chi et al. 2023).
+    """Cosines of the distance: score_h(i, j) += (sum_k cos((i - j) / 10000^(2k/dim)) - dim/2) / (8h/H), k = 1 .. dim/2.
 
     The dot product of two sinusoidal codes, moved to 0 at offset 0 and divided by a ratio of head h = 1 .. H: the first head is
     biased the most. It falls about as a logarithm of the distance does, though not monotonously. Nothing is learned.
-    dim: the width of those codes, even; apart from the model's. index_start: k counts from 1, as in the paper, or from 0.
+
+    Args:
+        num_heads: H, heads of queries.
+        dim: the width of those codes, even; independent of the model's.
+        index_start: k counts from 1, as in the paper, or from 0.
+
+    Source:
+        Chi et al. 2023, arXiv 2212.10356, https://arxiv.org/abs/2212.10356
     """
 
+    source = "Chi et al. 2023, https://arxiv.org/abs/2212.10356"
     shared = True
 
     def __init__(self, num_heads: int, dim: int = 128, index_start: int = 1):
@@ -226,7 +244,7 @@ class Sandwich(Encoding):
 
 @dataclass(frozen=True)
 class CosineBias(FixedBias):
-    """The sum of cosines that Sandwich states."""
+    """The bias of Sandwich."""
 
     num_heads: int
     dim: int
@@ -234,25 +252,36 @@ class CosineBias(FixedBias):
 
     def __call__(self, offset: Tensor) -> Tensor:
         distance = offset.to(wide(offset.device))
-        fallen = torch.zeros_like(distance)
+        total = torch.zeros_like(distance)
         # One by one: all cosines at once would take dim/2 times the memory of the bias.
         for k in range(self.index_start, self.index_start + self.dim // 2):
-            fallen = fallen + (distance * 10_000 ** (-2 * k / self.dim)).cos() - 1
+            total = total + (distance * 10_000 ** (-2 * k / self.dim)).cos() - 1
         head = torch.arange(1, self.num_heads + 1, dtype=distance.dtype, device=offset.device)
-        return fallen / (8 * head / self.num_heads).view(-1, *[1] * offset.dim())
+        return total / (8 * head / self.num_heads).view(-1, *[1] * offset.dim())
 
 
 @register("fire")
 class Fire(Encoding):
-    """score_h(i, j) += mlp( psi(i - j) / (psi(max(i, L)) + eps) )_h,   psi(x) = ln(|c x| + 1)  (Li et al. 2024).
+    """FIRE: score_h(i, j) += mlp(psi(i - j) / (psi(max(i, L)) + eps))_h, psi(x) = ln(|c x| + 1).
 
     The argument of the mlp stays in [0, 1] however long the sequence (progressive interpolation): for i below the threshold
     L the denominator is constant, beyond it the offset is measured against the query's own position, which must therefore be
     absolute. For keys in the future psi measures |i - j|, and the argument may leave [0, 1]. L = |multiplier threshold|; c
     and the multiplier are learned; mlp is Linear(1, width), ReLU, Linear(width, num_heads).
-    shared: one module serves all layers (FIRE-S in the paper); by default each layer has its own.
+
+    Args:
+        num_heads: heads of queries.
+        width: of the mlp's hidden layer.
+        c: its initial value, above 0.
+        threshold: L at initialisation, in tokens.
+        eps: added to the denominator.
+        shared: one module serves all layers (FIRE-S in the paper); by default each layer has its own.
+
+    Source:
+        Li et al. 2024, arXiv 2310.04418, https://arxiv.org/abs/2310.04418
     """
 
+    source = "Li et al. 2024, https://arxiv.org/abs/2310.04418"
     relative = False
     learned = True
 
@@ -266,11 +295,10 @@ class Fire(Encoding):
         shared: bool = False,
     ):
         super().__init__()
-        self.shared = shared
         check_flags("FIRE", shared=shared)
         check_sizes("FIRE", num_heads=num_heads, width=width)
         check_positive("FIRE", c=c, threshold=threshold, eps=eps)
-        self.num_heads, self.initial_c, self.threshold, self.eps = num_heads, c, threshold, eps
+        self.num_heads, self.initial_c, self.threshold, self.eps, self.shared = num_heads, c, threshold, eps, shared
         self.mlp = nn.Sequential(nn.Linear(1, width), nn.ReLU(), nn.Linear(width, num_heads))
         self.c, self.multiplier = nn.Parameter(torch.empty(())), nn.Parameter(torch.empty(()))
         self.reset_parameters()

@@ -6,11 +6,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, OffsetBias, Term, check_flags, check_sizes, register
+from longitude.errors import check_flags, check_sizes
+from longitude.positions.base import Columns, Encoding, OffsetBias, Term, register
 
 
 def t5_bucket(offset: Tensor, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False) -> Tensor:
-    """Offset = query - key [...] -> bucket [...], int64: one per distance at first, then logarithmically wider.
+    """Offsets query - key [...] -> buckets [...], int64: one per distance at first, then logarithmically wider.
 
     With n = the distance and exact = buckets/2:  n if n < exact, else
     exact + trunc( ln(n/exact) / ln(max_distance/exact) * (buckets - exact) ), at most buckets - 1.
@@ -28,13 +29,23 @@ def t5_bucket(offset: Tensor, num_buckets: int = 32, max_distance: int = 128, bi
 
 @register("t5")
 class T5Bias(Encoding):
-    """score_h(i, j) += table[bucket(i - j), h]: a learned number per head and bucket  (Raffel et al. 2020).
+    """A learned number per head and bucket of offsets: score_h(i, j) += table[bucket(i - j), h].
 
-    T5 itself leaves out the 1/sqrt(head_dim) scaling: its models ask for scale=1.
-    bidirectional: True in encoders, where keys to the right have buckets of their own; False in decoders.
-    shared: one table serves all layers of a stack, as in T5. table [num_buckets, num_heads] starts as N(0, 0.02^2).
+    T5 itself leaves out the 1/sqrt(head_dim) scaling: its models use scale=1. table [num_buckets, num_heads] starts as
+    N(0, 0.02^2).
+
+    Args:
+        num_heads: heads of queries.
+        num_buckets: rows of the table, 2 or more; 4 or more and even where bidirectional.
+        max_distance: all distances of this many tokens or more share the last bucket.
+        bidirectional: True in encoders, where keys to the right have buckets of their own; False in decoders.
+        shared: one table serves all layers of a stack, as in T5.
+
+    Source:
+        Raffel et al. 2020, arXiv 1910.10683, https://arxiv.org/abs/1910.10683
     """
 
+    source = "Raffel et al. 2020, https://arxiv.org/abs/1910.10683"
     learned = True
 
     def __init__(
@@ -48,12 +59,10 @@ class T5Bias(Encoding):
         super().__init__()
         check_flags("T5", bidirectional=bidirectional, shared=shared)
         check_sizes("T5", num_heads=num_heads, num_buckets=num_buckets, max_distance=max_distance)
-        smallest = 4 if bidirectional else 2
+        smallest, even = (4, " and even") if bidirectional else (2, "")
         if num_buckets < smallest or (bidirectional and num_buckets % 2):
-            raise ValueError(
-                f"T5: expected num_buckets of {smallest} or more{' and even' if bidirectional else ''}, got {num_buckets}"
-            )
-        exact = num_buckets // (4 if bidirectional else 2)
+            raise ValueError(f"T5: expected num_buckets of {smallest} or more{even}, got {num_buckets}")
+        exact = num_buckets // smallest
         if max_distance <= exact:
             raise ValueError(
                 f"T5: expected max_distance above {exact}, the last distance with a bucket of its own, got {max_distance}"
@@ -76,14 +85,21 @@ class T5Bias(Encoding):
 
 @register("clipped")
 class ClippedBias(Encoding):
-    """score_h(i, j) += table[h, clamp(i - j, -D, D) + D]: a learned number per head and offset, clipped at D  (a bias for
-    every offset: Liu et al. 2021, Swin; clipping: Shaw et al. 2018).
+    """A learned number per head and offset, clipped at D: score_h(i, j) += table[h, clamp(i - j, -D, D) + D].
 
-    table [num_heads, 2 max_distance + 1] starts at zero; column 0 belongs to the far future, the last to the far past. Listings
-    that say r_max = r clamp at r - 1: they are max_distance = r - 1, hence the default of 127.
-    shared: one table serves all layers; by default each has its own.
+    table [num_heads, 2 max_distance + 1] starts at zero; column 0 belongs to the far future, the last to the far past.
+
+    Args:
+        num_heads: heads of queries.
+        max_distance: D. Listings that clamp r_max = r at r - 1 have max_distance = r - 1, hence the default of 127.
+        shared: one table serves all layers; by default each has its own.
+
+    Source:
+        A bias for every offset: Liu et al. 2021, arXiv 2103.14030, https://arxiv.org/abs/2103.14030; clipping: Shaw et al. 2018,
+        arXiv 1803.02155, https://arxiv.org/abs/1803.02155
     """
 
+    source = "Liu et al. 2021, https://arxiv.org/abs/2103.14030; Shaw et al. 2018, https://arxiv.org/abs/1803.02155"
     learned = True
 
     def __init__(self, num_heads: int, max_distance: int = 127, shared: bool = False):

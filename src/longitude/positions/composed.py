@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -12,14 +12,31 @@ from torch import Tensor, nn
 
 from longitude.positions.base import Columns, Encoding, Term
 
-DECLARED = (
-    "relative", "learned", "causal_only", "max_length", "axes", "shared", "stable_keys", "softmax_factor", "carries",
-    "passing_columns",
-)  # fmt: skip
+COMBINED: dict[str, Callable[[list[Any]], Any]] = {
+    "relative": all,
+    "learned": any,
+    "causal_only": any,
+    "max_length": lambda bounds: min((bound for bound in bounds if bound is not None), default=None),
+    "axes": lambda axes: max(axes, default=1),
+    "shared": all,
+    "stable_keys": all,
+    "softmax_factor": math.prod,
+    "carries": any,
+    "passing_columns": lambda columns: frozenset().union(*columns),
+    "source": lambda sources: "; ".join(dict.fromkeys(source for source in sources if source)) or None,
+}
+"""The declared properties, and how those of several encodings make one."""
 
 
 class Composed(Encoding):
-    """Several encodings as one: transforms chain, terms add, columns join. One encoding, or none, is the short case."""
+    """Several encodings as one: transforms chain, terms add, columns join.
+
+    Args:
+        members: any number of encodings; members of a Composed become members.
+
+    Raises:
+        ValueError: something else than an encoding, or two that cannot share a cache.
+    """
 
     reads_tokens = False  # type: ignore[assignment]  (an attribute: every layer reads it)
 
@@ -28,19 +45,10 @@ class Composed(Encoding):
         for member in members:
             if not isinstance(member, Encoding):
                 raise ValueError(f"expected encodings, got {member!r}; build one by name with lg.encoding(name, ...)")
-        # Composing is associative: members of members are members.
         members = [one for m in members for one in (m if isinstance(m, Composed) else [m])]
         self.members = nn.ModuleList(members)
-        self.relative = all(m.relative for m in members)
-        self.learned = any(m.learned for m in members)
-        self.causal_only = any(m.causal_only for m in members)
-        bounds = [m.max_length for m in members if m.max_length is not None]
-        self.max_length = min(bounds) if bounds else None
-        self.axes = max([1, *[m.axes for m in members]])
-        self.shared = all(m.shared for m in members)
-        self.carries = any(m.carries for m in members)
-        self.stable_keys = all(m.stable_keys for m in members)
-        self.softmax_factor = math.prod([m.softmax_factor for m in members])
+        for name, combine in COMBINED.items():
+            setattr(self, name, combine([getattr(m, name) for m in members]))
         self.reads_tokens = any(m.reads_tokens for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
         self.adds_terms = any(type(m).terms is not Encoding.terms for m in members)
         self.sizes = tuple(
@@ -49,11 +57,10 @@ class Composed(Encoding):
             for name in ("num_heads", "head_dim")
             if hasattr(m, name)
         )  # what queries are compared with
-        self.prepares = any(type(m).prepare is not Encoding.prepare for m in members)
+        self.prepares = any(prepares(m) for m in members)
         self.transforms = any(
             type(m).queries is not Encoding.queries or type(m).keys is not Encoding.keys for m in members
         )
-        self.passing_columns = frozenset().union(*(m.passing_columns for m in members))
         if self.passing_columns and not self.stable_keys:
             raise ValueError(
                 "one of these encodings needs keys as they came in a cache, and another rewrites them there; use a rotation "
@@ -73,13 +80,10 @@ class Composed(Encoding):
         return x
 
     def length_at(self, query: Any, newest: Any) -> Any:
-        found = None
-        for m in self:
-            length = m.length_at(query, newest)
-            if length is not None and found is not None:
-                raise ValueError("two composed encodings both follow a length; use one of them")
-            found = length if found is None else found
-        return found
+        lengths = [length for m in self if (length := m.length_at(query, newest)) is not None]
+        if len(lengths) > 1:
+            raise ValueError("two composed encodings both follow a length; use one of them")
+        return lengths[0] if lengths else None
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> tuple:
         return tuple(m.prepare(of_axes(m, positions), length, dtype) for m in self)
@@ -109,10 +113,14 @@ class Composed(Encoding):
         return tuple(term for m in self for term in m.terms(context))
 
 
+def prepares(member: Encoding) -> bool:
+    """Whether it makes tables of positions."""
+    return type(member).prepare is not Encoding.prepare
+
+
 def of_axes(member: Encoding, positions: Tensor) -> Tensor:
-    """Positions as a member takes them: one that measures a single axis needs positions that have one."""
-    reads = member.at_input or type(member).prepare is not Encoding.prepare
-    if member.axes > 1 or positions.dim() < 3 or not reads:
+    """Positions as a member takes them; ValueError where it measures one axis and they have several."""
+    if member.axes > 1 or positions.dim() < 3 or not (member.at_input or prepares(member)):
         return positions
     if positions.shape[-1] > 1:
         raise ValueError(
@@ -122,13 +130,13 @@ def of_axes(member: Encoding, positions: Tensor) -> Tensor:
 
 
 def compose(encoding: Encoding | Sequence[Encoding] | None) -> Composed:
-    """Whatever a user may write for `encoding=` -> one object."""
+    """Whatever a user may pass as `encoding=` -> one object."""
     match encoding:
         case Composed():
             return encoding
         case Encoding():
             # Made once: a short decoding step would notice. Not a submodule, for it holds the encoding; and not a copy's.
-            now = encoding, tuple(getattr(encoding, name) for name in DECLARED)
+            now = encoding, tuple(getattr(encoding, name) for name in COMBINED)
             then, composed = getattr(encoding, "_composed", (None, None))
             if composed is None or then is None or then[0] is not encoding or then[1] != now[1]:
                 composed = Composed([encoding])

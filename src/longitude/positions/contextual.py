@@ -8,32 +8,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import (
-    Columns,
-    Drift,
-    Encoding,
-    RowBias,
-    Term,
-    Transport,
-    check_flags,
-    check_positive,
-    check_sizes,
-    register,
-    wide,
-)
+from longitude.errors import check_flags, check_positive, check_sizes
+from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
 from longitude.positions.composed import Composed
+from longitude.positions.coordinates import wide
 
 
 @register("cope")
 class CoPE(Encoding):
-    """score(i, j) += scale q_i . E[p_ij],   p_ij = sum_{l=j..i} sigmoid(score(i, l))  (Golovneva et al. 2024).
+    """CoPE, positions counted by gates: score(i, j) += scale q_i . E[p_ij], p_ij = sum_{l=j..i} sigmoid(score(i, l)).
 
     A position counts the tokens that the query's gates let through, so it may be a count of words or of sentences. It is
     clipped to max_position - 1, and E [head_dim, max_position], shared by heads, zero at first, is read between its columns
-    by linear interpolation. scale is head_dim^-1/2, as in the authors' code; scaled=False adds q_i . E[p_ij] as it is, which
-    is their variant "nodiv".
+    by linear interpolation.
+
+    Args:
+        head_dim: width of a head.
+        max_position: columns of E.
+        scaled: scale is head_dim^-1/2, as in the authors' code; False: q_i . E[p_ij] as it is, their variant "nodiv".
+
+    Source:
+        Golovneva et al. 2024, arXiv 2405.18719, https://arxiv.org/abs/2405.18719
     """
 
+    source = "Golovneva et al. 2024, https://arxiv.org/abs/2405.18719"
     learned = True
     causal_only = True
 
@@ -51,28 +49,36 @@ class CoPE(Encoding):
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def of(q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
             gates = torch.sigmoid(scores).masked_fill(~allowed, 0.0)
-            place = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.max_position - 1)
+            counted = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.max_position - 1)
             logits = q @ self.table.to(q.dtype) * (self.head_dim**-0.5 if self.scaled else 1.0)
-            at = place.detach().nan_to_num(0.0)  # NaN is no index; lerp passes it on
-            low = at.floor()
-            below, above = (logits.gather(-1, column.long()) for column in (low, at.ceil()))
-            return torch.lerp(below, above, place - low)
+            index = counted.detach().nan_to_num(0.0)  # NaN is no index; lerp passes it on
+            low = index.floor()
+            below, above = (logits.gather(-1, column.long()) for column in (low, index.ceil()))
+            return torch.lerp(below, above, counted - low)
 
         return (RowBias(of),)
 
 
 @register("fox")
 class FoX(Encoding):
-    """score(i, j) += G_i - G_j,   G_t = sum_{l<=t} ln f_l,   f_t = sigmoid(w_h . x_t + b_h)  (Lin et al. 2025).
+    """FoX, a forget gate per head: score(i, j) += G_i - G_j, G_t = sum_{l<=t} ln f_l, f_t = sigmoid(w_h . x_t + b_h).
 
     Each head forgets at a rate that it reads off the tokens; a constant f is ALiBi with the slope -ln f. The columns hold G in
     float64 where the device has it, because differences of long sums show their rounding; the carry is the last G.
 
-    scale_gate: the difference is multiplied by the scale of the scores, as q.k is; so do the authors of PaTH-FoX, and not
-    those of FoX. decay_times (first, last): head h starts with the bias b_h for which f_h^T_h = 1/e where x is zero, so that it
-    forgets over T_h tokens, spaced evenly in ln T: b = -ln(expm1(1/T)). Otherwise b starts as in any linear layer.
+    Args:
+        dim: width of the tokens.
+        num_heads: heads of queries.
+        scale_gate: the difference is multiplied by the scale of the scores, as q.k is, as the authors of PaTH-FoX do, and those
+            of FoX do not.
+        decay_times: (first, last) in tokens: head h starts with the bias b_h for which f_h^T_h = 1/e where x is zero, so that it
+            forgets over T_h tokens, spaced evenly in ln T: b = -ln(expm1(1/T)). None: b starts as in any linear layer.
+
+    Source:
+        Lin et al. 2025, arXiv 2503.02130, https://arxiv.org/abs/2503.02130
     """
 
+    source = "Lin et al. 2025, https://arxiv.org/abs/2503.02130"
     learned = True
     causal_only = True
     carries = True
@@ -84,7 +90,7 @@ class FoX(Encoding):
         if decay_times is not None:
             if not isinstance(decay_times, list | tuple) or len(decay_times) != 2:
                 raise ValueError(f"FoX: expected decay_times to be (first, last) in tokens, got {decay_times!r}")
-            check_positive("FoX", **dict(zip(("decay_times[0]", "decay_times[1]"), decay_times, strict=True)))
+            check_positive("FoX", **{f"decay_times[{i}]": time for i, time in enumerate(decay_times)})
         self.num_heads, self.scale_gate, self.decay_times = num_heads, scale_gate, decay_times
         self.forget = nn.Linear(dim, num_heads)
         self.reset_parameters()
@@ -109,21 +115,31 @@ class FoX(Encoding):
 
 @register("path")
 class PaTH(Encoding):
-    """q_i . H_i H_(i-1) ... H_(j+1) k_j instead of q_i . k_j,   H_t = I - b_t w_t w_t'  (Yang et al. 2025).
+    """PaTH, positions accumulated by reflections: q_i . H_i H_(i-1) ... H_(j+1) k_j instead of q_i . k_j, H_t = I - b_t w_t w_t'.
 
     w = l2norm(silu(conv(up(down(x))))) per head of the keys, l2norm(y) = y / sqrt(|y|^2 + 1e-6) as in the authors' code, with a
-    causal depthwise convolution over `kernel` tokens, whose last tap meets the token itself, and
-    b = 2 sigmoid(.) in (0, 2): 0 leaves a key as it is, 1 projects, 2 reflects. The carry is the convolution's tail. Tokens
-    of another document, and padding, count as zeros for the convolution.
+    causal depthwise convolution whose last weight multiplies the token itself, and b = 2 sigmoid(.) in (0, 2): 0 leaves a key
+    as it is, 1 projects, 2 reflects. The carry is the convolution's tail. Tokens of another document, and padding, count as
+    zeros for the convolution.
 
-    rank: width between down and up; None is one full matrix, as the authors take where heads of keys are shared by queries.
-    chunk_size: tokens whose reflections are multiplied at once; every size gives the same result.
+    Args:
+        dim: width of the tokens.
+        num_heads: heads of queries.
+        head_dim: width of a head.
+        num_kv_heads: heads of keys; None: num_heads.
+        rank: width between down and up; None is one full matrix, as the authors take where heads of keys are shared by queries.
+        kernel: tokens of the convolution.
+        chunk_size: tokens whose reflections are multiplied at once; every size gives the same result.
+
+    Source:
+        Yang et al. 2025, arXiv 2505.16381, https://arxiv.org/abs/2505.16381
     """
 
+    source = "Yang et al. 2025, https://arxiv.org/abs/2505.16381"
     learned = True
     causal_only = True
     carries = True
-    passing_columns = frozenset({"reflection", "strength"})  # a cache carries its keys past them instead
+    passing_columns = frozenset({"reflection", "strength"})  # a cache reflects its keys by them instead
 
     def __init__(
         self,
@@ -138,9 +154,9 @@ class PaTH(Encoding):
         super().__init__()
         num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         check_sizes("PaTH", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim)
+        check_sizes("PaTH", rank=1 if rank is None else rank, kernel=kernel, chunk_size=chunk_size)
         if num_heads % num_kv_heads:
             raise ValueError(f"PaTH: expected num_kv_heads to divide num_heads={num_heads}, got {num_kv_heads}")
-        check_sizes("PaTH", rank=1 if rank is None else rank, kernel=kernel, chunk_size=chunk_size)
         self.dim, self.num_heads, self.heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
         self.rank, self.kernel, self.chunk_size = rank, kernel, chunk_size
         self.down = nn.Identity() if rank is None else nn.Linear(dim, rank, bias=False)
@@ -166,8 +182,8 @@ class PaTH(Encoding):
         length = x.shape[1]
         mixed = torch.zeros_like(new)
         for t in range(self.kernel):
-            own = (ids[:, t : t + length] == documents)[..., None]
-            mixed = mixed + self.taps[t] * stream[:, t : t + length] * own
+            same_document = (ids[:, t : t + length] == documents)[..., None]
+            mixed = mixed + self.taps[t] * stream[:, t : t + length] * same_document
         w = F.silu(mixed).to(wider).unflatten(-1, (self.heads, -1)).transpose(1, 2)
         w = w * torch.rsqrt(w.square().sum(-1, keepdim=True) + 1e-6)
         b = 2 * torch.sigmoid(self.strength(x).to(wider)).transpose(1, 2)
@@ -189,9 +205,20 @@ def path_fox(
     chunk_size: int = 128,
     scale_gate: bool = True,
 ) -> Composed:
-    """Scale (q_i . H_i ... H_(j+1) k_j + G_i - G_j): PaTH's reflections and FoX's forget gate  (Yang et al. 2025, PaTH-FoX).
+    """PaTH-FoX, PaTH's reflections and FoX's forget gate: scale (q_i . H_i ... H_(j+1) k_j + G_i - G_j).
 
-    The authors' code scales the gate with the scores; scale_gate=False adds it as FoX does alone. Options as of PaTH.
+    Args:
+        dim: as of PaTH, like the others below it.
+        num_heads: see PaTH.
+        head_dim: see PaTH.
+        num_kv_heads: see PaTH.
+        rank: see PaTH.
+        kernel: see PaTH.
+        chunk_size: see PaTH.
+        scale_gate: the gate is scaled with the scores, as in the authors' code; False adds it as FoX does alone.
+
+    Source:
+        Yang et al. 2025, arXiv 2505.16381, https://arxiv.org/abs/2505.16381
     """
     path = PaTH(dim, num_heads, head_dim, num_kv_heads, rank, kernel, chunk_size)
     return Composed([path, FoX(dim, num_heads, scale_gate)])

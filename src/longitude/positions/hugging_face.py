@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
-from longitude.errors import unknown
-from longitude.positions.base import check_positive, check_sizes
-from longitude.positions.frequencies import Scaling
+from longitude.errors import check_choice, check_positive, check_sizes, unknown
+from longitude.positions.layouts import Layout
 from longitude.positions.rotary import MultimodalRotary, Rotary
-from longitude.positions.scaling import (
-    NTK,
-    BaseChange,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRoPE,
-    NTKByParts,
-    YaRN,
-    ntk_base,
-)
+from longitude.positions.scaling import BaseChange, Linear, Scaling
+from longitude.positions.scaling.base import Follow
+from longitude.positions.scaling.llama3 import Llama3
+from longitude.positions.scaling.longrope import LongRoPE
+from longitude.positions.scaling.ntk import NTK, DynamicNTK, ntk_base
+from longitude.positions.scaling.yarn import NTKByParts, YaRN
 
 
 class RopeConfig(NamedTuple):
-    """What a config says about one kind of layers. sections: pairs per axis (mrope), interleaved or one after the other.
+    """The rotary parameters of a config, for one type of layers.
 
     Example: from_hugging_face(config).encoding(head_dim, "half") is the encoding that the config describes.
+
+    Args:
+        base: rope_theta.
+        scaling: a scheme of lg.scaling, or None.
+        partial_rotary_factor: the part of each head that rotates.
+        proportion: the part of the pairs that rotates (p-RoPE).
+        sections: pairs per axis (mrope), or None.
+        interleaved: whether the pairs of the axes interleave, or come one axis after the other.
     """
 
     base: float
@@ -44,9 +46,7 @@ class RopeConfig(NamedTuple):
         return dim
 
     def options(self, head_dim: int) -> dict[str, Any]:
-        """For Rotary(head_dim, layout, **options) and rope_frequencies(head_dim, **options); where there are sections, for
-        MultimodalRotary(head_dim, layout, **options). `encoding` chooses between them.
-        """
+        """Options for Rotary and rope_frequencies; where there are sections, for MultimodalRotary."""
         options = {"base": self.base, "scaling": self.scaling, "rotary_dim": self.rotary_dim(head_dim)}
         if self.sections is None:
             return options | {"proportion": self.proportion}
@@ -58,57 +58,61 @@ class RopeConfig(NamedTuple):
         return options | {"sections": self.sections, "arrangement": arrangement}
 
     def encoding(self, head_dim: int, layout: str) -> Rotary:
-        """The encoding that the config describes: MultimodalRotary where there are sections, else Rotary. No config says its
-        layout: "half" for most models, "interleaved" for GPT-J, DeepSeek and their kin.
+        """The encoding that the config describes: MultimodalRotary where there are sections, else Rotary.
+
+        No config has its layout: "half" for most models, "interleaved" for GPT-J, DeepSeek and similar models.
         """
         kind = Rotary if self.sections is None else MultimodalRotary
-        return kind(head_dim, layout, **self.options(head_dim))
+        return kind(head_dim, cast(Layout, layout), **self.options(head_dim))
 
 
-LAYERS = Mapping[str, RopeConfig | None]
+Style = Literal["rope_parameters", "rope_scaling"]
 
 ORIGINAL = "original_max_position_embeddings"
 COMMON = ("rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
 OLD_TYPES = {"su": "longrope", "mrope": "default"}  # names that early checkpoints use
 
+
+def same(keys: str) -> dict[str, str]:
+    """Keys that transformers and our schemes call alike."""
+    return {key: key for key in keys.split()}
+
+
+LENGTH = {ORIGINAL: "original_max_length"}
 # type -> its scheme; the keys it must have, and may have, as {their name: ours}
 TYPES: dict[str, tuple[type[Scaling] | None, dict[str, str], dict[str, str]]] = {
     "default": (None, {}, {}),
-    "linear": (Linear, {"factor": "factor"}, {}),
-    "proportional": (Linear, {}, {"factor": "factor"}),
-    "dynamic": (DynamicNTK, {"factor": "factor"}, {}),
-    "yarn": (
-        YaRN,
-        {},
-        {ORIGINAL: "original_max_length"}
-        | {k: k for k in "factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate".split()},
-    ),
-    "longrope": (
-        LongRoPE,
-        {"short_factor": "short_factor", "long_factor": "long_factor"},
-        {ORIGINAL: "original_max_length", "factor": "factor", "attention_factor": "attention_factor"},
-    ),
-    "llama3": (
-        Llama3,
-        {k: k for k in "factor low_freq_factor high_freq_factor".split()},
-        {ORIGINAL: "original_max_length"},
-    ),
+    "linear": (Linear, same("factor"), {}),
+    "proportional": (Linear, {}, same("factor")),
+    "dynamic": (DynamicNTK, same("factor"), {}),
+    "yarn": (YaRN, {}, LENGTH | same("factor attention_factor beta_fast beta_slow mscale mscale_all_dim truncate")),
+    "longrope": (LongRoPE, same("short_factor long_factor"), LENGTH | same("factor attention_factor")),
+    "llama3": (Llama3, same("factor low_freq_factor high_freq_factor"), LENGTH),
 }
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def from_hugging_face(
-    config: Mapping[str, Any] | Any, follow: str | None = None, max_length: int | None = None
+    config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None
 ) -> RopeConfig | dict[str, RopeConfig | None]:
-    """A config, as a mapping or an object with to_dict(), -> its Rope, or one per layer type (None: layers that do not turn).
+    """The rotary parameters of a config of transformers, read as transformers reads them.
 
-    As transformers reads them: yarn, longrope and llama3 without an original length take max_position_embeddings for it, and
-    a config's own original_max_position_embeddings comes before that of flat parameters; yarn and longrope without a factor take
-    max_position_embeddings / original length; dynamic's original length is max_position_embeddings. dynamic and longrope
-    follow the sequence there, and here unless `follow` says otherwise; max_length is the length that they declare, for
-    longrope max_position_embeddings by default. Some models ignore partial_rotary_factor (Llama): that is theirs to know.
+    yarn, longrope and llama3 without an original length take max_position_embeddings for it, and a config's own
+    original_max_position_embeddings comes before that of flat parameters; yarn and longrope without a factor take
+    max_position_embeddings / original length; dynamic's original length is max_position_embeddings. Some models ignore
+    partial_rotary_factor (Llama): this does not know which.
 
-    Errors: ValueError for a missing base (never 10000 by default), an unknown type or key, a key of another type.
+    Args:
+        config: a mapping, or an object with to_dict().
+        follow: the length that dynamic and longrope follow; default: "sequence", as in transformers.
+        max_length: the length that they declare, in tokens; with follow="declared", longrope takes max_position_embeddings by
+            default.
+
+    Returns:
+        RopeConfig, or one per layer type (None: layers without rotation).
+
+    Raises:
+        ValueError: a missing base (never 10000 by default), an unknown type or key, a key of another type.
     """
     if not isinstance(config, Mapping):
         if not hasattr(config, "to_dict"):
@@ -131,17 +135,16 @@ def from_hugging_face(
 
     def read(parameters: Mapping[str, Any], config: Mapping[str, Any] = config, **outside: Any) -> RopeConfig:
         given = {key: value for key, value in parameters.items() if value is not None}
-        if "max_position_embeddings" in given and given["max_position_embeddings"] == config.get(
-            "max_position_embeddings"
-        ):
-            del given["max_position_embeddings"]  # a copy
+        copied = "max_position_embeddings"
+        if copied in given and given[copied] == config.get(copied):
+            del given[copied]
         given = {key: value for key, value in outside.items() if value is not None} | given
         return rope_of(given, config, follow, max_length)
 
     if any(isinstance(value, Mapping) for value in parameters.values()):
         for layer, inner in parameters.items():
             if inner is not None and not isinstance(inner, Mapping):
-                raise ValueError(f"expected a mapping for each layer type, got {layer}={inner!r} beside them")
+                raise ValueError(f"expected a mapping for each layer type, got {layer}={inner!r} among them")
         inside = {key: value for key, value in config.items() if key != ORIGINAL}  # of flat parameters only
         return {layer: None if inner is None else read(inner, inside, **outside) for layer, inner in parameters.items()}
     if local is not None:  # Gemma 3 and ModernBERT before transformers 5: scaling is for full attention
@@ -150,10 +153,12 @@ def from_hugging_face(
     return read(parameters, **outside)
 
 
-def rope_of(given: dict[str, Any], config: Mapping[str, Any], follow: str | None, max_length: int | None) -> RopeConfig:
-    """One flat dict of rope parameters -> Rope."""
-    old = given.pop("type", "default")
-    kind = given.pop("rope_type", old)
+def rope_of(
+    given: dict[str, Any], config: Mapping[str, Any], follow: Follow | None, max_length: int | None
+) -> RopeConfig:
+    """One flat dict of rope parameters -> RopeConfig."""
+    old_key = given.pop("type", "default")
+    kind = given.pop("rope_type", old_key)
     kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in TYPES:
         raise unknown("rope_type", kind, TYPES, f"all: {', '.join(TYPES)}.")
@@ -164,11 +169,10 @@ def rope_of(given: dict[str, Any], config: Mapping[str, Any], follow: str | None
         )
     _, needed, optional = TYPES[kind]
     names = needed | optional
+    keys = [*names, *COMMON]
     for key in given:
-        if key not in names and key not in COMMON:
-            raise unknown(
-                f"key of rope_type {kind!r}", key, [*names, *COMMON], f"its keys: {', '.join([*names, *COMMON])}."
-            )
+        if key not in keys:
+            raise unknown(f"key of rope_type {kind!r}", key, keys, f"its keys: {', '.join(keys)}.")
     if missing := [key for key in needed if key not in given]:
         raise ValueError(f"rope_type {kind!r}: expected {', '.join(missing)}, got {sorted(given)}")
     share, proportional = given["partial_rotary_factor"], kind == "proportional"
@@ -176,17 +180,10 @@ def rope_of(given: dict[str, Any], config: Mapping[str, Any], follow: str | None
     number = isinstance(share, int | float) and not isinstance(share, bool)
     if not number or not 0 <= share <= 1 or (share == 0 and not proportional):
         raise ValueError(f"rope_type {kind!r}: expected partial_rotary_factor above 0 and at most 1, got {share!r}")
-    sections, interleaved = sections_of(given)
-    return RopeConfig(
-        given["rope_theta"],
-        scaling_of(
-            kind, {names[key]: value for key, value in given.items() if key in names}, config, follow, max_length
-        ),
-        1.0 if proportional else share,
-        share if proportional else 1.0,
-        sections,
-        interleaved,
-    )
+    options = {names[key]: value for key, value in given.items() if key in names}
+    scaling = scaling_of(kind, options, config, follow, max_length)
+    partial, proportion = (1.0, share) if proportional else (share, 1.0)
+    return RopeConfig(given["rope_theta"], scaling, partial, proportion, *sections_of(given))
 
 
 def sections_of(given: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, bool]:
@@ -196,7 +193,7 @@ def sections_of(given: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, bool]
         raise ValueError(f"expected mrope_interleaved True or False, got {interleaved!r}")
     if sections is None:
         if interleaved:
-            raise ValueError("expected mrope_section, the pairs per axis, beside mrope_interleaved, got none")
+            raise ValueError("expected mrope_section, the pairs per axis, with mrope_interleaved, got none")
         return None, False
     if not isinstance(sections, list | tuple) or not sections or any(type(n) is not int or n < 0 for n in sections):
         raise ValueError(f"expected mrope_section to be a list of numbers of pairs, got {sections!r}")
@@ -204,9 +201,9 @@ def sections_of(given: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, bool]
 
 
 def scaling_of(
-    kind: str, options: dict[str, Any], config: Mapping[str, Any], follow: str | None, max_length: int | None
+    kind: str, options: dict[str, Any], config: Mapping[str, Any], follow: Follow | None, max_length: int | None
 ) -> Scaling | None:
-    """The scheme of a type, with the lengths that stand outside its dict."""
+    """The scheme of a type, with the lengths that are outside its dict."""
     scheme = TYPES[kind][0]
     if scheme is None or (kind == "proportional" and options.get("factor", 1.0) == 1):
         return None
@@ -237,23 +234,31 @@ def scaling_of(
 
 # ---- writing ---------------------------------------------------------------------------------------------------------
 def to_hugging_face(
-    rope: RopeConfig | LAYERS, head_dim: int | None = None, style: str = "rope_parameters"
+    rope: RopeConfig | Mapping[str, RopeConfig | None], head_dim: int | None = None, style: Style = "rope_parameters"
 ) -> dict[str, Any]:
-    """A Rope, or one per layer type, -> the entries of a config that say the same, for config.update(...).
+    """Rotary parameters as the entries of a config of transformers, for config.update(...).
 
-    style: "rope_parameters" (transformers 5), or "rope_scaling" beside rope_theta, which knows no layer types. What follows
-    the length follows the whole sequence in transformers, whatever `follow` is; max_position_embeddings is among the entries
-    where tables depend on it (dynamic, longrope). NTK has no type of its own: it becomes "default" with the larger
-    rope_theta, which needs head_dim; BaseChange likewise. NTKByParts becomes "yarn" with attention_factor 1, and with the
-    paper's ramp "llama3", the same formula; YaRN with the paper's ramp, and p-RoPE with a scaling other than Linear, have
-    no type: ValueError.
+    What follows the length follows the whole sequence in transformers, whatever `follow` is; max_position_embeddings is among
+    the entries where tables depend on it (dynamic, longrope). NTK has no type of its own: it becomes "default" with the larger
+    rope_theta; BaseChange likewise. NTKByParts becomes "yarn" with attention_factor 1, and with the paper's ramp "llama3",
+    the same formula.
+
+    Args:
+        rope: a RopeConfig, or one per layer type.
+        head_dim: width of a head; only NTK's exported rope_theta depends on it.
+        style: "rope_parameters" (transformers 5), or "rope_scaling" with rope_theta, which has no layer types.
+
+    Returns:
+        Entries of config.json.
+
+    Raises:
+        ValueError: what no rope_type exists for: YaRN with the paper's ramp, p-RoPE with a scaling other than Linear.
     """
-    if style not in ("rope_parameters", "rope_scaling"):
-        raise ValueError(f"expected style 'rope_parameters' or 'rope_scaling', got {style!r}")
+    check_choice("to_hugging_face", Style, style=style)
     if not isinstance(rope, RopeConfig):
         if style == "rope_scaling":
             raise ValueError(
-                "expected one Rope for style 'rope_scaling', got one per layer type; use 'rope_parameters'"
+                "expected one RopeConfig for style 'rope_scaling', got one per layer type; use 'rope_parameters'"
             )
         both = {layer: (None, {}) if one is None else entries(one, head_dim) for layer, one in rope.items()}
         outside: dict[str, Any] = {}
@@ -272,7 +277,7 @@ def to_hugging_face(
 
 
 def entries(rope: RopeConfig, head_dim: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A Rope -> its rope parameters, and what the config says outside of them."""
+    """A RopeConfig -> its rope parameters, and the entries of the config outside of them."""
     kind, base, scaling = type_of(rope, head_dim)
     inner: dict[str, Any] = {"rope_type": kind, "rope_theta": base}
     if kind == "proportional":
@@ -287,16 +292,15 @@ def entries(rope: RopeConfig, head_dim: int | None) -> tuple[dict[str, Any], dic
     inner |= {key: ours[name] for key, name in (needed | optional).items() if ours[name] is not None}
     if isinstance(scaling, DynamicNTK):
         return inner, {"max_position_embeddings": scaling.original_max_length}
-    if isinstance(scaling, LongRoPE) and scaling.max_length is not None:
-        return inner, {"max_position_embeddings": scaling.max_length}
-    return inner, {}
+    declared = scaling.max_length if isinstance(scaling, LongRoPE) else None
+    return inner, {} if declared is None else {"max_position_embeddings": declared}
 
 
 def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling | None]:
     """(rope_type, rope_theta, scheme of that type)."""
     if rope.proportion != 1:
         if rope.partial_rotary_factor != 1 or not isinstance(rope.scaling, Linear | None):
-            raise ValueError(f"expected p-RoPE alone or with Linear scaling, got {rope}; no rope_type says this")
+            raise ValueError(f"expected p-RoPE alone or with Linear scaling, got {rope}; no rope_type exists for this")
         return "proportional", rope.base, rope.scaling
     match rope.scaling:
         case None:
@@ -309,10 +313,9 @@ def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling
             return "default", ntk_base("ntk", rope.base, rope.scaling.factor, rope.rotary_dim(head_dim)), None
         case YaRN(ramp="dimensions"):
             return "yarn", rope.base, rope.scaling
-        case NTKByParts(ramp="rotations", factor=s, original_max_length=original) as parts if not isinstance(
-            parts, YaRN
-        ):
-            return "llama3", rope.base, Llama3(s, original, parts.beta_slow, parts.beta_fast)
+        case NTKByParts(ramp="rotations") as parts if not isinstance(parts, YaRN):
+            options = parts.factor, parts.original_max_length, parts.beta_slow, parts.beta_fast
+            return "llama3", rope.base, Llama3(*options)
         case NTKByParts(ramp="dimensions") as parts:
             options = {name: value for name, value in parts.as_dict().items() if name != "name"}
             return "yarn", rope.base, YaRN(**options, attention_factor=1.0)

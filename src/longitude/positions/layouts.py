@@ -2,13 +2,23 @@
 
 Rotation pairs dimensions (2k, 2k+1) in the interleaved layout and (k, k + rotary_dim/2) in the half layout. Reordering the
 rows that make queries and keys, inside the rotary block of each head, moves a checkpoint between the two without changing
-a score. Values and outputs do not turn and stay as they are.
+a score. Values and outputs are not rotated and stay as they are.
 """
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from longitude.positions.base import check_sizes
+from longitude.errors import check_choice, check_sizes
+
+Layout = Literal["half", "interleaved"]
+
+
+def check_layout(who: str, layout: str) -> None:
+    """ValueError for an unknown layout."""
+    if layout not in ("half", "interleaved"):
+        raise ValueError(f"{who}: expected layout 'half' (GPT-NeoX, Llama) or 'interleaved' (GPT-J), got {layout!r}")
 
 
 def pair_order(rotary_dim: int, to: str) -> Tensor:
@@ -17,24 +27,27 @@ def pair_order(rotary_dim: int, to: str) -> Tensor:
     to="half": 0, 2, 4, ..., 1, 3, 5, ...    to="interleaved", its inverse: 0, n, 1, n+1, ..., where n = rotary_dim/2.
     """
     check_sizes("pair_order", rotary_dim=rotary_dim)
+    check_choice("pair_order", Layout, to=to)
     if rotary_dim % 2:
-        raise ValueError(f"pair_order: expected an even rotary_dim, got {rotary_dim}; dimensions turn in pairs")
-    dimensions = torch.arange(rotary_dim)
-    if to == "half":
-        return dimensions.view(-1, 2).T.flatten()
-    if to == "interleaved":
-        return dimensions.view(2, -1).T.flatten()
-    raise ValueError(f"pair_order: expected to='half' or 'interleaved', got {to!r}; say the layout that you want")
+        raise ValueError(f"pair_order: expected an even rotary_dim, got {rotary_dim}; dimensions rotate in pairs")
+    return torch.arange(rotary_dim).view((-1, 2) if to == "half" else (2, -1)).T.flatten()
 
 
 def convert_layout(weight: Tensor, head_dim: int, to: str, rotary_dim: int | None = None) -> Tensor:
-    """What makes queries or keys in one rotary layout -> the same for layout `to`: "half" or "interleaved".
+    """What makes queries or keys in one rotary layout -> the same for the other layout. Exactly a permutation.
 
-    weight: a projection [heads * head_dim, in], its bias [heads * head_dim], or a norm inside heads [head_dim]; any number
-    of heads, as grouped keys have fewer. rotary_dim: only the first rotary_dim dimensions of each head turn (default: all);
-    the others stay. Exactly a permutation, so converting there and back gives the same bits.
+    Args:
+        weight: a projection [heads * head_dim, in], its bias [heads * head_dim], or a norm inside heads [head_dim]; any number
+            of heads, as grouped keys have fewer.
+        head_dim: width of a head.
+        to: the wanted layout, "half" or "interleaved".
+        rotary_dim: only the first rotary_dim dimensions of each head rotate, the others stay in place; default: all.
 
-    Errors: ValueError for rows that are no multiple of head_dim, an odd or too large rotary_dim, an unknown layout.
+    Returns:
+        The weight with its rows permuted inside each head, of the same shape and dtype.
+
+    Raises:
+        ValueError: rows that are no multiple of head_dim, an odd or too large rotary_dim, an unknown layout.
     """
     rotary_dim = head_dim if rotary_dim is None else rotary_dim
     check_sizes("convert_layout", head_dim=head_dim, rotary_dim=rotary_dim)

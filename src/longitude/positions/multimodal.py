@@ -1,28 +1,42 @@
-"""Where the tokens of text, images and videos stand: three coordinates each, for multimodal rotation."""
+"""Positions of text, images and videos: three coordinates each, for multimodal rotation."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from longitude.errors import check_choice
 
-def multimodal_positions(segments: Sequence[int | tuple[int, int, int]], next_text: str = "max") -> Tensor:
-    """Positions (time, height, width) of a stream of text, images and videos -> int64 [L, 3]  (Wang et al. 2024, Qwen2-VL).
+NextText = Literal["max", "extent"]
 
-    segments, in their order: n, a text of n tokens, or (frames, height, width), an image (frames = 1) or a video, counted in
-    the tokens that the model sees (after its merging of patches), frame by frame and row by row. From a start s, text has
-    s + i on all three coordinates; a grid has (s + frame, s + row, s + column).
 
-    next_text: what follows a grid starts at "max", 1 + the largest coordinate so far, as published; or at "extent", s + the
-    larger of height and width, which recent versions of transformers do: a long video then reaches beyond the text after it.
+def multimodal_positions(segments: Sequence[int | tuple[int, int, int]], next_text: NextText = "max") -> Tensor:
+    """Positions (time, height, width) of a sequence of text, images and videos.
+
+    From a start s, text has s + i on all three coordinates; a grid has (s + frame, s + row, s + column).
 
     Example: multimodal_positions([3, (1, 2, 2), 2]): text at 0, 1, 2, an image from 3, text at 5, 6.
+
+    Args:
+        segments: in their order: n, a text of n tokens, or (frames, height, width), an image (frames = 1) or a video, counted in
+            the model's tokens (after its merging of patches), frame by frame and row by row.
+        next_text: what follows a grid starts at "max", 1 + the largest coordinate so far, as published; or at "extent", s + the
+            larger of height and width, as in recent versions of transformers: a long video then overlaps the text after it.
+
+    Returns:
+        int64 [L, 3].
+
+    Raises:
+        ValueError: a segment that is neither, or counts below 1.
+
+    Source:
+        Wang et al. 2024 (Qwen2-VL), arXiv 2409.12191, https://arxiv.org/abs/2409.12191
     """
-    if next_text not in ("max", "extent"):
-        raise ValueError(f"multimodal_positions: expected next_text 'max' or 'extent', got {next_text!r}")
+    check_choice("multimodal_positions", NextText, next_text=next_text)
     if not isinstance(segments, Sequence) or isinstance(segments, str):
         raise ValueError(f"multimodal_positions: expected a list of texts, images and videos, got {segments!r}")
-    start, found = 0, [torch.empty(0, 3, dtype=torch.int64)]
+    start, positions = 0, [torch.empty(0, 3, dtype=torch.int64)]
     for segment in segments:
         counts = tuple(segment) if isinstance(segment, Sequence) else (segment,)
         if len(counts) not in (1, 3) or any(type(n) is not int or n < 1 for n in counts):
@@ -31,9 +45,8 @@ def multimodal_positions(segments: Sequence[int | tuple[int, int, int]], next_te
                 f"more, got {segment!r}"
             )
         if len(counts) == 1:
-            found.append(start + torch.arange(counts[0])[:, None].expand(-1, 3))
-            start += counts[0]
+            positions.append(start + torch.arange(counts[0])[:, None].expand(-1, 3))
         else:
-            found.append(start + torch.cartesian_prod(*(torch.arange(n) for n in counts)))
-            start += max(counts) if next_text == "max" else max(counts[1:])
-    return torch.cat(found)
+            positions.append(start + torch.cartesian_prod(*(torch.arange(n) for n in counts)))
+        start += max(counts[1:] if len(counts) == 3 and next_text == "extent" else counts)
+    return torch.cat(positions)

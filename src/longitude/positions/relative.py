@@ -6,18 +6,29 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, check_flags, check_sizes, register, wide
+from longitude.errors import check_flags, check_sizes
+from longitude.positions.base import Columns, Encoding, OffsetVectors, Term, register
+from longitude.positions.coordinates import wide
 
 
 @register("shaw")
 class Shaw(Encoding):
-    """score(i, j) += scale q_i . K[j - i],  output_i += sum_j weight_ij V[j - i]  (Shaw et al. 2018).
+    """A vector per offset, for scores and outputs: score(i, j) += scale q_i . K[j - i], output_i += sum_j weight_ij V[j - i].
 
-    key_table K and value_table V [2 max_distance + 1, head_dim], shared by heads; j - i is clipped to max_distance, and rows
-    are in the paper's order: row 0 is the far past. values=False leaves V out: the paper found K sufficient. shared: one
-    module serves all layers; the paper's layers have tables of their own.
+    key_table K and value_table V [2 max_distance + 1, head_dim] are shared by heads; j - i is clipped to max_distance, and rows
+    are in the paper's order: row 0 is the far past.
+
+    Args:
+        head_dim: width of a head.
+        max_distance: offsets beyond it share the outermost rows.
+        values: False leaves V out; the paper found K sufficient.
+        shared: one module serves all layers; the paper's layers have tables of their own.
+
+    Source:
+        Shaw et al. 2018, arXiv 1803.02155, https://arxiv.org/abs/1803.02155
     """
 
+    source = "Shaw et al. 2018, https://arxiv.org/abs/1803.02155"
     learned = True
 
     def __init__(self, head_dim: int, max_distance: int = 16, values: bool = True, shared: bool = False):
@@ -35,31 +46,39 @@ class Shaw(Encoding):
             nn.init.xavier_uniform_(table)
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        def look(table: Tensor) -> Callable[[Tensor], Tensor]:
+        def rows_of(table: Tensor) -> Callable[[Tensor], Tensor]:
             return lambda offset: table[(-offset).clamp(-self.max_distance, self.max_distance) + self.max_distance]
 
-        values = None if self.value_table is None else look(self.value_table)
-        return (OffsetVectors(look(self.key_table), values, reach=self.max_distance),)
+        values = None if self.value_table is None else rows_of(self.value_table)
+        return (OffsetVectors(rows_of(self.key_table), values, reach=self.max_distance),)
 
 
 @register("transformer_xl")
 class TransformerXL(Encoding):
-    """score(i, j) = scale [(q_i + u) . k_j + (q_i + v) . W R(i - j)],  R(d) = [sin(d f) | cos(d f)]  (Dai et al. 2019).
+    """Sinusoids of the offset through the query: score(i, j) = scale [(q_i + u) . k_j + (q_i + v) . W R(i - j)].
 
-    f_k = 10000^(-2k/dim), k = 0 .. dim/2 - 1: all sines, then all cosines. Learned: u and v [num_heads, head_dim], N(0, 0.02^2)
-    at first, and W = project, from dim to head_dim for each head, without bias. Offsets are clipped to clamp_length, if one
-    is given; keys in the future have negative offsets (XLNet). shared: one module serves all layers; in the authors' code u
-    and v serve all, and each layer has a W of its own.
+    R(d) = [sin(d f) | cos(d f)], f_k = 10000^(-2k/dim), k = 0 .. dim/2 - 1. Learned: u and v [num_heads, head_dim], N(0, 0.02^2)
+    at first, and W = project, from dim to head_dim for each head, without bias. Keys in the future have negative offsets (XLNet).
+
+    Args:
+        num_heads: heads of queries.
+        head_dim: width of a head.
+        dim: width of R, even.
+        clamp_length: offsets are clipped to it; None: none is.
+        shared: one module serves all layers; in the authors' code u and v serve all, and each layer has a W of its own.
+
+    Source:
+        Dai et al. 2019, arXiv 1901.02860, https://arxiv.org/abs/1901.02860
     """
 
+    source = "Dai et al. 2019, https://arxiv.org/abs/1901.02860"
     learned = True
 
     def __init__(self, num_heads: int, head_dim: int, dim: int, clamp_length: int | None = None, shared: bool = False):
         super().__init__()
         check_flags("TransformerXL", shared=shared)
-        check_sizes("TransformerXL", num_heads=num_heads, head_dim=head_dim, dim=dim)
-        if clamp_length is not None:
-            check_sizes("TransformerXL", clamp_length=clamp_length)
+        clamped = {} if clamp_length is None else {"clamp_length": clamp_length}
+        check_sizes("TransformerXL", num_heads=num_heads, head_dim=head_dim, dim=dim, **clamped)
         if dim % 2:
             raise ValueError(f"TransformerXL: expected an even dim, for as many sines as cosines, got {dim}")
         self.num_heads, self.head_dim, self.dim = num_heads, head_dim, dim

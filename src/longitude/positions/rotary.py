@@ -1,38 +1,55 @@
-"""Position by rotation: queries and keys turn with their place, so their product knows the offset alone."""
+"""Rotary encodings: RoPE, along several axes, and xPos."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from longitude.positions.base import Encoding, check_positive, check_sizes, register, require_positions, wide
-from longitude.positions.frequencies import Frequencies
+from longitude.errors import check_choice, check_positive, check_sizes
+from longitude.positions.base import Encoding, register
+from longitude.positions.coordinates import by_axis, require_positions, wide
+from longitude.positions.layouts import Layout, check_layout
 from longitude.positions.rotation import RotaryTable, apply_rotary
-from longitude.positions.scaling import from_dict, rope_frequencies
+from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
+
+AngleDtype = Literal["float64", "float32"]
+Arrangement = Literal["contiguous", "interleaved"]
 
 
 @register("rope")
 class Rotary(Encoding):
-    """Pair k of a query or key at position p turns by the angle p theta_k  (RoPE, Su et al. 2021):
+    """RoPE: pair k of a query or key at position p is rotated by the angle p theta_k, theta_k = base^(-2k/rotary_dim).
 
-        (x, y) -> (x cos - y sin, x sin + y cos),    theta_k = base^(-2k/rotary_dim)
+        (x, y) -> (x cos - y sin, x sin + y cos)
 
-    so that q_i . k_j depends on i - j alone, and norms stay. Values do not turn.
+    So q_i . k_j depends on i - j alone, and norms stay. Values are not rotated.
 
-    layout, required, because checkpoints of both kinds exist and differ: "interleaved" turns neighbours (2k, 2k+1), as in
-    the paper, GPT-J and DeepSeek; "half" turns (k, k + rotary_dim/2), as in GPT-NeoX and Llama. rotary_dim: only the first
-    rotary_dim dimensions turn (default: all). proportion: only this part of the pairs turns, the fastest; the others have
-    theta = 0 (p-RoPE, Barbero et al. 2024). scaling: a scheme of lg.scaling or its dict, which makes theta reach further;
-    its attention_factor multiplies cos and sin, its softmax_factor is for the model's scale. angle_dtype: "float64" makes
-    angles in float64 where the device has it; "float32" repeats the rounding of most ports, without scaling to the bit.
+    Args:
+        head_dim: width of a head.
+        layout: which dimensions are a pair. Required, because checkpoints of both kinds exist: "interleaved" rotates
+            neighbours (2k, 2k+1), as in the paper, GPT-J and DeepSeek; "half" rotates (k, k + rotary_dim/2), as in GPT-NeoX and
+            Llama.
+        base: above 0; 10000 in the paper.
+        rotary_dim: only the first rotary_dim dimensions rotate; default: all.
+        scaling: a scheme of lg.scaling or its dict, which extends the context. Its attention_factor multiplies cos and sin,
+            its softmax_factor is for the model's scale.
+        proportion: p-RoPE: only this part of the pairs rotates, the fastest; the others have theta = 0.
+        angle_dtype: "float64" makes angles in float64 where the device has it; "float32" repeats the rounding of most ports,
+            without scaling to the bit.
 
-    Errors: ValueError for an odd or too large rotary_dim, an unknown layout, positions that are negative or no integers.
+    Raises:
+        ValueError: an odd or too large rotary_dim, an unknown layout, positions that are negative or no integers.
+
+    Source:
+        Su et al. 2021, arXiv 2104.09864, https://arxiv.org/abs/2104.09864; p-RoPE: Barbero et al. 2024, arXiv 2410.06205,
+        https://arxiv.org/abs/2410.06205
     """
 
+    source = "Su et al. 2021, https://arxiv.org/abs/2104.09864"
     shared = True
     model_defaults = {"layout": "interleaved"}  # one complex product; q.k is the same in both layouts when trained so
     registered_name: str = "rope"
@@ -42,22 +59,16 @@ class Rotary(Encoding):
     def __init__(
         self,
         head_dim: int,
-        layout: str,
+        layout: Layout,
         base: float = 10_000.0,
         rotary_dim: int | None = None,
         scaling: Any = None,
         proportion: float = 1.0,
-        angle_dtype: str = "float64",
+        angle_dtype: AngleDtype = "float64",
     ):
         super().__init__()
-        if layout not in ("half", "interleaved"):
-            raise ValueError(
-                f"{self.registered_name}: expected layout 'half' (GPT-NeoX, Llama) or 'interleaved' (GPT-J), got {layout!r}"
-            )
-        if angle_dtype not in ("float64", "float32"):
-            raise ValueError(
-                f"{self.registered_name}: expected angle_dtype 'float64' or 'float32', got {angle_dtype!r}"
-            )
+        check_layout(self.registered_name, layout)
+        check_choice(self.registered_name, AngleDtype, angle_dtype=angle_dtype)
         self.head_dim, self.layout, self.base, self.angle_dtype = head_dim, layout, base, angle_dtype
         self.rotary_dim = head_dim if rotary_dim is None else rotary_dim
         self.scaling, self.proportion = from_dict(scaling), proportion
@@ -69,33 +80,24 @@ class Rotary(Encoding):
 
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
         """Theta of each pair, and the two factors."""
-        found = rope_frequencies(
-            self.head_dim,
-            self.base,
-            self.scaling,
-            self.rotary_dim,
-            length,
-            self.proportion,
-            device,
-            self.registered_name,
-        )
+        dims, who = (self.head_dim, self.base, self.scaling, self.rotary_dim), self.registered_name
+        frequencies = rope_frequencies(*dims, length, self.proportion, device, who)
         if self.angle_dtype == "float32" and self.scaling is None:  # sign: theta stays 0 where it is 0
-            found = found._replace(
-                inverse=found.inverse.sign() * float32_frequencies(self.rotary_dim, self.base, device)
-            )
-        return found
+            theta = float32_frequencies(self.rotary_dim, self.base, device)
+            frequencies = frequencies._replace(inverse=frequencies.inverse.sign() * theta)
+        return frequencies
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> RotaryTable:
-        """Positions [L] or [B, L], with several axes [L, axes] or [B, L, axes] too -> cos and sin, float32 or wider."""
+        """Cos and sin in float32 or wider, of positions [L] or [B, L], with several axes also [L, axes] or [B, L, axes]."""
         require_positions(positions, who=self.registered_name)
         # Numbers, not buffers: nothing to save, to move, or to round with the model.
         theta, factor, _ = self.frequencies(length, positions.device)
-        place = by_axis(positions, self.axes, self.registered_name)
-        if place.shape[-1] > 1:
-            place = place[..., torch.tensor(self.axis_of_pair, device=place.device)]
-        exact = torch.float32 if self.angle_dtype == "float32" else wide(place.device)
+        coordinates = by_axis(positions, self.axes, self.registered_name)
+        if coordinates.shape[-1] > 1:
+            coordinates = coordinates[..., torch.tensor(self.axis_of_pair, device=coordinates.device)]
+        exact = torch.float32 if self.angle_dtype == "float32" else wide(coordinates.device)
         # Elementwise: a matrix product may round to TF32.
-        angles = place.to(exact) * theta.to(exact)
+        angles = coordinates.to(exact) * theta.to(exact)
         if angles.dim() == 3:
             angles = angles[:, None]
         dtype = torch.promote_types(dtype, torch.float32)
@@ -106,9 +108,8 @@ class Rotary(Encoding):
             raise ValueError(f"{self.registered_name}: expected [B, H, L, {self.head_dim}], got {list(q.shape)}")
         if self.rotary_dim == self.head_dim:
             return apply_rotary(q, prepared, self.layout)
-        return torch.cat(
-            [apply_rotary(q[..., : self.rotary_dim], prepared, self.layout), q[..., self.rotary_dim :]], -1
-        )
+        rotated = apply_rotary(q[..., : self.rotary_dim], prepared, self.layout)
+        return torch.cat([rotated, q[..., self.rotary_dim :]], -1)
 
     def keys(self, k: Tensor, prepared: RotaryTable) -> Tensor:
         return self.queries(k, prepared)
@@ -119,20 +120,31 @@ class Rotary(Encoding):
 
 @register("axial_rope")
 class AxialRotary(Rotary):
-    """RoPE along each coordinate of a grid, with its own equal part of the pairs  (axial RoPE, as in Qwen2-VL's vision
-    tower; Wang et al. 2024):
+    """RoPE along each coordinate of a grid, with its own equal part of the pairs: angles = [p_1 phi | p_2 phi | ...].
 
-        angles = [p_1 phi | p_2 phi | ...],    phi_k = base^(-2k/d),  k = 0 .. d/2 - 1,  d = head_dim/axes
+    phi_k = base^(-2k/d), k = 0 .. d/2 - 1, d = head_dim/axes, so that q_i . k_j depends on the offsets along all axes. Positions
+    are [L, axes] or [B, L, axes]; [L] or [B, L] mean the same number on every axis.
 
-    so that q_i . k_j depends on the offsets along all axes. Positions: [L, axes] or [B, L, axes]; [L] or [B, L] stand for
-    the same number on every axis. layout, angle_dtype: as for Rotary; pairs count through all axes.
+    Args:
+        head_dim: width of a head, a multiple of 2 axes.
+        layout: as of Rotary; pairs count through all axes.
+        axes: coordinates per token.
+        base: above 0.
+        angle_dtype: as of Rotary.
 
-    Errors: ValueError for a head_dim that 2 axes do not divide, for positions of another number of axes.
+    Raises:
+        ValueError: a head_dim that 2 axes do not divide, positions of another number of axes.
+
+    Source:
+        Wang et al. 2024 (the vision tower of Qwen2-VL), arXiv 2409.12191, https://arxiv.org/abs/2409.12191
     """
 
+    source = "Wang et al. 2024, https://arxiv.org/abs/2409.12191"
     registered_name = "axial_rope"
 
-    def __init__(self, head_dim: int, layout: str, axes: int = 2, base: float = 10_000.0, angle_dtype: str = "float64"):
+    def __init__(
+        self, head_dim: int, layout: Layout, axes: int = 2, base: float = 10_000.0, angle_dtype: AngleDtype = "float64"
+    ):
         check_sizes("axial_rope", head_dim=head_dim, axes=axes)
         if head_dim % (2 * axes):
             raise ValueError(
@@ -153,40 +165,50 @@ class AxialRotary(Rotary):
 
 @register("mrope")
 class MultimodalRotary(Rotary):
-    """RoPE whose pairs read one of three coordinates, time, height and width  (M-RoPE, Wang et al. 2024, Qwen2-VL):
+    """M-RoPE: RoPE whose pairs read one of three coordinates: pair k is rotated by p_axis(k) theta_k.
 
-        pair k turns by p_axis(k) theta_k,    theta_k = base^(-2k/rotary_dim)
+    theta_k = base^(-2k/rotary_dim); the coordinates are time, height and width. Text has three equal coordinates, [L] or [B, L],
+    and is rotated as by rope; for positions [L, 3] or [B, L, 3] of text with images and videos see multimodal_positions.
+    Causality follows the order of tokens, not their coordinates.
 
-    Text has three equal coordinates, [L] or [B, L], and turns as by rope; for positions [L, 3] or [B, L, 3] of text with
-    images and videos see multimodal_positions. Causality follows the order of tokens, not their coordinates.
+    Args:
+        head_dim: width of a head.
+        layout: as of Rotary, like base, rotary_dim, scaling and angle_dtype.
+        base: see Rotary.
+        sections: the number of pairs for time, height and width; default: Qwen2-VL's 16:24:24 contiguous, Qwen3-VL's 24:20:20
+            interleaved, time taking what division leaves.
+        arrangement: "contiguous": the first pairs read time, the next height, the last width, as in Qwen2-VL; "interleaved":
+            pairs read time, height, width, time, ... and the slowest time alone, as in Qwen3-VL.
+        rotary_dim: see Rotary.
+        scaling: see Rotary.
+        angle_dtype: see Rotary.
 
-    arrangement: "contiguous", the first pairs read time, the next height, the last width, as in Qwen2-VL; "interleaved",
-    pairs read time, height, width, time, ... and the slowest time alone, as in Qwen3-VL. sections: the number of pairs for
-    time, height and width; default: Qwen2-VL's 16:24:24 contiguous, Qwen3-VL's 24:20:20 interleaved, time taking what
-    division leaves. The other options are those of Rotary.
+    Raises:
+        ValueError: sections that are not three, do not sum to the pairs, or cannot interleave; positions of another number of
+            axes.
 
-    Errors: ValueError for sections that are not three, do not sum to the pairs, or cannot interleave; for positions of
-    another number of axes.
+    Source:
+        Wang et al. 2024 (Qwen2-VL), arXiv 2409.12191, https://arxiv.org/abs/2409.12191
     """
 
+    source = "Wang et al. 2024, https://arxiv.org/abs/2409.12191"
     registered_name = "mrope"
     axes = 3
 
     def __init__(
         self,
         head_dim: int,
-        layout: str,
+        layout: Layout,
         base: float = 10_000.0,
         sections: Sequence[int] | None = None,
-        arrangement: str = "contiguous",
+        arrangement: Arrangement = "contiguous",
         rotary_dim: int | None = None,
         scaling: Any = None,
-        angle_dtype: str = "float64",
+        angle_dtype: AngleDtype = "float64",
     ):
         super().__init__(head_dim, layout, base, rotary_dim, scaling, angle_dtype=angle_dtype)
+        check_choice("mrope", Arrangement, arrangement=arrangement)
         pairs = self.rotary_dim // 2
-        if arrangement not in ("contiguous", "interleaved"):
-            raise ValueError(f"mrope: expected arrangement 'contiguous' or 'interleaved', got {arrangement!r}")
         if sections is None:
             side = pairs * 3 // 8 if arrangement == "contiguous" else pairs * 5 // 16
             sections = (pairs - 2 * side, side, side)
@@ -204,13 +226,13 @@ class MultimodalRotary(Rotary):
         counts = tuple(self.axis_of_pair.count(axis) for axis in range(3))
         if counts != self.sections:
             raise ValueError(
-                f"mrope: expected sections that interleave, got {sections!r}; {pairs} pairs in turn read {counts}: say that, "
-                "or arrangement='contiguous'"
+                f"mrope: expected sections that interleave, got {sections!r}; {pairs} interleaved pairs read {counts}: pass "
+                "these, or arrangement='contiguous'"
             )
 
 
 class ScaledRotaryTable(NamedTuple):
-    """The turns of queries and of keys, each times its magnitude."""
+    """The tables of queries and of keys, each times its magnitude."""
 
     queries: RotaryTable
     keys: RotaryTable
@@ -224,28 +246,39 @@ class RotaryOfXPos(Rotary):
 
 @register("xpos")
 class XPos(Encoding):
-    """Rotation whose scores fall with the distance, slow pairs slower  (xPos, Sun et al. 2022): between query position n and
-    key position m, pair k of rope's score is multiplied by
+    """xPos: rotation whose scores fall with the distance, by zeta_k^((n - m)/scale_base) for query position n and key position m.
 
-        zeta_k^((n - m)/scale_base),    zeta_k = (2k/head_dim + gamma)/(1 + gamma)
+    zeta_k = (2k/head_dim + gamma)/(1 + gamma), so slow pairs fall slower. The factor is a query's zeta^((n - c)/scale_base) times
+    a key's zeta^((c - m)/scale_base). Any centre c gives the same products, but the numbers grow without bound away from it. So
+    each block of query positions has its own, in its middle, where a query's magnitude is at most 16; keys are cached
+    untransformed and rotated again for each block. Keys after a block, which no query in it may attend to, take the magnitude
+    of its end. Without a length, as in rotate_queries, the centre is position 0.
 
-    as a query's zeta^((n - c)/scale_base) times a key's zeta^((c - m)/scale_base). Any centre c gives the same products,
-    but the numbers grow without bound away from it. So each block of query positions has its own, in its middle, where a
-    query's magnitude is at most 16; keys are kept as they are and turned anew for each block. Keys after a block, which no
-    query in it may see, take the magnitude of its end. Without a length, as in rotate_queries, the centre is position 0.
+    Causal only: beyond the query, scores would grow with the distance.
 
-    Causal only: beyond the query, scores would grow with the distance. layout, base: as for Rotary.
+    Args:
+        head_dim: width of a head.
+        layout: as of Rotary.
+        base: as of Rotary.
+        scale_base: positions over which pair k falls by zeta_k, above 0.
+        gamma: above 0.
 
-    Errors: those of Rotary; ValueError for a scale_base or gamma that is not above 0, and, where no length is given, for
-    positions so far from 0 that the magnitudes do not fit the dtype.
+    Raises:
+        ValueError: as Rotary; where no length is given, positions so far from 0 that the magnitudes do not fit the dtype.
+
+    Source:
+        Sun et al. 2022, arXiv 2212.10554, https://arxiv.org/abs/2212.10554
     """
 
+    source = "Sun et al. 2022, https://arxiv.org/abs/2212.10554"
     causal_only = True
     shared = True
     stable_keys = False
     model_defaults = Rotary.model_defaults
 
-    def __init__(self, head_dim: int, layout: str, base: float = 10_000.0, scale_base: float = 512, gamma: float = 0.4):
+    def __init__(
+        self, head_dim: int, layout: Layout, base: float = 10_000.0, scale_base: float = 512, gamma: float = 0.4
+    ):
         super().__init__()
         self.rope = RotaryOfXPos(head_dim, layout, base)
         check_positive("xpos", scale_base=scale_base, gamma=gamma)
@@ -263,27 +296,27 @@ class XPos(Encoding):
     def prepare(
         self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32
     ) -> ScaledRotaryTable:
-        """Positions [L] or [B, L], length: the end of a block -> turns of queries and keys, float32 or wider."""
+        """Tables of queries and keys, float32 or wider, at positions [L] or [B, L]; length: the end of a block."""
         exact = wide(positions.device)
-        turn = self.rope.prepare(positions, None, exact)
-        place = positions.reshape(*turn.cos.shape[:-1], 1)
-        to_query, to_key = place, place
+        table = self.rope.prepare(positions, None, exact)
+        distance = positions.reshape(*table.cos.shape[:-1], 1)
+        to_query, to_key = distance, distance
         if length is None:
-            reach = self.distance_to(math.sqrt(torch.finfo(dtype).max))
-            require_positions(positions, reach, who=f"xpos without a length, in {dtype}")
+            limit = self.distance_to(math.sqrt(torch.finfo(dtype).max))
+            require_positions(positions, limit, who=f"xpos without a length, in {dtype}")
         else:
-            place = place - (length - self.half_block)
-            to_query, to_key = place.clamp(min=-self.half_block), place.clamp(max=self.half_block)
+            distance = distance - (length - self.half_block)
+            to_query, to_key = distance.clamp(min=-self.half_block), distance.clamp(max=self.half_block)
         pair = torch.arange(0, self.head_dim, 2, dtype=exact, device=positions.device)
-        fall = (pair / self.head_dim + self.gamma).log() - math.log1p(self.gamma)  # log zeta
+        log_zeta = (pair / self.head_dim + self.gamma).log() - math.log1p(self.gamma)
         dtype = torch.promote_types(dtype, torch.float32)
 
         def times(magnitude: Tensor) -> RotaryTable:
-            return RotaryTable((turn.cos * magnitude).to(dtype), (turn.sin * magnitude).to(dtype))
+            return RotaryTable((table.cos * magnitude).to(dtype), (table.sin * magnitude).to(dtype))
 
         return ScaledRotaryTable(
-            times((to_query.to(exact) / self.scale_base * fall).exp()),
-            times((-to_key.to(exact) / self.scale_base * fall).exp()),
+            times((to_query.to(exact) / self.scale_base * log_zeta).exp()),
+            times((-to_key.to(exact) / self.scale_base * log_zeta).exp()),
         )
 
     def queries(self, q: Tensor, prepared: ScaledRotaryTable) -> Tensor:
@@ -296,12 +329,3 @@ class XPos(Encoding):
 def float32_frequencies(rotary_dim: int, base: float, device: torch.device | None) -> Tensor:
     """Theta in float32, with the roundings of 1 / base^(2k/rotary_dim) on a CPU: those of most ports."""
     return (1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)).to(device)
-
-
-def by_axis(positions: Tensor, axes: int, who: str) -> Tensor:
-    """[L] or [B, L] -> [..., 1], the same number on every axis; [L, axes], [B, L, axes] and [B, L, 1] stay."""
-    if positions.dim() == 1 or positions.dim() == 2 and (axes == 1 or positions.shape[1] != axes):
-        return positions[..., None]
-    if positions.dim() == 2 or positions.dim() == 3 and positions.shape[2] in (1, axes):
-        return positions
-    raise ValueError(f"{who}: expected positions [L], [B, L] or [B, L, {axes}], got {list(positions.shape)}")

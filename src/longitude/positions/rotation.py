@@ -1,8 +1,9 @@
-"""Turning pairs of numbers by an angle, forward and backward, at about the price of copying them.
+"""Rotating pairs of numbers by an angle, forward and backward, at about the cost of copying them.
 
-`formula` is what is meant. Eager mode pays for each of its six passes over memory, so `turned` has cheaper forms of it. Against
-cloning q and k (H=8, D=64, L 1024 to 8192, one thread of a busy machine): formula 5 to 6, `halves` 2.2 to 3.7, `pairs` 1.3 to
-1.6, compiled 1.1 to 1.6, the upper ends at L=1024, where 15 us of Python beside each call weigh most.
+`rotate_by_formula` is the definition. Eager mode pays for each of its six passes over memory, so `apply_rotary` has cheaper
+forms of it. Compared with cloning q and k (H=8, D=64, L 1024 to 8192, one thread of a busy machine): the formula 5 to 6,
+`rotate_halves` 2.2 to 3.7, `rotate_neighbours` 1.3 to 1.6, compiled 1.1 to 1.6, the upper ends at L=1024, where 15 us of Python
+for each call weigh most.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class RotaryTable(Angles):
 
     @cached_property
     def back(self) -> RotaryTable:
-        """The turn by the negative angles, the gradient's; the inverse, where cos^2 + sin^2 = 1."""
+        """The rotation by the negative angles, the gradient's; the inverse, where cos^2 + sin^2 = 1."""
         return RotaryTable(self.cos, -self.sin)
 
     @cached_property
@@ -39,28 +40,28 @@ class RotaryTable(Angles):
         return torch.complex(self.cos, self.sin)
 
 
-def apply_rotary(x: Tensor, turn: RotaryTable, layout: str) -> Tensor:
-    """X [B, H, L, 2 pairs] -> the same shape and dtype, turned in float32 or wider."""
-    cos, sin = turn
+def apply_rotary(x: Tensor, table: RotaryTable, layout: str) -> Tensor:
+    """X [B, H, L, 2 pairs] -> the same shape and dtype, rotated in float32 or wider."""
+    cos, sin = table
     if x.dtype != cos.dtype:
         wider = torch.promote_types(x.dtype, cos.dtype)
         if wider != cos.dtype:
-            turn = RotaryTable(cos.to(wider), sin.to(wider))
+            table = RotaryTable(cos.to(wider), sin.to(wider))
         if wider != x.dtype:
-            return apply_rotary(x.to(wider), turn, layout).to(x.dtype)
-        cos, sin = turn
+            return apply_rotary(x.to(wider), table, layout).to(x.dtype)
+        cos, sin = table
     # Compilers fuse the formula themselves; and it alone broadcasts, has gradients of tables, and suits torch.func.
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
     if traced or cos.requires_grad or sin.requires_grad or not fits(x, cos):
-        return formula(x, cos, sin, layout)
+        return rotate_by_formula(x, cos, sin, layout)
     if x.numel() < WORTH_COMPILING and not torch.is_grad_enabled():  # decoding: no call to spare
-        return halves(x, cos, sin) if layout == "half" else pairs(x, turn.complex)
-    return Rotation.apply(x, (turn, layout == "half"))
+        return rotate_halves(x, cos, sin) if layout == "half" else rotate_neighbours(x, table.complex)
+    return Rotation.apply(x, (table, layout == "half"))
 
 
-def formula(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
-    """(a, b) -> (a cos - b sin, a sin + b cos)"""
-    between = -2 if layout == "half" else -1  # the dimension that tells a from b
+def rotate_by_formula(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+    """(a, b) -> (a cos - b sin, a sin + b cos)."""
+    between = -2 if layout == "half" else -1  # the dimension of the two numbers of a pair
     a, b = x.unflatten(-1, (2, -1) if layout == "half" else (-1, 2)).unbind(between)
     return torch.stack([a * cos - b * sin, a * sin + b * cos], between).flatten(-2)
 
@@ -72,45 +73,45 @@ def fits(x: Tensor, table: Tensor) -> bool:
 
 
 class Rotation(torch.autograd.Function):
-    """The gradient of a turn is the turn back, of whatever order; nothing of x is kept for it."""
+    """The gradient of a rotation is the rotation back, of any order; nothing of x is saved for it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, how: tuple[RotaryTable, bool]) -> Tensor:
-        ctx.turn, ctx.half = turn, half = how
-        cos, sin = turn
+        ctx.table, ctx.half = table, half = how
+        cos, sin = table
         plain = x.dtype == cos.dtype == torch.float32 and x.stride(3) == 1 and x.device.type == "cpu"
         if plain and x.numel() >= WORTH_COMPILING and compiled() is not None:
-            return torch.ops.longitude.turn.default(x, cos, sin, half)
-        return halves(x, cos, sin) if half else pairs(x, turn.complex)
+            return torch.ops.longitude.rotate.default(x, cos, sin, half)
+        return rotate_halves(x, cos, sin) if half else rotate_neighbours(x, table.complex)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Rotation.apply(gradient, (ctx.turn.back, ctx.half)), None
+        return Rotation.apply(gradient, (ctx.table.back, ctx.half)), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Rotation.apply(tangent, (ctx.turn, ctx.half))
+        return Rotation.apply(tangent, (ctx.table, ctx.half))
 
 
-def halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The half layout in four passes over half of x, without room for products: some tokens at a time, which stay in cache."""
+def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The half layout in four passes over half of x, without memory for products: some tokens at a time, which stay in cache."""
     out = torch.empty_like(x)
-    for some, here, c, s in zip(*(t.split(256, -2) for t in (x, out, cos, sin)), strict=True):
-        (a, b), (turned_a, turned_b) = some.chunk(2, -1), here.chunk(2, -1)
-        torch.mul(a, c, out=turned_a).addcmul_(b, s, value=-1)
-        torch.mul(b, c, out=turned_b).addcmul_(a, s)
+    for tokens, rotated, c, s in zip(*(t.split(256, -2) for t in (x, out, cos, sin)), strict=True):
+        (a, b), (out_a, out_b) = tokens.chunk(2, -1), rotated.chunk(2, -1)
+        torch.mul(a, c, out=out_a).addcmul_(b, s, value=-1)
+        torch.mul(b, c, out=out_b).addcmul_(a, s)
     return out
 
 
-def pairs(x: Tensor, turn: Tensor) -> Tensor:
+def rotate_neighbours(x: Tensor, unit: Tensor) -> Tensor:
     """The interleaved layout as one product of complex numbers, a + ib times cos + i sin."""
-    x = even(x)
+    x = as_pairs(x)
     out = torch.empty_like(x)
-    torch.mul(x.view(turn.dtype), turn, out=out.view(turn.dtype))
+    torch.mul(x.view(unit.dtype), unit, out=out.view(unit.dtype))
     return out
 
 
-def even(x: Tensor) -> Tensor:
+def as_pairs(x: Tensor) -> Tensor:
     """X itself if its memory can be read as complex numbers, else a copy."""
     readable = x.stride(-1) == 1 and x.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in x.stride()[:-1])
     return x if readable else x.clone(memory_format=torch.contiguous_format)
@@ -119,27 +120,27 @@ def even(x: Tensor) -> Tensor:
 # ---- one pass, where there is a compiler -----------------------------------------------------------------------------
 @lru_cache(maxsize=1)
 def compiled() -> Callable[..., None] | None:
-    """turn.c as a function; None where it cannot be compiled."""
-    library = c_compile.library(Path(__file__).with_name("turn.c"), "-ffp-contract=off")
+    """rotate.c as a function; None where it cannot be compiled."""
+    library = c_compile.library(Path(__file__).with_name("rotate.c"), "-ffp-contract=off")
     if library is None:
         return None
-    found = library.turn
-    found.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 11 + [ctypes.c_int] * 2
-    found.restype = None
-    return found
+    function = library.rotate
+    function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 11 + [ctypes.c_int] * 2
+    function.restype = None
+    return function
 
 
 def empty_like_heads(x: Tensor) -> Tensor:
-    """For a result laid out as x, the numbers of a head side by side."""
+    """Memory for a result laid out as x, the numbers of a head next to each other."""
     out = torch.empty_like(x)
     return out if out.stride(3) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-# An operator, so that whoever traces, fakes or profiles torch sees one.
-torch.library.define("longitude::turn", "(Tensor x, Tensor cos, Tensor sin, bool half) -> Tensor")
+# An operator, so that what traces, fakes or profiles torch has one to see.
+torch.library.define("longitude::rotate", "(Tensor x, Tensor cos, Tensor sin, bool half) -> Tensor")
 
 
-@torch.library.impl("longitude::turn", "cpu")
+@torch.library.impl("longitude::rotate", "cpu")
 def _(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
     run = compiled()
     assert run is not None
@@ -150,6 +151,6 @@ def _(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
     return out
 
 
-@torch.library.register_fake("longitude::turn")
+@torch.library.register_fake("longitude::rotate")
 def _(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
     return empty_like_heads(x)

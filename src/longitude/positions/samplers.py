@@ -7,50 +7,67 @@ Order and causality stay as they are; only positions change, for any encoding.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from longitude.errors import unknown
-from longitude.positions.base import check_sizes
-from longitude.registry import options_of
+from longitude.errors import check_sizes, unknown
+from longitude.registry import options_of, resolve_options
 
 
 @dataclass(frozen=True)
 class Contiguous:
-    """p = 0, 1, .., length-1 in each row: the ordinary positions."""
+    """The ordinary positions: p = 0, 1, .., length-1 in each row."""
+
+    source: ClassVar[str | None] = None
 
     def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """-> int64 [batch, length], on the device of the generator, from which nothing is drawn."""
+        """Positions int64 [batch, length], on the device of the generator, from which nothing is drawn."""
         check_sizes("Contiguous", batch=batch, length=length)
         return torch.arange(length, device=generator.device).repeat(batch, 1)
 
 
 @dataclass(frozen=True)
 class Randomized:
-    """p = a random subset of 0 .. max_length-1, sorted; any is as likely as any other; new in each row  (Ruoss et al. 2023)."""
+    """A random subset of 0 .. max_length-1, sorted; any is as likely as any other; drawn for each row.
 
+    Args:
+        max_length: positions to draw from.
+
+    Source:
+        Ruoss et al. 2023, arXiv 2305.16843, https://arxiv.org/abs/2305.16843
+    """
+
+    source: ClassVar[str | None] = "Ruoss et al. 2023, https://arxiv.org/abs/2305.16843"
     max_length: int
 
     def __post_init__(self) -> None:
         check_sizes("Randomized", max_length=self.max_length)
 
     def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """-> int64 [batch, length], on the device of the generator."""
-        _fits("Randomized", batch, length, self.max_length)
-        return _subset(batch, self.max_length, length, generator)
+        """Positions int64 [batch, length], on the device of the generator."""
+        check_fits("Randomized", batch, length, self.max_length)
+        return random_subset(batch, self.max_length, length, generator)
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """The window is cut into `chunks` runs, and each run after the first is moved on by a skip  (PoSE: Zhu et al. 2024).
+    """PoSE: the window is cut into `chunks` runs, and each run after the first is moved on by a skip.
 
     p = t + u_c for token t of run c. The first run starts at 0 (u_0 = 0), as in the authors' revised code; u_c is uniform in
     u_(c-1) .. max_length - length, so all fit. Cuts are anywhere between tokens, any set of them as likely as any other.
     (The authors cut their two runs in the first half of the window only, so that the second run is the longer one.)
+
+    Args:
+        max_length: positions are below it.
+        chunks: runs of the window.
+
+    Source:
+        Zhu et al. 2024, arXiv 2309.10400, https://arxiv.org/abs/2309.10400
     """
 
+    source: ClassVar[str | None] = "Zhu et al. 2024, https://arxiv.org/abs/2309.10400"
     max_length: int
     chunks: int = 2
 
@@ -58,12 +75,12 @@ class Skipped:
         check_sizes("Skipped", max_length=self.max_length, chunks=self.chunks)
 
     def __call__(self, batch: int, length: int, generator: torch.Generator) -> Tensor:
-        """-> int64 [batch, length], on the device of the generator."""
-        _fits("Skipped", batch, length, self.max_length)
+        """Positions int64 [batch, length], on the device of the generator."""
+        check_fits("Skipped", batch, length, self.max_length)
         if self.chunks > length:
             raise ValueError(f"Skipped: expected length of at least chunks={self.chunks}, a token each, got {length}")
         positions = Contiguous()(batch, length, generator)
-        cuts = _subset(batch, length - 1, self.chunks - 1, generator) + 1  # a run begins at each
+        cuts = random_subset(batch, length - 1, self.chunks - 1, generator) + 1  # a run begins at each
         skip, longest = positions.new_zeros(batch), self.max_length - length
         tokens = positions.clone()
         for cut in cuts.unbind(1):
@@ -79,25 +96,31 @@ Sampler = Contiguous | Randomized | Skipped
 
 
 def sampler(name: str, **options: Any) -> Sampler:
-    """Build a sampler by its name and options, such as "randomized" with max_length=2048."""
+    """Build a sampler by its name, such as "randomized" with max_length=2048.
+
+    Args:
+        name: "contiguous", "randomized" or "skipped".
+        **options: those of its class.
+
+    Returns:
+        A function of (batch, length, generator) that returns positions int64 [batch, length].
+
+    Raises:
+        ValueError: an unknown name or option, or a missing one.
+    """
     if name not in SAMPLERS:
         raise unknown("sampler", name, SAMPLERS, f"samplers: {', '.join(SAMPLERS)}.")
-    known = options_of(SAMPLERS[name])
-    for option in options:
-        if option not in known:
-            raise unknown(f"option of {name!r}", option, known, f"its options: {', '.join(known) or 'none'}.")
-    if "max_length" in known and "max_length" not in options:
-        raise ValueError(f"{name!r} needs the option 'max_length': sampler({name!r}, max_length=...)")
-    return SAMPLERS[name](**options)
+    return SAMPLERS[name](**resolve_options(name, options_of(SAMPLERS[name]), options, {}, "sampler"))
 
 
-def _fits(who: str, batch: int, length: int, max_length: int) -> None:
+def check_fits(who: str, batch: int, length: int, max_length: int) -> None:
+    """ValueError unless a window of `length` tokens has positions below max_length."""
     check_sizes(who, batch=batch, length=length)
     if length > max_length:
         raise ValueError(f"{who}: expected length of at most max_length={max_length}, got {length}; raise max_length")
 
 
-def _subset(batch: int, of: int, size: int, generator: torch.Generator) -> Tensor:
-    """So many of 0 .. of-1, sorted, in each row: the places of the largest of random numbers."""
+def random_subset(batch: int, of: int, size: int, generator: torch.Generator) -> Tensor:
+    """`size` of 0 .. of-1, sorted, in each row: the indices of the largest of random numbers."""
     draws = torch.rand(batch, of, generator=generator, dtype=torch.float64, device=generator.device)
     return draws.topk(size).indices.sort(-1).values

@@ -1,0 +1,80 @@
+"""Positions: integer coordinates of tokens, as users give them and as encodings and attention take them."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+Positions = int | Int[Tensor, " L"] | Int[Tensor, "B L"] | Int[Tensor, "B L axes"]
+"""Integer coordinates; an int p means contiguous from p. Where an encoding has several axes, one number is for all of them."""
+
+
+def explicit(positions: Positions, length: int, device: torch.device | None = None) -> Tensor:
+    """Positions as a tensor: an int p becomes p, p+1, ... [length]; a tensor is returned as it is."""
+    if isinstance(positions, int):
+        return torch.arange(positions, positions + length, device=device)
+    return positions
+
+
+def canonical(name: str, positions: Positions, batch: int, length: int, axes: int = 1) -> Positions:
+    """Positions in one form: an int, [L], [B, L]; or with several axes [B | 1, L, axes | 1].
+
+    So no dimension is mistaken for another. ValueError for any other shape, for no integers, and for negative ones.
+    """
+    if isinstance(positions, bool) or not isinstance(positions, int | Tensor):
+        raise ValueError(
+            f"{name}: expected integers of 0 or more, as a tensor or one int to count from, got {positions!r}"
+        )
+    if isinstance(positions, int):
+        if positions < 0:
+            raise ValueError(f"{name}: expected integers of 0 or more, got {positions}")
+        return positions
+    shape = tuple(positions.shape)
+    if axes > 1 and shape == (length, axes) == (batch, length):
+        raise ValueError(
+            f"{name}: {list(shape)} may mean [B, L] or [L, axes]; pass [{batch}, {length}, 1] or [1, {length}, {axes}]"
+        )
+    if axes > 1 and shape == (length, axes):
+        positions = positions[None]
+    elif axes > 1 and shape in ((batch, length), (1, length)):
+        positions = positions[..., None]
+    elif shape not in ((length,), (batch, length), (1, length)) and not (
+        axes > 1 and len(shape) == 3 and shape[0] in (1, batch) and shape[1] == length and shape[2] in (1, axes)
+    ):
+        with_axes = f", or with axes [{length}, {axes}] or [{batch}, {length}, {axes}]" if axes > 1 else ""
+        raise ValueError(f"{name}: expected [{length}] or [{batch}, {length}]{with_axes}, got {list(shape)}")
+    require_positions(positions, who=name)
+    return positions[0] if positions.dim() == 2 and positions.shape[0] == 1 else positions
+
+
+def require_positions(positions: Tensor, max_length: int | None = None, who: str = "positions") -> None:
+    """ValueError unless positions are integers, none negative, none beyond max_length.
+
+    Under torch.compile and on accelerators, where reading values would stop the device, values are checked by an
+    asynchronous assertion.
+    """
+    if positions.dtype not in (torch.int64, torch.int32):
+        raise ValueError(
+            f"{who}: expected integer positions (int64), got {positions.dtype}; scale angles, not positions"
+        )
+    valid = positions >= 0 if max_length is None else (positions >= 0) & (positions < max_length)
+    bound = f"expected positions 0 .. {max_length - 1}" if max_length else "expected positions of 0 or more"
+    if torch.compiler.is_compiling() or positions.device.type != "cpu":
+        torch._assert_async(valid.all(), f"{who}: {bound}")  # pyright: ignore[reportPrivateImportUsage]
+    elif not bool(valid.all()):
+        raise ValueError(f"{who}: {bound}, got {int(positions.min())} .. {int(positions.max())}")
+
+
+def by_axis(positions: Tensor, axes: int, who: str) -> Tensor:
+    """[L] or [B, L] -> [..., 1], the same number on every axis; [L, axes], [B, L, axes] and [B, L, 1] as they are."""
+    if positions.dim() == 1 or positions.dim() == 2 and (axes == 1 or positions.shape[1] != axes):
+        return positions[..., None]
+    if positions.dim() == 2 or positions.dim() == 3 and positions.shape[2] in (1, axes):
+        return positions
+    raise ValueError(f"{who}: expected positions [L], [B, L] or [B, L, {axes}], got {list(positions.shape)}")
+
+
+def wide(device: torch.device) -> torch.dtype:
+    """float64 where the device has it, else float32: the dtype of angles, slopes and fixed biases."""
+    return torch.float32 if device.type == "mps" else torch.float64

@@ -1,0 +1,116 @@
+"""How fast each rotary pair rotates, and the schemes that slow it down to make a trained context longer.
+
+Notation of the papers: theta_k the frequencies of plain rotary encoding, L the trained length (original_max_length), s the
+factor by which it grows, d the dimensions that rotate (rotary_dim), r_k = L theta_k / 2 pi the rotations of pair k within L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.errors import check_positive, check_sizes, unknown
+from longitude.positions.scaling.base import Follows, Frequencies, Scaling
+from longitude.positions.scaling.linear import BaseChange, Linear
+from longitude.positions.scaling.llama3 import Llama3
+from longitude.positions.scaling.longrope import LongRoPE
+from longitude.positions.scaling.ntk import NTK, DynamicNTK
+from longitude.positions.scaling.yarn import NTKByParts, YaRN
+from longitude.registry import options_of, resolve_options
+
+SCHEMES: dict[str, type[Scaling]] = {
+    scheme.name: scheme for scheme in (Linear, NTK, DynamicNTK, NTKByParts, YaRN, LongRoPE, Llama3, BaseChange)
+}
+
+
+def rope_frequencies(
+    head_dim: int,
+    base: float = 10_000.0,
+    scaling: Scaling | Mapping[str, Any] | None = None,
+    rotary_dim: int | None = None,
+    length: int | Tensor | None = None,
+    proportion: float = 1.0,
+    device: torch.device | None = None,
+    who: str = "rope",
+) -> Frequencies:
+    """Frequencies theta_k = base^(-2k/rotary_dim), k = 0 .. rotary_dim/2 - 1, as `scaling` changes them.
+
+    Args:
+        head_dim: width of a head.
+        base: 10000 in the paper.
+        scaling: a scheme of lg.scaling or its dict.
+        rotary_dim: the first dimensions of a head, which alone rotate; default: all.
+        length: tokens, for a scheme that follows a length; None: its declared length, else the original one.
+        proportion: p-RoPE: only the int(p rotary_dim) // 2 fastest pairs rotate; the others have frequency 0.
+        device: where the frequencies are made.
+        who: the name that errors begin with.
+
+    Returns:
+        Frequencies: `inverse` [rotary_dim/2] in radians per position, `attention_factor`, `softmax_factor`.
+
+    Raises:
+        ValueError: an odd or too large rotary_dim, a base that is not above 0, a proportion outside 0 to 1.
+
+    Source:
+        Su et al. 2021, arXiv 2104.09864, https://arxiv.org/abs/2104.09864; p-RoPE: Barbero et al. 2024, arXiv 2410.06205,
+        https://arxiv.org/abs/2410.06205
+    """
+    rotary_dim = head_dim if rotary_dim is None else rotary_dim
+    check_sizes(who, head_dim=head_dim, rotary_dim=rotary_dim)
+    check_positive(who, base=base)
+    if rotary_dim % 2 or rotary_dim > head_dim:
+        raise ValueError(f"{who}: expected an even rotary_dim of at most head_dim={head_dim}, got {rotary_dim}")
+    if isinstance(proportion, bool) or not isinstance(proportion, int | float) or not 0 <= proportion <= 1:
+        raise ValueError(f"{who}: expected a proportion from 0 to 1, got {proportion!r}")
+    scheme = from_dict(scaling) or Scaling()
+    inverse = scheme.frequencies(rotary_dim, base, length, device)
+    rotating = int(proportion * rotary_dim) // 2
+    inverse = torch.where(torch.arange(rotary_dim // 2, device=device) < rotating, inverse, 0.0)
+    return Frequencies(inverse, *scheme.factors())
+
+
+def from_dict(spec: Scaling | Mapping[str, Any] | None) -> Scaling | None:
+    """A scheme of its name and options, as config.json holds them.
+
+    Args:
+        spec: {"name": "yarn", "factor": 4.0, ...}, a scheme or None.
+
+    Returns:
+        The scheme, or None for None.
+
+    Raises:
+        ValueError: an unknown name or option, or a missing one.
+    """
+    if spec is None or isinstance(spec, Scaling):
+        return spec
+    if not isinstance(spec, Mapping) or "name" not in spec:
+        raise ValueError(
+            f"scaling: expected a scheme, {{'name': ..., its options}} or None, got {spec!r}; "
+            "a Hugging Face config is read by from_hugging_face"
+        )
+    name, options = spec["name"], {option: value for option, value in spec.items() if option != "name"}
+    if not isinstance(name, str) or name not in SCHEMES:
+        raise unknown("scaling", name, SCHEMES, f"all: {', '.join(SCHEMES)}.")
+    kind = SCHEMES[name]
+    return kind(**resolve_options(name, options_of(kind), options, {}, "scaling"))
+
+
+__all__ = [
+    "NTK",
+    "SCHEMES",
+    "BaseChange",
+    "DynamicNTK",
+    "Follows",
+    "Frequencies",
+    "Linear",
+    "Llama3",
+    "LongRoPE",
+    "NTKByParts",
+    "Scaling",
+    "YaRN",
+    "from_dict",
+    "rope_frequencies",
+]

@@ -1,0 +1,85 @@
+"""NTK-aware scaling: a larger base, so that fast pairs hardly change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.positions.coordinates import wide
+from longitude.positions.scaling.base import Follow, Follows, Scaling, at_least, plain
+
+
+def ntk_base(who: str, base: float, stretch: Any, rotary_dim: int) -> Any:
+    """Base stretch^(d/(d-2)): the slowest frequency is divided by exactly `stretch`, the fastest stays."""
+    if rotary_dim < 4:
+        raise ValueError(
+            f"{who}: expected a rotary_dim of 4 or more, got {rotary_dim}; a single pair has no slower one"
+        )
+    return base * stretch ** (rotary_dim / (rotary_dim - 2))
+
+
+@dataclass(frozen=True)
+class NTK(Scaling):
+    """NTK-aware: base s^(d/(d-2)) instead of base, so the slowest frequency is divided by s and the fastest stays.
+
+    Args:
+        factor: s, of 1 or more; the original code calls it alpha.
+
+    Source:
+        bloc97 2023, https://www.reddit.com/r/LocalLLaMA/comments/14lz7j5; Peng et al. 2023, section 3.1, arXiv 2309.00071,
+        https://arxiv.org/abs/2309.00071
+    """
+
+    name = "ntk"
+    source = "bloc97 2023, https://www.reddit.com/r/LocalLLaMA/comments/14lz7j5"
+    factor: float
+
+    def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
+        return plain(rotary_dim, ntk_base(self.name, base, self.factor, rotary_dim), device)
+
+
+@dataclass(frozen=True)
+class DynamicNTK(Follows):
+    """NTK-aware scaling that grows with the sequence: base (s l/L - (s - 1))^(d/(d-2)) at length l, plain while l <= L.
+
+    Args:
+        factor: s, of 1 or more.
+        original_max_length: L, the trained length in tokens.
+        max_length: the length that follow="declared" is made for.
+        follow: "declared" (l = max_length), "row" (the query's position + 1) or "sequence" (the newest key's position + 1).
+        step: with follow="row", lengths beyond L are rounded up to steps of this many tokens, so that neighbours share
+            tables; default: a sixteenth of L.
+
+    Source:
+        emozilla 2023, https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr
+    """
+
+    name = "dynamic_ntk"
+    source = "emozilla 2023, https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr"
+    factor: float
+    original_max_length: int
+    max_length: int | None = None
+    follow: Follow = "declared"
+    step: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.step is not None and self.follow != "row":
+            raise ValueError(
+                f"{self.name}: expected step only with follow='row', got follow={self.follow!r}; leave it out"
+            )
+
+    def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
+        s, original = self.factor, self.original_max_length
+        dtype = wide(device or torch.device("cpu"))
+        length = torch.as_tensor(at_least(self.followed(length), original), device=device).to(dtype)
+        stretch = s * (length / original) - (s - 1)
+        return plain(rotary_dim, ntk_base(self.name, base, stretch, rotary_dim), device)
+
+    def canonical(self, length: Any) -> Any:
+        original = self.original_max_length
+        step = 1 if self.follow == "sequence" else self.step or max(1, original // 16)
+        return original - (original - at_least(length, original)) // step * step

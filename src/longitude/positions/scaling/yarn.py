@@ -1,0 +1,157 @@
+"""YaRN and its ramp (NTK by parts): pairs that rotate often within L stay, pairs that never complete a turn are interpolated."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import KW_ONLY, dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from longitude.errors import check_choice, check_flags, check_positive
+from longitude.positions.scaling.base import Scaling, plain
+
+Ramp = Literal["dimensions", "rotations"]
+
+
+def blend(theta: Tensor, factor: float, gamma: Tensor) -> Tensor:
+    """(1 - gamma) theta/s + gamma theta, exact at 0, at 1 and for s = 1."""
+    return torch.lerp(theta / factor, theta, gamma.to(theta.dtype))
+
+
+def rotations_ramp(theta: Tensor, original: int, slow: float, fast: float) -> Tensor:
+    """gamma_k, from 0 at `slow` rotations within L to 1 at `fast`: linear in r_k = L theta_k / 2 pi."""
+    rotations = original * theta / (2 * math.pi)
+    return ((rotations - slow) / (fast - slow)).clamp(0, 1)
+
+
+def dimensions_ramp(rotary_dim: int, low: float, high: float, like: Tensor) -> Tensor:
+    """gamma_k, from 1 at pair `low` to 0 at pair `high`: linear in k, the ramp of the published code."""
+    pair = torch.arange(rotary_dim // 2, device=like.device, dtype=like.dtype)
+    return 1 - ((pair - low) / (high - low)).clamp(0, 1)
+
+
+@dataclass(frozen=True)
+class NTKByParts(Scaling):
+    """NTK by parts: (1 - gamma_k) theta_k/s + gamma_k theta_k, gamma_k = 1 for fast pairs and 0 for slow ones.
+
+    Args:
+        factor: s, of 1 or more.
+        original_max_length: L, the trained length in tokens.
+        beta_fast: pairs of at least this many rotations within L stay.
+        beta_slow: pairs of at most this many become theta_k/s.
+        ramp: "dimensions", as in the published code and all checkpoints: gamma falls linearly with k from the pair of
+            beta_fast rotations to that of beta_slow. "rotations", as in the paper: gamma is linear in the rotations
+            r_k = L theta_k / 2 pi, from beta_slow to beta_fast. The two differ by up to 0.37.
+        truncate: with ramp="dimensions", the two pairs are rounded outwards to whole numbers.
+
+    Raises:
+        ValueError: with ramp="dimensions", an original_max_length in which no pair completes beta_slow rotations: the
+            published ramp would run backwards there and scale nothing. At the other end, where even the slowest pairs
+            complete far more than beta_fast, the published code divides all of them by s, and so does this.
+
+    Source:
+        Peng et al. 2023, section 3.2, arXiv 2309.00071, https://arxiv.org/abs/2309.00071
+    """
+
+    name = "ntk_by_parts"
+    source = "Peng et al. 2023, https://arxiv.org/abs/2309.00071"
+    factor: float
+    original_max_length: int
+    beta_fast: float = 32
+    beta_slow: float = 1
+    _: KW_ONLY
+    ramp: Ramp = "dimensions"
+    truncate: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fast, slow = self.beta_fast, self.beta_slow
+        check_positive(self.name, beta_fast=fast, beta_slow=slow)
+        check_choice(self.name, Ramp, ramp=self.ramp)
+        check_flags(self.name, truncate=self.truncate)
+        if fast <= slow:
+            raise ValueError(
+                f"{self.name}: expected beta_fast, the larger number of rotations, above beta_slow, got {fast!r} and {slow!r}"
+            )
+        if self.ramp == "rotations" and not self.truncate:
+            raise ValueError(
+                f"{self.name}: expected truncate=False only with ramp='dimensions'; the ramp in rotations has nothing to round"
+            )
+
+    def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
+        theta = plain(rotary_dim, base, device)
+        if self.ramp == "rotations":
+            gamma = rotations_ramp(theta, self.original_max_length, self.beta_slow, self.beta_fast)
+        else:
+            gamma = dimensions_ramp(rotary_dim, *self.borders(rotary_dim, base), theta)
+        return blend(theta, self.factor, gamma)
+
+    def borders(self, rotary_dim: int, base: float) -> tuple[float, float]:
+        """The pair that completes beta_fast rotations within L, and the one that completes beta_slow.
+
+        The published code clamps at d - 1, not at the last pair d/2 - 1, and sets the two apart by 0.001 where they are
+        equal. ValueError where the second lies below pair 0.
+        """
+        if base <= 1:
+            raise ValueError(f"{self.name}: expected a base above 1, got {base!r}")
+
+        def pair_of(rotations: float) -> float:  # solves r_k = rotations for k
+            return rotary_dim * math.log(self.original_max_length / (2 * math.pi * rotations)) / (2 * math.log(base))
+
+        low, high = pair_of(self.beta_fast), pair_of(self.beta_slow)
+        if self.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        if high < 0:  # below the lower clamp: the ramp would run backwards, and nothing be scaled
+            raise ValueError(
+                f"{self.name}: expected an original_max_length in which a pair rotates beta_slow={self.beta_slow} times, got "
+                f"{self.original_max_length}; ramp='rotations' has no such limit"
+            )
+        low, high = max(low, 0), min(high, rotary_dim - 1)
+        return low, high + 0.001 if low == high else high
+
+
+@dataclass(frozen=True)
+class YaRN(NTKByParts):
+    """YaRN: NTK by parts, and cos and sin times 0.1 ln s + 1, which sharpens the softmax.
+
+    With g(m) = 0.1 m ln s + 1, attention_factor is g(1), or g(mscale)/g(mscale_all_dim) where both are given and not zero;
+    softmax_factor is g(mscale_all_dim)^2 where that is given and not zero, else 1.
+
+    Args:
+        factor: s, of 1 or more.
+        original_max_length: L, the trained length in tokens.
+        beta_fast: as of NTKByParts, like beta_slow, ramp and truncate.
+        beta_slow: see there.
+        attention_factor: multiplies cos and sin; None: by the formula above.
+        mscale: m of cos and sin.
+        mscale_all_dim: m of the scores' scale. Published code uses it in DeepSeek's latent attention and similar models alone,
+            where only a part of each head rotates.
+        ramp: see NTKByParts.
+        truncate: see NTKByParts.
+
+    Source:
+        Peng et al. 2023, arXiv 2309.00071, https://arxiv.org/abs/2309.00071
+    """
+
+    name = "yarn"
+    attention_factor: float | None = None
+    mscale: float | None = None
+    mscale_all_dim: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = {"mscale": self.mscale, "mscale_all_dim": self.mscale_all_dim}
+        check_positive(self.name, **{name: scale for name, scale in given.items() if scale not in (None, 0)})
+
+    def factors(self) -> tuple[float, float]:
+        def g(scale: float) -> float:
+            return 0.1 * scale * math.log(self.factor) + 1
+
+        softmax = g(self.mscale_all_dim) ** 2 if self.mscale_all_dim else 1.0
+        if self.attention_factor is not None:
+            return self.attention_factor, softmax
+        if self.mscale and self.mscale_all_dim:
+            return g(self.mscale) / g(self.mscale_all_dim), softmax
+        return g(1), softmax
