@@ -12,9 +12,8 @@ from torch import nn
 from longitude.checkpoints.config import head_dim_of
 from longitude.checkpoints.positions import rotary_modules
 from longitude.extend.methods import of_full_attention, scheme_of, with_scheme
-from longitude.positions.frequencies import Scaling
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
-from longitude.positions.scaling import LongRoPE, rope_frequencies
+from longitude.positions.scaling import LongRoPE, Scaling, rope_frequencies
 
 STARTS = ("linear", "ntk", "yarn", "ntk-by-parts", "llama3")
 """Methods that the search begins with: the three of the paper, and what came after it."""

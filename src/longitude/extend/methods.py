@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 
 from longitude.errors import unknown
-from longitude.positions.frequencies import Follows, Scaling
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.scaling import SCHEMES, BaseChange, DynamicNTK, Linear
+from longitude.positions.scaling import SCHEMES, BaseChange, DynamicNTK, Follows, Linear, Scaling
 
 WINDOWED = ("sliding_attention", "chunked_attention")
 """Layer types that attend within a window, which does not grow."""

@@ -21,9 +21,8 @@ from longitude.extend.learned_table import find_table, stretched
 from longitude.extend.methods import method_of, of_full_attention, original_of, scheme_of, with_scheme
 from longitude.extend.search import SearchResult
 from longitude.extend.weights import Change
-from longitude.positions.frequencies import Follows, Scaling
 from longitude.positions.hugging_face import ORIGINAL, type_of
-from longitude.positions.scaling import DynamicNTK, rope_frequencies
+from longitude.positions.scaling import DynamicNTK, Follows, Scaling, rope_frequencies
 from longitude.runs.files import read_json
 from longitude.runs.memory import total_memory
 
