@@ -49,7 +49,7 @@ def _tables(found: dict[str, Any]) -> Iterator[Any]:
             entry["class"],
             " ".join(entry["acts"]) or "-",
             _properties(entry),
-            entry["source"] or "-",
+            _papers(entry["source"]),
             " ".join(takers) or "-",
         )
     yield shown
@@ -71,13 +71,13 @@ def _tables(found: dict[str, Any]) -> Iterator[Any]:
             " ".join(entry["takes"]),
             entry["cache"],
             " ".join(own) or "-",
-            entry["source"] or "-",
+            _papers(entry["source"]),
         )
     yield shown
     yield "cache: how what a mixer keeps grows with the N tokens that passed.\n"
     shown = table("\nscaling of rotations", "name", "options (those with = may be left out)", "source")
     for entry in found["scaling"]:
-        shown.add_row(Text(entry["name"], "bold"), _options(entry), entry["source"] or "-")
+        shown.add_row(Text(entry["name"], "bold"), _options(entry), _papers(entry["source"]))
     yield shown
     shown = table("\nsamplers of training positions", "name", "options", "what it is")
     for entry in found["samplers"]:
@@ -103,6 +103,11 @@ def _properties(entry: dict[str, Any]) -> str:
         "one for all": entry["learned"] and entry["shared"],
     }
     return ", ".join(words for words, is_so in said.items() if is_so)
+
+
+def _papers(source: str | None) -> str:
+    """Authors and years, without the links."""
+    return "; ".join(paper.partition(", http")[0] for paper in (source or "-").split("; "))
 
 
 def _options(entry: dict[str, Any]) -> str:
