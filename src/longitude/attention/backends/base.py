@@ -70,8 +70,8 @@ def register_backend(backend: Backend) -> Backend:
     Raises:
         ValueError: the name is "auto" or that of another backend.
     """
-    taken = BACKENDS.get(backend.name, backend)
-    if backend.name == "auto" or taken.run.__qualname__ != backend.run.__qualname__:  # a notebook may define it again
+    runs = [(b.run.__module__, b.run.__qualname__) for b in (backend, BACKENDS.get(backend.name, backend))]
+    if backend.name == "auto" or runs[0] != runs[1]:  # a notebook may define the same one again
         raise ValueError(f"the backend {backend.name!r} is registered already; choose another name")
     BACKENDS[backend.name] = backend
     return backend

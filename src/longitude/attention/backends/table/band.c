@@ -1,11 +1,11 @@
 /* Attention along diagonals: what forward.py and backward.py do where nothing but a table of offsets is added, in one pass.
 
-   A block of queries meets the panels of keys one after the other; a tile of scores is made, turned into weights and used while
+   A block of queries goes through the panels of keys; a tile of scores is computed, made into weights and used while
    it is in the cache's first level or in registers. Queries are not reversed here: query a and key b meet at diagonal
    n = queries - 1 - a + b, allowed from `first` to `last`. Scores are in base 2. */
 #include "vectors.h"
 
-#define BLOCK 48 /* queries that use a panel while it is near */
+#define BLOCK 48 /* queries that use a panel while it is in the cache */
 #define MARGIN (PANEL + BLOCK)
 
 /* ---- a head's numbers, side by side ---- */
@@ -45,7 +45,7 @@ static real lay_down(const real *x, num row, num count, num rows, num dim, num w
   return (real)sqrt(longest);
 }
 
-/* The table of a head (null: zeros) in base 2, -inf where nobody may look, MARGIN more on both sides; the highest of each PANEL. */
+/* The table of a head (null: zeros) in base 2, -inf outside the band, MARGIN more on both sides; the highest of each PANEL. */
 static void tabulate(const Shape *s, const real *table, real *to, real *highest) {
   num length = up(s->queries + s->keys - 1 + 2 * MARGIN, PANEL);
   for (num n = -MARGIN; n < length - MARGIN; n++)
@@ -69,22 +69,22 @@ INLINE real highest_bias(const Shape *s, const real *highest, num a, num b) {
 INLINE num low_key(const Shape *s, num a) { return most(0, s->first - (s->queries - 1 - a)); }
 INLINE num high_key(const Shape *s, num a) { return least(s->keys, s->last - (s->queries - 1 - a) + 1); }
 
-/* Scores [ROWS, PANEL] of queries from a on and `wide` vectors of keys from b on; -inf where nobody may look. */
+/* Scores [ROWS, PANEL] of queries from a on and `wide` vectors of keys from b on; -inf outside the band. */
 INLINE void score(const Shape *s, const real *q, num dim, const real *keys, const real *table, num a, num b, int wide,
                   int finite, real *to) {
   product(ROWS, wide, dim, q, dim, 1, keys, PANEL, table + MARGIN + s->queries - 1 - a + b, -1, to, PANEL);
-  if (finite && b + wide * WIDE <= s->keys) return; /* the table has said where nobody may look */
-  for (num r = 0; r < ROWS; r++)                    /* keys that are not there; and -inf and NaN do not add up to -inf */
+  if (finite && b + wide * WIDE <= s->keys) return; /* the table masks them already */
+  for (num r = 0; r < ROWS; r++)                    /* keys beyond the last; and -inf and NaN do not add up to -inf */
     for (num i = 0; i < wide * WIDE; i++)
       if (b + i < low_key(s, a + r) || b + i >= high_key(s, a + r)) to[r * PANEL + i] = -INFINITY;
 }
 #define FINITE(bound) ((bound) < (real)1e30)
 
 /* Whether all weights of ROWS queries and a panel are 0: |q.k| <= bound, and rounded up for what rounding took from it. */
-INLINE int nothing(const Shape *s, real bound, const real *highest, num a, num b, const real *top) {
+INLINE int negligible(const Shape *s, real bound, const real *highest, num a, num b, const real *top) {
   real lowest = top[0];
   for (int r = 1; r < ROWS; r++) lowest = top[r] < lowest ? top[r] : lowest;
-  return bound * (real)1.001 + 1 + highest_bias(s, highest, a, b) < lowest - NOTHING;
+  return bound * (real)1.001 + 1 + highest_bias(s, highest, a, b) < lowest - NEGLIGIBLE;
 }
 
 /* A span as a whole of its own: its diagonal 0 is the diagonal `shift` of all. */
@@ -139,12 +139,12 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
     }
     for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
       tabulate(&t, table ? table + g * table_row + shift : 0, biases, highest);
-      for (num turn = task % s->splits; turn < blocks; turn += s->splits) {
-        num a = (blocks - 1 - turn) * BLOCK, rows = least(BLOCK, t.queries - a); /* the longest rows first */
+      for (num n = task % s->splits; n < blocks; n += s->splits) {
+        num a = (blocks - 1 - n) * BLOCK, rows = least(BLOCK, t.queries - a); /* the longest rows first */
         const real *from_q = in(q, p.batch, g, p.q_from + a);
         real length = lay_down(from_q, q.row, rows, BLOCK, s->dim, dim, (real)s->scale * LOG2E, queries);
         memset(made, 0, BLOCK * dim * sizeof(real));
-        for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? NOTHING_YET : INFINITY, total[r] = 0;
+        for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? LOWEST : INFINITY, total[r] = 0;
         num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
         for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL) { /* near keys first */
           real bound = length * longest[b / PANEL];
@@ -152,7 +152,7 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
             num last = least(r + ROWS, rows), from = most(low_key(&t, a + r) - b, 0);
             num to = least(high_key(&t, a + last - 1) - b, PANEL), skip = from / WIDE * WIDE;
             if (from >= to) continue;
-            if (nothing(&t, bound, highest, a + r, b, top + r)) continue;
+            if (negligible(&t, bound, highest, a + r, b, top + r)) continue;
             int wide = (int)((to - skip + WIDE - 1) / WIDE);
             score(&t, queries + r * dim, dim, keys + b * dim + skip, biases, a + r, b + skip, wide, FINITE(bound), tile);
             for (num i = r; i < last; i++) {
@@ -160,9 +160,9 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
               for (int w = 1; w < wide; w++) high = larger(x[w], high);
               real now = highest_of(high);
               if (now > top[i]) {
-                real fade = power(SAME(top[i] - now))[0];
-                for (num d = 0; d < dim; d += WIDE) *(vec *)(made + i * dim + d) *= fade;
-                total[i] *= fade;
+                real factor = power(SAME(top[i] - now))[0];
+                for (num d = 0; d < dim; d += WIDE) *(vec *)(made + i * dim + d) *= factor;
+                total[i] *= factor;
                 top[i] = now;
               }
               for (int w = 0; w < wide; w++) sum += x[w] = power(x[w] - top[i]);
@@ -221,8 +221,8 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
       for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
         tabulate(&t, table ? table + g * table_row + shift : 0, biases, highest);
         memset(made_table, 0, size.table * sizeof(real));
-        for (num turn = split; turn < blocks; turn += s->splits) {
-          num a = turn * block, rows = least(block, t.queries - a);
+        for (num n = split; n < blocks; n += s->splits) {
+          num a = n * block, rows = least(block, t.queries - a);
           num at = (p.batch * s->heads + g) * s->queries + p.q_from + a;
           const real *from_q = in(q, p.batch, g, p.q_from + a), *from_grad = in(grad, p.batch, g, p.q_from + a);
           real length = lay_down(from_q, q.row, rows, block, s->dim, dim, (real)s->scale * LOG2E, queries);
@@ -241,7 +241,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
             for (num r = 0; r < rows; r += ROWS) {
               real *weight = weights + r * PANEL, *slope = slopes + r * PANEL;
               num from = most(low_key(&t, a + r) - b, 0), to = least(high_key(&t, a + r + ROWS - 1) - b, PANEL);
-              if (from >= to || nothing(&t, bound, highest, a + r, b, top + r)) {
+              if (from >= to || negligible(&t, bound, highest, a + r, b, top + r)) {
                 memset(weight, 0, ROWS * PANEL * sizeof(real));
                 memset(slope, 0, ROWS * PANEL * sizeof(real));
                 continue;

@@ -1,7 +1,7 @@
-/* A few queries against many keys: each number of keys and values is read once and where it stands. As band.c otherwise. */
+/* A few queries against many keys: each number of keys and values is read once, in place. As band.c otherwise. */
 #include "vectors.h"
 
-#define SOME 64 /* keys at once: they stay near until every query of their head has met them */
+#define SOME 64 /* keys at once: they stay in the cache until every query of their head has read them */
 
 INLINE real dot(const real *a, const real *b, num dim) {
   vec sum = SAME(0);
@@ -38,7 +38,7 @@ void decode(const Shape *s, In q, In k, In v, const real *table, num table_row, 
     for (num r = 0; r < rows; r++) {
       const real *x = q.at + p.batch * q.batch + (h * s->groups + r % s->groups) * q.head + (p.q_from + r / s->groups) * q.row;
       for (num d = 0; d < dim; d++) queries[r * dim + d] = x[d] * (real)s->scale * LOG2E;
-      top[r] = NOTHING_YET, total[r] = 0;
+      top[r] = LOWEST, total[r] = 0;
     }
     const real *keys = k.at + p.batch * k.batch + h * k.head, *values = v.at + p.batch * v.batch + h * v.head;
     for (num b = p.k_from; b < p.k_to; b += SOME)
@@ -55,9 +55,9 @@ void decode(const Shape *s, In q, In k, In v, const real *table, num table_row, 
         for (num w = 1; w < wide; w++) high = larger(x[w], high);
         real now = highest_of(high);
         if (now > top[r]) {
-          real fade = power(SAME(top[r] - now))[0];
-          for (num d = 0; d < dim; d++) made[r * dim + d] *= fade;
-          total[r] *= fade;
+          real factor = power(SAME(top[r] - now))[0];
+          for (num d = 0; d < dim; d++) made[r * dim + d] *= factor;
+          total[r] *= factor;
           top[r] = now;
         }
         for (num w = 0; w < wide; w++) sum += x[w] = power(x[w] - top[r]);

@@ -10,7 +10,7 @@
 typedef double real;
 typedef int64_t bits;
 #define REAL_BITS 64
-#define LOWEST (-DBL_MAX)
+#define LOWEST (-DBL_MAX) /* no score that is not -inf is lower */
 #else
 typedef float real;
 typedef int32_t bits;
@@ -85,10 +85,11 @@ INLINE real sum_of(vec x) {
   return x[0];
 }
 
-/* 2^-FAINT of the largest weight changes no sum, and sums of much less leave the ordinary numbers, which takes many times as long. */
-#define FAINT (REAL_BITS == 32 ? 100 : 1000)
-#ifndef NOTHING
-#define NOTHING FAINT /* what lies that far below is 0 by `power`: leaving it out changes no bit */
+/* 2^-UNDERFLOW_EXPONENT of the largest weight changes no sum, and sums of much less would be denormal numbers, which are many
+   times as slow. */
+#define UNDERFLOW_EXPONENT (REAL_BITS == 32 ? 100 : 1000)
+#ifndef NEGLIGIBLE
+#define NEGLIGIBLE UNDERFLOW_EXPONENT /* `power` makes 0 of what is that much lower: leaving it out changes no bit */
 #endif
 
 /* WIDE vectors, x[i][j] -> x[j][i]. */
@@ -105,7 +106,7 @@ INLINE void transpose(vec *x) {
   }
 }
 
-/* 2^x = 2^whole 2^rest; 0 where x < -FAINT, NaN of NaN. The polynomial is right to 8e-8, for double to 1e-16. */
+/* 2^x = 2^whole 2^rest; 0 where x < -UNDERFLOW_EXPONENT, NaN of NaN. The polynomial is right to 8e-8, for double to 1e-16. */
 INLINE vec power(vec x) {
 #ifdef DOUBLE
   static const real c[] = {1.3691488853904128e-12, 2.5678435993488202e-11, 4.44553827187081e-10, 7.054911620801123e-09,
@@ -120,7 +121,7 @@ INLINE vec power(vec x) {
   const real round = 12582912; /* 1.5 2^23 */
   const int mantissa = 23, bias = 127;
 #endif
-  ivec dead = x < -FAINT;
+  ivec dead = x < -UNDERFLOW_EXPONENT;
   x = (vec)((dead & (ivec)SAME(-bias)) | (~dead & (ivec)x));
   vec whole = x + round, rest = x - (whole - round), y = SAME(c[0]);
   union { real number; bits as; } zero = {round};
@@ -152,7 +153,7 @@ INLINE void sums(const int rows, const int wide, num n, const real *a, num row, 
   for (int r = 0; r < rows; r++)
 #pragma GCC unroll 4
     for (int v = 0; v < wide; v++) {
-      if (start) sum[r][v] += *(const vec *)(start + r * first + v * WIDE); /* last: what is large would cost the sum digits */
+      if (start) sum[r][v] += *(const vec *)(start + r * first + v * WIDE); /* last: a large number would cost the sum digits */
       *(vec *)(c + r * stride + v * WIDE) = sum[r][v];
     }
 }
@@ -185,5 +186,3 @@ INLINE void scatter(num dim, num n, const real *a, const real *b, real *c) {
   for (; r + ROWS <= PANEL; r += ROWS) gather(ROWS, dim, n, a + r, 1, PANEL, b, c + r * dim);
   gather(PANEL % ROWS, dim, n, a + r, 1, PANEL, b, c + r * dim);
 }
-
-#define NOTHING_YET LOWEST /* no score that is not -inf is lower */

@@ -1,0 +1,125 @@
+"""Which backend runs: a named one or none, "auto" the cheapest; what `chunked` and `sdpa` take; backends that users register."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude.attention.backends import BACKENDS, chunked, refuses
+from longitude.attention.operation import choose, requests
+from longitude.attention.reference import reference
+from longitude.positions.composed import compose
+from tests.support import close, random
+
+HEADS, DIM = 4, 8
+GENERAL = [
+    name for name in BACKENDS if name not in ("transport", "split", "flex")
+]  # they need a transport, a pattern, 128 rows
+
+
+def request(q, mask=None, encoding=None):
+    """The only request of a call of self-attention."""
+    (part,) = requests(q, q, q, compose(encoding), None, mask or lg.Causal(), None, None, None, 0.0, False)
+    return part.request
+
+
+def test_chunked_skips_what_a_window_cannot_reach(monkeypatch):
+    blocks = []
+    monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**16)
+    monkeypatch.setattr(chunked, "reference", lambda r, *how: blocks.append((r.rows, r.length)) or reference(r, *how))
+    q = random(1, HEADS, 200, DIM)
+    close(lg.attend(q, q, q, mask=lg.Window(8), backend="chunked"), reference(request(q, lg.Window(8)))[0])
+    assert len(blocks) > 10 and all(keys <= rows + 7 for rows, keys in blocks), blocks
+
+
+# ---- a backend passed by name is the one that runs, or it raises ---------------------------------------------------------
+@pytest.mark.parametrize(
+    ("backend", "options", "why"),
+    [
+        ("sdpa", {"encoding": lg.CoPE(DIM, 9)}, "it does not know RowBias"),
+        ("sdpa", {"encoding": lg.T5Bias(HEADS)}, "no gradient to what the encoding has learned"),
+        ("table", {"encoding": lg.Fire(HEADS)}, "it does not know PairBias"),
+        ("table", {"dropout": 0.1}, "it has no dropout"),
+        ("table", {"return_weights": True}, "it never holds the weights"),
+        (
+            "table",
+            {"encoding": lg.ALiBi(HEADS), "k_positions": torch.tensor([0, 1, 3, 7, 8, 9])},
+            "positions do not count up by one",
+        ),
+        ("table", {"v": torch.randn(1, HEADS, 6, 5)}, "values as wide as keys, not 5 and 8"),
+        ("chunked", {"return_weights": True}, "it never holds the weights"),
+    ],
+)
+def test_a_named_backend_raises_and_names_one_that_works(backend, options, why):
+    q = torch.randn(1, HEADS, 6, DIM)
+    inputs = {"q": q, "k": q, "v": q, **options}
+    with pytest.raises(ValueError, match=f"backend '{backend}' cannot: .*{why}") as error:
+        lg.attend(**inputs, backend=backend)
+    *able, taken = str(error.value).rsplit("; ", 1)[1].replace("'auto'", "").split("'")[1::2]
+    assert able == [name for name in able if name != backend] and taken in able
+    for works in able:
+        lg.attend(**inputs, backend=works)
+    for refuses_too in BACKENDS.keys() - {*able}:
+        with pytest.raises(ValueError, match="cannot"):
+            lg.attend(**inputs, backend=refuses_too)
+
+
+def test_sdpa_refuses_a_bias_it_would_round_or_that_is_long():
+    q = torch.randn(1, HEADS, 6, DIM)
+    with pytest.raises(ValueError, match=r"dense bias would be rounded to .*bfloat16"):
+        lg.attend(*[q.bfloat16()] * 3, encoding=lg.ALiBi(HEADS), backend="sdpa")
+    q = torch.empty(1, HEADS, 2049, DIM)
+    with pytest.raises(ValueError, match=r"dense bias would take 64 MiB, above 64"):
+        lg.attend(q, q, q, encoding=lg.ALiBi(HEADS), backend="sdpa")
+    assert refuses(BACKENDS["sdpa"], request(q)) is None
+
+
+def test_sdpa_takes_long_packed_text_in_half_precision():
+    """Span by span it is plain causal attention: the dense mask that it would not make counts for nothing."""
+    q = torch.empty(1, HEADS, 8192, DIM, dtype=torch.bfloat16)
+    r = request(q, lg.Causal() & lg.Documents(torch.arange(8192) // 1000))
+    assert refuses(BACKENDS["sdpa"], r) is None and BACKENDS["sdpa"].memory(r) == 0
+    assert choose([r], "auto").name == "sdpa"
+    recurring = request(q, lg.Causal() & lg.Documents(torch.arange(8192) // 1000 % 2))
+    assert "dense bias would take 128 MiB" in refuses(BACKENDS["sdpa"], recurring)
+
+
+@pytest.mark.parametrize("name", GENERAL)
+def test_the_named_backend_is_the_one_that_runs(name, monkeypatch):
+    ran = []
+    for other in BACKENDS.values():
+        spy = replace(other, run=lambda r, other=other: ran.append(other.name) or other.run(r))
+        monkeypatch.setitem(BACKENDS, other.name, spy)
+    q = torch.randn(1, HEADS, 6, DIM)
+    lg.attend(q, q, q, encoding=lg.ALiBi(HEADS), backend=name)
+    assert ran == [name]
+
+
+@pytest.mark.parametrize(
+    ("encoding", "length", "chosen"),
+    [
+        (None, 40, "sdpa"),
+        (lg.Rotary(DIM, "half"), 40, "sdpa"),
+        (lg.ALiBi(HEADS), 40, "table"),
+        (lg.Shaw(DIM), 40, "table"),
+        (lg.Fire(HEADS), 40, "reference"),
+        (lg.Fire(HEADS), 8192, "chunked"),
+    ],
+)
+def test_auto_takes_the_cheapest(encoding, length, chosen):
+    q = torch.empty(1, HEADS, length, DIM)
+    assert choose([request(q, encoding=encoding)], "auto").name == chosen
+
+
+def test_a_backend_of_ones_own_is_one_like_any_other(monkeypatch):
+    monkeypatch.setattr("longitude.attention.backends.base.BACKENDS", known := dict(BACKENDS))
+    backend = lg.Backend("own", run=lambda r: reference(r)[0], memory=lambda r: 0, price=lambda r: 0.5)
+    assert lg.register_backend(backend) is known["own"] is lg.register_backend(backend)
+    for name in ("auto", "sdpa"):
+        with pytest.raises(ValueError, match=f"'{name}' is registered already"):
+            lg.register_backend(replace(backend, name=name))
+    assert (
+        refuses(backend, request(torch.randn(1, HEADS, 6, DIM), encoding=lg.ALiBi(HEADS)))
+        == "it does not know OffsetBias"
+    )
