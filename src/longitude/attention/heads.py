@@ -24,7 +24,7 @@ def head_sizes(
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """[B, L, heads * head_dim] -> [B, heads, L, head_dim]."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(1, 2)
+    return x.view(*x.shape[:-1], num_heads, -1).transpose(1, 2)
 
 
 def join_heads(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Cross-attention: a decoder's tokens ask, an encoder's output answers. No positions, no causality, keys and values made once."""
+"""Cross-attention: queries of a decoder, keys and values of an encoder's output, computed once; no positions, no causality."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.masks import NoMask, Padding
 from longitude.attention.operation import attend, require_backend
 from longitude.attention.request import require_options
@@ -18,13 +19,25 @@ if TYPE_CHECKING:
 
 
 class CrossAttention(nn.Module):
-    """softmax(scale W_q x . W_k s) W_v s, then W_o: queries of x [B, L, dim], keys and values of a source s [B, S, kv_dim]
-    (Vaswani et al. 2017).
+    """Attention of one sequence to another: W_o softmax(scale W_q x . W_k s) W_v s.
 
-    Heads, scale, dropout and backend as in MultiHeadAttention: num_kv_heads heads of keys and values, each serving
-    num_heads / num_kv_heads heads of queries; dropout acts on the weights, in training; scale is head_dim**-0.5 unless said.
-    kv_dim: width of the source, dim unless said. Query and source have no common order, so there is no encoding and no
-    causality here: every query sees every valid token of the source.
+    Both have no common order, so there is no encoding and no causality: each query sees every valid token of the source.
+
+    Args:
+        dim: width of x and of the output.
+        num_heads: heads of queries.
+        num_kv_heads: heads of keys and values; None: num_heads.
+        kv_dim: width of the source; None: dim.
+        bias: whether the projections have biases.
+        dropout: of weights, in training.
+        scale: of scores; None: head_dim^-1/2.
+        backend: as in attend.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    Source:
+        Vaswani et al. 2017, arXiv 1706.03762, https://arxiv.org/abs/1706.03762
     """
 
     def __init__(
@@ -40,20 +53,15 @@ class CrossAttention(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        num_kv_heads, head_dim = head_sizes("CrossAttention", dim, num_heads, num_kv_heads)
         kv_dim = dim if kv_dim is None else kv_dim
-        check_sizes("CrossAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, kv_dim=kv_dim)
-        if num_heads % num_kv_heads:
-            raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
-        if dim % num_heads:
-            raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}")
+        check_sizes("CrossAttention", kv_dim=kv_dim)
         require_backend(backend)
         require_options(scale, dropout)
-        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, dim // num_heads
+        self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.dropout, self.scale, self.backend = dropout, scale, backend
         self.q_proj = nn.Linear(dim, dim, bias=bias)
-        self.k_proj = nn.Linear(kv_dim, num_kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(kv_dim, num_kv_heads * self.head_dim, bias=bias)
+        self.k_proj, self.v_proj = (nn.Linear(kv_dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(dim, dim, bias=bias)
 
     def cache_layer(self) -> DynamicLayer:
@@ -71,11 +79,21 @@ class CrossAttention(nn.Module):
         cache: DynamicLayer | None = None,
         return_weights: bool = False,
     ) -> Any:
-        """-> [B, L, dim]; with return_weights also the weights [B, H, L, S].
+        """Attend to the source, or to the keys and values of it in a cache.
 
-        valid: True or 1 for tokens of the source, False or 0 for its padding; a row without any gives zeros (and o_proj's
-        bias). cache: an empty one takes the keys and values of the source; a filled one has them, the source is not read
-        again, and may be left out.
+        Args:
+            x: [B, L, dim].
+            source: [B, S, kv_dim]; may be left out with a filled cache.
+            valid: True or 1 for tokens of the source, False or 0 for its padding, [B, S]; a row without any gives zeros (and
+                o_proj's bias).
+            cache: an empty one keeps the keys and values of the source; of a filled one they are used, and source is not read.
+            return_weights: return the weights, too.
+
+        Returns:
+            [B, L, dim]; with return_weights also the weights [B, H, L, S].
+
+        Raises:
+            ValueError: for shapes that do not fit, another mixer's cache, or neither source nor filled cache.
         """
         dim, kv_dim = self.q_proj.in_features, self.k_proj.in_features
         if x.dim() != 3 or x.shape[-1] != dim or x.numel() == 0:
@@ -84,26 +102,21 @@ class CrossAttention(nn.Module):
             raise ValueError(
                 f"source: expected [{len(x)}, S, {kv_dim}] with no empty dimension, got {list(source.shape)}"
             )
-        q = self.heads(self.q_proj(x))
+        q = split_heads(self.q_proj(x), self.num_heads)
         k, v = self.keys_and_values(source, cache, len(x))
         if valid is not None and valid.shape != (len(x), k.shape[2]):
-            raise ValueError(
-                f"valid: expected [{len(x)}, {k.shape[2]}], one per token of the source, got {list(valid.shape)}"
-            )
+            expected = [len(x), k.shape[2]]
+            raise ValueError(f"valid: expected {expected}, one per token of the source, got {list(valid.shape)}")
         out = attend(
-            q.to(k.dtype), k, v,
-            mask=NoMask() if valid is None else Padding(valid),
-            scale=self.scale,
-            dropout=self.dropout if self.training else 0.0,
-            return_weights=return_weights,
-            backend=self.backend,
+            q.to(k.dtype), k, v, mask=NoMask() if valid is None else Padding(valid), scale=self.scale,
+            dropout=self.dropout if self.training else 0.0, return_weights=return_weights, backend=self.backend,
         )  # fmt: skip
         out, weights = out if return_weights else (out, None)
-        out = self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(2))
+        out = self.o_proj(join_heads(out.to(x.dtype)))
         return (out, weights) if return_weights else out
 
     def keys_and_values(self, source: Tensor | None, cache: DynamicLayer | None, batch: int) -> tuple[Tensor, Tensor]:
-        """[B, Hkv, S, head_dim] each: out of a filled cache, else made of the source and left in the cache."""
+        """[B, Hkv, S, head_dim] each: those of a filled cache, else projected from the source and cached."""
         if cache is not None and (not hasattr(cache, "keys") or hasattr(cache, "kind")):
             raise ValueError(
                 "cache: CrossAttention expected the DynamicLayer that its cache_layer() makes, got "
@@ -111,10 +124,8 @@ class CrossAttention(nn.Module):
             )
         if cache is None or not cache.get_seq_length():
             if source is None:
-                raise ValueError(
-                    "source: expected [B, S, kv_dim], or a cache that holds its keys and values, got neither"
-                )
-            k, v = self.heads(self.k_proj(source)), self.heads(self.v_proj(source))
+                raise ValueError("source: expected [B, S, kv_dim], or a cache with its keys and values, got neither")
+            k, v = (split_heads(project(source), self.num_kv_heads) for project in (self.k_proj, self.v_proj))
             return (k, v) if cache is None else cache.update(k, v)
         k, v = cache.keys, cache.values
         assert isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor)
@@ -124,7 +135,3 @@ class CrossAttention(nn.Module):
                 f"cache: expected keys {list(expected)} of this layer's source, got {list(k.shape)}; a cache serves one source"
             )
         return k, v
-
-    def heads(self, projected: Tensor) -> Tensor:
-        """[B, L, heads * head_dim] -> [B, heads, L, head_dim]."""
-        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)

@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from longitude.attention.documents import runs_of
+from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.masks import Band, Causal, Documents, Mask, NoMask, Padding
 from longitude.attention.operation import attend, require_backend
 from longitude.attention.patterns import Global, Pairs
@@ -18,15 +19,30 @@ from longitude.positions.composed import compose
 
 
 class LongformerAttention(nn.Module):
-    """Self-attention in which a token sees the `window` tokens on either side of it, itself, and all global tokens; a global
-    token sees all. Beltagy et al. 2020, section 3.
+    """Self-attention to the `window` tokens on either side, the token itself, and all global tokens; a global token sees all.
 
         out_i = softmax over { j : |i-j| <= window or j global } of scale q_i.k_j, of v_j        where i is not global
         out_i = softmax over all j of scale q'_i.k'_j, of v'_j                                  where i is global
 
-    q, k, v and q', k', v' are six projections; a global key counts once. causal: both sets lose j > i.
-    x [B, L, dim] -> [B, L, dim], any L, in O(L (window + globals)) time and memory. `window` is of one side:
-    transformers' attention_window is 2 window.
+    q, k, v and q', k', v' are six projections; a global key counts once. O(L (window + globals)) time and memory.
+
+    Args:
+        dim: width of x and of the output.
+        num_heads: heads.
+        encoding: one that reads positions alone.
+        window: tokens on one side: transformers' attention_window is 2 window.
+        causal: whether both sets lose j > i.
+        head_dim: width of a head; None: dim / num_heads.
+        bias: whether the projections have biases.
+        dropout: of weights, in training.
+        scale: of scores; None: head_dim^-1/2.
+        backend: as in attend.
+
+    Raises:
+        ValueError: for sizes that do not fit, or an encoding that reads tokens.
+
+    Source:
+        Beltagy et al. 2020, section 3, arXiv 2004.05150, https://arxiv.org/abs/2004.05150
     """
 
     def __init__(
@@ -44,17 +60,14 @@ class LongformerAttention(nn.Module):
         backend: str = "auto",
     ):
         super().__init__()
-        check_sizes("LongformerAttention", dim=dim, num_heads=num_heads, window=window)
-        if head_dim is None and dim % num_heads:
-            raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
-        if head_dim is not None:
-            check_sizes("LongformerAttention", head_dim=head_dim)
+        _, head_dim = head_sizes("LongformerAttention", dim, num_heads, head_dim=head_dim)
+        check_sizes("LongformerAttention", window=window)
         require_backend(backend)
         require_options(scale, dropout)
         self.window, self.causal = window, causal
-        self.num_heads, self.head_dim = num_heads, head_dim or dim // num_heads
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
         self.dropout, self.scale, self.backend = dropout, scale, backend
-        inner = num_heads * self.head_dim
+        inner = num_heads * head_dim
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(dim, inner, bias=bias) for _ in range(3))
         self.global_q_proj, self.global_k_proj, self.global_v_proj = (
             nn.Linear(dim, inner, bias=bias) for _ in range(3)
@@ -63,7 +76,7 @@ class LongformerAttention(nn.Module):
         self.encoding = compose(encoding)
         if self.encoding.reads_tokens:
             raise ValueError(
-                "LongformerAttention: the encoding reads the tokens in order, and global tokens have no place in that order; "
+                "LongformerAttention: the encoding reads the tokens in order, and global tokens are not part of that order; "
                 "expected one that reads positions alone"
             )
 
@@ -75,12 +88,23 @@ class LongformerAttention(nn.Module):
         documents: Int[Tensor, "B L"] | None = None,
         positions: Positions | None = None,
     ) -> Float[Tensor, "B L dim"]:
-        """tokens: the global ones, as lg.Global takes them: bool [L] or [B, L], or places. documents: a number per token;
-        a run of one number is a document, tokens see their own document only, and a negative number is padding, which sees
-        and is seen by nobody. positions: an int to count from, [L] or [B, L].
+        """Attend within windows, and to and from global tokens.
+
+        Args:
+            x: [B, L, dim].
+            tokens: the global ones, as lg.Global takes them: bool [L] or [B, L], or indices.
+            documents: a number per token [B, L]; a run of one number is a document, and tokens attend to their own document
+                only. A negative number is padding, which attends to no token and to which none attends.
+            positions: an int to count from, [L] or [B, L]; None: 0.
+
+        Returns:
+            [B, L, dim].
+
+        Raises:
+            ValueError: for shapes that do not fit.
         """
-        if x.dim() != 3 or x.shape[-1] != self.q_proj.in_features or x.numel() == 0:
-            raise ValueError(f"x: expected [B, L, {self.q_proj.in_features}], none of them 0, got {list(x.shape)}")
+        if x.dim() != 3 or x.shape[-1] != self.dim or x.numel() == 0:
+            raise ValueError(f"x: expected [B, L, {self.dim}] with no empty dimension, got {list(x.shape)}")
         batch, length = x.shape[:2]
         several = Global(tokens)
         several.validate(batch, length, length)
@@ -92,41 +116,33 @@ class LongformerAttention(nn.Module):
             mask = mask & Documents(documents) & Padding(documents >= 0)
         positions = canonical("positions", 0 if positions is None else positions, batch, length, self.encoding.axes)
 
-        q, k, v = (self.heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (self.projected(x, project) for project in (self.q_proj, self.k_proj, self.v_proj))
         seen = (Band(self.window, self.window) | several) & mask
         order = torch.arange(length, device=x.device)
         chosen = several.chosen(order)
         out = self.attend(q, k, v, seen, positions, positions)
-        (found,) = torch.nonzero(chosen if chosen.dim() == 1 else chosen.any(0), as_tuple=True)
-        if len(found):
-            q = self.heads(self.global_q_proj(x[:, found]))
-            k, v = (self.heads(project(x)) for project in (self.global_k_proj, self.global_v_proj))
+        (rows,) = torch.nonzero(chosen if chosen.dim() == 1 else chosen.any(0), as_tuple=True)
+        if len(rows):
+            q = self.projected(x[:, rows], self.global_q_proj)
+            k, v = (self.projected(x, project) for project in (self.global_k_proj, self.global_v_proj))
             own = explicit(positions, length, x.device)
-            own = own[found] if own.dim() == 1 else own[:, found]
-            every = Pairs(mask.allowed(found, order), length - len(found), 0)  # attend takes queries for the last
+            own = own[rows] if own.dim() == 1 else own[:, rows]
+            every = Pairs(mask.allowed(rows, order), length - len(rows), 0)  # attend takes queries for the last
             full = self.attend(q, k, v, every, own, positions)
-            where = chosen[..., found, None] if chosen.dim() == 1 else chosen[:, None, found, None]
-            out = out.index_copy(2, found, torch.where(where, full, out[:, :, found]))
+            where = chosen[..., rows, None] if chosen.dim() == 1 else chosen[:, None, rows, None]
+            out = out.index_copy(2, rows, torch.where(where, full, out[:, :, rows]))
         if documents is not None:
             out = out.masked_fill((documents < 0)[:, None, :, None], 0.0)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.o_proj(join_heads(out))
 
-    def heads(self, x: Tensor) -> Float[Tensor, "B H L D"]:
-        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+    def projected(self, x: Tensor, project: nn.Module) -> Float[Tensor, "B H L D"]:
+        return split_heads(project(x), self.num_heads)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, own: Positions, positions: Positions) -> Tensor:
         return attend(
-            q,
-            k,
-            v,
-            encoding=self.encoding,
-            mask=mask,
-            q_positions=own,
-            k_positions=positions,
-            scale=self.scale,
-            dropout=self.dropout if self.training else 0.0,
-            backend=self.backend,
-        )
+            q, k, v, encoding=self.encoding, mask=mask, q_positions=own, k_positions=positions,
+            scale=self.scale, dropout=self.dropout if self.training else 0.0, backend=self.backend,
+        )  # fmt: skip
 
     def extra_repr(self) -> str:
         return f"window={self.window}" + (", causal=True" if self.causal else "")

@@ -1,4 +1,4 @@
-"""Which blocks stand for a prefix of tokens: the binary digits of its length; and the summaries of such blocks.
+"""Blocks of tokens: which of them cover a prefix, their keys, values and centres, and attention over them.
 
 A node (level, m) is the block of tokens m 2^level .. (m + 1) 2^level - 1. A prefix of a tokens is one block for each digit 1
 of a, largest first: the digit of `level` is the node m = (a >> level) - 1, which is even, a left child.
@@ -6,31 +6,77 @@ of a, largest first: the digit of `level` is the node m = (a >> level) - 1, whic
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from longitude.attention.merge import merge_attention
+from longitude.positions.base import Encoding, OffsetBias, wide
+from longitude.positions.composed import Composed
+from longitude.positions.rotation import RotaryTable
+
+COMBINES = ("gate", "softmax")
+CHUNK = 32  # queries of one matrix product: more of them waste scores, fewer waste time
 
 Merge = Callable[[int, Tensor, Tensor], Tensor]
 """(level, left, right) -> the summaries at `level`, from those of both halves [..., D], one level below."""
 
 
-def prefix_blocks(a: int) -> list[tuple[int, int]]:
-    """[start, stop) of each block that covers tokens 0 .. a-1: 13 -> [0, 8), [8, 12), [12, 13)."""
-    levels = [level for level in reversed(range(a.bit_length())) if a >> level & 1]
-    return [(((a >> level) - 1) << level, (a >> level) << level) for level in levels]
-
-
-def score_count(length: int, window: int) -> int:
-    """Scores of one head over `length` tokens: of the window, and of the blocks before it."""
-    return sum(min(t + 1, window) + max(0, t - window + 1).bit_count() for t in range(length))
-
-
 def mean(level: int, left: Tensor, right: Tensor) -> Tensor:
-    """The average of both halves. Halving is exact, so this is the sum of all tokens divided by their number, to the bit."""
+    """The average of both halves. Halving is exact, so this is the sum of all tokens divided by their number."""
     return (left + right) * 0.5
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The options of one call. merges: of keys and of values; the others as in hierarchical_attention."""
+
+    window: int
+    combine: str
+    size_term: bool
+    scale: float
+    merges: tuple[Merge, Merge] = (mean, mean)
+    dropout: float = 0.0
+    backend: str = "auto"
+
+    def in_blocks(self, count: int) -> int:
+        """How many of `count` tokens are in blocks."""
+        return max(0, count - self.window)
+
+    def sizes(self, level: Tensor, dtype: torch.dtype) -> Tensor:
+        """Added to the scores of blocks of these levels: ln of their number of tokens."""
+        return level.to(dtype) * math.log(2) if self.size_term else level.new_zeros((), dtype=dtype)
+
+    def combined(
+        self,
+        near: tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"] | None],
+        far: tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]],
+        gate: Float[Tensor, "B H L"] | None,
+    ) -> Float[Tensor, "B H L Dv"]:
+        """G near + (1 - g) far; or both as one softmax, by their logsumexps. A query without a block has g = 1."""
+        if self.combine == "softmax":
+            assert near[1] is not None
+            return merge_attention([near[0].to(far[0].dtype), far[0]], [near[1].to(far[1].dtype), far[1]])[0]
+        assert gate is not None
+        g = gate.to(far[0].dtype).masked_fill(far[1] == -math.inf, 1.0)[..., None]
+        return g * near[0] + (1 - g) * far[0]
+
+
+def weighted(
+    scores: Float[Tensor, "... n"], seen: Bool[Tensor, "... n"], dropout: float
+) -> tuple[Float[Tensor, "... n"], Float[Tensor, ...]]:
+    """Softmax over keys that are seen, and the logsumexp; zeros and -inf where none is."""
+    some = seen.any(-1, keepdim=True)
+    scores = scores.masked_fill(~seen & some, -math.inf)
+    lse = scores.logsumexp(-1)
+    weights = (scores - lse[..., None]).exp().masked_fill(~some, 0.0)
+    return F.dropout(weights, dropout, training=dropout > 0), lse.masked_fill(~some[..., 0], -math.inf)
 
 
 class Level(NamedTuple):
@@ -47,22 +93,22 @@ def pyramid(
     values: Float[Tensor, "B Hkv n Dv"],
     ends: Int[Tensor, "B n 2"],
     before: int,
-    held: tuple[Tensor, Tensor, Tensor] | None,
+    carried: tuple[Tensor, Tensor, Tensor] | None,
     merges: tuple[Merge, Merge],
 ) -> list[Level]:
-    """All levels over the tokens before .. before + n - 1, level 0 being themselves; `before` tokens precede them.
+    """All levels over the tokens before .. before + n - 1, level 0 being the tokens; `before` tokens precede them.
 
-    held: what the digits of `before` stand for: keys [B, Hkv, levels, D], values, ends [B, levels, 2]; None where it is 0.
+    carried: the blocks of the digits of `before`: keys [B, Hkv, levels, D], values, ends [B, levels, 2]; None where it is 0.
     """
     levels, stop = [], before + keys.shape[2]
     while stop >> len(levels):
         level = len(levels)
         if before >> level & 1:
-            assert held is not None
+            assert carried is not None
             own = slice(level, level + 1)
-            keys = torch.cat([held[0][:, :, own], keys], 2)
-            values = torch.cat([held[1][:, :, own], values], 2)
-            ends = torch.cat([held[2][:, own].expand(len(ends), -1, -1), ends], 1)
+            keys = torch.cat([carried[0][:, :, own], keys], 2)
+            values = torch.cat([carried[1][:, :, own], values], 2)
+            ends = torch.cat([carried[2][:, own].expand(len(ends), -1, -1), ends], 1)
         levels.append(Level((before >> level) & ~1, keys, values, ends))
         keys = merges[0](level + 1, *halves(keys))
         values = merges[1](level + 1, *halves(values))
@@ -72,7 +118,195 @@ def pyramid(
 
 
 def halves(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Left and right children along the second dimension from the end; one that waits for its sister is left out."""
+    """Left and right children along the second dimension from the end; a last one without a sibling is left out."""
     pairs = x.shape[-2] // 2
     left, right = x[..., : 2 * pairs, :].unflatten(-2, (pairs, 2)).unbind(-2)
     return left, right
+
+
+def refusal(encoding: Encoding) -> str | None:
+    """Why an encoding cannot be applied to blocks; None where it can."""
+    name = type(encoding).__name__
+    if encoding.reads_tokens:
+        return f"{name} reads each token, and a block of hierarchical attention is none"
+    for term in encoding.terms({}):
+        if not isinstance(term, OffsetBias):
+            return f"{name} adds {type(term).__name__} to scores, and a block of hierarchical attention has a distance alone"
+    if not encoding.stable_keys:
+        return f"{name} follows the length of the sequence, and hierarchical attention keeps summaries of one length"
+    rotates = type(encoding).queries is not Encoding.queries or type(encoding).keys is not Encoding.keys
+    if rotates and not isinstance(encoding.prepare(torch.zeros(1, dtype=torch.long)), RotaryTable):
+        return f"{name} prepares no RotaryTable, so hierarchical attention cannot rotate half way between two positions"
+    return None
+
+
+# ---- centres of blocks: half way between the first and the last token, perhaps between two tokens -------------------------
+def tables_at(encoding: Composed, twice: Int[Tensor, "B n"], dtype: torch.dtype) -> Any:
+    """What encoding.prepare would compute for the positions twice / 2."""
+    twice = twice[0] if len(twice) == 1 else twice  # one table for the batch
+    neighbours = torch.cat([twice // 2, (twice + 1) // 2], -1)
+    if encoding.axes > 1:  # the same number on all axes
+        neighbours = neighbours.view(-1, neighbours.shape[-1], 1)
+    tables = encoding.prepare(neighbours, None, wide(twice.device))
+    dtype = torch.promote_types(dtype, torch.float32)
+    return tuple(midway(one, dtype) if isinstance(one, RotaryTable) else one for one in tables)
+
+
+def midway(table: RotaryTable, dtype: torch.dtype) -> RotaryTable:
+    """The rotation by the mean of two angles less than pi apart, one in each half of the table: their sum, normalised."""
+    (cos, cos_above), (sin, sin_above) = (x.chunk(2, -2) for x in table)
+    sum_of = cos + cos_above, sin + sin_above
+    length = torch.hypot(cos, sin) / torch.hypot(*sum_of)
+    return RotaryTable(*((x * length).to(dtype) for x in sum_of))
+
+
+def bias_at(terms: Sequence[OffsetBias], twice: Int[Tensor, ...], dtype: torch.dtype) -> Tensor:
+    """The sum of biases at the offsets twice / 2 -> [heads, ...]."""
+    below, above = twice // 2, (twice + 1) // 2
+    return sum((term.at(below) + term.at(above)) / 2 for term in terms).to(dtype)  # type: ignore[union-attr]
+
+
+def offset_terms(encoding: Composed) -> list[OffsetBias]:
+    return [term for term in encoding.terms({}) if isinstance(term, OffsetBias)]
+
+
+# ---- attention over blocks -----------------------------------------------------------------------------------------------
+def attend_blocks(
+    rule: Rule,
+    rows: Float[Tensor, "B Hkv C R n D"],
+    keys: Float[Tensor, "B Hkv C m D"],
+    values: Float[Tensor, "B Hkv C m Dv"],
+    twice: Int[Tensor, "#B C m"],
+    level: Int[Tensor, " m"],
+    seen: Bool[Tensor, "#B #Hkv C #R #n m"],
+    at: Int[Tensor, "#B C n"],
+    encoding: Composed,
+) -> tuple[Tensor, Tensor]:
+    """softmax(scale q.K + bias + ln size) V and its logsumexp, C chunks of n queries over m blocks each.
+
+    rows are rotated, at positions `at`; keys are not, with centres twice / 2.
+    """
+    if encoding.transforms:
+        tables = tables_at(encoding, twice.flatten(1), keys.dtype)
+        keys = encoding.keys(keys.flatten(2, 3), tables).view(keys.shape)
+    scores = rule.scale * (rows.flatten(3, 4) @ keys.mT).unflatten(3, rows.shape[3:5])
+    scores = scores + rule.sizes(level, scores.dtype)
+    if terms := offset_terms(encoding):
+        bias = bias_at(terms, 2 * at[..., None] - twice[:, :, None], scores.dtype)  # [H, B, C, n, m]
+        scores = scores + bias.unflatten(0, (keys.shape[1], -1)).permute(2, 0, 3, 1, 4, 5)
+    weights, lse = weighted(scores, seen, rule.dropout)
+    return (weights.flatten(3, 4) @ values).unflatten(3, rows.shape[3:5]), lse
+
+
+class Chunks(NamedTuple):
+    """The prefixes low size .. high size - 1, `size` of them, a power of two, in each chunk.
+
+    The digits of `size` and more are the same for all of a chunk, and so are their blocks; smaller blocks lie inside it.
+    """
+
+    size: int
+    low: int
+    high: int
+
+    def left_children(self, level: int, device: torch.device) -> Int[Tensor, "chunks m"]:
+        """Those that prefixes of each chunk may use: node 2 j for each j."""
+        chunk = torch.arange(self.low, self.high, device=device)[:, None]
+        if (inside := self.size >> (level + 1)) > 0:
+            return chunk * inside + torch.arange(inside, device=device)
+        return chunk * self.size >> (level + 1)
+
+    def used(self, level: int, children: Int[Tensor, "chunks m"]) -> Bool[Tensor, "chunks size m"]:
+        """Whether the digit of `level` in a prefix is 1, and names this one of the left children."""
+        digits = torch.arange(self.low * self.size, self.high * self.size, device=children.device) >> level
+        digits = digits.view(-1, self.size, 1)
+        return (digits & 1 == 1) & (digits >> 1 == children[:, None])
+
+
+def over_blocks(
+    rule: Rule,
+    q: Float[Tensor, "B H L D"],
+    places: Int[Tensor, "B L"],
+    first: int,
+    levels: list[Level],
+    encoding: Composed,
+) -> tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]]:
+    """Attention over the blocks of the prefixes first, first + 1, ..., and the logsumexp; float32 or wider.
+
+    q is rotated, at `places`; levels: the pyramid over the longest prefix. One matrix product for each chunk of prefixes, of
+    which a mask leaves a query one score for each digit 1.
+    """
+    # A chunk ends within its first query's window: its blocks hold nothing of that query's future, not even behind the mask.
+    size = min(CHUNK, 1 << (rule.window.bit_length() - 1))
+    chunks = Chunks(size, first // size, (first + q.shape[2] - 1) // size + 1)
+    front, number = first - chunks.low * size, chunks.high - chunks.low
+    back = number * size - front - q.shape[2]
+    found: tuple[list[Tensor], ...] = [], [], [], [], []  # of all levels: keys, values, twice the centre, level, used
+    for n, level in enumerate(levels):
+        if level.keys.shape[2] == 0:  # of a digit that no prefix here has
+            continue
+        children = chunks.left_children(n, level.keys.device)
+        at = (2 * children - level.first).clamp(0, level.keys.shape[2] - 1).flatten()  # unused blocks may be missing
+        centres = level.ends.sum(-1).index_select(1, at).unflatten(1, children.shape)
+        keys, values = (x.index_select(2, at).unflatten(2, children.shape) for x in (level.keys, level.values))
+        own = keys, values, centres, torch.full_like(children[0], n), chunks.used(n, children)
+        for every, x in zip(found, own, strict=True):
+            every.append(x)
+    keys, values, twice, level, used = (torch.cat(x, dim) for x, dim in zip(found, (3, 3, 2, 0, 2), strict=True))
+
+    def in_chunks(x: Tensor) -> Tensor:
+        """[B, H, L, ...] -> [B, Hkv, chunks, H/Hkv, size, ...]: heads that share keys are rows of one product."""
+        x = F.pad(x, (0, 0) * (x.dim() - 3) + (front, back)).unflatten(2, (number, size))
+        return x.unflatten(1, (keys.shape[1], -1)).transpose(2, 3)
+
+    def in_order(x: Tensor) -> Tensor:
+        return x.transpose(2, 3).flatten(1, 2).flatten(2, 3)[:, :, front : front + q.shape[2]]
+
+    at = F.pad(places, (front, back)).unflatten(1, (number, size))
+    rows = in_chunks(q.to(keys.dtype))
+    out, lse = attend_blocks(rule, rows, keys, values, twice, level, used[:, None], at, encoding)
+    return in_order(out), in_order(lse)
+
+
+def over_tabled_blocks(
+    rule: Rule,
+    q: Float[Tensor, "B H L D"],
+    k: Float[Tensor, "B Hkv L D"],
+    v: Float[Tensor, "B Hkv L Dv"],
+    places: Int[Tensor, "B L"],
+    begins: Bool[Tensor, "B L"],
+    encoding: Composed,
+) -> tuple[Float[Tensor, "B H L Dv"], Float[Tensor, "B H L"]]:
+    """`over_blocks` for every token of runs that begin at `begins`, for compilers: in a fixed sequence of operations.
+
+    Computes the blocks of each size from each token on, of which a query picks those that its own run begins with. O(L log L)
+    memory.
+    """
+    batch, length = q.shape[0], q.shape[2]
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    order = torch.arange(length, device=q.device).expand(batch, -1)
+    start = torch.where(begins, order, 0).cummax(1).values
+    prefix = (order - start - rule.window + 1).clamp(min=0)
+
+    keys, values = k.to(dtype), v.to(dtype)
+    picked: tuple[list[Tensor], ...] = [], [], [], []
+    levels = max(1, (length - rule.window).bit_length()) if length > rule.window else 1
+    for level in range(levels):
+        first = (start + (((prefix >> level) - 1) << level)).clamp(0, length - 1)
+        last = (first + (1 << level) - 1).clamp(max=length - 1)
+
+        def at(x: Tensor, first: Tensor = first) -> Tensor:
+            return x.gather(2, first[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+        centre, digit = places.gather(1, first) + places.gather(1, last), prefix >> level & 1 == 1
+        for every, x in zip(picked, (at(keys), at(values), centre, digit), strict=True):
+            every.append(x)
+        half = 1 << level  # no query picks what is beyond the end
+        keys = rule.merges[0](level + 1, keys, keys.roll(-half, 2))
+        values = rule.merges[1](level + 1, values, values.roll(-half, 2))
+
+    keys, values = (torch.stack(x, 3) for x in picked[:2])  # [B, Hkv, L, levels, D]
+    twice, seen = (torch.stack(x, 2) for x in picked[2:])  # [B, L, levels]
+    rows = q.to(dtype).unflatten(1, (keys.shape[1], -1)).transpose(2, 3).unsqueeze(4)  # [B, Hkv, L, H/Hkv, 1, D]
+    level, seen = torch.arange(levels, device=q.device), seen[:, None, :, None, None]
+    out, lse = attend_blocks(rule, rows, keys, values, twice, level, seen, places[..., None], encoding)
+    return out.squeeze(4).transpose(2, 3).flatten(1, 2), lse.squeeze(4).transpose(2, 3).flatten(1, 2)

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from jaxtyping import Float
 from torch import Tensor, nn
 
-from longitude.attention.layers.hierarchical.blocks import Merge
-from longitude.attention.layers.hierarchical.centres import refusal
-from longitude.attention.layers.hierarchical.function import MERGES, attended, require_rule
-from longitude.attention.layers.hierarchical.rule import Rule
+from longitude.attention.heads import head_sizes, join_heads, split_heads
+from longitude.attention.layers.hierarchical.blocks import Merge, Rule, refusal
+from longitude.attention.layers.hierarchical.function import MERGES, attend_tokens, require_rule
 from longitude.attention.layers.hierarchical.state import State
-from longitude.attention.masks import Causal, require_mask
-from longitude.attention.mixer import Mixer, MixerInputs, register_mixer, require_no_weights
+from longitude.attention.mixer import register_mixer
 from longitude.attention.operation import require_backend
-from longitude.attention.request import following, require_options
+from longitude.attention.request import require_options
+from longitude.attention.state_mixer import StateInputs, StateMixer
 from longitude.attention.zero_gradients import with_zero_gradients
-from longitude.positions.base import Encoding, Positions, canonical, check_sizes, explicit
+from longitude.positions.base import Encoding, check_sizes
 from longitude.positions.composed import Composed, compose
 
 if TYPE_CHECKING:
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
 class LearnedMerge(nn.Module):
     """A_l [left; right], l = 1 .. levels: one matrix for each level, for all blocks and heads. Higher levels average.
 
-    What is learned is the difference from the average, and starts at 0: so does weight decay pull back to the average.
+    The parameter is the difference from the average, 0 at the start: weight decay pulls back to the average.
     """
 
     def __init__(self, levels: int, head_dim: int):
@@ -47,15 +45,31 @@ class LearnedMerge(nn.Module):
 
 
 @register_mixer("hierarchical")
-class HierarchicalAttention(Mixer):
-    """Attention over the last `window` tokens one by one, and over blocks of everything before them: see
-    hierarchical_attention for the formula.
+class HierarchicalAttention(StateMixer):
+    """Attention over the last `window` tokens one by one, and over blocks of everything before them.
 
-    x [B, L, dim] -> [B, L, dim]. combine "gate": g = sigmoid(W_g x + b_g) for each head, b_g starting at 2. merge "learned":
-    a block is A_l [left; right] of its halves, starting as their average, with a matrix of its own for each of the levels 1
-    .. merge_levels (blocks of up to 2^merge_levels tokens), of keys and of values. Higher levels average; so do, but for
-    what other levels learned, those that training was too short to reach. The other options are those of
-    MultiHeadAttention. Its cache is a state of the window and about log2 L blocks.
+    See hierarchical_attention for the formula. Its cache is a state of the window and about log2 L blocks.
+
+    Args:
+        dim: width of x and of the output.
+        num_heads: heads of queries.
+        num_kv_heads: heads of keys and values; None: num_heads.
+        encoding: rotations and biases of the offset.
+        window: near tokens, the query's own included.
+        combine: "gate": g = sigmoid(W_g x + b_g) for each head, b_g = 2 at the start; or "softmax".
+        size_term: whether a block counts as its number of tokens.
+        merge: "mean", or "learned": a block is A_l [left; right] of its halves, the average at the start, with one matrix per
+            level for keys and one for values.
+        merge_levels: levels with matrices, blocks of up to 2^merge_levels tokens; higher ones average. Those that training was
+            too short to use average, too, but for what other levels learned.
+        head_dim: width of a head; None: dim / num_heads.
+        bias: whether the projections have biases.
+        dropout: of weights, in training.
+        scale: of scores; None: head_dim^-1/2.
+        backend: of the near part.
+
+    Raises:
+        ValueError: for sizes that do not fit, unknown options, or an encoding that cannot be applied to blocks.
     """
 
     scores = True
@@ -81,36 +95,22 @@ class HierarchicalAttention(Mixer):
         backend: str = "auto",
     ):
         super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_sizes(
-            "HierarchicalAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads, merge_levels=merge_levels
-        )
-        if num_heads % num_kv_heads:
-            raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
-        if head_dim is not None:
-            check_sizes("HierarchicalAttention", head_dim=head_dim)
-        if head_dim is None and dim % num_heads:
-            raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or say head_dim")
+        num_kv_heads, head_dim = head_sizes("HierarchicalAttention", dim, num_heads, num_kv_heads, head_dim)
+        check_sizes("HierarchicalAttention", merge_levels=merge_levels)
         require_rule("HierarchicalAttention", window, combine, size_term, merge)
         require_backend(backend)
         require_options(scale, dropout)
-        self.dim, self.num_heads, self.num_kv_heads, self.head_dim = (
-            dim,
-            num_heads,
-            num_kv_heads,
-            head_dim or dim // num_heads,
-        )
+        self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
         self.window, self.combine, self.size_term = window, combine, size_term
         self.dropout, self.scale, self.backend = dropout, scale, backend
-        self.q_proj = nn.Linear(dim, num_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(num_heads * self.head_dim, dim, bias=bias)
+        self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
+        self.k_proj, self.v_proj = (nn.Linear(dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))
+        self.o_proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
         self.gate_proj = nn.Linear(dim, num_heads, bias=False) if combine == "gate" else None
         self.gate_bias = nn.Parameter(torch.empty(num_heads)) if combine == "gate" else None
         learned = merge == "learned"
-        self.merge_keys = LearnedMerge(merge_levels, self.head_dim) if learned else None
-        self.merge_values = LearnedMerge(merge_levels, self.head_dim) if learned else None
+        self.merge_keys = LearnedMerge(merge_levels, head_dim) if learned else None
+        self.merge_values = LearnedMerge(merge_levels, head_dim) if learned else None
         self.encoding = compose(encoding)
         self.require(self.encoding)
         self.reset_parameters()
@@ -138,48 +138,18 @@ class HierarchicalAttention(Mixer):
         dropout = self.dropout if self.training else 0.0
         return Rule(self.window, self.combine, self.size_term, scale, merges, dropout, self.backend)
 
-    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
-        """As Mixer.forward; each document has a window and blocks of its own."""
-        mask, positions, documents, cache = inputs.mask, inputs.positions, inputs.documents, inputs.cache
-        encoding, tables = inputs.encoding, inputs.tables
-        if x.dim() != 3 or x.shape[-1] != self.dim or x.numel() == 0:
-            raise ValueError(f"x: expected [B, L, {self.dim}] with no empty dimension, got {list(x.shape)}")
-        require_no_weights(self, inputs.return_weights, inputs.memory)
-        require_mask(mask)
-        if not (isinstance(mask, Causal) and mask.order is None):
-            raise ValueError(
-                f"mask: HierarchicalAttention sees its window and the blocks before it, and nothing else: expected lg.Causal(), "
-                f"with documents and padding as documents=, got {mask!r}"
-            )
-        batch, length, _ = x.shape
-        if encoding is not None:
-            self.require(encoding)
-        else:
-            encoding = self.encoding
-        state = None if cache is None else self.state_in(cache, batch, encoding)
-        past = 0 if cache is None else cache.seen
-        if documents is not None and documents.shape != (batch, past + length):
-            raise ValueError(
-                f"documents: expected {[batch, past + length]}, cached tokens included, got {list(documents.shape)}"
-            )
-        places = self.places(positions, encoding, cache, batch, length)
-
-        heads = batch, length, -1, self.head_dim
-        q, k, v = (project(x).view(heads).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
-        if tables is None:
-            tables = encoding.prepare(explicit(places, length, x.device), None, q.dtype)
+    def mix(self, x: Tensor, state: State | None, inputs: StateInputs) -> tuple[Tensor, State | None]:
+        self.require_state(state, len(x), inputs.encoding)
+        counts = self.num_heads, self.num_kv_heads, self.num_kv_heads
+        projections = zip((self.q_proj, self.k_proj, self.v_proj), counts, strict=True)
+        q, k, v = (split_heads(project(x), count) for project, count in projections)
         gate = None
         if self.gate_proj is not None and self.gate_bias is not None:
             opening = self.gate_proj(x) + self.gate_bias
             gate = opening.to(torch.promote_types(opening.dtype, torch.float32)).sigmoid().transpose(1, 2)
-        out, state = attended(
-            self.rule(), q, k, v, gate, places, encoding, tables, documents, state, keep=cache is not None
-        )
-        if cache is not None:
-            # Positions that are not given count padding, too.
-            cache.write(type(self).__name__, state, length, places, None if positions is None else documents)
-        out = with_zero_gradients(out, self.far_parameters())  # sequences inside the window see no block
-        return self.o_proj(out.to(q.dtype).transpose(1, 2).flatten(2))
+        out, state = attend_tokens(self.rule(), q, k, v, gate, inputs, state)
+        out = with_zero_gradients(out, self.far_parameters())  # sequences within the window use no block
+        return self.o_proj(join_heads(out.to(q.dtype))), state
 
     @property
     def far_from(self) -> int:
@@ -191,40 +161,15 @@ class HierarchicalAttention(Mixer):
         merges = [merge.change for merge in (self.merge_keys, self.merge_values) if merge is not None]
         return [p for p in (*gate, *merges) if p is not None]
 
-    def state_in(self, cache: Any, batch: int, encoding: Composed) -> State | None:
-        """The state in a cache; ValueError for another cache, or a state of another batch, window or size."""
-        from longitude.attention.state_cache import StateLayer
-
-        if not isinstance(cache, StateLayer):
-            raise ValueError(
-                f"cache: HierarchicalAttention expected the StateLayer that its cache_layer() makes, got {type(cache).__name__}"
-            )
-        state = cache.read(type(self).__name__)
+    def require_state(self, state: State | None, batch: int, encoding: Composed) -> None:
+        """ValueError for a state of another batch, window, size or encoding."""
         expected = [batch, self.num_kv_heads, self.window, self.head_dim]
         if state is not None and list(state.keys.shape) != expected:
             raise ValueError(
                 f"cache: HierarchicalAttention expected a state with keys [B, Hkv, window, head_dim] = {expected}, got "
                 f"{list(state.keys.shape)}"
             )
-        if state is not None and (state.turned is not None) != encoding.transforms:
+        if state is not None and (state.rotated is not None) != encoding.transforms:
             raise ValueError(
-                "cache: expected the encoding that its tokens were turned by; one encoding goes with a cache"
+                "cache: expected the encoding that its tokens were rotated by; one encoding goes with a cache"
             )
-        return state
-
-    def places(
-        self, positions: Positions | None, encoding: Composed, cache: StateLayer | None, batch: int, length: int
-    ) -> Positions:
-        """Positions as said, else following those in the cache: an int, [L] or [B, L]."""
-        if positions is None:
-            positions = 0 if cache is None else cache.next_positions()
-            return following(positions, length) if isinstance(positions, Tensor) else positions
-        axes = 2 if isinstance(positions, Tensor) and positions.dim() == 3 else encoding.axes
-        positions = canonical("positions", positions, batch, length, axes)
-        if isinstance(positions, Tensor) and positions.dim() == 3:
-            if positions.shape[-1] > 1:
-                raise ValueError(
-                    f"positions: expected [L] or [B, L], because a block has its centre on one axis, got {list(positions.shape)}"
-                )
-            positions = positions[..., 0]
-        return positions

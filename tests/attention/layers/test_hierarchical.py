@@ -7,13 +7,7 @@ import torch
 from torch import Tensor
 
 import longitude as lg
-from longitude.attention.layers.hierarchical import (
-    HierarchicalAttention,
-    blocks,
-    function,
-    hierarchical_attention,
-    summaries,
-)
+from longitude.attention.layers.hierarchical import HierarchicalAttention, blocks, function, hierarchical_attention
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 ENCODINGS = {
@@ -122,20 +116,6 @@ def gate_of(combine: str, gate: Tensor) -> dict[str, Tensor]:
 
 
 # ---- what is published -----------------------------------------------------------------------------------------------
-def test_blocks_are_the_binary_digits() -> None:
-    assert blocks.prefix_blocks(13) == [(0, 8), (8, 12), (12, 13)]
-    assert [blocks.prefix_blocks(max(0, t - 2)) for t in range(9)] == [
-        [], [], [], [(0, 1)], [(0, 2)], [(0, 2), (2, 3)], [(0, 4)], [(0, 4), (4, 5)], [(0, 4), (4, 6)],
-    ]  # fmt: skip
-    assert all(blocks.prefix_blocks(a) == binary_blocks(a) for a in range(300))
-
-
-def test_number_of_scores() -> None:
-    assert blocks.score_count(4096, 256) == 1_038_468
-    assert blocks.score_count(4096, 4096) == 8_390_656
-    assert max(len(blocks.prefix_blocks(max(0, t - 255))) for t in range(4096)) <= 12
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -201,7 +181,7 @@ def test_merge_of_halves() -> None:
 def test_any_chunk_gives_the_same(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v, gate = numbers(500)
     expected = hierarchical_attention(q, k, v, window=70, gate=gate, encoding=built("rotation"))
-    monkeypatch.setattr(summaries, "CHUNK", chunk)
+    monkeypatch.setattr(blocks, "CHUNK", chunk)
     found = hierarchical_attention(q, k, v, window=70, gate=gate, encoding=built("rotation"))
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
 
@@ -232,7 +212,7 @@ def test_a_window_over_all_is_full_attention(name: str, combine: str) -> None:
 @pytest.mark.parametrize("chunk", [4, 32])
 def test_no_leak(combine: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs before a changed token stay as they are, and those after it do not."""
-    monkeypatch.setattr(summaries, "CHUNK", chunk)
+    monkeypatch.setattr(blocks, "CHUNK", chunk)
     q, k, v, gate = numbers(130)
     options = {"window": 6, "combine": combine, "encoding": lg.Rotary(DIM, "interleaved"), **gate_of(combine, gate)}
     before = hierarchical_attention(q, k, v, **options)
@@ -367,5 +347,5 @@ def test_a_rotation_by_other_tables_is_refused() -> None:
         def keys(self, k: Tensor, prepared: object) -> Tensor:
             return k.flip(-1)
 
-    with pytest.raises(ValueError, match="Mirror turns by tables that are no Turn"):
+    with pytest.raises(ValueError, match="Mirror prepares no RotaryTable"):
         HierarchicalAttention(16, 2, encoding=Mirror())

@@ -229,7 +229,7 @@ def test_in_a_model() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"mask": lg.NoMask()}, "mask: HierarchicalAttention sees its window"),
+        ({"mask": lg.NoMask()}, "mask: HierarchicalAttention mixes"),
         ({"mask": lg.Window(3)}, "mask: HierarchicalAttention"),
         ({"return_weights": True}, "return_weights: HierarchicalAttention"),
         ({"memory": torch.zeros(3, 2, WIDTH)}, "memory: HierarchicalAttention"),

@@ -8,6 +8,7 @@ from transformers import LongformerConfig
 from transformers.models.longformer import modeling_longformer
 
 import longitude as lg
+from longitude.attention.heads import split_heads
 from longitude.attention.layers.longformer import LongformerAttention
 
 DIM, HEADS, WINDOW = 16, 4, 4
@@ -109,8 +110,8 @@ def test_one_sided_and_two_sided_windows_differ(exact):
 def by_hand(m: LongformerAttention, x, chosen, documents, causal: bool, bias=None) -> torch.Tensor:
     """One softmax per query, over the set that the class states; bias [H, L, L] added to the scores."""
     length = x.shape[1]
-    near = {name: m.heads(getattr(m, f"{name}_proj")(x)) for name in "qkv"}
-    far = {name: m.heads(getattr(m, f"global_{name}_proj")(x)) for name in "qkv"}
+    near = {name: split_heads(getattr(m, f"{name}_proj")(x), HEADS) for name in "qkv"}
+    far = {name: split_heads(getattr(m, f"global_{name}_proj")(x), HEADS) for name in "qkv"}
     out = torch.zeros_like(near["q"])
     for b in range(len(x)):
         for i in range(length):
@@ -213,7 +214,7 @@ def test_mistakes():
         (lambda: layer(lg.FoX(DIM, HEADS)), "reads the tokens in order"),
         (lambda: layer(dropout=1.0), "dropout"),
         (lambda: layer(backend="fast"), "backend"),
-        (lambda: m(x[0]), r"x: expected \[B, L, 16\], none of them 0, got \[9, 16\]"),
+        (lambda: m(x[0]), r"x: expected \[B, L, 16\] with no empty dimension, got \[9, 16\]"),
         (lambda: m(x, tokens=[9]), "places below 9"),
         (lambda: m(x, tokens=torch.zeros(2, 8, dtype=torch.bool)), r"one per key, got \[2, 8\]"),
         (lambda: m(x, documents=torch.zeros(2, 8, dtype=torch.long)), r"documents: expected \[2, 9\]"),

@@ -174,7 +174,7 @@ REFUSED = {
     "width of the source": ({"source": X}, rf"source: expected \[2, S, {SOURCE}\] .* got \[2, 5, {DIM}\]"),
     "batch of the source": ({"source": S[:1]}, rf"source: expected \[2, S, {SOURCE}\] .* got \[1, 9, {SOURCE}\]"),
     "empty source": ({"source": S[:, :0]}, r"source: expected .* got \[2, 0, 20\]"),
-    "no source": ({"source": None}, "source: expected .* or a cache that holds its keys and values, got neither"),
+    "no source": ({"source": None}, "source: expected .* or a cache with its keys and values, got neither"),
     "valid": (
         {"valid": torch.ones(2, 5).bool()},
         r"valid: expected \[2, 9\], one per token of the source, got \[2, 5\]",
