@@ -45,7 +45,9 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=256, help="tokens (bytes) of a training window")
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--width", type=int, default=192, help=f"a multiple of {HEAD_DIM}, the size of a head")
-    parser.add_argument("--minutes", type=float, default=4.0, help="how long to train, told by five steps at the start")
+    parser.add_argument(
+        "--minutes", type=float, default=4.0, help="how long to train; five steps at the start measure the speed"
+    )
     parser.add_argument(
         "--steps", type=int, help="train so many steps instead: the same seed then gives the same model"
     )
@@ -70,12 +72,12 @@ def main() -> None:
     size = sum(p.numel() for p in model.parameters())
     print(f"{options.model}: {size / 1e6:.1f} M parameters, {steps} steps of {BATCH} x {options.length} bytes")
 
-    beside = options.out.with_name(f".{options.out.name}.unfinished")  # so that --out is never half-written
-    shutil.rmtree(beside, ignore_errors=True)
+    unfinished = options.out.with_name(f".{options.out.name}.unfinished")  # so that --out is never half-written
+    shutil.rmtree(unfinished, ignore_errors=True)
     Trainer(
         model,
         TrainingArguments(
-            output_dir=str(beside),
+            output_dir=str(unfinished),
             max_steps=steps,
             per_device_train_batch_size=BATCH,
             learning_rate=RATE,
@@ -99,9 +101,9 @@ def main() -> None:
         raise SystemExit(f"training diverged: {bits} bits per byte; nothing was saved")
     model.config.use_cache = True  # Trainer switched it off
     model.generation_config = GenerationConfig.from_model_config(config)
-    model.save_pretrained(beside)
-    tokenizer.save_pretrained(beside)
-    beside.rename(options.out)
+    model.save_pretrained(unfinished)
+    tokenizer.save_pretrained(unfinished)
+    unfinished.rename(options.out)
     print(f"{options.out}: {bits:.3f} bits per byte of validation text, in windows of {options.length}")
 
 
@@ -177,7 +179,7 @@ def tiny(model: str, tokenizer: PreTrainedTokenizerFast, length: int, layers: in
 
 
 def steps_within(minutes: float, model: PreTrainedModel, windows: Windows) -> int:
-    """How many training steps this machine makes in so many minutes, told by five."""
+    """How many training steps this machine makes in this many minutes, from the time of five."""
     batch = windows.rows[:BATCH]
     started = 0.0
     for i in range(7):

@@ -1,4 +1,4 @@
-"""What the catalogue says of each encoding, against what is known of it."""
+"""The facts of the catalogue about each encoding, against what is known of it."""
 
 from types import SimpleNamespace
 
@@ -61,18 +61,23 @@ def test_backends_are_those_that_do_not_refuse():
 
 
 def test_source():
-    def paper():
-        """score += x (as in 1990) (see (2))  (First et al. 2020; BERT, GPT-2; Second et al. 2021).
+    """The attribute of an encoding; else the section of the docstring."""
+
+    class Paper:
+        """score += x  (as in 1990).
+
+        Source:
+            First et al. 2020, https://example.org;
+            Second et al. 2021
 
         Not this one (Third et al. 2022).
         """
 
-    def words():
-        """No year here (at all)."""
-
-    assert catalogue.source_of(paper) == "First et al. 2020; Second et al. 2021"
-    assert catalogue.source_of(words) is None
+    assert catalogue.source_of(Paper) == "First et al. 2020, https://example.org; Second et al. 2021"
     assert catalogue.source_of(lambda: None) is None
+    Paper.source = "Fourth et al. 2023"
+    assert catalogue.source_of(Paper()) == "Fourth et al. 2023"
+    assert BY_NAME["path_fox"].source.split("; ")[0].startswith("Yang et al. 2025, https://")
     assert {name for name, facts in BY_NAME.items() if not facts.source} <= {"clipped"}  # a table that has no paper
     assert all(entry["source"] for entry in FACTS["scaling"])
 
@@ -84,4 +89,4 @@ def test_options_and_machine():
     [skipped] = [entry for entry in FACTS["samplers"] if entry["name"] == "skipped"]
     assert (skipped["options"], skipped["required"]) == ({"max_length": None, "chunks": 2}, ["max_length"])
     assert FACTS["machine"]["torch"] == torch.__version__ and FACTS["machine"]["threads"] == torch.get_num_threads()
-    assert {"threads", "cuda", "mps", "transformers", "python"} <= FACTS["machine"].keys()
+    assert {"threads", "gpu", "mps", "transformers", "python"} <= FACTS["machine"].keys()

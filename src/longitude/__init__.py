@@ -1,4 +1,4 @@
-"""Longitude: where a transformer's tokens are, and whether that knowledge holds past the length it was trained on.
+"""Longitude: position encodings of transformers, and whether they hold past the length a model was trained on.
 
 Everything public is one name away after `import longitude as lg`, and is loaded on first use: the import itself costs
 nothing, and `lg.attend` with all encodings never loads transformers.
@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_house.py compares the two lists
     from longitude import (
         attention as attention,
+        check as check,
+        checkpoints as checkpoints,
         extend as extend,
         hf as hf,
         measure as measure,
@@ -93,7 +95,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
 
 __version__ = "0.1.0"
 
-_ROOMS = ("positions", "attention", "recurrent", "models", "hf", "measure", "extend", "study", "testing")
+_MODULES = (
+    "positions", "attention", "recurrent", "models", "hf", "checkpoints", "check", "measure", "extend", "study", "testing",
+)  # fmt: skip
 _NAMES = {
     "positions": "samplers scaling",
     "positions.base": "Encoding OffsetBias PairBias Drift OffsetVectors RowBias Transport encoding list_encodings encodings"
@@ -128,11 +132,11 @@ _NAMES = {
 }
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
-__all__ = ["__version__", *_ROOMS, *_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
+__all__ = ["__version__", *_MODULES, *_MODULE_OF]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
+    if name in _MODULES:
         return import_module(f"longitude.{name}")
     if name in _MODULE_OF:
         module = import_module(f"longitude.{_MODULE_OF[name]}")
@@ -142,7 +146,7 @@ def __getattr__(name: str) -> Any:
     if name[:1].isupper():
         registered = import_module("longitude.positions.base").ENCODINGS.values()
         if kind := next((each for each in registered if isinstance(each, type) and each.__name__ == name), None):
-            return kind  # an encoding that somebody added: lg.list_encodings() knows its name already
+            return kind  # an encoding that a user registered
     raise AttributeError(f"module 'longitude' has no attribute {name!r}; dir(longitude) lists its names")
 
 

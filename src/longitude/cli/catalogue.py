@@ -14,85 +14,80 @@ def list_(json: bool = False) -> int:
     """
     from longitude.catalogue import catalogue
 
-    found = catalogue()
+    facts = catalogue()
     if json:
-        print_json(found)
+        print_json(facts)
         return DONE
     from rich.console import Console
 
     console = Console()
-    for part in _tables(found):
+    for part in _tables(facts):
         console.print(part, highlight=False)
     return DONE
 
 
-def _tables(found: dict[str, Any]) -> Iterator[Any]:
+def _tables(facts: dict[str, Any]) -> Iterator[Any]:
     """The catalogue for the terminal."""
     from rich.table import Table
     from rich.text import Text
 
-    def table(title: str, *columns: str) -> Table:
-        made = Table(
+    def table(title: str, *columns: str, rows: Iterator[tuple[str, ...]]) -> Table:
+        shown = Table(
             *columns, title=f"[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False
         )
-        made.columns[0].no_wrap = True
-        return made
+        shown.columns[0].no_wrap = True
+        for name, *cells in rows:
+            shown.add_row(Text(name, "bold"), *(cell or "-" for cell in cells))
+        return shown
 
-    entries = found["encodings"]
-    everyone = set.intersection(*(set(takers) for entry in entries for takers in entry["backends"].values()))
-    shown = table("encodings", "name", "class", "acts as", "properties", "source", "backends")
-    for entry in entries:
-        training, reading = entry["backends"]["training"], entry["backends"]["reading"]
-        takers = [name if name in training else f"({name})" for name in reading if name not in everyone]
-        shown.add_row(
-            Text(entry["name"], "bold"),
-            entry["class"],
-            " ".join(entry["acts"]) or "-",
-            _properties(entry),
-            _papers(entry["source"]),
-            " ".join(takers) or "-",
-        )
-    yield shown
+    entries = facts["encodings"]
+    by_all = set.intersection(*(set(takers) for entry in entries for takers in entry["backends"].values()))
+    yield table(
+        "encodings", "name", "class", "acts as", "properties", "source", "backends",
+        rows=(
+            (each["name"], each["class"], " ".join(each["acts"]), _properties(each), _papers(each), _backends(each, by_all))
+            for each in entries
+        ),
+    )  # fmt: skip
     yield (
         "relative: one number added to all positions changes nothing. causal: keys in the future have no meaning. raw keys: "
-        "a cache keeps keys as they came. one for all: layers share one module, as in the paper. "
-        f"backends: {' and '.join(sorted(everyone))} take all encodings; those in parentheses only without gradients.\n"
+        "a cache keeps keys without their rotation. one for all: layers share one module, as in the paper. "
+        f"backends: {' and '.join(sorted(by_all))} take all encodings; those in parentheses only without gradients.\n"
     )
-    shown = table("their options", "name", "options; models give dim, num_heads, head_dim, max_length from their shape")
-    for entry in entries:
-        shown.add_row(Text(entry["name"], "bold"), " ".join(entry["options"]) or "-")
-    yield shown
-    shown = table("\nmixers", "name", "class", "takes of an encoding", "cache", "options", "source")
-    for entry in found["mixers"]:
-        own = [option for option in entry["options"] if option not in ("dim", "num_heads", "num_kv_heads", "head_dim")]
-        shown.add_row(
-            Text(entry["name"], "bold"),
-            entry["class"],
-            " ".join(entry["takes"]),
-            entry["cache"],
-            " ".join(own) or "-",
-            _papers(entry["source"]),
-        )
-    yield shown
-    yield "cache: how what a mixer keeps grows with the N tokens that passed.\n"
-    shown = table("\nscaling of rotations", "name", "options (those with = may be left out)", "source")
-    for entry in found["scaling"]:
-        shown.add_row(Text(entry["name"], "bold"), _options(entry), _papers(entry["source"]))
-    yield shown
-    shown = table("\nsamplers of training positions", "name", "options", "what it is")
-    for entry in found["samplers"]:
-        shown.add_row(Text(entry["name"], "bold"), _options(entry) or "-", entry["is"])
-    yield shown
-    here = found["machine"]
+    options = "options; models give dim, num_heads, head_dim, max_length from their shape"
+    rows = ((each["name"], " ".join(each["options"])) for each in entries)
+    yield table("their options", "name", options, rows=rows)
+    rows = (
+        (each["name"], each["class"], " ".join(each["takes"]), each["cache"], " ".join(_own(each)), _papers(each))
+        for each in facts["mixers"]
+    )
+    yield table("\nmixers", "name", "class", "takes of an encoding", "cache", "options", "source", rows=rows)
+    yield "cache: how its size grows with the N tokens before.\n"
+    rows = ((each["name"], _options(each), _papers(each)) for each in facts["scaling"])
+    yield table("\nscaling of rotations", "name", "options (those with = are optional)", "source", rows=rows)
+    rows = ((each["name"], _options(each), each["is"]) for each in facts["samplers"])
+    yield table("\nsamplers of training positions", "name", "options", "what it is", rows=rows)
+    here = facts["machine"]
     yield (
-        f"\nhere: longitude {here['longitude']}, torch {here['torch']}, threads {here['threads']}, "
-        f"CUDA {here['cuda'] or 'no'}, "
+        f"\nhere: longitude {here['longitude']}, torch {here['torch']}, threads {here['threads']}, CUDA {here['gpu'] or 'no'}, "
         f"MPS {'yes' if here['mps'] else 'no'}, transformers {here['transformers'] or 'not installed'}"
     )
 
 
+def _backends(entry: dict[str, Any], by_all: set[str]) -> str:
+    """Those that not every encoding has; in parentheses where only without gradients."""
+    training, reading = entry["backends"]["training"], entry["backends"]["reading"]
+    return " ".join(name if name in training else f"({name})" for name in reading if name not in by_all)
+
+
+def _papers(entry: dict[str, Any]) -> str:
+    """Authors and years; the links are in the JSON."""
+    papers = (entry["source"] or "").split("; ")
+    return "; ".join(paper.partition(", http")[0].partition(", arXiv")[0] for paper in papers)
+
+
 def _properties(entry: dict[str, Any]) -> str:
-    said = {
+    words = {
         "relative": entry["relative"],
         "absolute": not entry["relative"],
         "learned": entry["learned"],
@@ -102,12 +97,12 @@ def _properties(entry: dict[str, Any]) -> str:
         "raw keys": not entry["stable_keys"],
         "one for all": entry["learned"] and entry["shared"],
     }
-    return ", ".join(words for words, is_so in said.items() if is_so)
+    return ", ".join(word for word, is_so in words.items() if is_so)
 
 
-def _papers(source: str | None) -> str:
-    """Authors and years, without the links."""
-    return "; ".join(paper.partition(", http")[0] for paper in (source or "-").split("; "))
+def _own(mixer: dict[str, Any]) -> list[str]:
+    """Options that are not the model's shape."""
+    return [option for option in mixer["options"] if option not in ("dim", "num_heads", "num_kv_heads", "head_dim")]
 
 
 def _options(entry: dict[str, Any]) -> str:

@@ -1,0 +1,106 @@
+"""The page of the API, docs/api.md, made from the docstrings: a row for every public name.
+
+python docs/make_api.py            # write the page
+python docs/make_api.py --check    # exit code 1 where the page is not what this would write
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator
+from dataclasses import is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+import longitude as lg
+from longitude.catalogue import source_of
+
+PAGE = Path(__file__).with_name("api.md")
+OPENING = """# Every public name
+
+Made from the docstrings by `make api`; a test compares this page with them. `lg` is `import longitude as lg`; `help(lg.attend)`
+shows a whole docstring.
+"""
+OTHERS = "more"
+"""The section of single files of the package."""
+
+
+def public_names() -> Iterator[tuple[str, Any]]:
+    """("lg.attend", the function), ...: what dir(lg) lists, and what its modules list in __all__."""
+    for name in dir(lg):
+        value = getattr(lg, name)
+        yield f"lg.{name}", value
+        if isinstance(value, ModuleType):
+            yield from ((f"lg.{name}.{each}", getattr(value, each)) for each in getattr(value, "__all__", []))
+
+
+def first_line(thing: Any) -> str:
+    return (inspect.getdoc(thing) or "").partition("\n")[0]
+
+
+def parameters(thing: Any) -> list[inspect.Parameter]:
+    """Of a function or class. Fields that a dataclass of another library brings are left out."""
+    if isinstance(thing, type) and thing.__init__ is nn.Module.__init__:
+        return []
+    try:
+        found = list(inspect.signature(thing).parameters.values())
+    except ValueError:  # a class without a signature of its own
+        return []
+    if not is_dataclass(thing):
+        return found
+    ours = [kind for kind in inspect.getmro(thing) if kind.__module__.startswith("longitude")]
+    fields = {name for kind in ours for name in vars(kind).get("__annotations__", {})}
+    return [p for p in found if p.name in fields]
+
+
+def signature(thing: Any) -> str:
+    """Names and defaults: types stand in the docstrings and in the code."""
+    words, keyword_only = [], False
+    for p in parameters(thing):
+        if p.kind is p.KEYWORD_ONLY and not keyword_only:
+            words.append("*")
+        keyword_only = p.kind in (p.KEYWORD_ONLY, p.VAR_POSITIONAL) or keyword_only
+        stars = {p.VAR_POSITIONAL: "*", p.VAR_KEYWORD: "**"}.get(p.kind, "")
+        default = repr(p.default) if " at 0x" not in repr(p.default) else "..."
+        words.append(stars + p.name + ("" if p.default is p.empty else f"={default}"))
+    return f"({', '.join(words)})"
+
+
+def home(name: str, value: Any) -> str:
+    """The section of a name: the module that lists it, else the folder it is defined in."""
+    if name.count(".") == 2:
+        return name.rpartition(".")[0]
+    if isinstance(value, ModuleType):
+        return "modules"
+    parts = value.__module__.split(".")
+    return parts[1] if len(parts) > 2 else OTHERS
+
+
+def page() -> str:
+    sections: dict[str, list[str]] = {name: [] for name in ("attention", "positions", "models", OTHERS, "modules")}
+    for name, value in public_names():
+        if isinstance(value, ModuleType):
+            cells = [f"`{name}`", first_line(value), ""]
+        elif callable(value):
+            cells = [f"`{name}{signature(value)}`", first_line(value), source_of(value) or ""]
+        else:
+            continue
+        row = "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+        sections.setdefault(home(name, value), []).append(row)
+    head = "| name | what it is | source |\n| --- | --- | --- |\n"
+    tables = [f"## {name}\n\n{head}" + "\n".join(rows) for name, rows in sections.items() if rows]
+    return "\n\n".join([OPENING.rstrip(), *tables]) + "\n"
+
+
+def main() -> int:
+    text = page()
+    if "--check" in sys.argv[1:]:
+        return int(text != PAGE.read_text(encoding="utf-8"))
+    PAGE.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Docstrings of public names: one line, then what it takes, returns and comes from; and the page of the API made of them.
+
+`python tests/test_docstrings.py` prints what is missing.
+"""
+
+import inspect
+
+import make_api
+from longitude.attention.mixer import MIXERS
+from longitude.catalogue import section
+from longitude.positions.base import ENCODINGS
+from longitude.positions.scaling import SCHEMES
+from make_api import first_line, parameters, public_names
+
+STRICT = False
+"""False while docstrings are being written; True: each must be whole, and docs/api.md made of them."""
+
+
+def documented(thing: object) -> set[str]:
+    """The names that "Args:" or "Attributes:" explain, each at the begin of a line and before a colon."""
+    lines = section(thing, "Args") + section(thing, "Attributes")
+    heads = [line.partition(":")[0] for line in lines if not line.startswith(" ") and ":" in line]
+    return {name.partition("(")[0].strip(" *`") for head in heads for name in head.split(",")}
+
+
+def missing(name: str, thing: object) -> list[str]:
+    """What a docstring lacks, as "lg.attend: Args: mask"."""
+    doc, found = inspect.getdoc(thing) or "", []
+    if not first_line(thing).rstrip("`").endswith((".", "?")):
+        found.append("first line: one sentence")
+    if doc.count("\n") and doc.split("\n")[1]:
+        found.append("a blank line after the first")
+    found += [
+        f"Args: {p.name}" for p in parameters(thing) if p.name not in documented(thing) and p.kind is not p.VAR_KEYWORD
+    ]
+    returns = None if isinstance(thing, type) else inspect.signature(thing).return_annotation
+    if returns not in (None, "None") and not section(thing, "Returns") + section(thing, "Yields"):
+        found.append("Returns")
+    if any(thing in kinds for kinds in (MIXERS.values(), ENCODINGS.values(), SCHEMES.values())) and not section(
+        thing, "Source"
+    ):
+        found.append("Source")
+    return [f"{name}: {each}" for each in found]
+
+
+def all_missing() -> list[str]:
+    things = [(name, each) for name, each in public_names() if inspect.isclass(each) or inspect.isfunction(each)]
+    return [each for name, thing in things for each in missing(name, thing)]
+
+
+def test_public_names_are_documented() -> None:
+    assert all_missing() == [] or not STRICT
+
+
+def test_what_is_missing_is_found() -> None:
+    def bad(x: int, y: int) -> int:
+        """Does
+        something.
+
+        Args:
+            x: A number,
+                with: more lines.
+        """
+
+    def good(x: int, *, y: int = 2) -> int:
+        """Adds two numbers.
+
+        Args:
+            x, y: Numbers.
+
+        Returns:
+            Their sum.
+        """
+
+    assert missing("bad", bad) == [
+        "bad: first line: one sentence",
+        "bad: a blank line after the first",
+        "bad: Args: y",
+        "bad: Returns",
+    ]
+    assert missing("good", good) == []
+    assert make_api.signature(good) == "(x, *, y=2)" and section(good, "Returns") == ["Their sum."]
+
+
+def test_the_page_of_the_api_is_what_docstrings_say() -> None:
+    assert make_api.PAGE.read_text(encoding="utf-8") == make_api.page() or not STRICT, "run `make api`"
+
+
+if __name__ == "__main__":
+    print("\n".join(all_missing()))
