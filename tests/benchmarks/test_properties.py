@@ -40,32 +40,21 @@ def test_waves(encoding, frequencies):
     assert properties.separation(codes(encoding)) == pytest.approx(of_waves(frequencies), rel=1e-9)
 
 
-def test_neighbours_of_a_sinusoid():
-    smallest, norm = properties.smallest_distance(codes(lg.Sinusoidal(DIM)))
-    assert norm == pytest.approx(math.sqrt(DIM / 2), rel=1e-12)  # sin^2 + cos^2 of each pair
-    assert smallest == pytest.approx(
-        math.sqrt(sum(2 - 2 * math.cos(10_000 ** (-i / (DIM / 2))) for i in range(DIM // 2))), rel=1e-12
-    )
-
-
 def test_alibi_with_one_head():
     smallest, norm = properties.smallest_distance(codes(lg.ALiBi(num_heads=1)))
     assert smallest == 2.0**-8
     assert norm == pytest.approx(2.0**-8 * math.sqrt(sum(p * p for p in range(N)) / N), rel=1e-12)
 
 
-def test_what_cannot_tell_two_positions_apart():
+def test_every_encoding_has_codes_or_content():
+    """0 where two positions look alike; None where content decides, at any width."""
+    separations = {name: properties.separation(codes(lg.testing.example(name)())) for name in lg.list_encodings()}
+    assert all(each == "content" or 0 <= each < 2 for each in separations.values())
+    assert {"cope", "fox", "path", "path_fox"} <= {name for name, each in separations.items() if each == "content"}
     for encoding in (lg.NoPosition(), lg.T5Bias(HEADS), lg.Shaw(HEAD_DIM, max_distance=16)):
         assert properties.separation(codes(encoding)) == 0.0, encoding
-
-
-def test_what_content_decides():
-    names = ["cope", "fox", "path", "path_fox"]
-    found = {name for name in lg.list_encodings() if codes(lg.testing.example(name)()) is None}
-    assert found >= {*names} and properties.separation(None) == "content"
     assert codes(lg.Composed([lg.ALiBi(HEADS), lg.FoX(DIM, HEADS)])) is None
-    other_width = lg.encoding("fox", dim=24, num_heads=2)
-    assert properties.codes(other_width, N, 24, 12) is None
+    assert properties.codes(lg.encoding("fox", dim=24, num_heads=2), N, 24, 12) is None
 
 
 def test_codes_are_what_the_encoding_makes_of_a_position():
@@ -83,12 +72,6 @@ def test_codes_are_what_the_encoding_makes_of_a_position():
     torch.testing.assert_close(codes(one_per_head)[7].view(HEADS, HEAD_DIM), keys[:, 7])
     both = lg.Composed([lg.Sinusoidal(DIM), lg.ALiBi(HEADS)])
     assert codes(both).shape == (N, DIM + HEADS)
-
-
-def test_every_encoding_has_codes_or_content():
-    for name in lg.list_encodings():
-        found = properties.separation(codes(lg.testing.example(name)()))
-        assert found == "content" or (isinstance(found, float) and 0 <= found < 2), name
 
 
 def test_the_smallest_distance_is_found_wherever_it_is():
