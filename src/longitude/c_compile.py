@@ -1,4 +1,4 @@
-"""The few loops in C, compiled on first use where there is a compiler. Whoever uses one has a form in torch's operators too."""
+"""The few loops in C, compiled on first use where there is a compiler. Each has a form in torch's operators too."""
 
 import ctypes
 import hashlib
@@ -17,8 +17,9 @@ FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fope
 
 @lru_cache
 def library(source: Path, *options: str) -> ctypes.CDLL | None:
-    """The functions of a C file, compiled for this processor in less than a second and kept in the user's cache; None where
-    there is no Linux or gcc, or LONGITUDE_COMPILE=0 in the environment; and with a warning where it should have worked.
+    """The functions of a C file, compiled for this processor in less than a second and kept in the user's cache.
+
+    None where there is no Linux or gcc, or LONGITUDE_COMPILE=0 in the environment; with a warning where compiling fails.
     """
     # Elsewhere torch brings another OpenMP than the compiler's, and two in one process fight for the cores.
     gcc = shutil.which("gcc") if sys.platform == "linux" and os.environ.get("LONGITUDE_COMPILE") != "0" else None
@@ -29,9 +30,9 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
     try:
         version = subprocess.run([gcc, "--version"], check=True, capture_output=True, timeout=60).stdout
         texts = [path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h")))]
-        said = b"\0".join([*texts, version, _processor(), " ".join(command).encode()])
+        inputs = b"\0".join([*texts, version, _processor(), " ".join(command).encode()])
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "longitude")
-        kept = folder / f"{source.stem}-{hashlib.sha256(said).hexdigest()[:20]}.so"
+        kept = folder / f"{source.stem}-{hashlib.sha256(inputs).hexdigest()[:20]}.so"
         if not kept.is_file() or kept.stat().st_size == 0:
             folder.mkdir(parents=True, exist_ok=True)
             with NamedTemporaryFile(dir=folder, suffix=".so", delete=False) as unfinished:
@@ -40,15 +41,15 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
                 subprocess.run(
                     [*command, "-o", str(made), str(source), "-lm"], check=True, capture_output=True, timeout=60
                 )
-                made.replace(kept)  # whole or not at all, whoever else is compiling it
+                made.replace(kept)  # whole or not at all, if other processes compile it too
             finally:
                 made.unlink(missing_ok=True)
         return ctypes.CDLL(str(kept))
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or str(error).encode()
+        reason = getattr(error, "stderr", None) or str(error).encode()
         warnings.warn(
-            f"{source.name} could not be compiled, and slower operators do its work (LONGITUDE_COMPILE=0 asks for them): "
-            f"{said.decode(errors='replace').strip()[:500]}",
+            f"{source.name} could not be compiled, and slower operators run instead (LONGITUDE_COMPILE=0 selects them): "
+            f"{reason.decode(errors='replace').strip()[:500]}",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -256,7 +256,7 @@ def test_causal_patterns_go_on_in_a_cache():
 @pytest.mark.parametrize(
     ("mask", "message"),
     [
-        (Prefix(6), "whole prefix of 6 tokens, which see each other, got 5 tokens in the cache"),
+        (Prefix(6), "whole prefix of 6 tokens, which attend to each other, got 5 tokens in the cache"),
         (Prefix(torch.tensor([2, 6])) & lg.Documents(torch.zeros(6, dtype=torch.long)), "whole prefix of 6"),
         (lg.Window(3) | Global([0]), r"Global: .* whole sequence in one call, or .*lg.Causal\(\)"),
         (Band(3, 1), "Band: cached tokens see the 1 after them"),
@@ -372,7 +372,7 @@ def test_split_refuses_in_words():
     q = torch.randn(1, 2, 30, 8)
     for mask, message in (
         (lg.Causal(), "no prefix, no dilated window and no global tokens"),
-        (Global([1]) | Global([2]), "global tokens alone have no local mask"),
+        (Global([1]) | Global([2]), "global tokens need a local mask"),
         (Dilated(3, 2) & Dilated(3, 4), "not with more"),
     ):
         with pytest.raises(ValueError, match=f"'split' cannot: .*{message}"):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from longitude.positions.base import OffsetBias
 from longitude.positions.bias import FixedBias
 
-LONGEST = 2**18  # offsets of a remembered table; as many again beside them
+LONGEST = 2**18  # offsets of a cached table, which holds twice as many
 
 
 def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:
@@ -28,7 +28,7 @@ def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dty
     plain = type(q) is Tensor and q.is_cpu and torch._C._len_torch_dispatch_stack() == 0 and count <= LONGEST
     remembered = isinstance(term.at, FixedBias) or (term.of is not None and not torch.is_grad_enabled())
     if plain and remembered:
-        size = 1 << (count - 1).bit_length()  # a power of two, so that a growing sequence asks rarely
+        size = 1 << (count - 1).bit_length()  # a power of two, so that a growing sequence makes few tables
         lowest = last // size * size
         start = lowest + 2 * size - 1 - first
         made = (

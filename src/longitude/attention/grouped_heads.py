@@ -15,24 +15,33 @@ POOLED = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
 
 
 def pool_heads(trained: Any, num_kv_heads: int) -> Any:
-    """A copy of a layer or model with num_kv_heads heads of keys and values, each the mean of a group  (Ainslie et al. 2023):
+    """Copy a layer or model with fewer heads of keys and values, each the mean of a group of heads.
 
         W'_g = mean of W_h over the heads h with h // (heads / num_kv_heads) = g,   W of keys and of values
 
-    The query heads that a group served keep their order: query head h looks at head h // (H / num_kv_heads) before and
-    after. Equal heads in a group make the same function; else the result is where further training begins.
+    The query heads of a group keep their order: query head h reads head h // (H / num_kv_heads) before and after. Where the
+    heads of a group are equal, the copy computes the same function; otherwise it is where further training begins.
 
-    trained: a MultiHeadAttention, or a model whose config has num_key_value_heads and whose projections are called k_proj
-    and v_proj: LongitudeForCausalLM and its kin, Llama, Mistral, Qwen and most others of transformers.
+    Args:
+        trained: A MultiHeadAttention, or a model whose config has num_key_value_heads and whose projections are called k_proj
+            and v_proj: LongitudeForCausalLM, Llama, Mistral, Qwen and most others of transformers.
+        num_kv_heads: Heads of keys and values of the copy; it divides those of `trained`.
 
-    Errors: ValueError where num_kv_heads does not divide the heads there are, where nothing is called so, and for an encoding
-    that is built for each head of keys.
+    Returns:
+        A new layer or model of the same class.
+
+    Raises:
+        ValueError: num_kv_heads does not divide the heads; there are no such projections; the encoding has parameters for each
+            head of keys.
+
+    Source:
+        Ainslie et al. 2023, arXiv:2305.13245, https://arxiv.org/abs/2305.13245.
     """
     check_sizes("pool_heads", num_kv_heads=num_kv_heads)
     for module in trained.modules() if isinstance(trained, nn.Module) else ():
         if isinstance(module, Encoding) and module.passing_columns:
             raise ValueError(
-                f"pool_heads: {type(module).__name__} is built for each head of keys, and nobody says how its heads pool; "
+                f"pool_heads: {type(module).__name__} is built for each head of keys, which cannot be averaged; "
                 "expected another encoding"
             )
     if isinstance(trained, MultiHeadAttention):
@@ -70,12 +79,11 @@ def pooled_model(model: Any, num_kv_heads: int) -> Any:
     fewer = [name for name in state if name.endswith(POOLED) and state[name].shape != expected[name].shape]
     if not fewer and heads != num_kv_heads:
         raise ValueError(f"pool_heads: {type(model).__name__} has no projections called k_proj and v_proj")
-    had = {
-        name: num_kv_heads * len(state[name]) / len(expected[name]) for name in fewer
-    }  # a mixer may say its own number
-    for count in had.values():
-        require_groups(int(count), num_kv_heads)
-    new.load_state_dict(state | {name: pooled(state[name], int(count), num_kv_heads) for name, count in had.items()})
+    for name in fewer:
+        own = num_kv_heads * len(state[name]) // len(expected[name])  # a mixer may have its own number
+        require_groups(own, num_kv_heads)
+        state[name] = pooled(state[name], own, num_kv_heads)
+    new.load_state_dict(state)
     new.generation_config = getattr(model, "generation_config", None)
     return new.to(device=model.device, dtype=model.dtype).train(model.training)
 

@@ -1,4 +1,4 @@
-"""Attention over parts of the keys, put together: what a ring of machines, or a cache in pieces, needs."""
+"""Attention over parts of the keys, joined: what a ring of machines, or a cache in parts, needs."""
 
 from __future__ import annotations
 
@@ -13,22 +13,29 @@ from torch import Tensor
 def merge_attention(
     outs: Sequence[Float[Tensor, "B H Lq Dv"]], lses: Sequence[Float[Tensor, "B H Lq"]]
 ) -> tuple[Float[Tensor, "B H Lq Dv"], Float[Tensor, "B H Lq"]]:
-    """Attention of the same queries over disjoint sets of keys -> attention over all of them, and its logsumexp:
+    """Join attention of the same queries over disjoint sets of keys into attention over all of them.
 
-        lse = log sum_p e^lse_p,    out = sum_p e^(lse_p - lse) out_p.
+        lse = log sum_p e^lse_p,    out = sum_p e^(lse_p - lse) out_p
 
-    outs: one [B, H, Lq, Dv] per part. lses: the logsumexp of each part's scores, one [B, H, Lq] per part, -inf where a query
-    sees none of its keys; `attend(..., return_lse=True)` gives both. Computed in the dtype of lses or wider, which is that of
-    the second result; the first has the dtype of outs. A query that sees nothing in any part gets zeros and -inf. Both
-    results have gradients, and a part that a query does not see gets zeros. Parts may come in any order.
+    `attend(..., return_lse=True)` gives the parts, which may come in any order. Both results have gradients; a part without
+    keys for a query gets zeros.
 
-    ValueError where there are no parts, or their numbers, shapes, dtypes or devices differ.
+    Args:
+        outs: The output [B, H, Lq, Dv] of each part.
+        lses: The logsumexp of each part's scores, [B, H, Lq]; -inf for a query without keys in the part.
+
+    Returns:
+        The output in the dtype of outs, and its logsumexp in the dtype of lses or wider; zeros and -inf for a query without
+        keys in any part.
+
+    Raises:
+        ValueError: There are no parts, or their numbers, shapes, dtypes or devices differ.
     """
     _require_parts(outs, lses)
     dtype = torch.promote_types(lses[0].dtype, torch.promote_types(outs[0].dtype, torch.float32))
     lse = torch.stack([x.to(dtype) for x in lses])
     top = lse.detach().amax(0)
-    top = top.masked_fill(top == -math.inf, 0.0)  # of a query that sees nothing: -inf - -inf would be NaN
+    top = top.masked_fill(top == -math.inf, 0.0)  # of a query without keys: -inf - -inf would be NaN
     weights = (lse - top).exp()
     total = weights.sum(0)
     nothing = total == 0
@@ -41,22 +48,24 @@ def merge_attention(
 def _require_parts(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
     if not isinstance(outs, list | tuple) or not isinstance(lses, list | tuple) or not 0 < len(outs) == len(lses):
         raise ValueError(
-            "merge: expected a list of outputs and one of as many logsumexps, one of each per part, "
+            "merge_attention: expected a list of outputs and one of as many logsumexps, one of each per part, "
             f"got {_count(outs)} and {_count(lses)}"
         )
     out, lse = outs[0], lses[0]
     for n, (o, z) in enumerate(zip(outs, lses, strict=True)):
         if not isinstance(o, Tensor) or not isinstance(z, Tensor) or o.dim() != 4 or z.shape != o.shape[:3]:
             raise ValueError(
-                f"merge: expected out [B, H, Lq, Dv] and lse [B, H, Lq], got {_kind(o)} and {_kind(z)} as part {n}"
+                f"merge_attention: expected out [B, H, Lq, Dv] and lse [B, H, Lq], got {_kind(o)} and {_kind(z)} as part {n}"
             )
         if (o.shape, o.dtype, o.device, z.dtype, z.device) != (out.shape, out.dtype, out.device, lse.dtype, out.device):
             raise ValueError(
-                "merge: expected parts of one shape, dtype and device, "
+                "merge_attention: expected parts of one shape, dtype and device, "
                 f"got {_kind(out)} with {_kind(lse)} as part 0 and {_kind(o)} with {_kind(z)} as part {n}"
             )
         if not o.is_floating_point() or not z.is_floating_point():
-            raise ValueError(f"merge: expected floating-point tensors, got {_kind(o)} and {_kind(z)} as part {n}")
+            raise ValueError(
+                f"merge_attention: expected floating-point tensors, got {_kind(o)} and {_kind(z)} as part {n}"
+            )
 
 
 def _count(parts: object) -> str:

@@ -1,4 +1,4 @@
-"""Masks of several regions: a prefix seen both ways, tokens that see and are seen by all, windows with steps."""
+"""Masks of several regions: bidirectional prefixes, global tokens, dilated windows."""
 
 from __future__ import annotations
 
@@ -14,25 +14,31 @@ from longitude.attention.masks import Mask, Reach, kind_of, of_rows, validate_to
 
 @dataclass(frozen=True, eq=False)
 class Prefix(Mask):
-    """The first `length` tokens of the stream see each other in both directions, everything else is causal:
+    """The prefix-LM mask: the first tokens attend to each other in both directions, everything else is causal.
 
-        i sees j  where  j <= i  or  j < length.
+        query i attends to key j  where  j <= i  or  j < length
 
-    length: of all rows, or [B], padding on the left included; 0 is plain causality. The prefix-LM mask (Raffel et al. 2020).
+    Args:
+        length: Tokens of the prefix, of all rows or integers [B]; padding on the left counts. 0 is plain causality.
+
+    Raises:
+        ValueError: `length` is negative or no integer; in attention, not one per row.
+
+    Source:
+        Raffel et al. 2020, arXiv:1910.10683, https://arxiv.org/abs/1910.10683 (section 3.2.1).
     """
 
     length: int | Int[Tensor, " B"]
 
     def __post_init__(self):
-        if isinstance(self.length, Tensor):
-            ok = self.length.dim() == 1 and self.length.dtype in (torch.int64, torch.int32)
-            ok = ok and (torch.compiler.is_compiling() or bool((self.length >= 0).all()))
+        length = self.length
+        if isinstance(length, Tensor):
+            ok = length.dim() == 1 and length.dtype in (torch.int64, torch.int32)
+            ok = ok and (torch.compiler.is_compiling() or bool((length >= 0).all()))
         else:
-            ok = isinstance(self.length, int) and not isinstance(self.length, bool) and self.length >= 0
+            ok = isinstance(length, int) and not isinstance(length, bool) and length >= 0
         if not ok:
-            raise ValueError(
-                f"Prefix: expected a length of 0 or more tokens, an int or integers [B], got {self.length!r}"
-            )
+            raise ValueError(f"Prefix: expected a length of 0 or more tokens, an int or integers [B], got {length!r}")
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
@@ -60,38 +66,40 @@ class Prefix(Mask):
         longest = int(self.length.max()) if isinstance(self.length, Tensor) else self.length
         if past < longest:
             raise ValueError(
-                f"Prefix: expected a first call with the whole prefix of {longest} tokens, which see each other, got {past} "
-                "tokens in the cache"
+                f"Prefix: expected a first call with the whole prefix of {longest} tokens, which attend to each other, got "
+                f"{past} tokens in the cache"
             )
 
 
 @dataclass(frozen=True, eq=False)
 class Global(Mask):
-    """Some tokens see everything and are seen by everything: i sees j where i or j is one of them.
+    """Global tokens attend to every token, and every token attends to them.
 
-    tokens: bool [Lk] or [B, Lk], True for these; or their places in the stream, as a list or integers [n]. Joined to a
-    local mask, as in Window(64) | Global([0]); a causal model says (Window(64) | Global([0])) & Causal().
-    (Beltagy et al. 2020, Zaheer et al. 2020.)
+    Joined to a local mask, as in Window(64) | Global([0]); in a causal model (Window(64) | Global([0])) & Causal().
+
+    Args:
+        tokens: Bool [Lk] or [B, Lk], True for global tokens; or their orders in the stream, a list or integers [n].
+
+    Raises:
+        ValueError: `tokens` is of another kind or shape, or an order is negative or beyond the keys.
+
+    Source:
+        Beltagy et al. 2020, arXiv:2004.05150, https://arxiv.org/abs/2004.05150;
+        Zaheer et al. 2020, arXiv:2007.14062, https://arxiv.org/abs/2007.14062.
     """
 
     tokens: Bool[Tensor, ...] | Int[Tensor, " n"] | Sequence[int]
 
     def __post_init__(self):
         tokens = self.tokens
+        expected = "Global: expected bool [Lk] or [B, Lk], or places as integers [n]"
         if not isinstance(tokens, Tensor):
             try:
                 tokens = torch.tensor([*tokens]) if len(tokens) else torch.zeros(0, dtype=torch.long)
             except (TypeError, ValueError):
-                raise ValueError(
-                    f"Global: expected bool [Lk] or [B, Lk], or places as integers, got {tokens!r}"
-                ) from None
-        ok = (
-            tokens.dim() in (1, 2)
-            if tokens.dtype == torch.bool
-            else tokens.dim() == 1 and not tokens.is_floating_point()
-        )
-        if not ok:
-            raise ValueError(f"Global: expected bool [Lk] or [B, Lk], or places as integers [n], got {kind_of(tokens)}")
+                raise ValueError(f"{expected}, got {tokens!r}") from None
+        if tokens.dim() != 1 and (tokens.dtype != torch.bool or tokens.dim() != 2) or tokens.is_floating_point():
+            raise ValueError(f"{expected}, got {kind_of(tokens)}")
         if tokens.dtype != torch.bool and not torch.compiler.is_compiling() and bool((tokens < 0).any()):
             raise ValueError(f"Global: expected places of 0 or more, got {tokens.tolist()}")
         object.__setattr__(self, "tokens", tokens)
@@ -126,16 +134,26 @@ class Global(Mask):
 
     def require_past(self, past: int) -> None:
         raise ValueError(
-            "Global: cached tokens that see everything would see the new ones too; expected the whole sequence in one call, "
-            "or (... | lg.Global(tokens)) & lg.Causal()"
+            "Global: cached global tokens would attend to the new ones too; expected the whole sequence in one call, or "
+            "(... | lg.Global(tokens)) & lg.Causal()"
         )
 
 
 @dataclass(frozen=True)
 class Dilated(Mask):
-    """A token sees `size` keys: itself and those step, 2 step, ..., (size - 1) step before it. Causal by itself.
+    """A causal window with gaps: a token attends to itself and those step, 2 step, ..., (size - 1) step before it.
 
-    Dilated(size, 1) is Window(size). (Beltagy et al. 2020, section 3.1.)
+    Dilated(size, 1) is Window(size).
+
+    Args:
+        size: Keys of each query.
+        step: Distance between them.
+
+    Raises:
+        ValueError: `size` or `step` is below 1 or no int.
+
+    Source:
+        Beltagy et al. 2020, arXiv:2004.05150, https://arxiv.org/abs/2004.05150 (section 3.1).
     """
 
     size: int
@@ -157,7 +175,7 @@ class Dilated(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Pairs(Mask):
-    """Exactly these pairs of tokens chosen out of a stream. q_first, k_first: the orders that the first ones go by."""
+    """Exactly these pairs of tokens chosen out of a stream. q_first, k_first: the orders of the first ones."""
 
     seen: Bool[Tensor, "*B Lq Lk"]
     q_first: int

@@ -15,10 +15,10 @@ Transporter = Callable[[list[Transport], Tensor, Tensor, Request], Tensor]
 
 
 def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor, Tensor]:
-    """-> output [B, H, Lq, Dv] and the weights that made it, after dropout, [B, H, Lq, Lk]; where the request asks for the
-    logsumexp of the scores, that instead of the weights, [B, H, Lq] in float32 or wider, -inf where a query sees nothing.
+    """Output [B, H, Lq, Dv] and its weights, after dropout, [B, H, Lq, Lk]; with r.lse the logsumexp of the scores instead.
 
-    transport: another way to the scores of `transported`, for backends that know a faster one.
+    The logsumexp [B, H, Lq] is in float32 or wider, -inf for a query without keys. transport: computes the scores of
+    `transported` faster.
     """
     dtype = torch.promote_types(r.q.dtype, torch.float32)
     with torch.autocast(r.q.device.type, enabled=False):
@@ -30,8 +30,8 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
         for term in r.terms:
             if not isinstance(term, Transport):
                 scores = scores + added(term, q, raw, allowed, r).to(dtype)
-        # A finite number where a query has nothing to look at: it then has zeros, in its gradients too. Anywhere else -inf:
-        # beside scores that are all -inf, a finite one would draw the weight, and zeros would hide them.
+        # A finite number for a query without keys: it then has zeros, in its gradients too. Anywhere else -inf:
+        # among scores that are all -inf, a finite one would get all the weight, and zeros would hide them.
         hidden = torch.where(allowed.any(-1, keepdim=True), -math.inf, 0.0)
         scores = torch.where(allowed, scores, hidden.to(dtype))
         weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
@@ -100,7 +100,7 @@ def relative_value_sum(weights: Tensor, values: Callable[[Tensor], Tensor], r: R
     if not r.contiguous:
         vectors = values(offsets(r)).to(weights.dtype)
         return torch.einsum(f"bhij,{_lead(vectors, r)}ijd->bhid", weights, vectors)
-    rows, width = r.rows, r.rows + r.length  # back to one column per offset: `met` in reverse
+    rows, width = r.rows, r.rows + r.length  # back to one column per offset, as relative_key_scores in reverse
     flat = F.pad(F.pad(weights, (0, width - 1 - r.length)).flatten(2), (rows - 1, 1))
     return flat.unflatten(-1, (rows, width)) @ values(descending(r)).to(weights.dtype)
 

@@ -30,7 +30,7 @@ from longitude.attention.spans import steady
 from longitude.positions.base import Drift, OffsetBias
 
 BLOCK = 128  # queries and keys of one block of the block mask; FlexAttention's own default
-NOWHERE = 2**60  # the place of a key that nobody sees
+NOWHERE = 2**60  # the place of a key that no query sees
 TABLE_BYTES = 2**26
 WIDE_HEADS = 160 * 2**10  # #180278 and #198224 run out of 99 KiB at head_dim above 128; 163 and 227 KiB are enough
 GRAPHS = 64  # compiled for shapes and kinds, per process, before the next is refused by torch; its own default is 8
@@ -38,7 +38,7 @@ GRAPHS = 64  # compiled for shapes and kinds, per process, before the next is re
 
 # ---- what the kernel reads: made outside of it, because terms are any Python ----------------------------------------------
 class Inputs(NamedTuple):
-    """P and K: the lengths of queries and keys after padding. A term that is not asked for is None."""
+    """P and K: the lengths of queries and keys after padding. An absent term is None."""
 
     q: Float[Tensor, "B H P D"]
     k: Float[Tensor, "B Hkv K D"]
@@ -89,7 +89,7 @@ def table(r: Request) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         assert isinstance(counting.q_positions, int) and isinstance(counting.k_positions, int)
         gap = counting.q_positions - counting.k_positions
         offset = gap - keys + torch.arange(rows + keys, device=r.q.device)
-        offset = offset.clamp(gap - r.length + 1, gap + r.rows - 1)  # padding asks for no offset of its own
+        offset = offset.clamp(gap - r.length + 1, gap + r.rows - 1)  # padding adds no offset of its own
         q_at = k_at = None
     else:
         i, j = (p if p.dim() == 2 else p[None] for p in r.places())
@@ -123,7 +123,7 @@ def levels(
     # Two tensors: one that is read twice gets no gradient (NotImplementedError in FlexAttention's own backward).
     mine, theirs = level[..., q_tokens], level[..., k_tokens]
     q_level, k_level = mine.to(torch.float32), theirs.to(torch.float32)
-    if r.q.dtype != torch.float32:  # its answer is rounded far more than this
+    if r.q.dtype != torch.float32:  # its output is rounded far more than this
         return q_level, k_level, None, None
     # Levels in the thousands would leave an error of 3e-5 at 8192 tokens; with the rest it is 1e-7.
     q_rest, k_rest = ((wide - x).detach().to(torch.float32) for wide, x in ((mine, q_level), (theirs, k_level)))
@@ -154,7 +154,7 @@ def visibility(
                 documents.append(ids)
             case Padding(valid):
                 visible = visible & valid[..., k_tokens].bool()
-    # Padding beside the last query sees what that one sees, which leaves its blocks whole; blocks of padding see nothing.
+    # Padding in the block of the last query sees what that one sees, which leaves blocks whole; blocks of padding see nothing.
     vain = torch.arange(rows, device=r.q.device) >= -(-r.rows // BLOCK) * BLOCK
     first, last = first.masked_fill(vain, NOWHERE), last.masked_fill(vain, -NOWHERE)
     place = place.masked_fill(~visible, NOWHERE) if visible.dim() == 1 else torch.where(visible, place, NOWHERE)
@@ -204,7 +204,7 @@ def attention(x: Inputs, scale: float) -> Float[Tensor, "B H P Dv"]:
 def blocks(x: Inputs) -> tuple[Tensor, Tensor]:
     """Which blocks [B, 1, P / 128, K / 128] hold a pair that is seen, as far as their extremes tell, and which hold no other.
 
-    O(L^2 / 128^2), where `create_block_mask` looks at all pairs. Too many are only slower: `seen` decides inside them.
+    O(L^2 / 128^2), where `create_block_mask` evaluates all pairs. Too many are only slower: `seen` decides inside them.
     """
 
     def extremes(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -252,7 +252,7 @@ def marked(x: Inputs) -> tuple[Inputs, Float[Tensor, "B H P"]]:
     """The inputs with values of NaN where a key is not finite; and what to add to outputs, NaN where a query is not.
 
     The CPU's kernel leaves NaN scores out of its sums (torch 2.13, tried), and any kernel makes zeros of scores that are all
-    -inf. A value of NaN reaches all who look at its block. Outside of the kernel, which takes no sums after it on the CPU.
+    -inf. A value of NaN reaches every query of its block. Outside of the kernel, which takes no sums after it on the CPU.
     """
     v, lost = x.v + unsound(x.k)[..., None], unsound(x.q)
     if x.table is not None:
@@ -334,7 +334,7 @@ def gpu_limits(r: Request, gpu: Gpu) -> str | None:
         return f"head_dim above 128 needs more shared memory than this GPU has, {gpu.shared_memory >> 10} KiB a block"
     if torch.are_deterministic_algorithms_enabled() and wants_gradients(r):
         # Atomic additions (#137452).
-        return "it sums the gradient of its table in no fixed order, and deterministic algorithms are asked for"
+        return "it sums the gradient of its table in no fixed order, and deterministic algorithms are on"
     return None
 
 
@@ -355,9 +355,7 @@ def flex_memory(r: Request) -> int:
 
 
 def flex_price(r: Request) -> float:
-    """On the CPU 3 to 4, but after 10 s of compiling, which nobody gets unasked. On CUDA nobody has measured it yet: it is
-    placed after plain attention and before blocks.
-    """
+    """On the CPU 3 to 4, but after 10 s of compiling, so only by name. On CUDA not measured yet: after plain attention."""
     if r.q.device.type == "cpu":
         return 100.0
     return 3.0 if r.learned else 1.5

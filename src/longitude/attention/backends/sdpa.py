@@ -51,9 +51,10 @@ def sdpa(r: Request) -> Tensor:
 
 
 def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Tensor:
-    """Torch's CPU kernel takes a query whose scores are all -inf for one that sees nothing, and so it does where all are NaN
-    and fewer than its vectors hold: zeros. Here they are NaN, as everywhere. Zeros alone say nothing: values may be zero, and
-    dropout may leave no weight. `some`: which queries see anything by the mask; None: all.
+    """NaN where torch's CPU kernel made zeros of a query whose scores are all -inf, or all NaN.
+
+    It does the latter where they are fewer than its vectors hold. Zeros alone prove nothing: values may be zero, and dropout
+    may leave no weight. some: which queries have keys by the mask; None: all.
     """
     if torch.compiler.is_compiling() or type(out) is not Tensor or not out.is_cpu:
         return out

@@ -1,4 +1,4 @@
-"""Masks of several regions, region by region: each by the cheapest way, so that nothing is computed that nobody sees."""
+"""Masks of several regions, region by region: each by the cheapest backend, so that only allowed pairs are computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from longitude.attention.merge import merge_attention
 from longitude.attention.patterns import Dilated, Global, Pairs, Prefix
 from longitude.attention.request import Request
 from longitude.attention.spans import Cut, assembled, steady
-from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, Positions, Term, explicit
+from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, Term
 
 
 def split(r: Request) -> tuple[Tensor, Tensor | None]:
@@ -39,7 +39,7 @@ def pattern(r: Request) -> Mask | None:
     return None
 
 
-def besides(r: Request, part: Mask) -> tuple[Mask, ...]:
+def other_masks(r: Request, part: Mask) -> tuple[Mask, ...]:
     """The other parts of the mask."""
     return tuple(m for m in r.mask.parts() if m is not part)
 
@@ -62,7 +62,7 @@ def largest(r: Request) -> Request:
         case AnyOf() as joined:
             return local(r, joined)
         case Prefix() as prefix:
-            return replace(r, mask=AllOf((Causal(), *besides(r, prefix))))
+            return replace(r, mask=AllOf((Causal(), *other_masks(r, prefix))))
         case Dilated() as dilated:
             return max((piece for _, _, piece in streams(r, dilated.step)), key=lambda piece: piece.rows * piece.length)
     raise AssertionError(r.mask)
@@ -78,12 +78,12 @@ def local(r: Request, joined: AnyOf) -> Request:
     """The request without its global tokens."""
     near = tuple(m for m in members(joined) if not isinstance(m, Global))
     return replace(
-        r, mask=AllOf((*(near[0].parts() if len(near) == 1 else (AnyOf(near),)), *besides(r, joined))), lse=True
+        r, mask=AllOf((*(near[0].parts() if len(near) == 1 else (AnyOf(near),)), *other_masks(r, joined))), lse=True
     )
 
 
 def with_globals(r: Request, joined: AnyOf) -> tuple[Tensor, Tensor | None]:
-    near, others = local(r, joined), AllOf(besides(r, joined))
+    near, others = local(r, joined), AllOf(other_masks(r, joined))
     out, lse = run_region(near)
     assert lse is not None
     queries, keys = r.q_tokens(), r.k_tokens()
@@ -92,9 +92,9 @@ def with_globals(r: Request, joined: AnyOf) -> tuple[Tensor, Tensor | None]:
     # Global keys that are not near, in one softmax with those that are.
     (found,) = torch.nonzero(of_all_rows(chosen(tokens, keys)), as_tuple=True)
     if len(found):
-        asked = keys[found]
-        seen = others.allowed(queries, asked) & ~near.mask.allowed(queries, asked)
-        seen = seen & across(chosen(tokens, asked)[..., None, :])
+        order = keys[found]
+        seen = others.allowed(queries, order) & ~near.mask.allowed(queries, order)
+        seen = seen & across(chosen(tokens, order)[..., None, :])
         far, far_lse = run_region(picked(replace(r, lse=True), None, found, seen))
         assert far_lse is not None
         out, lse = merge_attention([out, far], [lse, far_lse])
@@ -102,9 +102,9 @@ def with_globals(r: Request, joined: AnyOf) -> tuple[Tensor, Tensor | None]:
     # Queries that are global themselves.
     (found,) = torch.nonzero(of_all_rows(chosen(tokens, queries)), as_tuple=True)
     if len(found):
-        asked = queries[found]
-        full, full_lse = run_region(picked(r, found, None, others.allowed(asked, keys)))
-        theirs = across(chosen(tokens, asked)[..., None])  # [n, 1] or [B, 1, n, 1]
+        order = queries[found]
+        full, full_lse = run_region(picked(r, found, None, others.allowed(order, keys)))
+        theirs = across(chosen(tokens, order)[..., None])  # [n, 1] or [B, 1, n, 1]
         out = out.index_copy(2, found, torch.where(theirs, full, out[:, :, found]))
         if full_lse is not None:
             lse = lse.index_copy(2, found, torch.where(theirs[..., 0], full_lse, lse[:, :, found]))
@@ -130,12 +130,9 @@ def picked(r: Request, rows: Tensor | None, keys: Tensor | None, seen: Tensor) -
     device = r.q.device
     rows_at = torch.arange(r.rows, device=device) if rows is None else rows
     keys_at = torch.arange(r.length, device=device) if keys is None else keys
-    terms = []
-    for term in r.terms:
-        if isinstance(term, Drift):
-            columns = torch.cat([r.q_order + rows_at, r.k_order + keys_at])
-            term = replace(term, level=term.level[:, :, columns])
-        terms.append(term)
+    columns = torch.cat([r.q_order + rows_at, r.k_order + keys_at])
+    terms = (replace(t, level=t.level[:, :, columns]) if isinstance(t, Drift) else t for t in r.terms)
+    i, j = r.places()
     return replace(
         r,
         q=r.q if rows is None else r.q[:, :, rows],
@@ -143,8 +140,8 @@ def picked(r: Request, rows: Tensor | None, keys: Tensor | None, seen: Tensor) -
         v=r.v if keys is None else r.v[:, :, keys],
         terms=tuple(terms),
         mask=Pairs(seen, 0, len(rows_at)),
-        q_positions=explicit(r.q_positions, r.rows, device)[..., rows_at],
-        k_positions=explicit(r.k_positions, r.length, device)[..., keys_at],
+        q_positions=i[..., rows_at],
+        k_positions=j[..., keys_at],
         q_order=0,
         k_order=len(rows_at),
     )
@@ -152,7 +149,7 @@ def picked(r: Request, rows: Tensor | None, keys: Tensor | None, seen: Tensor) -
 
 # ---- Prefix: causal attention, and the rows of the prefix over it ----------------------------------------------------------
 def with_prefix(r: Request, prefix: Prefix) -> Cut:
-    others = besides(r, prefix)
+    others = other_masks(r, prefix)
     whole, open_ = (replace(r, mask=AllOf(masks)) for masks in ((Causal(), *others), others))
     cut: Cut = []
     for batch, length in lengths(prefix, r.q.shape[0]):
@@ -178,21 +175,23 @@ def lengths(prefix: Prefix, batch: int) -> list[tuple[slice | list[int], int]]:
 
 # ---- Dilated: `step` interleaved streams, each with a plain window ---------------------------------------------------------
 def streams(r: Request, step: int) -> Cut:
-    """Tokens whose orders leave the same rest see each other alone."""
+    """Tokens whose orders leave the same rest are a stream of their own."""
     _, high = r.mask.reach
     assert high is not None
     of_offset = any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms)
     of_pairs = any(isinstance(term, PairBias) for term in r.terms)
     counting = steady(r) if of_offset and not of_pairs else None
+    spans = [m for m in r.beyond_band if isinstance(m, Documents | Padding)]
     cut: Cut = []
     for rest in range(step):
         q_from, k_from = (rest - r.q_order) % step, (rest - r.k_order) % step
         if q_from >= r.rows or k_from >= r.length:
-            continue  # no queries; or none that sees a key
+            continue  # no queries, or none with a key
         rows, keys = slice(q_from, None, step), slice(k_from, None, step)
         q_order, k_order = (r.q_order + q_from) // step, (r.k_order + k_from) // step
         if counting is None:
-            places = of_stream(r.q_positions, rows, r.rows, r), of_stream(r.k_positions, keys, r.length, r)
+            i, j = r.places()
+            places = i[..., rows], j[..., keys]
             gap = None
         else:
             assert isinstance(counting.q_positions, int) and isinstance(counting.k_positions, int)
@@ -204,7 +203,7 @@ def streams(r: Request, step: int) -> Cut:
             k=r.k[:, :, keys],
             v=r.v[:, :, keys],
             terms=tuple(of_steps(term, rest, step, gap) for term in r.terms),
-            mask=AllOf((Window(high // step + 1), *(tokens_of(m, rest, step) for m in r.beyond_band if takes(m)))),
+            mask=AllOf((Window(high // step + 1), *(of_tokens(m, slice(rest, None, step)) for m in spans))),
             q_positions=places[0],
             k_positions=places[1],
             q_order=q_order,
@@ -214,22 +213,9 @@ def streams(r: Request, step: int) -> Cut:
     return cut
 
 
-def of_stream(positions: Positions, tokens: slice, length: int, r: Request) -> Tensor:
-    return explicit(positions, length, r.q.device)[..., tokens]
-
-
-def takes(mask: Mask) -> bool:
-    return isinstance(mask, Documents | Padding)
-
-
-def tokens_of(mask: Mask, rest: int, step: int) -> Mask:
-    """Documents and padding of one stream."""
-    match mask:
-        case Documents(ids):
-            return Documents(ids[..., rest::step])
-        case Padding(valid):
-            return Padding(valid[..., rest::step])
-    raise AssertionError(mask)
+def of_tokens(mask: Documents | Padding, tokens: slice) -> Mask:
+    """Documents or padding of one stream."""
+    return Documents(mask.ids[..., tokens]) if isinstance(mask, Documents) else Padding(mask.valid[..., tokens])
 
 
 def of_steps(term: Term, rest: int, step: int, gap: int | None) -> Term:
@@ -257,10 +243,10 @@ def split_limits(r: Request) -> str | None:
     if torch.compiler.is_compiling():
         return "where the mask's tokens are is not known while compiling"
     if isinstance(found, AnyOf) and all(isinstance(m, Global) for m in members(found)):
-        return "global tokens alone have no local mask beside them"
+        return "global tokens need a local mask joined to them by |"
     if isinstance(found, Dilated):
         for part in r.beyond_band:
-            if part is not found and not takes(part):
+            if part is not found and not isinstance(part, Documents | Padding):
                 return "a dilated window goes with causality, windows, padding and documents joined by &, not with more"
     return None
 

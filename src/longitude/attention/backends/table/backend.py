@@ -161,7 +161,7 @@ def table_limits(r: Request) -> str | None:
     if in_forward_mode():
         return NO_FORWARD_MODE
     if single_pass(r) is None and any(counting(part) is None for part in parts(r)):
-        return "positions do not count up by one, as far as it may look; pass one int p for p, p+1, p+2, ..."
+        return "positions do not count up by one, as far as is known; pass one int p for p, p+1, p+2, ..."
     if r.v.shape[3] != r.k.shape[3]:
         return f"it needs values as wide as keys, not {r.v.shape[3]} and {r.k.shape[3]}"
     return None
@@ -175,9 +175,7 @@ def parts(r: Request) -> list[Request]:
 
 
 def table_memory(r: Request) -> int:
-    """Tiles of scores, their values and queries; offsets, biases and their band; vectors of the near offsets; and copies in
-    float32 of what is narrower.
-    """
+    """Tiles of scores, their values and queries; biases and their band; vectors of near offsets; copies in float32."""
     batch, keys, heads, dim = r.q.shape[0], r.length, r.heads, r.q.shape[3]
     step = max(1, min(batch, TILE_ELEMENTS // (heads * min(128, r.rows) * min(256, keys))))
     tile = step * heads * min(2**15, r.rows * keys)

@@ -105,7 +105,7 @@ class Band(NamedTuple):
 
 @dataclass(frozen=True)
 class Bias:
-    """What is added to the scores of query a and key b, and to the outputs, at the diagonal n = i + b, i = Lq - 1 - a:
+    """What is added to the scores of query a and key b, and to the outputs, at the diagonal n = i + b, i = Lq - 1 - a.
 
         score[a, b]  = table[h, n] + q_level[a] - k_level[b] + scale q_a . key_vectors[h, n - near]
         output_a    += sum over b of weight[a, b] value_vectors[h, n - near]
