@@ -12,8 +12,10 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 
 
 class Registry(Mapping[str, Any]):
-    """Factories by name, in the order of the alphabet. packages: those whose modules register on import; all of them are
-    imported when a name is first looked up, so a new one is one file there. listed_by: what a user calls to see the names.
+    """Factories by name, sorted.
+
+    packages: those whose modules register on import; all of them are imported when a name is first looked up, so a new one is
+    one file there. listed_by: what a user calls to see the names.
     """
 
     def __init__(self, noun: str, listed_by: str, packages: Sequence[str]) -> None:
@@ -74,8 +76,9 @@ def resolve_options(
     known: Mapping[str, Any],
     builder: str,
 ) -> dict[str, Any]:
-    """A value for each parameter: from `options`, else from `known` (a model's num_heads, head_dim, ...) where it has no default
-    or None, else its default. builder: what users call, for the ValueError where an option does not exist or is missing.
+    """A value for each parameter: from `options`, else from `known` where it has no default or None, else its default.
+
+    known: a model's num_heads, head_dim, ... builder: what users call, for the ValueError of an unknown or missing option.
     """
     for option in options:
         if option not in parameters:

@@ -1,4 +1,4 @@
-"""Which parameters weight decay pulls to zero, by one rule for every training of ours, and for yours."""
+"""Which parameters have weight decay: one rule for every training."""
 
 from __future__ import annotations
 
@@ -42,14 +42,24 @@ def decayed_names(model: nn.Module) -> list[str]:
 
 
 def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> list[dict[str, Any]]:
-    """Two groups for an optimizer, torch.optim.AdamW(lg.parameter_groups(model, 0.1), lr=...): what decays at this rate, by
-    `decayed_names`, and what does not. Each parameter that requires a gradient stands in one of them, once.
+    """Two parameter groups for an optimizer, such as torch.optim.AdamW(lg.parameter_groups(model, 0.1), lr=...).
 
-    ValueError where weight_decay is negative, no number or not finite, or where the model is no module or has nothing to train.
+    The first holds what decays: matrices, but no parameters of norms, tables of encodings or rates of recurrences.
+
+    Args:
+        model: any module.
+        weight_decay: of the first group, 0 or more.
+
+    Returns:
+        [{"params": ..., "weight_decay": weight_decay}, {"params": ..., "weight_decay": 0.0}]. Each parameter that requires a
+        gradient is in one of them, once.
+
+    Raises:
+        ValueError: weight_decay is negative, no number or not finite; model is no module or has nothing to train.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(
-            f"parameter_groups: expected a torch.nn.Module, got {type(model).__name__}; give the model itself, whose modules "
+            f"parameter_groups: expected a torch.nn.Module, got {type(model).__name__}; pass the model itself, whose modules "
             "decide what decays"
         )
     if (

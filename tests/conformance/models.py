@@ -25,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import longitude.hf  # noqa: F401  (registers attn_implementation="longitude")
 from longitude.hf.attention import REFUSED, stock_attention
 from longitude.models import LongitudeConfig, LongitudeForCausalLM, LongitudeForMaskedLM, LongitudeForSeq2SeqLM
-from longitude.models.configuration import kind_of
+from longitude.models.configuration import mixer_class
 from longitude.models.decoder import LongitudeModel
 from longitude.models.encoder import LongitudeEncoder
 from longitude.models.seq2seq import LongitudeEncoderDecoder
@@ -144,7 +144,7 @@ def not_applicable(case: Case) -> dict[str, str]:
     """Tests that mean nothing for this model, beside those that skip themselves: the test, and why."""
     if case.classes is LLAMA:
         return {}
-    weighs = [kind_of(spec).has_weights for spec in Tester(case).get_config().layer_mixers()]
+    weighs = [mixer_class(spec).has_weights for spec in Tester(case).get_config().layer_mixers()]
     if weighs[0]:
         return {}
     if any(weighs) or case.classes is SEQ2SEQ:

@@ -278,7 +278,7 @@ def test_encodings_of_the_past_alone_are_refused():
         for spec in (name, ["sinusoidal", name]):
             kind = {"cope": "CoPE", "fox": "FoX", "path": "PaTH", "path_fox": "PaTH", "xpos": "XPos"}[name]
             with pytest.raises(
-                ValueError, match=f"{kind} has no meaning .* an encoder hears them; expected one of alibi, ax"
+                ValueError, match=f"{kind} has no meaning .* an encoder attends to them; expected one of alibi, ax"
             ):
                 build(spec)
 
@@ -289,10 +289,10 @@ def test_every_mixer_is_bidirectional_or_refused(name, ids):
     encoding, own = "sinusoidal", {"name": name, **({"size": 5} if "size" in options_of(kind) else {})}
     if not kind.bidirectional:
         with pytest.raises(
-            ValueError, match=f"'{name}' hears only what came before, .*both sides; expected 'attention'"
+            ValueError, match=f"'{name}' is causal, .*both sides; expected 'attention'"
         ):
             build(encoding, mixer=own)
-        with pytest.raises(ValueError, match=f"'{name}' hears only"):
+        with pytest.raises(ValueError, match=f"'{name}' is causal"):
             build(encoding, mixers=["attention", own])
         return
     model, x = build(encoding, mixer=own), ids(1, 9)

@@ -89,5 +89,5 @@ def test_a_study_of_encoders(tmp_path, monkeypatch):
 
 def test_a_recurrence_hears_one_side_only(tmp_path, monkeypatch):
     monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    with pytest.raises(ValueError, match="--encodings mamba: mixer: 'mamba' hears only what came before"):
+    with pytest.raises(ValueError, match="--encodings mamba: mixer: 'mamba' is causal"):
         runner.plan(replaced(TINY, encodings=("mamba",)), tmp_path / "run")

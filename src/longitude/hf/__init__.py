@@ -1,5 +1,6 @@
-"""Stock transformers models with our attention, and with any encoding. Importing this room registers
-attn_implementation="longitude".
+"""Stock transformers models with our attention, and with any encoding.
+
+Importing this package registers attn_implementation="longitude".
 """
 
 from transformers import AttentionInterface

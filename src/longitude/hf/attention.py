@@ -12,17 +12,17 @@ from longitude.hf.layer import CALL, LayerCall, encoding_of
 from longitude.hf.masks import StockMask, not_a_mask, with_packed
 
 REFUSED = {
-    "softcap": "it bends the scores",
+    "softcap": "it caps the scores",
     "position_bias": "it adds to the scores",
-    "s_aux": "sinks stand in the denominator",
-    "sinks": "sinks stand in the denominator",
+    "s_aux": "sinks add to the softmax denominator",
+    "sinks": "sinks add to the softmax denominator",
     "head_mask": "it mutes heads",
     "indices": "it chooses keys",
     "block_indices": "it chooses keys",
     "cache": "the keys are in pages",
 }
-"""Arguments by which a model changes its attention and that are not done here. Any other that is not in the signature is not
-attention's business: models hand on all they were called with, labels of a loss among it."""
+"""Arguments by which a model changes its attention and that are not supported here. Any other that is not in the signature does
+not concern attention: models pass on all they were called with, such as the labels of a loss."""
 
 
 def stock_attention(
@@ -36,21 +36,37 @@ def stock_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Query [B, H, L, D], key [B, Hkv, Lk, D], value [B, Hkv, Lk, Dv], as the model's layer made them -> [B, L, H, Dv] and, if
-    asked for, the weights [B, H, L, Lk]. Without set_positions, queries and keys are rotated already.
+    """The attention function of transformers' interface.
 
-    ValueError for a mask or an argument that it cannot honour.
+    Args:
+        module: the model's attention layer.
+        query: [B, H, L, D], like key and value as the layer made them: rotated already, unless set_positions replaced that.
+        key: [B, Hkv, Lk, D].
+        value: [B, Hkv, Lk, Dv].
+        attention_mask: a StockMask, or None.
+        dropout: of the weights.
+        scaling: of the scores; default: D**-0.5.
+        sliding_window: keys that a query attends to, itself included.
+        **kwargs: whatever else the layer was called with.
+
+    Returns:
+        [B, L, H, Dv] and, if wanted, the weights [B, H, L, Lk].
+
+    Raises:
+        ValueError: a mask or an argument that is not supported.
     """
     call: LayerCall | None = kwargs.pop(CALL, None)
     if call is None and encoding_of(module) is not None:
         raise ValueError(
-            f"set_positions: {type(module).__name__} does not hand on what it is called with, so its encoding would be lost"
+            f"set_positions: {type(module).__name__} does not pass on what it is called with, so its encoding would be lost"
         )
     causal = kwargs.get("is_causal")
-    looks = with_packed(looked(module, attention_mask, key.shape[2], causal), kwargs, len(query), query.shape[2])
+    mask_of_call = with_packed(
+        stock_mask_of(module, attention_mask, key.shape[2], causal), kwargs, len(query), query.shape[2]
+    )
     require_known(kwargs)
-    mask = looks.mask if sliding_window is None else AllOf((*looks.mask.parts(), Window(sliding_window)))
-    key, value = key[:, :, : looks.keys], value[:, :, : looks.keys]
+    mask = mask_of_call.mask if sliding_window is None else AllOf((*mask_of_call.mask.parts(), Window(sliding_window)))
+    key, value = key[:, :, : mask_of_call.keys], value[:, :, : mask_of_call.keys]
     weights = kwargs.get("output_attentions")
     if weights is None:
         weights = bool(getattr(getattr(module, "config", None), "output_attentions", False))
@@ -62,8 +78,8 @@ def stock_attention(
     return out.transpose(1, 2).contiguous(), weights
 
 
-def looked(module: nn.Module, attention_mask: Any, keys: int, causal: bool | None) -> StockMask:
-    """What the layer was handed as a mask; where its model makes none, causality as the layer itself declares it."""
+def stock_mask_of(module: nn.Module, attention_mask: Any, keys: int, causal: bool | None) -> StockMask:
+    """The mask that the layer was called with; where its model makes none, causality as the layer itself declares it."""
     if isinstance(attention_mask, StockMask):
         if keys < attention_mask.keys:
             raise ValueError(f"attn_implementation='longitude': the mask is of {attention_mask.keys} keys, got {keys}")
@@ -76,7 +92,9 @@ def looked(module: nn.Module, attention_mask: Any, keys: int, causal: bool | Non
 
 
 def require_known(arguments: dict[str, Any]) -> None:
-    """ValueError for what would change the attention and is not done here."""
+    """ValueError for what would change the attention and is not supported."""
     for name, reason in REFUSED.items():
         if arguments.get(name) is not None:
-            raise ValueError(f"attn_implementation='longitude' cannot honour {name}: {reason}; use 'eager' or 'sdpa'")
+            raise ValueError(
+                f"attn_implementation='longitude' does not support {name}: {reason}; use 'eager' or 'sdpa'"
+            )

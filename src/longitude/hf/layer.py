@@ -1,4 +1,4 @@
-"""One layer of a stock model with an encoding of ours: what its tokens stand for, from before the layer to its attention."""
+"""One layer of a stock model with an encoding of ours: positions, tables and columns, from before the layer to its attention."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ def encoding_of(attention: nn.Module) -> Composed | None:
     return attention.__dict__.get(ENCODING)
 
 
-def place(attention: nn.Module, encoding: Composed) -> None:
-    """Give a layer's attention an encoding, in the place of one it may have."""
+def attach(attention: nn.Module, encoding: Composed) -> None:
+    """Give a layer's attention an encoding, instead of one it may have."""
     if encoding_of(attention) is None:
         attention.register_forward_pre_hook(before, with_kwargs=True)
     attention.__dict__[ENCODING] = encoding  # not as a module: the model holds its parameters, once
 
 
-class Placed(tuple):
-    """What a model hands all its layers as position embeddings, (cos, sin): a rotation that turns nothing; and with it where
-    the tokens are, and each encoding's tables for that.
+class PositionEmbeddings(tuple):
+    """What a model passes to all its layers as position embeddings, (cos, sin) of no rotation, with positions and tables.
+
+    positions: of the call's tokens; tables: each encoding's for these.
     """
 
     positions: Positions
@@ -46,7 +47,7 @@ class Placed(tuple):
 
 @dataclass
 class LayerCall:
-    """What the encoding says about one call's tokens; of all keys, once the cache has taken them in."""
+    """What the encoding makes of one call's tokens; of all keys, once the cache has taken them in."""
 
     encoding: Composed
     positions: Positions
@@ -83,7 +84,7 @@ class LayerCall:
 
 
 class StockCacheLayer(LongitudeCacheLayer):
-    """Our cache layer in a stock model, which only says `update`: what the encoding needs is laid down before that."""
+    """Our cache layer in a stock model, which only calls `update`: what the encoding needs is set before that."""
 
     arriving: LayerCall | None = None
 
@@ -103,39 +104,39 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     encoding = encoding_of(attention)
     assert encoding is not None
     x = args[0] if args else kwargs["hidden_states"]
-    placed, seen = kwargs.get("position_embeddings"), kwargs.get("attention_mask")
+    embeddings, mask = kwargs.get("position_embeddings"), kwargs.get("attention_mask")
     if (backend := attention.config._attn_implementation) != "longitude":
         raise ValueError(
-            f"set_positions: the encoding lives in attn_implementation='longitude', and the model was set to {backend!r}"
+            f"set_positions: the encoding needs attn_implementation='longitude', and the model was set to {backend!r}"
         )
-    if not isinstance(seen, StockMask):
-        raise not_a_mask(seen)
-    if not isinstance(placed, Placed):
+    if not isinstance(mask, StockMask):
+        raise not_a_mask(mask)
+    if not isinstance(embeddings, PositionEmbeddings):
         raise ValueError(
             f"set_positions: {type(attention).__name__} is not called with the model's position embeddings"
         )
     cache = kwargs.get("past_key_values", kwargs.get("layer_past"))
     layer = None if cache is None else cache_layer(cache, attention.layer_idx)
     past = 0 if layer is None else layer.get_seq_length()
-    if past + x.shape[1] != seen.keys:
-        raise ValueError(f"attention_mask: expected {past + x.shape[1]} tokens, cached ones included, got {seen.keys}")
+    if past + x.shape[1] != mask.keys:
+        raise ValueError(f"attention_mask: expected {past + x.shape[1]} tokens, cached ones included, got {mask.keys}")
     if layer is not None and past and not encoding.stable_keys:
-        now = later(newest(layer.positions, past), newest(placed.positions, x.shape[1]))
+        now = later(newest(layer.positions, past), newest(embeddings.positions, x.shape[1]))
         require_same_past(encoding, layer.max_position, now)
-    packed = with_packed(seen, kwargs, len(x), x.shape[1])
-    positions = placed.positions
-    if packed is not seen:  # positions went on from document to document
+    packed = with_packed(mask, kwargs, len(x), x.shape[1])
+    positions = embeddings.positions
+    if packed is not mask:  # positions went on from document to document
         assert packed.streams is not None
         positions = explicit(positions, x.shape[1], x.device).expand(len(x), -1)
         positions = positions - positions.gather(1, starts_of(packed.streams))
-        kwargs, seen = {**kwargs, "attention_mask": packed}, packed
-    new_streams = None if seen.streams is None else seen.streams[:, past:]
+        kwargs, mask = {**kwargs, "attention_mask": packed}, packed
+    new_streams = None if mask.streams is None else mask.streams[:, past:]
     columns, carry = encoding.context(x, None if layer is None else layer.carry, new_streams)
     call = LayerCall(
         encoding,
         positions,
         positions,
-        tuple(placed.tables[member] for member in encoding) if encoding.stable_keys else None,
+        tuple(embeddings.tables[member] for member in encoding) if encoding.stable_keys else None,
         columns,
         carry,
     )

@@ -1,4 +1,4 @@
-"""What a transformers model lets its tokens see, said as masks of ours: O(length), never a square."""
+"""The masks of transformers models as masks of ours: O(length), never a square."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from longitude.models.streams import Packed, documents_of
 
 @dataclass(frozen=True, eq=False)
 class StockMask:
-    """What the queries of one call may see. All layers of a kind are handed this one object.
+    """What the queries of one call may attend to. All layers of a type share this one object.
 
-    mask: over the first `keys` keys; those behind them are empty room of a static cache. streams [B, keys]: each key's
+    mask: over the first `keys` keys; those after them are empty slots of a static cache. streams [B, keys]: each key's
     document, -1 for padding; None where all are one.
     """
 
@@ -54,7 +54,7 @@ def stock_mask(
 ) -> StockMask:
     """The mask function of attn_implementation="longitude", as transformers calls it.
 
-    attention_mask bool [B, tokens so far]. mask_function tells causality, windows and packed documents; q_offset, kv_offset:
+    attention_mask bool [B, tokens so far]. mask_function decides causality, windows and packed documents; q_offset, kv_offset:
     order of the first query and of the first key that the cache still holds. **_: how to build a tensor, which is not done.
     """
     if isinstance(attention_mask, StockMask):  # made ahead by generate()
@@ -78,9 +78,9 @@ def stock_mask(
 
 
 def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int, length: int) -> StockMask:
-    """What is seen where documents are marked by arguments, too: cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and
-    seq_idx, as `longitude.models.streams.documents_of` reads them. `length` tokens ask; cached ones may not stand before them.
+    """The mask where documents are marked by arguments, too, as `longitude.models.streams.documents_of` reads them.
 
+    These are cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and seq_idx. `length` new tokens, none cached before them.
     ValueError for documents other than those that position_ids showed.
     """
     packed = {name: arguments[name] for name in Packed.__annotations__ if arguments.get(name) is not None}
@@ -101,7 +101,7 @@ def with_packed(stock_mask: StockMask, arguments: Mapping[str, Any], batch: int,
 
 
 def parts_of(function: Callable[..., Any]) -> list[Mask]:
-    """The masks that a mask function of transformers joins; ValueError for one that is none of those known."""
+    """The masks that a mask function of transformers joins; ValueError for an unknown one."""
     if function is theirs.causal_mask_function:
         return [Causal()]
     if function is theirs.bidirectional_mask_function:
@@ -119,7 +119,7 @@ def parts_of(function: Callable[..., Any]) -> list[Mask]:
         case "remap_positions_for_packed_sequence":  # by place in a document, which within it is the same as by order
             return parts_of(held["mask_function"])
     raise ValueError(
-        "attn_implementation='longitude' takes causality, sliding windows, padding and packed documents, and the model asks "
+        "attn_implementation='longitude' takes causality, sliding windows, padding and packed documents, and the model uses "
         f"for another mask, {name or function.__qualname__!r}; use 'sdpa' or 'eager'"
     )
 

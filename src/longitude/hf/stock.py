@@ -1,4 +1,4 @@
-"""A stock model with any encoding in the place of its own rotation, kept by save_pretrained and loaded again."""
+"""A stock model with any encoding instead of its own rotation, saved by save_pretrained and loaded again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longitude.attention.request import as_int
-from longitude.hf.layer import Placed, place
+from longitude.hf.layer import PositionEmbeddings, attach
 from longitude.models.configuration import LongitudeConfig
 from longitude.positions.base import ENCODINGS, Encoding, canonical, encoding as build, explicit, list_encodings
 from longitude.positions.composed import Composed, of_axes
@@ -27,21 +27,27 @@ from longitude.registry import options_of
 
 Spec = str | dict[str, Any] | Encoding | Sequence[Any]
 KEY = "longitude_positions"
-"""Where config.json says the encoding, and under which name the model holds its parameters."""
+"""The key of the encoding in config.json, and the name under which the model holds its parameters."""
 
 
 def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
-    """Give a stock transformers model another encoding, in place: its own rotation stops, and all layers attend with ours.
+    """Give a stock transformers model another encoding, in place of its own rotation, in all layers.
 
-    model: a causal model with rotary parameters (Llama, Mistral, GPT-NeoX and their kin). encoding: a name, {"name": name,
-    **options}, an Encoding, or a list of them, composed; what is not said comes from the model's shape. Learned parameters
-    become the model's. save_pretrained keeps all of it; `from_pretrained` of this room loads it again. Weights learned with
-    another rotation must be trained on. ValueError for a model or an encoding that this cannot work with, with the reason.
+    Learned parameters become the model's. save_pretrained saves all of it; `longitude.hf.from_pretrained` loads it again. Weights
+    learned with another rotation must be trained on.
+
+    Args:
+        model: a causal model with rotary parameters (Llama, Mistral, GPT-NeoX and similar models).
+        encoding: a name, {"name": name, **options}, an Encoding, or a list of them, composed; options that are left out come
+            from the model's shape.
+
+    Raises:
+        ValueError: a model or an encoding that does not fit, with the reason.
     """
     base: Any = model.base_model
     layers = attentions(base)
     specs, given = resolved(encoding, model.config)
-    of_layer, members = built(specs, given, len(layers))
+    of_layer, members = build_members(specs, given, len(layers))
     for member in members:
         require_possible(member)
     require_fitting(specs, model.config)
@@ -51,7 +57,7 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
     base.add_module(KEY, nn.ModuleList(members).to(parameter.device, parameter.dtype))
     base.rotary_emb = IdentityRotary({member: None for composed in of_layer for member in composed})
     for attention, composed in zip(layers, of_layer, strict=True):
-        place(attention, composed)
+        attach(attention, composed)
     setattr(config, KEY, specs)
     config.rope_parameters = with_sentinel(config.rope_parameters)
 
@@ -66,9 +72,9 @@ def own_config(model: PreTrainedModel) -> PreTrainedConfig:
 
 
 class IdentityRotary(nn.Module):
-    """Stands where a model's rotation stood, and turns nothing: cos = 1, sin = 0, whatever the model would scale them by.
+    """Replaces a model's rotation by none: cos = 1, sin = 0, without the model's scaling.
 
-    Called once in a forward, with where the tokens are, it makes the tables that all layers share.
+    Called once in a forward, with positions, it makes the tables that all layers share.
     """
 
     members: tuple[Encoding, ...]
@@ -77,21 +83,21 @@ class IdentityRotary(nn.Module):
         super().__init__()
         self.__dict__["members"] = tuple(members)  # not as modules: the model holds them, once
 
-    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> Placed:
+    def forward(self, x: Tensor, position_ids: Tensor, layer_type: str | None = None) -> PositionEmbeddings:
         """X [B, L, dim], position_ids [1 | B, L]."""
         if position_ids.dim() != 2:
             raise ValueError(f"position_ids: expected [B, L], got {list(position_ids.shape)}")
         positions = as_int(canonical("position_ids", position_ids, x.shape[0], x.shape[1]))
-        places = explicit(positions, x.shape[1], x.device)
-        placed = Placed((x.new_ones(1, 1, 1), x.new_zeros(1, 1, 1)))
-        placed.positions = positions
-        placed.tables = {m: m.prepare(of_axes(m, places), None, x.dtype) for m in self.members if m.stable_keys}
-        return placed
+        each = explicit(positions, x.shape[1], x.device)
+        embeddings = PositionEmbeddings((x.new_ones(1, 1, 1), x.new_zeros(1, 1, 1)))
+        embeddings.positions = positions
+        embeddings.tables = {m: m.prepare(of_axes(m, each), None, x.dtype) for m in self.members if m.stable_keys}
+        return embeddings
 
 
 # ---- which models, which encodings -----------------------------------------------------------------------------------
 def attentions(base: Any) -> list[nn.Module]:
-    """The attention of each layer, in order; ValueError for a model whose rotation cannot be taken from outside."""
+    """The attention of each layer, in order; ValueError for a model whose rotation cannot be replaced from outside."""
     kind = type(base).__name__
     rotary = getattr(base, "rotary_emb", None)
     if not isinstance(rotary, nn.Module):
@@ -100,7 +106,7 @@ def attentions(base: Any) -> list[nn.Module]:
         )
     if not hasattr(sys.modules[type(base).__module__], "ALL_ATTENTION_FUNCTIONS"):
         raise ValueError(
-            f"set_positions: {kind} does its attention itself; expected one that takes attn_implementation"
+            f"set_positions: {kind} has attention of its own; expected a model that takes attn_implementation"
         )
     names = list(inspect.signature(rotary.forward).parameters)
     if names not in (["x", "position_ids"], ["x", "position_ids", "layer_type"]):
@@ -112,7 +118,7 @@ def attentions(base: Any) -> list[nn.Module]:
 
 
 def require_possible(member: Encoding) -> None:
-    """ValueError for an encoding that a stock model has no place for."""
+    """ValueError for an encoding that a stock model cannot have."""
     for one in Composed([member]):
         if one.at_input:
             raise ValueError(
@@ -120,7 +126,7 @@ def require_possible(member: Encoding) -> None:
             )
         if one.axes > 1:
             raise ValueError(
-                f"set_positions: {type(one).__name__} takes {one.axes} axes, and the model's tokens have one place"
+                f"set_positions: {type(one).__name__} takes {one.axes} axes, and the model's tokens have one position"
             )
 
 
@@ -134,7 +140,7 @@ def require_fitting(specs: list[dict[str, Any]], config: PreTrainedConfig) -> No
                 )
 
 
-# ---- from what the user says to modules, and back --------------------------------------------------------------------
+# ---- from specs to modules, and back --------------------------------------------------------------------
 def resolved(encoding: Spec, config: PreTrainedConfig) -> tuple[list[dict[str, Any]], list[Encoding] | None]:
     """Every option written out, one dict for each composed encoding; and the encodings themselves, where they were given."""
     parts = list(encoding) if isinstance(encoding, Composed | list | tuple) else [encoding]
@@ -164,14 +170,14 @@ def resolved(encoding: Spec, config: PreTrainedConfig) -> tuple[list[dict[str, A
         if "head_dim" in options_of(factory):
             options.setdefault("head_dim", head_dim)
         if isinstance(factory, type) and issubclass(factory, Rotary):
-            options = like_own(options, config, head_dim)
+            options = with_own_rotation(options, config, head_dim)
         one = shape.resolve(options)
         specs += one if isinstance(one, list) else [one]
     return specs, given or None
 
 
 def heads_of(config: PreTrainedConfig) -> dict[str, int]:
-    """What an encoding may be told of a model's heads."""
+    """The model's heads, by the names of an encoding's options."""
     heads = config.num_attention_heads
     return {
         "num_heads": heads,
@@ -180,8 +186,8 @@ def heads_of(config: PreTrainedConfig) -> dict[str, int]:
     }
 
 
-def like_own(options: dict[str, Any], config: PreTrainedConfig, head_dim: int) -> dict[str, Any]:
-    """A rotation's options, where base and rotary_dim that are not said are those of the model's own rotation."""
+def with_own_rotation(options: dict[str, Any], config: PreTrainedConfig, head_dim: int) -> dict[str, Any]:
+    """A rotation's options, where base and rotary_dim default to those of the model's own rotation."""
     if "layout" not in options:
         raise ValueError(
             f"set_positions: {options['name']} needs layout='half', in which the weights of Llama, Mistral, GPT-NeoX and most "
@@ -206,12 +212,12 @@ def spec_of(member: Encoding) -> dict[str, Any]:
         if type(made) is type(member) and made.extra_repr() == member.extra_repr():
             return {"name": name} | options
     raise ValueError(
-        f"set_positions: {type(member).__name__} does not tell all its options, so it could not be loaded again; "
-        "say it by name and options"
+        f"set_positions: {type(member).__name__} does not have all its options as attributes, so it could not be loaded again; "
+        "pass it by name and options"
     )
 
 
-def built(
+def build_members(
     specs: list[dict[str, Any]], given: list[Encoding] | None, layers: int
 ) -> tuple[list[Composed], list[Encoding]]:
     """The encoding of each layer, and the modules that it takes: one for all layers where it is shared."""
@@ -233,7 +239,8 @@ loading: ContextVar[bool] = ContextVar("loading", default=False)
 
 
 @contextmanager
-def loads() -> Iterator[None]:
+def loading_weights() -> Iterator[None]:
+    """Within: a model with the sentinel in its config may be made."""
     token = loading.set(True)
     try:
         yield
@@ -242,14 +249,14 @@ def loads() -> Iterator[None]:
 
 
 def with_sentinel(rope: dict[str, Any]) -> dict[str, Any]:
-    """Rotary parameters that plain transformers refuses, where it would rotate once more and never tell."""
+    """Rotary parameters that plain transformers refuses, where it would silently rotate once more."""
     if rope and all(isinstance(value, dict) for value in rope.values()):  # one for each type of layer
         return {name: with_sentinel(value) for name, value in rope.items()}
     return {**rope, "rope_type": "longitude"}
 
 
 def no_rotation(config: PreTrainedConfig, *_: Any, **__: Any) -> tuple[Tensor, float]:
-    """What transformers computes for rope_type "longitude": frequencies that turn nothing, for `from_pretrained` alone."""
+    """What transformers computes for rope_type "longitude": frequencies of no rotation, for `from_pretrained` alone."""
     if not loading.get():
         raise ValueError(
             f"this model's positions are Longitude's, {json.dumps(getattr(config, KEY, None))}: "
@@ -264,7 +271,15 @@ ROPE_INIT_FUNCTIONS["longitude"] = no_rotation
 def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
     """Load a stock model that was saved after set_positions, encoding and its parameters included.
 
-    path: a directory or a name of the hub. options: as for from_pretrained of transformers.
+    Args:
+        path: a directory or a name of the hub.
+        **options: as for from_pretrained of transformers.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: there is no such model, it has no encoding of Longitude, or its weights lack parameters.
     """
     if options.get("attn_implementation", "longitude") != "longitude":
         raise ValueError(f"attn_implementation: expected 'longitude', got {options['attn_implementation']!r}")
@@ -274,7 +289,7 @@ def from_pretrained(path: Any, **options: Any) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())[:240]
         raise ValueError(
-            f"{path}: there is no model that could be read; expected a folder or a name of the hub ({reason})"
+            f"{path}: no model could be read; expected a folder or a name of the hub ({reason})"
         ) from error
     if getattr(config, KEY, None) is None:
         raise ValueError(f"{path}: no encoding was set in this model ({KEY} in config.json); load it with transformers")
@@ -291,7 +306,7 @@ def class_of(path: Any, config: PreTrainedConfig) -> Any:
         raise ValueError(f"{path}: config.json names no class of transformers, got {config.architectures}")
 
     def make(self: PreTrainedModel, config: PreTrainedConfig, *arguments: Any, **named: Any) -> None:
-        with loads():
+        with loading_weights():
             stock.__init__(self, config, *arguments, **named)
         set_positions(self, getattr(config, KEY))
 

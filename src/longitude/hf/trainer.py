@@ -9,8 +9,9 @@ from longitude.training import decayed_names
 
 
 class Trainer(transformers.Trainer):
-    """As transformers', but what decays is chosen by `lg.parameter_groups`' rule: theirs goes by names ("bias", "norm"), and
-    would let the rates of recurrences and tables of positions decay.
+    """transformers' Trainer, whose weight decay follows the rule of `lg.parameter_groups`.
+
+    Theirs goes by names ("bias", "norm"), and would let the rates of recurrences and tables of positions decay.
     """
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

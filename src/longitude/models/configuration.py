@@ -6,14 +6,14 @@ import math
 from collections.abc import Callable
 from dataclasses import fields
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from longitude.attention.mixer import MIXERS, Mixer, mixer_resolved
 from longitude.attention.operation import require_backend
-from longitude.errors import unknown
+from longitude.errors import check_choice, check_positive, check_sizes, unknown
 from longitude.positions.base import ENCODINGS, resolved
 from longitude.positions.rotary import Rotary
 from longitude.positions.scaling import Scaling, from_dict
@@ -22,34 +22,93 @@ from longitude.registry import options_of
 Spec = str | dict[str, Any] | list[Any]
 """An encoding: a name, {"name": name, **options}, or a list of them, composed."""
 
-ACTIVATIONS = ("swiglu", "gelu", "gelu_tanh", "relu")
-NORMS = ("rmsnorm", "layernorm")
-NORM_POSITIONS = ("pre", "post")
+Activation = Literal["swiglu", "gelu", "gelu_tanh", "relu"]
+Norm = Literal["rmsnorm", "layernorm"]
+NormPosition = Literal["pre", "post"]
 SHARED = {
     "bias": "attention_bias", "dropout": "attention_dropout", "scale": "attention_scale", "backend": "attention_backend",
 }  # fmt: skip
-"""Options of a mixer that the config says for all layers, unless the mixer's own spec does."""
+"""Options of a mixer that the config sets for all layers, unless the mixer's own spec does."""
 
 
 @strict
 class LongitudeConfig(PreTrainedConfig):
-    """A transformer: by default a decoder of multi-head attention with RMSNorm before each part.
+    r"""The configuration of a Longitude model: by default a decoder of multi-head attention, with RMSNorm before each part.
 
-    encoding: an encoding for all layers, by name, as {"name": name, **options} or as a list of them, composed;
-    encodings: one such per layer instead. Where one is said for all, mixers that cannot use it go without; where none
-    is said, "auto", it is "rope" where a mixer turns queries and keys, and "none" elsewhere. mixer: what lets tokens
-    hear each other, for all layers, by name (lg.list_mixers()) or as {"name": name, **options}; mixers: one such per layer
-    instead: a hybrid. Options that are not said come from the model's shape; the resolved ones are what config.json
-    holds, so a checkpoint never depends on a default. norm: "rmsnorm" or "layernorm", which stands before each part of
-    a block ("pre", with one more at the end) or after the residual sum ("post"); hidden_act: "swiglu", "gelu" (exact),
-    "gelu_tanh" or "relu". max_position_embeddings is the length that encodings with a table must hold.
-    num_key_value_heads: None is num_attention_heads. intermediate_size: None is 8/3 hidden_size, rounded up to a
-    multiple of 8, for "swiglu", and 4 hidden_size for the others. num_encoder_layers: of an encoder-decoder, None is
-    num_hidden_layers; encoder_encoding: of its encoder, None is the decoder's, or "rope" beside a decoder of recurrences
-    that has none. hidden_dropout: of embeddings and of what each part adds, in training. initializer_range: None is
-    1/sqrt(width of a layer's input). embedding_scale: token embeddings are multiplied by it, None is sqrt(hidden_size)
-    as in the original transformer, which keeps content and absolute positions in proportion. attention_scale: None is
-    head_dim**-0.5 (T5 itself uses 1). attention_backend: as in lg.attend.
+    Every option of encodings and mixers that is left out is resolved from the model's shape and written out, so what config.json
+    holds never depends on a default.
+
+    Args:
+        vocab_size (`int`, *optional*, defaults to 256):
+            Rows of the token embedding, and logits per position.
+        hidden_size (`int`, *optional*, defaults to 128):
+            Width of the hidden states.
+        num_hidden_layers (`int`, *optional*, defaults to 4):
+            Blocks of the decoder, or of the encoder where the model is an encoder alone.
+        num_attention_heads (`int`, *optional*, defaults to 4):
+            Heads of queries in each layer. Must divide `hidden_size` where a mixer's head_dim follows from the two.
+        num_key_value_heads (`int`, *optional*):
+            Heads of keys and values, which queries share in groups. Must divide `num_attention_heads`, its default.
+        intermediate_size (`int`, *optional*):
+            Inner width of the MLP. Defaults to 8/3 `hidden_size`, rounded up to a multiple of 8, for "swiglu", and to
+            4 `hidden_size` for the others.
+        hidden_act (`str`, *optional*, defaults to `"swiglu"`):
+            Activation of the MLP: "swiglu", "gelu" (exact), "gelu_tanh" (its approximation) or "relu".
+        max_position_embeddings (`int`, *optional*, defaults to 2048):
+            The length in tokens that encodings with a table must hold.
+        encoding (`str`, `dict` or `list`, *optional*, defaults to `"auto"`):
+            The encoding of all layers: a name of `lg.list_encodings()`, {"name": name, **options}, or a list of them, which are
+            composed. Mixers that cannot use it go without. "auto" is "rope" where a mixer rotates queries and keys, and "none"
+            elsewhere.
+        encodings (`list`, *optional*):
+            One such encoding per layer, instead of `encoding`.
+        mixer (`str` or `dict`, *optional*, defaults to `"attention"`):
+            What mixes tokens in all layers: a name of `lg.list_mixers()`, or {"name": name, **options}.
+        mixers (`list`, *optional*):
+            One such mixer per layer, instead of `mixer`: a hybrid.
+        num_encoder_layers (`int`, *optional*):
+            Blocks of the encoder of an encoder-decoder. Defaults to `num_hidden_layers`.
+        encoder_encoding (`str`, `dict` or `list`, *optional*):
+            The encoding of the encoder of an encoder-decoder. Defaults to the decoder's, or to "rope" where the decoder is of
+            recurrences and has none.
+        norm (`str`, *optional*, defaults to `"rmsnorm"`):
+            "rmsnorm" or "layernorm".
+        norm_position (`str`, *optional*, defaults to `"pre"`):
+            "pre": a norm before each part of a block, and one more at the end; "post": after each residual sum.
+        rms_norm_eps (`float`, *optional*, defaults to 1e-06):
+            Added to the mean square in "rmsnorm".
+        layer_norm_eps (`float`, *optional*, defaults to 1e-05):
+            Added to the variance in "layernorm".
+        mlp_bias (`bool`, *optional*, defaults to `False`):
+            Whether the projections of the MLP have biases.
+        attention_bias (`bool`, *optional*, defaults to `False`):
+            Whether the projections of attention have biases.
+        attention_dropout (`float`, *optional*, defaults to 0.0):
+            Dropout of attention weights, in training.
+        hidden_dropout (`float`, *optional*, defaults to 0.0):
+            Dropout of embeddings and of what each part of a block adds, in training.
+        initializer_range (`float`, *optional*):
+            Standard deviation of initial weights. Defaults to 1/sqrt(width of a layer's input).
+        embedding_scale (`float`, *optional*):
+            Token embeddings are multiplied by it. Defaults to sqrt(`hidden_size`), as in the original transformer, which keeps
+            content and absolute positions in proportion.
+        attention_scale (`float`, *optional*):
+            Queries times keys are multiplied by it. Defaults to head_dim**-0.5; T5 itself uses 1.
+        attention_backend (`str`, *optional*, defaults to `"auto"`):
+            The backend of attention, as in `lg.attend`.
+        use_cache (`bool`, *optional*, defaults to `True`):
+            Whether the model returns a cache outside of training.
+        pad_token_id (`int`, *optional*):
+            Id of the padding token.
+        bos_token_id (`int`, *optional*):
+            Id of the token at the beginning of a text.
+        eos_token_id (`int` or `list[int]`, *optional*):
+            Id of the token at the end of a text, or several.
+        tie_word_embeddings (`bool`, *optional*, defaults to `True`):
+            Whether the output projection is the token embedding.
+
+    Raises:
+        ValueError: an unknown option, name or choice, or sizes that do not fit each other.
     """
 
     model_type = "longitude"
@@ -94,28 +153,22 @@ class LongitudeConfig(PreTrainedConfig):
                 raise unknown("option of LongitudeConfig", name, own, "")
         if self.num_key_value_heads is None:
             self.num_key_value_heads = self.num_attention_heads
-        sizes = (
+        check_sizes("LongitudeConfig", **self._given(
             "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
             "max_position_embeddings", "intermediate_size", "num_encoder_layers",
-        )  # fmt: skip
-        for name in sizes:
-            if (size := getattr(self, name)) is not None and size < 1:
-                raise ValueError(f"{name}: expected 1 or more, got {size}")
-        for name in ("rms_norm_eps", "layer_norm_eps", "initializer_range"):
-            if (number := getattr(self, name)) is not None and not number > 0:
-                raise ValueError(f"{name}: expected a number above 0, got {number}")
-        for name in ("hidden_dropout", "attention_dropout"):
-            if not 0 <= (number := getattr(self, name)) < 1:
+        ))  # fmt: skip
+        check_positive("LongitudeConfig", **self._given("rms_norm_eps", "layer_norm_eps", "initializer_range"))
+        for name, number in self._given("hidden_dropout", "attention_dropout").items():
+            if not 0 <= number < 1:
                 raise ValueError(f"{name}: expected 0 <= {name} < 1, got {number}")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 "expected num_key_value_heads to divide num_attention_heads, "
                 f"got {self.num_key_value_heads} and {self.num_attention_heads}"
             )
-        choices = {"hidden_act": ACTIVATIONS, "norm": NORMS, "norm_position": NORM_POSITIONS}
-        for name, valid in choices.items():
-            if getattr(self, name) not in valid:
-                raise unknown(name, getattr(self, name), valid, "")
+        check_choice("LongitudeConfig", Activation, hidden_act=self.hidden_act)
+        check_choice("LongitudeConfig", Norm, norm=self.norm)
+        check_choice("LongitudeConfig", NormPosition, norm_position=self.norm_position)
         require_backend(self.attention_backend)
         if self.intermediate_size is None:
             gated = math.ceil(self.hidden_size * 8 / 3 / 8) * 8
@@ -130,14 +183,17 @@ class LongitudeConfig(PreTrainedConfig):
                 f"expected num_attention_heads to divide hidden_size, got {self.num_attention_heads} and {self.hidden_size}"
             )
         if self.encodings is None and self.encoding in (None, "auto"):
-            turns = any(kind_of(spec).rotates for spec in self.layer_mixers())
-            self.encoding = "rope" if self.encoding == "auto" and turns else "none"
+            rotates = any(mixer_class(spec).rotates for spec in self.layer_mixers())
+            self.encoding = "rope" if self.encoding == "auto" and rotates else "none"
         heads = [layer for layer, spec in enumerate(self.layer_mixers()) if has_heads(spec)]
         if self.encodings is None and any(self.encoding_shapes(i) != self.encoding_shapes(heads[0]) for i in heads):
             self.encodings = [self.encoding if i in heads else "none" for i in range(self.num_hidden_layers)]
             self.encoding = None  # heads of several sizes share none
         self.encoding, self.encodings = self._one_or_each("encoding", "encodings", "auto", self.resolve)
         super().__post_init__(**kwargs)
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     @property
     def head_dim(self) -> int:
@@ -147,11 +203,11 @@ class LongitudeConfig(PreTrainedConfig):
     def _one_or_each(
         self, one: str, each: str, default: str, resolve: Callable[[Any, int | None], Any]
     ) -> tuple[Any, Any]:
-        """What was said for all layers and for each of them, resolved: exactly one of the two is not None."""
+        """The options for all layers and for each of them, resolved: exactly one of the two is not None."""
         for_all, for_each = getattr(self, one), getattr(self, each)
         if for_each is None:
             return resolve(for_all, None), None
-        if for_all not in (None, default):  # None as saved, the default as nothing said
+        if for_all not in (None, default):  # None as saved, the default as left out
             raise ValueError(f"expected {one} or {each}, got both: {for_all!r} and {for_each!r}")
         if not isinstance(for_each, list | tuple):
             raise ValueError(f"{each}: expected a list of {self.num_hidden_layers}, one per layer, got {for_each!r}")
@@ -160,7 +216,7 @@ class LongitudeConfig(PreTrainedConfig):
         return None, [resolve(spec, layer) for layer, spec in enumerate(for_each)]
 
     def resolve_mixer(self, spec: str | dict[str, Any]) -> dict[str, Any]:
-        """A mixer's spec with every option written out that the rest of the config does not say."""
+        """A mixer's spec with every option written out that the rest of the config does not set."""
         options = {"name": spec} if isinstance(spec, str) else dict(spec) if isinstance(spec, dict) else {}
         if not isinstance(name := options.pop("name", None), str):
             raise ValueError(f'mixer: expected a name or {{"name": name, **options}}, got {spec!r}')
@@ -170,12 +226,12 @@ class LongitudeConfig(PreTrainedConfig):
 
     def build_mixer(self, spec: dict[str, Any]) -> Mixer:
         """The mixer of a resolved spec, at this config's sizes."""
-        return kind_of(spec)(**self.built_with(spec))
+        return mixer_class(spec)(**self.mixer_options(spec))
 
-    def built_with(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """Every option that the mixer of a resolved spec is built with, those that the rest of the config says included."""
+    def mixer_options(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Every option that the mixer of a resolved spec is built with, those that the rest of the config sets included."""
         options = {option: value for option, value in spec.items() if option != "name"}
-        parameters = options_of(kind_of(spec))
+        parameters = options_of(mixer_class(spec))
         shared = {option: getattr(self, field) for option, field in SHARED.items() if option in parameters}
         return mixer_resolved(spec["name"], {**shared, **options}, **self.sizes)
 
@@ -204,15 +260,15 @@ class LongitudeConfig(PreTrainedConfig):
         return {"name": name, **{option: _plain(value) for option, value in full.items()}}
 
     def needs_head_dim(self, spec: dict[str, Any]) -> bool:
-        """Whether a resolved mixer's heads are hidden_size / num_attention_heads wide: not where it says, or has none."""
-        kind = kind_of(spec)
+        """Whether a resolved mixer's heads have the width hidden_size / num_attention_heads, and it sets no other."""
+        kind = mixer_class(spec)
         own = spec.get("head_dim") is not None or "head_dim" in kind.encoding_shapes({**self.sizes, **spec})
         return "head_dim" in options_of(kind) and not own
 
     def encoding_shapes(self, layer: int | None = None) -> dict[str, int]:
-        """Sizes of heads that the encodings of a layer see, or of the first with heads, where they are not the model's."""
+        """Sizes of heads for the encodings of a layer, or of the first with heads, where they are not the model's."""
         specs = self.layer_mixers() if layer is None else [self.layer_mixers()[layer]]
-        shapes = [kind_of(spec).encoding_shapes({**self.sizes, **spec}) for spec in specs if has_heads(spec)]
+        shapes = [mixer_class(spec).encoding_shapes({**self.sizes, **spec}) for spec in specs if has_heads(spec)]
         return shapes[0] if shapes else {}
 
     def layer_mixers(self) -> list[dict[str, Any]]:
@@ -225,14 +281,14 @@ class LongitudeConfig(PreTrainedConfig):
         return [_listed(spec) for spec in specs]
 
 
-def kind_of(spec: dict[str, Any]) -> type[Mixer]:
+def mixer_class(spec: dict[str, Any]) -> type[Mixer]:
     """The class of a resolved mixer."""
     return MIXERS[spec["name"]]
 
 
 def has_heads(spec: dict[str, Any]) -> bool:
     """Whether an encoding may act on its queries and keys."""
-    return kind_of(spec).scores or kind_of(spec).rotates
+    return mixer_class(spec).scores or mixer_class(spec).rotates
 
 
 def _plain(value: Any) -> Any:

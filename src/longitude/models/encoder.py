@@ -1,4 +1,4 @@
-"""The encoder: blocks whose tokens hear both sides; alone, with a head that fills in masked tokens."""
+"""The encoder: blocks whose tokens attend to both sides; alone, with a head that fills in masked tokens."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from transformers.utils.generic import can_return_tuple
 from longitude.attention.masks import NoMask
 from longitude.attention.mixer import MIXERS
 from longitude.errors import unknown
-from longitude.models.configuration import LongitudeConfig, kind_of
+from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.loss import IGNORED, predicted
 from longitude.models.streams import Packed
@@ -22,15 +22,15 @@ from longitude.positions.base import ENCODINGS, list_encodings
 
 
 def bidirectional_config(config: LongitudeConfig) -> LongitudeConfig:
-    """The same shape for tokens that hear both sides: encodings with an option that tells past and future apart do so.
+    """The same shape for tokens that attend to both sides: encodings with the option `bidirectional` have it set.
 
-    ValueError for a mixer that hears only what came before.
+    ValueError for a mixer that is causal.
     """
     for spec in config.layer_mixers():
-        if not kind_of(spec).bidirectional:
+        if not mixer_class(spec).bidirectional:
             able = sorted(name for name, kind in MIXERS.items() if kind.bidirectional)
             raise ValueError(
-                f"mixer: {spec['name']!r} hears only what came before, and an encoder hears both sides; expected "
+                f"mixer: {spec['name']!r} is causal, and an encoder attends to both sides; expected "
                 f"{' or '.join(map(repr, able))}"
             )
     config = deepcopy(config)
@@ -39,7 +39,7 @@ def bidirectional_config(config: LongitudeConfig) -> LongitudeConfig:
 
 
 def bidirectional(spec: Any) -> Any:
-    """A resolved encoding, or a list of them, with the option that gives the future numbers of its own."""
+    """A resolved encoding, or a list of them, with the option that gives the future parameters of its own."""
     if isinstance(spec, list):
         return [bidirectional(one) for one in spec]
     return {**spec, "bidirectional": True} if isinstance(spec, dict) and "bidirectional" in spec else spec
@@ -57,7 +57,7 @@ class LongitudeEncoder(LongitudeModel):
             if member.causal_only:
                 able = [name for name in list_encodings() if getattr(ENCODINGS[name], "causal_only", None) is False]
                 raise ValueError(
-                    f"encoding: {type(member).__name__} has no meaning for tokens in the future, and an encoder hears them; "
+                    f"encoding: {type(member).__name__} has no meaning for tokens in the future, and an encoder attends to them; "
                     f"expected one of {', '.join(able)}"
                 )
 
@@ -73,8 +73,17 @@ class LongitudeEncoder(LongitudeModel):
         output_attentions: bool | None = None,
         **packed: Unpack[Packed],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """attention_mask [B, L]: 0 for padding; document_ids [B, L]: packed text, tokens see their own document only. packed:
-        other marks of documents, as `documents_of` reads them; position_ids mark none here, as in transformers' encoders.
+        """As LongitudeModel, without a cache.
+
+        Args:
+            input_ids: [B, L].
+            attention_mask: [B, L], 0 for padding.
+            position_ids: [B, L]; default: 0, 1, 2, ... in each document. They mark no documents here.
+            inputs_embeds: [B, L, hidden_size], instead of input_ids.
+            document_ids: [B, L], of packed text: tokens attend to their own document only.
+            output_hidden_states: whether to return them, or the indices of the wanted ones.
+            output_attentions: whether to return weights.
+            **packed: transformers' marks of packed text, as `documents_of` reads them.
         """
         return super().forward(
             input_ids=input_ids,
@@ -91,8 +100,18 @@ class LongitudeEncoder(LongitudeModel):
 
 
 class LongitudeForMaskedLM(LongitudePreTrainedModel):
-    """An encoder that fills in masked tokens (Devlin et al. 2019), with any encoding that has a meaning for both sides; works
-    with Trainer and the Auto classes. Its config holds the encoding as an encoder has it.
+    """An encoder that fills in masked tokens, with any encoding that has a meaning for both sides.
+
+    It works with Trainer and the Auto classes. Its config holds the encoding as an encoder has it.
+
+    Args:
+        config: its shape and encodings.
+
+    Raises:
+        ValueError: a causal mixer or encoding.
+
+    Source:
+        Devlin et al. 2019, arXiv 1810.04805, https://arxiv.org/abs/1810.04805
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
@@ -121,12 +140,24 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
-        """input_ids [B, L] -> logits [B, L, vocab_size] and, given labels, the loss: mean nats per predicted token.
+        """Logits of each token and, given labels, the loss.
 
-        attention_mask, document_ids [B, L], and transformers' marks of packed text: as in the encoder.
-        labels [B, L]: the token at each place itself, -100 where none
-        is predicted, as at most places; padding is not predicted either. skip_logits: with labels, return no logits; None
-        skips them in training. output_hidden_states, output_attentions: as in LongitudeModel.
+        Args:
+            input_ids: [B, L].
+            attention_mask: [B, L], 0 for padding, like position_ids, inputs_embeds and document_ids as in the encoder.
+            position_ids: [B, L].
+            inputs_embeds: [B, L, hidden_size].
+            labels: [B, L], the token at each position itself, -100 where none is predicted, as at most positions; padding is
+                not predicted either.
+            document_ids: [B, L].
+            num_items_in_batch: what the summed loss is divided by, for accumulated batches; default: the predicted tokens.
+            skip_logits: with labels, return no logits; None skips them in training.
+            output_hidden_states: as in LongitudeModel.
+            output_attentions: as in LongitudeModel.
+            **kwargs: transformers' marks of packed text.
+
+        Returns:
+            MaskedLMOutput: logits [B, L, vocab_size] and the loss, mean nats per predicted token.
         """
         packed = {name: kwargs.pop(name) for name in Packed.__annotations__ if name in kwargs}
         if kwargs:

@@ -26,8 +26,8 @@ def predicted(
     logits_to_keep: of this many last tokens (0: all), or the indices of the wanted ones. The loss is a function of the logits
     that are returned, where they are those of all tokens; else it makes its own.
     """
-    kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-    logits = None if skip_logits else head(hidden[:, kept])
+    wanted = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+    logits = None if skip_logits else head(hidden[:, wanted])
     if targets is None:
         return None, logits
     if logits is not None and isinstance(logits_to_keep, int) and logits.shape[1] == hidden.shape[1]:

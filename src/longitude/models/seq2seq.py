@@ -1,4 +1,4 @@
-"""The encoder-decoder: an encoder hears the source, and a decoder that looks at its output writes the target."""
+"""The encoder-decoder: an encoder reads the source, and a decoder that attends to its output writes the target."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
 from longitude.errors import unknown
-from longitude.models.configuration import LongitudeConfig, kind_of
+from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.encoder import LongitudeEncoder
 from longitude.models.generation import require_assistant
@@ -27,22 +27,23 @@ logger = logging.get_logger(__name__)
 
 
 def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
-    """The encoder's own shape: num_encoder_layers blocks, with the decoder's mixer where that hears both sides and attention
-    elsewhere, and with the decoder's encoding, unless encoder_encoding says another.
+    """The encoder's own shape: num_encoder_layers blocks.
+
+    Its mixer is the decoder's where that is bidirectional, else attention; its encoding is encoder_encoding, else the decoder's.
     """
     encoder = deepcopy(config)
     encoder.is_encoder_decoder, encoder.encoder_encoding = False, None
     layers = config.num_hidden_layers if config.num_encoder_layers is None else config.num_encoder_layers
     encoder.num_hidden_layers = layers
-    kinds = [kind_of(spec) for spec in config.layer_mixers()]
-    alike = config.mixers is None and kinds[0].bidirectional
-    encoder.mixer, encoder.mixers = config.mixer if alike else encoder.resolve_mixer("attention"), None
-    said = config.encoder_encoding
-    recurrences = not any(kind.scores or kind.rotates for kind in kinds)
-    if said is None and recurrences and config.encoding == config.resolve("none"):
-        said = "rope"  # they need no encoding; without one an encoder would take its source for a bag of tokens
-    if said is not None:
-        encoder.encoding, encoder.encodings = encoder.resolve(said), None
+    mixers = [mixer_class(spec) for spec in config.layer_mixers()]
+    same = config.mixers is None and mixers[0].bidirectional
+    encoder.mixer, encoder.mixers = config.mixer if same else encoder.resolve_mixer("attention"), None
+    encoding = config.encoder_encoding
+    recurrences = not any(kind.scores or kind.rotates for kind in mixers)
+    if encoding is None and recurrences and config.encoding == config.resolve("none"):
+        encoding = "rope"  # they need no encoding; without one an encoder would read its source as a bag of tokens
+    if encoding is not None:
+        encoder.encoding, encoder.encodings = encoder.resolve(encoding), None
     elif config.encodings is not None and len(config.encodings) != layers:
         raise ValueError(
             f"encodings: got {len(config.encodings)}, one per layer of the decoder, for an encoder of {layers} layers; "
@@ -52,7 +53,7 @@ def encoder_of(config: LongitudeConfig) -> LongitudeConfig:
 
 
 class LongitudeDecoder(LongitudeModel):
-    """A decoder whose blocks look at an encoder's output; embedded tokens come from outside."""
+    """A decoder whose blocks attend to an encoder's output; its tokens are embedded by the encoder's table."""
 
     cross = True
     written_by = "LongitudeForSeq2SeqLM"
@@ -63,8 +64,10 @@ class LongitudeDecoder(LongitudeModel):
 
 
 class LongitudeEncoderDecoder(LongitudePreTrainedModel):
-    """An encoder, and a decoder whose blocks look at its output: a source [B, S] and a target [B, L] of tokens -> the target's
-    hidden states [B, L, hidden_size]. One matrix, the encoder's embed_tokens, embeds both.
+    """An encoder, and a decoder whose blocks attend to its output.
+
+    A source [B, S] and a target [B, L] of tokens -> the target's hidden states [B, L, hidden_size]. One matrix, the encoder's
+    embed_tokens, embeds both.
     """
 
     written_by = "LongitudeForSeq2SeqLM"
@@ -74,7 +77,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         config.is_encoder_decoder = True
         super().__init__(config)
         self.encoder = LongitudeEncoder(encoder_of(config))
-        config.encoder_encoding = self.encoder.config.encoding  # as config.json shall hold it: with every option
+        config.encoder_encoding = self.encoder.config.encoding  # as config.json holds it: with every option
         self.decoder = LongitudeDecoder(config)
         self.post_init()
 
@@ -101,7 +104,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
         output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
     ) -> Seq2SeqModelOutput:
-        """Arguments as in LongitudeForSeq2SeqLM, without labels: decoder_input_ids or decoder_inputs_embeds must be given."""
+        """As LongitudeForSeq2SeqLM, without labels: decoder_input_ids or decoder_inputs_embeds must be given."""
         output_hidden_states, output_attentions = self.also_returned(output_hidden_states, output_attentions)
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -152,7 +155,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
     def cache_of(self, given: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
         """The cache to fill: the one given, a new one, or none."""
         if self.decoder.gradient_checkpointing and self.training and (use_cache or given is not None):
-            logger.warning_once("gradient checkpointing makes layers twice, so this call goes without a cache")
+            logger.warning_once("gradient checkpointing computes layers twice, so this call has no cache")
             return None
         if given is None and not use_cache:
             return None
@@ -174,12 +177,18 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
 
 
 class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
-    """An encoder-decoder transformer (Vaswani et al. 2017) with any registered encoding; works with Trainer, Seq2SeqTrainer,
-    generate() and the Auto classes.
+    """An encoder-decoder transformer with any registered encoding.
 
-    model: the two stacks, also as encoder and decoder. One matrix embeds source and target and, with tie_word_embeddings,
-    makes the logits. Position acts in self-attention, or, where the encoding is one of the input, at both inputs;
-    cross-attention has none. A target begins with decoder_start_token_id, else bos_token_id, else pad_token_id, of the config.
+    It works with Trainer, Seq2SeqTrainer, generate() and the Auto classes. `model` has the two stacks, also as `encoder` and
+    `decoder`. One matrix embeds source and target and, with tie_word_embeddings, makes the logits. Position acts in
+    self-attention, or, where the encoding is one of the input, at both inputs; cross-attention has none. A target begins with
+    decoder_start_token_id, else bos_token_id, else pad_token_id, of the config.
+
+    Args:
+        config: its shape and encodings.
+
+    Source:
+        Vaswani et al. 2017, arXiv 1706.03762, https://arxiv.org/abs/1706.03762
     """
 
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
@@ -213,19 +222,20 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
 
     @property
     def start_token_id(self) -> int | None:
-        """The token that stands before a target."""
+        """The token before the first of a target."""
         names = ("decoder_start_token_id", "bos_token_id", "pad_token_id")
         return next((one for name in names if (one := getattr(self.config, name, None)) is not None), None)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """Labels [B, L] -> the decoder's inputs [B, L]: each the label before it, the start token before the first, and the
-        padding token, if there is one, for -100.
+        """Labels [B, L] -> the decoder's inputs [B, L]: each the label before it.
+
+        The start token comes before the first; -100 becomes the padding token, if there is one.
         """
         start = self.start_token_id
         if start is None:
             raise ValueError(
                 "labels: expected decoder_start_token_id (or bos_token_id, pad_token_id) in the config, for the token before "
-                "the first label; or say decoder_input_ids"
+                "the first label; or pass decoder_input_ids"
             )
         pad = start if self.config.pad_token_id is None else self.config.pad_token_id
         return F.pad(labels[:, :-1], (1, 0), value=start).masked_fill(F.pad(labels[:, :-1] == IGNORED, (1, 0)), pad)
@@ -252,16 +262,31 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput:
-        """input_ids [B, S] and decoder_input_ids [B, L] -> logits [B, L, vocab_size], of the token after each of the decoder's,
-        and, given labels, the loss: mean nats per predicted token.
+        """Logits of the token after each of the decoder's and, given labels, the loss.
 
-        attention_mask [B, S]: 0 for padding of the source, on either side. decoder_attention_mask [B, Lk]: the same of the
-        target, cached tokens included. labels [B, L]: the target, -100 where nothing is predicted; decoder_input_ids are made
-        of them where they are not said. encoder_outputs: what `encoder` returned for the source, which is then not read again.
-        past_key_values: an EncoderDecoderCache; the decoder's tokens come after those in it, and keys and values of the source
-        are made when it is empty. position_ids, decoder_position_ids: where the tokens stand, if not 0, 1, 2, ...
-        output_hidden_states, output_attentions: of encoder and decoder, each as in LongitudeModel, and the weights
-        [B, H, L, S] of every layer's cross-attention. logits_to_keep, skip_logits: as in LongitudeForCausalLM.
+        Args:
+            input_ids: [B, S], the source.
+            attention_mask: [B, S], 0 for padding of the source, on either side.
+            decoder_input_ids: [B, L]; default: made of the labels.
+            decoder_attention_mask: [B, Lk], 0 for padding of the target, cached tokens included.
+            position_ids: [B, S]; default: 0, 1, 2, ...
+            decoder_position_ids: [B, L]; default: 0, 1, 2, ..., after cached tokens.
+            encoder_outputs: what `encoder` returned for the source, which is then not read again.
+            past_key_values: an EncoderDecoderCache; the decoder's tokens come after those in it, and keys and values of the
+                source are made when it is empty.
+            inputs_embeds: [B, S, hidden_size], instead of input_ids.
+            decoder_inputs_embeds: [B, L, hidden_size], instead of decoder_input_ids.
+            labels: [B, L], the target, -100 where nothing is predicted.
+            use_cache: whether to return a cache.
+            logits_to_keep: as in LongitudeForCausalLM, like num_items_in_batch and skip_logits.
+            num_items_in_batch: see there.
+            skip_logits: see there.
+            output_hidden_states: of encoder and decoder, each as in LongitudeModel.
+            output_attentions: the same, and the weights [B, H, L, S] of every layer's cross-attention.
+            **kwargs: none is known; their names are refused.
+
+        Returns:
+            Seq2SeqLMOutput: logits [B, L, vocab_size] and the loss, mean nats per predicted token.
         """
         if "document_ids" in kwargs:
             raise ValueError(

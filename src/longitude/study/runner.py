@@ -121,7 +121,7 @@ def _layers(stack: LongitudeModel) -> list[Any]:
             of_heads += [spec] if kept.transforms else []
             of_input += [spec] if kept.at_input else []
         taken.sort(key=lambda one: json.dumps(one, sort_keys=True, default=str))
-        layers.append((spec_of_mixer["name"], config.built_with(spec_of_mixer), taken, of_heads, of_input))
+        layers.append((spec_of_mixer["name"], config.mixer_options(spec_of_mixer), taken, of_heads, of_input))
     return layers
 
 
