@@ -288,9 +288,7 @@ def test_every_mixer_is_bidirectional_or_refused(name, ids):
     kind = MIXERS[name]
     encoding, own = "sinusoidal", {"name": name, **({"size": 5} if "size" in options_of(kind) else {})}
     if not kind.bidirectional:
-        with pytest.raises(
-            ValueError, match=f"'{name}' is causal, .*both sides; expected 'attention'"
-        ):
+        with pytest.raises(ValueError, match=f"'{name}' is causal, .*both sides; expected 'attention'"):
             build(encoding, mixer=own)
         with pytest.raises(ValueError, match=f"'{name}' is causal"):
             build(encoding, mixers=["attention", own])

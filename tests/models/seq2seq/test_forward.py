@@ -172,7 +172,9 @@ def test_each_stack_has_the_encoding_it_needs(build):
     assert model.encoder.encodings[0].bidirectional and not model.decoder.encodings[0].bidirectional
     assert model.config.encoding["bidirectional"] is False and model.config.encoder_encoding["bidirectional"] is True
     for name in ONE_SIDED:
-        with pytest.raises(ValueError, match=r"has no meaning for tokens in the future, and an encoder attends to them"):
+        with pytest.raises(
+            ValueError, match=r"has no meaning for tokens in the future, and an encoder attends to them"
+        ):
             build(name, encoder_encoding=None)
     mixed = build("fox", encoder_encoding={"name": "t5", "num_buckets": 8})
     assert mixed.encoder.encodings[0].num_buckets == 8 and mixed.encoder.encodings[0].bidirectional
