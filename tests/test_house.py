@@ -148,7 +148,7 @@ lg.testing.check("root", without=("compile", "export", "backends", "memory", "dr
 """
     mixer = """
 mixers = lg.testing.mixers
-mixers.check("forgetting", without=("compile", "forms", "gradients", "packing", "padding"))
+mixers.check("forgetting", without=("compiled_training", "forms", "gradients", "packed_documents", "padding"))
 config = lg.LongitudeConfig(hidden_size=32, num_hidden_layers=2, mixers=["forgetting", "attention"])
 x = torch.ones(1, 5, dtype=torch.long)
 made = lg.LongitudeForCausalLM(config).generate(x, attention_mask=x, max_new_tokens=3, pad_token_id=0)

@@ -21,7 +21,7 @@ from transformers import (
 from transformers.models.bloom.modeling_bloom import BloomModel
 from transformers.models.llama import modeling_llama
 
-from longitude.check import LAWS, check
+from longitude.check import check, laws
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.positions.layouts import convert_layout
 
@@ -78,12 +78,12 @@ def positions_in_bfloat16() -> Any:
 
 def positions_cast_at_the_input() -> Any:
     class Model(modeling_llama.LlamaModel):
-        def forward(self, input_ids=None, position_ids=None, past_key_values=None, **said):
+        def forward(self, input_ids=None, position_ids=None, past_key_values=None, **options):
             if position_ids is None:
                 past = past_key_values.get_seq_length() if past_key_values is not None else 0
                 position_ids = (torch.arange(input_ids.shape[1]) + past)[None]
             return super().forward(
-                input_ids, position_ids=position_ids.bfloat16(), past_key_values=past_key_values, **said
+                input_ids, position_ids=position_ids.bfloat16(), past_key_values=past_key_values, **options
             )
 
     model = llama(length=300)
@@ -117,19 +117,19 @@ def off_by(step: int, kind: type) -> type:
     class OffByOne(kind):
         """Counts what is cached wrongly."""
 
-        def forward(self, input_ids=None, position_ids=None, past_key_values=None, **said):
+        def forward(self, input_ids=None, position_ids=None, past_key_values=None, **options):
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             if past and position_ids is None:
                 position_ids = (torch.arange(input_ids.shape[1]) + past)[None]
             if past:
                 position_ids = position_ids + step
-            return super().forward(input_ids, position_ids=position_ids, past_key_values=past_key_values, **said)
+            return super().forward(input_ids, position_ids=position_ids, past_key_values=past_key_values, **options)
 
     return OffByOne
 
 
 class ForgetsInGenerate(GPT2LMHeadModel):
-    """generate() goes on one position too far; forward alone is right."""
+    """generate() continues one position too far; forward alone is right."""
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, is_first_iteration=False, **kwargs):
         given = super().prepare_inputs_for_generation(
@@ -141,33 +141,35 @@ class ForgetsInGenerate(GPT2LMHeadModel):
 
 
 class NoMaskBehindACache(LlamaForCausalLM):
-    """A prompt that goes on behind a cache sees its own future."""
+    """A prompt that continues behind a cache attends to its own future."""
 
-    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **said):
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         if past and input_ids.shape[1] > 1:
             attention_mask = torch.zeros(1, 1, input_ids.shape[1], past + input_ids.shape[1], dtype=self.dtype)
-        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **said)
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **options)
 
 
 class NoMask(LlamaForCausalLM):
-    """Every token sees every other one."""
+    """Every token attends to every other one."""
 
-    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **said):
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         shape = (len(input_ids), 1, input_ids.shape[1], past + input_ids.shape[1])
-        return super().forward(input_ids, torch.zeros(shape, dtype=self.dtype), past_key_values=past_key_values, **said)
+        return super().forward(
+            input_ids, torch.zeros(shape, dtype=self.dtype), past_key_values=past_key_values, **options
+        )
 
 
 class NoBiasAtDecode(BloomModel):
     """ALiBi is left out as soon as there is a cache."""
 
-    def forward(self, input_ids=None, past_key_values=None, attention_mask=None, **said):
+    def forward(self, input_ids=None, past_key_values=None, attention_mask=None, **options):
         past = past_key_values.get_seq_length() if past_key_values is not None else 0
         if past and attention_mask is None:
             attention_mask = torch.ones(len(input_ids), past + input_ids.shape[1])
         self.decodes = past > 0
-        return super().forward(input_ids, past_key_values=past_key_values, attention_mask=attention_mask, **said)
+        return super().forward(input_ids, past_key_values=past_key_values, attention_mask=attention_mask, **options)
 
     def build_alibi_tensor(self, attention_mask, num_heads, dtype):
         biases = super().build_alibi_tensor(attention_mask, num_heads, dtype)
@@ -184,15 +186,15 @@ def no_bias_at_decode() -> Any:
 class PaddingIgnored(LlamaForCausalLM):
     """The attention mask gets lost."""
 
-    def forward(self, input_ids=None, attention_mask=None, **said):
-        return super().forward(input_ids, **said)
+    def forward(self, input_ids=None, attention_mask=None, **options):
+        return super().forward(input_ids, **options)
 
 
 class PositionsFromThePadding(GPT2LMHeadModel):
     """Counts padding as tokens, whatever position_ids say."""
 
-    def forward(self, input_ids=None, position_ids=None, **said):
-        return super().forward(input_ids, **said)
+    def forward(self, input_ids=None, position_ids=None, **options):
+        return super().forward(input_ids, **options)
 
 
 class CountsPaddingInGenerate(GPT2LMHeadModel):
@@ -207,18 +209,18 @@ class CountsPaddingInGenerate(GPT2LMHeadModel):
 class PackingIgnored(LlamaForCausalLM):
     """Positions reach the tables, and not the mask."""
 
-    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **said):
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
         if attention_mask is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
             attention_mask = torch.ones(len(input_ids), past + input_ids.shape[1], dtype=torch.long)
-        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **said)
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **options)
 
 
 class MixesRows(GPTNeoXForCausalLM):
     """A mean over the batch."""
 
-    def forward(self, input_ids=None, **said):
-        answer = super().forward(input_ids, **said)
+    def forward(self, input_ids=None, **options):
+        answer = super().forward(input_ids, **options)
         answer.logits = answer.logits - 0.1 * answer.logits.mean(0, keepdim=True)
         return answer
 
@@ -264,7 +266,7 @@ def attention_factor(change: Callable[[float], float]) -> Any:
 
 
 def switches_early() -> Any:
-    """LongRoPE that takes its long list at exactly the original length, and keys that are turned anew."""
+    """LongRoPE that takes its long list at exactly the original length, and keys that are rotated again."""
     model = llama(**LONGROPE)
     model.config.rope_parameters["original_max_position_embeddings"] -= 1  # what the switch reads
     model.model.rotary_emb.config = model.config.__class__(**model.config.to_dict())
@@ -275,40 +277,40 @@ def switches_early() -> Any:
 class DropsOut(LlamaForCausalLM):
     """Dropout that eval() does not end."""
 
-    def forward(self, *inputs, **said):
-        answer = super().forward(*inputs, **said)
+    def forward(self, *inputs, **options):
+        answer = super().forward(*inputs, **options)
         answer.logits = nn.functional.dropout(answer.logits, 0.1)
         return answer
 
 
 BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
-    "positions in bfloat16": (positions_in_bfloat16, "far positions"),
-    "positions cast at the input": (positions_cast_at_the_input, "far positions"),
-    "frequencies in bfloat16": (frequencies_in_bfloat16, "far positions"),
-    "angles in bfloat16": (angles_in_bfloat16, "far positions"),
-    "ALiBi in bfloat16": (biases_in_bfloat16, "far positions"),
-    "cache off by one": (partial(llama, off_by(1, LlamaForCausalLM)), "cached decoding"),
-    "cache off by minus one": (partial(neox, off_by(-1, GPTNeoXForCausalLM)), "cached decoding"),
-    "cache off by minus one, learned table": (partial(gpt2, off_by(-1, GPT2LMHeadModel)), "cached decoding"),
-    "generate() off by one": (partial(gpt2, ForgetsInGenerate), "cached decoding"),
-    "no mask behind a cache": (partial(llama, NoMaskBehindACache), "chunked prefill"),
+    "positions in bfloat16": (positions_in_bfloat16, "far_positions"),
+    "positions cast at the input": (positions_cast_at_the_input, "far_positions"),
+    "frequencies in bfloat16": (frequencies_in_bfloat16, "far_positions"),
+    "angles in bfloat16": (angles_in_bfloat16, "far_positions"),
+    "ALiBi in bfloat16": (biases_in_bfloat16, "far_positions"),
+    "cache off by one": (partial(llama, off_by(1, LlamaForCausalLM)), "cached_decoding"),
+    "cache off by minus one": (partial(neox, off_by(-1, GPTNeoXForCausalLM)), "cached_decoding"),
+    "cache off by minus one, learned table": (partial(gpt2, off_by(-1, GPT2LMHeadModel)), "cached_decoding"),
+    "generate() off by one": (partial(gpt2, ForgetsInGenerate), "cached_decoding"),
+    "no mask behind a cache": (partial(llama, NoMaskBehindACache), "chunked_prefill"),
     "no mask": (partial(llama, NoMask), "causality"),
-    "biases zero at decode": (no_bias_at_decode, "cached decoding"),
-    "padding ignored": (partial(llama, PaddingIgnored), "left padding"),
-    "positions from the padding": (partial(gpt2, PositionsFromThePadding), "left padding"),
-    "padding counted in generate()": (partial(gpt2, CountsPaddingInGenerate), "left padding"),
-    "packing ignored": (partial(llama, PackingIgnored), "packed documents"),
-    "rows mixed": (partial(neox, MixesRows), "batch invariance"),
+    "biases zero at decode": (no_bias_at_decode, "cached_decoding"),
+    "padding ignored": (partial(llama, PaddingIgnored), "left_padding"),
+    "positions from the padding": (partial(gpt2, PositionsFromThePadding), "left_padding"),
+    "padding counted in generate()": (partial(gpt2, CountsPaddingInGenerate), "left_padding"),
+    "packing ignored": (partial(llama, PackingIgnored), "packed_documents"),
+    "rows mixed": (partial(neox, MixesRows), "batch_invariance"),
     "theta lost in the config": (theta_lost_in_the_config, "config"),
-    "theta lost in the model": (theta_lost_in_the_model, "rotary frequencies"),
-    "attention factor ignored": (partial(attention_factor, lambda factor: 1.0), "rotary frequencies"),
-    "attention factor twice": (partial(attention_factor, lambda factor: factor**2), "rotary frequencies"),
-    "dynamic scaling drifts": (partial(llama, **DYNAMIC), "scaling border"),
-    "LongRoPE drifts": (partial(llama, **LONGROPE), "scaling border"),
-    "LongRoPE switches early": (switches_early, "scaling border"),
+    "theta lost in the model": (theta_lost_in_the_model, "rotary_frequencies"),
+    "attention factor ignored": (partial(attention_factor, lambda factor: 1.0), "rotary_frequencies"),
+    "attention factor twice": (partial(attention_factor, lambda factor: factor**2), "rotary_frequencies"),
+    "dynamic scaling drifts": (partial(llama, **DYNAMIC), "scaling_border"),
+    "LongRoPE drifts": (partial(llama, **LONGROPE), "scaling_border"),
+    "LongRoPE switches early": (switches_early, "scaling_border"),
     "dropout left on": (partial(llama, DropsOut), "repeatable"),
-    "interleaved weights in a half model": (interleaved_weights, "rotary layout"),
-    "interleaved fused weights in a half model": (interleaved_fused_weights, "rotary layout"),
+    "interleaved weights in a half model": (interleaved_weights, "rotary_layout"),
+    "interleaved fused weights in a half model": (interleaved_fused_weights, "rotary_layout"),
 }
 REFERENCES = {
     "interleaved weights in a half model": llama,
@@ -337,18 +339,17 @@ LONG = ("positions cast at the input",)  # bfloat16 counts to 256
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in LONG else ()) for n in BROKEN])
 def test_a_bug_is_caught_by_its_law_and_by_no_other(name):
     make, law = BROKEN[name]
-    verdicts = check(make(), reference=REFERENCES[name]() if name in REFERENCES else None)
-    assert [verdict.law for verdict in verdicts] == [law.name for law in LAWS]
-    broken = {verdict.law: verdict for verdict in verdicts if verdict.outcome == "fail"}
+    results = check(make(), reference=REFERENCES[name]() if name in REFERENCES else None)
+    assert list(results) == list(laws())
+    broken = {result.law: result for result in results.values() if result.status == "broken"}
     assert list(broken) == [law], broken
-    assert broken[law].hint and broken[law].measured > 2 * broken[law].threshold
+    assert broken[law].reason and broken[law].measured > 2 * broken[law].threshold
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_model_breaks_no_law(name):
-    verdicts = check(HEALTHY[name]())
-    assert [verdict for verdict in verdicts if verdict.outcome == "fail"] == []
-    for verdict in verdicts:
-        assert (verdict.outcome == "not applicable") == (verdict.measured is None), verdict
-        assert verdict.reason or verdict.outcome == "pass", verdict
+    for result in check(HEALTHY[name]()).values():
+        assert result.status != "broken", result
+        assert (result.status == "does not apply") == (result.measured is None), result
+        assert result.reason or result.status == "holds", result

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from longitude.check.encodings import check_part
+from longitude.check.parts import check_part
 from longitude.cli.check import check, part_of
 
 OWN = '''
@@ -43,7 +43,7 @@ class Mean(Mixer):
         self.dim, self.leak = dim, leak
         self.out = torch.nn.Linear(dim, dim)
 
-    def forward(self, x, **said):
+    def forward(self, x, **options):
         count = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
         return self.out(x.mean(1, keepdim=True).expand_as(x) if self.leak else x.cumsum(1) / count)
 
@@ -87,8 +87,8 @@ def folder(tmp_path):
 
 def test_a_healthy_checkpoint(folder, capsys):
     assert check(str(folder)) == 0
-    said = capsys.readouterr().out
-    assert "cached decoding" in said and "11 pass, 0 fail, 2 not applicable" in said
+    printed = capsys.readouterr().out
+    assert "cached_decoding" in printed and "of 13 laws 11 hold, 0 are broken, 2 do not apply" in printed
 
 
 def test_a_broken_checkpoint_as_json(folder, capsys):
@@ -98,8 +98,8 @@ def test_a_broken_checkpoint_as_json(folder, capsys):
     file.write_text(json.dumps(raw))
     assert check(str(folder), json=True) == 1
     said = json.loads(capsys.readouterr().out)
-    broken = [one for one in said["laws"] if one["outcome"] == "fail"]
-    assert said["failed"] == 1 and said["tokens"] == 48 and said["equality laws in"] == "float64"
+    broken = [one for one in said["laws"] if one["status"] == "broken"]
+    assert said["broken"] == 1 and said["tokens"] == 48 and said["equality laws in"] == "float64"
     assert [(one["law"], one["measured"], one["threshold"]) for one in broken] == [("config", 1, 0)]
     assert check(str(folder), laws=("causality",), json=True) == 0
 
@@ -108,7 +108,7 @@ def test_a_failure_is_explained_in_the_table(folder, capsys):
     file = folder / "config.json"
     file.write_text(file.read_text().replace('"rope_theta"', '"rope_tetha"'))
     assert check(str(folder)) == 1
-    assert "config: unknown key" in (said := capsys.readouterr().out) and "1 fail" in said
+    assert "config: unknown key" in (said := capsys.readouterr().out) and "1 are broken" in said
 
 
 def test_wrong_use_is_a_value_error(folder, own):
@@ -164,45 +164,45 @@ def test_what_is_an_encoding_or_a_mixer(own, monkeypatch):
 
 
 def test_an_encoding_of_ones_own(own, capsys):
-    laws = ("padding", "rows", "shift", "far_positions", "state")
+    laws = ("padding", "batch_invariance", "shift", "far_positions", "state_dict")
     assert check(f"{own}:Root", laws=laws) == 0
-    assert "5 pass, 0 fail" in capsys.readouterr().out
+    assert "5 hold, 0 are broken" in capsys.readouterr().out
     assert check(f"{own}:Drifting", laws=("shift",), json=True) == 1
     (broken,) = json.loads(capsys.readouterr().out)["laws"]
-    assert broken["outcome"] == "fail" and broken["hint"] and broken["threshold"] is not None
+    assert broken["status"] == "broken" and broken["reason"] and broken["threshold"] is not None
     assert broken["measured"] > broken["threshold"]
 
 
 def test_a_mixer_by_name(capsys):
     """`longitude check mamba` tries what longitude.testing.mixers.check("mamba") does."""
-    assert check("mamba", laws=("rows", "saved"), json=True) == 0
+    assert check("mamba", laws=("batch_invariance", "state_dict"), json=True) == 0
     said = json.loads(capsys.readouterr().out)
-    assert said["kind"] == "mixer" and said["failed"] == 0
-    assert [(one["law"], one["outcome"], one["hint"]) for one in said["laws"]] == [
-        ("rows", "pass", ""),
-        ("saved", "pass", ""),
+    assert said["kind"] == "mixer" and said["broken"] == 0
+    assert [(one["law"], one["status"], one["reason"]) for one in said["laws"]] == [
+        ("batch_invariance", "holds", ""),
+        ("state_dict", "holds", ""),
     ]
     rows = said["laws"][0]
-    assert rows["measured"] <= rows["threshold"] and "a row of a batch" in rows["compares"].lower()
-    assert check("window:size=8", laws=("rows",)) == 0
-    assert "1 pass, 0 fail" in capsys.readouterr().out
+    assert rows["measured"] <= rows["threshold"] and "a row of a batch" in rows["claim"].lower()
+    assert check("window:size=8", laws=("batch_invariance",)) == 0
+    assert "1 hold, 0 are broken" in capsys.readouterr().out
 
 
 def test_a_mixer_of_ones_own(own, capsys):
     assert check(f"{own}:Mean", laws=("causality",)) == 0
     assert check(f"{own}:Mean:leak=true", laws=("causality",)) == 1
     assert "differs by" in capsys.readouterr().out
-    (broken,) = check_part(part_of(f"{own}:meaner")[0], laws=("causality",))
-    assert broken.outcome == "fail" and "differs by" in broken.hint
+    broken = check_part(part_of(f"{own}:meaner")[0], laws=("causality",))["causality"]
+    assert broken.status == "broken" and "differs by" in broken.reason
 
 
 def test_a_registered_name_says_why_a_law_does_not_apply():
-    found = {one.law: one for one in check_part("alibi", laws=("export", "order"))}
-    assert found["export"].outcome == "not applicable" and "plain attention" in found["export"].reason
-    assert found["order"].outcome == "pass" and found["order"].compares
+    found = check_part("alibi", laws=("export", "order"))
+    assert found["export"].status == "does not apply" and "plain attention" in found["export"].reason
+    assert found["order"].status == "holds" and found["order"].claim
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["alibi", "rope"])
 def test_registered_encodings_pass(name):
-    assert {one.outcome for one in check_part(name)} <= {"pass", "not applicable"}
+    assert {one.status for one in check_part(name).values()} <= {"holds", "does not apply"}

@@ -137,7 +137,7 @@ def test_encodings_in_the_place_of_a_rotation(llama):
     ids = torch.arange(20)[None]
     torch.testing.assert_close(found.model(ids).logits, model(ids).logits)
     assert found.unused == ()
-    assert not [law for law in check(found) if law.outcome == "fail"]
+    assert not [result for result in check(found).values() if result.status == "broken"]
     with pytest.raises(ValueError, match="need attn_implementation 'longitude', got 'sdpa'"):
         load(llama, attn_implementation="sdpa")
 

@@ -47,19 +47,19 @@ class Decay(RecurrentMixer):
         return torch.cat(parts, 1), sums
 
     def chunk(self, v, sums, reset, valid):
-        """All pairs of a piece, and what came before it."""
+        """All pairs of a chunk, and the state before it."""
         log_decay = -F.softplus(self.rate.to(v.dtype))
-        heard, document = valid.cumsum(1), reset.cumsum(1)
-        ago = heard[:, :, None] - heard[:, None, :]
+        tokens, document = valid.cumsum(1), reset.cumsum(1)
+        ago = tokens[:, :, None] - tokens[:, None, :]
         seen = (document[:, :, None] == document[:, None, :]) & valid[:, None, :]
         seen = seen & torch.ones(v.shape[1], v.shape[1], dtype=torch.bool).tril()
         weights = (ago[..., None].clamp(min=0) * log_decay).exp() * seen[..., None]
-        from_before = (heard[..., None] * log_decay).exp() * (document == 0)[..., None]
+        from_before = (tokens[..., None] * log_decay).exp() * (document == 0)[..., None]
         h = torch.einsum("btsc,bsc->btc", weights, v) + from_before * sums[:, None]
         return h, h[:, -1]
 
 
-class HearsTheFuture(Decay):
+class ReadsTheFuture(Decay):
     def mix(self, x, *rest):
         return super().mix(x + x.amax(1, keepdim=True), *rest)
 
@@ -80,17 +80,17 @@ class CutsGradients(Decay):
         return super().mix(x, None if state is None else tuple(part.detach() for part in state), *rest)
 
 
-class RunsOnIntoDocuments(Decay):
+class IgnoresDocuments(Decay):
     def mix(self, x, state, inputs):
         return super().mix(x, state, inputs._replace(reset=None))
 
 
-class RunsOnOnlyInItsSums(Decay):
+class IgnoresDocumentsInItsSums(Decay):
     def scan(self, v, sums, reset, valid):
         return super().scan(v, sums, None, valid)
 
 
-class SeesByNumber(MultiHeadAttention):
+class MasksByNumber(MultiHeadAttention):
     """What the masks of attend() mean: a token sees all that have its number."""
 
     def forward(self, x, *, mask=Causal(), documents=None, **rest):  # noqa: B008
@@ -100,14 +100,14 @@ class SeesByNumber(MultiHeadAttention):
 
 
 class Placed(Decay):
-    """Its outputs know where a token stands, which a state has to count on."""
+    """Its outputs depend on positions, which its cache has to count."""
 
     def mix(self, x, state, inputs):
         return super().mix(x + torch.cos(inputs.positions.to(x.dtype))[..., None], state, inputs)
 
 
-class GoesOnAfterTheLargest(Placed):
-    """Behind the largest position of a call, which may be another document's."""
+class CountsFromTheLargest(Placed):
+    """Behind the largest position of a call, which may be that of another document."""
 
     def cache_layer(self):
         class Layer(StateLayer):
@@ -118,7 +118,7 @@ class GoesOnAfterTheLargest(Placed):
         return Layer()
 
 
-class GoesOnAfterPadding(Placed):
+class CountsPadding(Placed):
     def cache_layer(self):
         class Layer(StateLayer):
             def write(self, owner, state, tokens, positions, documents=None):
@@ -132,7 +132,7 @@ class DecaysOnPadding(Decay):
         return super().scan(v if valid is None else v * valid[..., None], sums, reset, None)
 
 
-class HearsPadding(Decay):
+class ReadsPadding(Decay):
     def mix(self, x, state, inputs):
         return super().mix(x, state, inputs._replace(valid=None))
 
@@ -149,7 +149,7 @@ class WrongInOneForm(Decay):
         return h, sums if self.mode == "recurrent" else 1.001 * sums
 
 
-class ListensToItsBatch(Decay):
+class MixesItsBatch(Decay):
     def mix(self, x, *rest):
         return super().mix(x - x.mean(0), *rest)
 
@@ -173,7 +173,7 @@ class KeepsEverything(Decay):
 
 
 class HoldsAView(Decay):
-    """Small to look at, and the whole sequence stays behind it."""
+    """Its state is small, and a view of the whole sequence."""
 
     def mix(self, x, state, *rest):
         out, now = super().mix(x, None if state is None else state[:2], *rest)
@@ -187,7 +187,7 @@ class BatchBehind(Decay):
 
 
 class SpareParameter(Decay):
-    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
+    def __init__(self, dim, *, mode="chunked", chunk_size=16):
         super().__init__(dim, mode=mode, chunk_size=chunk_size)
         self.spare = nn.Parameter(torch.ones(dim))
 
@@ -199,7 +199,7 @@ class WrongGradient(Decay):
 
 
 class DrawnTable(Decay):
-    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
+    def __init__(self, dim, *, mode="chunked", chunk_size=16):
         super().__init__(dim, mode=mode, chunk_size=chunk_size)
         self.register_buffer("drawn", torch.randn(dim), persistent=False)
 
@@ -208,8 +208,8 @@ class DrawnTable(Decay):
         return out + self.drawn.to(x.dtype), state
 
 
-class BeginsAtNothing(Decay):
-    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
+class StartsAtNothing(Decay):
+    def __init__(self, dim, *, mode="chunked", chunk_size=16):
         super().__init__(dim, mode=mode, chunk_size=chunk_size)
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
@@ -235,7 +235,7 @@ class LosesNaNOfItsRates(Decay):
 class Frequencies(Decay):
     """y_t cos(w t), w as large as S4D's: rounded to 16 bits, it is another frequency."""
 
-    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
+    def __init__(self, dim, *, mode="chunked", chunk_size=16):
         super().__init__(dim, mode=mode, chunk_size=chunk_size)
         self.frequency = nn.Parameter(torch.linspace(90.0, 97.0, dim))
 
@@ -245,7 +245,7 @@ class Frequencies(Decay):
         return (out * angle.cos()).to(x.dtype), state
 
 
-class SparesAStranger(Decay):
+class NamesNoParameter(Decay):
     undecayed = ("rates",)
 
 
@@ -308,10 +308,10 @@ class DropsNothing(Dropping):
         return out
 
 
-class ReachesOnlyFar(Decay):
+class UsesItOnlyFar(Decay):
     """A parameter that only a second token uses."""
 
-    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
+    def __init__(self, dim, *, mode="chunked", chunk_size=16):
         super().__init__(dim, mode=mode, chunk_size=chunk_size)
         self.far = nn.Parameter(torch.ones(dim))
 
@@ -326,7 +326,7 @@ class TakesAnyPositions(Decay):
 
 
 class CropsWhatItCannot(Decay):
-    """Takes the count back, and refuses."""
+    """Reduces the count, and refuses."""
 
     def cache_layer(self):
         class Layer(StateLayer):
@@ -347,7 +347,7 @@ class AcceptsAnyCrop(Decay):
 
 
 class TakesNothingBack(Decay):
-    """Says that its cache keeps every token, and cannot take one back."""
+    """Declares that its cache keeps every token, and cannot remove one."""
 
     growth = "O(N)"
 
@@ -358,7 +358,7 @@ class GivesWeightsOfNothing(Decay):
         return (out, None) if return_weights else out
 
 
-class SaysItHasWeights(Decay):
+class DeclaresWeights(Decay):
     has_weights = True
 
     def forward(self, x, *, return_weights=False, **rest):
@@ -375,6 +375,6 @@ class WeighsTwice(MultiHeadAttention):
         return (answer[0], 2 * answer[1]) if return_weights else answer
 
 
-class LooksAtItsNumbers(Decay):
+class BranchesOnItsNumbers(Decay):
     def mix(self, x, *rest):
         return super().mix(x if float(x.sum()) != 0.5 else -x, *rest)

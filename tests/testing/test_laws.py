@@ -1,21 +1,17 @@
-"""The laws over everything registered, over variants and compositions, and over encodings that break them on purpose."""
+"""The laws over everything registered, over variants and compositions, and over subjects that break them on purpose."""
 
-from functools import partial
+import re
 
 import pytest
 import torch
 
 import longitude as lg
 from longitude import testing
+from longitude.attention.mixer import MIXERS
 from longitude.positions.base import check_sizes
-from longitude.testing.bounds import law_memory
-from longitude.testing.draws import law_draws
-from longitude.testing.dropout import law_dropout
-from longitude.testing.equal import law_backends
-from longitude.testing.fixtures import learned_of
-from longitude.testing.graph import law_graph
-from longitude.testing.nonfinite import law_nonfinite
-from tests.testing import broken_encodings as broken_calls
+from longitude.testing import LawBroken, mixers
+from longitude.testing.battery.models import language_model, require_documents_across_calls, require_refused_calls
+from tests.testing import broken_encodings as encoding, broken_mixers as mixer
 
 
 # ---- variants: options and compositions that the defaults do not reach (of SHAPES; no encoding is named twice) -----------------
@@ -89,308 +85,236 @@ VARIANTS = {
     "path + fox": testing.example(path_and_fox),
     "everything else": testing.example(everything_else),
 }
-QUICK = {"compile": ("alibi",), "export": ("rope",), "compiled_training": ()}
-"""What traces takes seconds: in the quick tier of these encodings only."""
-FOR_VARIANTS = ("backends", "shift", "permutation", "order", "far_positions")
-"""Laws that are quick for variants too; the others are slow for them, but for pieces where caches hold raw keys or a stream."""
-IN_PIECES = ("rope raw keys", "rope by row", "rope by row, two lists", "path + fox")
+
+
+def of(name, *encodings, **options):
+    """A registered mixer with options, in a model with these encodings."""
+    return mixers.MixerExample(MIXERS[name], options, encodings)
+
+
+MIXER_VARIANTS = {
+    "attention without positions": of("attention"),
+    "attention, rope and t5": of("attention", "rope", "t5"),
+    "window dilated": of("window", "rope", size=3, step=2),
+    "window of one": of("window", "alibi", size=1),
+    "latent, full queries": of("latent", "rope", q_rank=None),
+    "hierarchical, one softmax, learned": of("hierarchical", "rope", "alibi", combine="softmax", merge="learned"),
+    "hierarchical, learned": of("hierarchical", "rope", merge="learned", window=2),
+    "hierarchical, window of one": of("hierarchical", "t5", window=1, size_term=False),
+    "s4d inv": of("s4d", init="inv"),
+    "mamba2, groups": of("mamba2", groups=2, head_dim=8),
+}
+ENCODING_EXAMPLES = {**{name: testing.example(name) for name in lg.list_encodings()}, **VARIANTS}
+MIXER_EXAMPLES = {**{name: mixers.example(name) for name in lg.list_mixers()}, **MIXER_VARIANTS}
+
+# ---- which laws of which subject are quick, and over which lengths and masks -----------------------------------------------
 QUICK_MASKS = ("padded documents", "documents that come back", "holes", "union", "union both ways", "another order")
+LENGTHS = {
+    "chunks": [{"lengths": (1, 21)}],
+    "forms": [{"lengths": (1, 21)}],
+    "gradients": [{"lengths": (21,)}],
+    "causality": [{"lengths": (7, 33)}],
+    "padding": [{"lengths": (5, 13, 2, 9)}],
+    "packed_documents": [{"rows": ((4, 12, 1, 9), (13, 9)), "first_call": 18}],
+}
+SHORT = {
+    testing: LENGTHS
+    | {
+        "chunks": [{"lengths": (13,)}],
+        "padding": [{"lengths": (5, 9, 2)}],
+        "gradients": [{"lengths": (7,)}],
+        "causality": [{"lengths": (13,)}],
+        "memory": [{"length": 512}],
+        "backends": [
+            {"lengths": ((1, 1), (5, 12)), "kinds": ("documents by row",)},
+            {"lengths": ((5, 9),), "kinds": QUICK_MASKS},
+        ],
+    },
+    mixers: LENGTHS,
+}
+"""Laws that the quick tier tries on short sequences: chunks of 5 and 16 tokens, and windows, end within these."""
+WIDE = {
+    "random_calls": [{"draws": range(3, 203)}],
+    **{law: [{"kinds": None}] for law in ("dropout", "autograd_graph", "nan_and_inf")},
+}
+TRACED = {"compile": ("alibi",), "export": ("rope",), "compiled_training": ()}
+"""What traces takes seconds: in the quick tier of these encodings only."""
+FOR_VARIANTS = ("shift", "permutation", "order", "far_positions")
+IN_CHUNKS = ("rope raw keys", "rope by row", "rope by row, two lists", "path + fox")
+"""Variants whose caches hold raw keys or a stream."""
+
+
+def is_slow(battery, name, law):
+    if battery is mixers:
+        return name in MIXER_VARIANTS or law == "compiled_training"
+    if name not in VARIANTS:
+        return name not in TRACED.get(law, (name,))
+    return law not in FOR_VARIANTS and not (law == "chunks" and name in IN_CHUNKS) and law != "backends"
 
 
 def cases():
-    every = [(name, law, testing.example(name)) for name, law in testing.cases()]
-    every += [(n, law, build) for n, build in VARIANTS.items() for law in testing.laws() if law != "compiled_training"]
-    for name, law, build in every:
-        heavy = name not in QUICK.get(law, (name,)) or name in VARIANTS and law not in FOR_VARIANTS
-        heavy = heavy and not (law == "pieces" and name in IN_PIECES)
-        yield pytest.param(law, build, id=f"{law}-{name}", marks=[pytest.mark.slow] if heavy else [])
+    for battery, examples in ((testing, ENCODING_EXAMPLES), (mixers, MIXER_EXAMPLES)):
+        for law, name in ((law, name) for law in battery.laws() for name in examples):
+            if not (law == "compiled_training" and name in VARIANTS):
+                marks = [pytest.mark.slow] if is_slow(battery, name, law) else []
+                yield pytest.param(battery, law, examples[name], id=f"{law}-{name}", marks=marks)
 
 
-DOES_NOT_APPLY = ("causal_only", "Transport", "its terms are no part", "its tables follow", "the table route")
+DOES_NOT_APPLY = (
+    "causal_only|Transport|its terms are no part|its tables follow|the table route|it has one form|it has no dropout"
+)
 
 
-@pytest.mark.parametrize(("law", "build"), list(cases()))
-def test_law(law: str | testing.Law, build: testing.Example) -> None:
-    if law == "backends":  # the other lengths and masks are in the slow tier; float32 is compared at 12 keys
-        if build not in VARIANTS.values():
-            testing.examine(partial(law_backends, lengths=((1, 1), (5, 12)), kinds=("documents by row",)), build)
-        law = partial(law_backends, lengths=((5, 9),), kinds=QUICK_MASKS)
-    if law == "memory":
-        law = partial(law_memory, length=512)
-    said = testing.examine(law, build)
-    assert said == testing.HOLDS or said.startswith(DOES_NOT_APPLY)
+@pytest.mark.parametrize(("battery", "law", "build"), list(cases()))
+def test_law(battery, law, build) -> None:
+    every = SHORT[battery].get(law, [{}])
+    for options in every[build in VARIANTS.values() and law == "backends" :]:
+        result = battery.laws()[law](build, **options).require(build.name)
+        assert result.status == "holds" or re.match(DOES_NOT_APPLY, result.reason), result
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*lg.list_encodings(), *VARIANTS])
-def test_wide_laws(name: str) -> None:
-    """Laws over all their masks, and over many draws."""
-    build = VARIANTS.get(name) or testing.example(name)
-    law_draws(build, range(3, 203))
-    law_dropout(build, kinds=None)
-    law_graph(build, kinds=None)
-    law_nonfinite(build, kinds=None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*lg.list_encodings(), *VARIANTS])
-def test_backends_agree_at_all_lengths_and_under_all_masks(name: str) -> None:
-    build = VARIANTS.get(name) or testing.example(name)
-    law_backends(build)
+@pytest.mark.parametrize("name", ENCODING_EXAMPLES)
+def test_laws_of_encodings_at_all_lengths_under_all_masks(name: str) -> None:
+    build = ENCODING_EXAMPLES[name]
     if any(isinstance(m, lg.PaTH) for m in build().modules()):
         lengths = ((63, 63), (100, 100))  # the specification walks its tokens one by one
     else:
         lengths = ((63, 63), (37, 300)) if name in VARIANTS else ((500, 500), (37, 300))
-    law_backends(build, lengths=lengths)
+    own = {
+        "backends": [{}, {"lengths": lengths}],
+        "chunks": [{"lengths": (63,)}],
+        "padding": [{}],
+        "packed_documents": [{}],
+    }
+    for law, every in (WIDE | own).items():
+        for options in every:
+            testing.laws()[law](build, **options).require(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LENGTHS)
+@pytest.mark.parametrize("name", lg.list_mixers())
+def test_laws_of_mixers_on_long_sequences(law: str, name: str) -> None:
+    longer = {} if law in ("padding", "packed_documents") else {"lengths": (7, 63, 130)}
+    mixers.laws()[law](MIXER_EXAMPLES[name], **longer).require(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("below", lg.list_mixers())
+def test_laws_of_models_in_every_pair(below: str) -> None:
+    """Each mixer under each: documents that continue across calls, and refused calls."""
+    for above in lg.list_mixers():
+        model = language_model(mixers.example(below), mixers.example(above))
+        require_documents_across_calls(f"{above} over {below}", model)
+        with torch.no_grad():
+            require_refused_calls(f"{above} over {below}", model)
 
 
 @pytest.mark.slow
 def test_laws_apply_where_they_should() -> None:
     """A reason not to apply is rare: for these encodings, and no others."""
-    quick = ("permutation", "order", "shift", "export")
-    skipped = {
-        (law, name) for law in quick for name in lg.list_encodings() if testing.examine(law, name) != testing.HOLDS
-    }
-    order = {("permutation", name) for name in ("cope", "fox", "path", "path_fox", "xpos")}
+    laws = ("permutation", "order", "shift", "export")
+    found = {(law, n) for law in laws for n in lg.list_encodings() if testing.examine(law, n).status != "holds"}
     plain = {"none", "sinusoidal", "learned", "rope", "xpos", "axial_rope", "mrope"}
-    assert skipped == order | {("export", name) for name in lg.list_encodings() if name not in plain}
+    assert found == {("permutation", name) for name in ("cope", "fox", "path", "path_fox", "xpos")} | {
+        ("export", name) for name in lg.list_encodings() if name not in plain
+    }
 
 
-# ---- the battery itself: each law goes red for an encoding that breaks it ----------------------------------------------------
-class Broken(lg.Encoding):
-    """A bias that is right; subclasses spoil one thing."""
-
-    def __init__(self, num_heads, rate=0.5):
-        super().__init__()
-        check_sizes("Broken", num_heads=num_heads)
-        self.num_heads, self.rate = num_heads, rate
-
-    def of(self, offset):
-        return -self.rate * offset.abs().double()
-
-    def terms(self, context):
-        return (lg.OffsetBias(lambda offset: self.of(offset).expand(self.num_heads, *offset.shape)),)
-
-
-class InBfloat16(Broken):
-    def of(self, offset):
-        return super().of(offset).bfloat16()
-
-
-class InTheModelsDtype(Broken):
-    learned = True
-
-    def __init__(self, num_heads):
-        super().__init__(num_heads)
-        self.rate = torch.nn.Parameter(torch.ones(()))
-
-    def of(self, offset):
-        return -self.rate * offset.abs().to(self.rate.dtype)
-
-
-class SharesATable(Broken):
-    tables = {}
-
-    def of(self, offset):
-        key = tuple(offset.shape)
-        if key not in self.tables:
-            self.tables[key] = super().of(offset)
-        return self.tables[key]
-
-
-class Saves(Broken):
-    def __init__(self, num_heads):
-        super().__init__(num_heads)
-        self.register_buffer("slopes", torch.ones(num_heads))
-
-
-class NotFiniteAhead(Broken):
-    def of(self, offset):
-        return torch.where(offset < 0, -torch.inf, super().of(offset))
-
-
-class Absolute(lg.Sinusoidal):
-    relative = True
-
-
-class SaysAbsolute(Broken):
-    relative = False
-
-
-class DeclaresNothing(lg.ClippedBias):
-    learned = False
-
-
-class NoGradient(lg.ClippedBias):
-    def terms(self, context):
-        return (lg.OffsetBias(lambda offset: self.table.detach()[:, offset.clamp(-9, 9) + 127]),)
+# ---- each law is broken by a subject made for it -----------------------------------------------------------------------------
+RED = {
+    testing: {
+        "far_positions": [encoding.InTheModelsDtype, encoding.InBfloat16, encoding.HalfSums],
+        "shared_tables": [encoding.SharesATable],
+        "state_dict": [encoding.Saves, encoding.DeclaresNothing],
+        "order": [encoding.NotFiniteAhead],
+        "shift": [encoding.Absolute, encoding.SaysAbsolute],
+        "gradients": [encoding.NoGradient, encoding.WrongGradient],
+        "wrong_input": [encoding.Asserts, encoding.LeavesATrace],
+        "chunks": [encoding.ForgetsCarry, encoding.StaleKeys],
+        "packed_documents": [encoding.MixesDocuments],
+        "padding": [encoding.MixesDocuments],
+        "batch_invariance": [encoding.MixesRows],
+        "causality": [encoding.SeesTheFuture],
+        "nan_and_inf": [encoding.SwallowsNaN],
+        "dtypes": [encoding.MovesItsTables],
+        "weight_decay": [encoding.MovesItsTables],
+        "compile": [encoding.ReadsLength],
+        "compiled_training": [encoding.NoGradientCompiled],
+        "permutation": [encoding.SaysNothingOfTheFuture],
+        "unused_parameters": [encoding.OnlyForSeveral],
+        "grad_modes": [encoding.MadeInInference],
+        "refused_calls": [encoding.CountsByItself],
+        "prompt_lookup": [encoding.HidesItsState],
+    },
+    mixers: {
+        "chunks": [mixer.ForgetsItsState, mixer.ForgetsItsTail],
+        "forms": [mixer.WrongInOneForm, mixer.WrongAtChunks],
+        "gradients": [mixer.CutsGradients, mixer.SpareParameter, mixer.WrongGradient],
+        "packed_documents": [mixer.IgnoresDocuments, mixer.IgnoresDocumentsInItsSums, mixer.CountsFromTheLargest],
+        "repeated_document_ids": [mixer.MasksByNumber, mixer.IgnoresDocuments],
+        "unused_parameters": [mixer.UsesItOnlyFar],
+        "restarted_positions": [mixer.CountsFromTheLargest],
+        "documents_across_calls": [mixer.CountsFromTheLargest, mixer.IgnoresDocuments],
+        "dropout": [mixer.DropsWithoutScale, mixer.DropsNothing],
+        "padding": [mixer.CountsPadding, mixer.DecaysOnPadding, mixer.ReadsPadding],
+        "batch_invariance": [mixer.MixesItsBatch],
+        "causality": [mixer.ReadsTheFuture],
+        "grad_modes": [mixer.NoisyInTraining, mixer.KeepsWhatInferenceMade],
+        "memory": [mixer.KeepsEverything, mixer.HoldsAView],
+        "precision": [mixer.HalfState, mixer.WidensItsOutput],
+        "cache_operations": [mixer.BatchBehind, mixer.AcceptsAnyCrop],
+        "state_dict": [mixer.DrawnTable],
+        "initialization": [mixer.StartsAtNothing],
+        "extreme_inputs": [mixer.Overflows],
+        "nan_and_inf": [mixer.SwallowsNaN, mixer.LosesNaNOfItsRates, mixer.MixesItsBatch],
+        "dtypes": [mixer.Frequencies, mixer.WidensItsOutput],
+        "weight_decay": [mixer.NamesNoParameter],
+        "wrong_input": [mixer.TakesAnyMask, mixer.TakesAnyEncoding, mixer.NoOptionIsWrong],
+        "refused_calls": [mixer.CropsWhatItCannot, mixer.TakesAnyPositions],
+        "prompt_lookup": [mixer.TakesNothingBack],
+        "attention_weights": [
+            mixer.GivesWeightsOfNothing,
+            mixer.DeclaresWeights,
+            mixer.HidesItsWeights,
+            mixer.WeighsTwice,
+        ],
+        "compiled_training": [mixer.BranchesOnItsNumbers],
+    },
+}
+TRIED_ELSEWHERE = {"backends", "random_calls", "dropout", "autograd_graph", "memory", "queries_are_last", "export"}
+"""On broken backends, in test_laws_of_backends.py and tests/attention/test_memory.py; the last two by what they compare."""
 
 
-class WrongGradient(lg.ClippedBias):
-    def terms(self, context):
-        right = self.table.detach() + 2 * (self.table - self.table.detach())
-        return (lg.OffsetBias(lambda offset: right[:, offset.clamp(-9, 9) + 127]),)
-
-
-class Asserts(lg.Learned):
-    def embed(self, x, positions):
-        assert positions.max() < self.max_length
-        return x + self.table[positions].to(x.dtype)
-
-
-class LeavesATrace(lg.Sinusoidal):
-    def embed(self, x, positions):
-        torch.set_default_dtype(torch.float64)
-        return super().embed(x, positions)
-
-
-class ForgetsCarry(lg.FoX):
-    def context(self, x, carry=None, documents=None):
-        return super().context(x, None, documents)
-
-
-class MixesDocuments(lg.PaTH):
-    def context(self, x, carry=None, documents=None):
-        return super().context(x, carry, None if documents is None else documents * 0)
-
-
-class MixesRows(lg.FoX):
-    def context(self, x, carry=None, documents=None):
-        return super().context(x - x.mean(0), carry, documents)
-
-
-class SeesTheFuture(lg.FoX):
-    def context(self, x, carry=None, documents=None):
-        return super().context(x + x.mean(1, keepdim=True), carry, documents)
-
-
-class HalfSums(lg.FoX):
-    def context(self, x, carry=None, documents=None):
-        columns, carry = super().context(x, carry, documents)
-        return {name: column.to(x.dtype) for name, column in columns.items()}, carry
-
-
-class SaysNothingOfTheFuture(lg.CoPE):
-    causal_only = False
-
-
-class StaleKeys(lg.Rotary):
-    """Turns by the newest position it sees, which grows while decoding, and claims that keys stay right."""
-
-    def prepare(self, positions, length=None, dtype=torch.float32):
-        turn = super().prepare(positions, length, dtype)
-        return type(turn)(*(x * (1 + 0.1 * int(positions.max())) for x in turn))
-
-
-class SwallowsNaN(lg.ClippedBias):
-    def terms(self, context):
-        table = self.table.nan_to_num()
-        return (lg.OffsetBias(lambda offset: table[:, offset.clamp(-9, 9) + 127]),)
-
-
-class MovesItsTables(Broken):
-    def __init__(self, num_heads):
-        super().__init__(num_heads)
-        self.register_buffer("slope", torch.tensor(90.3), persistent=False)
-        self.hidden = torch.nn.ParameterList([torch.zeros(num_heads, 9)])
-
-    def of(self, offset):
-        return (offset * self.slope.double()).cos()
-
-
-class NoGradientCompiled(lg.ClippedBias):
-    def terms(self, context):
-        return NoGradient.terms(self, context) if torch.compiler.is_compiling() else super().terms(context)
-
-
-class ReadsLength(Broken):
-    """Asks the data how long it is, so that every length makes a graph."""
-
-    def of(self, offset):
-        return super().of(offset) * sum(1.0 for _ in range(offset.shape[0]))
-
-
-RED = [
-    ("far_positions", InTheModelsDtype),
-    ("far_positions", InBfloat16),
-    ("far_positions", HalfSums),
-    ("tables", SharesATable),
-    ("state", Saves),
-    ("state", DeclaresNothing),
-    ("order", NotFiniteAhead),
-    ("shift", Absolute),
-    ("shift", SaysAbsolute),
-    ("gradients", NoGradient),
-    ("gradients", WrongGradient),
-    ("wrong_input", Asserts),
-    ("wrong_input", LeavesATrace),
-    ("pieces", ForgetsCarry),
-    ("pieces", StaleKeys),
-    ("packing", MixesDocuments),
-    ("padding", MixesDocuments),
-    ("rows", MixesRows),
-    ("causality", SeesTheFuture),
-    ("nonfinite", SwallowsNaN),
-    ("dtypes", MovesItsTables),
-    ("decay", MovesItsTables),
-    pytest.param("compile", ReadsLength, marks=pytest.mark.slow),
-    pytest.param("compiled_training", NoGradientCompiled, marks=pytest.mark.slow),
-    ("permutation", SaysNothingOfTheFuture),
-    ("takes_part", broken_calls.OnlyForSeveral),
-    ("modes_of_torch", broken_calls.MadeInInference),
-    ("refused_calls", broken_calls.CountsByItself),
-    ("prompt_lookup", broken_calls.HidesItsState),
-]
-
-
-@pytest.mark.parametrize(("law", "broken"), RED)
-def test_law_goes_red(law: str, broken: type) -> None:
+@pytest.mark.parametrize(
+    ("battery", "law", "broken"),
+    [
+        pytest.param(battery, law, one, id=f"{law}-{one.__name__}", marks=[pytest.mark.slow] * (law in TRACED))
+        for battery, laws in RED.items()
+        for law, every in laws.items()
+        for one in every
+    ],
+)
+def test_law_goes_red(battery, law: str, broken: type) -> None:
     dtype = torch.get_default_dtype()
     try:
-        with pytest.raises(testing.LawBroken, match=f"{broken.__name__} breaks the law '{law}'"):
-            testing.examine(law, broken)
+        with pytest.raises(LawBroken, match=f"{broken.__name__} breaks the law '{law}'"):
+            battery.examine(law, broken)
     finally:
         torch.set_default_dtype(dtype)
 
 
-# ---- the public face ----------------------------------------------------------------------------------------------------
-def test_a_newcomer_gets_the_battery_with_no_second_edit(monkeypatch: pytest.MonkeyPatch) -> None:
-    from longitude.positions import base
-
-    monkeypatch.setattr(base.ENCODINGS, "factories", dict(base.ENCODINGS.factories))
-    lg.register("newcomer")(Broken)
-    assert {law for name, law in testing.cases() if name == "newcomer"} == set(testing.laws())
-    without = ("compile", "compiled_training", "backends", "memory", "export", "dropout")  # each is tried above
-    said = testing.check("newcomer", without=without)
-    assert set(said) == set(testing.laws()) - {*without}
-    assert set(said.values()) == {testing.HOLDS}
+def test_every_law_was_seen_red() -> None:
+    assert set(RED[mixers]) == set(mixers.laws())
+    assert set(RED[testing]) | TRIED_ELSEWHERE == set(testing.laws())
 
 
-def test_check_takes_names_classes_functions_and_options() -> None:
-    without = tuple(set(testing.laws()) - {"shift", "state"})
-    for encoding in ("alibi", lg.ALiBi, lambda: lg.ALiBi(4), testing.example("alibi")):
-        assert testing.check(encoding, without=without) == {"shift": "holds", "state": "holds"}
-    assert testing.example("rope", layout="half")().layout == "half"
-    assert testing.example(lg.Rotary, layout="half", base=5.0)(base=7.0).base == 7.0
-
-
-def test_check_refuses_what_it_cannot_mean() -> None:
-    with pytest.raises(ValueError, match="unknown encoding 'alibbi': did you mean 'alibi'"):
-        testing.check("alibbi")
-    with pytest.raises(ValueError, match="unknown option 'slope': did you mean 'slopes'"):
-        testing.check("alibi", slope=1)
-    with pytest.raises(ValueError, match="expected names of laws, backends"):
-        testing.check("alibi", without=("compiled",))
-    with pytest.raises(ValueError, match="got an encoding"):
-        testing.check(lg.ALiBi(4))
-    with pytest.raises(ValueError, match="returns an Encoding"):
-        testing.check(lambda: torch.nn.Linear(2, 2))
-
-
-def test_parameters_are_filled_and_fillings_differ_by_seed() -> None:
-    for name in lg.list_encodings():
-        build = testing.example(name)
-        one, again, other = (learned_of(build(seed)) for seed in (0, 0, 1))
-        for p in one:
-            assert bool(one[p].ne(0).all()), (name, p)
-            assert torch.equal(one[p], again[p]) and not torch.equal(one[p], other[p])
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize(
+    "law", [pytest.param(law, marks=[pytest.mark.slow] * (law in TRACED)) for law in mixers.laws()]
+)
+def test_law_holds_for_a_right_mixer(law: str) -> None:
+    build = mixers.example(mixer.Dropping if law == "dropout" else mixer.Decay)
+    for options in SHORT[mixers].get(law, [{}]):
+        assert mixers.laws()[law](build, **options).require().status == "holds"

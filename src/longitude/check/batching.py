@@ -1,4 +1,4 @@
-"""Laws of rows: alone or in a batch, padded or not, packed or apart."""
+"""Laws of batches: a row alone or with others, padded or not, documents packed or apart."""
 
 from __future__ import annotations
 
@@ -6,39 +6,46 @@ from inspect import signature
 
 import torch
 
-from longitude.check.base import Finding, NotApplicable
-from longitude.check.decoding import GENERATED, found, over
-from longitude.check.subject import Subject
+from longitude.check.decoding import CACHE, SOUND
+from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
+from longitude.testing.engine import DoesNotApply, Measurement
+
+GENERATED = 64
+"""Tokens that generate() is made to write, at most."""
 
 
-def rows(subject: Subject) -> Finding:
-    """Each row of a batch against the row alone."""
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=SOUND)
+def batch_invariance(subject: Subject) -> Measurement:
+    """A row in a batch = the row alone."""
     tokens = subject.tokens(subject.length, rows=3)
     together = subject.logits(tokens)
     errors = [subject.error(together[r : r + 1], subject.logits(tokens[r : r + 1])) for r in range(len(tokens))]
-    return found(
-        subject,
+    return subject.measurement(
         torch.stack(errors).amax(0),
-        "what stands in other rows changes a row: tables, masks or positions of the first row used for all, or statistics "
+        "other rows change a row: tables, masks or positions of the first row used for all, or statistics "
         "taken over the batch",
     )
 
 
-def left_padding(subject: Subject) -> Finding:
-    """Rows of several lengths, padded on the left, against each alone: a whole pass, and generate()."""
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, *CACHE, "chunked_prefill", "batch_invariance"))
+def left_padding(subject: Subject) -> Measurement:
+    """Rows padded on the left = each alone.
+
+    Of several lengths: a whole pass, and generate().
+    """
     if "attention_mask" not in subject.takes:
-        raise NotApplicable("forward takes no attention_mask, so it cannot be told what is padding")
+        raise DoesNotApply("forward takes no attention_mask, so padding cannot be declared")
     length, pads = subject.length, (0, 3, subject.length // 3)
     short = subject.tokens(length, rows=len(pads))
     padded, mask = short.clone(), torch.ones_like(short)
     for r, pad in enumerate(pads):
         padded[r, :pad], mask[r, :pad] = subject.pad, 0
     alone = [subject.logits(padded[r : r + 1, pad:]) for r, pad in enumerate(pads)]
-    together = subject.logits(padded, attention_mask=mask, **subject.places(mask))
+    together = subject.logits(padded, attention_mask=mask, **subject.positions(mask))
     worst = torch.zeros(length, dtype=torch.float64, device=short.device)
     for r, pad in enumerate(pads):
         worst[pad:] = worst[pad:].maximum(subject.error(together[r : r + 1, pad:], alone[r]))
-    broken = ["a whole pass"] if over(subject, worst) is not None else []
+    broken = ["a whole pass"] if subject.first_above(worst) is not None else []
     if hasattr(subject.model, "generate"):
         prompt, end = length // 2, min(length, length // 2 + GENERATED)
         answer, generated = subject.generated(padded[:, :end], prompt, mask), torch.zeros_like(worst)
@@ -46,44 +53,46 @@ def left_padding(subject: Subject) -> Finding:
         for r, pad in enumerate(pads):
             want = alone[r][:, prompt - 1 - pad : end - 1 - pad]
             generated[written] = generated[written].maximum(subject.error(answer[r : r + 1], want))
-        broken += ["generate()"] if over(subject, generated) is not None else []
+        broken += ["generate()"] if subject.first_above(generated) is not None else []
         worst = worst.maximum(generated)
     hidden = "position_ids" in subject.takes and "position_ids" not in signature(subject.model.forward).parameters
     note = " (transformers gives them none where forward hides position_ids behind **kwargs)" if hidden else ""
-    return found(
-        subject,
+    return subject.measurement(
         worst,
         f"padding on the left changes a row ({'; '.join(broken)}): the attention mask is dropped on its way, or positions are "
         f"counted from the padding instead of the first token{note}",
     )
 
 
-def packed(subject: Subject) -> Finding:
-    """Documents one after the other in a row, declared by positions that begin again, or by document_ids."""
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, *CACHE, "chunked_prefill", "left_padding"))
+def packed_documents(subject: Subject) -> Measurement:
+    """Documents in one row = each alone.
+
+    Declared by positions that begin again, or by document_ids.
+    """
     sizes = [subject.length // 4, subject.length // 2, subject.length // 4]
     tokens = subject.tokens(sum(sizes))
     if "document_ids" in subject.takes:
         ids = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-        told = {"document_ids": ids[None].to(tokens.device)}
+        options = {"document_ids": ids[None].to(tokens.device)}
     elif "position_ids" in subject.takes:
-        told = {"position_ids": torch.cat([torch.arange(size) for size in sizes])[None].to(tokens.device)}
+        options = {"position_ids": torch.cat([torch.arange(size) for size in sizes])[None].to(tokens.device)}
     else:
-        raise NotApplicable(
-            "forward takes no position_ids, so it cannot be told where documents begin; pack none into one row"
+        raise DoesNotApply(
+            "forward takes no position_ids, so the begin of a document cannot be declared; pack none into one row"
         )
-    together = subject.logits(tokens, **told)
+    together = subject.logits(tokens, **options)
     apart = torch.cat([subject.logits(document) for document in tokens.split(sizes, 1)], 1)
     error = subject.error(together, apart)
-    if over(subject, error) is not None and stock(subject):
-        raise NotApplicable(
-            f"{type(subject.model).__name__} of transformers looks for no packed documents, and those in one row see each "
-            f"other (by {float(error.max()):.1e}); give each a row of its own"
+    if subject.first_above(error) is not None and stock(subject):
+        raise DoesNotApply(
+            f"{type(subject.model).__name__} of transformers does not look for packed documents, and those in one row attend to "
+            f"each other (by {float(error.max()):.1e}); give each a row of its own"
         )
-    return found(
-        subject,
+    return subject.measurement(
         error,
-        f"documents packed into one row see each other: {next(iter(told))} that begin again do not reach the mask (expected "
-        "where forward gets neither a cache nor an attention_mask), or do not reach the positions",
+        f"documents packed into one row attend to each other: {next(iter(options))} that begin again do not reach the mask "
+        "(expected where forward gets neither a cache nor an attention_mask), or do not reach the positions",
     )
 
 

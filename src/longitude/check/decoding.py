@@ -1,79 +1,109 @@
-"""Laws of order: the same twice, nothing from the future, and one answer however the tokens come in."""
+"""Laws of decoding: the same twice, nothing from the future, and one answer however the tokens come in."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from longitude.check.base import Finding
-from longitude.check.subject import Subject
+from longitude.check.rotary import SHIFT, ropes
+from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
+from longitude.checkpoints.positions import last_position
+from longitude.positions.scaling import Follows
+from longitude.testing.engine import DoesNotApply, Measurement
 
 CHUNKS = (1, 7, 16, 5, 33)
-GENERATED = 64
-"""Tokens that generate() is made to write, at most."""
+SOUND = ("repeatable", "far_positions")
+CACHE = ("causality", "cached_decoding")
 
 
-def repeatable(subject: Subject) -> Finding:
-    """Two equal passes give the same finite logits."""
+@CHECKPOINT_LAWS.law(threshold=EQUAL)
+def repeatable(subject: Subject) -> Measurement:
+    """A pass = the same pass again."""
     tokens = subject.tokens(subject.length)
     first = subject.logits(tokens)
     error = subject.error(subject.logits(tokens), first)
-    return found(
-        subject,
+    return subject.measurement(
         error,
         "one and the same pass gives two answers, or numbers that are not finite: dropout that is still on, tables that "
         "one call leaves behind for the next, or an overflow in the model's dtype",
     )
 
 
-def causality(subject: Subject) -> Finding:
-    """Tokens that change from some place on change no logits before it."""
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=SOUND)
+def causality(subject: Subject) -> Measurement:
+    """Logits before a position = those with other tokens from it on."""
     tokens = subject.tokens(subject.length)
     want = subject.logits(tokens)
     worst = torch.zeros(subject.length, dtype=torch.float64, device=tokens.device)
-    for place in sorted({1, subject.length // 2, subject.length - 1}):
-        changed = torch.cat([tokens[:, :place], subject.tokens(subject.length - place, seed=1)], 1)
-        worst[:place] = worst[:place].maximum(subject.error(subject.logits(changed), want)[:place])
-    return found(
-        subject,
+    for start in sorted({1, subject.length // 2, subject.length - 1}):
+        changed = torch.cat([tokens[:, :start], subject.tokens(subject.length - start, seed=1)], 1)
+        worst[:start] = worst[:start].maximum(subject.error(subject.logits(changed), want)[:start])
+    return subject.measurement(
         worst,
         "logits depend on tokens that come later: the causal mask is dropped in a whole pass, as by an attention function "
         "that gets no mask and does not apply one itself",
     )
 
 
-def cached(subject: Subject) -> Finding:
-    """One token at a time: as the model places them itself, with mask and positions given, and inside generate()."""
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, "causality"))
+def relative_positions(subject: Subject) -> Measurement:
+    """Logits at positions + 64 = logits.
+
+    Of rotary models whose tables do not follow the length: a rotation of queries and keys alike depends on differences alone.
+    """
+    if any(isinstance(rope.scaling, Follows) for rope in ropes(subject.config).values()):
+        raise DoesNotApply("its tables follow the length of the sequence")
+    if (end := last_position(subject.model)) is not None:
+        raise DoesNotApply(f"it has a table of positions, too, that ends at {end}")
+    if "position_ids" not in subject.takes:
+        raise DoesNotApply("forward takes no position_ids, so they cannot be moved")
+    tokens = subject.tokens(min(subject.length, SHIFT))
+    positions = torch.arange(tokens.shape[1], device=subject.device)[None]
+    want, got = (subject.logits(tokens, position_ids=positions + shift) for shift in (0, SHIFT))
+    return Measurement(
+        float(subject.error(got, want).max()),
+        subject.threshold,
+        cause=f"logits change where all positions move by {SHIFT}, though rotations depend on differences alone: queries or keys "
+        "are not rotated, or not by the same angles, or tables and rotation have two layouts (halves, interleaved)",
+    )
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, "causality"))
+def cached_decoding(subject: Subject) -> Measurement:
+    """A token at a time = a whole pass.
+
+    With the model's own positions, with mask and positions given, and inside generate().
+    """
     length, half = subject.length, subject.length // 2
     tokens = subject.tokens(length)
     want = subject.logits(tokens)
     ones = [1] * length
     ways = {
-        "a token at a time": subject.error(subject.in_pieces(tokens, ones, tell=True), want),
+        "a token at a time": subject.error(subject.in_chunks(tokens, ones, report=True), want),
         "a token at a time, mask and positions given": subject.error(
-            subject.in_pieces(tokens, ones, said=True, tell=True), want
+            subject.in_chunks(tokens, ones, given=True, report=True), want
         ),
         "a token at a time behind a prompt": subject.error(
-            subject.in_pieces(tokens, [half, *[1] * (length - half)]), want
+            subject.in_chunks(tokens, [half, *[1] * (length - half)]), want
         ),
     }
     if hasattr(subject.model, "generate"):
         error = torch.zeros_like(want[0, :, 0], dtype=torch.float64)
         error[half - 1 : length - 1] = subject.error(subject.generated(tokens, half), want[:, half - 1 : length - 1])
         ways["generate()"] = error
-    broken = [way for way, error in ways.items() if over(subject, error) is not None]
-    hint = f"decoding with the cache gives other logits than a whole pass ({'; '.join(broken)})"
+    broken = [way for way, error in ways.items() if subject.first_above(error) is not None]
+    cause = f"decoding with the cache gives other logits than a whole pass ({'; '.join(broken)})"
     if broken and (shift := shifted(subject, tokens, want)):
-        hint += (
+        cause += (
             f": positions are off while decoding; with position_ids moved by {shift:+d} the logits agree, so the position of "
             f"a new token is {abs(shift)} too {'small' if shift > 0 else 'large'}"
         )
     elif broken:
-        hint += (
+        cause += (
             ": with a cache, new tokens get other positions, another bias or another mask than in a whole pass, or cached "
             "keys are not what they were"
         )
-    return found(subject, torch.stack(list(ways.values())).amax(0), hint)
+    return subject.measurement(torch.stack(list(ways.values())).amax(0), cause)
 
 
 def shifted(subject: Subject, tokens: Tensor, want: Tensor) -> int:
@@ -83,38 +113,27 @@ def shifted(subject: Subject, tokens: Tensor, want: Tensor) -> int:
     half, few = subject.length // 2, 4
     for shift in (-1, 1):
         sizes = [half, *[1] * few]
-        got = subject.in_pieces(tokens[:, : half + few], sizes, said=True, shift=shift)
-        if over(subject, subject.error(got, want[:, : half + few])) is None:
+        got = subject.in_chunks(tokens[:, : half + few], sizes, given=True, shift=shift)
+        if subject.first_above(subject.error(got, want[:, : half + few])) is None:
             return shift
     return 0
 
 
-def chunked(subject: Subject) -> Finding:
-    """Prompts of many tokens behind a cache: plain, and with mask and positions given."""
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=(*SOUND, *CACHE))
+def chunked_prefill(subject: Subject) -> Measurement:
+    """Chunks of 1 to 33 tokens = a whole pass.
+
+    Without more, and with mask and positions given.
+    """
     tokens = subject.tokens(subject.length)
     want = subject.logits(tokens)
     sizes, left = [], subject.length
     while left:
         sizes.append(min(left, CHUNKS[len(sizes) % len(CHUNKS)]))
         left -= sizes[-1]
-    errors = [subject.error(subject.in_pieces(tokens, sizes, said), want) for said in (False, True)]
-    return found(
-        subject,
+    errors = [subject.error(subject.in_chunks(tokens, sizes, given), want) for given in (False, True)]
+    return subject.measurement(
         torch.stack(errors).amax(0),
-        "a prompt that goes on behind a cache gives other logits than a whole pass: tokens of one chunk see each other's "
+        "a prompt that continues behind a cache gives other logits than a whole pass: tokens of one chunk attend to each other's "
         "future, as where the causal mask is dropped or aligned to the wrong corner as soon as keys outnumber queries",
     )
-
-
-# ---- what a measurement says ---------------------------------------------------------------------------------------------
-def over(subject: Subject, error: Tensor) -> int | None:
-    """The first position at which error [L] exceeds the threshold."""
-    places = (error > subject.threshold).nonzero()
-    return int(places[0]) if len(places) else None
-
-
-def found(subject: Subject, error: Tensor, hint: str, said: str = "") -> Finding:
-    """The finding of an error by position [L]."""
-    first = over(subject, error)
-    where = "" if first is None else f" (from position {first} on)"
-    return Finding(float(error.max()), subject.threshold, said, hint + where, first)

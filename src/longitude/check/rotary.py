@@ -1,4 +1,4 @@
-"""Laws of rotary tables: they turn as the config says, and still do far away in the model's own dtype."""
+"""Laws of the config and of rotary tables: they rotate as it says, and still do far away in the model's own dtype."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from longitude.check.base import Finding, NotApplicable
-from longitude.check.subject import Subject, computing_in
-from longitude.checkpoints.config import head_dim_of, ropes as config_ropes
+from longitude.check.subject import CHECKPOINT_LAWS, Subject, computing_in
+from longitude.checkpoints.config import contradictions, head_dim_of, ropes as config_ropes
 from longitude.checkpoints.positions import last_position
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.scaling import Follows, Frequencies, rope_frequencies
+from longitude.positions.scaling import Frequencies, rope_frequencies
+from longitude.testing.engine import DoesNotApply, Measurement
 
 FAR = 100_003
 SHIFT = 64
-"""Tokens that relative positions look at, and places that they are moved by: few, so that float32 tables stay exact enough."""
+"""Tokens that relative positions look at, and by how much they are moved: few, so that float32 tables stay exact enough."""
 FREQUENCIES = 0.02
 """Relative; rounding to bfloat16 moves a frequency by up to 0.005, and is the matter of far positions."""
 
 
-class NotShown(NotApplicable):
+class NotShown(DoesNotApply):
     """Raised where no rotary tables can be read."""
 
 
@@ -56,13 +56,13 @@ class Tables(NamedTuple):
         if width == count:
             return self
         if width != 2 * count:
-            raise ValueError(f"its tables are {width} wide, which turns {width} dimensions, and not {2 * count}")
+            raise ValueError(f"its tables are {width} wide, which rotates {width} dimensions, and not {2 * count}")
         halves = torch.equal(self.cos[:, :count], self.cos[:, count:])
         take = slice(count) if halves else slice(0, None, 2)
         return Tables(self.cos[:, take], self.sin[:, take])
 
 
-def tables_of(subject: Subject, tokens: Tensor, **said: Any) -> dict[str | None, Tables]:
+def tables_of(subject: Subject, tokens: Tensor, **options: Any) -> dict[str | None, Tables]:
     """The rotary tables of one pass, by layer type (None where the model has one kind)."""
     seen: dict[str | None, Tables] = {}
 
@@ -80,7 +80,7 @@ def tables_of(subject: Subject, tokens: Tensor, **said: Any) -> dict[str | None,
         if "rotary" in type(module).__name__.lower()
     ]
     try:
-        subject.logits(tokens, **said)
+        subject.logits(tokens, **options)
     finally:
         for hook in hooks:
             hook.remove()
@@ -101,27 +101,38 @@ def deviation(frequency: Tensor, factor: float, want: Frequencies) -> float:
     return max(float(off), abs(factor / want.attention_factor - 1))
 
 
-def shown(subject: Subject, tables: Mapping[str | None, Tables]) -> None:
+def require_tables(tables: Mapping[str | None, Tables]) -> None:
     if not tables:
         raise NotShown("the model shows no rotary tables: none of its modules is called Rotary and returns cos and sin")
 
 
 # ---- the laws -------------------------------------------------------------------------------------------------------------
-def frequencies(subject: Subject) -> Finding:
-    """Frequencies and attention factor, read off the tables at positions 0 and 1 of a short pass."""
-    said = ropes(subject.config)
+@CHECKPOINT_LAWS.law(threshold=0)
+def config(subject: Subject) -> Measurement:
+    """config.json: contradictions, unknown keys, silent defaults."""
+    found = list(contradictions(subject.raw, subject.config))
+    return Measurement(len(found), 0, cause="; ".join(found))
+
+
+@CHECKPOINT_LAWS.law(threshold=FREQUENCIES)
+def rotary_frequencies(subject: Subject) -> Measurement:
+    """Frequencies of the tables = those of the config (relative).
+
+    With the attention factor, read off the tables at positions 0 and 1 of a short pass.
+    """
+    read = ropes(subject.config)
     tables = tables_of(subject, subject.tokens(8))
-    shown(subject, tables)
-    worst, hint = 0.0, ""
-    for layer, rope in said.items():
+    require_tables(tables)
+    worst, cause = 0.0, ""
+    for layer, rope in read.items():
         if layer not in tables:
             continue
         got, factor, want = measured(tables[layer], rope, subject, 8)
         off = deviation(got, factor, want)
         if off > max(worst, FREQUENCIES):
-            hint = f"{layer or 'the model'} turns otherwise than its config says: {difference(got, factor, want, rope)}"
+            cause = f"{layer or 'the model'} does not rotate as its config says: {difference(got, factor, want, rope)}"
         worst = max(worst, off)
-    return Finding(worst, FREQUENCIES, hint=hint)
+    return Measurement(worst, FREQUENCIES, cause=cause)
 
 
 def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig) -> str:
@@ -132,7 +143,7 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig) 
             "ignored, or applied twice"
         )
     if float(got[-1]) < 0:
-        return "the other way round: sin has the wrong sign"
+        return "in the other direction: sin has the wrong sign"
     if rope.scaling is None and len(got) > 1 and float(got[-1]) > 0:
         base = float(got[-1]) ** (-len(got) / (len(got) - 1))
         return f"as of a rope_theta of {base:.6g}, expected {rope.base:.6g}; the base was lost on the way to the model"
@@ -143,15 +154,19 @@ def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig) 
     )
 
 
-def far(subject: Subject) -> Finding:
-    """Positions as far as the model is declared for, and at 100,003, in the model's own dtype."""
+@CHECKPOINT_LAWS.law(rests_on=("rotary_frequencies",))
+def far_positions(subject: Subject) -> Measurement:
+    """Tables, biases or logits = those of float32.
+
+    As far as the model is declared for, and at 100,003, in the model's own dtype.
+    """
     if (end := last_position(subject.model)) is not None and end <= FAR:
-        raise NotApplicable(f"its positions are a table that ends at {end}")
+        raise DoesNotApply(f"its positions are a table that ends at {end}")
     biases = [m for m in subject.model.modules() if hasattr(m, "build_alibi_tensor")]
     if biases:
         return far_biases(subject, biases[0])
     if "position_ids" not in subject.takes:
-        raise NotApplicable("forward takes no position_ids, so no far position can be asked for alone")
+        raise DoesNotApply("forward takes no position_ids, so no far position can be tried alone")
     declared: int = getattr(subject.config, "max_position_embeddings", None) or FAR
     starts = [FAR] if declared < 16 else sorted({FAR, declared - 8})
     try:
@@ -161,39 +176,40 @@ def far(subject: Subject) -> Finding:
         return far_logits(subject)
 
 
-def far_tables(subject: Subject, said: Mapping[str | None, RopeConfig], start: int) -> Finding:
-    """Cos and sin of 8 positions from `start` on against float64; allowed are two roundings of a float32 angle, and one to
-    the model's dtype.
+def far_tables(subject: Subject, read: Mapping[str | None, RopeConfig], start: int) -> Measurement:
+    """Cos and sin of 8 positions from `start` on against float64.
+
+    Allowed are two roundings of a float32 angle, and one to the model's dtype.
     """
-    places = torch.arange(start, start + 8, device=subject.device)[None]
-    tables, near = (tables_of(subject, subject.tokens(8), position_ids=at) for at in (places, places - start))
-    shown(subject, tables)
+    positions = torch.arange(start, start + 8, device=subject.device)[None]
+    tables, near = (tables_of(subject, subject.tokens(8), position_ids=at) for at in (positions, positions - start))
+    require_tables(tables)
     if all(torch.equal(tables[layer].sin, near[layer].sin) for layer in tables):
-        raise NotApplicable("position_ids do not reach its tables, so no far position can be asked for alone")
+        raise DoesNotApply("position_ids do not reach its tables, so no far position can be tried alone")
     dtype = next(subject.model.parameters()).dtype
     error, allowed, factor = 0.0, 0.0, 1.0
-    for layer, rope in said.items():
+    for layer, rope in read.items():
         if layer not in tables:
             continue
         want = expected(subject.config, rope, start + 8)
         cos, sin = (t.cpu() for t in tables[layer].pairs(len(want.inverse)))
         factor = max(factor, want.attention_factor)
-        # A place too far or too near is no rounding, and the matter of cached decoding.
-        error = max(error, min(table_error(cos, sin, places[0] + shift, want) for shift in (0, -1, 1)))
+        # A position too far or too near is no rounding: cached_decoding finds it.
+        error = max(error, min(table_error(cos, sin, positions[0] + shift, want) for shift in (0, -1, 1)))
     allowed = factor * (torch.finfo(dtype).eps + 8 * (start + 8) * 2.0**-24)
-    hint = (
+    cause = (
         f"cos and sin at position {start} are not those of float32: positions, frequencies or their product are rounded to "
         f"{narrower(dtype)}, or positions are clamped or wrapped; make position_ids, inv_freq and angles in float32, "
         "and round only cos and sin"
     )
     if tables_rounded(subject.model):
-        hint += ". Here inv_freq itself is rounded: model.bfloat16() and .half() do that, from_pretrained(dtype=...) does not"
-    return Finding(error, allowed, f"at position {start} in {dtype_name(dtype)}", hint, start)
+        cause += ". Here inv_freq itself is rounded: model.bfloat16() and .half() do that, from_pretrained(dtype=...) does not"
+    return Measurement(error, allowed, f"at position {start} in {dtype_name(dtype)}", cause, start)
 
 
-def table_error(cos: Tensor, sin: Tensor, places: Tensor, want: Frequencies) -> float:
-    """How far tables [L, pairs] are from those of `places` [L] in float64."""
-    angle = places[:, None].cpu().double() * want.inverse.cpu()
+def table_error(cos: Tensor, sin: Tensor, positions: Tensor, want: Frequencies) -> float:
+    """How far tables [L, pairs] are from those of `positions` [L] in float64."""
+    angle = positions[:, None].cpu().double() * want.inverse.cpu()
     return max(
         float((got - exact * want.attention_factor).abs().max().nan_to_num(nan=float("inf")))
         for got, exact in ((cos, angle.cos()), (sin, angle.sin()))
@@ -204,7 +220,7 @@ def tables_rounded(model: nn.Module) -> bool:
     return any(name.endswith("inv_freq") and table.dtype.itemsize < 4 for name, table in model.named_buffers())
 
 
-def far_biases(subject: Subject, module: Any) -> Finding:
+def far_biases(subject: Subject, module: Any) -> Measurement:
     """ALiBi's biases of the 64 nearest of 100,003 keys against those of 64 keys in float64, in nats."""
     dtype, heads = next(subject.model.parameters()).dtype, subject.config.num_attention_heads
 
@@ -214,7 +230,7 @@ def far_biases(subject: Subject, module: Any) -> Finding:
         return row - row[:, -1:]
 
     low, exact = nearest(FAR, dtype), nearest(64, torch.float64)  # only distances count
-    return Finding(
+    return Measurement(
         float((low - exact).abs().max()),
         0.05,
         f"at position {FAR} in {dtype_name(dtype)}",
@@ -224,46 +240,26 @@ def far_biases(subject: Subject, module: Any) -> Finding:
     )
 
 
-def far_logits(subject: Subject) -> Finding:
-    """Where no tables show: logits at far positions, in the model's own dtype against float32, beside the same near."""
+def far_logits(subject: Subject) -> Measurement:
+    """Where no tables show: logits at far positions in the model's own dtype against float32, compared with near ones."""
     tokens, dtype = subject.tokens(32), next(subject.model.parameters()).dtype
     if subject.device.type != "cpu":  # an accelerator does not survive an index beyond a table
-        raise NotApplicable("it shows no rotary tables, and only on the CPU can be tried where its positions end")
-    places = {start: torch.arange(start, start + 32, device=subject.device)[None] for start in (0, FAR)}
+        raise DoesNotApply("it shows no rotary tables, and only on the CPU can be tried where its positions end")
+    positions = {start: torch.arange(start, start + 32, device=subject.device)[None] for start in (0, FAR)}
     try:
-        subject.logits(tokens, position_ids=places[FAR])
+        subject.logits(tokens, position_ids=positions[FAR])
     except (IndexError, RuntimeError, ValueError) as error:
-        raise NotApplicable(f"its positions end before {FAR} ({' '.join(str(error).split())[:120]})") from error
-    low = {start: subject.logits(tokens, position_ids=at) for start, at in places.items()}
+        raise DoesNotApply(f"its positions end before {FAR} ({' '.join(str(error).split())[:120]})") from error
+    low = {start: subject.logits(tokens, position_ids=at) for start, at in positions.items()}
     with computing_in(subject.model, torch.float32):
-        exact = {start: subject.logits(tokens, position_ids=at) for start, at in places.items()}
+        exact = {start: subject.logits(tokens, position_ids=at) for start, at in positions.items()}
     near, away = (float(subject.error(low[start], exact[start]).max()) for start in (0, FAR))
-    return Finding(
+    return Measurement(
         away,
         3 * near + 0.05,
         f"logits, at position {FAR} in {dtype_name(dtype)}",
         f"logits at position {FAR} lose what float32 keeps: positions are rounded to {narrower(dtype)} somewhere",
         FAR,
-    )
-
-
-def relative(subject: Subject) -> Finding:
-    """A rotation of queries and keys alike: logits stay where all positions move by as many places."""
-    said = ropes(subject.config)
-    if any(isinstance(rope.scaling, Follows) for rope in said.values()):
-        raise NotApplicable("its tables follow the length of the sequence")
-    if (end := last_position(subject.model)) is not None:
-        raise NotApplicable(f"it has a table of positions, too, that ends at {end}")
-    if "position_ids" not in subject.takes:
-        raise NotApplicable("forward takes no position_ids, so they cannot be moved")
-    tokens = subject.tokens(min(subject.length, SHIFT))
-    places = torch.arange(tokens.shape[1], device=subject.device)[None]
-    want, got = (subject.logits(tokens, position_ids=places + shift) for shift in (0, SHIFT))
-    return Finding(
-        float(subject.error(got, want).max()),
-        subject.threshold,
-        hint=f"logits change where all positions move by {SHIFT}, though rotations see differences alone: queries or keys are "
-        "not rotated, or not by the same angles, or tables and rotation have two layouts (halves, interleaved)",
     )
 
 

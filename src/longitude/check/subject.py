@@ -15,9 +15,23 @@ from torch import Tensor, nn
 from transformers import GenerationConfig
 from transformers.utils import logging
 
-THRESHOLDS = {torch.float64: 1e-4, torch.float32: 1e-3}
-"""Of the relative error of logits. Rounding leaves 1e-15 to 1e-7 in float64, where models compute parts of it in float32,
-and up to 1e-5 in float32; the weakest bug of an untrained model is some 1e-3."""
+from longitude.testing.engine import Battery, Measurement
+
+EQUAL = 1e-4
+"""The largest relative error of logits that count as equal, computed in float64: rounding leaves 1e-15 to 1e-7, where models
+compute parts of it in float32, and the weakest bug of an untrained model is near 1e-3."""
+EQUAL_IN_FLOAT32 = 1e-3
+"""The same, computed in float32: rounding leaves up to 1e-5."""
+
+CHECKPOINT_LAWS = Battery(
+    "checkpoint",
+    "longitude.check.rotary",
+    "longitude.check.decoding",
+    "longitude.check.batching",
+    "longitude.check.borders",
+    "longitude.check.layout",
+)
+"""The laws of a checkpoint, in this order; each may rest on those before it."""
 
 WORDS = 4096
 """Of a vocabulary, so that logits of a long pass fit into memory more than once."""
@@ -27,9 +41,15 @@ WORDS = 4096
 class Subject:
     """A causal model in eval mode with what laws need to know of it.
 
-    raw: config.json as it stands, before transformers reads it. length: tokens that equality laws look at; reach: that,
-    beyond the border of a scaling that follows the length too. kind: the dtype that equality laws compute in. reference: a
-    model that says the same. tell: is told the share of a law that is done.
+    Args:
+        model: The model.
+        raw: config.json as it stands, before transformers reads it.
+        length: Tokens that equality laws look at.
+        reach: The same, beyond the border of a scaling that follows the length too.
+        kind: The dtype that equality laws compute in.
+        reference: A model that must give the same logits.
+        seed: Of the random tokens.
+        on_progress: Called with the share of a law that is done.
     """
 
     model: Any
@@ -39,7 +59,7 @@ class Subject:
     kind: torch.dtype = torch.float64
     reference: Any = None
     seed: int = 0
-    tell: Callable[[float], None] = field(default=lambda share: None)
+    on_progress: Callable[[float], None] = field(default=lambda share: None)
 
     @property
     def config(self) -> Any:
@@ -47,11 +67,11 @@ class Subject:
 
     @property
     def threshold(self) -> float:
-        return THRESHOLDS[self.kind]
+        return EQUAL if self.kind == torch.float64 else EQUAL_IN_FLOAT32
 
     @cached_property
     def takes(self) -> set[str]:
-        """Names of what forward can be told. Behind **kwargs stand those of the classes that it overrides."""
+        """Names of the arguments of forward; where it has **kwargs, with those of the classes that it overrides."""
         forwards = [self.model.forward, *(kind.forward for kind in type(self.model).__mro__ if "forward" in vars(kind))]
         names: set[str] = set()
         for forward in forwards:
@@ -79,43 +99,44 @@ class Subject:
         return next(token for token in known if token is not None and 0 <= token < self.config.vocab_size)
 
     # ---- passes -------------------------------------------------------------------------------------------------------
-    def logits(self, tokens: Tensor, **said: Any) -> Tensor:
-        """One pass without a cache: [B, L] -> [B, L, words]. Told nothing else, it is what other ways are compared with."""
-        return self.kept(self.model(input_ids=tokens, use_cache=False, **said).logits)
+    def logits(self, tokens: Tensor, **options: Any) -> Tensor:
+        """One pass without a cache: [B, L] -> [B, L, words]. Without options, it is what other ways are compared with."""
+        return self.some(self.model(input_ids=tokens, use_cache=False, **options).logits)
 
-    def kept(self, logits: Tensor) -> Tensor:
+    def some(self, logits: Tensor) -> Tensor:
         """[B, L, vocabulary] -> [B, L, words]: at most WORDS of them, evenly spread; an error of positions shows in all."""
         step = max(1, -(-logits.shape[-1] // WORDS))
         return logits.detach()[..., ::step].clone()
 
-    def places(self, mask: Tensor) -> dict[str, Tensor]:
+    def positions(self, mask: Tensor) -> dict[str, Tensor]:
         """position_ids as generate() makes them of a mask [B, L], where forward takes them."""
         if "position_ids" not in self.takes:
             return {}
         return {"position_ids": (mask.long().cumsum(-1) - 1).masked_fill(mask == 0, 0)}
 
-    def in_pieces(
-        self, tokens: Tensor, sizes: Sequence[int], said: bool = False, shift: int = 0, tell: bool = False
+    def in_chunks(
+        self, tokens: Tensor, sizes: Sequence[int], given: bool = False, shift: int = 0, report: bool = False
     ) -> Tensor:
-        """The same through the cache, piece by piece: [B, L] -> [B, L, words].
+        """The same through the cache, in chunks of these sizes: [B, L] -> [B, L, words].
 
-        said: attention_mask and position_ids are given with each piece, the latter moved by `shift` behind the first.
+        given: attention_mask and position_ids are passed with each chunk, the latter moved by `shift` behind the first.
+        report: whether on_progress is called.
         """
         cache, done, out = None, 0, []
         for size in sizes:
-            piece = tokens[:, done : done + size]
-            given: dict[str, Any] = {}
-            if said:
+            chunk = tokens[:, done : done + size]
+            options: dict[str, Any] = {}
+            if given:
                 mask = torch.ones_like(tokens[:, : done + size])
-                given = {"attention_mask": mask}
-                given |= {name: at[:, done:] + (shift if done else 0) for name, at in self.places(mask).items()}
-            answer = self.model(input_ids=piece, past_key_values=cache, use_cache=True, **given)
+                options = {"attention_mask": mask}
+                options |= {name: at[:, done:] + (shift if done else 0) for name, at in self.positions(mask).items()}
+            answer = self.model(input_ids=chunk, past_key_values=cache, use_cache=True, **options)
             cache, done = answer.past_key_values, done + size
-            out.append(self.kept(answer.logits))
+            out.append(self.some(answer.logits))
             if cache is None:
                 raise ValueError("use_cache=True gave no past_key_values")
-            if tell:
-                self.tell(done / tokens.shape[1])
+            if report:
+                self.on_progress(done / tokens.shape[1])
         return torch.cat(out, 1)
 
     def generated(self, tokens: Tensor, prompt: int, mask: Tensor | None = None) -> Tensor:
@@ -138,7 +159,7 @@ class Subject:
         )
         before, self.model.generation_config = self.model.generation_config, plain
         level = logging.get_verbosity()
-        logging.set_verbosity_error()  # it speaks of lengths, which are our matter
+        logging.set_verbosity_error()  # its warnings are about lengths, which these laws measure
         try:
             answer = self.model.generate(
                 tokens[:, :prompt], attention_mask=mask[:, :prompt], generation_config=plain, logits_processor=[forced]
@@ -146,16 +167,28 @@ class Subject:
         finally:
             self.model.generation_config = before
             logging.set_verbosity(level)
-        return self.kept(torch.stack(answer.logits, 1))
+        return self.some(torch.stack(answer.logits, 1))
 
     def error(self, got: Tensor, want: Tensor) -> Tensor:
-        """[B, L, words] twice -> [L]: max |got - want| over rows and words, in units of how much logits vary (their root
-        mean square about the mean of each place); infinite where something is not finite.
+        """[B, L, words] twice -> [L]: max |got - want| over rows and words, in units of how much logits vary.
+
+        That is their root mean square about the mean of each position. Infinite where something is not finite.
         """
         want, got = want.double(), got.double()
         spread = (want - want.mean(-1, keepdim=True)).square().mean().sqrt()
         gap = (got - want).abs().amax(-1) / spread
         return gap.nan_to_num(nan=float("inf"), posinf=float("inf")).amax(0)
+
+    def measurement(self, error: Tensor, cause: str, note: str = "") -> Measurement:
+        """Of an error by position [L], with the first that is above the threshold."""
+        first = self.first_above(error)
+        where = "" if first is None else f" (from position {first} on)"
+        return Measurement(float(error.max()), self.threshold, note, cause + where, first)
+
+    def first_above(self, error: Tensor) -> int | None:
+        """The first position at which error [L] exceeds the threshold."""
+        above = (error > self.threshold).nonzero()
+        return int(above[0]) if len(above) else None
 
 
 def listed(token: int | Sequence[int] | None) -> list[int]:

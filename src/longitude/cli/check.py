@@ -2,7 +2,8 @@
 
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,10 +11,10 @@ from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.shared import DONE, FAILURES, print_json, stderr_console
+from longitude.cli.shared import DONE, FAILURES, print_json
 
 PLACE = re.compile(r"(?P<place>[^:]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)(?::(?P<options>.*))?")
-MARKS = {"pass": "green", "fail": "bold red", "not applicable": "dim"}
+STYLES = {"holds": "green", "broken": "bold red", "does not apply": "dim"}
 
 
 def check(
@@ -29,7 +30,7 @@ def check(
 ) -> int:
     """Try the laws of positions on a checkpoint, an encoding or a mixer: decoding, padding, packing, far positions, config.
 
-    Exit code 0 where no law fails, 1 where one does, 2 for wrong use.
+    Exit code 0 where no law is broken, 1 where one is, 2 for wrong use.
 
     Args:
         model_or_part: A folder or hub name of a causal model, the name of an encoding ("alibi", "rope:base=500000")
@@ -37,38 +38,43 @@ def check(
             for one of your own.
         length: Tokens that laws of a model look at; by default 16 beyond its trained length, 512 at most.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
-        laws: The laws to try, by name ("left padding"); all by default.
+        laws: The laws to try, by name ("left_padding"); all by default.
         dtype: Of the model: float32, bfloat16, float16; by default as it is saved.
         device: Where the model computes: cpu, cuda, mps.
         allow_pickle: Take weights that are saved as a pickle, if you trust where they come from.
         seed: Of the random tokens.
         json: Print JSON instead of the table.
     """
+    from longitude.runs.progress import Progress
+
     target = part_of(model_or_part)
-    console = stderr_console()
-    with Progress(console, model_or_part) as progress:
+    with Progress() as progress:
+
+        def on_law(name: str, done: int, total: int) -> None:
+            progress.update(name, done, total)
+
         if target is not None:
             given = {"--length": length, "--reference": reference, "--dtype": dtype}
             for option in [name for name, value in given.items() if value is not None]:
                 raise ValueError(f"{option} is for models, and {model_or_part} is an encoding or a mixer; leave it out")
-            from longitude.check.encodings import check_part, kind_of
+            from longitude.check.parts import battery_of, check_part
 
-            part, options = target
-            verdicts = check_part(part, options, laws=laws or None, watch=progress.law)
-            protocol: dict[str, Any] = {"kind": kind_of(part, options)}
+            results = check_part(*target, laws=laws, on_law=on_law)
+            protocol: dict[str, Any] = {"kind": battery_of(*target).noun}
         else:
-            from longitude.check import subject_of, try_laws
+            from longitude.check import check_subject, subject_of
             from longitude.checkpoints.load import load
 
             def loaded(name: str):
+                progress.update(f"loading {name}", 0, 1)
                 return load(name, dtype=dtype, device=device, allow_pickle=allow_pickle, tokenizer=False)
 
             with or_part(model_or_part):
                 checkpoint = loaded(model_or_part)
             other = None if reference is None else loaded(reference)
             subject = subject_of(checkpoint, length=length, reference=other, seed=seed)
-            subject.tell = progress.share
-            verdicts = try_laws(subject, laws or None, progress.law)
+            subject.on_progress = lambda share: progress.update(None, int(progress.done) + min(share, 0.99))
+            results = check_subject(subject, laws, on_law)
             protocol = {
                 "kind": "model",
                 "tokens": subject.reach,
@@ -77,39 +83,37 @@ def check(
                 "reference": reference,
                 "seed": seed,
             }
-    failed = sum(verdict.outcome == "fail" for verdict in verdicts)
+    broken = sum(result.status == "broken" for result in results.values())
     if json:
-        said = [verdict.as_dict() for verdict in verdicts]
-        print_json({"checked": model_or_part, **protocol, "failed": failed, "laws": said})
+        rows = [result.as_dict() for result in results.values()]
+        print_json({"checked": model_or_part, **protocol, "broken": broken, "laws": rows})
     else:
-        show(model_or_part, protocol, verdicts)
-    return FAILURES if failed else DONE
+        show(model_or_part, protocol, results)
+    return FAILURES if broken else DONE
 
 
-def part_of(said: str) -> tuple[Any, dict[str, Any]] | None:
-    """What to build and with which options, if `said` is an encoding or a mixer; None: a model. A folder is a model, whatever its
-    name.
-    """
-    if Path(said).is_dir():
+def part_of(name: str) -> tuple[Any, dict[str, Any]] | None:
+    """What to build and with which options, if this names an encoding or a mixer; None: a model, as any folder is."""
+    if Path(name).is_dir():
         return None
     from longitude.study.labels import parse_label, parse_options
 
-    if re.split(r"[:+]", said)[0] in parts():
-        label = parse_label(said)
+    if re.split(r"[:+]", name)[0] in registered():
+        label = parse_label(name)
         named = [*label.encodings, *label.mixers]
         if len(named) > 1:
-            raise ValueError(f"{said}: expected one encoding or mixer, got {len(named)}; check each, then compose them")
+            raise ValueError(f"{name}: expected one encoding or mixer, got {len(named)}; check each, then compose them")
         options = named[0]
         return options.pop("name"), options
-    if (found := PLACE.fullmatch(said)) is None:
+    if (found := PLACE.fullmatch(name)) is None:
         return None
-    from longitude.check.encodings import of_place
+    from longitude.check.parts import from_file_or_module
 
-    options = parse_options(found["options"] or "", f"{found['place']}:{found['name']}:option=value", said)
-    return of_place(found["place"], found["name"]), options
+    options = parse_options(found["options"] or "", f"{found['place']}:{found['name']}:option=value", name)
+    return from_file_or_module(found["place"], found["name"]), options
 
 
-def parts() -> dict[str, str]:
+def registered() -> dict[str, str]:
     """Name -> "encoding" or "mixer"."""
     from longitude.attention.mixer import list_mixers
     from longitude.positions.base import list_encodings
@@ -118,79 +122,43 @@ def parts() -> dict[str, str]:
 
 
 @contextmanager
-def or_part(said: str) -> Iterator[None]:
+def or_part(name: str) -> Iterator[None]:
     """Where there is no such model, the encoding or mixer that it may have been meant for."""
     try:
         yield
     except ValueError as error:
-        near = get_close_matches(re.split(r"[:+]", said)[0], known := parts(), n=1, cutoff=0.75)
-        if not near or Path(said).exists():
+        near = get_close_matches(re.split(r"[:+]", name)[0], known := registered(), n=1, cutoff=0.75)
+        if not near or Path(name).exists():
             raise
         raise ValueError(f"{error}; did you mean the {known[near[0]]} {near[0]!r}?") from error
 
 
-# ---- what is seen -----------------------------------------------------------------------------------------------------
-class Progress:
-    """A bar over laws; plain silence where nobody watches."""
-
-    def __init__(self, console: Any, what: str):
-        from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
-
-        self.bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:.1f} of {task.total} laws"),
-            TimeElapsedColumn(),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
-        self.task = self.bar.add_task(f"loading {what}", total=None)
-        self.done = 0
-
-    def __enter__(self) -> "Progress":
-        self.bar.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.bar.stop()
-
-    def law(self, name: str, done: int, total: int) -> None:
-        self.done = done
-        self.bar.update(self.task, description=name, completed=done, total=total)
-
-    def share(self, part: float) -> None:
-        self.bar.update(self.task, completed=self.done + part)
-
-
-def show(what: str, protocol: dict[str, Any], verdicts: Sequence[Any]) -> None:
-    """The table, the diagnosis of each failure, and one line of summary."""
+# ---- output ------------------------------------------------------------------------------------------------------------
+def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) -> None:
+    """The table, the reason of each broken law, and one line of summary."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     console = Console()
-    table = Table("law", "verdict", "measured", "threshold", "what was compared, or why it does not apply", box=None)
-    for column in (0, 1, 2, 3):
-        table.columns[column].no_wrap = True
-    for verdict in verdicts:
-        says = verdict.reason if verdict.outcome == "not applicable" else verdict.compares
-        says += f" ({verdict.reason})" if verdict.outcome != "not applicable" and verdict.reason else ""
-        table.add_row(
-            verdict.law,
-            Text(verdict.outcome, MARKS[verdict.outcome]),
-            number(verdict.measured),
-            number(verdict.threshold),
-            Text(says),
-        )
+    table = Table("law", "status", "measured", "threshold", "what it claims, or why it does not apply", box=None)
+    for column in table.columns[:4]:
+        column.no_wrap = True
+    for result in results.values():
+        words = result.reason if result.status == "does not apply" else result.claim
+        words += f" ({result.reason})" if result.status == "holds" and result.reason else ""
+        status = Text(result.status, STYLES[result.status])
+        table.add_row(result.law, status, number(result.measured), number(result.threshold), Text(words))
     console.print(table)
-    for verdict in verdicts:
-        if verdict.outcome == "fail":
-            console.print(Text.assemble((f"\n{verdict.law}: ", "bold red"), verdict.hint), soft_wrap=True)
-    count = {outcome: sum(verdict.outcome == outcome for verdict in verdicts) for outcome in MARKS}
-    words = ", ".join(f"{count[outcome]} {outcome}" for outcome in MARKS)
+    for result in results.values():
+        if result.status == "broken":
+            console.print(Text.assemble((f"\n{result.law}: ", "bold red"), result.reason), soft_wrap=True)
+    count = Counter(result.status for result in results.values())
+    words = f"of {len(results)} laws {count['holds']} hold, {count['broken']} are broken, {count['does not apply']} do not apply"
     how = ", ".join(f"{key} {value}" for key, value in protocol.items() if key != "kind" and value is not None)
-    console.print(f"\n{what}: {words}" + (f"  ({how})" if how else ""), highlight=False, markup=False, soft_wrap=True)
+    console.print(
+        f"\n{checked}: {words}" + (f"  ({how})" if how else ""), highlight=False, markup=False, soft_wrap=True
+    )
     sys.stdout.flush()
 
 

@@ -1,12 +1,11 @@
-"""What the laws are tried on: encodings at toy size, the smallest model a cache can go wrong in, and how to compare."""
+"""What laws share: random tensors, the smallest model in which a cache can go wrong, and how to compare."""
 
 from __future__ import annotations
 
-import inspect
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -14,155 +13,28 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from longitude.attention.backends import chunked
-from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Causal, Mask
-from longitude.errors import unknown
-from longitude.positions.base import ENCODINGS, Encoding, Positions, explicit
-from longitude.positions.composed import compose
-from longitude.registry import options_of
+from longitude.attention.mixer import Mixer
+from longitude.positions.base import Encoding, Positions, explicit
+from longitude.positions.composed import Composed, compose
+from longitude.testing.engine import LawBroken, measure
+from longitude.testing.examples import DIM, SHAPES, MixerExample
 
-SHAPES = {"dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_length": 600}
-"""The toy size: options of these names are filled in; an encoding built otherwise must fit them."""
-
-OTHER_SHAPES = {"dim": 12, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "max_length": 500}
+Named = dict[str, Tensor]
 
 
-compared: ContextVar[list[tuple[float, float]] | None] = ContextVar("compared", default=None)
-"""Where a list stands, `close` adds the error and the tolerance of everything that it compares."""
-
-
-class LawBroken(AssertionError):
-    """A law does not hold: which, where, by how much."""
-
-
-@dataclass(frozen=True)
-class Example:
-    """Makes one kind of encoding at toy size: fresh, in float64, learned parameters filled with random numbers.
-
-    factory: a class, or a function of any of the options in SHAPES (or of none) that returns an Encoding; its options are
-    `options`, else SHAPES and the factory's own `model_defaults` where it has no default, else its default.
-    """
-
-    factory: Callable[..., Encoding]
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    def __call__(self, seed: int = 0, filled: bool = True, **shapes: Any) -> Encoding:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            encoding = self.factory(**self.resolved(**shapes)).double().eval()
-        if not isinstance(encoding, Encoding):
-            raise ValueError(f"expected a function that returns an Encoding, got {encoding!r}")
-        return fill(encoding, seed) if filled else encoding
-
-    def resolved(self, **shapes: Any) -> dict[str, Any]:
-        """The options it is built with; `shapes` go before everything else."""
-        parameters = options_of(self.factory)
-        for name in self.options:
-            if name not in parameters:
-                raise unknown("option", name, parameters, f"of {self.factory!r}")
-        known = {**SHAPES, **getattr(self.factory, "model_defaults", {}), **self.options, **shapes}
-        asked = {*self.options, *(shapes.keys() - SHAPES.keys())}
-        return {
-            name: known[name]
-            for name, p in parameters.items()
-            if name in known and (name in asked or p.default in (None, inspect.Parameter.empty))
-        }
-
-
-def example(encoding: str | Callable[..., Encoding] | Example, **options: Any) -> Example:
-    """An Example of a registered name, a class, or a function that builds; with the options said."""
-    if isinstance(encoding, Example):
-        return Example(encoding.factory, {**encoding.options, **options})
-    if isinstance(encoding, Encoding):
-        raise ValueError("expected a name, a class or a function that builds a fresh encoding, got an encoding")
-    return Example(ENCODINGS[encoding] if isinstance(encoding, str) else encoding, options)
-
-
-@torch.no_grad()
-def fill(module: nn.Module, seed: int = 0, std: float = 0.5) -> Any:
-    """Random numbers in every parameter: what is zero at first shows no error. What starts above zero stays above."""
-    generator = torch.Generator().manual_seed(seed)
-    for _, p in sorted(module.named_parameters()):
-        above = bool((p > 0).all())
-        noise = std * torch.randn(p.shape, generator=generator, dtype=torch.float64)
-        p.copy_(noise.abs() + 0.1 if above else noise)
-    return module
-
-
-class Stack(nn.Module):
-    """x -> x + attention(x), twice, with grouped heads and one encoding.
-
-    Upper layers see what lower ones made of the past: an error of a cache that one layer hides shows in two.
-    """
-
-    def __init__(self, encoding: Encoding, backend: str = "auto", layers: int = 2, **shapes: Any):
-        super().__init__()
-        sizes = {**SHAPES, **shapes}
-        dim, heads, kv_heads, head_dim = (sizes[n] for n in ("dim", "num_heads", "num_kv_heads", "head_dim"))
-        self.layers = fill(
-            nn.ModuleList(
-                MultiHeadAttention(dim, heads, kv_heads, head_dim=head_dim, backend=backend) for _ in range(layers)
-            ).double(),
-            std=dim**-0.5,
-        )
-        self.encoding = compose(encoding)
-
-    def forward(
-        self,
-        x: Tensor,
-        positions: Positions = 0,
-        mask: Mask = Causal(),  # noqa: B008 (frozen)
-        documents: Tensor | None = None,
-        caches: Sequence[Any] | None = None,
-    ) -> Tensor:
-        """X [B, L, dim]; positions of x; documents [B, Lk], cached tokens included, -1 for padding."""
-        x = self.encoding.embed(x, explicit(positions, x.shape[1], x.device))
-        for n, layer in enumerate(self.layers):
-            cache = None if caches is None else caches[n]
-            x = x + layer(x, mask=mask, positions=positions, documents=documents, cache=cache, encoding=self.encoding)
-        return x
-
-
+# ---- tensors ---------------------------------------------------------------------------------------------------------
 def numbers(*shape: int, seed: int = 0) -> Tensor:
     """Random numbers that float32 holds exactly, as float64."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator).double()
 
 
-def heads_and_tokens(rows: int, keys: int, batch: int = 2, **shapes: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Q [B, H, rows, D], k and v [B, Hkv, keys, D], x [B, keys, dim], the tokens that context reads."""
-    s = {**SHAPES, **shapes}
-    return (
-        numbers(batch, s["num_heads"], rows, s["head_dim"], seed=1),
-        numbers(batch, s["num_kv_heads"], keys, s["head_dim"], seed=2),
-        numbers(batch, s["num_kv_heads"], keys, s["head_dim"], seed=3),
-        numbers(batch, keys, s["dim"], seed=4),
-    )
-
-
-Named = dict[str, Tensor]
-
-
-def with_gradients(forward: Callable[[], Tensor], wanted: Mapping[str, Tensor], seen: Tensor | None = None) -> Named:
-    """The output of forward(), and the gradient of each wanted tensor (zeros where none) for one fixed direction.
-
-    seen [B, L, 1] or so: multiplies the output; 0 where it means nothing, as for padding.
-    """
-    out = forward()
-    if seen is not None:
-        out = out * seen
-    if not wanted:
-        return {"output": out.detach()}
-    direction = numbers(*out.shape[1:], seed=9).expand(out.shape)  # the same for each row of a batch
-    direction = direction if seen is None else direction * seen
-    grads: Sequence[Tensor | None] = [None] * len(wanted)
-    if out.requires_grad:  # nobody sees anything: a constant
-        grads = torch.autograd.grad((out.double() * direction).sum(), list(wanted.values()), allow_unused=True)
-    named = {
-        f"gradient of {name}": torch.zeros_like(x) if g is None else g
-        for (name, x), g in zip(wanted.items(), grads, strict=True)
-    }
-    return {"output": out.detach(), **named}
+def heads_and_tokens(rows: int, keys: int, batch: int = 2) -> Named:
+    """Q [B, H, rows, D], k and v [B, Hkv, keys, D]; x [B, keys, dim], the tokens that context reads."""
+    sizes = ("num_heads", rows), ("num_kv_heads", keys), ("num_kv_heads", keys)
+    tensors = [numbers(batch, SHAPES[h], n, SHAPES["head_dim"], seed=1 + s) for s, (h, n) in enumerate(sizes)]
+    return dict(zip("qkvx", (*tensors, numbers(batch, keys, DIM, seed=4)), strict=True))
 
 
 def tensors_in(tables: Any) -> list[Tensor]:
@@ -183,6 +55,99 @@ def differentiable(**tensors: Tensor) -> Named:
     return {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}
 
 
+def random_cuts(length: int, seed: int, most: int = 6) -> tuple[int, ...]:
+    """0, some places in between, length."""
+    draw = random.Random(seed)
+    inner = draw.sample(range(1, length), min(length - 1, draw.randint(1, most))) if length > 1 else []
+    return (0, *sorted(inner), length)
+
+
+# ---- the model -------------------------------------------------------------------------------------------------------
+class LayerStack(nn.Module):
+    """x -> x + mixer(x), twice or in as many layers as given, with the encodings that a model would bring.
+
+    Upper layers see what lower ones made of the past: an error of a cache that one layer hides shows in two.
+    """
+
+    def __init__(self, build: MixerExample, layers: int = 2, encoding: Encoding | None = None, **options: Any):
+        super().__init__()
+        self.layers = nn.ModuleList(build(seed, **options) for seed in range(layers))
+        self.encoding: Composed = build.encodings(self.mixer) if encoding is None else compose(encoding)
+
+    @property
+    def mixer(self) -> Mixer:
+        first = self.layers[0]
+        assert isinstance(first, Mixer)
+        return first
+
+    def caches(self) -> list[Any]:
+        return [layer.cache_layer() for layer in self.layers]  # type: ignore[operator]  (a Mixer)
+
+    def forward(
+        self,
+        x: Tensor,
+        positions: Positions | None = None,
+        documents: Tensor | None = None,
+        caches: Sequence[Any] | None = None,
+        mask: Mask = Causal(),  # noqa: B008 (frozen)
+    ) -> Tensor:
+        """X [B, L, dim]; documents [B, Lk], cached tokens included, -1 for padding; positions None: behind cached ones."""
+        if self.encoding.axes > 1 and isinstance(positions, Tensor) and positions.dim() == 2:
+            positions = positions[..., None]  # [B, L] might be [L, axes]
+        if self.encoding.at_input:
+            x = self.encoding.embed(x, explicit(0 if positions is None else positions, x.shape[1], x.device))
+        for n, layer in enumerate(self.layers):
+            cache = None if caches is None else caches[n]
+            x = x + layer(x, mask=mask, positions=positions, documents=documents, cache=cache, encoding=self.encoding)
+        return x
+
+    def in_chunks(
+        self,
+        x: Tensor,
+        cuts: Sequence[int],
+        positions: Callable[[int, int], Positions | None] = lambda a, b: a,
+        documents: Tensor | None = None,
+        caches: Sequence[Any] | None = None,
+    ) -> Tensor:
+        """The same, cut at `cuts`, 0 and L among them, with a cache between the chunks."""
+        caches = self.caches() if caches is None else caches
+        parts = [
+            self(x[:, a:b], positions(a, b), None if documents is None else documents[:, :b], caches)
+            for a, b in pairwise(cuts)
+        ]
+        return torch.cat(parts, 1)
+
+
+# ---- comparing -------------------------------------------------------------------------------------------------------
+def with_gradients(
+    forward: Callable[[], Tensor],
+    wanted: Mapping[str, Tensor],
+    seen: Tensor | None = None,
+    direction: Tensor | None = None,
+) -> Named:
+    """The output of forward(), and the gradient of each wanted tensor (zeros where none) along one direction.
+
+    seen [B, L, 1] or so: multiplies the output; 0 where it means nothing, as for padding. direction: of the output's shape;
+    by default the same random numbers for each row of a batch.
+    """
+    out = forward()
+    if seen is not None:
+        out = out * seen
+    if not wanted:
+        return {"output": out.detach()}
+    if direction is None:
+        direction = numbers(*out.shape[1:], seed=9).expand(out.shape)
+        direction = direction if seen is None else direction * seen
+    grads: Sequence[Tensor | None] = [None] * len(wanted)
+    if out.requires_grad:  # else no query sees any key: a constant
+        grads = torch.autograd.grad((out.double() * direction).sum(), list(wanted.values()), allow_unused=True)
+    named = {
+        f"gradient of {name}": torch.zeros_like(x) if g is None else g
+        for (name, x), g in zip(wanted.items(), grads, strict=True)
+    }
+    return {"output": out.detach(), **named}
+
+
 def error(got: Tensor, want: Tensor) -> float:
     """Max |got - want| / max(1, max |want|); infinite where something is not finite."""
     if got.shape != want.shape:
@@ -194,24 +159,30 @@ def error(got: Tensor, want: Tensor) -> float:
     return float(gap) if bool(torch.isfinite(got).all() & torch.isfinite(want).all()) else float("inf")
 
 
-def close(what: str, got: Tensor | Named, want: Tensor | Named, tolerance: float = 1e-9) -> None:
-    """LawBroken with the measured error, unless within the tolerance."""
+def close(what: str, got: Tensor | Named, want: Tensor | Named, threshold: float | None = None) -> None:
+    """Measure the error of tensors, or of each of named tensors, relative to the largest number (at least 1).
+
+    Args:
+        what: What is compared, for the message.
+        got: A tensor, or tensors by name.
+        want: The same, as they should be.
+        threshold: Where it is not that of the law that is being tried.
+
+    Raises:
+        LawBroken: For another shape, or an error above the threshold.
+    """
     if isinstance(got, Tensor) and isinstance(want, Tensor):
         if got.shape != want.shape:
             raise LawBroken(f"{what}: expected a shape of {list(want.shape)}, got {list(got.shape)}")
-        gap = error(got, want)
-        if (seen := compared.get()) is not None:
-            seen.append((gap, tolerance))
-        if gap > tolerance:
-            raise LawBroken(f"{what}: differs by {gap:.2e}, more than {tolerance:.0e}")
+        measure(what, error(got, want), threshold)
         return
     assert isinstance(got, dict) and isinstance(want, dict) and got.keys() == want.keys(), (got, want)
     for name in want:
-        close(f"{what}, {name}", got[name], want[name], tolerance)
+        close(f"{what}, {name}", got[name], want[name], threshold)
 
 
-def refused(what: str, call: Callable[[], Any], *said: str) -> str:
-    """The message of the ValueError that call() must raise: it says what it expected, and all of `said`."""
+def refused(what: str, call: Callable[[], Any], *words: str) -> str:
+    """The message of the ValueError that call() must raise: it has all of `words` in it."""
     try:
         call()
     except ValueError as e:
@@ -220,17 +191,15 @@ def refused(what: str, call: Callable[[], Any], *said: str) -> str:
         raise LawBroken(f"{what}: expected a ValueError, got {type(e).__name__}: {e}") from e
     else:
         raise LawBroken(f"{what}: was accepted, expected a ValueError")
-    for words in said:
-        if words not in message:
-            raise LawBroken(f"{what}: expected the message to say {words!r}, got {message!r}")
+    for word in words:
+        if word not in message:
+            raise LawBroken(f"{what}: expected the message to name {word!r}, got {message!r}")
     return message
 
 
 @contextmanager
 def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
-    """LawBroken where what happens inside writes to one of these tensors, or leaves another state of torch's: its random
-    numbers, gradient mode, dtype, threads, determinism.
-    """
+    """LawBroken where the block writes to one of these tensors, or changes a setting of torch."""
 
     def settings() -> dict[str, Any]:
         return {
@@ -253,7 +222,7 @@ def unchanged(what: str, *tensors: Tensor) -> Iterator[None]:
 
 @contextmanager
 def small_blocks(rows: int, batch: int, keys: int, heads: int = SHAPES["num_heads"]) -> Iterator[None]:
-    """Lets the backends that work in blocks take about so many queries at a time, so that a toy has several blocks."""
+    """Lets the backends that work in blocks take about `rows` queries at a time, so that a toy has several blocks."""
     before = chunked.BLOCK_BYTES
     chunked.BLOCK_BYTES = rows * 4 * batch * heads * keys * 8
     try:

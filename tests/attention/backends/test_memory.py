@@ -1,7 +1,6 @@
 """What memory a route takes, counted by torch's profiler, and that the same call gives the same bits."""
 
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -13,7 +12,7 @@ from longitude.attention.operation import refusal, requests
 from longitude.attention.reference import reference
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
-from longitude.testing.bounds import law_memory, memory_of
+from longitude.testing.memory_use import memory_of
 
 HEADS, KV_HEADS, DIM, WIDTH = 4, 2, 8, 16
 SHAPE = {
@@ -36,10 +35,11 @@ def padded(length: int) -> lg.Mask:
     return lg.Causal() & lg.Padding(torch.arange(length) >= length // 50)
 
 
+MEMORY = testing.laws()["memory"]
 MASKS = {"window": lambda length: lg.Window(65), "packed": packed, "padded": padded}
 
 
-# ---- `table` allocates nothing of Lq x Lk: law_memory, with grouped heads, tries causality; here are the other masks ----------
+# ---- `table` allocates nothing of Lq x Lk: the law `memory` tries causality; here are the other masks -------------------------
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("kind", MASKS)
 @pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "transformer_xl", "fox", "rope+kerple_log", "shaw+t5+fox"])
@@ -48,18 +48,18 @@ def test_table_is_linear_under_every_mask(name, kind):
         known = {"dim": dim, "num_heads": num_heads, "head_dim": head_dim, "layout": "half"}
         return compose([lg.encoding(member, **resolved(member, {}, **known)) for member in name.split("+")])
 
-    assert testing.examine(partial(law_memory, mask=MASKS[kind], length=1024), build) == testing.HOLDS
+    assert MEMORY(testing.example(build), mask=MASKS[kind], length=1024).status == "holds"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", lg.list_encodings())
 def test_table_is_linear_at_thousands_of_tokens(name: str) -> None:
-    testing.examine(law_memory, name)
+    testing.examine("memory", name)
 
 
 def test_law_says_why_it_does_not_apply():
-    assert testing.examine(law_memory, "cope") == "the table route does not take it: it does not know RowBias"
-    assert testing.examine(law_memory, Ends).startswith(
+    assert testing.examine("memory", "cope").reason == "the table route does not take it: it does not know RowBias"
+    assert testing.examine("memory", Ends).reason.startswith(
         "the table route is tried at 4096 tokens, and its positions end"
     )
 
@@ -90,11 +90,11 @@ class MarksAllPairs(lg.ALiBi):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [(MakesAllPairs, "no tensor of 2048 x 2048"), (MarksAllPairs, "at most twice")]
+    ("kind", "said"), [(MakesAllPairs, "no tensor of 2048 x 2048"), (MarksAllPairs, r"-> \d+ bytes")]
 )
 def test_law_goes_red_for_an_encoding_that_makes_all_pairs(kind, said):
     with pytest.raises(testing.LawBroken, match=f"breaks the law 'memory': backend table, .* {said}"):
-        testing.examine(law_memory, kind)
+        testing.examine("memory", kind)
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ def test_law_goes_red_for_a_dense_route(monkeypatch):
     dense = replace(BACKENDS["table"], run=lambda r: reference(r)[0])
     monkeypatch.setitem(BACKENDS, "table", dense)
     with pytest.raises(testing.LawBroken, match="expected no tensor of 2048 x 2048 elements, got 134217728 bytes"):
-        testing.examine(law_memory, "alibi")
+        testing.examine("memory", "alibi")
 
 
 def test_the_profiler_sees_what_is_alive():

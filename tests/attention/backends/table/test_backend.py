@@ -11,7 +11,7 @@ from longitude import testing
 from longitude.attention.backends.table import backend as table, compiled
 from longitude.positions.base import OffsetBias, OffsetVectors
 from longitude.positions.composed import compose
-from longitude.testing.bounds import memory_of
+from longitude.testing.memory_use import memory_of
 from tests.support import close, heads, random
 
 HEADS, DIM, WIDTH = 4, 8, 16

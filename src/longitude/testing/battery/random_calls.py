@@ -1,106 +1,26 @@
-"""Calls of attention drawn at random: shapes, grouped heads, trees of masks, positions out of order, and what must hold."""
+"""The law of calls drawn at random: shapes, grouped heads, trees of masks, positions out of order."""
 
 from __future__ import annotations
 
-import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Band, Causal, Documents, Mask, NoMask, Padding, Window
-from longitude.attention.operation import attend, refusal, requests
 from longitude.attention.patterns import Dilated, Global, Prefix
-from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
-from longitude.testing.fixtures import (
-    SHAPES,
-    Example,
-    LawBroken,
-    Named,
-    close,
-    differentiable,
-    numbers,
-    parameters_of,
-    small_blocks,
-    unchanged,
-    with_gradients,
-)
-
-SLOW = ("flex",)
-"""Backends that compile for each shape: only asked for by name."""
-
-
-@dataclass(frozen=True)
-class Draw:
-    """One call of attend on an encoding: its tensors in float64, x [B, Lk, dim] for the context, and its options."""
-
-    encoding: Encoding
-    tensors: Named
-    mask: Mask
-    documents: Tensor | None
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def __str__(self) -> str:
-        shapes = {name: list(x.shape) for name, x in self.tensors.items()}
-        options = {name: x.tolist() if isinstance(x, Tensor) else x for name, x in self.options.items()}
-        return f"{shapes}, {options}, mask {self.mask}"
-
-    def context(self, x: Tensor) -> dict[str, Tensor]:
-        return compose(self.encoding).context(x, None, self.documents)[0]
-
-    def refusal(self, backend: str, dropout: float = 0.0) -> str | None:
-        """Why a backend does not take it."""
-        q, k, v, x = self.tensors.values()
-        o = self.options
-        places = o.get("q_positions"), o.get("k_positions"), o.get("scale")
-        parts = requests(q, k, v, self.encoding, self.context(x), self.mask, *places, dropout, False)
-        lse = o.get("return_lse", False)
-        return refusal(BACKENDS[backend], [part.request.with_lse() if lse else part.request for part in parts])
-
-    def forward(self, tensors: Named, backend: str, **more: Any) -> Any:
-        """Attend with these tensors instead."""
-        q, k, v, x = (tensors[name] for name in "qkvx")
-        options = {**self.options, "mask": self.mask, **more}
-        return attend(q, k, v, encoding=self.encoding, context=self.context(x), backend=backend, **options)
-
-    def answer(self, backend: str) -> Named:
-        """The output, with the logsumexp behind it where that is asked for, and every gradient."""
-
-        def forward() -> Tensor:
-            if not self.options.get("return_lse"):
-                return self.forward(inputs, backend)
-            out, lse = self.forward(inputs, backend)
-            return torch.cat([out, lse.masked_fill(lse == -math.inf, -9.0)[..., None]], -1)
-
-        inputs = differentiable(**self.tensors)
-        wanted = {**inputs, **parameters_of(self.encoding)}
-        with unchanged(f"backend {backend}", *wanted.values()):
-            return with_gradients(forward, wanted)
-
-    def row(self, b: int) -> Draw:
-        """The b-th sequence alone."""
-        part = slice(b, b + 1)
-
-        def own(x: Any) -> Any:
-            several = isinstance(x, Tensor) and x.dim() > 1 and len(x) == len(self.tensors["q"])
-            return x[part] if several else x
-
-        return Draw(
-            self.encoding,
-            {name: x[part] for name, x in self.tensors.items()},
-            self.mask.of(part),
-            own(self.documents),
-            {name: own(x) for name, x in self.options.items()},
-        )
+from longitude.testing.attend_calls import Call
+from longitude.testing.engine import LawBroken
+from longitude.testing.examples import SHAPES, Example
+from longitude.testing.fixtures import Named, close, numbers, small_blocks
+from longitude.testing.parts import ENCODING_LAWS
 
 
 # ---- what is drawn -------------------------------------------------------------------------------------------------------
-def draw(build: Example, seed: int, longest: int = 24) -> Draw:
+def draw(build: Example, seed: int, longest: int = 24) -> Call:
     """The call of this number: at most 3 sequences of at most `longest` keys."""
     r = random.Random(seed)
     encoding = build(seed)
@@ -131,7 +51,7 @@ def draw(build: Example, seed: int, longest: int = 24) -> Draw:
         options["scale"] = r.choice([1.0, 0.1, 0.0, -0.5])
     if r.random() < 0.3:
         options["return_lse"] = True
-    return Draw(encoding, tensors, mask, documents, options)
+    return Call(encoding, tensors, mask, documents, options)
 
 
 def masks(r: random.Random, batch: int, rows: int, keys: int, causal: bool) -> tuple[Mask, Tensor | None]:
@@ -243,33 +163,31 @@ def positions(r: random.Random, batch: int, rows: int, keys: int, encoding: Any)
 
 
 # ---- the law -------------------------------------------------------------------------------------------------------------
-def law_draws(build: Example, draws: range = range(3), longest: int = 24) -> str | None:
-    """Law 2. Random calls, by number: every backend that accepts equals `reference` asked for each sequence alone, forward and
-    every gradient; `auto` too. No call raises anything once it is accepted, nor changes an argument or a setting.
+@ENCODING_LAWS.law(threshold=1e-8)
+def random_calls(build: Example, draws: range = range(3), longest: int = 24) -> None:
+    """Random calls of attend: every backend equals `reference` called for each sequence alone.
+
+    Forward and every gradient; `auto` too. No call raises anything once it is accepted, nor changes an argument or a setting.
+    draws: their numbers; longest: keys, at most.
     """
     for seed in draws:
         case = draw(build, seed, longest)
-        try:
-            truth = _by_row(case)
-        except Exception as e:
-            raise LawBroken(f"draw {seed}, reference: {type(e).__name__}: {e}; {case}") from e
-        batch, _, keys = case.tensors["k"].shape[:3]
-        for name in ("auto", *BACKENDS):
+        truth: Named = {}
+        for name in ("reference", "auto", *case.able()):
             here = f"draw {seed}, backend {name}"
-            if name in SLOW or (name != "auto" and case.refusal(name) is not None):
-                continue
             try:
-                with small_blocks(1 + seed % 5, batch, keys):
+                if not truth:
+                    truth = _by_row(case)
+                with small_blocks(1 + seed % 5, *case.tensors["k"].shape[:3:2]):
                     got = case.answer(name)
             except LawBroken as e:
                 raise LawBroken(f"draw {seed}, {e}") from e
             except Exception as e:
                 raise LawBroken(f"{here}: {type(e).__name__}: {e}; {case}") from e
-            close(f"{here}, {case}", got, truth, 1e-8)
-    return None
+            close(f"{here}, {case}", got, truth)
 
 
-def _by_row(case: Draw) -> Named:
+def _by_row(case: Call) -> Named:
     rows = [case.row(b).answer("reference") for b in range(len(case.tensors["q"]))]
     inputs = {"output", *(f"gradient of {name}" for name in case.tensors)}
     return {

@@ -1,0 +1,126 @@
+"""The laws of an encoding or a mixer: the public batteries, on a registered name or a class of the user's own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from longitude import testing
+from longitude.attention.mixer import MIXERS, Mixer
+from longitude.errors import unknown
+from longitude.positions.base import Encoding, list_encodings
+from longitude.testing.engine import OnLaw, Result, one_line, try_laws
+from longitude.testing.examples import Example
+from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS, PartBattery
+
+Part = str | Callable[..., Any]
+"""A registered name, a class of an Encoding or a Mixer, or a function that builds one."""
+
+
+def check_part(
+    part: Part,
+    options: Mapping[str, Any] | None = None,
+    *,
+    laws: Iterable[str] | None = None,
+    on_law: OnLaw = lambda name, done, total: None,
+) -> dict[str, Result]:
+    """Try every law of its battery on one encoding or mixer.
+
+    Args:
+        part: A registered name, a class, or a function that builds one.
+        options: Options to build it with.
+        laws: Names of the laws to try; all by default.
+        on_law: Called with the name of a law, the number of those before it, and of all.
+
+    Returns:
+        The Result of each law by its name, broken ones included.
+
+    Raises:
+        ValueError: Where it cannot be built, or for a law that does not exist.
+    """
+    battery = battery_of(part, options or {})
+    chosen = battery.chosen(laws)
+    build = battery.example(part, **(options or {}))
+    built(build)
+    return try_laws(chosen, build, on_law)
+
+
+def battery_of(part: Part, options: Mapping[str, Any]) -> PartBattery:
+    """The battery of encodings or of mixers; of a function, by what it builds. ValueError for neither."""
+    if isinstance(part, str):
+        of_mixers = part in MIXERS and part not in list_encodings()
+    elif isinstance(part, type):
+        of_mixers = issubclass(part, Mixer)
+    else:
+        of_mixers = isinstance(built(MIXER_LAWS.example(part, **options)), Mixer)
+    return MIXER_LAWS if of_mixers else ENCODING_LAWS
+
+
+def built(build: Example) -> Encoding | Mixer:
+    """What an example builds. ValueError, in words for users, where the toy sizes do not build it."""
+    try:
+        made = build.factory(**build.resolved())
+    except ValueError:
+        raise
+    except TypeError as error:
+        sizes = ", ".join(f"{name}={value}" for name, value in testing.SHAPES.items())
+        raise ValueError(
+            f"expected what can be built with options of {sizes} and its own defaults, got "
+            f"{type(error).__name__}: {error}; give the missing ones after a colon, name=value"
+        ) from error
+    except Exception as error:
+        words = f"{type(error).__name__}: {one_line(error)[:300]}"
+        raise ValueError(f"{build.name} cannot be built: it raised {words}") from error
+    if not isinstance(made, Encoding | Mixer):
+        raise ValueError(
+            f"expected a class or a function of a longitude.Encoding or a longitude.Mixer, and {build.name} makes a "
+            f"{type(made).__name__}"
+        )
+    return made
+
+
+def from_file_or_module(place: str, name: str) -> Any:
+    """The class or function `name` of a module, or of a file that ends in .py, which is run. ValueError where there is none."""
+    module = _run(place) if place.endswith(".py") else _imported(place)
+    if not hasattr(module, name):
+        kinds = [
+            each for each, kind in vars(module).items() if isinstance(kind, type) and issubclass(kind, Encoding | Mixer)
+        ]
+        raise unknown("class", name, kinds, f"in {place}.")
+    if not callable(factory := getattr(module, name)):
+        raise ValueError(
+            f"{place}:{name}: expected a class or a function that builds an encoding or a mixer, got {factory!r}"
+        )
+    return factory
+
+
+def _run(place: str) -> ModuleType:
+    path = Path(place)
+    if not path.is_file():
+        raise ValueError(f"{place}: there is no such file; expected path/file.py:Class")
+    spec = importlib.util.spec_from_file_location(f"longitude_checked_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise ValueError(f"{place} cannot be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _imported(place: str) -> ModuleType:
+    sys.path.insert(0, "")  # the user's own modules, as `python -m` finds them
+    try:
+        return importlib.import_module(place)
+    except ImportError as error:
+        raise ValueError(
+            f"{place}: there is no such module ({error}); expected module:Class or path/file.py:Class"
+        ) from error
+    finally:
+        sys.path.remove("")

@@ -1,0 +1,160 @@
+"""Calls of attend that laws try on every backend: one call with its tensors, and every kind of mask."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends import BACKENDS
+from longitude.attention.masks import Causal, Documents, Mask, NoMask, Padding, Window
+from longitude.attention.operation import attend, refusal, requests
+from longitude.attention.patterns import Dilated, Global, Prefix
+from longitude.positions.base import Encoding, Term
+from longitude.positions.composed import compose
+from longitude.testing.fixtures import Named, differentiable, parameters_of, unchanged, with_gradients
+
+SLOW = ("flex",)
+"""Backends that compile for each shape: tried by the law of backends alone."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of attend: an encoding, q, k, v, and x [B, Lk, dim] for the context, a mask and options.
+
+    documents [B, Lk]: at each of which a stream of the context starts again.
+    """
+
+    encoding: Encoding
+    tensors: Named
+    mask: Mask = Causal()  # noqa: RUF009 (frozen)
+    documents: Tensor | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        shapes = {name: list(x.shape) for name, x in self.tensors.items()}
+        options = {name: x.tolist() if isinstance(x, Tensor) else x for name, x in self.options.items()}
+        return f"{shapes}, {options}, mask {self.mask}"
+
+    def context(self, x: Tensor) -> dict[str, Tensor]:
+        return compose(self.encoding).context(x, None, self.documents)[0]
+
+    def terms(self) -> tuple[Term, ...]:
+        return compose(self.encoding).terms(self.context(self.tensors["x"]))
+
+    def parts(self, dropout: float = 0.0, tensors: Named | None = None) -> list[Any]:
+        """The requests that attend makes of it, one where no table follows the length."""
+        q, k, v, x = (tensors or self.tensors).values()
+        o = self.options
+        positions = o.get("q_positions"), o.get("k_positions"), o.get("scale")
+        parts = requests(q, k, v, self.encoding, self.context(x), self.mask, *positions, dropout, False)
+        return [part.request.with_lse() if o.get("return_lse") else part.request for part in parts]
+
+    def refusal(self, backend: str, dropout: float = 0.0) -> str | None:
+        """Why a backend does not take it."""
+        return refusal(BACKENDS[backend], self.parts(dropout))
+
+    def able(self, dropout: float = 0.0) -> list[str]:
+        """The backends that take it, but for those in SLOW."""
+        return [name for name in BACKENDS if name not in SLOW and self.refusal(name, dropout) is None]
+
+    def forward(self, tensors: Named, backend: str, **more: Any) -> Any:
+        """Attend with these tensors instead."""
+        q, k, v, x = (tensors[name] for name in "qkvx")
+        options = {**self.options, "mask": self.mask, **more}
+        return attend(q, k, v, encoding=self.encoding, context=self.context(x), backend=backend, **options)
+
+    def answer(self, backend: str) -> Named:
+        """The output, with the logsumexp behind it where that is asked for, and every gradient where any is recorded."""
+
+        def forward() -> Tensor:
+            if not self.options.get("return_lse"):
+                return self.forward(inputs, backend)
+            out, lse = self.forward(inputs, backend)
+            return torch.cat([out, lse.masked_fill(lse == -math.inf, -9.0)[..., None]], -1)
+
+        inputs = differentiable(**self.tensors)
+        wanted = {**inputs, **parameters_of(self.encoding)} if torch.is_grad_enabled() else {}
+        with unchanged(f"backend {backend}", *wanted.values()):
+            return with_gradients(forward, wanted)
+
+    def row(self, b: int) -> Call:
+        """The b-th sequence alone."""
+        part = slice(b, b + 1)
+
+        def own(x: Any) -> Any:
+            several = isinstance(x, Tensor) and x.dim() > 1 and len(x) == len(self.tensors["q"])
+            return x[part] if several else x
+
+        return replace(
+            self,
+            tensors={name: x[part] for name, x in self.tensors.items()},
+            mask=self.mask.of(part),
+            documents=own(self.documents),
+            options={name: own(x) for name, x in self.options.items()},
+        )
+
+
+def documents_of(mask: Mask, x: Tensor) -> Tensor | None:
+    """The documents [B, Lk] of a mask that joins any by &: a stream starts again at each."""
+    for part in mask.parts():
+        if isinstance(part, Documents):
+            return part.ids.expand(x.shape[:2])
+    return None
+
+
+def masks(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
+    """Every kind of mask, at a size: spans, free predicates, unions, rows that differ, queries without any key."""
+    token = torch.arange(keys)
+    third, half = max(1, keys // 3), max(1, keys // 2)
+    ids = token // third
+    own_ids = torch.stack([ids, token // half, *[ids] * batch][:batch])
+    pads = torch.stack([token >= min(2, keys - 1), token >= 0, *[token >= 1] * batch][:batch])
+    kinds: dict[str, Mask] = {
+        "causal": Causal(),
+        "window": Window(3),
+        "documents": Causal() & Documents(ids),
+        "documents by row": Window(half) & Documents(own_ids),
+        "padding": Causal() & Padding(pads),
+        "padding on the right": Causal() & Padding(pads.flip(1)),
+        "window, padding on the right": Window(half) & Padding(pads.flip(1)),
+        "padded documents": Causal() & Documents(own_ids) & Padding(pads),
+        "documents that come back": Causal() & Documents(token // third % 2),
+        "holes": Causal() & Padding(token % 3 != 0),  # the first query has no key
+        "union": Causal() & (Window(2) | Documents(ids)),
+    }
+    if not causal_only:
+        kinds |= {
+            "none": NoMask(),
+            "documents both ways": Documents(own_ids),
+            "padding both ways": Padding(pads),
+            "union both ways": Window(2) | Documents(ids) & Padding(pads),
+            "another order": Causal(order=(token * 5 + 2) % keys) if keys % 5 else Causal(),
+        }
+    return kinds
+
+
+def every_mask(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
+    """These, and those that `split` takes; in some of them queries have no key."""
+    token = torch.arange(keys)
+    return masks(batch, keys, causal_only) | {
+        "no keys": Causal() & Padding(token < 0),
+        "a sequence of padding": Causal() & Padding(token < torch.tensor([keys, 0, 3])[:batch, None]),
+        "prefix": Causal() & Prefix(3),
+        "dilated": Dilated(3, 2) & Padding(token >= 2),
+        "global": (Window(2) | Global([1])) & Causal() & Padding(token > 0),
+    }
+
+
+def calls_with_every_mask(encoding: Encoding, tensors: Named, kinds: tuple[str, ...] | None) -> list[tuple[str, Call]]:
+    """One call for each mask of these kinds (None: all), with the documents of the mask."""
+    batch, keys = tensors["x"].shape[:2]
+    every = every_mask(batch, keys, compose(encoding).causal_only)
+    return [
+        (kind, Call(encoding, tensors, mask, documents_of(mask, tensors["x"])))
+        for kind, mask in every.items()
+        if kinds is None or kind in kinds
+    ]

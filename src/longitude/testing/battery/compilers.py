@@ -1,0 +1,106 @@
+"""Laws of compilers: torch.compile and torch.export follow it. No C++ compiler is needed: the graphs run as they are."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from longitude.attention.masks import Causal
+from longitude.attention.operation import attend
+from longitude.positions.base import Encoding, Transport
+from longitude.testing.attend_calls import Call
+from longitude.testing.engine import DoesNotApply, Measurement
+from longitude.testing.examples import DIM, Example, MixerExample
+from longitude.testing.fixtures import (
+    LayerStack,
+    close,
+    differentiable,
+    heads_and_tokens,
+    learned_of,
+    numbers,
+    with_gradients,
+)
+from longitude.testing.parts import ENCODING_LAWS, shared_law
+
+LENGTHS = range(2, 42, 2)
+
+
+@ENCODING_LAWS.law(name="compile", threshold=2)
+def compiled_at_many_lengths(build: Example) -> Measurement:
+    """torch.compile(fullgraph=True) makes at most 2 graphs for 20 lengths, with the same output and gradients."""
+    encoding = build()
+    if any(isinstance(term, Transport) for term in encoding.terms(encoding.context(numbers(1, 2, DIM))[0])):
+        raise DoesNotApply("Transport: attention walks its tokens chunk by chunk, so each length is a graph")
+    _require_one_table(encoding, 42)
+    from torch._dynamo import reset
+    from torch._dynamo.testing import CompileCounter
+
+    stack = LayerStack(build.in_attention()).float()
+    wanted = learned_of(stack.encoding)
+    reset()
+    graphs = CompileCounter()
+    compiled = torch.compile(stack, backend=graphs, fullgraph=True)
+    try:
+        for length in LENGTHS:
+            x = numbers(2, length, DIM).float()
+            got, want = (with_gradients(partial(f, x, 0), wanted) for f in (compiled, stack))
+            close(f"compiled, length {length}", got, want, 1e-4)
+    finally:
+        reset()
+    return Measurement(graphs.frame_count, 2, cause=f"{graphs.frame_count} graphs for {len(LENGTHS)} lengths")
+
+
+@shared_law(threshold=1e-4)
+def compiled_training(build: MixerExample) -> None:
+    """Compiled forward and backward together, as training does, it gives the same output and gradients.
+
+    Of tokens and of every parameter; without documents, and a mixer with them, too.
+    """
+    from torch._dynamo import reset
+
+    net = LayerStack(build, layers=1 if isinstance(build.encoding, Example) else 2).float()
+    inputs = differentiable(x=numbers(2, 21, DIM).float())
+    x, wanted = inputs["x"], {**inputs, **learned_of(net)}
+    positions = torch.arange(21).expand(2, 21)
+    documents = torch.tensor([[0] * 9 + [1] * 12, [-1] * 4 + [0] * 17])
+    ways = [("", (x, 0), None), (" with documents", (x, positions, documents), (documents >= 0)[..., None].float())]
+    reset()
+    try:
+        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
+        for what, given, seen in ways[: 1 if isinstance(build.encoding, Example) else 2]:
+            got, want = (with_gradients(partial(f, *given), wanted, seen) for f in (compiled, net))
+            close(f"compiled{what}", got, want)
+    finally:
+        reset()
+
+
+class _Attention(torch.nn.Module):
+    def __init__(self, encoding: Encoding):
+        super().__init__()
+        self.encoding = encoding
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v, encoding=self.encoding, mask=Causal(), backend="sdpa")
+
+
+@ENCODING_LAWS.law(threshold=1e-5)
+def export(build: Example) -> None:
+    """Where an encoding adds nothing to the scores, the `sdpa` backend exports with torch.export at a free length."""
+    encoding = build().float()
+    short, long = ({name: x.float() for name, x in heads_and_tokens(n, n).items()} for n in (7, 63))
+    if Call(encoding, short).terms():
+        raise DoesNotApply("its terms are no part of plain attention")
+    _require_one_table(encoding, 500)
+    attention = _Attention(encoding)
+    free = {2: torch.export.Dim("length", min=2, max=500)}
+    given, longer = ([tensors[name] for name in "qkv"] for tensors in (short, long))
+    exported = torch.export.export(attention, tuple(given), dynamic_shapes=(free, free, free)).module()
+    close("exported", exported(*longer), attention(*longer))
+
+
+def _require_one_table(encoding: Encoding, length: int) -> None:
+    """DoesNotApply where the queries of one call may have tables of different lengths."""
+    if encoding.length_at(0, length - 1) != encoding.length_at(length - 1, length - 1):
+        raise DoesNotApply("its tables follow the length, so each length is a call of its own")

@@ -1,0 +1,261 @@
+"""Laws of one answer: whole and in chunks behind a cache, in every form, in any batch, in every mode of torch."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends import BACKENDS
+from longitude.attention.masks import NoMask
+from longitude.testing.engine import DoesNotApply, LawBroken
+from longitude.testing.examples import DIM, MixerExample
+from longitude.testing.fixtures import (
+    LayerStack,
+    Named,
+    close,
+    differentiable,
+    error,
+    learned_of,
+    numbers,
+    random_cuts,
+    with_gradients,
+)
+from longitude.testing.parts import MIXER_LAWS, shared_law
+
+CACHES = ("transformers",)
+SLOW = ("flex",)
+"""Backends that compile for each shape: not tried by laws that try many."""
+LENGTHS = (1, 7, 63, 130)
+
+
+# ---- caches ----------------------------------------------------------------------------------------------------------
+@shared_law(threshold=1e-10, needs=CACHES)
+@torch.no_grad()
+def chunks(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> None:
+    """The whole pass = chunks at random cuts = one token at a time with the cache.
+
+    In two layers; from position 0, from a later one, and at positions with gaps; given to every chunk, or to the first alone.
+    """
+    net = LayerStack(build)
+    for length in lengths:
+        x, gaps = numbers(2, length, DIM), torch.arange(length) * 2 + 1
+        for start in (0, 7, None):
+            whole = net(x, gaps if start is None else start)
+            one_by_one = [tuple(range(length + 1))] * (start != 7)
+            for cuts in (*one_by_one, random_cuts(length, 0), random_cuts(length, 1)):
+                here = f"{length} tokens {'with gaps' if start is None else f'from {start} on'}, cut at {cuts[1:-1]}"
+                each = lambda a, b: gaps[a:b] if start is None else start + a  # noqa: B023, E731
+                close(here, net.in_chunks(x, cuts, each), whole)
+                if start is not None and not net.encoding.at_input:
+                    first = lambda a, b: None if a else start  # noqa: B023, E731
+                    close(f"{here}, position of the first chunk alone", net.in_chunks(x, cuts, first), whole)
+
+
+@MIXER_LAWS.law(threshold=1e-10, needs=CACHES)
+@torch.no_grad()
+def restarted_positions(build: MixerExample) -> None:
+    """Positions that start over within a sequence: cut anywhere with a cache = the whole pass.
+
+    The same in all rows or not; and where they are not given, they count on from the last one, not from the largest.
+    """
+    net, x = LayerStack(build), numbers(2, 21, DIM)
+    token = torch.arange(21)
+    of_all = torch.where(token < 9, token, torch.where(token < 15, token - 9, token - 12))  # 0 .. 8, 0 .. 5, 3 .. 8
+    for what, positions in (("of all", of_all), ("by row", torch.stack([of_all, (token - 6) % 15]))):
+        whole = net(x, positions)
+        for cuts, first_call in ((random_cuts(21, 3), 21), (random_cuts(21, 4), 21), ((0, 11, 17, 18, 21), 17)):
+            at = lambda a, b: positions[..., a:b] if a < first_call else None  # noqa: B023, E731
+            close(f"restarts {what}, cut at {cuts[1:-1]}", net.in_chunks(x, cuts, at), whole)
+
+
+# ---- forms -----------------------------------------------------------------------------------------------------------
+@MIXER_LAWS.law(threshold=1e-10, needs=CACHES)
+def forms(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> None:
+    """Parallel = chunked, with chunks of any size = recurrent: values and every gradient.
+
+    A state that one form leaves, every other continues from.
+    """
+    if len(ways := build.forms()) < 2:
+        raise DoesNotApply("it has one form: no option is named mode, route or chunk_size")
+    nets = {name: LayerStack(build, **options) for name, options in ways.items()}
+    first, *others = nets
+    for length in lengths:
+        x, documents = numbers(2, length, DIM), two_documents(length)
+        for what, ids in (("", None), (", with documents", documents)):
+            want = _answer(nets[first], x, ids)
+            for name in others:
+                close(f"{length} tokens{what}: {first} and {name}", _answer(nets[name], x, ids), want)
+    length, cut = 40, 23
+    x = numbers(2, length, DIM)
+    with torch.no_grad():
+        whole = nets[first](x, 0)
+        for before, after in product(nets, nets):
+            caches = nets[before].caches()
+            parts = [nets[before](x[:, :cut], 0, None, caches), nets[after](x[:, cut:], cut, None, caches)]
+            close(f"{before}, and then {after}", torch.cat(parts, 1), whole)
+
+
+def two_documents(length: int) -> Tensor:
+    """Ids [2, length] of documents that begin at other places in each row, with padding in front of one."""
+    token = torch.arange(length)
+    ids = torch.stack([(token >= length // 3).long(), (token >= length // 2).long()])
+    ids[1, : length // 8] = -1
+    return ids
+
+
+def _answer(net: LayerStack, x: Tensor, documents: Tensor | None) -> Named:
+    inputs = differentiable(x=x)
+    seen = None if documents is None else (documents >= 0)[..., None].double()
+    return with_gradients(lambda: net(inputs["x"], 0, documents), {**inputs, **learned_of(net)}, seen)
+
+
+# ---- gradients -------------------------------------------------------------------------------------------------------
+DIFFERENCES = 1e-5
+"""How near central differences come to a gradient."""
+
+
+@shared_law(threshold=1e-10, needs=CACHES)
+def gradients(build: MixerExample, lengths: tuple[int, ...] = (7, 63)) -> None:
+    """Gradients in chunks = of the whole pass = central differences in float64; every parameter gets one.
+
+    Of inputs and parameters, along a random direction.
+    """
+    for (name, options), length in product(build.forms((16,), ("auto", "reference")).items(), lengths):
+        if options.get("mode", "chunked") != "chunked" or options.get("route", "expanded") != "expanded":
+            continue  # the law of forms compares their gradients
+        here = f"{length} tokens {name}".strip()
+        net = LayerStack(build, **options)
+        inputs = differentiable(x=numbers(2, length, DIM))
+        wanted, x = {**inputs, **learned_of(net)}, inputs["x"]
+        whole = with_gradients(partial(net, x, 0), wanted)
+        for cuts in (random_cuts(length, 0), random_cuts(length, 1)):
+            close(f"{here}, cut at {cuts[1:-1]}", with_gradients(partial(net.in_chunks, x, cuts), wanted), whole)
+        if length != max(lengths):
+            continue
+        direction = numbers(*whole["output"].shape[1:], seed=9)
+        for n, (parameter, p) in enumerate(wanted.items()):
+            gradient = whole[f"gradient of {parameter}"]
+            if not bool(gradient.any()):
+                raise LawBroken(f"{here}: {parameter} gets no gradient")
+            step = 1e-6 * numbers(*p.shape, seed=100 + n)
+            with torch.no_grad():
+                p.add_(step)
+                above = (net(x, 0) * direction).sum()
+                p.sub_(2 * step)
+                below = (net(x, 0) * direction).sum()
+                p.add_(step)
+            got, want = (gradient * step).sum() * 1e6, (above - below) / 2e-6
+            close(f"{here}: gradient of {parameter} and differences", got, want, DIFFERENCES)
+
+
+@shared_law(needs=CACHES)
+def unused_parameters(build: MixerExample) -> None:
+    """Every parameter that requires a gradient gets one, of zeros where it is not used, at any length.
+
+    One token, a sequence inside every window, and documents as short; in every form and on every backend, whole and behind a
+    cache. Trainers that split a model over machines wait for each of them.
+    """
+    tried = 0
+    for name, options in build.forms((5,), [name for name in BACKENDS if name not in SLOW]).items():
+        net = LayerStack(build, layers=1, **options)
+        for length, split in product((1, 3, 9), (False, True)):
+            here = f"{length} tokens{', in documents' if split else ''} {name}".strip()
+            try:
+                _require_gradients(here, net, numbers(2, length, DIM), 0, two_documents(length) if split else None)
+            except ValueError:  # of a backend that does not know how
+                continue
+            tried += 1
+    if not tried:
+        raise LawBroken("expected a form that gives gradients")
+    net = LayerStack(build, layers=1)
+    caches = net.caches()
+    with torch.no_grad():
+        net(numbers(2, 2, DIM), 0, None, caches)
+    _require_gradients("a token behind a cache", net, numbers(2, 1, DIM), 2, None, caches)
+
+
+def _require_gradients(what: str, net: LayerStack, x: Tensor, *rest: Any) -> None:
+    learned = {name: p for name, p in net.named_parameters() if p.requires_grad}
+    out = net(x, *rest)
+    grads = torch.autograd.grad((out * numbers(*out.shape, seed=9)).sum(), [*learned.values()], allow_unused=True)
+    if missing := [name for name, g in zip(learned, grads, strict=True) if g is None]:
+        raise LawBroken(f"{what}: no gradient, not even of zeros, for {', '.join(missing)}")
+
+
+# ---- batches and order -----------------------------------------------------------------------------------------------
+@shared_law(threshold=1e-10, needs=CACHES)
+def batch_invariance(build: MixerExample) -> None:
+    """A row of a batch = the row alone, with a cache too; forward and gradients."""
+    net, x = LayerStack(build), numbers(3, 21, DIM)
+    together, *alone = (_answer(net, rows, None) for rows in (x, *x.split(1)))
+    for name in together:
+        of_input = name in ("output", "gradient of x")
+        want = torch.cat([a[name] for a in alone]) if of_input else torch.stack([a[name] for a in alone]).sum(0)
+        close(f"batch and rows alone, {name}", together[name], want)
+    with torch.no_grad():
+        close("a batch in chunks", net.in_chunks(x, (0, 4, 5, 21)), together["output"])
+
+
+@shared_law(threshold=1e-12)
+@torch.no_grad()
+def causality(build: MixerExample, lengths: tuple[int, ...] = (7, 63, 130)) -> None:
+    """Another token leaves outputs before it the same, and changes its own.
+
+    Up to rounding, in every form: products in other memory round another way on some processors, and a Fourier transform
+    spreads rounding over all positions. A mixer that declares `bidirectional` attends to the next token under lg.NoMask().
+    """
+    for name, options in build.forms((5, 16), ("auto", "reference", "chunked")).items():
+        net = LayerStack(build, **options)
+        for length in lengths:
+            x = numbers(2, length, DIM)
+            before = net(x, 0)
+            for s in {1, length // 2, length - 1}:
+                other = x.clone()
+                other[:, s] = 3 * numbers(2, DIM, seed=5)
+                after = net(other, 0)
+                here = f"{name}, {length} tokens, another one at {s}".removeprefix(", ")
+                close(f"{here}: outputs before", after[:, :s], before[:, :s])
+                if torch.equal(after[:, s] - other[:, s], before[:, s] - x[:, s]):
+                    raise LawBroken(f"{here}: its own output stays the same")
+        if net.mixer.bidirectional and not net.encoding.causal_only:
+            other = (x := numbers(2, 7, DIM)).clone()
+            other[:, 1] += numbers(2, DIM, seed=5)
+            if error(net(x, 0, mask=NoMask())[:, 0], net(other, 0, mask=NoMask())[:, 0]) == 0:
+                raise LawBroken("declared bidirectional, and the first token does not attend to the second")
+
+
+# ---- modes of torch --------------------------------------------------------------------------------------------------
+GRAD_MODES = {"gradients": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+
+@shared_law(threshold=1e-10, needs=CACHES)
+def grad_modes(build: MixerExample) -> None:
+    """The same under no_grad, inference_mode and train(), where dropout is 0.
+
+    A cache filled in one is read in another, by one token and by several, with a backward where there are gradients, and
+    continues in the first.
+    """
+    net, x = LayerStack(build), numbers(2, 21, DIM)
+    want = net(x, 0).detach()
+    with torch.inference_mode():
+        close("inference_mode", net(x, 0).clone(), want)
+    close("train()", net.train()(x, 0).detach(), want)
+    for before, after, training in product(GRAD_MODES, GRAD_MODES, (False, True)):
+        if before == after or training and after != "gradients":
+            continue
+        net.train(training)
+        here = f"prefill in {before}, the rest in {after}{', train()' if training else ''}"
+        caches, parts = net.caches(), []
+        for mode, a, b in ((before, 0, 9), (after, 9, 10), (after, 10, 17), (before, 17, 21)):
+            with GRAD_MODES[mode]():
+                parts.append(net(x[:, a:b], a, None, caches).clone())
+        if after == "gradients":
+            grads = torch.autograd.grad(parts[1].sum() + parts[2].sum(), [*learned_of(net).values()], allow_unused=True)
+            if not all(g is None or bool(g.isfinite().all()) for g in grads):
+                raise LawBroken(f"{here}: a gradient is not finite")
+        with torch.no_grad():
+            close(here, torch.cat([part.clone() for part in parts], 1), want)

@@ -1,0 +1,302 @@
+"""Laws of an encoding or a mixer in a language model, alone and with attention above and below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from longitude.positions.base import Positions
+from longitude.positions.composed import Composed, compose
+from longitude.testing.battery.decoding import CACHES
+from longitude.testing.engine import LawBroken
+from longitude.testing.examples import DIM, Example, MixerExample, fill, mixer_example
+from longitude.testing.fixtures import LayerStack, close, numbers, random_cuts, tensors_in
+from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
+
+if TYPE_CHECKING:
+    from longitude.models.causal import LongitudeForCausalLM
+
+EQUAL = 1e-10
+VOCABULARY = 29
+
+
+def language_model(*builds: MixerExample, encoding: Composed | None = None) -> LongitudeForCausalLM:
+    """A model with a layer of each, every one with `encoding`, or else those of its example; in float64, filled."""
+    from longitude.models.causal import LongitudeForCausalLM
+    from longitude.models.configuration import LongitudeConfig
+
+    config = LongitudeConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=DIM,
+        intermediate_size=DIM,
+        num_hidden_layers=len(builds),
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        encoding="none",
+    )
+    model = fill(LongitudeForCausalLM(config).double().eval(), std=DIM**-0.5)
+    stack, own = model.model, []
+    for seed, (block, build) in enumerate(zip(stack.layers, builds, strict=True)):
+        block.mixer = build(seed)
+        own.append(build.encodings(block.mixer) if encoding is None else encoding)
+    stack.encodings = nn.ModuleList(own)
+    stack.share_encodings(own)
+    stack.axes = max(one.axes for one in own)
+    model._is_stateful = stack.forgets
+    return model
+
+
+def models_with(build: MixerExample) -> Iterator[tuple[str, LongitudeForCausalLM]]:
+    """The mixer twice, and with attention above and below it."""
+    attention = mixer_example("attention")
+    for name, builds in {
+        "two layers": (build, build),
+        "attention above": (build, attention),
+        "attention below": (attention, build),
+    }.items():
+        yield name, language_model(*builds)
+
+
+def token_ids(rows: int, length: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, VOCABULARY, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+# ---- documents -------------------------------------------------------------------------------------------------------
+LENGTH = 18
+DOCUMENTS = torch.tensor([[0] * 9 + [1] * 9, [0] * 4 + [1] * 7 + [2] * 7])
+LEFT_PADDED = torch.tensor([[1] * LENGTH, [0] * 5 + [1] * (LENGTH - 5)])
+STREAMS = {
+    # how tokens are marked, (row, start, stop) of each sequence, where a first call ends, and to which calls positions go
+    "documents": (
+        {"document_ids": DOCUMENTS},
+        ((0, 0, 9), (0, 9, 18), (1, 0, 4), (1, 4, 11), (1, 11, 18)),
+        13,
+        ("no positions", "positions of the first call"),
+    ),
+    "left padding": ({"attention_mask": LEFT_PADDED}, ((0, 0, 18), (1, 5, 18)), 7, ("no positions",)),
+    "cut in its padding": ({"attention_mask": LEFT_PADDED}, ((0, 0, 18), (1, 5, 18)), 3, ("no positions",)),
+}
+
+
+@MIXER_LAWS.law(threshold=EQUAL, needs=CACHES)
+def documents_across_calls(build: MixerExample) -> None:
+    """In a model, documents packed into a row, and rows padded on the left, give the logits of each alone.
+
+    Alone and with attention, in one call and cut anywhere with a cache; positions given to the first call, or to none.
+    """
+    for name, model in models_with(build):
+        require_documents_across_calls(name, model)
+
+
+@torch.no_grad()
+def require_documents_across_calls(name: str, model: LongitudeForCausalLM) -> None:
+    """The law of one model."""
+    ids = token_ids(2, LENGTH)
+    for what, (streams, places, first, ways) in STREAMS.items():
+        alone = torch.zeros(2, LENGTH, VOCABULARY, dtype=torch.float64)
+        positions, real = torch.zeros(2, LENGTH, dtype=torch.long), torch.zeros(2, LENGTH, 1)
+        for row, start, stop in places:
+            alone[row, start:stop] = model(ids[row : row + 1, start:stop], use_cache=False).logits[0]
+            positions[row, start:stop], real[row, start:stop] = torch.arange(stop - start), 1
+        whole = model(ids, use_cache=False, **streams).logits
+        close(f"{name}, {what}, one call", whole * real, alone, EQUAL)
+        given = {
+            "no positions": lambda a, b: None,
+            "positions of the first call": lambda a, b: None if a else positions[:, :b],  # noqa: B023
+        }
+        for seed, how in enumerate(ways):
+            cuts = (0, first, *(first + cut for cut in random_cuts(LENGTH - first, seed, 1)[1:]))
+            out = _in_calls(model, ids, cuts, given[how], **streams)
+            close(f"{name}, {what}, {how}, cut at {cuts[1:-1]}", out * real, alone, EQUAL)
+
+
+def _in_calls(
+    model: LongitudeForCausalLM,
+    ids: Tensor,
+    cuts: tuple[int, ...],
+    positions: Callable[[int, int], Positions | None],
+    **streams: Tensor,
+) -> Tensor:
+    """Logits of tokens that come in chunks, with a cache between them; streams: attention_mask, document_ids, of all tokens."""
+    cache, parts = None, []
+    for a, b in pairwise(cuts):
+        so_far = {name: given[:, :b] for name, given in streams.items()}
+        out = model(ids[:, a:b], position_ids=positions(a, b), past_key_values=cache, use_cache=True, **so_far)
+        cache = out.past_key_values
+        parts.append(out.logits)
+    return torch.cat(parts, 1)
+
+
+# ---- prompt lookup ---------------------------------------------------------------------------------------------------
+@ENCODING_LAWS.law(name="prompt_lookup", needs=CACHES)
+def prompt_lookup_of_encodings(build: Example) -> None:
+    """In a model, greedy generation with prompt lookup writes what it writes without, or is refused at once.
+
+    An encoding that passes a state from token to token, which could not be taken back, declares `carries`.
+    """
+    encoding = compose(build())
+    carried = bool(tensors_in(encoding.context(numbers(1, 3, DIM))[1]))
+    if carried != encoding.carries:
+        raise LawBroken(
+            f"declared carries = {encoding.carries}, and its context passes on {'a state' if carried else 'none'}"
+        )
+    _require_prompt_lookup("two layers", language_model(*[mixer_example("attention")] * 2, encoding=encoding))
+
+
+@MIXER_LAWS.law(name="prompt_lookup", needs=CACHES)
+def prompt_lookup_of_mixers(build: MixerExample) -> None:
+    """In a model, greedy generation with prompt lookup writes what it writes without, or is refused at once.
+
+    Alone and with attention; refused where what guesses left in the cache could not be taken back.
+    """
+    for name, model in models_with(build):
+        _require_prompt_lookup(name, model)
+
+
+def _require_prompt_lookup(what: str, model: LongitudeForCausalLM) -> None:
+    ids = token_ids(1, 3).repeat(1, 4)
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    calls: list[None] = []
+    hook = model.register_forward_pre_hook(lambda module, inputs: calls.append(None))
+    try:
+        made = model.generate(ids, prompt_lookup_num_tokens=2, **options)
+    except ValueError as refusal:
+        if calls:
+            raise LawBroken(f"{what}: prompt lookup was refused after {len(calls)} calls: {refusal}") from refusal
+        return
+    finally:
+        hook.remove()
+    if made.tolist() != model.generate(ids, **options).tolist():
+        raise LawBroken(f"{what}: prompt lookup writes other tokens than greedy generation")
+
+
+# ---- refused calls ---------------------------------------------------------------------------------------------------
+TOKENS, PAST = 13, 9
+Act = Callable[[Any], Any]
+"""What is done with a cache."""
+
+
+@ENCODING_LAWS.law(name="refused_calls", threshold=EQUAL, needs=CACHES)
+@torch.no_grad()
+def refused_calls_of_encodings(build: Example) -> None:
+    """In a model of two layers, a refused call leaves a filled cache as it was.
+
+    Wrong documents, positions, masks and batches, and a crop that cannot be. One that is not refused is a crop or weights, and a
+    cropped cache continues, too.
+    """
+    model = language_model(*[mixer_example("attention")] * 2, encoding=compose(build()))
+    require_refused_calls("two layers", model)
+
+
+@MIXER_LAWS.law(name="refused_calls", threshold=EQUAL, needs=CACHES)
+@torch.no_grad()
+def refused_calls_of_mixers(build: MixerExample) -> None:
+    """A refused call leaves a filled cache as it was, of the mixer alone and in models with attention above and below it.
+
+    Wrong documents, positions, masks, batches and widths, weights that it cannot give, and a crop that cannot be; a later layer
+    may be the one that refuses. One that is not refused is a crop or weights, and a cropped cache continues, too.
+    """
+    net, x = LayerStack(build), numbers(2, TOKENS, DIM)
+    whole, filled = net(x, 0)[:, PAST:], net.caches()
+    net(x[:, :PAST], 0, None, filled)
+    more = x[:, PAST:]
+
+    def crop(caches: list[Any]) -> None:
+        for layer in caches:
+            layer.crop(-2)
+
+    def continues(what: str) -> Act:
+        return lambda c: close(f"after {what}", net(more, PAST, None, c), whole)
+
+    wrong: dict[str, Act] = {
+        "documents of this call alone": lambda c: net(more, PAST, torch.zeros(2, 4, dtype=torch.long), c),
+        "negative positions": lambda c: net(more, torch.arange(4) - 1, None, c),
+        "positions of another length": lambda c: net(more, torch.arange(5), None, c),
+        "positions that are no integers": lambda c: net(more, torch.arange(4) * 1.0, None, c),
+        "another batch": lambda c: net(numbers(3, 4, DIM), PAST, None, c),
+        "another width": lambda c: net(more[..., 1:], PAST, None, c),
+        "a mask by name": lambda c: net(more, PAST, None, c, mask="causal"),
+    }
+    for what, call in wrong.items():
+        _refused(what, call, filled, continues(what))
+    cropped: Act = lambda c: close("after a crop", net(x[:, PAST - 2 :], PAST - 2, None, c)[:, 2:], whole)  # noqa: E731
+    _refused("a crop", crop, filled, continues("a refused crop"), cropped)
+    for name, model in models_with(build):
+        require_refused_calls(name, model)
+
+
+def require_refused_calls(name: str, model: LongitudeForCausalLM) -> None:
+    """The law of one model with two layers."""
+    from transformers import DynamicCache
+
+    ids = token_ids(2, TOKENS)
+    whole = model(ids, use_cache=False).logits[:, PAST:]
+    filled = DynamicCache()  # as generate() makes it: our layers come in place
+    model(ids[:, :PAST], past_key_values=filled)
+
+    def continues(what: str, start: int = PAST) -> Act:
+        def go(cache: Any) -> None:
+            logits = model(ids[:, start:], past_key_values=cache).logits[:, PAST - start :]
+            close(f"{name}, {what}", logits, whole, EQUAL)
+
+        return go
+
+    def calling(batch: int = 2, **options: Any) -> Act:
+        return lambda cache: model(token_ids(batch, 4), past_key_values=cache, **options)
+
+    def refused_above(tokens: int) -> Act:
+        """By the last layer, when the first one has taken the tokens in."""
+
+        def refuse(*_: Any) -> None:
+            raise ValueError("refused by a layer above")
+
+        def call(cache: Any) -> None:
+            hook = model.model.layers[-1].register_forward_pre_hook(refuse)
+            try:
+                model(token_ids(2, tokens), past_key_values=cache)
+            finally:
+                hook.remove()
+
+        return call
+
+    wrong = {
+        "a call that a layer above refuses": refused_above(4),
+        "a mask of this call alone": calling(attention_mask=torch.ones(2, 4, dtype=torch.long)),
+        "negative documents": calling(document_ids=torch.arange(TOKENS).expand(2, -1) - 1),
+        "negative positions": calling(position_ids=torch.arange(4)[None] - 1),
+        "positions of another length": calling(position_ids=torch.arange(5)[None]),
+        "another batch": calling(3),
+    }
+    if len({type(mixer) for mixer in model.model.mixers}) > 1:  # of one kind, the first refuses what any does
+        wrong["a token that a layer above refuses"] = refused_above(1)
+    for what, call in wrong.items():
+        _refused(f"{name}, {what}", call, filled, continues(f"after {what}"))
+    axes = torch.arange(PAST, TOKENS)[None, :, None].expand(2, 4, 3)
+    either: dict[str, tuple[Act, Act]] = {
+        "weights": (calling(output_attentions=True), lambda cache: None),
+        "positions on several axes": (calling(position_ids=axes), lambda cache: None),
+        "a crop": (lambda cache: cache.crop(-2), continues("after a crop", PAST - 2)),
+    }
+    for what, (call, accepted) in either.items():
+        _refused(f"{name}, {what}", call, filled, continues(f"after {what} refused"), accepted)
+
+
+def _refused(what: str, call: Act, filled: Any, then: Act, accepted: Act | None = None) -> None:
+    """`then` of a cache that a call was refused with; `accepted` of one that it was not, if that may be."""
+    cache = deepcopy(filled)
+    try:
+        call(cache)
+    except ValueError:
+        before, after = ([layer.get_seq_length() for layer in getattr(c, "layers", c)] for c in (filled, cache))
+        if after != before:
+            raise LawBroken(f"{what}: the refused call left a cache of {after} tokens, expected {before}") from None
+        then(cache)
+        return
+    if accepted is None:
+        raise LawBroken(f"{what}: was accepted, expected a ValueError")
+    accepted(cache)

@@ -1,0 +1,176 @@
+"""Laws of the module: what its state is, what it shares, and what it gives for extreme inputs."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.attention.mixer import Mixer
+from longitude.registry import options_of
+from longitude.testing.battery.decoding import CACHES
+from longitude.testing.engine import LawBroken
+from longitude.testing.examples import DIM, OTHER_SHAPES, SHAPES, Example, MixerExample
+from longitude.testing.fixtures import (
+    LayerStack,
+    close,
+    differentiable,
+    learned_of,
+    numbers,
+    refused,
+    with_gradients,
+)
+from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
+
+
+@ENCODING_LAWS.law(threshold=1e-9)
+@torch.no_grad()
+def shared_tables(build: Example) -> None:
+    """Two configurations used in turns never share a table.
+
+    Other heads and widths, each numeric option doubled, other parameters. A table that outlives its call under an incomplete
+    key answers for the wrong one, or at the wrong length.
+    """
+    for n, (what, seed, options) in enumerate(_variants(build)):
+        length = 101 + 4 * n  # one that no table was made for before
+        shapes = OTHER_SHAPES if options is OTHER_SHAPES else {}
+        one = LayerStack(build.in_attention())
+        two = LayerStack(build.in_attention(), encoding=build(seed, **options), **shapes)
+        x, y = (numbers(1, length + 2, {**SHAPES, **own}["dim"]) for own in ({}, shapes))
+        two_long, one_short = two(y[:, : length + 1], 0), one(x[:, :length], 0)
+        two_short, one_long = two(y[:, :length], 0), one(x, 0)
+        # causal: a shorter sequence is the beginning of a longer one
+        close(f"in turns with {what}", one_short, one_long[:, :length])
+        close(f"{what}, in turns with the first", two_short, two_long[:, :length])
+
+
+def _variants(build: Example) -> list[tuple[str, int, dict[str, Any]]]:
+    """Other configurations of the same kind: what differs, seed, options."""
+    found: list[tuple[str, int, dict[str, Any]]] = [("other parameters", 1, {})]
+    tried: list[tuple[str, dict[str, Any]]] = []
+    if build.resolved(**OTHER_SHAPES) != build.resolved():
+        tried.append(("other heads and widths", OTHER_SHAPES))
+    for name, p in options_of(build.factory).items():
+        if name not in SHAPES and isinstance(p.default, int | float) and not isinstance(p.default, bool) and p.default:
+            tried.append((f"{name} doubled", {name: 2 * p.default}))
+    for what, options in tried:
+        try:
+            build(**options)
+        except ValueError:  # with the other options, it is outside its domain
+            continue
+        found.append((what, 0, options))
+    return found
+
+
+# ---- state -----------------------------------------------------------------------------------------------------------
+@ENCODING_LAWS.law(name="state_dict", threshold=1e-12)
+def state_dict_of_encodings(build: Example) -> None:
+    """The state is the learned parameters and nothing else; meta -> to_empty -> load_state_dict gives the same answers.
+
+    `learned` declares whether there are any; copies and pickles give the same, too.
+    """
+    encoding = build()
+    names = set(learned_of(encoding))
+    if set(encoding.state_dict()) != names:
+        raise LawBroken(f"expected {sorted(names)} in state_dict, the parameters; got {sorted(encoding.state_dict())}")
+    if dict(encoding.named_buffers()):
+        raise LawBroken(f"expected no buffers (make tables in prepare), got {[n for n, _ in encoding.named_buffers()]}")
+    if encoding.learned != bool(names):
+        raise LawBroken(f"declared learned = {encoding.learned}, has the parameters {sorted(names)}")
+    x = numbers(2, 7, DIM)
+    _loads(build, encoding, lambda one: LayerStack(build.in_attention(), encoding=one)(x, 0))
+
+
+@MIXER_LAWS.law(name="state_dict", threshold=1e-12)
+def state_dict_of_mixers(build: MixerExample) -> None:
+    """The state holds every parameter; meta -> to_empty -> reset_parameters -> load_state_dict gives the same answers.
+
+    Copies and pickles, too.
+    """
+    mixer = build()
+    if missing := learned_of(mixer).keys() - mixer.state_dict().keys():
+        raise LawBroken(f"expected every parameter in state_dict, {sorted(missing)} are not")
+    around, x = {"encoding": build.encodings(mixer), "positions": 0}, numbers(2, 21, DIM)
+    _loads(build, mixer, lambda one: one(x, **around))
+
+
+@torch.no_grad()
+def _loads(build: Example, module: torch.nn.Module, answer: Callable[[Any], Tensor]) -> None:
+    with torch.device("meta"):
+        empty = build(filled=False)
+    strays = [name for name, t in (*empty.named_parameters(), *empty.named_buffers()) if t.device.type != "meta"]
+    if strays:
+        raise LawBroken(f"made on another device than the default one: {strays}")
+    loaded = empty.to_empty(device="cpu")
+    if isinstance(loaded, Mixer):
+        with torch.random.fork_rng(devices=[]):
+            loaded.reset_parameters()
+    loaded.load_state_dict(module.state_dict())
+    pickle.dumps(module)
+    want = answer(module)
+    close("made on meta, emptied, loaded", answer(loaded), want)
+    close("copied", answer(deepcopy(module)), want)
+
+
+# ---- values ----------------------------------------------------------------------------------------------------------
+@MIXER_LAWS.law(needs=CACHES)
+def extreme_inputs(build: MixerExample) -> None:
+    """Zeros, one token repeated, and inputs a thousand times as large: finite outputs, states and gradients.
+
+    In float32, with and without a cache.
+    """
+    inputs = {
+        "zeros": torch.zeros(2, 63, DIM),
+        "one token": numbers(2, 1, DIM).float().expand(2, 300, DIM),
+        "large": 1e3 * numbers(2, 63, DIM).float(),
+        "huge, then small": torch.cat([1e4 * numbers(2, 9, DIM), 1e-3 * numbers(2, 54, DIM)], 1).float(),
+    }
+    for name, options in build.forms((16,)).items():
+        net = LayerStack(
+            build, layers=1, **options
+        ).float()  # a product of inputs in each of two would be beyond float32
+        where = f", {name}" if name else ""
+        for what, x in inputs.items():
+            given = differentiable(x=x)
+            answer = with_gradients(partial(net, given["x"], 0), {**given, **learned_of(net)})
+            with torch.no_grad():
+                answer["output in chunks"] = net.in_chunks(x, (0, 9, 10, x.shape[1]))
+            for part, found in answer.items():
+                if not bool(found.isfinite().all()):
+                    raise LawBroken(f"{what}{where}: {part} is not finite")
+
+
+@MIXER_LAWS.law(threshold=1e-9, needs=CACHES)
+@torch.no_grad()
+def attention_weights(build: MixerExample) -> None:
+    """has_weights: return_weights gives, with the same output, weights [B, H, L, Lk] whose rows sum to 1.
+
+    With nothing on later keys, whole and with a cache; elsewhere it is a ValueError that names it and the mixer.
+    """
+    mixer, x = build(), numbers(2, 9, DIM)
+    call = partial(mixer, encoding=build.encodings(mixer))
+    if not mixer.has_weights:
+        asked = partial(call, x, positions=0, return_weights=True)
+        refused("return_weights", asked, "return_weights", type(mixer).__name__)
+        return
+    whole, cache = call(x, positions=0), mixer.cache_layer()
+    ways = (
+        ("", 0, 9, {"positions": 0}),
+        (", an empty cache", 0, 6, {"cache": cache}),
+        (", 6 cached", 6, 9, {"cache": cache}),
+    )
+    for where, start, stop, options in ways:
+        answer = call(x[:, start:stop], **options, return_weights=True)
+        if not isinstance(answer, tuple):
+            raise LawBroken(f"return_weights{where}: expected the output and the weights, got {type(answer).__name__}")
+        out, weights = answer
+        close(f"output{where}", out, whole[:, start:stop])
+        close(f"sum of weights{where}", weights.sum(-1), torch.ones_like(weights[..., 0]))
+        keys = torch.arange(weights.shape[3]) + stop - weights.shape[3]
+        later = keys > torch.arange(start, stop)[:, None]
+        close(f"weights of later keys{where}", weights * later, torch.zeros_like(weights))

@@ -1,0 +1,147 @@
+"""Laws of NaN and infinities: they reach what depends on them, and no other sequence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from longitude.attention.operation import attend
+from longitude.testing.attend_calls import Call, calls_with_every_mask
+from longitude.testing.engine import LawBroken
+from longitude.testing.examples import DIM, Example, MixerExample
+from longitude.testing.fixtures import LayerStack, Named, close, heads_and_tokens, learned_of, numbers
+from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
+
+QUICK = ("causal", "documents by row", "global")
+LENGTH, AT = 11, 5
+"""Tokens, and the one that is not finite."""
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+
+
+@ENCODING_LAWS.law(name="nan_and_inf", threshold=1e-6)
+@torch.no_grad()
+def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUICK) -> None:
+    """A NaN reaches the output of every query that attends to it, on every backend, and no other sequence.
+
+    In a query, key or value; an infinity reaches no other sequence either. (Within a sequence a mask hides by a weight of 0, and
+    0 * NaN is NaN: what a query must not see may taint it, as in torch's own attention.) A NaN in a token that context reads, or
+    in a learned number, reaches every output that depends on it. kinds: of masks; None: all.
+    """
+    encoding, tensors = build(), heads_and_tokens(LENGTH, LENGTH)
+    token = torch.arange(LENGTH)
+    for kind, case in calls_with_every_mask(encoding, tensors, kinds):
+        backends = case.able()
+        allowed = case.mask.allowed(token, token).expand(2, 1, LENGTH, LENGTH)[:, 0]
+        for name in "qkv":
+            dependent = (allowed.any(-1) & (token == AT)) if name == "q" else allowed[:, :, AT].clone()
+            dependent[1] = False  # the other sequence
+            for value in (math.nan, math.inf):
+                for backend in backends:
+                    here = f"backend {backend}, mask {kind}, {value} in {name} of token {AT}"
+                    _require_reached(here, _lost(case, name, value, backend), dependent & (value != value))
+        if encoding.reads_tokens:
+            want = _lost(case, "x", math.nan, "reference")
+            for backend in ("reference", *backends):
+                _require_reached(f"backend {backend}, mask {kind}, NaN in x", _lost(case, "x", math.nan, backend), want)
+    _in_a_parameter(build, tensors)
+    _in_whole_tokens(build, tensors)
+
+
+def _lost(case: Call, name: str, value: float, backend: str) -> Tensor:
+    """Which outputs [B, L] are not finite, in any head, where one number of the first sequence is not."""
+    x = case.tensors[name].clone()
+    x[(0, slice(None), AT, 1) if x.dim() == 4 else (0, AT, 1)] = value
+    return ~case.forward({**case.tensors, name: x}, backend).isfinite().all(-1).all(1)
+
+
+def _require_reached(here: str, lost: Tensor, dependent: Tensor) -> None:
+    if bool(lost[1].any()):
+        raise LawBroken(f"{here}: reached the other sequence of the batch, {lost.nonzero().tolist()}")
+    if bool((missed := dependent & ~lost).any()):
+        raise LawBroken(f"{here}: did not reach {missed.nonzero().tolist()}, which depend on it")
+
+
+def _in_a_parameter(build: Example, tensors: Named) -> None:
+    """Under causality each query may be computed alone, with the keys that it attends to."""
+    for name in learned_of(build()):
+        spoiled = build()
+        learned_of(spoiled)[name].view(-1)[-1] = math.nan
+        case = Call(spoiled, tensors)
+        context, alone = case.context(tensors["x"]), []
+        for i in range(LENGTH):
+            columns = {column: y[:, :, : i + 1] for column, y in context.items()}
+            q, k, v = (tensors[name][:, :, i * (name == "q") : i + 1] for name in "qkv")
+            alone.append(attend(q, k, v, encoding=spoiled, context=columns, backend="reference"))
+        want = ~torch.cat(alone, 2).isfinite().all(-1)
+        for backend in case.able():
+            missed = want & case.forward(tensors, backend).isfinite().all(-1)
+            if bool(missed.any()):
+                raise LawBroken(f"backend {backend}, NaN in {name}: did not reach {missed.nonzero().tolist()}")
+
+
+def _in_whole_tokens(build: Example, tensors: Named) -> None:
+    """In all that a token brings, also in float32: on every backend its output is not finite, other rows are as without it.
+
+    NaN all over any parameter: the loss is not finite.
+    """
+    for dtype in (torch.float32, torch.float64):
+        encoding = build().to(dtype)
+        clean = {name: x.to(dtype) for name, x in tensors.items()}
+        case = Call(encoding, clean)
+        want = {name: case.forward(clean, name) for name in case.able()}
+        for value in NOT_FINITE:
+            bad = {name: x.clone() for name, x in clean.items()}
+            for x in bad.values():
+                x[0, ..., AT, :1] = value
+            if encoding.at_input and bool(encoding.embed(bad["x"], torch.arange(LENGTH))[0, AT].isfinite().all()):
+                raise LawBroken(f"{value} in a token, {dtype}: what is made of it at the input is finite")
+            for name in want:
+                here = f"{value} in a token, {dtype}, backend {name}"
+                out = case.forward(bad, name)
+                if bool(out[0, :, AT].isfinite().all(-1).any()):
+                    raise LawBroken(f"{here}: its output is finite")
+                close(f"{here}: another row", out[1], want[name][1])
+        for backend in want:
+            net = LayerStack(build.in_attention(), 1, encoding, backend=backend).to(dtype)
+            for name in _spoiled(encoding, whole=True):
+                if math.isfinite(float(net(clean["x"], 0).sum())):
+                    raise LawBroken(f"NaN in {name}, {dtype}, backend {backend}: the loss is finite")
+
+
+def _spoiled(module: torch.nn.Module, whole: bool = False) -> Iterator[str]:
+    """The name of each parameter, with a NaN in its first number, or in all, until the next one."""
+    for name, p in module.named_parameters():
+        kept = p.clone()
+        p.view(-1)[: None if whole else 1] = math.nan
+        yield name
+        p.copy_(kept)
+
+
+@MIXER_LAWS.law(name="nan_and_inf", threshold=1e-5)
+@torch.no_grad()
+def nan_and_inf_in_mixers(build: MixerExample) -> None:
+    """NaN or an infinity in a token: that token's output is not finite, and other rows are as without it.
+
+    NaN in the first number of any parameter: the loss is not finite. In float32 and float64, in every form.
+    """
+    ways = [(name, options, torch.float32) for name, options in build.forms((4,)).items()]
+    ways.append((*next(iter(build.forms((16,)).items())), torch.float64))
+    for name, options, dtype in ways:
+        mixer = build(**options).to(dtype)
+        where = f", {name}, {dtype}".replace(", ,", ",")
+        around = {"encoding": build.encodings(mixer).to(dtype), "positions": 0}
+        x = numbers(2, LENGTH, DIM).to(dtype)
+        clean = mixer(x, **around)
+        for value in NOT_FINITE:
+            bad = x.clone()
+            bad[0, AT, 3] = value
+            out = mixer(bad, **around)
+            if bool(out[0, AT].isfinite().all()):
+                raise LawBroken(f"{value} in a token{where}: its output is finite")
+            close(f"{value} in a token{where}: another row", out[1], clean[1])
+        for parameter in _spoiled(mixer):
+            if math.isfinite(float(mixer(x, **around).sum())):
+                raise LawBroken(f"NaN in {parameter}{where}: the loss is finite")

@@ -1,0 +1,206 @@
+"""Laws of positions: shifted, permuted, ordered, far away."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends import BACKENDS
+from longitude.attention.masks import Causal, NoMask
+from longitude.positions.base import (
+    Drift,
+    Encoding,
+    OffsetBias,
+    OffsetVectors,
+    PairBias,
+    Term,
+    Transport,
+    explicit,
+)
+from longitude.testing.attend_calls import Call
+from longitude.testing.engine import DoesNotApply, LawBroken
+from longitude.testing.examples import DIM, SHAPES, Example
+from longitude.testing.fixtures import (
+    LayerStack,
+    close,
+    differentiable,
+    error,
+    heads_and_tokens,
+    learned_of,
+    numbers,
+    refused,
+    tensors_in,
+    with_gradients,
+)
+from longitude.testing.parts import ENCODING_LAWS
+
+SHIFTS = (1, 3, 1000, 100_000)
+
+
+@ENCODING_LAWS.law(threshold=1e-8)
+def shift(build: Example) -> None:
+    """Where `relative`: one number added to all positions changes nothing, neither the output nor a gradient.
+
+    Where not: it does. Positions count up by one, or with gaps.
+    """
+    encoding, length = build(), 9
+    stack = LayerStack(build.in_attention(), encoding=encoding)
+    limit = encoding.max_length or 10**9
+    inputs = differentiable(x=numbers(2, length, DIM))
+    wanted = {**inputs, **learned_of(stack)}
+    moved = 0.0
+    for positions in (0, torch.arange(length) * 3 + 2):
+        home = with_gradients(lambda p=positions: stack(inputs["x"], p), wanted)
+        for shift in SHIFTS:
+            there = positions + shift
+            if int(explicit(there, length).max()) >= limit:
+                continue
+            away = with_gradients(lambda p=there: stack(inputs["x"], p), wanted)
+            if encoding.relative:
+                close(f"positions shifted by {shift}", away, home)
+            moved = max(moved, error(away["output"], home["output"]))
+    if not encoding.relative and moved < 1e-6:
+        raise LawBroken(f"declared relative = False, but shifts up to {SHIFTS[-1]} change the output by {moved:.0e}")
+
+
+@ENCODING_LAWS.law(threshold=1e-9)
+@torch.no_grad()
+def permutation(build: Example) -> None:
+    """Tokens permuted together with their positions and order: the output is permuted.
+
+    Encodings that are causal_only read the order itself, so it does not apply to them.
+    """
+    if build().causal_only:
+        raise DoesNotApply("causal_only: its terms follow the order of tokens")
+    stack, length = LayerStack(build.in_attention()), 11
+    x, positions = numbers(2, length, DIM), torch.arange(length) * 3 + torch.arange(length) % 2
+    order = torch.arange(length) * 4 % length
+    for mask, permuted in ((Causal(), Causal(order=order)), (NoMask(), NoMask())):
+        want = stack(x, positions, mask=mask)[:, order]
+        got = stack(x[:, order], positions[order], mask=permuted)
+        close(f"tokens permuted, {type(mask).__name__}", got, want)
+
+
+@ENCODING_LAWS.law()
+def order(build: Example) -> None:
+    """Where `causal_only`, a mask that lets a query attend to the future is refused; elsewhere outputs and biases are finite.
+
+    Forbidding the future is the mask's job.
+    """
+    encoding, tensors = build(), heads_and_tokens(7, 7)
+    for mask in (NoMask(), Causal(order=torch.arange(7).flip(0))):
+        call = partial(Call(encoding, tensors, mask).forward, tensors, "auto")
+        if encoding.causal_only:
+            refused(f"causal_only with {type(mask).__name__}", call, "future", "Causal()")
+        elif not bool(torch.isfinite(call()).all()):
+            raise LawBroken(f"the output with {type(mask).__name__} is not finite")
+    token = torch.arange(9)
+    for term in encoding.terms(encoding.context(tensors["x"])[0]):
+        match term:
+            case OffsetBias(at):
+                bias = at(token - 4)
+            case PairBias(at):
+                bias = at(token[:, None], token[None])
+            case _:
+                continue
+        if not bool(torch.isfinite(bias).all()):
+            raise LawBroken(f"a bias must be finite for keys in the future too, got {bias.tolist()}")
+
+
+# ---- far positions ------------------------------------------------------------------------------------------------------
+FAR = (100_003, 131_071)
+IN_BFLOAT16 = {"embed, queries and keys": 2**-8, "attention": 0.03}
+"""What bfloat16 can show of them."""
+
+
+@ENCODING_LAWS.law(threshold=1e-6)
+@torch.no_grad()
+def far_positions(build: Example) -> None:
+    """At positions 100,003 and 131,071, in a bfloat16 module, tables and biases have float32 accuracy.
+
+    Or at the last positions that exist; under bfloat16 autocast; compared with float64. Attention gives what bfloat16 can show.
+    """
+    low = build().bfloat16()
+    exact = deepcopy(low).double()  # the same numbers
+    last = min(FAR[1], (low.max_length or FAR[1] + 1) - 1)
+    positions = torch.tensor(sorted({0, 1, *(min(far, last) - back for far in FAR for back in (1, 0))}))
+    half = torch.bfloat16
+    with torch.autocast("cpu", half):
+        for own, length in _lengths(low, positions):
+            tables, exactly = (
+                encoding.prepare(positions[own], length, dtype)
+                for encoding, dtype in ((low, half), (exact, torch.float64))
+            )
+            for got, want in zip(tensors_in(tables), tensors_in(exactly), strict=True):
+                _wide("a table of prepare", got)
+                close("a table of prepare, under bfloat16", got, want)
+
+        x, zeros = numbers(1, len(positions), DIM), torch.zeros(1, len(positions), DIM)
+        q = numbers(1, SHAPES["num_heads"], len(positions), SHAPES["head_dim"])
+        for dtype, threshold in ((torch.float32, 2e-6), (half, IN_BFLOAT16["embed, queries and keys"])):
+            want = exact.embed(zeros.double(), positions)
+            close(f"embed in {dtype}", low.embed(zeros.to(dtype), positions), want, threshold)
+            for own, length in _lengths(low, positions):
+                here = q[:, :, own].to(dtype)
+                for what in ("queries", "keys"):
+                    got = getattr(low, what)(here, low.prepare(positions[own], length, dtype))
+                    exactly = exact.prepare(positions[own], length, torch.float64)
+                    close(f"{what} in {dtype}", got, getattr(exact, what)(here.double(), exactly), threshold)
+
+        columns, columns_exact = low.context(x.to(half))[0], exact.context(x.to(half).double())[0]
+        for ours, theirs in zip(low.terms(columns), exact.terms(columns_exact), strict=True):
+            _same_term(ours, theirs, positions, low.learned)
+
+    tensors = {name: x.bfloat16() for name, x in heads_and_tokens(len(positions), len(positions)).items()}
+    options = {"q_positions": positions, "k_positions": positions}
+    wide = {name: x.double() for name, x in tensors.items()}
+    want = Call(exact, wide, options=options).forward(wide, "reference")
+    case = Call(low, tensors, options=options)
+    for name in [name for name in BACKENDS if case.refusal(name) is None]:
+        with torch.autocast("cpu", half):
+            got = case.forward(tensors, name)
+        close(f"backend {name} in bfloat16 at positions up to {last}", got, want, IN_BFLOAT16["attention"])
+
+
+def _lengths(encoding: Encoding, positions: Tensor) -> list[tuple[Tensor, int | None]]:
+    """Which positions are prepared together, and for which length, as attention does it."""
+    lengths = encoding.length_at(positions, positions)
+    if lengths is None:
+        return [(torch.ones_like(positions, dtype=torch.bool), None)]
+    return [(lengths == length, int(length)) for length in lengths.unique()]
+
+
+def _wide(what: str, x: Tensor) -> None:
+    if x.is_floating_point() and torch.finfo(x.dtype).bits < 32:
+        raise LawBroken(f"{what}: expected float32 or wider in a bfloat16 module, got {x.dtype}")
+
+
+def _same_term(ours: Term, theirs: Term, positions: Tensor, learned: bool) -> None:
+    """A term at far positions, in bfloat16 and exactly."""
+    offset = positions[:, None] - positions
+    i, j = positions[:, None], positions[None]
+    match ours, theirs:
+        case OffsetBias(at), OffsetBias(exactly):
+            if not learned:  # a learned number is what it is, in any dtype
+                _wide("OffsetBias", at(offset))
+            _near("OffsetBias, under bfloat16", at(offset), exactly(offset))
+        case PairBias(at), PairBias(exactly):
+            _near("PairBias, under bfloat16", at(i, j), exactly(i, j), 2e-6)
+        case OffsetVectors(keys, values), OffsetVectors(exact_keys, exact_values):
+            close("OffsetVectors.keys, under bfloat16", keys(offset), exact_keys(offset))
+            if values is not None and exact_values is not None:
+                close("OffsetVectors.values, under bfloat16", values(offset), exact_values(offset))
+        case Drift(level), Drift():
+            _wide("the level of Drift", level)
+        case Transport(w, b), Transport():
+            _wide("Transport.w", w)
+            _wide("Transport.b", b)
+
+
+def _near(what: str, got: Tensor, want: Tensor, threshold: float | None = None) -> None:
+    """`close`, but each number by itself: its error in units of itself, or of 1 near zero."""
+    unit = want.abs().clamp(min=1.0)
+    close(what, got.double() / unit, want / unit, threshold)

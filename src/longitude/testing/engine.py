@@ -1,0 +1,264 @@
+"""The engine of all laws: a Law is tried on a subject and gives a Result; a Battery is the laws of one kind of subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
+from importlib import import_module
+from inspect import getdoc
+from pkgutil import iter_modules
+from typing import Any, Literal, TypeVar
+
+from longitude.errors import unknown
+
+Status = Literal["holds", "broken", "does not apply"]
+Test = TypeVar("Test", bound=Callable[..., Any])
+OnLaw = Callable[[str, int, int], None]
+"""Called with the name of a law, the number of those before it, and of all."""
+
+
+class DoesNotApply(Exception):
+    """Raised by a law that claims nothing about its subject, with the reason."""
+
+
+class LawBroken(AssertionError):
+    """A law does not hold.
+
+    Args:
+        message: Where, and by how much.
+        measurement: The number and its threshold, where it is one that was measured.
+    """
+
+    def __init__(self, message: str, measurement: Measurement | None = None):
+        super().__init__(message)
+        self.measurement = measurement
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A number that a law measured, and the largest that it allows.
+
+    Args:
+        measured: In the unit of the law; for most, the largest error relative to the largest number.
+        threshold: The law holds where `measured` is at most this.
+        note: What a reader should know where it holds.
+        cause: What usually causes a failure, and where it begins.
+        position: The first position at which the threshold is exceeded, where there is one.
+    """
+
+    measured: float
+    threshold: float
+    note: str = ""
+    cause: str = ""
+    position: int | None = None
+
+    @property
+    def holds(self) -> bool:
+        return self.measured <= self.threshold < float("inf")  # and not NaN
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one law found on one subject.
+
+    Args:
+        law: The name of the law.
+        claim: What it claims, in a sentence.
+        status: "holds", "broken" or "does not apply".
+        measured: The number nearest to its threshold; None where nothing was measured, or no finite number.
+        threshold: The largest number that the law allows.
+        reason: Why it is broken or does not apply; what else was found where it holds.
+        position: The first position at which the threshold is exceeded, where there is one.
+    """
+
+    law: str
+    claim: str
+    status: Status
+    measured: float | None = None
+    threshold: float | None = None
+    reason: str = ""
+    position: int | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def require(self, subject: str = "the subject") -> Result:
+        """The result itself; LawBroken, with the name of the subject, where the law is broken."""
+        if self.status == "broken":
+            raise LawBroken(f"{subject} breaks the law {self.law!r}: {self.reason}")
+        return self
+
+
+@dataclass(frozen=True)
+class Law:
+    """What everything of a kind must fulfil, and by how much it may fail to.
+
+    Args:
+        name: As it is printed and chosen.
+        claim: What it claims, in a sentence.
+        test: A function of the subject. It compares with `close` or `measure`, or returns a Measurement; it raises LawBroken
+            where the law is broken and DoesNotApply where it claims nothing.
+        threshold: What `close` and `measure` allow in it; None where it compares no numbers, or returns its threshold.
+        needs: Packages without which it cannot be tried.
+        rests_on: Laws without which it cannot hold: where one is broken, its own failure is no finding of its own.
+    """
+
+    name: str
+    claim: str
+    test: Callable[..., Measurement | None]
+    threshold: float | None = None
+    needs: tuple[str, ...] = ()
+    rests_on: tuple[str, ...] = ()
+
+    def __call__(self, subject: Any, **options: Any) -> Result:
+        """Try it. options: those of the test, such as lengths."""
+        for package in self.needs:
+            try:
+                import_module(package)
+            except ImportError:
+                return self._result("does not apply", reason=f"it needs {package}: pip install 'longitude[models]'")
+        trial = _Trial(self.threshold)
+        token = _trial.set(trial)
+        try:
+            found = self.test(subject, **options) or trial.nearest
+        except DoesNotApply as reason:
+            return self._result("does not apply", reason=str(reason))
+        except LawBroken as broken:
+            return self._result("broken", broken.measurement, one_line(broken))
+        except MemoryError:
+            raise
+        except Exception as error:
+            return self._result("broken", reason=f"it raised {type(error).__name__}: {one_line(error)[:300]}")
+        finally:
+            _trial.reset(token)
+        if found is None or found.holds:
+            return self._result("holds", found, "" if found is None else found.note)
+        return self._result("broken", found, found.cause)
+
+    def _result(self, status: Status, found: Measurement | None = None, reason: str = "") -> Result:
+        if found is None:
+            return Result(self.name, self.claim, status, reason=reason)
+        position = found.position if status == "broken" else None
+        return Result(self.name, self.claim, status, finite(found.measured), finite(found.threshold), reason, position)
+
+
+# ---- measuring -------------------------------------------------------------------------------------------------------
+@dataclass
+class _Trial:
+    """A law that is being tried: its threshold, and the number nearest to it so far."""
+
+    threshold: float | None
+    nearest: Measurement | None = None
+
+
+_trial: ContextVar[_Trial | None] = ContextVar("trial", default=None)
+
+
+def measure(what: str, measured: float, threshold: float | None = None) -> None:
+    """Hold a number against the threshold of the law that is being tried.
+
+    Args:
+        what: What was measured, for the message.
+        measured: The number.
+        threshold: Where it is not that of the law.
+
+    Raises:
+        LawBroken: Where it is above the threshold.
+    """
+    trial = _trial.get() or _Trial(None)
+    threshold = trial.threshold if threshold is None else threshold
+    assert threshold is not None, f"{what}: the law has no threshold"
+    found = Measurement(measured, threshold)
+    if not found.holds:
+        raise LawBroken(f"{what}: differs by {measured:.2e}, more than {threshold:.0e}", found)
+    if trial.nearest is None or _share(found) > _share(trial.nearest):
+        trial.nearest = found
+
+
+def _share(found: Measurement) -> float:
+    return found.measured / max(found.threshold, 1e-300)
+
+
+def finite(number: float) -> float | None:
+    """None for what JSON has no number for."""
+    return number if abs(number) < float("inf") else None
+
+
+def one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())
+
+
+# ---- batteries -------------------------------------------------------------------------------------------------------
+class Battery:
+    """The laws of one kind of subject, by name, in their order.
+
+    Args:
+        noun: What the subject is called in messages.
+        modules: Names of modules that add laws when they are imported. Of a package, every module in it: a law is one file there.
+    """
+
+    def __init__(self, noun: str, *modules: str):
+        self.noun, self.modules = noun, list(modules)
+        self.added: dict[str, Law] = {}
+
+    def law(self, name: str | None = None, **options: Any) -> Callable[[Test], Test]:
+        """Decorator: adds a test to the battery; the first line of its docstring is the claim.
+
+        Args:
+            name: Of the law; by default the test's.
+            options: `threshold`, `needs` and `rests_on` of the Law.
+        """
+
+        def add(test: Test) -> Test:
+            called = name or test.__name__
+            claim = (getdoc(test) or "").partition("\n")[0].rstrip(".")
+            self.added[called] = Law(called, claim, test, **options)
+            return test
+
+        return add
+
+    def laws(self) -> dict[str, Law]:
+        """All laws by name."""
+        while self.modules:
+            found = import_module(self.modules.pop(0))
+            for inner in iter_modules(getattr(found, "__path__", ())):
+                import_module(f"{found.__name__}.{inner.name}")
+        return dict(self.added)
+
+    def __getitem__(self, name: str) -> Law:
+        """ValueError with the nearest name where there is none such."""
+        known = self.laws()
+        if name not in known:
+            raise unknown("law", name, known, f"all: {', '.join(known)}.")
+        return known[name]
+
+    def chosen(self, names: Iterable[str] | None = None, without: Iterable[str] = ()) -> list[Law]:
+        """The laws of these names (all), but for those of `without`, in the battery's order."""
+        names, left_out = (set(names) if names else None), {self[name].name for name in without}
+        for name in names or ():
+            self[name]
+        return [law for name, law in self.laws().items() if (names is None or name in names) and name not in left_out]
+
+
+def try_laws(
+    laws: Iterable[Law],
+    subject: Any,
+    on_law: OnLaw = lambda name, done, total: None,
+    results: dict[str, Result] | None = None,
+    total: int | None = None,
+) -> dict[str, Result]:
+    """Every law on one subject, in order -> results by name.
+
+    results: of laws that were tried before, on which these may rest; total: how many laws there are with them.
+    """
+    laws, results = list(laws), {} if results is None else results
+    for law in laws:
+        on_law(law.name, len(results), total or len(laws))
+        result = law(subject)
+        broken = [name for name in law.rests_on if name in results and results[name].status == "broken"]
+        if result.status == "broken" and broken:
+            reason = f"it rests on {broken[0]!r}, which is broken; correct that first"
+            result = replace(result, status="does not apply", reason=reason, position=None)
+        results[law.name] = result
+    return results

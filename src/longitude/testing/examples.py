@@ -1,0 +1,195 @@
+"""What laws are tried on: encodings and mixers at toy size, built fresh each time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from longitude.attention.layers.multihead import MultiHeadAttention
+from longitude.attention.mixer import MIXERS, Mixer
+from longitude.errors import unknown
+from longitude.positions.base import ENCODINGS, Encoding
+from longitude.positions.composed import Composed, compose
+from longitude.recurrent.ops.checks import MODES
+from longitude.registry import options_of
+
+SHAPES = {"dim": 16, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "max_length": 600}
+"""The toy size: options of these names are filled in; an encoding or mixer built otherwise must fit them."""
+DIM = SHAPES["dim"]
+
+OTHER_SHAPES = {"dim": 12, "num_heads": 2, "num_kv_heads": 1, "head_dim": 4, "max_length": 500}
+
+SMALL = {
+    **dict.fromkeys(("size", "window"), 5),
+    **dict.fromkeys(("state_size", "d_state", "rope_dim"), 4),
+    **dict.fromkeys(("num_features", "features"), 12),
+    "chunk_size": 16,
+    "kv_rank": 6,
+    "q_rank": 10,
+}
+"""Options of a mixer of these names, too, are filled in, whatever their default, so that 20 tokens meet every case."""
+
+FORMS = {"mode": MODES, "route": ("expanded", "absorbed")}
+"""Options of these names choose between ways to the same numbers."""
+
+
+@dataclass(frozen=True)
+class Example:
+    """Makes one kind of encoding at toy size: fresh, in float64, learned parameters filled with random numbers.
+
+    Args:
+        factory: A class or a function that returns an encoding.
+        options: Its options; else those in SHAPES and in the factory's `model_defaults` where it has no default, else defaults.
+    """
+
+    factory: Callable[..., Any]
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    kind: ClassVar[type[nn.Module]] = Encoding
+    known: ClassVar[Mapping[str, Any]] = ENCODINGS
+    small: ClassVar[Mapping[str, Any]] = {}
+    std: ClassVar[float] = 0.5
+
+    def __call__(self, seed: int = 0, filled: bool = True, **options: Any) -> Any:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            made = self.factory(**self.resolved(**options))
+        if not isinstance(made, self.kind):
+            name = self.kind.__name__
+            raise ValueError(f"expected a function that returns {article(name)} {name}, got {made!r}")
+        made = made.double().eval()
+        return fill(made, seed, self.std) if filled else made
+
+    def resolved(self, **more: Any) -> dict[str, Any]:
+        """The options it is built with; `more` go before everything else, sizes among them where there is no default."""
+        parameters, given = options_of(self.factory), {**self.options, **more}
+        for name in given:
+            if name not in parameters and (name in self.options or name not in SHAPES):
+                raise unknown("option", name, parameters, f"of {self.factory!r}")
+        known = {**SHAPES, **getattr(self.factory, "model_defaults", {}), **self.small, **given}
+        fixed = {*self.options, *self.small, *(more.keys() - SHAPES.keys())}
+        return {
+            name: known[name]
+            for name, p in parameters.items()
+            if name in known and (name in fixed or p.default in (None, inspect.Parameter.empty))
+        }
+
+    def has(self, option: str) -> bool:
+        return option in options_of(self.factory)
+
+    @property
+    def name(self) -> str:
+        """The registered name, or the name of the class or function."""
+        registered = (name for name, factory in self.known.items() if factory is self.factory and not self.options)
+        return next(registered, getattr(self.factory, "__name__", repr(self.factory)))
+
+    def in_attention(self) -> MixerExample:
+        """Attention with this encoding."""
+        return MixerExample(MultiHeadAttention, encoding=self)
+
+
+@dataclass(frozen=True)
+class MixerExample(Example):
+    """Makes one kind of mixer at toy size: fresh, in float64, learned parameters filled with random numbers.
+
+    Args:
+        factory: A class or a function that returns a mixer.
+        options: Its options; else those in SHAPES where it has no default, and those in SMALL; else defaults.
+        encoding: What the model around it brings: names, or an Example. None: rope where the mixer rotates, alibi where it has
+            scores.
+    """
+
+    encoding: Sequence[str] | Example | None = None
+
+    kind: ClassVar[type[nn.Module]] = Mixer
+    known: ClassVar[Mapping[str, Any]] = MIXERS
+    small: ClassVar[Mapping[str, Any]] = SMALL
+    std: ClassVar[float] = DIM**-0.5
+
+    def forms(self, chunks: Sequence[int] = (1, 5, 16, 200), backends: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+        """Every way to the same numbers that it offers: words -> options. backends: to choose between, where it has any."""
+        ways: list[dict[str, Any]] = [{}]
+        for option, values in ({**FORMS, "backend": backends} if backends else FORMS).items():
+            if self.has(option):
+                ways = [{**way, option: value} for way in ways for value in values]
+        if self.has("chunk_size"):
+            chunked = [way for way in ways if way.get("mode", "chunked") == "chunked"]
+            ways = [way for way in ways if way not in chunked]
+            ways += [{**way, "chunk_size": size} for way in chunked for size in chunks]
+        return {", ".join(f"{name} {value}" for name, value in way.items()): way for way in ways}
+
+    def encodings(self, mixer: Mixer) -> Composed:
+        """What the model around it brings, at the sizes that it shows to encodings; filled."""
+        if isinstance(self.encoding, Example):
+            return compose(self.encoding())
+        names = self.encoding
+        if names is None:
+            names = ["rope"] * mixer.rotates + ["alibi"] * mixer.scores
+        shapes: dict[str, Any] = {**type(mixer).encoding_shapes(self.resolved())}
+        return compose([example(name)(**shapes) for name in names])
+
+
+def example(encoding: str | Callable[..., Encoding] | Example, **options: Any) -> Example:
+    """An Example of an encoding.
+
+    Args:
+        encoding: A registered name, a class, or a function that builds a fresh one.
+        options: Options to build it with.
+
+    Raises:
+        ValueError: For an unknown name or option, or an encoding that is built already.
+    """
+    return _example(Example, encoding, options)
+
+
+def mixer_example(mixer: str | Callable[..., Mixer] | MixerExample, **options: Any) -> MixerExample:
+    """A MixerExample.
+
+    Args:
+        mixer: A registered name, a class, or a function that builds a fresh one.
+        options: Options to build it with.
+
+    Raises:
+        ValueError: For an unknown name or option, or a mixer that is built already.
+    """
+    return _example(MixerExample, mixer, options)
+
+
+def _example(kind: type[Example], given: Any, options: Mapping[str, Any]) -> Any:
+    if isinstance(given, Example):
+        return type(given)(**{**vars(given), "options": {**given.options, **options}})
+    if isinstance(given, kind.kind):
+        noun = kind.kind.__name__.lower()
+        raise ValueError(
+            f"expected a name, a class or a function that builds a fresh {noun}, got {article(noun)} {noun}"
+        )
+    return kind(kind.known[given] if isinstance(given, str) else given, options)
+
+
+def article(noun: str) -> str:
+    return "an" if noun[0] in "aeiouAEIOU" else "a"
+
+
+@torch.no_grad()
+def fill(module: nn.Module, seed: int = 0, std: float = 0.5) -> Any:
+    """Random numbers in every parameter, in place: what is zero at first shows no error. What starts above zero stays above.
+
+    Args:
+        module: Whose parameters are filled.
+        seed: Of the numbers.
+        std: Their standard deviation.
+
+    Returns:
+        The module.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for _, p in sorted(module.named_parameters()):
+        above = bool((p > 0).all())
+        noise = std * torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        p.copy_(noise.abs() + 0.1 if above else noise)
+    return module

@@ -1,0 +1,40 @@
+"""The laws every mixer must obey, attention in its forms and recurrences, for yours too.
+
+    from longitude.testing import mixers
+
+    mixers.check("mamba")                       # a registered name,
+    mixers.check(MyMixer, chunk_size=8)         # a class, with options,
+    mixers.check(lambda dim: MyMixer(dim))      # or anything that builds a fresh one for the toy size
+
+The verbs are those of longitude.testing. What a mixer declares is what the laws hold it to: `scores`, `rotates`, `has_weights`,
+`growth`. Most laws need transformers, as caches do. The one law that cannot be here is that the numbers equal the published ones.
+"""
+
+from longitude.testing.cache_size import bytes_held, tensors_held
+from longitude.testing.engine import DoesNotApply, Law, LawBroken, Result
+from longitude.testing.examples import MixerExample, mixer_example as example
+from longitude.testing.parts import MIXER_LAWS
+
+law, laws, examine, check, cases = (
+    MIXER_LAWS.law,
+    MIXER_LAWS.laws,
+    MIXER_LAWS.examine,
+    MIXER_LAWS.check,
+    MIXER_LAWS.cases,
+)
+
+__all__ = [
+    "DoesNotApply",
+    "Law",
+    "LawBroken",
+    "MixerExample",
+    "Result",
+    "bytes_held",
+    "cases",
+    "check",
+    "examine",
+    "example",
+    "laws",
+    "law",
+    "tensors_held",
+]

@@ -1,0 +1,177 @@
+"""The public face of both batteries, and the engine: names, options, results, laws of the user's own."""
+
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import longitude as lg
+from longitude import testing
+from longitude.attention import mixer as mixer_registry
+from longitude.positions import base as encoding_registry
+from longitude.testing import LawBroken, mixers
+from longitude.testing.engine import Battery, Measurement, try_laws
+from longitude.testing.fixtures import learned_of
+from tests.testing.broken_encodings import Broken
+from tests.testing.broken_mixers import Decay
+
+SLOW = ("compile", "compiled_training", "backends", "memory", "export", "dropout")
+
+
+def test_a_new_encoding_gets_the_battery_with_no_second_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoding_registry.ENCODINGS, "factories", dict(encoding_registry.ENCODINGS.factories))
+    lg.register("newcomer")(Broken)
+    assert {law for name, law in testing.cases() if name == "newcomer"} == set(testing.laws())
+    results = testing.check("newcomer", without=SLOW)
+    assert set(results) == set(testing.laws()) - {*SLOW}
+    assert {result.status for result in results.values()} == {"holds"}
+
+
+def test_a_new_mixer_gets_the_battery_with_no_second_edit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixer_registry.MIXERS, "factories", dict(mixer_registry.MIXERS.factories))
+    mixer_registry.register_mixer("newcomer")(Decay)
+    assert {law for name, law in mixers.cases() if name == "newcomer"} == set(mixers.laws())
+    assert mixers.examine("batch_invariance", "newcomer").status == "holds"
+
+
+def test_check_takes_names_classes_functions_and_options() -> None:
+    for battery, laws, kinds in (
+        (testing, {"shift", "state_dict"}, ("alibi", lg.ALiBi, lambda: lg.ALiBi(4), testing.example("alibi"))),
+        (
+            mixers,
+            {"batch_invariance", "state_dict"},
+            ("attention", Decay, lambda dim: Decay(dim), mixers.example(Decay, mode="parallel")),
+        ),
+    ):
+        for kind in kinds:
+            results = battery.check(kind, without=set(battery.laws()) - laws)
+            assert set(results) == laws and {result.status for result in results.values()} == {"holds"}
+    assert testing.example("rope", layout="half")().layout == "half"
+    assert testing.example(lg.Rotary, layout="half", base=5.0)(base=7.0).base == 7.0
+    assert mixers.example(Decay, chunk_size=3)(mode="recurrent").chunk_size == 3
+    result = mixers.examine("forms", lambda dim: Decay(dim))
+    assert result.status == "does not apply" and result.reason.startswith("it has one form")
+
+
+REFUSED = (
+    (testing, "alibbi", {}, "unknown encoding 'alibbi': did you mean 'alibi'"),
+    (testing, "alibi", {"slope": 1}, "unknown option 'slope': did you mean 'slopes'"),
+    (testing, "alibi", {"without": ("compiled",)}, "unknown law 'compiled': did you mean 'compile'"),
+    (testing, lg.ALiBi(4), {}, "got an encoding"),
+    (testing, lambda: nn.Linear(2, 2), {}, "returns an Encoding"),
+    (mixers, "atention", {}, "unknown mixer 'atention': did you mean 'attention'"),
+    (mixers, Decay, {"chunk": 1}, "unknown option 'chunk': did you mean 'chunk_size'"),
+    (mixers, Decay, {"without": ("form",)}, "unknown law 'form': did you mean 'forms'"),
+    (mixers, Decay(16), {}, "got a mixer"),
+    (mixers, lambda: nn.Linear(2, 2), {}, "returns a Mixer"),
+)
+
+
+@pytest.mark.parametrize(("battery", "part", "options", "words"), REFUSED, ids=[words for *_, words in REFUSED])
+def test_check_refuses_what_it_cannot_mean(battery, part, options, words) -> None:
+    with pytest.raises(ValueError, match=words):
+        battery.check(part, **options)
+
+
+def test_parameters_are_filled_and_fillings_differ_by_seed() -> None:
+    for battery, names in ((testing, lg.list_encodings()), (mixers, lg.list_mixers())):
+        for name in names:
+            one, again, other = (learned_of(battery.example(name)(seed)) for seed in (0, 0, 1))
+            for p in one:
+                assert bool(one[p].ne(0).all()), (name, p)
+                assert torch.equal(one[p], again[p]) and not torch.equal(one[p], other[p])
+
+
+def test_bytes_of_a_view_are_those_of_what_it_holds() -> None:
+    whole = torch.zeros(100, 8)
+    assert mixers.bytes_held([whole[-1:], whole[:1]]) == 100 * 8 * 4
+    assert mixers.bytes_held({"a": (torch.zeros(3), torch.zeros(2, dtype=torch.int64))}) == 12 + 16
+
+
+# ---- the engine ----------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def battery() -> Battery:
+    battery = Battery("number")
+
+    @battery.law(threshold=0.5)
+    def small(subject):
+        """The number is small, and its half too.
+
+        Compared by `measure`.
+        """
+        testing.measure("its half", subject / 2)
+        testing.measure("the number", subject)
+
+    @battery.law(rests_on=("small",))
+    def tiny(subject):
+        """The number is tiny."""
+        return Measurement(subject, 0.1, "it was given", "it is large", position=3)
+
+    @battery.law()
+    def whole(subject):
+        """The number is whole."""
+        if not isinstance(subject, int):
+            raise testing.DoesNotApply("it is no integer")
+
+    @battery.law(needs=("no_such_package",))
+    def never(subject):
+        """Never tried."""
+
+    return battery
+
+
+def test_a_result_has_the_number_nearest_to_its_threshold_and_the_reason(battery: Battery) -> None:
+    results = try_laws(battery.chosen(), 0.05)
+    assert [(r.status, r.measured, r.threshold, r.reason) for r in results.values()] == [
+        ("holds", 0.05, 0.5, ""),
+        ("holds", 0.05, 0.1, "it was given"),
+        ("does not apply", None, None, "it is no integer"),
+        ("does not apply", None, None, "it needs no_such_package: pip install 'longitude[models]'"),
+    ]
+    assert results["small"].claim == "The number is small, and its half too"
+    broken = battery["tiny"](0.3)
+    assert (broken.status, broken.reason, broken.position) == ("broken", "it is large", 3)
+    with pytest.raises(LawBroken, match=r"0\.3 breaks the law 'tiny': it is large"):
+        broken.require("0.3")
+
+
+def test_a_law_that_rests_on_a_broken_one_does_not_apply(battery: Battery) -> None:
+    called: list[tuple[str, int, int]] = []
+    small, tiny, *_ = try_laws(battery.chosen(), 0.8, lambda *args: called.append(args)).values()
+    assert (small.status, small.measured, small.threshold) == ("broken", 0.8, 0.5)
+    assert small.reason == "the number: differs by 8.00e-01, more than 5e-01"
+    assert (tiny.status, tiny.measured) == ("does not apply", 0.8) and "rests on 'small'" in tiny.reason
+    assert called == [("small", 0, 4), ("tiny", 1, 4), ("whole", 2, 4), ("never", 3, 4)]
+
+
+def test_what_is_raised_breaks_a_law_and_what_is_not_finite_is_none(battery: Battery) -> None:
+    raised = battery["small"]("a word")
+    assert raised.status == "broken" and raised.reason.startswith("it raised TypeError: unsupported operand")
+    lost = battery["tiny"](float("nan"))
+    assert lost.status == "broken" and lost.as_dict()["measured"] is None
+    assert not Measurement(1.0, float("inf")).holds
+
+
+def test_a_law_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing.parts.ENCODING_LAWS, "added", testing.laws())
+
+    @testing.law(threshold=1e-12)
+    def symmetric(build):
+        """A bias of the past is that of the future."""
+        offset = torch.arange(-5, 6)
+        for term in build().terms({}):
+            testing.close("both directions", term.at(offset), term.at(-offset))
+
+    assert testing.examine("symmetric", "alibi").status == "holds"
+    with pytest.raises(LawBroken, match="clipped breaks the law 'symmetric': both directions: differs by"):
+        testing.examine("symmetric", "clipped")
+    assert ("alibi", "symmetric") in testing.cases()
+
+
+@pytest.mark.slow
+def test_the_laws_of_encodings_need_no_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    result = testing.examine("chunks", "alibi")
+    assert result.status == "does not apply" and result.reason.startswith("it needs transformers")
+    assert testing.examine("shift", "alibi").status == "holds"
