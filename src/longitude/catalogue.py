@@ -124,9 +124,11 @@ def section(thing: Any, title: str) -> list[str]:
 
 
 def source_of(thing: Any) -> str | None:
-    """Its papers, with links: its attribute `source`, else the section of its docstring."""
+    """Its papers: its attribute `source`, else the section of its docstring; with links where one of them has them."""
     source = getattr(thing, "source", None)
-    return source if isinstance(source, str) else " ".join(section(thing, "Source")) or None
+    if isinstance(source, str) and "http" in source:
+        return source
+    return " ".join(section(thing, "Source")) or source or None
 
 
 # ---- mixers, schemes, samplers ---------------------------------------------------------------------------------------

@@ -22,8 +22,10 @@ Forward = Callable[[], Sequence[Tensor]]
 
 @dataclass(frozen=True)
 class Peer:
-    """name: what is shown. package: of the registry. make: inputs -> (forward, learned parameters). scores: how many
-    tensors [batch, heads, length, length] forward and backward hold at once.
+    """Code of another library that does what one of our encodings does.
+
+    name: what is shown. package: of the registry. make: inputs -> (forward, learned parameters). scores: how many tensors
+    [batch, heads, length, length] forward and backward hold at once.
     """
 
     name: str

@@ -35,6 +35,8 @@ def _tables(facts: dict[str, Any]) -> Iterator[Any]:
         shown = Table(
             *columns, title=f"[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False
         )
+        for column in shown.columns:
+            column.overflow = "fold"
         shown.columns[0].no_wrap = True
         for name, *cells in rows:
             shown.add_row(Text(name, "bold"), *(cell or "-" for cell in cells))
