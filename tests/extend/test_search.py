@@ -304,8 +304,7 @@ SEARCHING = """
     from pathlib import Path
     import torch
     from transformers import AutoModelForCausalLM
-    from longitude.extend.search import SearchResult, search
-from longitude.extend.weights import write_checkpoint
+    from longitude.extend.search import search
 
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()

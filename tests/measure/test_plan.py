@@ -2,15 +2,16 @@
 
 import json
 import shutil
+from typing import get_args
 
 import pytest
 from transformers import T5Config, T5ForConditionalGeneration
 
 from longitude.checkpoints.load import byte_tokenizer, config_of
 from longitude.hf import set_positions
-from longitude.measure import memory
-from longitude.measure.config import MeasureConfig, with_trained
-from longitude.measure.plan import plan
+from longitude.measure import retrieval
+from longitude.measure.config import PERPLEXITY, MeasureConfig, Task, with_trained
+from longitude.measure.plan import outline_of, plan
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -76,19 +77,9 @@ def test_a_stock_model_with_our_positions_is_measured_as_it_is(stock, config, tm
     byte_tokenizer().save_pretrained(tmp_path)
     [subject] = plan(config, (str(tmp_path),)).subjects
     assert subject.positions == "alibi" and subject.trained == 32
-    outline = memory.outline(config_of(tmp_path))
+    outline = outline_of(str(tmp_path), config_of(tmp_path))
     names = {name: parameter.shape for name, parameter in outline.named_parameters()}
     assert names == {name: parameter.shape for name, parameter in model.named_parameters()}
-
-
-def test_our_own_models_hold_no_square_of_scores(stock):
-    def layer(**more):
-        model = stock("ours", **more)
-        model.config._attn_implementation = "eager"  # as transformers writes it for a class without the others
-        return memory.needed(model, model.dtype, 2**14, 1, 2**14, 1).layer
-
-    square = 3 * 2 * 2**28 * 4
-    assert layer() < square / 10 and layer(attention_backend="reference") == layer() + square
 
 
 @pytest.mark.parametrize(
@@ -97,3 +88,7 @@ def test_our_own_models_hold_no_square_of_scores(stock):
 )
 def test_short_context_is_asked_too(lengths, trained, all_of_them):
     assert with_trained(lengths, trained) == all_of_them
+
+
+def test_the_options_name_every_task():
+    assert get_args(Task) == (PERPLEXITY, *retrieval.TASKS)

@@ -17,14 +17,13 @@ from longitude.measure import Row
 from longitude.measure.retrieval import (
     TASKS,
     definition,
-    depth_of,
     effective_length,
     estimate,
     heat_map,
     run,
     scores_by_length,
 )
-from longitude.measure.retrieval.answers import answer
+from longitude.measure.retrieval.measurement import answer
 from longitude.measure.retrieval.plan import plan
 
 TOKENS = byte_tokenizer()
@@ -129,25 +128,21 @@ def test_rows_say_how_they_were_measured():
     assert row.task == "needle-single" and row.metric == "recall" and row.weighting == "trial" and row.bos == "none"
     assert (row.model, row.label, row.seed, row.train_length) == ("a/b", "x", None, 256)
     text_hash = sha256(text.encode()).hexdigest()[:12]
-    assert row.method == f"greedy, questions of seed 5, in the user's text (sha256 {text_hash}), depth 0.5"
-    assert depth_of(row) == 0.5 and row.truncation == "none, prompts are filled"
+    assert row.method == f"greedy, questions of seed 5, in the user's text (sha256 {text_hash})"
+    assert row.depth == 0.5 and row.truncation == "none, prompts are filled"
     assert row.window is not None and 1490 <= row.window <= 1500 and row.tokens == 3 * 128
     assert row.position_from is not None and row.position_to is not None
     assert 500 < row.position_from < row.position_to < 1000
     assert (row.dtype, row.backend, row.prefill) == ("float32", "by rule", "one pass")
     [passkey] = run(reader(), "passkey", lengths=[600], trials=1)
-    assert (
-        passkey.metric == "accuracy" and passkey.method == "greedy, questions of seed 0" and depth_of(passkey) is None
-    )
+    assert passkey.metric == "accuracy" and passkey.method == "greedy, questions of seed 0" and passkey.depth is None
     assert passkey.position_from is None
 
 
 def test_a_length_that_is_too_short_has_a_row_without_value():
     rows = list(run(reader(), "variable-tracking", lengths=[700, 2000], trials=2))
     assert [row.value for row in rows] == [None, 1.0] and rows[0].count == 0
-    assert re.fullmatch(
-        r"not asked: the shortest prompt .* takes \d+ tokens, 700 are asked for", rows[0].truncation or ""
-    )
+    assert re.fullmatch(r"the shortest prompt .* takes \d+ tokens, 700 are asked for", rows[0].reason or "")
     with pytest.raises(
         ValueError, match=r"variable-tracking cannot be asked at lengths \[300, 700\]: the shortest prompt"
     ):
@@ -158,7 +153,7 @@ def test_a_crash_loses_one_row():
     rows = []
     with pytest.raises(MemoryError):
         rows.extend(run(reader(dies_after=7), "passkey", lengths=[512, 1024], depths=[0, 1], trials=3))
-    assert [(row.length, depth_of(row)) for row in rows] == [(512, 0), (512, 1)]
+    assert [(row.length, row.depth) for row in rows] == [(512, 0), (512, 1)]
 
 
 def test_progress_and_estimate_agree():
@@ -204,8 +199,8 @@ def test_answers_are_greedy_whatever_the_checkpoint_says():
 def test_rows_of_a_model_that_generates():
     rows = list(run(tiny(), "passkey", lengths=[300, 500], depths=[0, 1], trials=2, prefill=64))
     assert len(rows) == 4 and all(row.value is not None and row.count == 2 for row in rows)
-    assert rows[0].method == "greedy, questions of seed 0, depth 0" and rows[0].backend == "sdpa"
-    assert rows[0].prefill == "pieces of 64 with the cache"
+    assert rows[0].method == "greedy, questions of seed 0" and rows[0].depth == 0 and rows[0].backend == "sdpa"
+    assert rows[0].prefill == "chunks of 64 with the cache"
 
 
 def test_a_table_of_positions_ends():
@@ -215,7 +210,7 @@ def test_a_table_of_positions_ends():
     assert last_position(model) == 400 and last_position(tiny().model) is None
     rows = list(run(checkpoint, "passkey", lengths=[400, 401], trials=1))
     assert [row.value is None for row in rows] == [False, True]
-    assert rows[1].truncation == "not asked: the model's table ends at 400 positions"
+    assert rows[1].reason == "the model's table ends at 400 positions"
     with pytest.raises(ValueError, match="ends at 400 positions; ask for shorter lengths"):
         run(checkpoint, "passkey", lengths=[500])
 
@@ -242,8 +237,7 @@ def test_a_checkpoint_needs_its_tokenizer():
 
 
 def row(task, length, value, depth=None, model="m"):
-    method = "greedy, questions of seed 0" + ("" if depth is None else f", depth {depth:g}")
-    return Row(task=task, length=length, value=value, method=method, model=model, metric="accuracy", weighting="trial")
+    return Row(task=task, length=length, value=value, depth=depth, model=model, metric="accuracy", weighting="trial")
 
 
 def test_effective_length_stays_above():

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from longitude.measure import SCHEMA, Row, from_frame, read_rows, to_frame, write_rows
+from longitude.measure.rows import ADDED
 
 PUBLISHED = """schema task model encoding label seed train_length length position_from position_to metric method window
 stride weighting bos truncation documents tokens count value low high dtype backend commit""".split()
@@ -21,7 +22,7 @@ ROWS = [
 
 def test_columns_are_the_published_ones_in_order():
     assert list(to_frame(ROWS).columns) == list(to_frame([]).columns) == PUBLISHED
-    assert [field.name for field in dataclasses.fields(Row)] == [*PUBLISHED, "train_positions", "prefill"]
+    assert [field.name for field in dataclasses.fields(Row)] == [*PUBLISHED, *ADDED]
 
 
 def test_dtypes_do_not_depend_on_the_rows():
@@ -95,7 +96,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monke
     write_rows(ROWS, path)
 
     def full_disk(self, file, **options):
-        file.write(b"half")
+        file.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(pd.DataFrame, "to_parquet", full_disk)

@@ -60,7 +60,7 @@ def test_skipped_targets_are_not_scored(stock, size, skip):
 def test_stock_models_are_read_in_pieces(stock, name):
     reading = reading_of(stock(name).eval(), 16)
     assert reading.reason is None
-    assert reading.words(17) == "pieces of 16 with the cache" and reading.words(16) == "one pass"
+    assert reading.described(17) == "chunks of 16 with the cache" and reading.described(16) == "one pass"
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
@@ -68,7 +68,7 @@ def test_what_follows_the_length_is_read_whole_and_says_so(stock, kind):
     factors = {"short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "original_max_position_embeddings": 32}
     rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0} | (factors if kind == "longrope" else {})
     reading = reading_of(stock("llama", rope_parameters=rope).eval(), 16)
-    assert reading.words(64) == f"one pass: its rotary frequencies follow the length ({kind})"
+    assert reading.described(64) == f"one pass: its rotary frequencies follow the length ({kind})"
 
 
 def test_our_own_models_say_whether_they_follow_the_length(stock):
@@ -110,7 +110,7 @@ def test_a_cache_that_is_off_by_one_is_not_trusted(stock, monkeypatch):
     embed = model.model.rotary_emb.forward
     shift = lambda x, position_ids, **named: embed(x, position_ids + (position_ids[0, 0] > 0), **named)  # noqa: E731
     monkeypatch.setattr(model.model.rotary_emb, "forward", shift)
-    assert "otherwise than in one pass" in str(reading_of(model, 16).reason)
+    assert "differ from those of one pass" in str(reading_of(model, 16).reason)
 
 
 def test_a_model_that_sees_the_future_has_no_perplexity(stock):

@@ -1,6 +1,5 @@
 """`longitude measure`."""
 
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -28,29 +27,23 @@ def measure(
         fresh: Start over: remove the measurements that the directory holds.
         json: Print the rows as JSON instead of the tables.
     """
-    console = stderr_console()
-    with console.status("reading the text and the configurations") if console.is_terminal else nullcontext():
-        from longitude.measure import report, run
+    from longitude.runs.progress import Progress
+
+    with Progress(stderr_console()) as bar:
+        bar.update("reading the text and the configurations", 0)
+        from longitude.measure import report, run, to_frame
         from longitude.measure.plan import plan
-        from longitude.measure.progress import Terminal
 
         run.require_place(out)
         planned = plan(config, models)
-    with Terminal(console, planned) as terminal:
-        results, failures = run.measure(planned, out, fresh=fresh, watcher=terminal)
+        bar.total = bar.lines = sum(len(planned.units(subject)) for subject in planned.subjects)
+        results = run.measure(planned, out, fresh=fresh, watcher=bar)
     path = report.write_report(results)
     if json:
-        from longitude.measure import to_frame
-
         print_json(to_frame(results.rows))
     else:
-        from rich.console import Console
+        from longitude.report.table import show
 
-        shown = Console()
-        if not shown.is_terminal:  # a file has no margin to cut tables at
-            shown = Console(width=200)
-        for part in report.terminal(results):
-            shown.print(part, highlight=False, soft_wrap=not hasattr(part, "columns"))
-        shown.print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
+        show(*report.terminal(results), f"report: {path}")
     finite = all(row.value is not None or row.count == 0 for row in results.rows)
-    return DONE if finite and not failures else FAILURES
+    return DONE if finite and not results.failures else FAILURES

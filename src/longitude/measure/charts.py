@@ -1,6 +1,5 @@
 """The figures of a measurement: bits per byte by length and by position, and the grid of lengths and depths."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import altair as alt
@@ -8,82 +7,59 @@ import altair as alt
 from longitude.measure import retrieval
 from longitude.measure.rows import Row
 from longitude.measure.run import Results
+from longitude.report.figure import Figure, colour_of, themed
 
-# Okabe and Ito's colours, distinct for colour-blind readers.
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6b6b6b"]
 FIRST = 16
 """Positions below are not drawn: with so little context every model is bad."""
-
-
-@dataclass(frozen=True)
-class Figure:
-    """name: in the page. title, caption: plain text. chart: of Altair."""
-
-    name: str
-    title: str
-    caption: str
-    chart: Any
 
 
 def figures(results: Results) -> list[Figure]:
     """All figures that the run has numbers for."""
     rows = [row for row in results.rows if row.value is not None]
-    grids = dict.fromkeys(row.task for row in rows if retrieval.depth_of(row) is not None)
-    made = [_by_length(results, rows), _by_position(results, rows), *(_grid(results, rows, task) for task in grids)]
-    return [figure for figure in made if figure is not None]
+    flat = [row for row in rows if row.method == "non-overlapping"] or [row for row in rows if row.method == "sliding"]
+    by_position = [row for row in rows if row.method == "per-position" and (row.position_from or 0) >= FIRST]
+    drawn = [_grid(results, rows, task) for task in dict.fromkeys(row.task for row in rows if row.depth is not None)]
+    if by_position:
+        drawn.insert(0, _by_position(results, by_position))
+    if flat:
+        drawn.insert(0, _by_length(results, flat))
+    return drawn
 
 
-def _by_length(results: Results, rows: list[Row]) -> Figure | None:
-    method = next((m for m in ("non-overlapping", "sliding") if any(row.method == m for row in rows)), None)
-    if method is None:
-        return None
-    points = [
-        {"model": row.label, "length": row.length, "value": row.value, "low": row.low or row.value, "high": row.high or row.value}
-        for row in rows
-        if row.method == method
-    ]  # fmt: skip
-    lengths = sorted({point["length"] for point in points})
+def _by_length(results: Results, rows: list[Row]) -> Figure:
+    points = [_point(row) | {"length": row.length} for row in rows]
+    lengths = sorted({row.length for row in rows if row.length})
     x = alt.X(
         "length:Q", title="window length, tokens", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=lengths)
     )
-    return Figure(
-        "by-length",
-        "Loss by window length",
-        f"Bits per byte, {method} windows, lower is better; bands are 95 % intervals over documents.",
-        _lines(results, points, x),
-    )
+    caption = f"Bits per byte, {rows[0].method} windows, lower is better; bands are 95 % intervals over documents."
+    return Figure("by-length", "Loss by window length", caption, caption, _lines(results, points, x))
 
 
-def _by_position(results: Results, rows: list[Row]) -> Figure | None:
-    rows = [row for row in rows if row.method == "per-position" and (row.position_from or 0) >= FIRST]
+def _by_position(results: Results, rows: list[Row]) -> Figure:
     points = [
-        {
-            "model": row.label,
+        _point(row)
+        | {
             "position": ((row.position_from or 0) * (row.position_to or 1)) ** 0.5,
             "from": row.position_from,
             "to": row.position_to,
-            "value": row.value,
-            "low": row.low or row.value,
-            "high": row.high or row.value,
         }
         for row in rows
     ]
-    if not points:
-        return None
     x = alt.X("position:Q", title="position in the window, tokens", scale=alt.Scale(type="log", base=2))
-    return Figure(
-        "by-position",
-        "Loss by position",
-        "Bits per byte of the targets at each position of the longest window, from position 16 on.",
-        _lines(results, points, x),
-    )
+    caption = f"Bits per byte of the targets at each position of the longest window, from position {FIRST} on."
+    return Figure("by-position", "Loss by position", caption, caption, _lines(results, points, x))
+
+
+def _point(row: Row) -> dict[str, Any]:
+    return {"model": row.label, "value": row.value, "low": row.low or row.value, "high": row.high or row.value}
 
 
 def _lines(results: Results, points: list[dict[str, Any]], x: alt.X) -> Any:
     colour = alt.Color(
         "model:N",
         sort=results.labels,
-        scale=alt.Scale(domain=results.labels, range=[COLOURS[i % len(COLOURS)] for i in range(len(results.labels))]),
+        scale=alt.Scale(domain=results.labels, range=[colour_of(i) for i in range(len(results.labels))]),
         legend=alt.Legend(title=None, orient="top", labelLimit=400, symbolOpacity=1),
     )
     base = alt.Chart(alt.Data(values=points))
@@ -94,22 +70,15 @@ def _lines(results: Results, points: list[dict[str, Any]], x: alt.X) -> Any:
         base.mark_line().encode(x, y, colour),
         base.mark_point(filled=True, size=45).encode(x, y, colour, tooltip=names),
     ]
-    return alt.layer(*layers).properties(height=340)
+    return themed(alt.layer(*layers).properties(height=340))
 
 
 def _grid(results: Results, rows: list[Row], task: str) -> Figure:
     """A panel per model; a square per length and depth."""
     panels = []
     for label in results.labels:
-        own = [row for row in rows if row.task == task and row.label == label and retrieval.depth_of(row) is not None]
-        if not own:
-            continue
-        grid = retrieval.heat_map(own)
-        points = [
-            {"length": int(length), "depth": float(depth), "score": None if value != value else float(value)}
-            for length in grid.columns
-            for depth, value in zip(grid.index, grid[length].astype(float), strict=True)
-        ]
+        own = [row for row in rows if row.task == task and row.label == label and row.depth is not None]
+        points = [{"length": row.length, "depth": row.depth, "score": row.value} for row in own]
         base = alt.Chart(alt.Data(values=points), title=label).encode(
             alt.X("length:O", title="length, tokens", axis=alt.Axis(labelAngle=0)), alt.Y("depth:O", title="depth")
         )
@@ -118,9 +87,12 @@ def _grid(results: Results, rows: list[Row], task: str) -> Figure:
         tooltip = ["length:O", "depth:O", alt.Tooltip("score:Q", format=".0%")]
         square = base.mark_rect().encode(score, tooltip=tooltip)
         words = base.mark_text().encode(text=alt.Text("score:Q", format=".0%"), color=dark)
-        panels.append((square + words).properties(width=alt.Step(64), height=alt.Step(34)))
+        if own:
+            panels.append((square + words).properties(width=alt.Step(64), height=alt.Step(34)))
     chosen = retrieval.TASKS[task]
     caption = (
-        f"{chosen.metric.capitalize()} by length and by where the needle stands, 0 first and 1 last: {chosen.summary}."
+        f"{chosen.metric.capitalize()} by length and by the depth of the needle, 0 first and 1 last: {chosen.summary}."
     )
-    return Figure(f"grid-{task}", f"Retrieval: {task}", caption, alt.concat(*panels, columns=2))
+    return Figure(
+        f"grid-{task}", f"Retrieval: {task}", caption, caption, themed(alt.concat(*panels, columns=2)), resizes=False
+    )

@@ -30,7 +30,13 @@ ONE_SEED = np.zeros(1, dtype=np.int64)
 
 
 class Interval(NamedTuple):
-    """A value with its interval; None where there is none (not finite, or fewer than two documents)."""
+    """A value with its interval; None where there is none.
+
+    Attributes:
+        value: The metric; None where it is not finite.
+        low: Lower end; None with fewer than two documents, or where it is not finite.
+        high: Upper end, likewise.
+    """
 
     value: float | None
     low: float | None
@@ -48,10 +54,25 @@ def interval(
 ) -> Interval:
     """metric(sum of nats / sum of weights) with its bootstrap interval over documents (and seeds).
 
-    nats, weights: [documents] or [seeds, documents]; weights are bytes for "bits_per_byte", tokens for "perplexity",
-    anything for "mean" (the plain ratio). `seed` fixes the resampling. Over several seeds the sums are pooled, so
-    with equal weights the ratio is the mean of the seeds' ratios (and the perplexity their geometric mean).
-    Raises ValueError for shapes that differ, unknown metrics, resamples < 1, confidence outside (0, 1).
+    Over several seeds the sums are pooled, so with equal weights the ratio is the mean of the seeds' ratios (and the
+    perplexity their geometric mean).
+
+    Args:
+        nats: [documents] or [seeds, documents].
+        weights: Of the same shape.
+        metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
+        confidence: Of the interval, between 0 and 1.
+        resamples: Of the bootstrap.
+        seed: Of the resampling.
+
+    Returns:
+        The value with its percentile interval.
+
+    Raises:
+        ValueError: For shapes that differ, unknown metrics, resamples < 1, confidence outside (0, 1).
+
+    Source:
+        Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
     return _bootstrap([(nats, weights)], lambda cell: cell, metric, confidence, resamples, seed)
 
@@ -65,10 +86,21 @@ def paired_difference(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """metric(a) - metric(b) for two cells, or two lengths of one cell, on the same documents: negative if a is better.
+    """metric(a) - metric(b) on the same documents: negative if a is better.
 
-    a, b: (nats, weights), each [documents] or [seeds, documents], in the same order of documents and seeds. Each
-    resample draws documents (and seeds, if more than one) once for both. Errors as `interval`.
+    Args:
+        a: (nats, weights), each [documents] or [seeds, documents].
+        b: The same, in the same order of documents and seeds. Each resample draws documents (and seeds) once for both.
+        metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
+        confidence: Of the interval, between 0 and 1.
+        resamples: Of the bootstrap.
+        seed: Of the resampling.
+
+    Returns:
+        The difference with its percentile interval.
+
+    Raises:
+        ValueError: As `interval`.
     """
     return _bootstrap([a, b], lambda a, b: a - b, metric, confidence, resamples, seed)
 
@@ -82,7 +114,22 @@ def paired_ratio(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """metric(a) / metric(b) on the same documents; arguments and resampling as `paired_difference`."""
+    """metric(a) / metric(b) on the same documents.
+
+    Args:
+        a: (nats, weights), each [documents] or [seeds, documents].
+        b: The same, in the same order of documents and seeds. Each resample draws documents (and seeds) once for both.
+        metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
+        confidence: Of the interval, between 0 and 1.
+        resamples: Of the bootstrap.
+        seed: Of the resampling.
+
+    Returns:
+        The ratio with its percentile interval.
+
+    Raises:
+        ValueError: As `interval`.
+    """
     return _bootstrap([a, b], lambda a, b: a / b, metric, confidence, resamples, seed)
 
 

@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from longitude.checkpoints import load as checkpoints
-from longitude.checkpoints.config import contradictions, raw_config, rope_types, trained_length
+from longitude.checkpoints.config import contradictions, head_dim_of, raw_config, rope_types, trained_length
 from longitude.checkpoints.positions import has_alibi, last_position
-from longitude.hf.stock import KEY
-from longitude.measure import memory, retrieval
-from longitude.measure.config import PERPLEXITY, MeasureConfig, checked, with_trained
+from longitude.hf.stock import KEY, class_of
+from longitude.measure import retrieval
+from longitude.measure.config import PERPLEXITY, MeasureConfig, require_consistent, with_trained
 from longitude.measure.documents import Documents, documents_of
 from longitude.measure.perplexity import follows_length
 from longitude.measure.sources import Text, read_text
 from longitude.measure.windows import LOGITS
+from longitude.runs.device import device_of
+from longitude.runs.memory import Memory, available_memory, forward_memory
 
 
 @dataclass(frozen=True)
@@ -36,9 +39,19 @@ class Unit:
 
 @dataclass(frozen=True)
 class Subject:
-    """A checkpoint to measure. trained: the length it was trained at, as config.json says; last: where a table of positions
-    ends; content: of its files, so that a run does not mix two checkpoints of one name; adds_bos: whether its tokenizer puts
-    a token of its own before a text.
+    """A checkpoint to measure.
+
+    Attributes:
+        model: Its folder or name.
+        label: A short name.
+        config: Of transformers.
+        trained: The length it was trained at, as config.json says.
+        last: Where a table of positions ends.
+        positions: Its encoding in a few words.
+        content: A hash of its files, so that a run does not mix two checkpoints of one name.
+        adds_bos: Whether its tokenizer puts a token of its own before a text.
+        documents: In its tokens.
+        needs: Bytes of memory.
     """
 
     model: str
@@ -50,7 +63,7 @@ class Subject:
     content: str
     adds_bos: bool
     documents: Documents | None
-    needs: memory.Memory
+    needs: Memory
 
 
 @dataclass(frozen=True)
@@ -64,11 +77,12 @@ class MeasurePlan:
     device: str
 
     def units(self, subject: Subject) -> list[Unit]:
-        units = []
-        for task in self.config.tasks:
-            for length in self.lengths:
-                units += [Unit(subject.model, task, length, way) for way in self._ways(task, length, subject)]
-        return units
+        return [
+            Unit(subject.model, task, length, way)
+            for task in self.config.tasks
+            for length in self.lengths
+            for way in self._ways(task, length, subject)
+        ]
 
     def _ways(self, task: str, length: int, subject: Subject) -> list[str]:
         if task != PERPLEXITY:
@@ -85,11 +99,12 @@ class MeasurePlan:
 
 def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     """Every check that needs no weights: options, folders, tokenizers, text, memory. ValueError for the user."""
-    config = checked(config)
-    models = tuple(_plain(model) for model in models)
+    require_consistent(config)
+    # one spelling of a folder: "models/llama/" is "models/llama"
+    models = tuple(str(Path(model)) if model and Path(model).expanduser().is_dir() else model for model in models)
     if not models or len(set(models)) < len(models):
         raise ValueError(f"name at least one model, and each once, got {' '.join(models) or 'none'}")
-    device = device_of(config.device)
+    device = device_of(config.device).type
     text = read_text(config.text, "--text") if PERPLEXITY in config.tasks else None
     if text is not None and not any(content for _, content in text.documents):
         raise ValueError(f"--text {config.text}: the text is empty; give a text with something to read")
@@ -100,70 +115,67 @@ def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     return MeasurePlan(config, subjects, tuple(lengths), text, device)
 
 
-def _plain(model: str) -> str:
-    """A folder's name in one spelling: "models/llama/" is "models/llama"."""
-    return str(Path(model)) if model and Path(model).expanduser().is_dir() else model
-
-
 def _subject(
     config: MeasureConfig, model: str, label: str, text: Text | None, device: str, read: dict[str, Documents]
 ) -> Subject:
     checkpoints.require(model, config.allow_pickle)
-    said = checkpoints.config_of(model)
-    tokenizer = checkpoints.tokenizer_of(model, said)
-    outline = _outline(model, said)
-    longest = config.lengths[-1]
-    needs = _needed(config, outline, follows_length(outline) is not None)
-    free = memory.available(device)
+    its_config = checkpoints.config_of(model)
+    tokenizer = checkpoints.tokenizer_of(model, its_config)
+    outline = outline_of(model, its_config)
+    needs, free = _needed(config, outline), available_memory(device)
     if needs.total > free:
         raise ValueError(
-            f"{model}: --lengths {longest} needs {needs}, and {free / 1e9:.1f} GB are free on {device}; take shorter "
-            f"--lengths, a smaller --piece or --batch, or --dtype bfloat16"
+            f"{model}: --lengths {config.lengths[-1]} needs {needs}, and {free / 1e9:.1f} GB are free on {device}; take "
+            f"shorter --lengths, a smaller --chunk or --batch, or --dtype bfloat16"
         )
     for task in config.tasks:
         if task != PERPLEXITY:
             depths = config.depths if retrieval.TASKS[task].depths else None
             retrieval.run(
-                checkpoints.Checkpoint(outline, tokenizer, said, model), task, lengths=config.lengths, depths=depths,
-                trials=config.trials, seed=config.seed,
+                checkpoints.Checkpoint(outline, tokenizer, its_config, model), task, lengths=config.lengths,
+                depths=depths, trials=config.trials, seed=config.seed,
             )  # fmt: skip
-    documents = None
-    if text is not None:
-        alphabet = json.dumps([tokenizer.get_vocab(), str(type(tokenizer)), getattr(tokenizer, "name_or_path", "")])
-        documents = read.get(alphabet)
-        if documents is None:
-            most = config.documents if config.tokens is None else min(config.documents, config.tokens // longest)
-            documents = read[alphabet] = documents_of(text, tokenizer, longest, most)
-        highest = max(int(ids.max()) for ids in documents.ids)
-        if highest >= said.get_text_config().vocab_size:
-            raise ValueError(
-                f"{model}: its tokenizer gives token {highest}, and the model has {said.get_text_config().vocab_size}; they "
-                f"are not of the same checkpoint"
-            )
     last = last_position(outline)
-    adds_bos = len(tokenizer("a").input_ids) > 0 and tokenizer("a").input_ids[0] == tokenizer.bos_token_id
+    begin = tokenizer("a").input_ids[:1]
     return Subject(
         model,
         label,
-        said,
-        trained_length(said),
+        its_config,
+        trained_length(its_config),
         last,
-        _positions(said, last),
+        _positions(its_config, last),
         _content(model),
-        adds_bos,
-        documents,
+        bool(begin) and begin[0] == tokenizer.bos_token_id,
+        None if text is None else _documents(config, model, its_config, tokenizer, text, read),
         needs,
     )
 
 
-def _outline(model: str, said: Any) -> Any:
-    """The model without its numbers. ValueError for what is no causal model, or what config.json says twice or wrongly."""
-    checkpoints.require_causal(model, said)
-    folder = Path(model).expanduser()
-    if folder.is_dir() and getattr(said, KEY, None) is None:  # else its rotary parameters are a mark, no values
+def _documents(
+    config: MeasureConfig, model: str, its_config: Any, tokenizer: Any, text: Text, read: dict[str, Documents]
+) -> Documents:
+    """The text in a tokenizer's tokens; read: by tokenizers, for models that share one."""
+    alphabet = json.dumps([tokenizer.get_vocab(), str(type(tokenizer)), getattr(tokenizer, "name_or_path", "")])
+    if alphabet not in read:
+        longest = config.lengths[-1]
+        most = config.documents if config.tokens is None else min(config.documents, config.tokens // longest)
+        read[alphabet] = documents_of(text, tokenizer, longest, most)
+    highest, size = max(int(ids.max()) for ids in read[alphabet].ids), its_config.get_text_config().vocab_size
+    if highest >= size:
+        raise ValueError(
+            f"{model}: its tokenizer gives token {highest}, and the model has {size}; they are not of the same checkpoint"
+        )
+    return read[alphabet]
+
+
+def outline_of(model: str, config: Any) -> Any:
+    """The model without its numbers. ValueError for what is no causal model, or what config.json gives twice or wrongly."""
+    checkpoints.require_causal(model, config)
+    folder, ours = Path(model).expanduser(), getattr(config, KEY, None) is not None
+    if folder.is_dir() and not ours:  # else its rotary parameters are a mark, no values
         raw = raw_config(folder)
         one_schema = not (raw.get("rope_parameters") and raw.get("rope_scaling"))
-        for contradiction in contradictions(raw, said):
+        for contradiction in contradictions(raw, config):
             # A base that only the model's class knows, or a key that it never had: published files have them.
             published = (one_schema and contradiction.startswith("expected rope_theta")) or (
                 contradiction.startswith("unknown key") and "did you mean" not in contradiction
@@ -171,31 +183,30 @@ def _outline(model: str, said: Any) -> Any:
             if not published:
                 raise ValueError(f"{model}: config.json: {contradiction}")
     try:
-        return memory.outline(said)
+        with torch.device("meta"):
+            return (class_of(config.name_or_path, config) if ours else AutoModelForCausalLM.from_config)(config)
     except Exception as error:  # whatever a model's code raises about a value that it did not expect
         reason = f"{type(error).__name__}: {checkpoints.one_line_of(error)}"
         raise ValueError(f"{model}: its model cannot be built from config.json ({reason}); correct it") from error
 
 
-def _needed(config: MeasureConfig, outline: Any, whole: bool) -> memory.Memory:
+def _needed(config: MeasureConfig, outline: Any) -> Memory:
     longest = config.lengths[-1]
     dtype = getattr(torch, config.dtype) if config.dtype else outline.config.dtype or torch.float32
-    rows = max(1, config.batch // longest)
-    return memory.needed(outline, dtype, longest, rows, longest if whole else config.piece, LOGITS)
+    chunk = longest if follows_length(outline) is not None else config.chunk
+    head_dim = head_dim_of(outline.config.get_text_config())
+    return forward_memory(outline, head_dim, dtype, longest, max(1, config.batch // longest), chunk, LOGITS)
 
 
 def _positions(config: Any, last: int | None) -> str:
     """The position encoding in a few words, as far as the configuration says it."""
-    own = getattr(config, KEY, getattr(config, "encoding", None))
     if config.model_type == "longitude" or hasattr(config, KEY):
+        own = getattr(config, KEY, getattr(config, "encoding", None))
         parts = own if isinstance(own, list) else [own]
         return "+".join(part["name"] if isinstance(part, dict) else str(part) for part in parts)
-    kinds = dict.fromkeys(rope_types(config))
-    if kinds:
+    if kinds := dict.fromkeys(rope_types(config)):
         return "rope" + "".join(f" {kind}" for kind in kinds if kind != "default")
-    if last is not None:
-        return "learned"
-    return "alibi" if has_alibi(config) else config.model_type
+    return "learned" if last is not None else "alibi" if has_alibi(config) else config.model_type
 
 
 def _labels(models: tuple[str, ...]) -> dict[str, str]:
@@ -216,13 +227,3 @@ def _content(model: str) -> str:
             about = path.read_bytes() if path.name == "config.json" else f"{state.st_size} {state.st_mtime_ns}".encode()
             digest.update(path.name.encode() + about)
     return digest.hexdigest()
-
-
-def device_of(name: str) -> str:
-    """ValueError when this machine does not have the device."""
-    there = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if name == "auto":
-        return next(each for each, is_there in there.items() if is_there)
-    if not there[name]:
-        raise ValueError(f"--device {name}: this machine has none that torch {torch.__version__} can use; try cpu")
-    return name

@@ -9,6 +9,8 @@ from typing import get_args
 
 import pandas as pd
 
+from longitude.runs.files import atomic
+
 SCHEMA = 1
 
 
@@ -16,38 +18,43 @@ SCHEMA = 1
 class Row:
     """One number with the protocol that made it. What is missing or does not apply is None, never NaN, 0 or -1.
 
-    What was measured:
-        schema: version of this table, `SCHEMA`.
+    Attributes:
+        schema: Version of this table, `SCHEMA`.
         task: "text" for language modelling; otherwise the name of the task.
-        model: name or path of the model; encoding: the registered name of its position encoding.
-        label: what the reader calls this model (an encoding with its options).
-        seed: the training seed. (Not the seed of the bootstrap, which is fixed by the measuring function.)
-        train_length: tokens per training example.
-    What was asked of it:
-        length: the length the row is about, in tokens.
-        position_from, position_to: the positions averaged over, first inclusive, last exclusive. Position t is the
-            0-based index, inside the window, of the input token whose output predicts the next one. None: all.
-    How:
-        metric: "bits_per_byte" (nats / ln 2 / bytes) | "perplexity" (exp of nats / tokens) | a task's own.
-        method: "non-overlapping" | "sliding" | "per-position" | a task's own.
-        window: input tokens the model saw at once; stride: tokens the window moved by.
-        weighting: what counts equally in the average; "token": every scored target counts once.
-        bos: "none", or where a beginning-of-sequence token stood.
-        truncation: what became of text that did not fill the windows.
-    How much:
-        documents: documents scored; tokens: target tokens scored.
-        count: what the value is divided by: bytes for bits per byte, tokens for perplexity, trials for a task.
-    The answer:
-        value: the metric. None when it is not a finite number (a diverged model); `count` then says what was tried.
-        low, high: 95 % interval over documents. None with fewer than two documents or no value.
-    With what:
-        dtype: of the model's weights; backend: attention implementation; commit: of the code that measured.
-        train_positions: where positions of training examples came from, unless they were 0, 1, 2, ...: a sampler with its
-            options, "randomized(max_length=4096)". Added later (`ADDED`).
-        prefill: how a window was read, "one pass" or "pieces of 1024 with the cache", with the reason where it was not as
-            asked. Added later.
+        model: Name or path of the model.
+        encoding: The registered name of its position encoding.
+        label: What the reader calls this model (an encoding with its options).
+        seed: The training seed. (Not the seed of the bootstrap, which is fixed by the measuring function.)
+        train_length: Tokens per training example.
+        length: The length the row is about, in tokens.
+        position_from: The first of the positions averaged over; None: all. Position t is the 0-based index, inside the
+            window, of the input token whose output predicts the next one.
+        position_to: One after the last of them.
+        metric: "bits_per_byte" (nats / ln 2 / bytes), "perplexity" (exp of nats / tokens), or a task's own.
+        method: "non-overlapping", "sliding", "per-position", or a task's own.
+        window: Input tokens that the model attends over at once.
+        stride: Tokens the window moved by.
+        weighting: What counts equally in the average; "token": every scored target counts once.
+        bos: "none", or where a beginning-of-sequence token was.
+        truncation: What became of text that did not fill the windows.
+        documents: Documents scored.
+        tokens: Target tokens scored.
+        count: What the value is divided by: bytes for bits per byte, tokens for perplexity, trials for a task.
+        value: The metric. None when it is not a finite number (a diverged model); `count` then is what was tried.
+        low: Lower end of the 95 % interval over documents. None with fewer than two documents or no value.
+        high: Its upper end.
+        dtype: Of the model's weights.
+        backend: Attention implementation.
+        commit: Of the code that measured.
+        train_positions: Where positions of training examples came from, unless they were 0, 1, 2, ...: a sampler with its
+            options, "randomized(max_length=4096)".
+        prefill: How a window was read, "one pass" or "chunks of 1024 with the cache", with the reason where another way was
+            asked for.
+        depth: Where the needle was, 0 (first) to 1 (last); None where it was random or there is none.
+        reason: Why nothing was asked of the model.
 
-    Raises ValueError for a float that is not finite.
+    Raises:
+        ValueError: For a float that is not finite.
     """
 
     schema: int = SCHEMA
@@ -78,6 +85,8 @@ class Row:
     commit: str | None = None
     train_positions: str | None = None
     prefill: str | None = None
+    depth: float | None = None
+    reason: str | None = None
 
     def __post_init__(self):
         for name in ("value", "low", "high"):
@@ -93,21 +102,37 @@ def _dtype(annotation) -> str:
 
 # Column order is field order. The nullable dtypes keep integers integers, and a missing value apart from NaN.
 COLUMNS = {field.name: _dtype(field.type) for field in fields(Row)}
-ADDED = ("train_positions", "prefill")
-"""Columns that came after the first release. They stand in a table only where a row says something in them: all other tables
-are as they were, and any release reads them."""
+ADDED = ("train_positions", "prefill", "depth", "reason")
+"""Columns that are in a table only where a row has a value in them: all other tables are as they were without them."""
 
 
 def to_frame(rows: Iterable[Row]) -> pd.DataFrame:
-    """The rows as a table with the columns of `Row` in order and nullable dtypes; an empty one for no rows."""
+    """Rows as a table.
+
+    Args:
+        rows: In the order of the table.
+
+    Returns:
+        The columns of `Row` in order, with nullable dtypes.
+    """
     rows = list(rows)
     columns = {name: [getattr(row, name) for row in rows] for name in COLUMNS}
-    columns = {name: said for name, said in columns.items() if name not in ADDED or any(x is not None for x in said)}
-    return pd.DataFrame({name: pd.array(said, dtype=COLUMNS[name]) for name, said in columns.items()})
+    used = {name: values for name, values in columns.items() if name not in ADDED or any(x is not None for x in values)}
+    return pd.DataFrame({name: pd.array(values, dtype=COLUMNS[name]) for name, values in used.items()})
 
 
 def from_frame(frame: pd.DataFrame) -> list[Row]:
-    """The table as rows again; the inverse of `to_frame`. Raises ValueError as `check_frame` does."""
+    """A table as rows again; the inverse of `to_frame`.
+
+    Args:
+        frame: As `to_frame` makes it.
+
+    Returns:
+        The rows in its order.
+
+    Raises:
+        ValueError: When it is not a table of schema version `SCHEMA`.
+    """
     frame = check_frame(frame)
     columns = [[None if value is pd.NA else value for value in frame[name].array.astype(object)] for name in frame]
     return [Row(**dict(zip(frame, values, strict=True))) for values in zip(*columns, strict=True)]
@@ -134,27 +159,32 @@ def check_frame(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def write_rows(rows: Iterable[Row] | pd.DataFrame, path: str | os.PathLike) -> None:
-    """Write rows (or their table) as parquet: the file is whole or not there, whenever the process dies.
+    """Write rows (or their table) as parquet: the file is whole or not there, whenever the process is killed.
 
-    The table is written beside `path`, flushed to disk, then renamed over it. Raises ValueError as `check_frame`.
+    Args:
+        rows: Rows, or a table as `to_frame` makes it.
+        path: The file, which is replaced.
+
+    Raises:
+        ValueError: For a table that is not of schema version `SCHEMA`.
     """
     frame = check_frame(rows) if isinstance(rows, pd.DataFrame) else to_frame(rows)
-    path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(beside, "wb") as file:
-            frame.to_parquet(file, index=False)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    with atomic(Path(path)) as unfinished:
+        frame.to_parquet(unfinished, index=False)
 
 
 def read_rows(path: str | os.PathLike) -> pd.DataFrame:
-    """Read the table that `write_rows` wrote (`from_frame` makes it rows).
+    """Read the table that `write_rows` wrote.
 
-    Raises FileNotFoundError; ValueError when the file is no parquet table or not of schema version `SCHEMA`.
+    Args:
+        path: The file.
+
+    Returns:
+        The table; `from_frame` makes rows of it.
+
+    Raises:
+        FileNotFoundError: Where there is no such file.
+        ValueError: When it is no parquet table or not of schema version `SCHEMA`.
     """
     if not Path(path).exists():
         raise FileNotFoundError(f"no results at {path}")

@@ -1,9 +1,8 @@
-"""A run directory of measurements: every one is written as it comes, and the same command goes on where it stopped."""
+"""A run directory of measurements: each is written as it comes, and the same command continues where it stopped."""
 
 import hashlib
 import json
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
@@ -11,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from longitude.checkpoints.load import Checkpoint, load, one_line_of
-from longitude.measure import perplexity, retrieval
-from longitude.measure.config import PERPLEXITY, MeasureConfig, as_dict
+from longitude.measure import retrieval
+from longitude.measure.config import PERPLEXITY, MeasureConfig, as_json, words
 from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Subject, Unit
 from longitude.measure.rows import Row, write_rows
-from longitude.runs.files import FRESH, flush, locked, read_json, remove_unfinished, write_json
+from longitude.measure.text import losses_by_length
+from longitude.runs import journal
+from longitude.runs.files import locked, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import commit_of_code, machine, versions
 
 SCHEMA = 1
@@ -28,23 +29,25 @@ FREE = ("allow_pickle",)
 
 
 class Watcher:
-    """Hears how a measurement goes on; this one ignores it."""
+    """What a measurement reports to, as longitude.runs.progress.Progress does; this one ignores it."""
 
-    def begun(self, unit: Unit, left: int) -> None: ...
-
-    def skipped(self, units: int) -> None: ...
-
-    def read(self, done: int, total: int) -> None: ...
-
-    def ended(self, unit: Unit) -> None: ...
+    def update(self, description: str | None, done: float) -> None: ...
 
     def note(self, message: str) -> None: ...
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a run directory holds. absent: why a unit has no row with a value, by its key; documents: the sums of each;
-    done: its units; failures: what went wrong this time, a line each.
+    """What a run directory holds.
+
+    Attributes:
+        path: The directory.
+        about: measure.json.
+        rows: In the order of models, tasks and lengths.
+        absent: Why a unit has no row with a value.
+        documents: By a unit's key, the sums of each document.
+        done: Its units.
+        failures: What went wrong this time, a line each.
     """
 
     path: Path
@@ -60,153 +63,168 @@ class Results:
         return [each["label"] for each in self.about["models"].values()]
 
 
-def measure(
-    plan: MeasurePlan, out: Path, fresh: bool = False, watcher: Watcher | None = None
-) -> tuple[Results, list[str]]:
-    """Measure what is not measured yet. Returns all results, and a line about each unit that failed (tried again next time),
-    or about one of several checkpoints that cannot be loaded.
+def measure(plan: MeasurePlan, out: Path, fresh: bool = False, watcher: Any = None) -> Results:
+    """Measure what is not measured yet. Returns all results, with a line about each unit that failed (tried again next time),
+    and about one of several checkpoints that cannot be loaded.
 
     Raises ValueError when another process writes here, when the directory holds other measurements or is damaged (`fresh`
     removes them), or when the only checkpoint cannot be loaded.
     """
-    watcher = watcher or Watcher()
     require_place(out)
     out.mkdir(parents=True, exist_ok=True)
-    failures: list[str] = []
     with locked(out):
         remove_unfinished(out)
         if fresh:
             for name in (REPORT, ROWS, JOURNAL, ABOUT):
                 (out / name).unlink(missing_ok=True)
-        _cut(out / JOURNAL)
+        journal.cut(out / JOURNAL)
         _open(plan, out)
-        commit = commit_of_code()
-        done = read_results(out).done
+        run = Run(plan, out, watcher or Watcher())
         try:
             for subject in plan.subjects:
-                units = [unit for unit in plan.units(subject) if unit not in done]
-                watcher.skipped(len(plan.units(subject)) - len(units))
-                if not units:
-                    continue
-                try:
-                    checkpoint, reading = _opened(plan, subject, watcher)
-                except ValueError as error:
-                    if len(plan.subjects) == 1:
-                        raise
-                    failures.append(f"{subject.label} was not measured: {one_line_of(error)}")
-                    watcher.note(failures[-1])
-                    watcher.skipped(len(units))
-                    continue
-                failures += _measure(plan, subject, units, checkpoint, reading, out, commit, watcher)
+                run.measure(subject)
         finally:
             results = read_results(out)
             write_rows(results.rows, out / ROWS)
-    return replace(results, failures=tuple(failures)), failures
+    return replace(results, failures=tuple(run.failures))
 
 
-def _opened(plan: MeasurePlan, subject: Subject, watcher: Watcher) -> tuple[Checkpoint, Reading]:
-    """The checkpoint, and how it reads windows. ValueError when it cannot be loaded, or is not causal."""
-    watcher.note(f"{subject.label}: needs {subject.needs}")
-    checkpoint = load(subject.model, dtype=plan.config.dtype, device=plan.device, allow_pickle=plan.config.allow_pickle)
-    if checkpoint.unused:
-        watcher.note(
-            f"{subject.label}: {len(checkpoint.unused)} tensors of its files have no place in the model, such as "
-            f"{checkpoint.unused[0]}"
-        )
-    reading = reading_of(checkpoint.model, plan.config.piece)
-    if reading.reason is not None:
-        watcher.note(f"{subject.label}: windows are read in one pass, because {reading.reason}")
-    return checkpoint, reading
+class Run:
+    """The measuring into a directory that this process holds."""
 
+    def __init__(self, plan: MeasurePlan, out: Path, watcher: Any):
+        self.plan, self.config, self.out, self.watcher = plan, plan.config, out, watcher
+        self.finished, self.commit = read_results(out).done, commit_of_code()
+        self.failures: list[str] = []
+        self.done = 0
 
-def _measure(
-    plan: MeasurePlan,
-    subject: Subject,
-    units: list[Unit],
-    checkpoint: Checkpoint,
-    reading: Reading,
-    out: Path,
-    commit: str | None,
-    watcher: Watcher,
-) -> list[str]:
-    failures = []
-    asked = [unit for unit in units if unit.task == PERPLEXITY or reading.finite]
-    if len(asked) < len(units):  # 0 % would be no answer to the questions
-        failures.append(f"{subject.label}: its logits are not finite, so nothing is asked of it; look at its weights")
-        watcher.note(failures[-1])
-        watcher.skipped(len(units) - len(asked))
-        units = asked
-    for i, unit in enumerate(units):
-        watcher.begun(unit, len(units) - i)
+    def fail(self, sentence: str, units: int) -> None:
+        self.failures.append(sentence)
+        self.watcher.note(sentence)
+        self.done += units
+
+    def measure(self, subject: Subject) -> None:
+        """What is missing of one checkpoint."""
+        every = self.plan.units(subject)
+        units = [unit for unit in every if unit not in self.finished]
+        self.done += len(every) - len(units)
+        if not units:
+            return
         try:
-            entry = _entry(plan, subject, unit, checkpoint, reading, commit, watcher)
-        except Exception as error:  # the next unit may go well; this one is tried again by the same command
-            failures.append(
-                f"{subject.label}: {unit.task} at {unit.length} failed, {type(error).__name__}: {one_line_of(error)}"
-            )
-            watcher.note(failures[-1])
-        else:
-            _append(out / JOURNAL, {"unit": unit.key, **asdict(unit), **entry})
-        watcher.ended(unit)
-    return failures
+            checkpoint, reading = self.opened(subject)
+        except ValueError as error:
+            if len(self.plan.subjects) == 1:
+                raise
+            self.fail(f"{subject.label} was not measured: {one_line_of(error)}", len(units))
+            return
+        if not reading.finite and any(unit.task != PERPLEXITY for unit in units):  # 0 % would be no answer
+            left = [unit for unit in units if unit.task == PERPLEXITY]
+            reason = f"{subject.label}: its logits are not finite, so nothing is asked of it; look at its weights"
+            self.fail(reason, len(units) - len(left))
+            units = left
+        for unit in units:
+            what = " ".join(str(word) for word in (subject.label, unit.task, unit.length, unit.way) if word)
+            self.watcher.update(what, self.done)
+            try:
+                entry = self.entry(subject, unit, checkpoint, reading, self.progress(what))
+            except Exception as error:  # the next unit may succeed; this one is tried again by the same command
+                reason = f"{type(error).__name__}: {one_line_of(error)}"
+                self.fail(f"{subject.label}: {unit.task} at {unit.length} failed, {reason}", 1)
+            else:
+                journal.append(self.out / JOURNAL, {"unit": unit.key, **asdict(unit), **entry})
+                self.done += 1
+            self.watcher.update(what, self.done)
 
+    def progress(self, what: str) -> Callable[[int, int], None]:
+        return lambda done, total: self.watcher.update(what, self.done + done / total)
 
-def _entry(
-    plan: MeasurePlan,
-    subject: Subject,
-    unit: Unit,
-    checkpoint: Checkpoint,
-    reading: Reading,
-    commit: str | None,
-    watcher: Watcher,
-) -> dict[str, Any]:
-    """What the journal keeps of a unit: its rows, or why there are none; for perplexity the sums of every document."""
-    config = plan.config
-    if subject.last is not None and unit.length > subject.last:
-        return {"rows": [], "reason": f"its table of positions ends at {subject.last}"}
-    labels = {
-        "model": subject.model,
-        "encoding": subject.positions,
-        "label": subject.label,
-        "train_length": subject.trained,
-        "commit": commit,
-    }
-    if unit.task == PERPLEXITY:
-        assert subject.documents is not None
-        methods = (unit.way,)
-        if unit.way == "non-overlapping" and plan.by_position(unit.length, subject):
-            methods = tuple(method for method in config.methods if method != "sliding")
-        losses = perplexity.measure(
-            checkpoint, subject.documents, reading, length=unit.length, methods=methods, stride=config.stride,
-            batch=config.batch, progress=watcher.read,
+    def opened(self, subject: Subject) -> tuple[Checkpoint, Reading]:
+        """The checkpoint, and how it reads windows. ValueError when it cannot be loaded, or is not causal."""
+        config, label = self.config, subject.label
+        self.watcher.note(f"{label}: needs {subject.needs}")
+        checkpoint = load(
+            subject.model, dtype=config.dtype, device=self.plan.device, allow_pickle=config.allow_pickle
         )  # fmt: skip
-        labels |= {"backend": _backend(checkpoint), "prefill": reading.words(unit.length)}
+        if unused := checkpoint.unused:
+            self.watcher.note(
+                f"{label}: {len(unused)} tensors of its files have no place in the model, such as {unused[0]}"
+            )
+        reading = reading_of(checkpoint.model, config.chunk)
+        if reading.reason is not None:
+            self.watcher.note(f"{label}: windows are read in one pass, because {reading.reason}")
+        return checkpoint, reading
+
+    def entry(
+        self,
+        subject: Subject,
+        unit: Unit,
+        checkpoint: Checkpoint,
+        reading: Reading,
+        progress: Callable[[int, int], None],
+    ) -> dict[str, Any]:
+        """What the journal keeps of a unit: its rows, or why there are none; for perplexity the sums of every document."""
+        if subject.last is not None and unit.length > subject.last:
+            return {"rows": [], "reason": f"its table of positions ends at {subject.last}"}
+        labels = {
+            "model": subject.model,
+            "encoding": subject.positions,
+            "label": subject.label,
+            "train_length": subject.trained,
+            "commit": self.commit,
+        }
+        if unit.task == PERPLEXITY:
+            return self.perplexity(subject, unit, checkpoint, reading, progress, labels)
+        try:
+            rows = retrieval.run(
+                checkpoint,
+                unit.task,
+                lengths=[unit.length],
+                depths=[float(unit.way)] if unit.way else None,
+                trials=self.config.trials,
+                seed=self.config.seed,
+                prefill=None if reading.reason else self.config.chunk,
+                progress=progress,
+                **labels,
+            )
+            return {"rows": [asdict(row) for row in rows]}
+        except ValueError as error:
+            return {"rows": [], "reason": one_line_of(error)}
+
+    def perplexity(
+        self,
+        subject: Subject,
+        unit: Unit,
+        checkpoint: Checkpoint,
+        reading: Reading,
+        progress: Callable[[int, int], None],
+        labels: dict[str, Any],
+    ) -> dict[str, Any]:
+        """All lengths of a measurement score the same targets of every document."""
+        config, documents = self.config, subject.documents
+        assert documents is not None
+        methods = (unit.way,)
+        if unit.way == "non-overlapping" and self.plan.by_position(unit.length, subject):
+            methods = tuple(method for method in config.methods if method != "sliding")
+        losses = losses_by_length(
+            checkpoint.model,
+            documents.ids,
+            lengths=[unit.length],
+            methods=methods,
+            stride=config.stride,
+            span=len(documents.ids[0]) - 1,
+            token_bytes=documents.bytes,
+            batch_tokens=config.batch,
+            progress=progress,
+            reader=reading.reader,
+        )
+        labels |= {"backend": retrieval.backend_of(checkpoint.config), "prefill": reading.described(unit.length)}
         rows = [each.row(bootstrap_seed=config.seed, **labels) for each in losses]
         flat = losses[0]
         sums = {"nats": flat.nats.tolist(), "bytes": flat.sums[1].tolist()} if flat.position_from is None else None
         return {"rows": [asdict(row) for row in rows], "documents": sums if rows[0].value is not None else None}
-    depths = [float(unit.way)] if unit.way else None
-    size = None if reading.reason else config.piece
-    try:
-        rows = list(
-            retrieval.run(
-                checkpoint, unit.task, lengths=[unit.length], depths=depths, trials=config.trials, seed=config.seed,
-                prefill=size, progress=watcher.read, **labels,
-            )
-        )  # fmt: skip
-    except ValueError as error:
-        return {"rows": [], "reason": one_line_of(error)}
-    return {"rows": [asdict(row) for row in rows]}
-
-
-def _backend(checkpoint: Checkpoint) -> str | None:
-    config = checkpoint.config
-    return getattr(config, "attention_backend", None) or getattr(config, "_attn_implementation", None)
 
 
 # ---- the directory ----------------------------------------------------------------------------------------------------
-
-
 def require_place(out: Path) -> None:
     """ValueError unless measurements can be written there."""
     if out.exists() and not out.is_dir():
@@ -216,10 +234,9 @@ def require_place(out: Path) -> None:
 
 
 def _open(plan: MeasurePlan, out: Path) -> None:
-    """Write measure.json, or go on with what it says."""
+    """Write measure.json, or continue with what is in it."""
     path = out / ABOUT
-    saved = read_json(path, FRESH)
-    options = json.loads(json.dumps(as_dict(plan.config)))
+    saved = read_json(path, "start over with --fresh")
     models = {
         subject.model: {
             "label": subject.label,
@@ -237,20 +254,20 @@ def _open(plan: MeasurePlan, out: Path) -> None:
     about = {"schema": SCHEMA, "begun": datetime.now(UTC).isoformat(timespec="seconds"), **here}
     if saved is not None:
         with _whole(path):
-            options, models = _continued(out, saved, options, models, text)
+            _require_same(out, saved, as_json(plan.config), models, text)
             about = {key: saved[key] for key in about}
             text = text or saved["text"]
-    write_json(path, about | {"configuration": options, "models": models, "text": text})
+    write_json(path, about | {"configuration": as_json(plan.config), "models": models, "text": text})
 
 
-def _continued(
+def _require_same(
     out: Path, saved: Any, options: dict[str, Any], models: dict[str, Any], text: dict[str, Any] | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options and models of a run that grew. ValueError naming the first that differs."""
+) -> None:
+    """ValueError naming the first option, text or model that differs from those of the run, unless it only grew."""
     remedy = "--fresh starts over, another --out keeps both"
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
         raise ValueError(f"{out} holds a measure.json that this release cannot read; {remedy}")
-    old = json.loads(json.dumps(as_dict(MeasureConfig()))) | saved["configuration"]
+    old = as_json(MeasureConfig()) | saved["configuration"]
     before, now = old | {"models": list(saved["models"])}, options | {"models": list(models)}
     for name in now:
         grows = name in GROWING and not set(before[name]) - set(now[name])
@@ -258,7 +275,7 @@ def _continued(
             grows = grows and before[name][-1] == now[name][-1]
         if name not in FREE and before[name] != now[name] and not grows:
             raise ValueError(
-                f"{out} holds measurements with {name} {_said(before[name])}, not {_said(now[name])}; {remedy}"
+                f"{out} holds measurements with {name} {words(before[name])}, not {words(now[name])}; {remedy}"
             )
     if text is not None and saved["text"] is not None and saved["text"] != text:
         raise ValueError(f"{out} holds measurements of another text, {saved['text']['source']}; {remedy}")
@@ -266,11 +283,6 @@ def _continued(
     for model, about in saved["models"].items():
         if model in measured and about["content"] != models[model]["content"]:
             raise ValueError(f"{out} holds measurements of {model} as it was before its files changed; {remedy}")
-    return options, models
-
-
-def _said(value: Any) -> str:
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _digest(plan: MeasurePlan) -> str:
@@ -279,23 +291,6 @@ def _digest(plan: MeasurePlan) -> str:
     for name, content in plan.text.documents:
         digest.update(len(content).to_bytes(8) + name.encode("utf-8", "surrogateescape") + b"\0" + content)
     return digest.hexdigest()
-
-
-def _append(path: Path, entry: dict[str, Any]) -> None:
-    """One line, on the disk when this returns."""
-    with open(path, "a", encoding="utf-8") as file:
-        file.write(json.dumps(entry, ensure_ascii=False, allow_nan=False) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _cut(path: Path) -> None:
-    """Off the journal, what a killed process left of a line. Only for the one writer."""
-    content = path.read_bytes() if path.exists() else b""
-    whole = content.rfind(b"\n") + 1
-    if whole < len(content):
-        os.truncate(path, whole)
-        flush(path)
 
 
 @contextmanager
@@ -310,7 +305,7 @@ def _whole(path: Path, *more: type[Exception]) -> Iterator[None]:
 
 def read_results(run: Path) -> Results:
     """What a run directory holds, in the order of its models, tasks and lengths. ValueError when it holds none."""
-    about = read_json(run / ABOUT, FRESH)
+    about = read_json(run / ABOUT, "start over with --fresh")
     if about is None:
         raise ValueError(
             f"{run} holds no measurements: expected a directory with {ABOUT}, as `longitude measure` writes"
@@ -318,15 +313,14 @@ def read_results(run: Path) -> Results:
     with _whole(run / ABOUT):
         tasks, models = about["configuration"]["tasks"], list(about["models"])
     path = run / JOURNAL
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     with _whole(path, ValueError):
         entries = sorted(
-            (json.loads(line) for line in lines),
+            (json.loads(line) for line in journal.lines(path)),
             key=lambda entry: (models.index(entry["model"]), tasks.index(entry["task"]), entry["length"]),
         )
         units = [Unit(entry["model"], entry["task"], entry["length"], entry["way"]) for entry in entries]
         rows = [Row(**row) for entry in entries for row in entry["rows"]]
-        said = [(unit, entry.get("reason"), entry.get("documents")) for unit, entry in zip(units, entries, strict=True)]
-        absent = [(unit, reason) for unit, reason, _ in said if reason]
-        documents = {unit.key: sums for unit, _, sums in said if sums}
+        pairs = list(zip(units, entries, strict=True))
+        absent = [(unit, entry["reason"]) for unit, entry in pairs if entry.get("reason")]
+        documents = {unit.key: entry["documents"] for unit, entry in pairs if entry.get("documents")}
     return Results(run, about, rows, absent, documents, set(units))

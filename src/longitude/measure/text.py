@@ -24,31 +24,28 @@ from torch import Tensor, int64, nn
 from longitude.errors import unknown
 from longitude.measure.intervals import interval
 from longitude.measure.rows import Row
-from longitude.measure.windows import Progress, Reader, Run, plan_windows
+from longitude.measure.windows import Progress, Reader, Scorer, plan_windows
 
 METHODS = ("non-overlapping", "sliding", "per-position")
-LABELS = (
-    "task",
-    "model",
-    "encoding",
-    "label",
-    "seed",
-    "train_length",
-    "train_positions",
-    "bos",
-    "backend",
-    "commit",
-    "prefill",
-)
+LABELS = tuple("task model encoding label seed train_length train_positions bos backend commit prefill".split())
+"""Columns of `Row` that a caller may fill."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentLosses:
     """What one protocol measured: sums over the scored targets of each document; a `Row` before the averaging.
 
-    nats: [documents] float64, sums of -ln p(target | context in its window); NaN or inf where the model gave such.
-    tokens: [documents] int64, targets scored; bytes: the same in bytes, None where tokens have no length in bytes.
-    method, window, stride, position_from, position_to, truncation, dtype: as the columns of `Row`.
+    Attributes:
+        nats: [documents] float64, sums of -ln p(target | context in its window); NaN or inf where the model gave such.
+        tokens: [documents] int64, targets scored.
+        bytes: The same in bytes, None where tokens have no length in bytes.
+        method: As the column of `Row`, like the others below.
+        window: Input tokens of a window.
+        stride: Tokens the window moved by.
+        position_from: First position averaged over.
+        position_to: One after the last.
+        truncation: What became of text that did not fill the windows.
+        dtype: Of the model's weights.
     """
 
     nats: np.ndarray
@@ -73,7 +70,19 @@ class DocumentLosses:
         return self.nats, self.tokens if self.bytes is None else self.bytes
 
     def row(self, *, resamples: int = 2000, bootstrap_seed: int = 0, **labels: Any) -> Row:
-        """The metric over all documents with its 95 % bootstrap interval. labels: `LABELS`, other columns of `Row`."""
+        """The metric over all documents with its 95 % bootstrap interval.
+
+        Args:
+            resamples: Of the bootstrap.
+            bootstrap_seed: Likewise.
+            labels: Other columns of `Row`: `LABELS`.
+
+        Returns:
+            One row.
+
+        Raises:
+            ValueError: For an unknown label.
+        """
         _check_labels(labels)
         value, low, high = interval(*self.sums, metric=self.metric, resamples=resamples, seed=bootstrap_seed)
         columns: dict[str, Any] = {"task": "text", "bos": "none"} | labels
@@ -114,12 +123,31 @@ def by_length(
     progress: Progress | None = None,
     **labels: Any,
 ) -> list[Row]:
-    """Bits per byte (or perplexity) of any causal Hugging Face model by length, one row each, intervals over documents.
+    """Bits per byte (or perplexity) of any causal Hugging Face model by length, with intervals over documents.
 
-    Runs `losses_by_length` (arguments and errors there) and averages: one row per method and length, one per bin of
-    positions. The metric is "bits_per_byte" with `token_bytes`, "perplexity" without. A loss that is not finite makes
-    a row without value. `bootstrap_seed` and `resamples` fix the intervals; `labels` fill columns of `Row`: `LABELS`
-    (`seed` is the training seed). Raises ValueError for an unknown label.
+    The metric is "bits_per_byte" with `token_bytes`, "perplexity" without. A loss that is not finite makes a row without
+    value.
+
+    Args:
+        model: As for `losses_by_length`.
+        documents: 1-D int64 tensors, each of at least span + 1 tokens.
+        lengths: Windows in tokens, strictly ascending.
+        methods: Any of "non-overlapping", "sliding", "per-position".
+        stride: Of sliding windows in tokens, 1 to the shortest length; None: half of each window.
+        span: Targets per document are a multiple of it; None: the longest length.
+        token_bytes: [vocab] int64, bytes of each token id; or one number for all.
+        bins: Ascending edges of the per-position averages; None: `default_bins`.
+        batch_tokens: Input tokens per forward pass.
+        resamples: Of the bootstrap.
+        bootstrap_seed: Likewise.
+        progress: Called as progress(done, total), in input tokens, after every forward pass.
+        labels: Other columns of `Row`: `LABELS` (`seed` is the training seed).
+
+    Returns:
+        One row per method and length, one per bin of positions.
+
+    Raises:
+        ValueError: For arguments that are not so, and an unknown label.
     """
     _check_labels(labels)
     losses = losses_by_length(
@@ -145,25 +173,31 @@ def losses_by_length(
 ) -> list[DocumentLosses]:
     """The sums per document behind `by_length`, in the same order; for paired comparisons and means over seeds.
 
-    model: anything that answers model(input_ids=[B, T] int64, use_cache=False) with causal .logits [B, T, vocab]. Run
-        without gradients and in eval mode; the training mode of every submodule is put back.
-    documents: 1-D int64 tensors, each of at least span + 1 tokens.
-    lengths: windows in tokens, strictly ascending.
-    stride: of the sliding windows, 1 to the shortest length; None: half of each window.
-    span: targets per document are a multiple of it; at least the longest length, which is the default. Give the same
-        span to models measured at different lengths to compare them on the same targets.
-    token_bytes: [vocab] int64, bytes of each token id; or one number for all (1 for models of bytes); or, for each document,
-        the bytes of its tokens.
-    bins: ascending edges of the per-position averages, within 0..longest length; None: `default_bins`.
-    batch_tokens: input tokens per forward pass; the logits of a pass, batch_tokens * vocab numbers, are its memory.
-    progress: called as progress(done, total), in input tokens, after every forward pass.
-    reader: how the model reads a window; `OnePass` of longitude.measure.windows by default, `Bounded` for long windows.
+    Args:
+        model: Anything that answers model(input_ids=[B, T] int64, use_cache=False) with causal .logits [B, T, vocab]. Run
+            without gradients and in eval mode; the training mode of every submodule is restored.
+        documents: 1-D int64 tensors, each of at least span + 1 tokens.
+        lengths: Windows in tokens, strictly ascending.
+        methods: Any of "non-overlapping", "sliding", "per-position".
+        stride: Of the sliding windows, 1 to the shortest length; None: half of each window.
+        span: Targets per document are a multiple of it; at least the longest length, which is the default. Pass the same
+            span for models measured at different lengths to compare them on the same targets.
+        token_bytes: [vocab] int64, bytes of each token id; or one number for all (1 for models of bytes); or, for each
+            document, the bytes of its tokens.
+        bins: Ascending edges of the per-position averages, within 0..longest length; None: `default_bins`.
+        batch_tokens: Input tokens per forward pass; the logits of a pass, batch_tokens * vocab numbers, are its memory.
+        progress: Called as progress(done, total), in input tokens, after every forward pass.
+        reader: How the model reads a window; `OnePass` of longitude.measure.windows by default, `Bounded` for long windows.
 
-    Raises ValueError for each of these that is not so.
+    Returns:
+        The sums, one entry per method and length, then one per bin of positions.
+
+    Raises:
+        ValueError: For each of these that is not so.
     """
     lengths, methods = _lengths(lengths), _methods(methods)
     longest = lengths[-1]
-    span = longest if span is None else _positive("span", span)
+    span = longest if span is None else positive("span", span)
     if span < longest:
         raise ValueError(f"span must be at least the longest length {longest}, got {span}; leave it out or raise it")
     sliding = lengths if "sliding" in methods else []
@@ -176,11 +210,11 @@ def losses_by_length(
     passes = [("non-overlapping", length, length) for length in flat]
     passes += [("sliding", length, _stride(stride, length)) for length in sliding]
     plans = [plan_windows(targets.counts, window, step) for _, window, step in passes]
-    run = Run(model, documents, plans, _positive("batch_tokens", batch_tokens), progress, reader)
+    scorer = Scorer(model, documents, plans, positive("batch_tokens", batch_tokens), progress, reader)
     results, positions = [], []
     for (method, window, step), plan in zip(passes, plans, strict=True):
-        nats = run.nats(plan, targets.counts)
-        protocol = {"window": window, "stride": step, "dtype": run.dtype}
+        nats = scorer.nats(plan, targets.counts)
+        protocol = {"window": window, "stride": step, "dtype": scorer.dtype}
         if method in methods:
             results.append(targets.losses(nats, method=method, **protocol))
         if "per-position" in methods and (method, window) == ("non-overlapping", longest):
@@ -199,9 +233,23 @@ def document_losses(
     batch_tokens: int = 16384,
     progress: Progress | None = None,
 ) -> DocumentLosses:
-    """The sums per document of one protocol: sliding windows with a stride, non-overlapping when `stride` is None.
+    """The sums per document of one protocol.
 
-    Arguments and errors as `losses_by_length`.
+    Args:
+        model: As for `losses_by_length`, like the others below.
+        documents: 1-D int64 tensors.
+        window: Tokens.
+        stride: Of sliding windows; None: windows that do not overlap.
+        span: Targets per document are a multiple of it.
+        token_bytes: Bytes of the tokens.
+        batch_tokens: Input tokens per forward pass.
+        progress: Called as progress(done, total).
+
+    Returns:
+        The sums.
+
+    Raises:
+        ValueError: As `losses_by_length`.
     """
     method = "non-overlapping" if stride is None else "sliding"
     [losses] = losses_by_length(
@@ -212,7 +260,14 @@ def document_losses(
 
 
 def default_bins(length: int) -> list[int]:
-    """Edges of position bins: 0, 1, 2, 4, 8, then two per octave (16, 24, 32, 48, ...) up to `length`."""
+    """Edges of position bins: 0, 1, 2, 4, 8, then two per octave (16, 24, 32, 48, ...).
+
+    Args:
+        length: The last edge.
+
+    Returns:
+        Ascending edges.
+    """
     edges = [0, 1, 2, 4, 8]
     while edges[-1] < length:
         octave = 2 ** (edges[-1].bit_length())
@@ -224,7 +279,7 @@ def default_bins(length: int) -> list[int]:
 
 
 class _Targets:
-    """The scored targets of every document: how many, their bytes, and what becomes of losses along them."""
+    """The scored targets of every document: how many, their bytes, and how losses along them are summed."""
 
     def __init__(self, documents: Sequence[Tensor], span: int, token_bytes: Tensor | Sequence[Tensor] | int | None):
         _check_documents(documents, span)
@@ -276,7 +331,7 @@ def _bytes(
         pairs = zip(token_bytes, scored, strict=True)
         return [sizes[1 : len(targets) + 1].cpu().numpy() for sizes, targets in pairs]
     if not isinstance(token_bytes, Tensor):
-        size = _positive("token_bytes", token_bytes)
+        size = positive("token_bytes", token_bytes)
         return [np.full(len(targets), size, dtype=np.int64) for targets in scored]
     if token_bytes.ndim != 1 or token_bytes.dtype != int64 or (token_bytes < 0).any():
         raise ValueError(
@@ -315,14 +370,15 @@ def _check_labels(labels: dict[str, Any]) -> None:
             raise unknown("label", name, LABELS, "The columns a caller fills are in longitude.measure.text.LABELS.")
 
 
-def _positive(name: str, value: int) -> int:
+def positive(name: str, value: int) -> int:
+    """The value; ValueError unless it is an integer from 1."""
     if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
     return int(value)
 
 
 def _lengths(lengths: Sequence[int]) -> list[int]:
-    lengths = [_positive("each of lengths", length) for length in lengths]
+    lengths = [positive("each of lengths", length) for length in lengths]
     if not lengths:
         raise ValueError("lengths must name at least one length in tokens, got none")
     if any(a >= b for a, b in pairwise(lengths)):
@@ -342,7 +398,7 @@ def _methods(methods: Sequence[str]) -> list[str]:
 def _stride(stride: int | None, window: int) -> int:
     if stride is None:
         return max(1, window // 2)
-    if _positive("stride", stride) > window:
+    if positive("stride", stride) > window:
         raise ValueError(
             f"stride must be 1 to the window, got stride {stride} for window {window}; text would be skipped"
         )

@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-CHUNK = 2**22  # logits turned to float32 at once: 16 MiB
-
+CHUNK = 2**22  # logits converted to float32 at once: 16 MiB
 LOGITS = 2**24  # numbers of the head's output that a bounded reader holds, about three times over: 200 MiB
 
 Progress = Callable[[int, int], None]
@@ -24,10 +23,10 @@ class Reader(Protocol):
 
 
 # {(inputs in the window, inputs whose targets an earlier window scored): [(document, first input), ...]}
-Plan = dict[tuple[int, int], list[tuple[int, int]]]
+Windows = dict[tuple[int, int], list[tuple[int, int]]]
 
 
-def plan_windows(counts: Sequence[int], window: int, stride: int) -> Plan:
+def plan_windows(counts: Sequence[int], window: int, stride: int) -> Windows:
     """The windows that score targets 0..count-1 of every document once each, grouped by shape so that they batch."""
     plan = defaultdict(list)
     for document, count in enumerate(counts):
@@ -39,14 +38,14 @@ def plan_windows(counts: Sequence[int], window: int, stride: int) -> Plan:
     return plan
 
 
-class Run:
-    """A model that answers plans with losses; `progress` hears of every forward pass, over all the plans."""
+class Scorer:
+    """A model that gives the losses of windows; `progress` is called after every forward pass, over all the plans."""
 
     def __init__(
         self,
         model: nn.Module,
         documents: Sequence[Tensor],
-        plans: Sequence[Plan],
+        plans: Sequence[Windows],
         batch_tokens: int,
         progress: Progress | None,
         reader: Reader | None = None,
@@ -57,7 +56,7 @@ class Run:
         parameter = next(model.parameters())
         self.device, self.dtype = parameter.device, str(parameter.dtype).removeprefix("torch.")
 
-    def nats(self, plan: Plan, counts: Sequence[int]) -> list[np.ndarray]:
+    def nats(self, plan: Windows, counts: Sequence[int]) -> list[np.ndarray]:
         """[count] float64 for every document: entry t is -ln p(token t + 1 | its window's tokens up to t)."""
         nats = [np.empty(count) for count in counts]
         with evaluating(self.model):
@@ -93,16 +92,16 @@ class OnePass:
             )
         logits = logits[:, skip:]
         columns = max(1, CHUNK // (logits.shape[0] * logits.shape[2]))
-        pieces = zip(logits.split(columns, dim=1), targets.split(columns, dim=1), strict=True)
-        return torch.cat([_nats(x, y) for x, y in pieces], dim=1)
+        chunks = zip(logits.split(columns, dim=1), targets.split(columns, dim=1), strict=True)
+        return torch.cat([_nats(x, y) for x, y in chunks], dim=1)
 
 
 class Bounded:
     """Reads a window of a transformers model with memory that a long window or a large vocabulary does not blow up.
 
-    size: tokens that the model reads at once, before it goes on with its own cache; None: the whole window. Either way
-    the head is asked for few positions at a time, so that no more than `logits` numbers of its output are held.
-    restart: read one token first, which brings back the tables of a model that keeps those of the longest text it read.
+    size: tokens that the model reads at once, before it continues with its own cache; None: the whole window. Either way
+    the head computes few positions at a time, so that no more than `logits` numbers of its output are held.
+    restart: read one token first, which resets the tables of a model that keeps those of the longest text it read.
     """
 
     def __init__(self, model: Any, size: int | None, logits: int = LOGITS, restart: bool = False):
@@ -118,29 +117,29 @@ class Bounded:
             self.model(input_ids=inputs[:, :1], use_cache=False, logits_to_keep=1)
         losses, cache = [], {"use_cache": size < width}
         for start in range(0, width, size):
-            piece, wanted = slice(start, min(start + size, width)), max(0, skip - start)
-            losses.append(self._piece(inputs[:, piece], targets[:, piece], wanted, cache))
+            chunk = slice(start, min(start + size, width))
+            losses.append(self._chunk(inputs[:, chunk], targets[:, chunk], max(0, skip - start), cache))
         return torch.cat(losses, dim=1)
 
-    def _piece(self, inputs: Tensor, targets: Tensor, skip: int, cache: dict[str, Any]) -> Tensor:
-        """inputs, targets [B, C] -> [B, C - skip]; `cache` goes on. The body runs once, the head for a few places at a time."""
+    def _chunk(self, inputs: Tensor, targets: Tensor, skip: int, cache: dict[str, Any]) -> Tensor:
+        """inputs, targets [B, C] -> [B, C - skip]; `cache` grows. The body runs once, the head for a few positions at a time."""
         rows, width = inputs.shape
         columns = max(1, self.logits // (rows * self.vocabulary))
-        places = torch.arange(min(skip, width - 1), width, device=inputs.device).split(columns)
-        body, kept = self.model.base_model, []
-        hook = body.register_forward_hook(lambda module, given, output: kept.append(output))
+        first, *others = torch.arange(min(skip, width - 1), width, device=inputs.device).split(columns)
+        body, outputs = self.model.base_model, []
+        hook = body.register_forward_hook(lambda module, given, output: outputs.append(output))
         try:
-            answer = self.model(input_ids=inputs, logits_to_keep=places[0], **cache)
+            answer = self.model(input_ids=inputs, logits_to_keep=first, **cache)
         finally:
             hook.remove()
         if cache["use_cache"]:
             cache["past_key_values"] = answer.past_key_values
-        losses = [_nats(answer.logits, targets[:, places[0]])]
-        if len(places) > 1:
+        losses = [_nats(answer.logits, targets[:, first])]
+        if others:
             del answer
-            body.forward = lambda *args, **kwargs: kept[0]  # the model's own way from the body's output to logits
+            body.forward = lambda *args, **kwargs: outputs[0]  # the model's own way from the body's output to logits
             try:
-                for some in places[1:]:
+                for some in others:
                     logits = self.model(input_ids=inputs, logits_to_keep=some, use_cache=False).logits
                     losses.append(_nats(logits, targets[:, some]))
             finally:

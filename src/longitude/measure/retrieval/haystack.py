@@ -27,7 +27,7 @@ class Haystack:
     def with_needles(self, size: int, needles: Sequence[str], depths: Sequence[float]) -> str:
         """The first `size` words, with needle i after about the part depths[i] (0 to 1, ascending) of them.
 
-        A needle stands between two sentences where one ends within `NEAR` words, otherwise between two words.
+        A needle is put between two sentences where one ends within `NEAR` words, otherwise between two words.
         """
         words = [self.words[i % len(self.words)] for i in range(size)]
         for depth, needle in reversed(list(zip(depths, needles, strict=True))):

@@ -38,7 +38,7 @@ def passkey(random: Random, length: int, depth: float | None, haystack: Haystack
         before = int(depth * size)
         return "\n".join([TASK, _filler(before), line, _filler(size - before), ASK])
 
-    return Question(text=text, ask=ASK, needles=(line,), answers=(key,), spoken=f" {key}")
+    return Question(text=text, ask=ASK, needles=(line,), answers=(key,), whole_answer=f" {key}")
 
 
 def _filler(letters: int) -> str:
@@ -59,7 +59,7 @@ def in_filler(random: Random, length: int, depth: float | None, haystack: Haysta
         lines.insert(round(depth * size), line)
         return opening.format(context="\n".join(lines)) + ask
 
-    return Question(text=text, ask=ask, needles=(line,), answers=(value,), spoken=f" {value}")
+    return Question(text=text, ask=ask, needles=(line,), answers=(value,), whole_answer=f" {value}")
 
 
 def single(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
@@ -72,8 +72,8 @@ def single(random: Random, length: int, depth: float | None, haystack: Haystack)
 def multi_key(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """Four keys with a number each; one key is asked for."""
     keys, values = _keys(random, 4), _values(random, 4, haystack)
-    asked = random.randrange(4)
-    return _hidden(list(zip(keys, values)), _depths(random, 4), [keys[asked]], [values[asked]], haystack)
+    chosen = random.randrange(4)
+    return _hidden(list(zip(keys, values)), _depths(random, 4), [keys[chosen]], [values[chosen]], haystack)
 
 
 def multi_value(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
@@ -86,8 +86,8 @@ def multi_query(random: Random, length: int, depth: float | None, haystack: Hays
     """Four keys with a number each, all asked for, in an order of their own."""
     keys, values = _keys(random, 4), _values(random, 4, haystack)
     pairs = list(zip(keys, values))
-    asked = random.sample(pairs, 4)
-    return _hidden(pairs, _depths(random, 4), [key for key, _ in asked], [value for _, value in asked], haystack)
+    queries = random.sample(pairs, 4)
+    return _hidden(pairs, _depths(random, 4), [key for key, _ in queries], [value for _, value in queries], haystack)
 
 
 def _hidden(
@@ -105,7 +105,7 @@ def _hidden(
     def text(size: int) -> str:
         return opening.format(context=haystack.with_needles(size, lines, depths)) + ask
 
-    return Question(text=text, ask=ask, needles=lines, answers=tuple(answers), spoken=f" {_listed(answers)}")
+    return Question(text=text, ask=ask, needles=lines, answers=tuple(answers), whole_answer=f" {_listed(answers)}")
 
 
 def _listed(items: Sequence[str]) -> str:

@@ -1,10 +1,9 @@
-"""What is to be asked: a task at lengths and depths, with questions that depend on nothing but these and a seed."""
+"""The questions of a measurement: a task at lengths and depths; they depend on nothing but these and a seed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
-from numbers import Integral
 from random import Random
 from typing import Any
 
@@ -12,6 +11,7 @@ from longitude.errors import unknown
 from longitude.measure.retrieval import haystack
 from longitude.measure.retrieval.prompts import DoesNotFit, Prompt, fit
 from longitude.measure.retrieval.tasks import TASKS, Task
+from longitude.measure.text import positive
 
 
 @dataclass(frozen=True)
@@ -78,16 +78,9 @@ def plan(
         raise ValueError(f"lengths must be one or more, strictly ascending, got {lengths}")
     if text is not None and not task.text:
         raise ValueError(f"task {task.name} hides nothing in running text; leave the text out")
-    asked = RetrievalPlan(task, lengths, _depths(task, depths), positive("trials", trials), seed, text)
-    _ = asked.haystack  # an empty text is said now
-    return asked
-
-
-def positive(name: str, value: int) -> int:
-    """The value; ValueError unless it is an integer from 1."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return int(value)
+    planned = RetrievalPlan(task, lengths, _depths(task, depths), positive("trials", trials), seed, text)
+    _ = planned.haystack  # ValueError for an empty text
+    return planned
 
 
 def _depths(task: Task, depths: Sequence[float] | None) -> list[float | None]:

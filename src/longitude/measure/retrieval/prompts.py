@@ -17,7 +17,7 @@ class Question:
     text: the whole prompt with `size` units of filler (letters, words, lines, ...), the same for the same size.
     smallest: units that it needs at least.
     ask: what the prompt ends with; needles: what must stand in it, each once; answers: what a right answer says;
-    spoken: a right answer as a whole, which tells how many new tokens one takes.
+    whole_answer: a right answer as a whole, which tells how many new tokens one takes.
     """
 
     text: Callable[[int], str]
@@ -25,7 +25,7 @@ class Question:
     ask: str
     needles: tuple[str, ...] = ()
     answers: tuple[str, ...]
-    spoken: str
+    whole_answer: str
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def fit(question: Question, tokenizer: Any, length: int, new_tokens: int) -> Pro
     new_tokens: to generate; raised where a right answer takes more of this tokenizer's tokens.
     Raises DoesNotFit when the question without filler is too long; ValueError when the tokenizer cuts or loses text.
     """
-    new_tokens = max(new_tokens, len(encode(tokenizer, question.spoken)))
+    new_tokens = max(new_tokens, len(encode(tokenizer, question.whole_answer)))
     size = _most(lambda size: len(encode(tokenizer, question.text(size))), length - new_tokens, question.smallest)
     if size is None:
         shortest = len(encode(tokenizer, question.text(question.smallest))) + new_tokens

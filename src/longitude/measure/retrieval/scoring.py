@@ -8,25 +8,20 @@ CONFIDENCE = 1.959964
 """Standard normal quantile of a two-sided 95 % interval."""
 
 
-def first_number(said: str, answers: Sequence[str]) -> float:
+def first_number(output: str, answers: Sequence[str]) -> float:
     """1 if the first run of digits is the number asked for, else 0 (Mohtashami and Jaggi 2023, llama/run_test.py)."""
     [answer] = answers
-    number = re.search(r"\d+", said)
+    number = re.search(r"\d+", output)
     return float(number is not None and int(number.group()) == int(answer))
 
 
-def match_all(said: str, answers: Sequence[str]) -> float:
-    """The part of the answers that occurs in what was said, whatever the case (RULER's string_match_all)."""
-    return sum(_said(answer, said) for answer in answers) / len(answers)
+def match_all(output: str, answers: Sequence[str]) -> float:
+    """The part of the answers that occurs in the output, whatever the case (RULER's string_match_all)."""
+    return sum(_occurs(answer, output) for answer in answers) / len(answers)
 
 
-def match_part(said: str, answers: Sequence[str]) -> float:
-    """1 if any of the answers occurs in what was said, else 0 (RULER's string_match_part)."""
-    return float(any(_said(answer, said) for answer in answers))
-
-
-def _said(answer: str, said: str) -> bool:
-    return answer.lower() in re.sub(r"[\x00-\x1f]", "\n", said).lower()
+def _occurs(answer: str, output: str) -> bool:
+    return answer.lower() in re.sub(r"[\x00-\x1f]", "\n", output).lower()
 
 
 def mean(scores: Sequence[float]) -> tuple[float, float, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from statistics import fmean
@@ -20,7 +19,14 @@ THRESHOLD = 0.856
 
 
 def definition(threshold: float = THRESHOLD) -> str:
-    """The meaning of `effective_length`, in a sentence for the reader."""
+    """The meaning of `effective_length`, in a sentence for the reader.
+
+    Args:
+        threshold: As for `effective_length`.
+
+    Returns:
+        The sentence, without a full stop.
+    """
     whose = " (what Llama2-7B reaches at 4K on RULER's 13 tasks)" if threshold == THRESHOLD else ""
     return (
         f"effective length: the longest measured length up to which the score, averaged over depths and then over the tasks "
@@ -32,8 +38,20 @@ def effective_length(rows: Iterable[Row], threshold: float = THRESHOLD) -> int |
     """The longest length of one model's retrieval rows up to which the mean over tasks stays at or above the threshold.
 
     Within a task and length, depths count equally; within a length, tasks do. A length at which some of the tasks have no
-    score (their prompts do not fit) is left out, since its mean would be about other tasks. None: the shortest falls short.
-    Rows of other measurements are left out. Raises ValueError for rows of two models, or a threshold outside 0 to 1.
+    score (their prompts do not fit) is left out, since its mean would be about other tasks.
+
+    Args:
+        rows: Of one model; rows of other measurements are left out.
+        threshold: A score from 0 to 1.
+
+    Returns:
+        The length in tokens; None where the shortest one falls short.
+
+    Raises:
+        ValueError: For rows of two models, or a threshold outside 0 to 1.
+
+    Source:
+        The threshold: Hsieh et al. 2024, RULER, arXiv 2404.06654, https://arxiv.org/abs/2404.06654.
     """
     if not 0 <= threshold <= 1:
         raise ValueError(
@@ -52,7 +70,14 @@ def effective_length(rows: Iterable[Row], threshold: float = THRESHOLD) -> int |
 
 
 def scores_by_length(rows: Iterable[Row]) -> dict[int, float]:
-    """Length -> mean over tasks, ascending, where every task of the rows has all its scores."""
+    """Scores of one model by length.
+
+    Args:
+        rows: Of one model; rows of other measurements are left out.
+
+    Returns:
+        Length -> mean over tasks, ascending, where every task of the rows has all its scores.
+    """
     rows = [row for row in rows if row.weighting == WEIGHTING]
     tasks = {row.task for row in rows}
     by_length: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -71,13 +96,20 @@ def scores_by_length(rows: Iterable[Row]) -> dict[int, float]:
 
 
 def heat_map(rows: Iterable[Row]) -> pd.DataFrame:
-    """Scores of one task and model by depth (index, ascending) and length (columns, ascending); NA where there is none.
+    """Scores of one task and model by depth and length.
 
-    Raises ValueError for rows of more than one task or model, or none with a depth.
+    Args:
+        rows: Of one task and model; rows without a depth are left out.
+
+    Returns:
+        Depths as index, lengths as columns, both ascending; NA where there is no score.
+
+    Raises:
+        ValueError: For rows of more than one task or model, or none with a depth.
     """
     import pandas as pd
 
-    placed = [(row, depth) for row in rows if (depth := depth_of(row)) is not None]
+    placed = [(row, row.depth) for row in rows if row.depth is not None]
     kinds = {(row.task, row.model, row.label, row.seed) for row, _ in placed}
     if len(kinds) != 1:
         raise ValueError(f"a heat map shows one task of one model measured at depths, got rows of {len(kinds)}")
@@ -87,9 +119,3 @@ def heat_map(rows: Iterable[Row]) -> pd.DataFrame:
         {length: pd.array([values.get((depth, length)) for depth in depths], dtype="Float64") for length in lengths},
         index=pd.Index(depths, name="depth"),
     ).rename_axis(columns="length")
-
-
-def depth_of(row: Row) -> float | None:
-    """The depth of a row's needle, 0 (first) to 1 (last); None where it was random or there is none."""
-    found = re.search(r"depth (\d\S*)$", row.method or "")
-    return float(found.group(1)) if found else None

@@ -47,7 +47,7 @@ _ALL = (
         metric="accuracy",
         depths=True,
         source="Mohtashami and Jaggi 2023",
-        summary="a five-digit number, said twice in one line of repeated sentences",
+        summary="a five-digit number, given twice in one line of repeated sentences",
     ),
     Task(
         name="needle-filler",

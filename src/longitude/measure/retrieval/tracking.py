@@ -31,7 +31,7 @@ def variables(random: Random, length: int, depth: float | None, haystack: Haysta
         ask=chain.ask,
         needles=tuple(chain.lines),
         answers=tuple(chain.names),
-        spoken=" ".join(chain.names),
+        whole_answer=" ".join(chain.names),
     )
 
 

@@ -49,19 +49,19 @@ def common(random: Random, length: int, depth: float | None, haystack: Haystack)
     """
     often, seldom = (30, 3) if length >= LONG else (6, 1)
     different, *repeats = (40, 10, 3) if length >= LONG else (20, 3, 1)
-    shown, asked = _shuffled(random), _shuffled(random)
+    example, question = _shuffled(random), _shuffled(random)
     solved = (
-        LISTED.format(context=_list(shown, different, *repeats, order=random.random()))
+        LISTED.format(context=_list(example, different, *repeats, order=random.random()))
         + ASK_COMMON
-        + _numbered(shown[:COMMON])
+        + _numbered(example[:COMMON])
     )
     order = random.random()
 
     def text(size: int) -> str:
-        return f"{solved}\n{LISTED.format(context=_list(asked, size, often, seldom, order=order))}{ASK_COMMON}"
+        return f"{solved}\n{LISTED.format(context=_list(question, size, often, seldom, order=order))}{ASK_COMMON}"
 
-    answers = tuple(asked[:COMMON])
-    return Question(text=text, smallest=2 * COMMON, ask=ASK_COMMON, answers=answers, spoken=_numbered(answers))
+    answers = tuple(question[:COMMON])
+    return Question(text=text, smallest=2 * COMMON, ask=ASK_COMMON, answers=answers, whole_answer=_numbered(answers))
 
 
 def _shuffled(random: Random) -> list[str]:
@@ -101,4 +101,4 @@ def frequent(random: Random, length: int, depth: float | None, haystack: Haystac
         return CODED.format(context=" ".join(coded)) + ASK_FREQUENT
 
     answers = tuple(vocabulary[1:4])
-    return Question(text=text, smallest=CLEAR, ask=ASK_FREQUENT, answers=answers, spoken=f" {' '.join(answers)}")
+    return Question(text=text, smallest=CLEAR, ask=ASK_FREQUENT, answers=answers, whole_answer=f" {' '.join(answers)}")
