@@ -15,20 +15,24 @@ Where the windows do not fill N, the last one of a document begins where the nex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from numbers import Integral
 from typing import Any
 
 import numpy as np
 from torch import Tensor, int64, nn
 
-from longitude.errors import unknown
+from longitude.measure.checks import (
+    METHODS,
+    check_documents,
+    check_labels,
+    checked_bins,
+    checked_lengths,
+    checked_methods,
+    checked_stride,
+    positive,
+)
 from longitude.measure.intervals import interval
 from longitude.measure.rows import Row
 from longitude.measure.windows import Progress, Reader, Scorer, plan_windows
-
-METHODS = ("non-overlapping", "sliding", "per-position")
-LABELS = tuple("task model encoding label seed train_length train_positions bos backend commit prefill".split())
-"""Columns of `Row` that a caller may fill."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +87,7 @@ class DocumentLosses:
         Raises:
             ValueError: For an unknown label.
         """
-        _check_labels(labels)
+        check_labels(labels)
         value, low, high = interval(*self.sums, metric=self.metric, resamples=resamples, seed=bootstrap_seed)
         columns: dict[str, Any] = {"task": "text", "bos": "none"} | labels
         return Row(
@@ -149,7 +153,7 @@ def by_length(
     Raises:
         ValueError: For arguments that are not so, and an unknown label.
     """
-    _check_labels(labels)
+    check_labels(labels)
     losses = losses_by_length(
         model, documents, lengths=lengths, methods=methods, stride=stride, span=span, token_bytes=token_bytes,
         bins=bins, batch_tokens=batch_tokens, progress=progress,
@@ -195,20 +199,20 @@ def losses_by_length(
     Raises:
         ValueError: For each of these that is not so.
     """
-    lengths, methods = _lengths(lengths), _methods(methods)
+    lengths, methods = checked_lengths(lengths), checked_methods(methods)
     longest = lengths[-1]
     span = longest if span is None else positive("span", span)
     if span < longest:
         raise ValueError(f"span must be at least the longest length {longest}, got {span}; leave it out or raise it")
     sliding = lengths if "sliding" in methods else []
     for length in sliding:
-        _stride(stride, length)
-    edges = default_bins(longest) if bins is None else _bins(bins, longest)
+        checked_stride(stride, length)
+    edges = default_bins(longest) if bins is None else checked_bins(bins, longest)
     targets = _Targets(documents, span, token_bytes)
 
     flat = lengths if "non-overlapping" in methods else [longest] if "per-position" in methods else []
     passes = [("non-overlapping", length, length) for length in flat]
-    passes += [("sliding", length, _stride(stride, length)) for length in sliding]
+    passes += [("sliding", length, checked_stride(stride, length)) for length in sliding]
     plans = [plan_windows(targets.counts, window, step) for _, window, step in passes]
     scorer = Scorer(model, documents, plans, positive("batch_tokens", batch_tokens), progress, reader)
     results, positions = [], []
@@ -282,7 +286,7 @@ class _Targets:
     """The scored targets of every document: how many, their bytes, and how losses along them are summed."""
 
     def __init__(self, documents: Sequence[Tensor], span: int, token_bytes: Tensor | Sequence[Tensor] | int | None):
-        _check_documents(documents, span)
+        check_documents(documents, span)
         self.counts = [(len(document) - 1) // span * span for document in documents]
         self.truncation = f"tail dropped to a multiple of {span} targets"
         scored = [document[1 : count + 1] for document, count in zip(documents, self.counts, strict=True)]
@@ -345,68 +349,3 @@ def _bytes(
             f"length in bytes"
         )
     return [token_bytes.cpu()[targets.cpu()].numpy() for targets in scored]
-
-
-# --- checks -------------------------------------------------------------------------------------------------------
-
-
-def _check_documents(documents: Sequence[Tensor], span: int) -> None:
-    if len(documents) == 0:
-        raise ValueError("documents must hold at least one document, got none; pass a sequence of 1-D token tensors")
-    for index, document in enumerate(documents):
-        if not isinstance(document, Tensor) or document.ndim != 1 or document.dtype != int64:
-            got = f"{document.dtype} {list(document.shape)}" if isinstance(document, Tensor) else type(document)
-            raise ValueError(f"document {index} must be a 1-D int64 tensor of token ids, got {got}")
-        if len(document) < span + 1:
-            raise ValueError(
-                f"document {index} has {len(document)} tokens, but the longest window needs {span + 1}: {span} and the "
-                f"token after them; join short documents, leave this one out, or ask for shorter lengths"
-            )
-
-
-def _check_labels(labels: dict[str, Any]) -> None:
-    for name in labels:
-        if name not in LABELS:
-            raise unknown("label", name, LABELS, "The columns a caller fills are in longitude.measure.text.LABELS.")
-
-
-def positive(name: str, value: int) -> int:
-    """The value; ValueError unless it is an integer from 1."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return int(value)
-
-
-def _lengths(lengths: Sequence[int]) -> list[int]:
-    lengths = [positive("each of lengths", length) for length in lengths]
-    if not lengths:
-        raise ValueError("lengths must name at least one length in tokens, got none")
-    if any(a >= b for a, b in pairwise(lengths)):
-        raise ValueError(f"lengths must be strictly ascending, got {lengths}; sort them and drop repeats")
-    return lengths
-
-
-def _methods(methods: Sequence[str]) -> list[str]:
-    if isinstance(methods, str) or not methods or len(set(methods)) < len(methods):
-        raise ValueError(f"methods must be a sequence of different names, got {methods!r}; valid: {', '.join(METHODS)}")
-    for method in methods:
-        if method not in METHODS:
-            raise unknown("method", method, METHODS, "They are explained in longitude.measure.text.")
-    return list(methods)
-
-
-def _stride(stride: int | None, window: int) -> int:
-    if stride is None:
-        return max(1, window // 2)
-    if positive("stride", stride) > window:
-        raise ValueError(
-            f"stride must be 1 to the window, got stride {stride} for window {window}; text would be skipped"
-        )
-    return int(stride)
-
-
-def _bins(bins: Sequence[int], longest: int) -> list[int]:
-    edges = [int(edge) for edge in bins]
-    if len(edges) < 2 or any(a >= b for a, b in pairwise(edges)) or edges[0] < 0 or edges[-1] > longest:
-        raise ValueError(f"bins must be at least two strictly ascending edges within 0..{longest}, got {edges}")
-    return edges

@@ -12,6 +12,7 @@ from longitude.checkpoints.load import Checkpoint
 from longitude.checkpoints.positions import last_position
 from longitude.checkpoints.quiet import quiet
 from longitude.errors import unknown
+from longitude.measure.checks import positive
 from longitude.measure.perplexity import described
 from longitude.measure.retrieval import scoring
 from longitude.measure.retrieval.plan import RetrievalPlan, plan
@@ -19,7 +20,6 @@ from longitude.measure.retrieval.prompts import DoesNotFit, Prompt
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.retrieval.tasks import Task
 from longitude.measure.rows import Row
-from longitude.measure.text import positive
 
 Progress = Callable[[int, int], None]
 """progress(done, total), in tokens."""

@@ -8,10 +8,10 @@ from random import Random
 from typing import Any
 
 from longitude.errors import unknown
+from longitude.measure.checks import positive
 from longitude.measure.retrieval import haystack
 from longitude.measure.retrieval.prompts import DoesNotFit, Prompt, fit
 from longitude.measure.retrieval.tasks import TASKS, Task
-from longitude.measure.text import positive
 
 
 @dataclass(frozen=True)
