@@ -82,12 +82,3 @@ def test_positions_count_by_their_distance_and_far_ones_stay_exact():
     assert (near - layer(x, positions=torch.arange(0, 27, 3))).abs().max() > 1e-3
     with pytest.raises(ValueError, match="Retention measures one axis"):
         layer(x, positions=torch.zeros(1, 9, 3, dtype=torch.long))
-
-
-def test_bad_sizes():
-    with pytest.raises(ValueError, match="an even head_dim"):
-        Retention(9, 3)
-    with pytest.raises(ValueError, match="num_heads to divide dim"):
-        Retention(10, 3)
-    with pytest.raises(ValueError, match="expand_v to be an int of 1 or more"):
-        Retention(8, 2, expand_v=0)

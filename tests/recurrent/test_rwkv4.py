@@ -1,4 +1,4 @@
-"""RWKV-4's weighted mean: published numbers, transformers' own, three modes in two forms, states, documents and padding."""
+"""RWKV-4: the weighted mean against its formula and transformers', and the published blocks."""
 
 import sys
 
@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import longitude as lg
+from longitude.recurrent import RWKV4, RWKVChannelMix
 
 rwkv4 = lg.recurrent.rwkv4
 MODES = ["recurrent", "parallel", "chunked"]
@@ -25,15 +26,12 @@ def numbers(length, batch=2, channels=5, dtype=torch.float64):
     return [torch.randn(shape, dtype=dtype).requires_grad_() for shape in shapes]
 
 
-def by_formula(time_decay, time_first, key, value, reset=None):
+def by_formula(time_decay, time_first, key, value):
     """All pairs, as the formula says, with no care for overflow."""
     ago = torch.arange(key.shape[1])
     ago = (ago[:, None] - ago - 1).to(key.dtype)[..., None]  # t - 1 - i
     exponent = torch.where(ago >= 0, -ago * time_decay.exp(), -torch.inf)
     exponent = torch.where(ago == -1, time_first, exponent) + key[:, None]  # [B, t, i, C]
-    if reset is not None:
-        document = reset.cumsum(1)
-        exponent = torch.where((document[:, :, None] == document[:, None])[..., None], exponent, -torch.inf)
     weights = exponent.exp()
     return (weights * value[:, None]).sum(2) / weights.sum(2)
 
@@ -71,58 +69,6 @@ def test_modes_are_the_formula(form, mode, length):
         torch.autograd.grad(out, given, cotangent, allow_unused=True, materialize_grads=True) for out in (got, want)
     )  # one token alone decays nothing
     agree(*grads)
-
-
-@pytest.mark.parametrize("flags", [(), ("reset",), ("valid",), ("reset", "valid")], ids=str)
-def test_modes_are_equal(form, flags):
-    """With a state from before; state and gradients included."""
-    length, batch, channels = 37, 2, 5
-    reset, valid = torch.rand(batch, length) < 0.1, torch.rand(batch, length) < 0.7
-    options = {"reset": reset & valid, "valid": valid} if len(flags) == 2 else {"reset": reset, "valid": valid}
-    options = {name: options[name] for name in flags}
-    sums = [
-        torch.randn(batch, channels).double(),
-        torch.rand(batch, channels).double() + 1,
-        torch.randn(batch, channels).double(),
-    ]
-    given = [*numbers(length), *(x.requires_grad_() for x in sums)]
-    heard = valid[..., None] if "valid" in flags else torch.ones(())
-
-    def way(mode, chunk=32):
-        def run(w, u, k, v, *state):
-            out, after = rwkv4(w, u, k, v, mode=mode, chunk_size=chunk, state=state, **options)
-            assert out.isfinite().all()
-            return out * heard, after
-
-        return run
-
-    want = everything(way("recurrent"), given)
-    agree(everything(way("parallel"), given), want)
-    for chunk in (1, 5, 16, 200):
-        agree(everything(way("chunked", chunk), given), want)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_documents_are_apart(form, mode):
-    given = numbers(40)
-    reset = torch.rand(2, 40) < 0.15
-    out, _ = rwkv4(*given, mode=mode, chunk_size=8, reset=reset)
-    torch.testing.assert_close(out, by_formula(*given, reset=reset))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_padding_leaves_the_state_alone(form, mode):
-    w, u, k, v = (x.detach() for x in numbers(20))
-    valid = torch.ones(2, 20, dtype=torch.bool)
-    valid[0, :6] = valid[1, 11:] = valid[:, 9] = False
-    out, state = rwkv4(w, u, k, v, mode=mode, chunk_size=8, valid=valid)
-    assert out.isfinite().all()
-    for b in range(2):
-        want, alone = rwkv4(w, u, k[b : b + 1, valid[b]], v[b : b + 1, valid[b]], mode="recurrent")
-        agree((out[b : b + 1, valid[b]], *(x[b : b + 1] for x in state)), (want, *alone))
-    nothing = torch.zeros(2, 20, dtype=torch.bool)
-    _, after = rwkv4(w, u, k, v, mode=mode, chunk_size=8, valid=nothing, state=state)
-    agree(after, state)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -194,19 +140,9 @@ def test_gradients_of_the_state(form):
     assert torch.autograd.gradcheck(lambda *x: rwkv4(*x, chunk_size=2)[1], given)
 
 
-def test_dtypes(form):
-    given = [x.detach() for x in numbers(9, dtype=torch.float32)]
-    want, _ = rwkv4(*given)
-    out, state = rwkv4(*(x.bfloat16() for x in given))
-    assert out.dtype == torch.bfloat16 and {x.dtype for x in state} == {torch.float32}
-    torch.testing.assert_close(out.float(), want, rtol=0.1, atol=0.1)
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"mode": "fast"}, "mode"),
-        ({"chunk_size": 0}, "chunk_size"),
         ({"value": torch.zeros(2, 9, 4)}, r"value \[B, L, C\].*got .*value \[2, 9, 4\]"),
         ({"time_decay": torch.zeros(4)}, r"time_decay \[C\].*got time_decay \[4\]"),
         ({"time_first": torch.zeros(1, 1, 5)}, r"time_first \[C\].*time_first \[1, 1, 5\]"),
@@ -214,9 +150,6 @@ def test_dtypes(form):
             {"state": torch.zeros(2, 5, 4)},
             r"numerator \[2, 5\], denominator \[2, 5\], max \[2, 5\], got \[2, 5, 4\]",
         ),
-        ({"reset": torch.zeros(2, 8, dtype=torch.bool)}, r"reset.*\[2, 9\]"),
-        ({"valid": torch.ones(2, 9)}, "valid: rwkv4 expected bool"),
-        ({"key": torch.zeros(2, 9, 5, dtype=torch.long)}, "key .* of torch.int64"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
@@ -224,3 +157,50 @@ def test_wrong_input_is_named(change, says):
     names = dict(zip("time_decay time_first key value".split(), (x.detach() for x in numbers(9)), strict=True))
     with pytest.raises(ValueError, match=says):
         rwkv4(**{**names, **change})
+
+
+# ---- the layers ------------------------------------------------------------------------------------------------------
+def random(module):
+    """Every parameter drawn again: initial values may hide a difference."""
+    for p in module.parameters():
+        torch.nn.init.uniform_(p, -1, 1)
+    return module
+
+
+def test_rwkv4_is_transformers():
+    """Outputs, and the state after them, from a state before."""
+    from transformers import RwkvConfig
+    from transformers.models.rwkv.modeling_rwkv import RwkvSelfAttention
+
+    config = RwkvConfig(hidden_size=16, attention_hidden_size=32, num_hidden_layers=1)
+    theirs, ours = random(RwkvSelfAttention(config, 0)), RWKV4(16, inner=32)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 13, 16)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), theirs(x)[0], rtol=1e-4, atol=1e-4)
+        state = [torch.zeros(2, n, 1) for n in (16, 16, 32, 32, 32)]
+        state[4] -= 1e38
+        cache = ours.cache_layer()
+        for some in (slice(5), slice(5, 11), slice(11, 13)):
+            want, state = theirs(x[:, some], state=state, use_cache=True)
+            torch.testing.assert_close(ours(x[:, some], cache=cache), want, rtol=1e-4, atol=1e-4)
+        tail, *sums = cache.state
+        for a, b in zip((tail[:, 0], *sums), state[1:], strict=True):
+            torch.testing.assert_close(a, b[..., 0], rtol=1e-4, atol=1e-4)
+
+
+def test_channel_mix_is_transformers():
+    from transformers import RwkvConfig
+    from transformers.models.rwkv.modeling_rwkv import RwkvFeedForward
+
+    theirs, ours = random(RwkvFeedForward(RwkvConfig(hidden_size=16, num_hidden_layers=1))), RWKVChannelMix(16)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 13, 16)
+    want = theirs(x)[0]
+    torch.testing.assert_close(ours(x)[0], want, rtol=1e-4, atol=1e-3)
+    first, tail = ours(x[:, :5])
+    torch.testing.assert_close(torch.cat([first, ours(x[:, 5:], tail)[0]], 1), want, rtol=1e-4, atol=1e-3)
+
+
+def test_initial_values_are_the_published():
+    assert RWKV4(8).time_decay[[0, -1]].tolist() == [-5, 3]

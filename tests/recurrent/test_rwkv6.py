@@ -59,5 +59,3 @@ def test_initial_decays_reach_from_slow_to_fast():
     assert (w.diff() < 0).all()
     torch.testing.assert_close(w[[0, -1]], torch.exp(-torch.exp(torch.tensor([-6.0, -1.0]))))
     assert not layer.mix_down.any() and not layer.decay_down.any()  # nothing depends on the data yet
-    with pytest.raises(ValueError, match="num_heads to divide dim"):
-        RWKV6(10, 3)

@@ -1,12 +1,14 @@
-"""S4D: published numbers, the convolution that it is, three modes, states, documents and padding."""
+"""S4D: published numbers, the convolution that it is, and the published block."""
 
 import math
 import sys
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import longitude as lg
+from longitude.recurrent import S4D
 
 s4d = lg.recurrent.s4d
 MODES = ["recurrent", "parallel", "chunked"]
@@ -74,57 +76,6 @@ def test_modes_are_the_convolution(form, mode, length):
         agree(torch.autograd.grad(got, given, cotangent), torch.autograd.grad(by_kernel(*given), given, cotangent))
 
 
-@pytest.mark.parametrize("flags", [(), ("reset",), ("valid",), ("reset", "valid")], ids=str)
-def test_modes_are_equal(form, flags):
-    """With a state from before; state and gradients included."""
-    options = {"reset": torch.rand(2, 37) < 0.1, "valid": torch.rand(2, 37) < 0.7}
-    options = {name: options[name] for name in flags}
-    if len(flags) == 2:
-        options["reset"] &= options["valid"]
-    heard = options.get("valid", torch.ones(2, 37))[:, None]
-    given = [*numbers(37), torch.randn(2, 3, 4, dtype=torch.complex128, requires_grad=True)]
-
-    def way(mode, chunk=32):
-        def run(u, log_dt, A, C, state):
-            y, h = s4d(u, log_dt, A, C, mode=mode, chunk_size=chunk, state=state, **options)
-            assert y.isfinite().all()
-            return y * heard, h
-
-        return run
-
-    want = everything(way("recurrent"), given)
-    agree(everything(way("parallel"), given), want)
-    for chunk in (1, 5, 16, 200):
-        agree(everything(way("chunked", chunk), given), want)
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_states_are_carried(form, mode):
-    u, log_dt, A, C = (x.detach() for x in numbers(37))
-    want, last = s4d(u, log_dt, A, C, mode=mode)
-    parts, h = [], None
-    for some in torch.arange(37).split([1, 13, 23]):
-        y, h = s4d(u[..., some], log_dt, A, C, mode=mode, chunk_size=8, state=h)
-        parts.append(y)
-    agree((torch.cat(parts, 2), h), (want, last))
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_documents_and_padding(form, mode):
-    """Each document as it is alone, wherever padding stands."""
-    u, log_dt, A, C = (x.detach() for x in numbers(20))
-    valid = torch.ones(2, 20, dtype=torch.bool)
-    valid[0, :6] = valid[1, 17:] = valid[:, 9] = False
-    reset = torch.zeros(2, 20, dtype=torch.bool)
-    reset[:, 12] = True
-    y, h = s4d(u, log_dt, A, C, mode=mode, chunk_size=8, valid=valid, reset=reset)
-    for b in range(2):
-        for document in (valid[b] & (torch.arange(20) < 12), valid[b] & (torch.arange(20) >= 12)):
-            want, alone = s4d(u[b : b + 1, :, document], log_dt, A, C, mode="recurrent")
-            agree([y[b : b + 1, :, document]], [want])
-        agree([h[b : b + 1]], [alone])
-
-
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("A", [0, 1e-9j, 1e-6, -1e-6 + 1e-6j, 3j, -0.5], ids=str)
@@ -144,18 +95,10 @@ def test_states_that_hardly_decay(form, mode, A):
         torch.testing.assert_close(a, b.to(a.dtype), rtol=1e-3, atol=1e-6)
 
 
-def test_skip_and_dtypes(form):
-    u, log_dt, A, C = (x.detach() for x in numbers(9, dtype=torch.float32))
-    D = torch.randn(3)
-    want, h = s4d(u, log_dt, A, C)
-    y, _ = s4d(u, log_dt, A, C, D=D)
-    torch.testing.assert_close(y, want + D[:, None] * u)
-    assert h.dtype == torch.complex64
-    narrow, h = s4d(u.bfloat16(), log_dt.bfloat16(), A, C)
-    assert narrow.dtype == torch.bfloat16 and h.dtype == torch.complex64
-    assert s4d(u.double(), log_dt, A, C)[1].dtype == torch.complex128
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(s4d(u, log_dt, A, C)[0], want)
+def test_skip(form):
+    u, log_dt, A, C = (x.detach() for x in numbers(9))
+    D = torch.randn(3).double()
+    agree(s4d(u, log_dt, A, C, D=D)[:1], (s4d(u, log_dt, A, C)[0] + D[:, None] * u,))
 
 
 @pytest.mark.parametrize("channels", [1, 15, 16, 17, 40])
@@ -168,17 +111,12 @@ def test_any_number_of_channels(channels):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"mode": "fast"}, "mode"),
-        ({"chunk_size": 0}, "chunk_size"),
         ({"u": torch.zeros(2, 3)}, r"u \[B, H, L\]"),
         ({"log_dt": torch.zeros(4)}, r"log_dt \[H\].*log_dt \[4\]"),
         ({"A": torch.zeros(3, 4)}, r"complex A and C \[3, N/2\], got torch.float32"),
         ({"C": torch.zeros(3, 5, dtype=torch.complex64)}, r"\[3, 5\]"),
         ({"D": torch.zeros(3, 1)}, r"D \[H\].*D \[3, 1\]"),
         ({"state": torch.zeros(2, 3, 5)}, r"state \[2, 3, 4\], got \[2, 3, 5\]"),
-        ({"reset": torch.zeros(2, 8, dtype=torch.bool)}, r"reset.*\[2, 9\]"),
-        ({"valid": torch.ones(2, 9)}, "valid: s4d expected bool"),
-        ({"u": torch.zeros(2, 3, 9, dtype=torch.long)}, "u .* of torch.int64"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
@@ -186,3 +124,23 @@ def test_wrong_input_is_named(change, says):
     names = dict(zip("u log_dt A C".split(), (x.detach() for x in numbers(9)), strict=True))
     with pytest.raises(ValueError, match=says):
         s4d(**{**names, **change})
+
+
+# ---- the layer -------------------------------------------------------------------------------------------------------
+def test_s4d_is_its_formula():
+    """The published block: kernel, skip, GELU, a linear map, GLU."""
+    layer = S4D(6, state_size=8).double()
+    x = torch.randn(2, 21, 6, dtype=torch.float64)
+    A = -layer.log_A_real.exp() + 1j * layer.A_imag
+    dt = layer.log_dt.exp()[:, None]
+    C = torch.view_as_complex(layer.C.detach()) * (torch.exp(dt * A) - 1) / A
+    K = 2 * torch.einsum("hn,hnl->hl", C, torch.exp((dt * A)[..., None] * torch.arange(21))).real
+    y = torch.stack([(K[:, : t + 1].flip(1).T * x[:, : t + 1]).sum(1) for t in range(21)], 1) + layer.D * x
+    torch.testing.assert_close(layer(x), F.glu(layer.output(F.gelu(y)), -1))
+
+
+def test_initial_values_are_the_published():
+    lin, inv = S4D(4, state_size=8), S4D(4, state_size=8, init="inv")
+    assert lin.A_imag[0].tolist() == pytest.approx([0, math.pi, 2 * math.pi, 3 * math.pi])
+    assert inv.A_imag[0].tolist() == pytest.approx([8 / math.pi * (8 / (2 * n + 1) - 1) for n in range(4)])
+    assert lin.log_A_real.exp().eq(0.5).all() and lin.log_dt.exp().min() >= 1e-3 and lin.log_dt.exp().max() <= 0.1

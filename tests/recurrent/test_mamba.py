@@ -1,11 +1,10 @@
-"""Mamba's selective scan: published numbers, transformers' own, three modes in two forms, states, documents and padding."""
-
-import math
+"""Mamba: the selective scan against its recurrence and transformers', and the published block."""
 
 import pytest
 import torch
 
 import longitude as lg
+from longitude.recurrent import Mamba
 from longitude.recurrent.ops import c_loops as loops
 
 scan = lg.recurrent.selective_scan
@@ -69,40 +68,6 @@ def test_modes_are_the_recurrence(form, mode, length):
     want = everything(by_hand, given)
     for chunk in (1, 5, 16, 200) if mode == "chunked" else (32,):
         agree(everything(lambda *x, chunk=chunk: scan(*x, mode=mode, chunk_size=chunk), given), want)
-
-
-@pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
-def test_documents_and_carried_states(form, mode):
-    given = [*numbers(37), torch.randn(2, 6, 4, dtype=torch.float64, requires_grad=True)]
-    reset = torch.rand(2, 37) < 0.1
-    want = everything(lambda *x: by_hand(*x[:5], state=x[5], reset=reset), given)
-
-    def whole(u, delta, A, B, C, h):
-        return scan(u, delta, A, B, C, mode=mode, chunk_size=8, state=h, reset=reset)
-
-    def parts(u, delta, A, B, C, h):
-        out = []
-        for some in torch.arange(37).split([1, 13, 23]):
-            here = (x[..., some] for x in (u, delta))
-            y, h = scan(*here, A, B[..., some], C[..., some], mode=mode, chunk_size=8, state=h, reset=reset[:, some])
-            out.append(y)
-        return torch.cat(out, 2), h
-
-    agree(everything(whole, given), want)
-    agree(everything(parts, given), want)
-
-
-@pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
-def test_padding_leaves_the_state_alone(form, mode):
-    u, delta, A, B, C = (x.detach() for x in numbers(20))
-    valid = torch.ones(2, 20, dtype=torch.bool)
-    valid[0, :6] = valid[1, 11:] = valid[:, 9] = False
-    y, h = scan(u, delta, A, B, C, mode=mode, chunk_size=8, valid=valid)
-    assert y.isfinite().all()
-    for b in range(2):
-        alone = [x[b : b + 1, ..., valid[b]] for x in (u, delta, B, C)]
-        want, state = by_hand(*alone[:2], A, *alone[2:])
-        agree((y[b : b + 1, :, valid[b]], h[b : b + 1]), (want, state))
 
 
 def test_groups_serve_channels_side_by_side(form):
@@ -187,22 +152,9 @@ def test_chunks_bound_what_training_keeps(form):
     assert u.grad is not None
 
 
-def test_dtypes(form):
-    given = [x.detach() for x in numbers(9, dtype=torch.float32)]
-    want, _ = scan(*given)
-    y, h = scan(*(x.bfloat16() for x in given))
-    assert y.dtype == torch.bfloat16 and h.dtype == torch.float32
-    torch.testing.assert_close(y.float(), want, rtol=0.1, atol=0.1)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(scan(*given)[0], want)
-    assert scan(*(x.double() for x in given))[1].dtype == torch.float64
-
-
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"mode": "fast"}, "mode"),
-        ({"chunk_size": 0}, "chunk_size"),
         ({"u": torch.zeros(2, 6)}, r"u \[B, C, L\]"),
         ({"delta": torch.zeros(2, 6, 8)}, r"delta \[B, C, L\].*delta \[2, 6, 8\]"),
         ({"A": torch.zeros(5, 4)}, r"A \[C, N\].*A \[5, 4\]"),
@@ -215,9 +167,6 @@ def test_dtypes(form):
         ({"D": torch.zeros(4)}, r"D \[C\].*D \[4\]"),
         ({"state": torch.zeros(2, 6, 5)}, r"state \[2, 6, 4\], got \[2, 6, 5\]"),
         ({"state": (torch.zeros(2, 6), torch.zeros(2, 6), torch.zeros(2, 6))}, r"state \[2, 6, 4\]"),
-        ({"reset": torch.zeros(2, 8, dtype=torch.bool)}, r"reset.*\[2, 9\]"),
-        ({"valid": torch.ones(2, 9)}, "valid: selective_scan expected bool"),
-        ({"u": torch.zeros(2, 6, 9, dtype=torch.long)}, "u .* of torch.int64"),
     ],
     ids=lambda x: next(iter(x)) if isinstance(x, dict) else "",
 )
@@ -227,15 +176,52 @@ def test_wrong_input_is_named(change, says):
         scan(**{**names, **change})
 
 
-def test_state_is_finite_after_half_a_minute_of_zeros():
-    """A decaying state fades to 0 and neither to NaN nor below what a number can be."""
-    u = torch.zeros(1, 2, 500)
-    y, h = scan(
-        u,
-        torch.ones_like(u),
-        -torch.ones(2, 1),
-        torch.ones(1, 1, 500),
-        torch.ones(1, 1, 500),
-        state=torch.ones(1, 2, 1),
-    )
-    assert y[0, 0, 3].item() == pytest.approx(math.exp(-4)) and h.abs().max() < 1e-30
+# ---- the layer -------------------------------------------------------------------------------------------------------
+def random(module):
+    """Every parameter drawn again: initial values may hide a difference."""
+    for p in module.parameters():
+        torch.nn.init.uniform_(p, -1, 1)
+    return module
+
+
+def one_at_a_time(layer, x, first=5, **options):
+    """With a cache: some tokens, then one after the other."""
+    cache = layer.cache_layer()
+    parts = [layer(x[:, :first], cache=cache, **options)]
+    parts += [layer(x[:, t : t + 1], cache=cache, **options) for t in range(first, x.shape[1])]
+    return torch.cat(parts, 1)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"use_bias": True, "use_conv_bias": False, "conv_kernel": 3, "expand": 1}], ids=str
+)
+def test_mamba_is_transformers(options):
+    """Outputs, gradients, and decoding with a cache; weights go over by name."""
+    from transformers import DynamicCache, MambaConfig
+    from transformers.models.mamba.modeling_mamba import MambaMixer
+
+    config = MambaConfig(hidden_size=16, state_size=4, num_hidden_layers=1, **options)
+    theirs = random(MambaMixer(config, 0))
+    names = {"use_bias": "bias", "use_conv_bias": "conv_bias"}
+    ours = Mamba(16, state_size=4, **{"bias": False, **{names.get(k, k): v for k, v in options.items()}})
+    ours.load_state_dict({**theirs.state_dict()})
+    x = torch.randn(2, 13, 16, requires_grad=True)
+    want = theirs(x)
+    got = ours(x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    by = torch.randn_like(want)
+    torch.testing.assert_close(*(torch.autograd.grad(out, x, by)[0] for out in (got, want)), rtol=1e-3, atol=1e-3)
+    with torch.no_grad():
+        cache = DynamicCache(config=config)
+        steps = [theirs(x[:, :5], cache_params=cache)] + [
+            theirs(x[:, t : t + 1], cache_params=cache) for t in range(5, 13)
+        ]
+        torch.testing.assert_close(one_at_a_time(ours, x), torch.cat(steps, 1), rtol=1e-4, atol=1e-4)
+
+
+def test_initial_values_are_the_published():
+    mamba = Mamba(32)
+    torch.testing.assert_close(mamba.A_log.exp(), torch.arange(1.0, 17).expand(64, 16))
+    step = torch.nn.functional.softplus(mamba.dt_proj.bias)
+    assert step.min() > 1e-3 * 0.999 and step.max() < 0.1 * 1.001 and mamba.D.eq(1).all() and mamba.dt_rank == 2
+    assert mamba.dt_proj.weight.abs().max() <= 2**-0.5

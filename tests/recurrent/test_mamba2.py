@@ -75,12 +75,3 @@ def test_initial_values():
     before = layer.dt_bias.clone()
     layer.reset_parameters()
     assert not torch.equal(before, layer.dt_bias)
-
-
-def test_bad_sizes():
-    with pytest.raises(ValueError, match=r"head_dim to divide expand dim = 96 into heads.*head_dim=64"):
-        Mamba2(48)
-    with pytest.raises(ValueError, match="groups=3"):
-        Mamba2(64, groups=3)
-    with pytest.raises(ValueError, match="conv_kernel to be an int of 1 or more"):
-        Mamba2(64, conv_kernel=0)

@@ -1,0 +1,133 @@
+"""What all seven layers share beyond the laws of longitude.testing.mixers: registry, initial values, refusals, full states."""
+
+import json
+
+import pytest
+import torch
+from transformers.initialization import guard_torch_init_functions
+
+import longitude as lg
+from longitude.attention.mixer import MIXERS, mixer_resolved
+from longitude.recurrent.base import RecurrentMixer
+from longitude.registry import options_of
+
+NAMES = [name for name in lg.list_mixers() if issubclass(MIXERS[name], RecurrentMixer)]
+
+
+@pytest.fixture(params=NAMES)
+def name(request) -> str:
+    return request.param
+
+
+def built(name: str, **options):
+    """With every parameter changed, so that each matters."""
+    torch.manual_seed(0)
+    known = {"dim": 32, "num_heads": 4, "num_kv_heads": 4, "head_dim": 8}
+    layer = lg.mixer(name, **mixer_resolved(name, options, **known))
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return layer
+
+
+def test_all_are_tried():
+    assert NAMES == ["mamba", "mamba2", "performer", "retention", "rwkv4", "rwkv6", "s4d"]
+
+
+def test_what_a_checkpoint_filled_is_not_drawn_again(name):
+    """transformers marks parameters that it has loaded, and has the whole layer draw what is missing."""
+    layer = built(name)
+    foreign = "_proj.weight", "norm", "conv", "receptance", "key.", "value.", "output."  # filled by the model
+    own = {key: p for key, p in layer.named_parameters() if not any(part in key for part in foreign)}
+    for missing in own:
+        before = {key: p.detach().clone() for key, p in own.items()}
+        for key, parameter in own.items():
+            parameter._is_hf_initialized = key != missing
+        with guard_torch_init_functions():
+            layer.reset_parameters()
+        for key, parameter in own.items():
+            assert torch.equal(parameter, before[key]) or key == missing, key
+        assert not torch.equal(own[missing], before[missing])
+
+
+def test_by_name_with_options_that_json_can_hold(name):
+    kind = MIXERS[name]
+    full = mixer_resolved(name, {}, dim=32, num_heads=4, num_kv_heads=4, head_dim=8)
+    assert set(full) == set(options_of(kind)) and json.loads(json.dumps(full)) == full
+    assert lg.mixer(name, **full)(torch.randn(1, 3, 32)).shape == (1, 3, 32)
+
+
+def test_reset_parameters_fills_what_a_model_does_not(name):
+    """A model fills Linear and RMSNorm itself, the layer last."""
+    layer = built(name)
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(torch.nan)
+    for module in layer.modules():
+        if isinstance(module, torch.nn.Linear | torch.nn.RMSNorm):
+            module.reset_parameters()
+    layer.reset_parameters()
+    assert all(torch.isfinite(parameter).all() for parameter in layer.parameters())
+    out = layer(torch.randn(2, 50, 32))
+    assert torch.isfinite(out).all() and 1e-4 < float(out.detach().std()) < 10
+
+
+def test_undecayed_parameters_are_marked(name):
+    marked = {key for key, p in built(name).named_parameters() if getattr(p, "_no_weight_decay", False)}
+    assert marked == set(MIXERS[name].undecayed)
+
+
+def test_autocast_changes_the_projections_alone(name):
+    layer, x = built(name), torch.randn(2, 30, 32)
+    want = layer(x).detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = layer(x).float()
+    assert float((got.detach() - want).abs().mean()) < 0.05 * float(want.abs().mean())
+
+
+def test_bad_input(name):
+    layer, x = built(name), torch.randn(3, 9, 32)
+    kind = type(layer).__name__
+    with pytest.raises(ValueError, match=r"x: expected \[B, L, 32\].*got \[3, 9, 31\]"):
+        layer(x[..., 1:])
+    with pytest.raises(ValueError, match=f"mask: {kind} mixes"):
+        layer(x, mask=lg.Window(4))
+    with pytest.raises(ValueError, match=f"return_weights: {kind}"):
+        layer(x, return_weights=True)
+    with pytest.raises(ValueError, match=f"ALiBi adds to scores, and {kind} has none"):
+        layer(x, encoding=lg.ALiBi(num_heads=4))
+    if not layer.rotates:
+        with pytest.raises(ValueError, match=f"Rotary .*and {kind} has none"):
+            layer(x, encoding=lg.encoding("rope", head_dim=8, layout="half"))
+    other = built("mamba2" if name != "mamba2" else "rwkv6")
+    cache = other.cache_layer()
+    other(x, cache=cache)
+    with pytest.raises(ValueError, match=f"cache: expected a state of {kind}, got one of {type(other).__name__}"):
+        layer(x, cache=cache)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        ("mamba", {"state_size": 0}, "state_size"),
+        ("mamba", {"conv_kernel": 0}, "conv_kernel"),
+        ("mamba2", {"dim": 48}, r"head_dim to divide expand dim = 96 into heads.*head_dim=64"),
+        ("mamba2", {"dim": 64, "groups": 3}, "groups=3"),
+        ("mamba2", {"conv_kernel": 0}, "conv_kernel to be an int of 1 or more"),
+        ("performer", {"num_heads": 0}, "num_heads to be an int of 1 or more"),
+        ("retention", {"dim": 9, "num_heads": 3}, "an even head_dim"),
+        ("retention", {"dim": 10, "num_heads": 3}, "num_heads to divide dim"),
+        ("retention", {"num_heads": 2, "expand_v": 0}, "expand_v to be an int of 1 or more"),
+        ("rwkv4", {"inner": 0}, "inner"),
+        ("rwkv6", {"dim": 10, "num_heads": 3}, "num_heads to divide dim"),
+        ("s4d", {"state_size": 7}, "even state_size.*7"),
+        ("s4d", {"init": "legs"}, "unknown init 'legs'.*inv, lin"),
+        *[(name, {"mode": "fast"}, f"mode 'fast'.*{MIXERS[name].__name__}") for name in NAMES],
+        *[(name, {"chunk_size": 0}, "chunk_size of 1 or more") for name in NAMES],
+    ],
+    ids=str,
+)
+def test_wrong_options_are_named(kind, options, message):
+    options = {"dim": 32, **({"num_heads": 4} if "num_heads" in options_of(MIXERS[kind]) else {}), **options}
+    with pytest.raises(ValueError, match=message):
+        lg.mixer(kind, **options)

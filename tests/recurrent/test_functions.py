@@ -1,0 +1,291 @@
+"""The laws of every recurrence as a function: three forms, any chunk, any cut, documents, padding, gradients, dtypes."""
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from longitude.recurrent import orthogonal_features, performer, retention, rwkv4, rwkv6, s4d, selective_scan, ssd
+from tests.support import random
+
+EXACT = torch.float64
+BATCH, HEADS, KEYS, VALUES = 2, 4, 6, 5
+
+
+def uniform(*shape: int, seed: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=EXACT)
+
+
+# A case: the function, its inputs, and the dimension of time in each, None for what has none.
+def of_retention(length: int, strength: float):
+    q, k = random(2, BATCH, HEADS, length, KEYS)
+    return retention, (q, k, random(BATCH, HEADS, length, VALUES, seed=1)), (2, 2, 2)
+
+
+def of_rwkv6(length: int, strength: float):
+    r, k = random(2, BATCH, HEADS, length, KEYS)
+    log_w = -strength * uniform(BATCH, HEADS, length, KEYS, seed=2)
+    v, u = random(BATCH, HEADS, length, VALUES, seed=1), random(HEADS, KEYS, seed=3)
+    return rwkv6, (r, k, v, log_w, u), (2, 2, 2, 2, None)
+
+
+def of_ssd(length: int, strength: float):
+    b, c = random(2, BATCH, 2, length, KEYS)
+    x, log_decay = random(BATCH, HEADS, length, VALUES, seed=1), -strength * uniform(BATCH, HEADS, length, seed=2)
+    return ssd, (x, log_decay, b, c), (2, 2, 2, 2)
+
+
+def of_performer(length: int, strength: float):
+    q, k = random(2, BATCH, HEADS, length, 4)
+    v, features = random(BATCH, HEADS, length, VALUES, seed=1), orthogonal_features(4, 9)
+    return performer, (q, strength * k, v, features), (2, 2, 2, None)
+
+
+def of_rwkv4(length: int, strength: float):
+    k, v = random(2, BATCH, length, VALUES)
+    return rwkv4, (*random(2, VALUES, seed=1), k, v), (None, None, 1, 1)
+
+
+def of_selective_scan(length: int, strength: float):
+    u, delta = random(BATCH, VALUES, length), uniform(BATCH, VALUES, length, seed=1)
+    B, C = random(2, BATCH, KEYS, length, seed=2)
+    return selective_scan, (u, delta, -strength * uniform(VALUES, KEYS, seed=3), B, C), (2, 2, None, 2, 2)
+
+
+def of_s4d(length: int, strength: float):
+    u, log_dt = random(BATCH, VALUES, length), 4 * uniform(VALUES, seed=1) - 4
+    A = torch.complex(-strength * uniform(VALUES, KEYS, seed=2), 9 * uniform(VALUES, KEYS, seed=3))
+    return s4d, (u, log_dt, A, torch.complex(*random(2, VALUES, KEYS, seed=4))), (2, None, None, None)
+
+
+MATRICES = [of_retention, of_rwkv6, of_ssd, of_performer]
+SCANS = [of_rwkv4, of_selective_scan, of_s4d]
+MODULES = {of_rwkv4: "rwkv4", of_selective_scan: "mamba", of_s4d: "s4d"}
+
+
+@pytest.fixture(params=[*((case, False) for case in (*MATRICES, *SCANS)), *((case, True) for case in SCANS)],
+                ids=lambda param: param[0].__name__[3:] + " in torch" * param[1])  # fmt: skip
+def case(request, monkeypatch):
+    """Each function; those with a loop in C in torch's operators, too."""
+    made, in_torch = request.param
+    if in_torch:
+        monkeypatch.setattr(sys.modules[f"longitude.recurrent.{MODULES[made]}"], "usable", lambda *_: False)
+    return made
+
+
+def listed(state) -> list[Tensor]:
+    return [state] if isinstance(state, Tensor) else list(state)
+
+
+def cut(inputs: tuple[Tensor, ...], axes: tuple[int | None, ...], part: Any) -> list[Tensor]:
+    """The tokens of a part."""
+    index = torch.arange(max(x.shape[axis] for x, axis in zip(inputs, axes) if axis is not None))[part]
+    return [x if axis is None else x.index_select(axis, index) for x, axis in zip(inputs, axes)]
+
+
+def tokens_first(out: Tensor, function: Any) -> Tensor:
+    """[B, L, ...]"""
+    return out if function is rwkv4 else out.transpose(1, 2)
+
+
+def real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x
+
+
+def everything(function, inputs, state=None, **options) -> list[Tensor]:
+    """Outputs, the state, and the gradients of all inputs and of the state before."""
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    before = [] if state is None else [x.clone().requires_grad_() for x in listed(state)]
+    given = None if state is None else before[0] if isinstance(state, Tensor) else tuple(before)
+    out, after = function(*inputs, state=given, **options)
+    weights = torch.linspace(-1, 2, out.numel(), dtype=out.dtype).view(out.shape)
+    if (valid := options.get("valid")) is not None:  # what padding gets means nothing
+        out = torch.where(valid.view(*valid.shape, *[1] * (out.dim() - 2)), tokens_first(out, function), 0)
+        weights = tokens_first(weights, function)
+    loss = (out * weights).sum() + sum(real(x).square().sum() for x in listed(after))
+    grads = torch.autograd.grad(loss, [*inputs, *before], allow_unused=True, materialize_grads=True)
+    return [out, *listed(after), *grads]
+
+
+def assert_same(given: list[Tensor], wanted: list[Tensor], tolerance: float = 1e-10) -> None:
+    for a, b in zip(given, wanted, strict=True):
+        assert torch.isfinite(a).all()
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize(("length", "chunk_size"), [(1, 4), (7, 1), (7, 64), (63, 5), (63, 16), (130, 64)])
+def test_forms_agree(case, length, chunk_size):
+    function, inputs, _ = case(length, 2.0)
+    _, state = function(*case(3, 2.0)[1])
+    wanted = everything(function, inputs, state, mode="recurrent")
+    assert_same(everything(function, inputs, state, chunk_size=chunk_size), wanted)
+    assert_same(everything(function, inputs, state, mode="parallel"), wanted)
+
+
+@pytest.mark.parametrize("flags", [("reset",), ("valid",), ("reset", "valid")], ids=str)
+def test_forms_agree_on_documents_and_padding(case, flags):
+    function, inputs, _ = case(37, 20.0)
+    _, state = function(*case(3, 1.0)[1])
+    valid = uniform(BATCH, 37, seed=5) < 0.7 if "valid" in flags else None
+    reset = uniform(BATCH, 37, seed=6) < 0.2 if "reset" in flags else None
+    options = {"reset": reset if valid is None or reset is None else reset & valid, "valid": valid}
+    wanted = everything(function, inputs, state, mode="recurrent", **options)
+    for mode, chunk_size in (("parallel", 64), ("chunked", 1), ("chunked", 8), ("chunked", 200)):
+        assert_same(everything(function, inputs, state, mode=mode, chunk_size=chunk_size, **options), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("made", MATRICES, ids=lambda made: made.__name__)
+def test_forms_agree_over_500_tokens(made):
+    function, inputs, _ = made(500, 0.1)
+    wanted = everything(function, inputs, mode="recurrent")
+    for chunk_size in (3, 64, 256, 1000):
+        assert_same(everything(function, inputs, chunk_size=chunk_size), wanted)
+    assert_same(everything(function, inputs, mode="parallel"), wanted)
+
+
+@pytest.mark.parametrize("mode", ["chunked", "parallel", "recurrent"])
+def test_a_state_continues_where_a_call_ended(case, mode):
+    function, inputs, axes = case(63, 1.0)
+    whole, end = function(*inputs, mode=mode, chunk_size=16)
+    state, chunks = None, []
+    for part in (slice(0, 1), slice(1, 30), slice(30, 31), slice(31, 63)):
+        out, state = function(*cut(inputs, axes, part), mode=mode, state=state, chunk_size=7)
+        chunks.append(tokens_first(out, function))
+    assert_same([torch.cat(chunks, 1), *listed(state)], [tokens_first(whole, function), *listed(end)])
+
+
+@pytest.mark.parametrize("mode", ["chunked", "parallel", "recurrent"])
+@pytest.mark.parametrize("strength", [1.0, 80.0])
+def test_documents_are_separate(case, mode, strength):
+    """Also with decays so strong that their products underflow."""
+    function, inputs, axes = case(40, strength)
+    _, state = function(*case(3, 1.0)[1])
+    reset = torch.zeros(BATCH, 40, dtype=torch.bool)
+    reset[0, 0] = reset[0, 13] = reset[0, 14] = reset[1, 39] = True
+    out, after = function(*inputs, state=state, reset=reset, mode=mode, chunk_size=8)
+    out = tokens_first(out, function)
+    for row, start, stop in ((0, 0, 13), (0, 13, 14), (0, 14, 40), (1, 39, 40)):
+        alone, end = function(*cut(inputs, axes, slice(start, stop)), mode="recurrent")
+        assert_same([out[row, start:stop]], [tokens_first(alone, function)[row]])
+        if stop == 40:
+            assert_same([x[row] for x in listed(after)], [x[row] for x in listed(end)])
+    before, _ = function(*cut(inputs, axes, slice(0, 39)), state=state)
+    assert_same([out[1, :39]], [tokens_first(before, function)[1]])
+
+
+@pytest.mark.parametrize("mode", ["chunked", "parallel", "recurrent"])
+def test_padding_leaves_the_state_unchanged(case, mode):
+    function, inputs, axes = case(30, 2.0)
+    valid = torch.ones(BATCH, 30, dtype=torch.bool)
+    valid[0, :4] = valid[0, 11:13] = valid[0, 29:] = False
+    out, state = function(*inputs, valid=valid, mode=mode, chunk_size=8)
+    alone, end = function(*cut(inputs, axes, valid[0]))
+    assert_same([tokens_first(out, function)[0, valid[0]]], [tokens_first(alone, function)[0]])
+    assert_same([x[0] for x in listed(state)], [x[0] for x in listed(end)])
+    assert torch.isfinite(out).all()
+    _, after = function(*inputs, valid=torch.zeros_like(valid), mode=mode, chunk_size=8, state=state)
+    assert_same(listed(after), listed(state))
+
+
+@pytest.mark.parametrize("made", [*MATRICES, of_rwkv4], ids=lambda made: made.__name__)
+def test_gradients_are_derivatives(made):
+    function, inputs, _ = made(5, 1.0)
+    inputs = [x.requires_grad_() for x in inputs]
+    assert torch.autograd.gradcheck(lambda *x: function(*x, chunk_size=3)[0], inputs, fast_mode=True)
+
+
+def narrow(inputs: Any, dtype: torch.dtype) -> list[Tensor]:
+    wide = torch.promote_types(dtype, torch.float32)
+    return [x.to(torch.promote_types(wide, torch.complex32)) if x.is_complex() else x.to(dtype) for x in inputs]
+
+
+def test_states_are_float32_for_tokens_of_16_bits(case):
+    function, inputs, _ = case(130, 0.01)
+    exact, _ = function(*inputs)
+    half, single = narrow(inputs, torch.bfloat16), narrow(inputs, torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        within = function(*single)
+    torch.testing.assert_close(within, function(*single))  # float32 tolerance: bfloat16 would be thousands of times off
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        out, state = function(*half)
+    rounded, _ = function(*narrow(half, EXACT))
+    assert out.dtype == torch.bfloat16 and {real(x).dtype for x in listed(state)} == {torch.float32}
+    assert (out - rounded).abs().max() < 0.01 * exact.abs().max()  # one rounding, at the end
+    assert {real(x).dtype for x in listed(function(*inputs)[1])} == {EXACT}
+
+
+def test_without_gradients_it_is_the_same_and_its_input_stays(case):
+    function, inputs, _ = case(40, 1.0)
+    wanted, state = function(*[x.clone().requires_grad_() for x in inputs], chunk_size=16)
+    before = [x.clone() for x in inputs]
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            out, after = function(*inputs, chunk_size=16)
+            assert_same([out, *listed(after)], [wanted, *listed(state)])
+    assert all(torch.equal(x, same) for x, same in zip(inputs, before, strict=True))
+
+
+@pytest.mark.parametrize("made", [of_rwkv6, of_ssd], ids=["rwkv6", "ssd"])
+@pytest.mark.parametrize("strength", [20.0, 500.0])
+def test_strong_decays_in_float32(made, strength):
+    """Quotients of products of such decays would overflow, or lose the little that is left."""
+    function, inputs, _ = made(130, strength)
+    single = narrow(inputs, torch.float32)
+    wanted = everything(function, narrow(single, EXACT), mode="recurrent")
+    for given, exact in zip(everything(function, single), wanted, strict=True):
+        assert torch.isfinite(given).all()
+        torch.testing.assert_close(given.to(EXACT), exact, rtol=1e-4, atol=1e-4 * float(exact.detach().abs().max()))
+
+
+def test_the_sum_that_is_meant():
+    """o_t = sum over s <= t of (product of w over s+1 .. t) (q_t . k_s) v_s, written out."""
+    function, (r, k, v, log_w, u), _ = of_rwkv6(9, 1.0)
+    w, wanted = log_w.exp(), torch.zeros_like(v)
+    for t in range(9):
+        for s in range(t):
+            kept = w[:, :, s + 1 : t].prod(2)
+            wanted[:, :, t] += (r[:, :, t] * kept * k[:, :, s]).sum(-1, keepdim=True) * v[:, :, s]
+        wanted[:, :, t] += (r[:, :, t] * u * k[:, :, t]).sum(-1, keepdim=True) * v[:, :, t]
+    torch.testing.assert_close(function(r, k, v, log_w, u, chunk_size=4)[0], wanted)
+
+    function, (x, log_decay, b, c), _ = of_ssd(9, 1.0)
+    w, wanted = log_decay.exp(), torch.zeros_like(x)
+    b, c = b.repeat_interleave(2, 1), c.repeat_interleave(2, 1)  # heads 0 and 1 read the first group
+    for t in range(9):
+        for s in range(t + 1):
+            score = w[:, :, s + 1 : t + 1].prod(2) * (c[:, :, t] * b[:, :, s]).sum(-1)
+            wanted[:, :, t] += score[..., None] * x[:, :, s]
+    torch.testing.assert_close(function(x, log_decay, b[:, ::2], c[:, ::2], chunk_size=4)[0], wanted)
+
+
+def test_bad_input(case):
+    function, inputs, axes = case(7, 1.0)
+    name = function.__name__
+    tokens = next(n for n, axis in enumerate(axes) if axis is not None)
+    wrong = [(*inputs[:tokens], x, *inputs[tokens + 1 :]) for x in (inputs[tokens][0], inputs[tokens].long())]
+    for given, options, message in (
+        (inputs, {"chunk_size": 0}, "chunk_size of 1 or more"),
+        (inputs, {"mode": "chunk"}, r"unknown mode 'chunk'.*chunked"),
+        (inputs, {"state": torch.zeros(3, 3)}, f"state: {name} expected .*got .*3, 3"),
+        (wrong[0], {}, f"{name}.*expected.*got"),
+        (wrong[1], {}, f"{name}.*expected.*got.*int64"),
+        (inputs, {"reset": torch.zeros(BATCH, 6, dtype=torch.bool)}, f"reset: {name} expected bool"),
+        (inputs, {"valid": torch.ones(BATCH, 7, dtype=torch.long)}, f"valid: {name} expected bool.*int64"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function(*given, **options)
+
+
+def test_states_of_another_mixer():
+    of_another: Any = performer(*of_performer(3, 1.0)[1])[1]
+    matrix: Any = ssd(*of_ssd(3, 1.0)[1])[1]
+    with pytest.raises(ValueError, match=r"state: retention expected state \[2, 4, 6, 5\], got .*\[2, 4, 9\]"):
+        retention(*of_retention(3, 1.0)[1], state=of_another)
+    with pytest.raises(ValueError, match=r"state: performer expected S .*, z .*, largest .*got"):
+        performer(*of_performer(3, 1.0)[1], state=matrix)
+    with pytest.raises(ValueError, match="groups of B and C to divide the heads of x, got 3 and 4"):
+        ssd(torch.ones(1, 4, 2, 1), torch.zeros(1, 4, 2), torch.ones(1, 3, 2, 1), torch.ones(1, 3, 2, 1))
