@@ -6,14 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    DynamicCache,
-    StaticCache,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache, Trainer, TrainingArguments
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.trainer_utils import set_seed
 

@@ -103,25 +103,6 @@ def test_rows_of_positions(layout: str, frequencies: str) -> None:
     assert not lg.Learned(4, 4).relative and lg.Learned(4, 4).learned and lg.Learned(4, 4).shared
 
 
-def test_dot_product_of_two_codes_knows_their_offset_alone() -> None:
-    c = codes(lg.Sinusoidal(32), *range(40))
-    dots = c @ c.T
-    for offset in (0, 1, 13):
-        w = 10_000 ** (-torch.arange(0, 32, 2, dtype=torch.float64) / 32)
-        torch.testing.assert_close(dots.diagonal(offset), (offset * w).cos().sum().expand(40 - offset))
-
-
-def test_sinusoidal_far_positions() -> None:
-    """Within 1e-6 of float64, and neighbours differ, in a float32 and a bfloat16 model."""
-    far = torch.tensor([100_003, 131_070, 131_071])
-    want = torch.tensor([[math.sin(p * 10_000 ** (-2 * i / 16)) for i in range(8)] for p in far.tolist()])
-    for dtype, tolerance in ((torch.float32, 1e-6), (torch.bfloat16, 2**-9)):
-        got = lg.Sinusoidal(16).to(dtype).embed(torch.zeros(1, 3, 16, dtype=dtype), far)[0, :, ::2]
-        assert got.dtype == dtype
-        assert float((got.double() - want).abs().max()) <= tolerance
-        assert not torch.equal(got[1], got[2])
-
-
 def test_learned_rows() -> None:
     encoding = lg.Learned(10, 4, row_offset=2)
     assert encoding.table.shape == (12, 4)
@@ -156,8 +137,7 @@ def read(encoding: lg.Learned, positions: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("row_offset", [0, 2])
 @pytest.mark.parametrize(
-    ("align", "golden"),
-    [("end", [0, 6, 12, 18, 24, 30]), ("start", [0, 20 / 3, 40 / 3, 20, 80 / 3, 30])],
+    ("align", "golden"), [("end", [0, 6, 12, 18, 24, 30]), ("start", [0, 20 / 3, 40 / 3, 20, 80 / 3, 30])]
 )
 def test_interpolated_golden(align: str, golden: list[float], row_offset: int) -> None:
     encoding = columns(0, 10, 20, 30, beyond="interpolate", length=6, align=align, row_offset=row_offset)

@@ -49,21 +49,6 @@ def test_axial_equals_the_vision_tower_of_qwen2_vl() -> None:
     assert torch.equal(ported.prepare(positions).cos, (positions[:, :, None] * phi).cos().flatten(1))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_axial_scores_follow_the_offsets_of_all_axes(layout: str) -> None:
-    rope, (q, k) = AxialRotary(12, layout, axes=3), torch.randn(2, 1, 1, 1, 12, dtype=torch.float64)
-
-    def score(there: list, here: list) -> float:
-        turned_q = rope.rotate_queries(q, torch.tensor([there]))
-        return float((turned_q * rope.rotate_keys(k, torch.tensor([here]))).sum())
-
-    home = score([7, 2, 9], [5, 1, 1])
-    assert score([107, 2, 1009], [105, 1, 1001]) == pytest.approx(home, abs=1e-12)
-    for moved in ([8, 2, 9], [7, 3, 9], [7, 2, 8]):
-        assert abs(score(moved, [5, 1, 1]) - home) > 1e-3
-    torch.testing.assert_close(rope.rotate(q, torch.tensor([[7, 2, 9]])).norm(), q.norm())
-
-
 @pytest.mark.parametrize("make", [AxialRotary, MultimodalRotary])
 def test_shapes_of_positions(make) -> None:
     """[L], [B, L] and [B, L, 1] stand on the diagonal; [L, axes] and [B, L, axes] say each coordinate."""
@@ -90,25 +75,6 @@ def test_shapes_of_positions(make) -> None:
                 ValueError, match=rf"{rope.registered_name}: expected positions \[L\], \[B, L\] or \[B, L, {n}\]"
             ):
                 rope.prepare(torch.zeros(wrong, dtype=torch.long))
-
-
-@pytest.mark.parametrize("make", [AxialRotary, MultimodalRotary])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_far_angles(make, dtype: torch.dtype) -> None:
-    """Within 1e-6 of float64 up to 131,071 on any axis, whatever the model's dtype."""
-    rope = make(48, "half").to(dtype)
-    line = torch.cat([torch.arange(0, 131_072, 1009), torch.tensor([100_003, 131_071])])
-    positions = torch.stack([line, line.flip(0), 131_071 - line][: rope.axes], -1)
-    with torch.autocast("cpu", torch.bfloat16):
-        cos, sin = rope.prepare(positions, dtype=dtype)
-    pairs = range(48 // rope.axes // 2) if make is AxialRotary else range(24)
-    theta = 10_000.0 ** (-2 * np.array(pairs) / (2 * len(pairs)))
-    theta = np.tile(theta, 24 // len(pairs))
-    axis = [0] * 12 + [1] * 12 if make is AxialRotary else [0] * 6 + [1] * 9 + [2] * 9
-    want = positions.numpy()[:, axis] * theta
-    assert cos.dtype == sin.dtype == torch.float32
-    assert np.abs(cos.double().numpy() - np.cos(want)).max() <= 1e-6
-    assert np.abs(sin.double().numpy() - np.sin(want)).max() <= 1e-6
 
 
 # ---- multimodal ------------------------------------------------------------------------------------------------------
@@ -164,14 +130,6 @@ def test_text_is_rope_to_the_bit(arrangement: str, layout: str) -> None:
         assert torch.equal(mrope.rotate(x, torch.arange(1000, 1009)[:, None].expand(-1, 3)), want)
 
 
-def test_multimodal_takes_scaling() -> None:
-    spec = {"name": "dynamic_ntk", "factor": 2.0, "original_max_length": 16, "follow": "row"}
-    rope = MultimodalRotary(8, "half", scaling=spec)
-    assert not rope.stable_keys
-    assert rope.length_at(40, 50) == 41
-    assert "dynamic_ntk" in repr(rope) or "DynamicNTK" in repr(rope)
-
-
 # ---- where tokens stand ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("row", GOLDEN["streams"], ids=lambda row: f"{row['source']}-{row['segments']}")
 def test_positions_equal_those_of_transformers(row: dict) -> None:
@@ -204,23 +162,6 @@ def test_positions() -> None:
     assert tall[-1].tolist() == [9, 9, 9]
     assert multimodal_positions([]).shape == (0, 3)
     assert multimodal_positions([4]).tolist() == [[n] * 3 for n in range(4)]
-
-
-def test_turned_at_such_positions() -> None:
-    """What attention sees of an image: the offsets in time, height and width, each by its own pairs."""
-    rope, positions = (
-        MultimodalRotary(12, "half", base=100.0, sections=[2, 2, 2]),
-        multimodal_positions([2, (2, 2, 2), 1]),
-    )
-    q, k = torch.randn(2, 1, 1, len(positions), 12, dtype=torch.float64)
-    scores = (rope.rotate_queries(q, positions) @ rope.rotate_keys(k, positions).mT)[0, 0]
-    q, k, place = q[0, 0].numpy(), k[0, 0].numpy(), positions.numpy()
-    theta, axis = 100.0 ** (-np.arange(6) / 6), [0, 0, 1, 1, 2, 2]
-    for i in range(len(q)):
-        for j in range(len(k)):
-            angle = (place[i] - place[j])[axis] * theta
-            dot, cross = q[i][:6] * k[j][:6] + q[i][6:] * k[j][6:], q[i][6:] * k[j][:6] - q[i][:6] * k[j][6:]
-            assert float(scores[i, j]) == pytest.approx((dot * np.cos(angle) - cross * np.sin(angle)).sum(), abs=1e-12)
 
 
 WRONG = [

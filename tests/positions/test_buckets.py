@@ -80,16 +80,6 @@ def test_t5_starts_small() -> None:
     assert float(table.std()) == pytest.approx(0.02, rel=0.005)
 
 
-@pytest.mark.parametrize("build", [lambda: lg.T5Bias(2, 8, 20, True), lambda: lg.ClippedBias(2, 3)])
-def test_gradients(build) -> None:
-    """Against finite differences in float64."""
-    encoding = build().double()
-    with torch.no_grad():
-        encoding.table.normal_()
-    i, j = torch.arange(2, 9), torch.arange(12)
-    assert torch.autograd.gradcheck(lambda table: encoding.bias(i, j), [encoding.table])  # moves the table in place
-
-
 def test_buckets_grow_with_distance_and_mirror() -> None:
     past = t5_bucket(torch.arange(0, 100_000, 7), bidirectional=True)
     assert bool((past[1:] >= past[:-1]).all()) and past.max() == 15
@@ -127,10 +117,7 @@ def test_clipped_rows() -> None:
         (lambda: lg.T5Bias(4, num_buckets=32, max_distance=16), "max_distance above 16"),
         (lambda: lg.T5Bias(4, num_buckets=0), "num_buckets"),
         (lambda: lg.T5Bias(4, num_buckets=32.0), "num_buckets to be an int of 1 or more, got 32.0"),
-        (
-            lambda: lg.T5Bias(4, num_buckets=3, bidirectional=True),
-            "num_buckets of 4 or more and even, got 3",
-        ),
+        (lambda: lg.T5Bias(4, num_buckets=3, bidirectional=True), "num_buckets of 4 or more and even, got 3"),
         (lambda: lg.T5Bias(4, num_buckets=5, bidirectional=True), "or more and even, got 5"),
         (lambda: lg.T5Bias(4, num_buckets=2, max_distance=1), "max_distance above 1"),
         (lambda: lg.T5Bias(4, num_buckets=32, max_distance=8, bidirectional=True), "max_distance above 8"),

@@ -156,13 +156,6 @@ def test_transforms_chain_in_order() -> None:
             transform(x, prepared[:1])
 
 
-def test_declares_what_encodings_declare() -> None:
-    both = lg.Composed([lg.Learned(50, 16), lg.Learned(40, 16), lg.FoX(16, 4)])
-    assert (both.relative, both.learned, both.causal_only, both.shared, both.max_length) == (
-        False, True, True, False, 40
-    )  # fmt: skip
-
-
 def test_rotation_and_bias_as_one() -> None:
     """Members' own results, whatever stands beside them."""
     rope, alibi = lg.Rotary(8, "half"), lg.ALiBi(4)

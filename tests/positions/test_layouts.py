@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import longitude as lg
 from longitude.positions.layouts import convert_layout, pair_order
@@ -73,52 +72,6 @@ def test_scores_stay(to: str, options: dict[str, Any]) -> None:
     want = scores(OTHER[to], lambda tensor: tensor)
     torch.testing.assert_close(scores(to, converted), want, atol=1e-12, rtol=0)
     assert not torch.allclose(scores(to, lambda tensor: tensor), want, atol=0.1)
-
-
-class Ours(nn.Module):
-    """In the place of a Llama layer's attention: its projections, then lg.attend."""
-
-    def __init__(self, theirs: nn.Module, encoding: lg.Encoding):
-        super().__init__()
-        self.theirs, self.encoding = theirs, encoding
-
-    def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
-        of = self.theirs
-        q, k, v = (
-            p(hidden_states).unflatten(-1, (-1, of.head_dim)).transpose(1, 2) for p in (of.q_proj, of.k_proj, of.v_proj)
-        )
-        return of.o_proj(lg.attend(q, k, v, encoding=self.encoding).transpose(1, 2).flatten(2)), None
-
-
-def test_logits_of_a_converted_llama() -> None:
-    """A Llama of the half layout, its queries and keys converted, turned by our interleaved layout: the same logits."""
-    config = LlamaConfig(
-        vocab_size=50,
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        attention_bias=True,
-        rope_theta=500.0,
-        attn_implementation="eager",
-    )
-    model = LlamaForCausalLM(config).double().eval()
-    for p in model.parameters():
-        nn.init.normal_(p, std=0.2)
-    tokens = torch.randint(50, (2, 33))
-    with torch.no_grad():
-        want = model(tokens).logits
-        for convert in (False, True):
-            for layer in model.model.layers:
-                if not convert:
-                    layer.self_attn = Ours(layer.self_attn, lg.Rotary(16, "interleaved", base=500.0))
-                    continue
-                for projection in (layer.self_attn.theirs.q_proj, layer.self_attn.theirs.k_proj):
-                    for p in projection.parameters():
-                        p.copy_(convert_layout(p, 16, "interleaved"))
-            error = float((model(tokens).logits - want).abs().max())
-            assert (error < 1e-5) == convert, error  # their angles are of float32
 
 
 WRONG = [

@@ -1,14 +1,13 @@
 """rope: published numbers, the two layouts against four independent ports, far angles, and what scaling does to it."""
 
 import json
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import longitude as lg
 from longitude.positions.rotation import as_pairs
@@ -33,15 +32,6 @@ def test_golden(layout: str, x: list, want: list) -> None:
     torch.testing.assert_close(turned[0], torch.tensor(want, dtype=torch.float64), atol=5e-8, rtol=0)
 
 
-def test_frequencies() -> None:
-    inverse, factor, _ = lg.rope_frequencies(8)
-    torch.testing.assert_close(inverse, torch.tensor([1, 0.1, 0.01, 0.001], dtype=torch.float64), atol=1e-15, rtol=0)
-    assert factor == 1.0
-    partial, *_ = lg.rope_frequencies(64, base=500_000.0, rotary_dim=16)  # exponents over the dimensions that turn
-    want = [500_000 ** (-2 * k / 16) for k in range(8)]
-    torch.testing.assert_close(partial, torch.tensor(want, dtype=torch.float64), rtol=1e-14, atol=0)
-
-
 @pytest.mark.parametrize("row", GOLDEN["turned"], ids=lambda row: row["source"])
 def test_turns_equal_those_of_other_libraries(row: dict) -> None:
     x, want = torch.tensor(row["x"]), torch.tensor(row["turned"])
@@ -64,17 +54,6 @@ def test_float32_angles_equal_llama_to_the_bit(base: float, dim: int) -> None:
     assert torch.equal(turn.sin, sin)
     exact = lg.Rotary(dim, "half", base=base).prepare(positions[0])
     assert 1e-4 < float((turn.cos - exact.cos).abs().max()) < 0.1  # what that rounding costs at 131,071
-
-
-def test_turned_equals_llama() -> None:
-    q, k = torch.randn(2, 1, 4, 300, 32)
-    positions = torch.arange(300)[None]
-    config = LlamaConfig(hidden_size=128, num_attention_heads=4)
-    theirs = apply_rotary_pos_emb(q, k, *LlamaRotaryEmbedding(config)(q, positions))
-    rope = lg.Rotary(32, "half", angle_dtype="float32")
-    for x, want, turn in zip((q, k), theirs, (rope.rotate_queries, rope.rotate_keys), strict=True):
-        torch.testing.assert_close(turn(x, 0), want, atol=2e-6, rtol=0)
-        torch.testing.assert_close(turn(x, positions), want, atol=2e-6, rtol=0)
 
 
 @pytest.mark.parametrize("rotary_dim", [16, 8])
@@ -106,22 +85,6 @@ def test_turns_add_and_norms_stay(layout: str) -> None:
         assert rope.rotate(x.to(dtype), 3).dtype == dtype
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_scores_are_those_of_turns_written_out(layout: str) -> None:
-    """q_i . k_j as a sum over pairs of cos and sin of (i - j) theta_k, in plain numpy."""
-    rng = np.random.default_rng(0)
-    q, k = rng.normal(size=(2, 8))
-    i, j = 11, 4
-    first = np.arange(0, 8, 2) if layout == "interleaved" else np.arange(4)
-    second = first + (1 if layout == "interleaved" else 4)
-    angle = (i - j) * 10_000.0 ** (-np.arange(4) / 4)
-    dot, cross = q[first] * k[first] + q[second] * k[second], q[second] * k[first] - q[first] * k[second]
-    want = (dot * np.cos(angle) - cross * np.sin(angle)).sum()
-    rope = lg.Rotary(8, layout)
-    turned_q, turned_k = rope.rotate_queries(torch.tensor(q)[None], i), rope.rotate_keys(torch.tensor(k)[None], j)
-    assert float((turned_q * turned_k).sum()) == pytest.approx(want, abs=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0])
 def test_far_angles(dtype: torch.dtype, base: float) -> None:
@@ -145,36 +108,6 @@ def test_tables_of_rows_serve_all_heads() -> None:
     positions = torch.tensor([[0, 1, 2, 3, 4], [7, 8, 9, 20, 30]])
     rows = [rope.rotate(x[b], positions[b]) for b in range(2)]
     torch.testing.assert_close(rope.rotate(x, positions), torch.stack(rows))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_any_memory_layout(layout: str) -> None:
-    """Views with odd strides and offsets, and their gradients."""
-    base = torch.randn(3, 5, 2, 9, dtype=torch.float64, requires_grad=True)
-    rope = lg.Rotary(8, layout)
-    x = base[1:, :, :, 1:].transpose(1, 2)
-    turned = rope.rotate(x, 4)
-    torch.testing.assert_close(turned, rope.rotate(x.contiguous(), 4))
-    weight = torch.randn_like(turned)
-    (gradient,) = torch.autograd.grad((turned * weight).sum(), base)
-    back = (rope.rotate(torch.eye(8, dtype=torch.float64).expand(5, 8, 8).transpose(0, 1), 4) * 1).transpose(0, 1)
-    want = torch.einsum("bhlo,lio->bhli", weight, back)  # the turn of each unit vector, at each position
-    torch.testing.assert_close(gradient[1:, :, :, 1:].transpose(1, 2), want)
-
-
-@pytest.mark.parametrize("rotary_dim", [8, 6])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_the_form_for_compilers_is_the_same(
-    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, rotary_dim: int
-) -> None:
-    """Interleaved pairs turn as complex numbers; compilers are given the same in real ones."""
-    rope, x = lg.Rotary(8, "interleaved", rotary_dim=rotary_dim), torch.randn(2, 3, 5, 8).to(dtype)
-    want = rope.rotate(x, 900)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr(torch, "view_as_complex", None)  # which no compiler knows
-    got = rope.rotate(x, 900)
-    assert got.dtype == dtype
-    torch.testing.assert_close(got, want, atol=1e-12 if dtype == torch.float64 else 0.02, rtol=0)
 
 
 # ---- p-RoPE ----------------------------------------------------------------------------------------------------------
@@ -289,20 +222,6 @@ def test_defaults() -> None:
     assert (rope.relative, rope.stable_keys, rope.length_at(3, 9)) == (True, True, None)
     for kind in (lg.Rotary, lg.AxialRotary, lg.MultimodalRotary, lg.XPos):
         assert kind.model_defaults == {"layout": "interleaved"}
-
-
-def test_first_angles_are_positions() -> None:
-    """The fastest pair turns one radian per position."""
-    cos, sin = lg.Rotary(8, "half").prepare(torch.arange(7), dtype=torch.float64)
-    assert cos[:, 0].tolist() == pytest.approx([math.cos(p) for p in range(7)])
-    assert sin[:, 0].tolist() == pytest.approx([math.sin(p) for p in range(7)])
-
-
-def test_memory_that_no_complex_number_fits() -> None:
-    """A slice at an odd place in memory turns as its copy does."""
-    rope = lg.Rotary(4, "interleaved")
-    for odd in (torch.arange(5.0).view(1, 1, 1, 5)[..., 1:], torch.arange(81.0)[1:].view(2, 2, 5, 4)):
-        assert torch.equal(rope.rotate(odd, 3), rope.rotate(odd.clone(), 3))
 
 
 def test_memory_that_reads_as_complex_numbers_is_not_copied() -> None:

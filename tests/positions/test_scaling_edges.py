@@ -9,7 +9,7 @@ import torch
 import longitude as lg
 from longitude.models import LongitudeConfig
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
-from longitude.positions.rotary import MultimodalRotary, Rotary, XPos
+from longitude.positions.rotary import MultimodalRotary, Rotary
 from longitude.positions.scaling import NTKByParts, YaRN, rope_frequencies
 
 BASE = {"rope_theta": 1e4}
@@ -153,16 +153,6 @@ WRONG = [
     ),
     (lambda: rope_frequencies(8, scaling={"name": ["yarn"]}), r"unknown scaling \['yarn'\]: did you mean 'yarn'"),
     (lambda: MultimodalRotary(16, "half", sections=4), "mrope: expected sections of pairs .*, got 4"),  # type: ignore[arg-type]
-    (lambda: MultimodalRotary(16, "half", sections=(4, 4)), r"mrope: expected sections of pairs .*, got \(4, 4\)"),
-    (lambda: MultimodalRotary(15, "half"), "^mrope: expected an even rotary_dim of at most head_dim=15, got 15"),
-    (lambda: XPos(8, "halves"), "^xpos: expected layout 'half'"),
-    (lambda: XPos(7, "half"), "^xpos: expected an even rotary_dim of at most head_dim=7, got 7"),
-    (lambda: XPos(8, "half", base=-1.0), "^xpos: expected base above 0, got -1.0"),
-    (lambda: XPos(0, "half"), "^xpos: expected head_dim to be an int of 1 or more, got 0"),
-    (lambda: XPos(8, "half").rotate_queries(torch.zeros(1, 1, 3, 6), 0), r"^xpos: expected \[B, H, L, 8\]"),
-    (lambda: lg.encoding("axial_rope", head_dim=8, layout="half", base=0), "^axial_rope: expected base above 0, got 0"),
-    (lambda: Rotary(7, "half"), "^rope: expected an even rotary_dim"),
-    (lambda: Rotary(8, "half", proportion=2), "^rope: expected a proportion from 0 to 1, got 2"),
 ]
 
 

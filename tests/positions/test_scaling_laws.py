@@ -80,12 +80,6 @@ def test_frequencies_fall_and_lie_between_interpolated_and_plain(s: float, base:
         assert (ratio[1:] >= ratio[:-1] - 1e-12).all(), scaling
 
 
-def test_slowest_ntk_frequency_is_divided_by_the_factor() -> None:
-    for s in (2.0, 7.5):
-        assert float(inverse()[-1] / inverse(NTK(s))[-1]) == pytest.approx(s, rel=1e-12)
-        assert float(inverse()[0] / inverse(NTK(s))[0]) == 1.0
-
-
 def test_growing_lengths_only_slow_the_turning() -> None:
     for scaling in (DynamicNTK(2.0, 100, follow="sequence"), LongRoPE(ONES, RISING, 100, factor=2)):
         tables = [inverse(scaling, length=length) for length in (1, 100, 101, 200, 1000)]

@@ -23,10 +23,7 @@ def magnitude(turn: RotaryTable) -> torch.Tensor:
 # Sun et al. 2022, with gamma = 0.4: zeta of the first and the last pair, and its root for scale_base = 512.
 @pytest.mark.parametrize(
     ("head_dim", "zeta", "root"),
-    [
-        (4, [0.2857143, 0.6428571], [0.9975562, 0.9991374]),
-        (64, [0.2857143, 0.9776786], [0.9975562, 0.9999559]),
-    ],
+    [(4, [0.2857143, 0.6428571], [0.9975562, 0.9991374]), (64, [0.2857143, 0.9776786], [0.9975562, 0.9999559])],
 )
 def test_golden(head_dim: int, zeta: list, root: list) -> None:
     xpos, at = XPos(head_dim, "half"), torch.tensor([1, 512])
@@ -125,40 +122,12 @@ def test_keys_after_the_block_take_the_magnitude_of_its_end() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_far_tables(layout: str) -> None:
-    """Within 1e-6 of float64 at far positions, times the magnitude, in a bfloat16 model under autocast."""
-    xpos, block = XPos(64, layout).bfloat16(), XPos(64, layout).length_at(0, 0)
-    end = xpos.length_at(LAST, LAST)
-    positions = torch.cat([torch.arange(0, LAST, 997), torch.arange(LAST - 300, LAST + 1)])
-    with torch.autocast("cpu", torch.bfloat16):
-        turns = xpos.prepare(positions, end, torch.bfloat16)
-    place, k = positions.double().numpy()[:, None], np.arange(32)
-    angle, zeta = place * 10_000.0 ** (-2 * k / 64), (2 * k / 64 + 0.4) / 1.4
-    for turn, size in (
-        (turns.queries, zeta ** (np.maximum(place - end + block / 2, -block / 2) / 512)),
-        (turns.keys, zeta ** ((end - block / 2 - place) / 512)),
-    ):
-        assert (np.abs(turn.cos.double().numpy() - np.cos(angle) * size) <= 1e-6 * np.maximum(size, 1)).all()
-        assert (np.abs(turn.sin.double().numpy() - np.sin(angle) * size) <= 1e-6 * np.maximum(size, 1)).all()
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_falling_it_is_rope(layout: str) -> None:
     """gamma beyond all bounds makes zeta 1."""
     xpos, rope = XPos(8, layout, base=500.0, gamma=1e15), lg.Rotary(8, layout, base=500.0)
     x = torch.randn(1, 2, 9, 8, dtype=torch.float64)
     for turn in (xpos.rotate_queries, xpos.rotate_keys):
         torch.testing.assert_close(turn(x, 100), rope.rotate(x, 100), atol=1e-12, rtol=0)
-
-
-def test_rows_of_positions() -> None:
-    xpos, x = XPos(8, "half"), torch.randn(2, 3, 4, 8)
-    positions = torch.tensor([[0, 1, 2, 3], [7, 9, 2000, 2001]])
-    end = xpos.length_at(2001, 2001)
-    for turn in (xpos.queries, xpos.keys):
-        rows = torch.cat([turn(x[b : b + 1], xpos.prepare(positions[b], end)) for b in range(2)])
-        torch.testing.assert_close(turn(x, xpos.prepare(positions, end)), rows)
-        torch.testing.assert_close(turn(x, xpos.prepare(positions.T.contiguous().T[..., None], end)), rows)
 
 
 def test_without_a_length_positions_must_fit_the_dtype() -> None:
