@@ -162,21 +162,23 @@ def keep(name: str, run: Path) -> Path:
     if not name.startswith("study"):
         raise ValueError(f"--keep: expected a name that begins with study, got {name!r}")
     from longitude.cli import main as longitude
-    from longitude.study.results import read_run
-    from longitude.study.statistics import summary
+    from longitude.study.analysis import analyse, summary
 
     os.environ["COLUMNS"] = str(WIDTH)
     out = io.StringIO()
     with redirect_stdout(out):
         longitude(["report", str(run)])
-    read = read_run(run)
-    times = [seconds for cell in read.cells for seconds in (cell.training_seconds, cell.measuring_seconds) if seconds]
+    analysis = analyse(run)
+    read = analysis.run
+    times = [
+        seconds for trial in read.trials for seconds in (trial.training_seconds, trial.measuring_seconds) if seconds
+    ]
     result = {
         "schema": 1,
         "printed": [line.rstrip() for line in out.getvalue().splitlines() if not line.startswith("report:")],
         "seconds": round(sum(times)),
         "study": read.study,
-        "rows": json.loads(summary(read).to_json(orient="records")),
+        "rows": json.loads(summary(analysis).to_json(orient="records")),
     }
     path = RESULTS / f"{date.today()}{ending(name)}"
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -42,9 +42,8 @@ from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBi
 from longitude.positions.composed import compose
 from longitude.runs.files import write_json
 from longitude.runs.provenance import commit_of_code, machine, versions
-from longitude.study.config import safe
-from longitude.study.results import read_run
-from longitude.study.statistics import findings
+from longitude.study.analysis import analyse
+from longitude.study.labels import safe
 
 TIMES = 8  # the longest length, in training lengths
 SHAPE = AttentionShape(batch=1, heads=8, kv_heads=8, head_dim=64, length=2048)  # of the timings
@@ -109,9 +108,10 @@ def costs(labels: list[str], repeats: int, clock: Callable[[], float]) -> tuple[
 
 def measured(path: Path, repeats: int, clock: Callable[[], float]) -> tuple[list[dict[str, Any]], float]:
     """One row per encoding of the run, and the seconds of plain attention."""
-    run = read_run(path)
+    analysis = analyse(path)
+    run = analysis.run
     longest = run.lengths[-1]
-    found = {each.label: each for each in findings(run) if each.length == longest}
+    found = {each.label: each for each in analysis.main if each.length == longest}
     spent, seconds = costs(run.labels, repeats, clock)
     rows = []
     for label in run.labels:

@@ -51,9 +51,9 @@ def test_study_ends_with_table_conclusion_and_report(text, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_cell_that_diverges_or_fails_makes_the_exit_code_1(text, tmp_path, capsys):
     arguments = ["study", *TINY, "--data", text, "--out", str(tmp_path / "run"), "--encodings", "none", "rope"]
-    from longitude.study import cell as cells
+    from longitude.study import train
 
-    plain = cells.Steps.keep_loss
+    plain = train.Steps.keep_loss
 
     def poisoned(self, module, inputs, output):
         plain(self, module, inputs, output)
@@ -61,7 +61,7 @@ def test_a_cell_that_diverges_or_fails_makes_the_exit_code_1(text, tmp_path, cap
             self.loss = self.loss * float("nan")
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(cells.Steps, "keep_loss", poisoned)
+        patched.setattr(train.Steps, "keep_loss", poisoned)
         code, out, err = command(capsys, *arguments)
     assert code == 1
     assert "rope seed 0: diverged, the loss was not finite at step 1" in err
@@ -84,9 +84,9 @@ def test_a_cell_that_diverges_or_fails_makes_the_exit_code_1(text, tmp_path, cap
         ("study --test-lengths -1 256", "must be positive"),
         ("study --heads 3", "--heads must divide --hidden"),
         ("study --data no/such/text", "no such file or folder"),
-        ("study --device tpu", "must be one of auto cpu cuda mps"),
+        ("study --device tpu", "invalid choice 'tpu'"),
         ("study rope", "Unrecognized options: rope"),
-        ("study --positions randomised", "unknown sampler of --positions 'randomised': did you mean 'randomized'"),
+        ("study --positions randomised", "invalid choice 'randomised'"),
         ("study --position-range 512", "--positions is contiguous; leave it out"),
         ("study --positions skipped --position-range 8", "at least the training length 256, got 8"),
         ("study --encodings rope:scaling=yarm(factor=2)", "unknown scaling 'yarm': did you mean 'yarn'"),

@@ -120,9 +120,9 @@ def test_our_training_and_our_trainer_go_by_the_rule(tmp_path):
     from transformers import TrainingArguments
 
     import longitude.extend
-    import longitude.study.cell
+    import longitude.study.train
 
-    assert longitude.study.cell.Trainer is sys.modules["longitude.extend.fine_tune"].Trainer is lg.hf.Trainer
+    assert longitude.study.train.Trainer is sys.modules["longitude.extend.fine_tune"].Trainer is lg.hf.Trainer
     one = model(mixer={"name": "rwkv6"}, vocab_size=16)
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", weight_decay=0.1)
     trainer = lg.hf.Trainer(model=one, args=arguments)

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,8 @@ import pandas as pd
 import pytest
 
 from longitude.measure import Row, default_bins, interval, write_rows
-from longitude.study.config import StudyConfig, as_dict, safe
+from longitude.study.config import StudyConfig
+from longitude.study.labels import safe
 
 BITS = {  # bits per byte at 256, 512, 1024, 2048, 4096; None: not measured at that length
     "none": (2.82, 2.88, 3.06, 3.42, 3.95),
@@ -75,7 +77,7 @@ def write_run(
         "commit": "0123456789abcdef0123456789abcdef01234567",
         "machine": {"system": "Linux x86_64", "cpu": "A processor", "cores": 2, "threads": 2, "gpu": None},
         "continued": [],
-        "configuration": json.loads(json.dumps(as_dict(config))),
+        "configuration": json.loads(json.dumps(asdict(config))),
         "data": {
             "source": source, "sha256": "ab" * 32, "bytes": 12_345_678, "documents": 590,
             "left_out": "tests", "unit": "documents", "training_documents": 500, "training_bytes": 10_000_000,

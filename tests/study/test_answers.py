@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -11,13 +12,13 @@ from rich.console import Console
 
 from longitude.measure import Row, write_rows
 from longitude.measure.retrieval import scoring
-from longitude.study import charts
-from longitude.study.answers import reach, share
-from longitude.study.config import as_dict, of_task
-from longitude.study.judge import HOLDS, LOST, UNCLEAR
-from longitude.study.report import write_report
-from longitude.study.results import read_run
-from longitude.study.statistics import conclusion, findings, summary, table
+from longitude.study import analysis
+from longitude.study.analysis import analyse
+from longitude.study.answers import longest_solved, share
+from longitude.study.criterion import HOLDS, LOST, UNCLEAR
+from longitude.study.pictures import figures
+from longitude.study.report import table, write_report
+from longitude.study.tasks.base import of_task
 
 LENGTHS = (8, 16, 20, 32)
 SHARES = {  # of exact answers; None: not measured at that length
@@ -67,11 +68,19 @@ def write(path: Path, shares=SHARES, seeds=(0,), examples=200, lengths=LENGTHS, 
     write_rows(rows, path / "results.parquet")
     study = {
         "schema": 1, "begun": "2026-01-31T12:00:00+00:00", "commit": None, "continued": [],
-        "versions": {"python": "3.11.2"}, "machine": {"cores": 2}, "configuration": json.loads(json.dumps(as_dict(config))),
+        "versions": {"python": "3.11.2"}, "machine": {"cores": 2}, "configuration": json.loads(json.dumps(asdict(config))),
         "data": {"source": "generated: words", "sha256": "ab" * 32, "test_examples_of_each_length": examples},
     }  # fmt: skip
     (path / "study.json").write_text(json.dumps(study))
     return path
+
+
+def summary(run):
+    return analysis.summary(analyse(run))
+
+
+def conclusion(run):
+    return analysis.conclusion(analyse(run))
 
 
 def line(frame: pd.DataFrame, label: str, length: int) -> dict:
@@ -82,7 +91,7 @@ def line(frame: pd.DataFrame, label: str, length: int) -> dict:
 def printed(run, width=100) -> str:
     console = Console(width=width, record=True, force_terminal=False, file=None)
     with console.capture() as capture:
-        console.print(table(run))
+        console.print(table(analyse(run)))
     return capture.get()
 
 
@@ -108,8 +117,8 @@ def test_verdicts(tmp_path):
 
 def test_reach_ends_at_the_first_length_that_is_not_solved(tmp_path):
     gap = {"rope": (1.0, 0.5, 1.0, 1.0), "t5": (0.1, 1.0, 1.0, 1.0)}
-    found = findings(write(tmp_path, gap))
-    assert [reach([each for each in found if each.label == label]) for label in gap] == [8, None]
+    found = analyse(write(tmp_path, gap)).main
+    assert [longest_solved([each for each in found if each.label == label]) for label in gap] == [8, None]
 
 
 def test_several_seeds_widen_the_interval():
@@ -164,16 +173,16 @@ def test_the_table(tmp_path):
     rows = {words[0]: words[1:] for words in map(str.split, shown.splitlines()) if words and words[0] in SHARES}
     assert rows["rope"] == ["100", "±1", "99", "±2", "2", "±2", "0", "±1", "16"]
     assert rows["alibi:future=one-sided"][-1] == "32" and rows["learned"][-3:] == ["-", "-", "16"]
-    assert "reverse: % of answers exact at so many symbols, trained on 1 to 16" in " ".join(shown.split())
+    assert "reverse: % of answers exact by length in symbols, trained on 1 to 16" in " ".join(shown.split())
     narrow = printed(tmp_path, 80)
     assert max(map(len, narrow.splitlines())) <= 80 and "solved to" in narrow
-    styles = [str(getattr(cell, "style", "")) for cell in table(tmp_path).columns[-1].cells]
+    styles = [str(getattr(cell, "style", "")) for cell in table(analyse(tmp_path)).columns[-1].cells]
     assert styles == ["red", "green", "red", ""]
 
 
 @pytest.mark.slow
 def test_the_page_speaks_of_answers_alone(tmp_path):
-    html = write_report(write(tmp_path)).read_text(encoding="utf-8")
+    html = write_report(analyse(write(tmp_path))).read_text(encoding="utf-8")
     text = re.sub(r"<(script|style).*?</\1>", "", html, flags=re.DOTALL)
     assert conclusion(tmp_path) in re.sub(r"\s+", " ", text)
     assert "Reverse: trained up to 16 symbols, asked up to 32" in text and "Exact answers by length" in text
@@ -182,9 +191,9 @@ def test_the_page_speaks_of_answers_alone(tmp_path):
         r"bits per byte|does not hold|validation documents|non-overlapping windows", text, re.IGNORECASE
     )
     assert "longitude study --task reverse --encodings rope alibi:future=one-sided t5 learned --test-lengths" in text
-    figures = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert figures == {"by-length.svg", "by-length.png", "training.svg", "training.png"}
-    chart = charts.figures(read_run(tmp_path))[0].chart.to_dict()
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert drawn == {"by-length.svg", "by-length.png", "training.svg", "training.png"}
+    chart = figures(analyse(tmp_path))[0].chart.to_dict()
     points = next(layer["data"]["values"] for layer in chart["layer"] if layer["mark"]["type"] == "line")
     assert [point["value"] for point in points if point["label"] == "t5"] == [1.0, 0.96, 0.9, 0.4]
     axis = next(layer["encoding"]["y"] for layer in chart["layer"] if layer["mark"]["type"] == "line")

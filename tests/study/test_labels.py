@@ -1,6 +1,7 @@
 """Labels: encodings and mixers by name, with the nearest name of either kind for one that nobody knows."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from transformers import AutoModelForCausalLM
 from longitude.attention.mixer import list_mixers
 from longitude.measure import read_rows
 from longitude.study import runner
-from longitude.study.cell import build_model
-from longitude.study.config import StudyConfig, parse_encoding, replaced
+from longitude.study.config import StudyConfig
 from longitude.study.data import Text
-from longitude.study.labels import Label, parse_label
+from longitude.study.labels import Label, parse_encoding, parse_label
+from longitude.study.plan import plan
+from longitude.study.train import build_model
 
 TINY = StudyConfig(
     train_length=16,
@@ -105,13 +107,13 @@ def test_a_label_of_encodings_alone_takes_no_mixer():
 def test_what_a_mixer_refuses_is_said_before_anything_is_written(label, message, tmp_path, monkeypatch):
     monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
     with pytest.raises(ValueError, match=message):
-        runner.plan(replaced(TINY, encodings=(label,)), tmp_path / "run")
+        plan(replace(TINY, encodings=(label,)), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
 def study(labels, path, monkeypatch):
     monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    return runner.study(runner.plan(replaced(TINY, encodings=labels), path))
+    return runner.study(plan(replace(TINY, encodings=labels), path))
 
 
 def test_mixers_are_trained_saved_loaded_and_measured(tmp_path, monkeypatch):
@@ -126,7 +128,7 @@ def test_mixers_are_trained_saved_loaded_and_measured(tmp_path, monkeypatch):
     hybrid = AutoModelForCausalLM.from_pretrained(tmp_path / "cells" / "rope+attention+mamba-0")
     said = hybrid.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert said.shape == (1, 7)
-    monkeypatch.setattr(runner, "run_cell", None)  # nothing is run again
+    monkeypatch.setattr(runner, "run_trial", None)  # nothing is run again
     assert study((*labels,), tmp_path, monkeypatch).complete
 
 

@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import pytest
 
-from longitude.study import charts, drawing
+from longitude.report import figure
+from longitude.study.analysis import analyse, conclusion, summary
+from longitude.study.pictures import figures
 from longitude.study.report import write_report
-from longitude.study.results import read_run
-from longitude.study.statistics import conclusion, summary
 
 NAMES = ("by-length", "by-position", "by-length-sliding", "training")
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)> & </script>'
@@ -52,7 +52,7 @@ def run(tmp_path_factory, synthetic):
     path = tmp_path_factory.mktemp("run")
     states = {("sinusoidal", 0): {"status": "diverged", "step": 117, "reason": EVIL}}
     synthetic.write(path, states=states, source=EVIL, methods=("non-overlapping", "sliding", "per-position"))
-    assert write_report(path) == path / "report.html"
+    assert write_report(analyse(path)) == path / "report.html"
     return path
 
 
@@ -95,9 +95,9 @@ def test_text_of_others_is_text(html):
 @pytest.mark.slow
 def test_the_page_says_what_the_statistics_say(run, html):
     page = Page(html)
-    assert conclusion(run) in "".join(page.text)
+    assert conclusion(analyse(run)) in "".join(page.text)
     rows = {row[0]: row[1:] for row in page.rows[1:8]}
-    for found in summary(run).to_dict("records"):
+    for found in summary(analyse(run)).to_dict("records"):
         cell = rows["sinusoidaldiverged at step 117" if found["label"] == "sinusoidal" else found["label"]]
         shown = cell[(256, 512, 1024, 2048, 4096).index(found["length"])]
         if found["value"] is None:
@@ -113,7 +113,7 @@ def test_the_charts_hold_the_numbers(run, html):
     specs = json.loads(re.search(r'id="charts">(.*?)</script>', html, re.DOTALL)[1])
     assert set(specs) == set(NAMES)
     points = next(layer["data"]["values"] for layer in specs["by-length"]["layer"] if layer["mark"]["type"] == "line")
-    frame = summary(run)
+    frame = summary(analyse(run))
     expected = frame[frame["value"].notna()][["label", "length", "value"]].values.tolist()
     assert [[point["label"], point["length"], point["value"]] for point in points] == expected
 
@@ -123,7 +123,7 @@ def test_a_run_with_missing_pieces_keeps_its_old_page(tmp_path, synthetic):
     (tmp_path / "report.html").write_text("before")
     (tmp_path / "cells/rope-0/documents.parquet").unlink()
     with pytest.raises(ValueError, match=r"documents\.parquet is missing"):
-        write_report(tmp_path)
+        write_report(analyse(tmp_path))
     assert (tmp_path / "report.html").read_text() == "before"
     assert not (tmp_path / "figures").exists()
 
@@ -135,7 +135,7 @@ def test_little_was_measured(tmp_path, synthetic):
     synthetic.write(tmp_path, bits, lengths=(256,), documents=1, methods=("non-overlapping",))
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures/by-position.svg").touch()
-    text = "".join(Page(write_report(tmp_path).read_text(encoding="utf-8")).text)
+    text = "".join(Page(write_report(analyse(tmp_path)).read_text(encoding="utf-8")).text)
     assert "one document only" in text and "base = 500000" in text and "hold" not in text.partition("The encodings")[0]
     assert "longitude study --encodings rope:base=500000 rope+fox --test-lengths 256" in text
     assert {path.name for path in (tmp_path / "figures").iterdir()} == {
@@ -147,27 +147,26 @@ def test_little_was_measured(tmp_path, synthetic):
 def test_nothing_was_measured(tmp_path, synthetic):
     states = {("rope", 0): {"status": "failed", "step": 0, "reason": "RuntimeError: no memory"}}
     synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]}, states=states)
-    text = "".join(Page(write_report(tmp_path).read_text(encoding="utf-8")).text)
+    text = "".join(Page(write_report(analyse(tmp_path)).read_text(encoding="utf-8")).text)
     assert "No encoding was measured; rope failed." in text and "RuntimeError: no memory" in text
     assert list((tmp_path / "figures").iterdir()) == []
 
 
 def test_labels_never_overlap_and_keep_their_order():
     values = [1.0, 1.01, 1.02, 1.5, 1.55, 3.0]
-    apart = drawing.apart(values, 0.1)
+    apart = figure.apart(values, 0.1)
     assert all(b - a >= 0.1 - 1e-12 for a, b in pairwise(apart))
     assert apart[-1] == 3.0 and sum(apart) == pytest.approx(sum(values))
-    assert drawing.apart([1.0, 2.0], 0.1) == [1.0, 2.0]
+    assert figure.apart([1.0, 2.0], 0.1) == [1.0, 2.0]
 
 
 @pytest.mark.slow
 def test_twenty_labels_can_be_told_apart(tmp_path, synthetic):
     labels = [f"rope:base={100 * i}" for i in range(1, 21)]
-    read = read_run(synthetic.write(tmp_path, dict.fromkeys(labels, (2.5, 2.6)), lengths=(256, 512)))
-    figures = charts.figures(read)
-    html = write_report(tmp_path).read_text(encoding="utf-8")
+    analysis = analyse(synthetic.write(tmp_path, dict.fromkeys(labels, (2.5, 2.6)), lengths=(256, 512)))
+    html = write_report(analysis).read_text(encoding="utf-8")
     assert html.count('stroke-dasharray="7 3"') == 3 * 7 and html.count('stroke-dasharray="2 2"') == 3 * 6
-    drawn = json.dumps(figures[0].chart.to_dict(), ensure_ascii=False)
+    drawn = json.dumps(figures(analysis)[0].chart.to_dict(), ensure_ascii=False)
     assert all(f'"{name}"' in drawn for name in ("— rope:base=100", "-- rope:base=800", "·· rope:base=2000"))
 
 
@@ -219,7 +218,7 @@ def test_a_reader_opens_it_and_points_at_a_number(width, run, browser):
         for other in boxes[:i]:
             apart = left >= other[1] or other[0] >= right or top >= other[3] - 3 or other[2] >= bottom - 3
             assert apart, "two labels lie on each other"
-    found = summary(run).query("label == 'rope' and length == 4096").iloc[0]
+    found = summary(analyse(run)).query("label == 'rope' and length == 4096").iloc[0]
     place = page.locator("[data-chart=by-length] svg .mark-symbol path[aria-label*='rope']").last
     place.scroll_into_view_if_needed()
     box = place.bounding_box()

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -14,9 +15,10 @@ import torch
 
 from longitude.measure import read_rows
 from longitude.runs import files
-from longitude.study import cell as cells, runner
-from longitude.study.config import StudyConfig, replaced
+from longitude.study import runner
+from longitude.study.config import StudyConfig
 from longitude.study.data import Text
+from longitude.study.plan import plan
 
 TINY = StudyConfig(
     encodings=("none", "rope"), train_length=16, test_lengths=(16, 32), steps=4, batch_size=2, layers=1, hidden=16,
@@ -32,17 +34,17 @@ def numbers(monkeypatch):
 
 
 def run(config: StudyConfig, path: Path, **options) -> tuple[runner.Outcome, list[str]]:
-    said: list[str] = []
-    return runner.study(runner.plan(config, path), finished=said.append, **options), said
+    notes: list[str] = []
+    return runner.study(plan(config, path), note=notes.append, **options), notes
 
 
 def statuses(outcome: runner.Outcome) -> list[tuple[str, int, str]]:
-    return [(cell.label, cell.seed, status.status) for cell, status in outcome.cells]
+    return [(cell.label, cell.seed, status.status) for cell, status in outcome.trials]
 
 
 def test_a_study_its_directory_and_its_end(tmp_path, monkeypatch):
-    outcome, said = run(TINY, tmp_path / "run")
-    assert outcome.complete and said == ["none seed 0: done", "rope seed 0: done"]
+    outcome, notes = run(TINY, tmp_path / "run")
+    assert outcome.complete and notes[1:] == ["none seed 0: done", "rope seed 0: done"]
     study = json.loads((tmp_path / "run" / "study.json").read_text())
     assert study["configuration"]["encodings"] == ["none", "rope"] and study["configuration"]["steps"] == 4
     assert study["data"]["validation_documents"] == 4 and len(study["data"]["sha256"]) == 64
@@ -51,7 +53,7 @@ def test_a_study_its_directory_and_its_end(tmp_path, monkeypatch):
     assert list(rows["label"].unique()) == ["none", "rope"]
     assert list(rows["length"][rows["method"] == "non-overlapping"]) == [16, 32, 16, 32]
 
-    monkeypatch.setattr(runner, "run_cell", None)  # nothing is run again
+    monkeypatch.setattr(runner, "run_trial", None)  # nothing is run again
     before = (tmp_path / "run" / "study.json").read_bytes()
     assert run(TINY, tmp_path / "run")[0].complete
     assert (tmp_path / "run" / "study.json").read_bytes() == before
@@ -74,7 +76,7 @@ SAME = [
 @pytest.mark.parametrize("labels", SAME)
 def test_labels_of_one_model_are_refused(labels, tmp_path):
     with pytest.raises(ValueError, match=f"--encodings .*: it names the same model as {labels[0].replace('+', '.')}"):
-        runner.plan(replaced(TINY, layers=2, encodings=labels), tmp_path / "run")
+        plan(replace(TINY, layers=2, encodings=labels), tmp_path / "run")
 
 
 def test_labels_of_different_models_are_not(tmp_path):
@@ -84,21 +86,21 @@ def test_labels_of_different_models_are_not(tmp_path):
         "mamba", "mamba:state_size=8", "mamba+attention", "attention+mamba", "none+attention+mamba", "alibi+attention+mamba",
         "learned+mamba", "sinusoidal+mamba", "attention:dropout=0.1", "path_fox", "path_fox:kernel=4", "path+fox",
     )  # fmt: skip
-    config = replaced(TINY, layers=2, encodings=labels)
-    assert len(runner.plan(config, tmp_path / "run").cells) == len(labels)
+    config = replace(TINY, layers=2, encodings=labels)
+    assert len(plan(config, tmp_path / "run").trials) == len(labels)
 
 
 @pytest.mark.slow
 def test_more_encodings_and_seeds_are_added(tmp_path):
     run(TINY, tmp_path)
     kept = (tmp_path / "cells" / "rope-0" / "model.safetensors").stat().st_mtime_ns
-    outcome, _ = run(replaced(TINY, encodings=("alibi", "rope", "none"), seeds=(1, 0)), tmp_path)
+    outcome, _ = run(replace(TINY, encodings=("alibi", "rope", "none"), seeds=(1, 0)), tmp_path)
     expected = [(label, seed, "done") for seed in (0, 1) for label in ("none", "rope", "alibi")]
     assert statuses(outcome) == expected
     assert (tmp_path / "cells" / "rope-0" / "model.safetensors").stat().st_mtime_ns == kept
     assert len(read_rows(tmp_path / "results.parquet").groupby(["label", "seed"])) == 6
     with pytest.raises(ValueError, match="--encodings none rope alibi, not rope; --fresh starts over"):
-        run(replaced(TINY, encodings=("rope",)), tmp_path)
+        run(replace(TINY, encodings=("rope",)), tmp_path)
 
 
 @pytest.mark.slow
@@ -106,9 +108,9 @@ def test_another_configuration_is_named(tmp_path, monkeypatch):
     run(TINY, tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
     with pytest.raises(ValueError, match="holds a study with --steps 4, not 5; --fresh starts over, another --out"):
-        run(replaced(TINY, steps=5), tmp_path)
+        run(replace(TINY, steps=5), tmp_path)
     with pytest.raises(ValueError, match="--test-lengths 16 32, not 16 48"):
-        run(replaced(TINY, test_lengths=(16, 48)), tmp_path)
+        run(replace(TINY, test_lengths=(16, 48)), tmp_path)
     with monkeypatch.context() as patched:
         changed = [(str(i), b"other text " * 50) for i in range(30)]
         patched.setattr("longitude.study.data.read_text", lambda data: Text(data, changed))
@@ -117,7 +119,7 @@ def test_another_configuration_is_named(tmp_path, monkeypatch):
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
     assert after == before
     (tmp_path / "mine.txt").write_text("stays")
-    outcome, _ = run(replaced(TINY, steps=5, encodings=("rope",)), tmp_path, fresh=True)
+    outcome, _ = run(replace(TINY, steps=5, encodings=("rope",)), tmp_path, fresh=True)
     assert statuses(outcome) == [("rope", 0, "done")]
     assert not (tmp_path / "cells" / "none-0").exists() and (tmp_path / "mine.txt").exists()
 
@@ -156,21 +158,21 @@ def test_directories_that_are_not_ours_stay_untouched(tmp_path):
         ({"methods": ("slidng",)}, "did you mean 'sliding'"),
         ({"stride": 4}, "--stride is of sliding windows"),
         ({"stride": 17, "methods": ("sliding",)}, "1 to the shortest test length 16, got 17"),
-        ({"device": "tpu"}, "--device must be one of auto cpu cuda mps, got tpu"),
+        ({"device": "tpu"}, "--device tpu: this machine has none"),
         ({"test_lengths": (16, 10_000)}, "bytes long and must be at least 80000"),
     ],
 )
 def test_wrong_use_is_refused_before_anything_is_written(change, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        run(replaced(TINY, **change), tmp_path / "run")
+        run(replace(TINY, **change), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
 def test_variants_and_compositions(tmp_path):
     labels = ("rope:base=500000", "rope:layout=half,base=5e5", "rope+fox")
-    outcome, _ = run(replaced(TINY, encodings=labels, steps=2), tmp_path)
-    assert outcome.complete and [cell.label for cell, _ in outcome.cells] == list(labels)
+    outcome, _ = run(replace(TINY, encodings=labels, steps=2), tmp_path)
+    assert outcome.complete and [cell.label for cell, _ in outcome.trials] == list(labels)
     names = {path.name for path in (tmp_path / "cells").iterdir()}
     assert names == {"rope_base=500000-0", "rope_layout=half,base=5e5-0", "rope+fox-0"}
     saved = json.loads((tmp_path / "cells" / "rope_base=500000-0" / "config.json").read_text())
@@ -180,7 +182,7 @@ def test_variants_and_compositions(tmp_path):
 
 
 def test_a_failed_cell_is_recorded_and_tried_again(tmp_path, monkeypatch):
-    plain = cells.train
+    plain = runner.train
 
     def breaks(model, config, cell, *rest):
         if cell.label == "none":
@@ -188,10 +190,10 @@ def test_a_failed_cell_is_recorded_and_tried_again(tmp_path, monkeypatch):
         return plain(model, config, cell, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(cells, "train", breaks)
-        outcome, said = run(TINY, tmp_path)
+        patched.setattr(runner, "train", breaks)
+        outcome, notes = run(TINY, tmp_path)
     assert statuses(outcome) == [("none", 0, "failed"), ("rope", 0, "done")] and not outcome.complete
-    assert said[0].startswith("none seed 0: failed, RuntimeError: the coffee is out; see ")
+    assert notes[1].startswith("none seed 0: failed, RuntimeError: the coffee is out; see ")
     assert "Traceback" in (tmp_path / "cells" / "none-0" / "error.txt").read_text()
     assert list(read_rows(tmp_path / "results.parquet")["label"].unique()) == ["rope"]
     outcome, _ = run(TINY, tmp_path)
@@ -206,7 +208,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
         full.append(True)
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")  # torch's own words
 
-    for where, name in ((torch, "save"), (cells, "write_rows")):
+    for where, name in ((torch, "save"), (runner, "write_rows")):
         full.clear()
         with monkeypatch.context() as patched:
             patched.setattr(where, name, fails)
@@ -219,7 +221,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
     assert files.out_of_space(OSError(28, "No space left on device"), tmp_path)
     monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=1000))
     with pytest.raises(ValueError, match=r"needs about 17 MB of disk, .* has 0 MB free"):
-        runner.plan(TINY, tmp_path / "elsewhere" / "run")
+        plan(TINY, tmp_path / "elsewhere" / "run")
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -229,6 +231,7 @@ STUDY = """
 import sys, os, signal
 from pathlib import Path
 from longitude.study import data, runner
+from longitude.study.plan import plan
 from longitude.study.config import StudyConfig
 from longitude.study.data import Text
 documents = [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)]
@@ -245,7 +248,7 @@ def killed_at(where, name, when):
         return plain(*arguments, **named)
     setattr(where, name, dies)
 """
-RUN = "runner.study(runner.plan(config, Path(sys.argv[1])))\n"
+RUN = "runner.study(plan(config, Path(sys.argv[1])))\n"
 
 
 def process(code: str, *arguments: str) -> subprocess.Popen:
@@ -274,10 +277,10 @@ def test_one_writer_per_directory(tmp_path):
 @pytest.mark.timeout(1200)
 def test_killed_with_kill_9_again_and_again_the_rows_are_the_same(tmp_path):
     kills = [
-        "import longitude.study.checkpoints as c; killed_at(c.LossLog, 'append', 8)\n",  # in mid-training
+        "import longitude.study.resume as c; killed_at(c.LossLog, 'append', 8)\n",  # in mid-training
         "import torch; killed_at(torch, 'save', 2)\n",  # in mid-save
         "killed_at(os, 'fsync', 22)\n",  # while the files of a save go to the disk
-        "import longitude.study.cell as c; killed_at(c, 'write_rows', 1)\n",  # before rows
+        "import longitude.study.runner as c; killed_at(c, 'write_rows', 1)\n",  # before rows
         "killed_at(os, 'replace', 12)\n",
         "killed_at(runner, '_gather', 2)\n",
     ]

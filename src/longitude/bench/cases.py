@@ -13,7 +13,7 @@ from torch import Tensor
 import longitude as lg
 from longitude.models import LongitudeConfig
 from longitude.positions.composed import Composed, compose
-from longitude.study.config import parse_encoding
+from longitude.study.labels import parse_encoding
 from longitude.testing import fill
 
 PLAIN = "plain"

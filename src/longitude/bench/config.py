@@ -4,7 +4,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
-from longitude.study.config import option, parse_encoding
+from longitude.study.config import option
+from longitude.study.labels import parse_encoding
 
 Pass = Literal["forward", "forward+backward"]
 DType = Literal["float32", "bfloat16", "float16", "float64"]

@@ -1,5 +1,9 @@
 """The command line: one verb, one result.
 
+A verb is a file NAME.py of this package with a function NAME that returns an exit code (NAME_ where Python has the name).
+Where it takes a `config`, its fields are options. A function `defaults` in the same file may give its parameters other defaults
+for some arguments.
+
 Exit codes: 0 done; 1 finished, but something in it failed or diverged; 2 wrong use, with one line that says what was
 expected, what came and what to do; 130 interrupted. Results go to standard output, progress and errors to standard
 error. Nothing here imports torch before a verb needs it.
@@ -11,42 +15,26 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
 from dataclasses import fields
+from functools import cache
+from importlib import import_module
 from inspect import Signature, signature
-from typing import Any
+from pkgutil import iter_modules
+from typing import get_type_hints
 
 import tyro
 
 from longitude import __version__
-from longitude.bench.config import BenchConfig
-from longitude.cli.bench import bench
-from longitude.cli.catalogue import list_
-from longitude.cli.check import check
-from longitude.cli.extend import ExtendOptions, extend
-from longitude.cli.measure import measure
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
-from longitude.cli.study import defaults as study_defaults, report, study
 from longitude.errors import unknown
-from longitude.measure.config import MeasureConfig
-from longitude.study.config import StudyConfig, option
 
-VERBS: dict[str, Callable[..., int]] = {
-    "study": study,
-    "report": report,
-    "extend": extend,
-    "measure": measure,
-    "check": check,
-    "bench": bench,
-    "list": list_,
-}
-OPTIONS: dict[str, type] = {
-    "study": StudyConfig,
-    "extend": ExtendOptions,
-    "measure": MeasureConfig,
-    "bench": BenchConfig,
-}
-"""Verbs whose argument `config` is a dataclass of options."""
-DEFAULTS: dict[str, Callable[[list[str]], dict[str, Any]]] = {"study": study_defaults}
-"""Verbs whose parameters have other defaults for some arguments."""
+
+@cache
+def verbs() -> dict[str, Callable[..., int]]:
+    """The function of each verb, in the order of the alphabet."""
+    found = {}
+    for name in sorted(module.name for module in iter_modules(__path__) if module.name != "shared"):
+        found[name.rstrip("_")] = getattr(import_module(f"{__name__}.{name}"), name)
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,30 +62,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-# ---- parsing: tyro reads the arguments; what it would say in a box is said in one line ------------------------------
+# ---- parsing: tyro reads the arguments; its box of errors becomes one line ------------------------------
 
 
 def _require_known(arguments: list[str]) -> None:
-    """The nearest valid verb or option for one that nobody knows."""
+    """The nearest valid verb or option for an unknown one."""
     if not arguments or arguments[0].startswith("-"):
         if arguments and arguments[0] not in ("-h", "--help"):
             raise unknown("option", arguments[0], ["--help", "--version"], "`longitude --help` shows the verbs.")
         return
     verb = arguments[0]
-    if verb not in VERBS:
-        raise unknown("verb", verb, VERBS, "`longitude --help` shows them.")
-    names = [name for name in signature(VERBS[verb]).parameters if name != "config"]
-    if verb in OPTIONS:
-        names += [field.name for field in fields(OPTIONS[verb])]
-    valid = [*map(option, names), "--help"]
+    if verb not in verbs():
+        raise unknown("verb", verb, verbs(), "`longitude --help` shows them.")
+    valid = ["--help"]
+    for name, kind in get_type_hints(verbs()[verb]).items():
+        names = [field.name for field in fields(kind)] if name == "config" else [name]
+        valid += ["--" + name.replace("_", "-") for name in names if name != "return"]
     for argument in arguments[1:]:
-        name = option(argument.partition("=")[0].removeprefix("--"))
+        name = argument.partition("=")[0].replace("_", "-")
         if argument.startswith("--") and name not in valid:
             raise unknown("option", argument, valid, f"`longitude {verb} --help` shows them.")
 
 
 def _dispatch(arguments: list[str]) -> int:
-    said = io.StringIO()
+    box = io.StringIO()
     run: Callable[[], int] | None = None
 
     def later(verb: Callable[..., int]) -> Callable[..., Callable[[], int]]:
@@ -112,9 +100,9 @@ def _dispatch(arguments: list[str]) -> int:
         return bound
 
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(box):
             run = tyro.extras.subcommand_cli_from_dict(
-                {name: later(verb) for name, verb in VERBS.items()},
+                {name: later(verb) for name, verb in verbs().items()},
                 prog="longitude",
                 description="Where a transformer's tokens are, and whether it still knows past its training length.",
                 args=arguments or ["--help"],
@@ -123,28 +111,27 @@ def _dispatch(arguments: list[str]) -> int:
     except SystemExit as stop:
         if stop.code in (0, None):
             return DONE
-        raise ValueError(_one_line(said.getvalue())) from None
+        raise ValueError(_one_line(box.getvalue())) from None
     return run()
 
 
 def _signature(verb: Callable[..., int], arguments: list[str]) -> Signature:
     """That of a verb, with the defaults of its options where the arguments decide them."""
-    found, name = signature(verb), verb.__name__
-    if arguments[:1] != [name] or name not in DEFAULTS:
+    found = signature(verb)
+    defaults_of = getattr(sys.modules[verb.__module__], "defaults", None)
+    if defaults_of is None or verbs().get(arguments[0] if arguments else "") is not verb:
         return found
-    defaults = DEFAULTS[name](arguments)
-    parameters = found.parameters.values()
-    return found.replace(
-        parameters=[each.replace(default=defaults.get(each.name, each.default)) for each in parameters]
-    )
+    defaults = defaults_of(arguments)
+    parameters = [each.replace(default=defaults.get(each.name, each.default)) for each in found.parameters.values()]
+    return found.replace(parameters=parameters)
 
 
 def _one_line(box: str) -> str:
-    """What tyro says first in its box, without the help that follows."""
+    """The first message in a box of tyro's, without the help that follows."""
     lines = [re.sub(r"[╭╮╰╯│]", " ", line).strip() for line in box.splitlines()[1:]]
-    said = []
+    first: list[str] = []
     for line in lines:
-        if said and (not line or set(line) <= set("─-")):
+        if first and (not line or set(line) <= set("─-")):
             break
-        said.append(line)
-    return " ".join(" ".join(said).split()) + "; see longitude --help"
+        first.append(line)
+    return " ".join(" ".join(first).split()) + "; see longitude --help"

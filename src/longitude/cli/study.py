@@ -1,14 +1,17 @@
-"""`longitude study` and `longitude report`."""
+"""`longitude study`."""
 
 import os
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
-from longitude.cli.shared import DONE, FAILURES, print_json, stderr_console
-from longitude.study.config import StudyConfig, of_task
+from longitude.cli.report import show
+from longitude.cli.shared import FAILURES, waiting
+from longitude.study.config import StudyConfig
+
+LINES = 7
+"""Plain lines per model where nobody watches."""
 
 
 def defaults(arguments: list[str]) -> dict[str, Any]:
@@ -19,7 +22,11 @@ def defaults(arguments: list[str]) -> dict[str, Any]:
             task = arguments[i + 1]
         elif argument.startswith("--task="):
             task = argument.removeprefix("--task=")
-    return {"config": of_task(task), "out": Path("runs") / ("study" if task == "text" else task)}
+    if task == "text":
+        return {}
+    from longitude.study.tasks.base import of_task  # loads torch
+
+    return {"config": of_task(task), "out": Path("runs") / task}
 
 
 def study(
@@ -40,45 +47,13 @@ def study(
     """
     # Threads that spin while they wait for each other lose much as soon as anything else runs; docs/decisions.md has figures.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    console = stderr_console()
-    with console.status("reading the text, building the models") if console.is_terminal else nullcontext():
-        from longitude.study import runner
-        from longitude.study.progress import Terminal
+    with waiting("reading the text, building the models"):
+        from longitude.runs.progress import Progress
+        from longitude.study.plan import plan
+        from longitude.study.runner import study as run
 
-        planned = runner.plan(config, out)
-    with Terminal(console, planned.config, len(planned.cells)) as terminal:
-        outcome = runner.study(planned, fresh=fresh, watcher=terminal, finished=terminal.finished)
-    return _show(outcome.run, json, outcome.complete)
-
-
-def report(run: Annotated[Path, tyro.conf.Positional], json: bool = False) -> int:
-    """Build the report of a run again, from its saved results alone.
-
-    Args:
-        run: Directory of a study.
-        json: Print the rows as JSON instead of the table.
-    """
-    if not (run / "study.json").is_file():
-        raise ValueError(f"{run} holds no study: expected a directory with study.json, as `longitude study` writes")
-    return _show(run, json, True)
-
-
-def _show(run: Path, json: bool, complete: bool) -> int:
-    """Write the report of a run; print its table and conclusion, or its rows."""
-    from longitude.study import report as reports, statistics
-    from longitude.study.results import read_run
-
-    results = read_run(run)
-    path = reports.write_report(results)
-    if json:
-        from longitude.measure import to_frame
-
-        print_json(to_frame(results.rows))
-    else:
-        from rich.console import Console
-
-        console = Console()
-        console.print(statistics.table(results))
-        console.print(statistics.conclusion(results), highlight=False, markup=False)
-        console.print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
-    return DONE if complete else FAILURES
+        planned = plan(config, out)
+    with Progress(lines=LINES * len(planned.trials)) as bar:
+        outcome = run(planned, fresh, bar.update, bar.note)
+    code = show(out, json)
+    return code if outcome.complete else FAILURES

@@ -4,92 +4,81 @@ Intervals are Wilson's over the examples, 95 %, which has a width for 200 right 
 at least as far as a bootstrap that draws seeds and examples. Examples of two lengths are different ones: nothing is paired.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from longitude.measure.intervals import interval
 from longitude.measure.retrieval import scoring
-from longitude.report.wording import and_, far, named
-from longitude.study.judge import HOLDS, LISTED, LOST, UNCLEAR, Finding, Judge
-from longitude.study.results import Run
+from longitude.report.wording import and_, named
+from longitude.study.criterion import HOLDS, LOST, UNCLEAR, Criterion, Finding
 
 SOLVED = 0.9
 """A length is solved when at least 90 % of its answers are exact."""
 
 
-class Answers(Judge):
+class AnswerCriterion(Criterion):
     """`HOLDS` where low >= `SOLVED`, `LOST` where high < `SOLVED`, else `UNCLEAR`, at every length."""
 
     things = "examples"
     verdicts = {HOLDS: "solved", LOST: "not solved", UNCLEAR: UNCLEAR}
+    verb = "solve"
 
-    def finding(self, run: Run, label: str, length: int, method: str) -> Finding:
-        stacked = run.stacked(label, length, method, ("exact",))
-        if stacked is None:
+    def finding(self, label: str, length: int, method: str) -> Finding:
+        columns = self.run.sums(label, length, method, ("exact",))
+        if columns is None:
             return Finding(label, length)
-        [exact] = stacked
+        [exact] = columns
         value, low, high = share(exact)
         verdict = HOLDS if low >= SOLVED else LOST if high < SOLVED else UNCLEAR
         seeds, examples = exact.shape
         return Finding(label, length, seeds, examples, value, low, high, verdict=verdict)
 
-    def clauses(self, run: Run, found: list[Finding], last: list[Finding]) -> list[str]:
-        longest = run.lengths[-1]
-        hold, lost, unclear = ([each for each in last if each.verdict == verdict] for verdict in (HOLDS, LOST, UNCLEAR))
-        task = f"{self.task.name} (at least {SOLVED:.0%} of the answers exact)"
-        listed = _listed if len(last) <= LISTED else _ranged
-        clauses = []
-        if hold:
-            clauses.append(f"{listed(hold, True)} {'solves' if len(hold) == 1 else 'solve'} {task}")
-        if lost:
-            not_solve = "does not" if len(lost) == 1 else "do not"
-            clauses.append(f"{listed(lost, not hold)} {not_solve}" + ("" if hold else f" solve {task}"))
-        if unclear:
-            they = "they solve" if len(unclear) > 1 else "it solves"
-            clauses.append(
-                f"for {listed(unclear, not clauses)} the data cannot tell"
-                + ("" if clauses else f" whether {they} {task}")
-            )
-        clauses[0] = f"at {longest} {self.task.unit}, {far(longest, run.train_length)}, {clauses[0]}"
-        solved = {each.label for each in hold}
+    def clauses(self, found: list[Finding], last: list[Finding]) -> list[str]:
+        clauses = self.by_verdict(last, f"{self.task.name} (at least {SOLVED:.0%} of the answers exact)")
+        solved = {each.label for each in last if each.verdict == HOLDS}
         others = [label for label in dict.fromkeys(each.label for each in found) if label not in solved]
-        if reached := self.reached(run, found, others):
-            clauses.append(reached)
+        if others and len(self.run.lengths) > 1:
+            clauses.append(self.solved_lengths(found, others))
         return clauses
 
-    def reached(self, run: Run, found: list[Finding], labels: list[str]) -> str:
-        """t5 solves up to 20, rope up to 16 and alibi no length; empty where there is no shorter length, or no label."""
-        if len(run.lengths) < 2:
-            return ""
+    def solved_lengths(self, found: list[Finding], labels: list[str]) -> str:
+        """t5 solves up to 20, rope up to 16 and alibi no length."""
         groups: dict[int | None, list[str]] = {}
         for label in labels:
-            groups.setdefault(reach([each for each in found if each.label == label]), []).append(named(label))
+            longest = longest_solved([each for each in found if each.label == label])
+            groups.setdefault(longest, []).append(named(label))
         words = []
         for length in sorted(groups, key=lambda length: -(length or 0)):
             verb = "" if words else " solves" if len(groups[length]) == 1 else " solve"
             words.append(f"{and_(groups[length])}{verb} {'no length' if length is None else f'up to {length}'}")
-        return and_(words) if words else ""
+        return and_(words)
+
+    def headline(self, found: Finding) -> tuple[str, str]:
+        return f"{found.value:.0%}", between(found)
 
     def number(self, found: Finding) -> str:
         return "" if found.value is None else f"{found.value:.1%}"
 
     def bounds(self, found: Finding) -> str:
-        return "" if found.low is None or found.high is None else between(found)
+        return "" if found.low is None else between(found)
 
     def short(self, found: Finding) -> str:
         """97 ±2, in per cent"""
         assert found.value is not None and found.low is not None and found.high is not None
         return f"{100 * found.value:.0f} ±{50 * (found.high - found.low):.0f}"
 
-    def title(self, run: Run) -> str:
+    def title(self) -> str:
+        run = self.run
         trained = f"1 to {run.train_length}" + (f" at {run.sampled_positions}" if run.sampled_positions else "")
-        return f"{self.task.name}: % of answers exact at so many {self.task.unit}, trained on {trained}"
+        return f"{self.task.name}: % of answers exact by length in {self.task.unit}, trained on {trained}"
 
-    def last_column(self, run: Run) -> tuple[str, str] | None:
+    def last_column(self) -> tuple[str, str] | None:
         least = f"at least {SOLVED:.0%} of the answers exact, with all of the 95% interval"
         return "solved to", f"solved: {least}, there and at every shorter length"
 
-    def last_cell(self, run: Run, lines: list[Finding]) -> str:
-        return "" if all(each.value is None for each in lines) else str(reach(lines) or "-")
+    def last_cell(self, lines: Sequence[Finding]) -> str:
+        return "" if all(each.value is None for each in lines) else str(longest_solved(lines) or "-")
 
 
 def share(right: np.ndarray) -> tuple[float, float, float]:
@@ -102,7 +91,7 @@ def share(right: np.ndarray) -> tuple[float, float, float]:
     return value, low, high
 
 
-def reach(lines: list[Finding]) -> int | None:
+def longest_solved(lines: Sequence[Finding]) -> int | None:
     """The longest measured length up to which every one is solved; lines: of one label, ascending."""
     longest = None
     for each in lines:
@@ -116,19 +105,3 @@ def between(found: Finding) -> str:
     """94 to 98%"""
     assert found.low is not None and found.high is not None
     return f"{100 * found.low:.0f} to {found.high:.0%}"
-
-
-def _listed(group: list[Finding], first: bool) -> str:
-    """Rope (42%, 95% interval 35 to 49%) and t5 (3%, 1 to 6%); the words are said once in a sentence."""
-    words = []
-    for each in group:
-        said = "95% interval " if first and not words else ""
-        words.append(f"{named(each.label)} ({each.value:.0%}, {said}{between(each)})")
-    return and_(words)
-
-
-def _ranged(group: list[Finding], first: bool) -> str:
-    """Rope and t5 (3% to 42%)"""
-    values = sorted(each.value for each in group if each.value is not None)
-    ends = dict.fromkeys(f"{value:.0%}" for value in (values[0], values[-1]))
-    return f"{and_([named(each.label) for each in group])} ({' to '.join(ends)})"

@@ -10,7 +10,10 @@ in every document from a new random offset, and shuffles them. They depend on te
 """
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,7 +22,6 @@ from torch import Tensor
 from longitude.measure.sources import Text, read_text
 from longitude.positions.samplers import Sampler
 from longitude.study.config import StudyConfig
-from longitude.study.work import Examples, StudyData, sampled
 
 ENOUGH = 20
 """Documents from which a text is split by document."""
@@ -27,6 +29,32 @@ BLOCK = 4
 """Length of a block, in longest windows."""
 SHARE = 0.2
 """Of the eligible documents or blocks, at most this share is for validation."""
+
+
+@dataclass(frozen=True)
+class StudyData:
+    """What a study reads before it begins.
+
+    Attributes:
+        training: Documents of bytes, uint8 [n] each; none where examples are drawn.
+        validation: Likewise, int64 [n].
+        description: For study.json.
+    """
+
+    training: list[np.ndarray]
+    validation: list[Tensor]
+    description: dict[str, Any]
+
+
+class Examples(torch.utils.data.Dataset, ABC):
+    """Training examples in their order, which the seed alone decides: example i as the model's forward takes it."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def targets(self, examples: int) -> int:
+        """Tokens to predict in the first `examples` examples."""
 
 
 def prepare(config: StudyConfig) -> StudyData:
@@ -145,5 +173,11 @@ class Windows(Examples):
         return item
 
     def targets(self, examples: int) -> int:
-        """Bytes that the first so many windows ask for."""
         return examples * self.length
+
+
+def sampled(positions: Sampler, length: int, *seeds: int) -> Tensor:
+    """Positions [length] of one training sequence, which the seeds alone decide."""
+    first, *rest = seeds
+    own = np.random.SeedSequence(first, spawn_key=rest).generate_state(1)[0]
+    return positions(1, length, torch.Generator().manual_seed(int(own)))[0]

@@ -13,8 +13,11 @@ Spec = dict[str, Any]
 
 @dataclass(frozen=True)
 class Label:
-    """What a label says. encodings: composed; none said: the model's own choice. mixers: they take turns over the layers;
-    none said: attention.
+    """A label, read.
+
+    Attributes:
+        encodings: Composed; where there are none, the model chooses.
+        mixers: Of the layers, in turn; where there are none, attention.
     """
 
     encodings: list[Spec]
@@ -22,30 +25,30 @@ class Label:
 
     @property
     def encoding(self) -> str:
-        """The names of the encodings, without options: those said, else what the models choose by themselves for the mixers."""
+        """The names of the encodings, without options: those given, else what the models choose for the mixers."""
         from longitude.attention.mixer import MIXERS
 
         rotates = any(MIXERS[mixer["name"]].rotates for mixer in self.mixers)
         return "+".join(each["name"] for each in self.encodings) or ("rope" if rotates else "none")
 
     def options(self, layers: int) -> dict[str, Any]:
-        """As LongitudeConfig takes it for a model of so many layers. ValueError where they are too few for the mixers."""
-        said: dict[str, Any] = {}
+        """Arguments of LongitudeConfig for a model of this many layers. ValueError where they are too few for the mixers."""
+        given: dict[str, Any] = {}
         if self.encodings:
-            said["encoding"] = self.encodings if len(self.encodings) > 1 else self.encodings[0]
+            given["encoding"] = self.encodings if len(self.encodings) > 1 else self.encodings[0]
         if len(self.mixers) > layers:
             raise ValueError(
                 f"expected a layer for each of the {len(self.mixers)} mixers, got {layers}; name fewer, or raise --layers"
             )
         if len(self.mixers) == 1:
-            said["mixer"] = self.mixers[0]
+            given["mixer"] = self.mixers[0]
         elif self.mixers:
-            said["mixers"] = [self.mixers[layer % len(self.mixers)] for layer in range(layers)]
-        return said
+            given["mixers"] = [self.mixers[layer % len(self.mixers)] for layer in range(layers)]
+        return given
 
 
 def parse_label(label: str) -> Label:
-    """Split "rope:base=500000+fox+attention+mamba:state_dim=8" into its encodings and its mixers, each in the order said.
+    """Split "rope:base=500000+fox+attention+mamba:state_dim=8" into its encodings and its mixers, each in order.
 
     Values are int, float, true, false, text, numbers 2/1/1 -> [2, 1, 1], or a scheme with its options:
     scaling=yarn(factor=16,original_max_length=256) -> {"name": "yarn", "factor": 16, "original_max_length": 256}. Raises
@@ -60,7 +63,7 @@ def parse_label(label: str) -> Label:
     for part in _parts(label):
         name = part.partition(":")[0]
         if name not in encodings and name not in mixers:
-            raise _nobody_knows(name, encodings, mixers)
+            raise _unknown_part(name, encodings, mixers)
         (found.encodings if name in encodings else found.mixers).append(_spec(part, encodings | mixers))
     if len(found.encodings) > 1 and any(each["name"] == "none" for each in found.encodings):
         raise ValueError(
@@ -94,7 +97,7 @@ def _parts(label: str) -> list[str]:
     return re.split(r"\+(?=[A-Za-z_])", label)
 
 
-def _nobody_knows(name: str, encodings: Mapping[str, Any], mixers: Mapping[str, Any]) -> ValueError:
+def _unknown_part(name: str, encodings: Mapping[str, Any], mixers: Mapping[str, Any]) -> ValueError:
     """The nearest name of either kind."""
     near = nearest(name, [*encodings, *mixers])
     if near is None:

@@ -1,50 +1,63 @@
-"""The page of a study: one HTML file that needs nothing else and no network, and its figures as SVG and PNG.
+"""What readers get of a study: the page, its figures as SVG and PNG, and the table on the terminal.
 
-Everything comes from saved results (`results.read_run`); the text and the models are not needed.
+Everything comes from saved results; the text and the models are not needed.
 """
 
+import inspect
 import shlex
-import textwrap
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+from rich.text import Text
+
 from longitude.report.figure import colour_of, dash_of, save_figures
 from longitude.report.page import write_page
-from longitude.report.wording import legible
-from longitude.study import charts
+from longitude.report.table import table as empty_table
+from longitude.report.wording import count, legible, percent
+from longitude.study.analysis import Analysis, conclusion, remarks, state
 from longitude.study.answers import SOLVED
-from longitude.study.config import as_dict, of_task, option
-from longitude.study.judge import HOLDS, LOST, UNCLEAR, Finding, Judge
+from longitude.study.config import option
+from longitude.study.criterion import HOLDS, LOST, UNCLEAR
 from longitude.study.labels import parse_label
-from longitude.study.results import Run, read_run
-from longitude.study.statistics import TOLERANCE, conclusion, findings, judge_of, percent, span, state
+from longitude.study.losses import TOLERANCE, span
+from longitude.study.pictures import figures
+from longitude.study.pictures.by_length import name_of
+from longitude.study.results import Run
+from longitude.study.tasks.base import of_task
+
+KINDS: dict[str | None, str] = {HOLDS: "holds", LOST: "lost", UNCLEAR: "unclear"}
+"""Of verdicts, for the style sheet."""
+STYLES: dict[str | None, str] = {HOLDS: "green", LOST: "red", UNCLEAR: "yellow", None: ""}
+"""Of verdicts, on the terminal."""
 
 
-def write_report(run: Run | Path | str) -> Path:
-    """Write report.html and figures/*.svg, *.png of a run directory, each whole or not at all; returns the page's path.
+def write_report(analysis: Analysis) -> Path:
+    """Write report.html and figures/*.svg, *.png into the run directory, each whole or not at all; returns the page's path.
 
-    A figure without numbers is not made, and one from an earlier report is removed. Raises ValueError as `read_run`.
+    A figure without numbers is not made, and one from an earlier report is removed.
     """
-    run = read_run(run)
-    figures = charts.figures(run)
-    save_figures(figures, run.path / "figures")
+    run, drawn = analysis.run, figures(analysis)
+    save_figures(drawn, run.path / "figures")
     path = run.path / "report.html"
     write_page(
         path,
         "longitude.study",
         "report.html.j2",
-        figures,
+        drawn,
         run=run,
         config=run.config,
         task=run.task,
-        sentence=conclusion(run),
+        sentence=conclusion(analysis),
         facts=_facts(run),
         legend=[{"label": label, "colour": colour_of(i), "dash": dash_of(i)} for i, label in enumerate(run.labels)],
-        tables=_tables(run),
+        tables={name_of(method): {"method": method, "lines": _lines(analysis, method)} for method in run.methods},
         encodings=[(label, _described(label)) for label in run.labels],
-        undone=[(cell, state(cell)) for cell in run.undone],
-        left_out=[cell for cell in run.cells if cell.status == "done" and cell.reason],
+        undone=[(trial, state(trial)) for trial in run.undone],
+        left_out=[trial for trial in run.trials if trial.status == "done" and trial.reason],
         protocol=_protocol(run),
         command=_command(run),
         tolerance=f"{TOLERANCE:.0%}",
@@ -53,12 +66,55 @@ def write_report(run: Run | Path | str) -> Path:
     return path
 
 
-# ---- what the page says ---------------------------------------------------------------------------------------------
+# ---- the terminal ----------------------------------------------------------------------------------------------------
+def table(analysis: Analysis) -> Table:
+    """Encodings by lengths: values ± half the 95 % interval; green is good, red is not."""
+    run, criterion = analysis.run, analysis.criterion
+    if not analysis.findings:
+        return Table(title="measured by position only: the report shows it", title_justify="left", box=None)
+    found = [each for each in analysis.main if each.value is not None]
+    over = "nothing: no encoding was measured"
+    if found:
+        things = count(found[0].documents, criterion.things.removesuffix("s"))
+        over = f"{things}, {count(max(each.seeds for each in found), 'seed')}"
+    notes, last_column = [f"±  half the 95% interval over {over}"], criterion.last_column()
+    columns = ["encoding", *map(str, run.lengths)]
+    if last_column is not None:
+        columns.append(last_column[0])
+        notes.append(last_column[1])
+    made = empty_table(
+        *columns,
+        title=criterion.title(),
+        caption="\n".join(notes + remarks(run)),
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+        show_edge=False,
+    )
+    made.columns[0].min_width = min(16, max(len(label) for label in run.labels))
+    for column in made.columns[: len(run.lengths) + 1]:
+        column.no_wrap, column.overflow = False, "fold"
+    for label in run.labels:
+        made.add_row(*_row(analysis, label))
+    return made
 
 
+def _row(analysis: Analysis, label: str) -> list[Text]:
+    cells, lines, criterion = [Text(label)], analysis.of(label), analysis.criterion
+    for each in lines:
+        value = Text("-", "dim") if each.value is None else Text(criterion.short(each), STYLES[each.verdict])
+        cells.append(value)
+    first = analysis.run.of(label)[0]
+    if first.status != "done" and all(each.value is None for each in lines):
+        cells[1] = Text(first.status, "red")
+    if last := criterion.last_cell(lines):
+        cells.append(Text(last, STYLES[lines[-1].verdict]))
+    return cells
+
+
+# ---- the page --------------------------------------------------------------------------------------------------------
 def _facts(run: Run) -> list[tuple[str, str]]:
     """The study in a few numbers."""
-    parameters = sorted({cell.parameters for cell in run.cells if cell.parameters})
+    parameters = sorted({trial.parameters for trial in run.trials if trial.parameters})
     size = f"{parameters[0] / 1e6:.2f}" if parameters else ""
     if parameters and f"{parameters[-1] / 1e6:.2f}" != size:
         size += f" to {parameters[-1] / 1e6:.2f}"
@@ -79,40 +135,27 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
-def _tables(run: Run) -> dict[str, dict[str, Any]]:
-    """Name of a figure -> the table of its numbers: lines of cells, ready to be shown."""
-    return {charts.name_of(method): {"method": method, "lines": _lines(run, method)} for method in run.methods}
-
-
-KINDS: dict[str | None, str] = {HOLDS: "holds", LOST: "lost", UNCLEAR: "unclear"}
-"""Of verdicts, for the style sheet."""
-
-
-def _lines(run: Run, method: str) -> list[dict[str, Any]]:
-    judge, everything = judge_of(run), findings(run, method)
-    lines = []
+def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
+    """The table of numbers below a figure: lines of cells, ready to be shown."""
+    run, criterion, lines = analysis.run, analysis.criterion, []
     for label in run.labels:
-        part = [each for each in everything if each.label == label]
+        part = analysis.of(label, method)
         last = part[-1]
-        undone = [state(cell) for cell in run.of(label) if cell.status != "done"]
-        undone += [words] if (words := run.untrained(label)) else []
+        notes = [state(trial) for trial in run.of(label) if trial.status != "done"]
+        notes += [words] if (words := run.untrained(label)) else []
         lines.append(
             {
                 "label": label,
-                "note": "; ".join(dict.fromkeys(undone)),
-                "cells": [_cell(judge, each) for each in part],
+                "note": "; ".join(dict.fromkeys(notes)),
+                "cells": [{"value": criterion.number(each), "interval": criterion.bounds(each)} for each in part],
                 "change": percent(last.change),
                 "span": span(last),
-                "reach": judge.last_cell(run, part),
-                "verdict": judge.verdicts.get(last.verdict or "", ""),
+                "reach": criterion.last_cell(part),
+                "verdict": criterion.verdicts.get(last.verdict or "", ""),
                 "kind": KINDS.get(last.verdict, ""),
             }
         )
     return lines
-
-
-def _cell(judge: Judge, found: Finding) -> dict[str, str]:
-    return {"value": judge.number(found), "interval": judge.bounds(found)}
 
 
 def _described(label: str) -> list[dict[str, str]]:
@@ -120,13 +163,13 @@ def _described(label: str) -> list[dict[str, str]]:
     from longitude.attention.mixer import MIXERS
     from longitude.positions.base import ENCODINGS
 
-    said, parts = parse_label(label), []
+    parsed, parts = parse_label(label), []
     kinds: list[tuple[dict[str, Any], Callable[..., Any]]] = [
-        *((part, ENCODINGS[part["name"]]) for part in said.encodings),
-        *((part, MIXERS[part["name"]]) for part in said.mixers),
+        *((part, ENCODINGS[part["name"]]) for part in parsed.encodings),
+        *((part, MIXERS[part["name"]]) for part in parsed.mixers),
     ]
     for part, factory in kinds:
-        first, _, rest = textwrap.dedent(_docstring(factory)).strip().partition("\n\n")
+        first, _, rest = (inspect.getdoc(factory) or "It has no description.").partition("\n\n")
         words = " ".join(first.split())
         formula = " ".join(rest.partition("\n\n")[0].split()) if words.endswith(":") else ""
         options = ", ".join(f"{name} = {value}" for name, value in part.items() if name != "name")
@@ -134,16 +177,11 @@ def _described(label: str) -> list[dict[str, str]]:
     return parts
 
 
-def _docstring(factory: Callable[..., Any]) -> str:
-    first, _, rest = (factory.__doc__ or "It has no description.").partition("\n")
-    return first + "\n" + textwrap.dedent(rest)
-
-
 def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     """study.json, legibly: (heading, [(name, value)])."""
     study, config, data = run.study, run.config, run.study["data"]
-    done = [cell for cell in run.cells if cell.status == "done"]
-    seconds = [(cell.training_seconds or 0, cell.measuring_seconds or 0) for cell in done]
+    done = [trial for trial in run.trials if trial.status == "done"]
+    seconds = [(trial.training_seconds or 0, trial.measuring_seconds or 0) for trial in done]
     time = []
     if done:
         trained, measured = (sum(each) / len(done) for each in zip(*seconds, strict=True))
@@ -167,7 +205,7 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _command(run: Run) -> str:
     """The command line of the study: the options that differ from the defaults."""
-    defaults = as_dict(of_task(run.task.name))
+    defaults = asdict(of_task(run.task.name))
     words = ["longitude", "study"]
     for name, value in run.config.items():
         value = tuple(value) if isinstance(value, list) else value

@@ -1,11 +1,12 @@
-"""Many cells: a run directory, what it holds, and one writer that fills it."""
+"""A study: many trials in one run directory, with one writer. What it was killed in, it continues."""
 
 import json
 import shutil
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,8 @@ import torch
 import transformers
 
 from longitude.measure import read_rows, to_frame, write_rows
-from longitude.models.decoder import LongitudeModel
-from longitude.positions.base import encoding
-from longitude.positions.composed import Composed
+from longitude.positions.base import Encoding
+from longitude.runs.device import device_of
 from longitude.runs.files import (
     FRESH,
     atomic,
@@ -25,205 +25,240 @@ from longitude.runs.files import (
     out_of_space,
     read_json,
     remove_unfinished,
-    require_space,
     write_json,
 )
-from longitude.runs.provenance import commit_of_code, machine, versions
-from longitude.study.cell import Status, Trial, Watcher, build_model, device_of, run_cell, work_of
-from longitude.study.checkpoints import drop_unfinished
-from longitude.study.config import StudyConfig, as_dict, checked, option, replaced
-from longitude.study.tasks import task_of
-from longitude.study.work import StudyData
+from longitude.runs.provenance import provenance
+from longitude.study.config import StudyConfig, option
+from longitude.study.data import StudyData
+from longitude.study.plan import StudyPlan
+from longitude.study.resume import drop_unfinished
+from longitude.study.tasks.base import task_of
+from longitude.study.train import UNTRAINED, build_model, remove_checkpoints, save, train
+from longitude.study.trial import Status, Trial
 
 SCHEMA = 1
 GROWING = ("encodings", "seeds")
-"""Options of which a run directory may be given more: their cells are added."""
+"""Options of which a run directory may be given more: their trials are added."""
+BACKWARD = 3
+"""Work of a training token, in tokens of measuring."""
+OnProgress = Callable[[str, float, float], None]
+"""Called with what is being done, how much of the work is done, and all of it."""
+Note = Callable[[str], None]
+
+
+def ignore(*arguments: Any) -> None:
+    """A callback for callers that do not watch."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run directory holds now: its cells in the order of the study, each with its status."""
+    """What a run directory holds now: its trials in the order of the study, each with its status."""
 
     run: Path
     config: StudyConfig
-    cells: list[tuple[Trial, Status]]
+    trials: list[tuple[Trial, Status]]
 
     @property
     def complete(self) -> bool:
-        """Whether every cell is done, none diverged or failed."""
-        return all(status.status == "done" for _, status in self.cells)
+        """Whether every trial is done, none diverged or failed."""
+        return all(status.status == "done" for _, status in self.trials)
 
 
-@dataclass(frozen=True)
-class StudyPlan:
-    """A study that passed every check, with its text read; nothing is written yet."""
+def study(planned: StudyPlan, fresh: bool = False, on_progress: OnProgress = ignore, note: Note = ignore) -> Outcome:
+    """Run the trials that are not finished yet, one after the other, and gather all rows.
 
-    config: StudyConfig
-    data: StudyData
-    run: Path
+    A trial that raises is recorded as failed with its reason, and tried again by the next call; a diverged one is a result.
 
-    @property
-    def cells(self) -> list[Trial]:
-        return [Trial(self.run, label, seed) for seed in self.config.seeds for label in self.config.encodings]
+    Args:
+        planned: Of `plan`.
+        fresh: Remove the study that the directory holds.
+        on_progress: Called with what is being done, the trials done, in fractions, and their number.
+        note: Called with a sentence about the study, and about every trial when it ends.
 
+    Returns:
+        Every trial with its status.
 
-def plan(config: StudyConfig, run: Path) -> StudyPlan:
-    """Every check that needs no writing: options, device, models, text, directory, disk. ValueError for the user."""
-    config = checked(config)
-    config = replaced(config, device=device_of(config).type)
-    work, sizes = work_of(config), []
-    made: list[tuple[str, list[Any]]] = []
-    for label in config.encodings:
-        try:
-            model = build_model(config, label, 0)
-            sizes.append(sum(parameter.numel() for parameter in model.parameters()))
-            shape = same_model(model)
-            if twice := [other for other, another in made if another == shape]:
-                raise ValueError(f"it names the same model as {twice[0]}, option by option; leave one of them out")
-            made.append((label, shape))
-            with torch.no_grad():  # options that contradict the model's shape show here
-                work.try_out(model, config)
-        except ValueError as error:
-            raise ValueError(f"--encodings {label}: {error}") from error
-    planned = StudyPlan(config, work.prepare(config), run)
-    if run.exists() and not run.is_dir():
-        raise ValueError(f"--out {run}: there is a file of this name; choose another --out")
-    if run.is_dir() and not (run / "study.json").exists() and any(path.name != ".lock" for path in run.iterdir()):
-        raise ValueError(f"--out {run}: the directory holds other files and no study; choose another --out")
-    to_do = sum(not (cell.folder / "config.json").exists() for cell in planned.cells)
-    require_space(run, 2**24 + to_do * max(sizes) * 4 * 8, "the study")  # a model, three checkpoints rotating, float32
-    return planned
-
-
-def same_model(model: Any) -> list[Any]:
-    """What each layer of each stack is built of, to compare models of one shape however their labels spell them: its mixer with
-    every option, and those encodings that the mixer takes.
-
-    The order of encodings says nothing where they add to scores or columns. It is kept among those that change queries or keys,
-    and among those that change the input: (q + u) rotated is not q rotated + u.
-    """
-    stacks = [stack for stack in model.modules() if isinstance(stack, LongitudeModel)]
-    return [layer for stack in stacks for layer in _layers(stack)]
-
-
-def _layers(stack: LongitudeModel) -> list[Any]:
-    config, layers = stack.config, []
-    for mixer, spec_of_mixer, specs in zip(stack.mixers, config.layer_mixers(), config.layer_specs(), strict=True):
-        taken, of_heads, of_input = [], [], []
-        for spec in specs:
-            with torch.random.fork_rng():
-                members = list(Composed([encoding(**spec)]))
-            places = [place for place, member in enumerate(members) if mixer.refuses(member) is None]
-            if spec["name"] == "none" or not places:
-                continue
-            kept = Composed([members[place] for place in places])
-            taken.append((spec, places))
-            of_heads += [spec] if kept.transforms else []
-            of_input += [spec] if kept.at_input else []
-        taken.sort(key=lambda one: json.dumps(one, sort_keys=True, default=str))
-        layers.append((spec_of_mixer["name"], config.mixer_options(spec_of_mixer), taken, of_heads, of_input))
-    return layers
-
-
-def study(
-    planned: StudyPlan,
-    fresh: bool = False,
-    watcher: Watcher | None = None,
-    finished: Callable[[str], None] | None = None,
-) -> Outcome:
-    """Run the cells that are not finished yet, one after the other, and gather all rows.
-
-    A cell that raises is recorded as failed with its reason, and tried again by the next call; a diverged one is a
-    result. finished: called with one line about every cell. Raises ValueError when another process writes here, when
-    the directory holds another study (`fresh` replaces it) or when the disk is full; nothing is then half-written.
+    Raises:
+        ValueError: Another process writes here, the directory holds another study, or the disk is full; nothing is then
+            half-written.
     """
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    run, watcher = planned.run, watcher or Watcher()
+    run = planned.run
     with _full_disk_is_a_user_error(run):
         run.mkdir(parents=True, exist_ok=True)
         with locked(run):
             remove_unfinished(run)
             if fresh:
                 _remove_study(run)
-            planned = _opened(planned, watcher)
-            watcher.note(_introduction(planned))
-            commit = commit_of_code()
+            planned = _opened(planned, note)
+            note(_introduction(planned))
+            commit = provenance()["commit"]
             outcome = []
-            for cell in planned.cells:
-                status = cell.status
-                if status is None or status.status not in ("done", "diverged"):
-                    status = _attempt(planned, cell, commit, watcher)
-                outcome.append((cell, status))
+            for i, trial in enumerate(trials := planned.trials):
+
+                def report(share: float, words: str, i: int = i, trial: Trial = trial) -> None:
+                    on_progress(f"{trial.label} seed {trial.seed}  {words}", i + share, len(trials))
+
+                status = trial.status
+                if status.status not in ("done", "diverged"):
+                    status = _attempt(planned, trial, commit, report, note)
+                outcome.append((trial, status))
                 _gather(planned)
-                if finished is not None:
-                    finished(_sentence(cell, status))
+                report(1, status.status)
+                note(_sentence(trial, status))
             return Outcome(run, planned.config, outcome)
 
 
-def _attempt(planned: StudyPlan, cell: Trial, commit: str | None, watcher: Watcher) -> Status:
-    trace = cell.folder / "error.txt"
+def _attempt(planned: StudyPlan, trial: Trial, commit: str | None, report: Callable, note: Note) -> Status:
+    trace = trial.folder / "error.txt"
     trace.unlink(missing_ok=True)
     try:
-        return run_cell(planned.config, cell, planned.data, commit, watcher)
+        return run_trial(planned.config, trial, planned.data, commit, report, note)
     except Exception as error:
-        if out_of_space(error, cell.run):
-            drop_unfinished(cell.folder / "trainer")
+        if out_of_space(error, trial.run):
+            drop_unfinished(trial.folder / "trainer")
             raise
-        with atomic(trace) as beside:
-            beside.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+        with atomic(trace) as unfinished:
+            unfinished.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
         reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-        status = Status("failed", cell.label, cell.seed, cell.encoding, 0, planned.config.steps, reason=reason)
-        write_json(cell.folder / "status.json", asdict(status))
-        return status
+        return _record(trial, planned.config, "failed", 0, reason=reason)
+
+
+def _record(trial: Trial, config: StudyConfig, status: Any, step: int, **more: Any) -> Status:
+    """Write status.json."""
+    now = Status(status, trial.label, trial.seed, trial.encoding, step, config.steps, **more)
+    write_json(trial.folder / "status.json", asdict(now))
+    return now
 
 
 def _gather(planned: StudyPlan) -> None:
-    """All cells' rows into one table."""
-    paths = [cell.folder / "results.parquet" for cell in planned.cells]
+    """All trials' rows into one table."""
+    paths = [trial.folder / "results.parquet" for trial in planned.trials]
     frames = [read_rows(path) for path in paths if path.exists()]
     write_rows(pd.concat(frames, ignore_index=True) if frames else to_frame([]), planned.run / "results.parquet")
 
 
+# ---- one trial -------------------------------------------------------------------------------------------------------
+def run_trial(
+    config: StudyConfig,
+    trial: Trial,
+    data: StudyData,
+    commit: str | None = None,
+    on_progress: Callable[[float, str], None] = ignore,
+    note: Note = ignore,
+) -> Status:
+    """Train and measure a trial, or continue where it was killed; errors are the caller's to record.
+
+    on_progress is called with the share of the trial that is done, and words.
+    """
+    trial.folder.mkdir(parents=True, exist_ok=True)
+    remove_unfinished(trial.folder)
+    before, task = trial.status, task_of(config.task)
+    training_seconds = before.training_seconds if before.status == "running" else None
+    training = BACKWARD * config.training_tokens
+    training_share = training / (training + task.measured_tokens(config))
+
+    def trained(step: int, loss: float) -> None:
+        words = f"training {step}/{config.steps}  loss {loss:.3f} nats/{task.loss_unit}"
+        on_progress(training_share * step / config.steps, words)
+
+    def measured(done: int, total: int) -> None:
+        on_progress(training_share + (1 - training_share) * done / total, f"measuring {done / total:.0%}")
+
+    if not trial.trained:
+        _record(trial, config, "running", 0)
+        model = build_model(config, trial.label, trial.seed)
+        start = time.perf_counter()
+        first, diverged = train(model, config, trial, data, trained, note)
+        if diverged is not None:
+            remove_checkpoints(trial)
+            return _record(trial, config, "diverged", diverged, reason=f"the loss was not finite at step {diverged}")
+        training_seconds = time.perf_counter() - start if first == 0 else None
+        save(model, trial.folder)
+    more: dict[str, Any] = {"training_seconds": training_seconds}
+    more |= read_json(trial.folder / UNTRAINED, FRESH) or {}
+    _record(trial, config, "running", config.steps, **more)
+    model = task.model.from_pretrained(trial.folder)
+    torch.nn.Module.to(model, device_of(config.device))
+    start = time.perf_counter()
+    finite, left_out = measure(model, config, trial, data, commit, measured)
+    remove_checkpoints(trial)
+    more["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    more["measuring_seconds"] = time.perf_counter() - start
+    if not finite:
+        reason = "the loss is not finite after the last step"
+        return _record(trial, config, "diverged", config.steps, reason=reason, **more)
+    return _record(trial, config, "done", config.steps, reason=left_out, **more)
+
+
+def measure(
+    model: Any,
+    config: StudyConfig,
+    trial: Trial,
+    data: StudyData,
+    commit: str | None,
+    on_progress: Callable[[int, int], None],
+) -> tuple[bool, str | None]:
+    """Write results.parquet and documents.parquet. Returns whether all is finite, and what could not be measured."""
+    task = task_of(config.task)
+    limit = min((m.max_length for m in model.modules() if isinstance(m, Encoding) and m.max_length), default=None)
+    lengths = [length for length in config.test_lengths if limit is None or task.positions(length) <= limit]
+    left_out = None
+    if missing := [str(length) for length in config.test_lengths if length not in lengths]:
+        left_out = f"{trial.label} has no positions from {limit} on, so it was not measured at {', '.join(missing)}"
+    labels = {
+        "task": config.task,
+        "model": f"cells/{trial.name}",
+        "encoding": trial.encoding,
+        "label": trial.label,
+        "seed": trial.seed,
+        "train_length": config.train_length,
+        "backend": model.config.attention_backend,
+        "commit": commit,
+        "train_positions": None if config.positions == "contiguous" else config.train_positions,
+    }
+    rows, documents = task.measure(model, config, data, lengths, labels, on_progress)
+    with atomic(trial.folder / "documents.parquet") as unfinished:
+        documents.to_parquet(unfinished, index=False)
+    write_rows(rows, trial.folder / "results.parquet")
+    return all(row.value is not None for row in rows), left_out
+
+
+# ---- in words --------------------------------------------------------------------------------------------------------
 def _introduction(planned: StudyPlan) -> str:
     config, data = planned.config, planned.data.description
-    models = f"{len(planned.cells)} models, each trained on"
     if task_of(config.task).generated:
         trained = f"{config.steps * config.batch_size:,} examples ({data['source']})"
         measured = f"{data['test_examples_of_each_length']} of each length"
     else:
         trained = f"{config.training_tokens:,} bytes of {data['source']}"
         measured = f"{data['validation_documents']} documents"
-    return f"{models} {trained} and measured on {measured}; {planned.run}"
+    return f"{len(planned.trials)} models, each trained on {trained} and measured on {measured}; {planned.run}"
 
 
-def _sentence(cell: Trial, status: Status) -> str:
-    name = f"{cell.label} seed {cell.seed}"
+def _sentence(trial: Trial, status: Status) -> str:
+    name = f"{trial.label} seed {trial.seed}"
     if status.status == "done":
         return "; ".join(filter(None, (f"{name}: done", status.untrained, status.reason)))
     if status.status == "failed":
-        return f"{name}: failed, {status.reason}; see {cell.folder / 'error.txt'}"
+        return f"{name}: failed, {status.reason}; see {trial.folder / 'error.txt'}"
     return f"{name}: {status.status}, {status.reason}"
 
 
-# ---- study.json -------------------------------------------------------------------------------------------------------
-
-
-def _opened(planned: StudyPlan, watcher: Watcher) -> StudyPlan:
-    """Write study.json, or continue what it says; more encodings and seeds than saved are added to it."""
-    path = planned.run / "study.json"
+# ---- study.json ------------------------------------------------------------------------------------------------------
+def _opened(planned: StudyPlan, note: Note) -> StudyPlan:
+    """Write study.json, or continue the study in it; more encodings and seeds than saved are added to it."""
+    path, here = planned.run / "study.json", provenance()
     saved = read_json(path, FRESH)
-    here = {"versions": versions(), "commit": commit_of_code(), "machine": machine()}
     if saved is None:
         begun = {"schema": SCHEMA, "begun": _now(), **here, "continued": []}
     else:
-        config = _continued(planned, saved)
-        if config != planned.config:
-            planned = StudyPlan(config, planned.data, planned.run)
+        planned = replace(planned, config=_continued(planned, saved))
         begun = {key: saved[key] for key in ("schema", "begun", *here, "continued")}
         last = begun["continued"][-1] if begun["continued"] else begun
         if changes := [name for name in here if here[name] != last[name]]:
-            watcher.note(f"{planned.run} was begun with another {' and '.join(changes)}; study.json keeps both")
+            note(f"{planned.run} was begun with another {' and '.join(changes)}; study.json keeps both")
             begun["continued"] = [*begun["continued"], {"at": _now(), **here}]
     whole = {**begun, "configuration": _plain(planned.config), "data": planned.data.description}
     if whole != saved:
@@ -242,7 +277,9 @@ def _continued(planned: StudyPlan, saved: dict[str, Any]) -> StudyConfig:
         if name in GROWING and not set(old[name]) - set(config[name]):
             continue
         if old[name] != config[name]:
-            before, now = (_value(each) for each in (old[name], config[name]))
+            before, now = (
+                " ".join(map(str, each)) if isinstance(each, list) else each for each in (old[name], config[name])
+            )
             raise ValueError(f"{planned.run} holds a study with {option(name)} {before}, not {now}; {remedy}")
     before, now = saved["data"]["sha256"], planned.data.description["sha256"]
     if before != now:
@@ -250,17 +287,12 @@ def _continued(planned: StudyPlan, saved: dict[str, Any]) -> StudyConfig:
             f"{planned.run} holds a study of another text ({saved['data']['source']}, sha256 {before[:12]}), not "
             f"{planned.data.description['source']}, sha256 {now[:12]}; {remedy}"
         )
-    order = {name: (*old[name], *(new for new in config[name] if new not in old[name])) for name in GROWING}
-    return replaced(planned.config, **order)
+    return replace(planned.config, **{name: tuple(dict.fromkeys([*old[name], *config[name]])) for name in GROWING})
 
 
 def _plain(config: StudyConfig) -> dict[str, Any]:
     """The configuration as JSON gives it back."""
-    return json.loads(json.dumps(as_dict(config)))
-
-
-def _value(value: Any) -> str:
-    return " ".join(str(each) for each in value) if isinstance(value, list) else str(value)
+    return json.loads(json.dumps(asdict(config)))
 
 
 def _remove_study(run: Path) -> None:

@@ -9,8 +9,20 @@ import pytest
 from rich.console import Console
 
 from longitude.measure import interval
+from longitude.report.wording import percent
+from longitude.study import analysis
+from longitude.study.analysis import analyse
+from longitude.study.criterion import HOLDS, LOST, UNCLEAR
+from longitude.study.report import table
 from longitude.study.results import read_run
-from longitude.study.statistics import HOLDS, LOST, UNCLEAR, conclusion, percent, summary, table
+
+
+def summary(run, method=None):
+    return analysis.summary(analyse(run), method)
+
+
+def conclusion(run):
+    return analysis.conclusion(analyse(run))
 
 
 def line(frame, label, length):
@@ -25,7 +37,7 @@ def is_one_sentence(text):
 def printed(run, width=80):
     console = Console(width=width, record=True, force_terminal=False, file=None)
     with console.capture() as capture:
-        console.print(table(run))
+        console.print(table(analyse(run)))
     return capture.get()
 
 
@@ -100,7 +112,7 @@ CASES = {
     ),
     "none at the longest": ({"bits": ["learned"]}, ["no encoding was measured at 4096"]),
     "more than it lists": ({"bits": ["none", "sinusoidal", "rope", "alibi", "t5", "fire", "x", "y"]}, ["to +43%)"]),
-    "by position only": ({"bits": ["rope"], "methods": ("per-position",)}, ["by position only, so nothing is said"]),
+    "by position only": ({"bits": ["rope"], "methods": ("per-position",)}, ["by position only, so nothing is concluded"]),
     "sliding only": ({"bits": ["rope"], "methods": ("sliding",)}, ["does not hold"]),
 }  # fmt: skip
 
@@ -136,7 +148,7 @@ def test_the_table_shows_value_interval_and_verdict(tmp_path, synthetic):
     assert rows["sinusoidal"][:2] == ["diverged", "-"]
     assert rows["learned"][2:] == ["-"] * 4
     assert "sinusoidal diverged at step 117" in printed(run)
-    styles = [str(getattr(cell, "style", "")) for cell in table(run).columns[-1].cells]
+    styles = [str(getattr(cell, "style", "")) for cell in table(analyse(run)).columns[-1].cells]
     assert styles == ["red", "", "red", "green", "red", ""]
 
 
@@ -168,8 +180,8 @@ def test_a_cell_that_is_not_done_counts_for_nothing(tmp_path, synthetic):
         (".", "there is no such run directory"),
         ("study.json", "study.json is missing"),
         ("results.parquet", "results.parquet is missing"),
-        ("cells/rope-0/documents.parquet", "documents.parquet is missing although its cell is done"),
-        ("cells/rope-0/losses.jsonl", "losses.jsonl is missing although its cell is done"),
+        ("cells/rope-0/documents.parquet", "documents.parquet is missing although its trial is done"),
+        ("cells/rope-0/losses.jsonl", "losses.jsonl is missing although its trial is done"),
     ],
 )
 def test_a_missing_piece_is_named(missing, message, tmp_path, synthetic):
@@ -192,13 +204,6 @@ def test_a_cell_never_run_is_no_error(tmp_path, synthetic):
     study["configuration"]["encodings"].append("alibi")
     (run / "study.json").write_text(json.dumps(study))
     assert "alibi was not run" in conclusion(run)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "words"), [(0.421, "+42%"), (-0.0123, "−1.2%"), (0.0999, "+10%"), (0, "0.0%"), (-0.0001, "0.0%")]
-)
-def test_percent(ratio, words):
-    assert percent(ratio) == words
 
 
 def test_a_method_not_measured(tmp_path, synthetic):

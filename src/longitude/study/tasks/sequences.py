@@ -15,7 +15,7 @@ the steps. Everything is drawn from the seed and held in memory alone; test exam
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,14 +26,16 @@ from torch import Tensor
 from longitude.measure import Row
 from longitude.measure.retrieval import scoring
 from longitude.measure.windows import evaluating
-from longitude.models.seq2seq import LongitudeForSeq2SeqLM
 from longitude.positions.samplers import Sampler
-from longitude.study.config import StudyConfig
-from longitude.study.work import BYTES, Examples, StudyData, TaskRunner, sampled, sampler_of
+from longitude.study.config import GENERATED, StudyConfig
+from longitude.study.data import Examples, StudyData, sampled
+from longitude.study.tasks.base import BYTES, OnProgress, Task, register_task, sampler_of
 
 PADDING, START, END = BYTES, BYTES + 1, BYTES + 2
 TEST_SEED = 2**32
 """Above every seed of a study: no model is trained on examples drawn from it."""
+DECODING = 6
+"""Work of a generated token, in tokens read at once: each is a pass of its own."""
 AT_ONCE = 100
 """Answers generated at once."""
 
@@ -41,14 +43,41 @@ Draws = np.ndarray
 """[examples, symbols drawn], int64 below the size of the alphabet."""
 
 
-class Sequences(TaskRunner):
-    """Accuracy of whole answers by greedy generation."""
+class Sequences(Task):
+    """Accuracy of whole answers by greedy generation. A subclass says what is drawn, and the answer to it.
 
-    model = LongitudeForSeq2SeqLM
+    Attributes:
+        source: What is read and written, for study.json and the page.
+        alphabet: The symbols drawn, as bytes.
+        drawn: Symbols drawn for each unit of length.
+    """
+
+    kind, metric, words, unit, loss_unit = "answers", "exact_match", "exact answers", "symbols", "symbol"
+    methods = ("greedy",)
+    stack, model_class = "encoder-decoder", "LongitudeForSeq2SeqLM"
+    tokens = {
+        "vocab_size": BYTES + 3,
+        "pad_token_id": PADDING,
+        "bos_token_id": START,
+        "eos_token_id": END,
+        "decoder_start_token_id": START,
+    }
+    defaults = {
+        "data": GENERATED,
+        "encodings": ("sinusoidal", "rope", "alibi:future=one-sided"),
+        "train_length": 16,
+        "test_lengths": (8, 16, 18, 20, 24, 32),
+        "methods": ("greedy",),
+        "batch_size": 64,
+        "layers": 2,
+        "hidden": 64,
+        "documents": 200,
+        "steps": 1500,
+        "learning_rate": 4e-3,
+    }
+    source: ClassVar[str]
     alphabet: ClassVar[bytes] = b"abcdefghijklmnopqrstuvwxyz"
-    words: ClassVar[str]
     drawn: ClassVar[int] = 1
-    """Symbols drawn for each unit of length."""
 
     @abstractmethod
     def answer(self, draws: Draws, length: int) -> Draws:
@@ -75,7 +104,8 @@ class Sequences(TaskRunner):
         source, answer = self.pairs(self.draw(random, examples, length), length)
         return torch.from_numpy(source), torch.from_numpy(answer)
 
-    # ---- a task of a study ----
+    def positions(self, length: int) -> int:
+        return self.drawn * length + 1  # and the end
 
     def prepare(self, config: StudyConfig) -> StudyData:
         digest = hashlib.sha256()
@@ -83,25 +113,19 @@ class Sequences(TaskRunner):
             for part in self.tests(length, config.documents):
                 digest.update(part.numpy().tobytes())
         description = {
-            "source": f"generated: {self.words}",
+            "source": f"generated: {self.source}",
             "sha256": digest.hexdigest(),
             "training_lengths": f"1 to {config.train_length}, from 1 on over the first half of the steps",
             "test_examples_of_each_length": config.documents,
         }
         return StudyData([], [], description)
 
-    def shape(self, config: StudyConfig) -> dict[str, Any]:
-        return {
-            "vocab_size": BYTES + 3,
-            "pad_token_id": PADDING,
-            "bos_token_id": START,
-            "eos_token_id": END,
-            "decoder_start_token_id": START,
-        }
-
     def try_out(self, model: Any, config: StudyConfig) -> None:
         source, answer = self.tests(1, 1)
         model(input_ids=source, labels=answer)
+
+    def measured_tokens(self, config: StudyConfig) -> int:
+        return DECODING * config.documents * sum(config.test_lengths)
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         count = config.steps * config.batch_size
@@ -114,28 +138,34 @@ class Sequences(TaskRunner):
         data: StudyData,
         lengths: Sequence[int],
         labels: dict[str, Any],
-        heard: Callable[[int, int], None],
+        on_progress: OnProgress,
     ) -> tuple[list[Row], pd.DataFrame]:
         rows, tables = [], []
         for i, length in enumerate(lengths):
             source, answer = self.tests(length, config.documents)
-            said = torch.cat([answers(model, some, answer.shape[1]) for some in source.split(AT_ONCE)])
-            right = said == answer
+            written = torch.cat([answers(model, some, answer.shape[1]) for some in source.split(AT_ONCE)])
+            right = written == answer
             exact, symbols = right.all(1).long(), right[:, :-1].sum(1)  # END, too; without END
-            examples, written = len(answer), answer.shape[1] - 1
+            examples, symbols_each = len(answer), answer.shape[1] - 1
             protocol = {
                 "length": length,
-                "tokens": written * examples,
+                "tokens": symbols_each * examples,
                 "dtype": str(model.dtype).removeprefix("torch."),
             }
             rows += [
                 row("exact_match", exact.tolist(), count=examples, **protocol, **labels),
-                row("symbol_accuracy", (symbols / written).tolist(), count=written * examples, **protocol, **labels),
+                row(
+                    "symbol_accuracy",
+                    (symbols / symbols_each).tolist(),
+                    count=symbols_each * examples,
+                    **protocol,
+                    **labels,
+                ),
             ]
             shared = {"label": labels["label"], "seed": labels["seed"], "method": "greedy", "length": length}
-            table = {"document": range(examples), "exact": exact, "right": symbols, "symbols": written}
+            table = {"document": range(examples), "exact": exact, "right": symbols, "symbols": symbols_each}
             tables.append(pd.DataFrame({**shared, **table}))
-            heard(sum(lengths[: i + 1]), sum(lengths))
+            on_progress(sum(lengths[: i + 1]), sum(lengths))
         columns = ["label", "seed", "method", "length", "document", "exact", "right", "symbols"]
         return rows, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
 
@@ -156,29 +186,43 @@ def row(metric: str, scores: list[float], **columns: Any) -> Row:
     )
 
 
+@register_task("copy")
 class Copy(Sequences):
-    words = "words of letters a to z, and the same words"
+    """A word of letters, written again."""
+
+    source = "words of letters a to z, and the same words"
 
     def answer(self, draws: Draws, length: int) -> Draws:
         return draws
 
 
+@register_task("reverse")
 class Reverse(Sequences):
-    words = "words of letters a to z, and the words from their ends"
+    """A word of letters, written from its end."""
+
+    source = "words of letters a to z, and the words from their ends"
 
     def answer(self, draws: Draws, length: int) -> Draws:
         return draws[:, ::-1]
 
 
+@register_task("sort")
 class Sort(Sequences):
-    words = "words of letters a to z, and their letters in the order of the alphabet"
+    """The letters of a word in the order of the alphabet."""
+
+    source = "words of letters a to z, and their letters in the order of the alphabet"
 
     def answer(self, draws: Draws, length: int) -> Draws:
         return np.sort(draws, axis=1)
 
 
+@register_task("add")
 class Add(Sequences):
-    words = "two numbers of so many digits, a digit of each in turn, and their sum, all from the least digit on"
+    """The sum of two numbers, least digit first."""
+
+    source = "two numbers, a digit of each in turn, and their sum, all from the least digit on"
+    unit = "digits"
+    defaults = {**Sequences.defaults, "train_length": 6, "test_lengths": (3, 6, 7, 8, 9, 12), "steps": 2000}
     alphabet = b"0123456789"
     drawn = 2
 
@@ -195,15 +239,15 @@ def answers(model: Any, source: Tensor, length: int) -> Tensor:
     """Greedy answers to sources [B, S] -> [B, length], END included, and padding after it."""
     source = source.to(model.device)
     with evaluating(model):
-        said = model.generate(
+        written = model.generate(
             input_ids=source,
             attention_mask=torch.ones_like(source),
             max_new_tokens=length,
             do_sample=False,
             num_beams=1,
         )
-    said = said[:, 1:].cpu()  # without START
-    return torch.nn.functional.pad(said, (0, length - said.shape[1]), value=PADDING)
+    written = written[:, 1:].cpu()  # without START
+    return torch.nn.functional.pad(written, (0, length - written.shape[1]), value=PADDING)
 
 
 class Pairs(Examples):
@@ -219,8 +263,8 @@ class Pairs(Examples):
         lengths, symbols = map(np.random.default_rng, np.random.SeedSequence(seed).spawn(2))
         self.task, self.seed, self.positions = task, seed, positions
         steps = np.arange(-(-count // batch))
-        longest_yet = np.minimum(longest, 1 + 2 * longest * steps // len(steps))
-        self.lengths = lengths.integers(1, longest_yet + 1).repeat(batch)[:count]
+        limits = np.minimum(longest, 1 + 2 * longest * steps // len(steps))
+        self.lengths = lengths.integers(1, limits + 1).repeat(batch)[:count]
         self.draws = task.draw(symbols, count, longest).astype(np.uint8)
 
     def __len__(self) -> int:

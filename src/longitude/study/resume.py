@@ -1,4 +1,4 @@
-"""Checkpoints of a training run that are whole or dropped, and the log of losses that goes with them.
+"""How a killed training resumes: checkpoints that are complete or dropped, and the log of losses that goes with them.
 
 Trainer saves a checkpoint file by file. One is complete when `MANIFEST`, written last, names each of its files with its
 size and hash; whatever else a killed process left is removed when the run continues.
@@ -47,7 +47,7 @@ def newest(folder: Path, logged: int) -> tuple[Path | None, list[str]]:
 
 
 def drop_unfinished(folder: Path) -> None:
-    """Remove the checkpoints that nothing can continue from, for the room they take."""
+    """Remove the checkpoints that nothing can continue from, for the space that they take."""
     for _, checkpoint in _checkpoints(folder):
         if broken(checkpoint):
             shutil.rmtree(checkpoint)
@@ -97,8 +97,8 @@ class LossLog:
     def cut(self, step: int) -> None:
         """Keep the entries up to and including `step`."""
         entries = self.read()[:step]
-        with atomic(self.path) as beside:
-            beside.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
+        with atomic(self.path) as unfinished:
+            unfinished.write_text("".join(json.dumps(entry) + "\n" for entry in entries), encoding="utf-8")
 
     def append(self, entry: dict[str, Any]) -> None:
         with open(self.path, "a", encoding="utf-8") as file:

@@ -1,6 +1,7 @@
 """Tasks of whole answers: examples as documented, of the seed alone; exact answers counted as they are written."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -9,14 +10,16 @@ import torch
 
 from longitude.measure import from_frame, read_rows
 from longitude.measure.retrieval import scoring
-from longitude.study import cell as cells, runner, sequences
-from longitude.study.cell import Trial, Watcher, build_model, run_cell, work_of
-from longitude.study.checkpoints import LossLog
-from longitude.study.config import checked, of_task, replaced
-from longitude.study.results import read_run
-from longitude.study.sequences import END, PADDING, START, Pairs
-from longitude.study.statistics import conclusion
-from longitude.study.tasks import TASKS, task_of
+from longitude.study import runner
+from longitude.study.analysis import analyse, conclusion
+from longitude.study.plan import checked, plan
+from longitude.study.resume import LossLog
+from longitude.study.runner import run_trial
+from longitude.study.tasks import sequences
+from longitude.study.tasks.base import TASKS, of_task, task_of
+from longitude.study.tasks.sequences import END, PADDING, START, Pairs
+from longitude.study.train import build_model
+from longitude.study.trial import Trial
 
 NAMES = ("copy", "reverse", "sort", "add")
 TINY = of_task(
@@ -36,7 +39,7 @@ def spoken(symbols) -> str:
 @pytest.mark.parametrize("length", [1, 7, 33])
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_are_right(name, length):
-    sources, answers = task_of(name).work.tests(length, 50)
+    sources, answers = task_of(name).tests(length, 50)
     for source, answer in zip(map(spoken, sources), map(spoken, answers), strict=True):
         assert source.endswith(".") and answer.endswith(".")
         source, answer = source[:-1], answer[:-1]
@@ -52,12 +55,12 @@ def test_answers_are_right(name, length):
 @pytest.mark.parametrize("name", NAMES)
 def test_positions_are_those_of_the_longest_sequence(name):
     for length in (1, 5, 16):
-        source, answer = task_of(name).work.tests(length, 1)
+        source, answer = task_of(name).tests(length, 1)
         assert task_of(name).positions(length) == max(source.shape[1], answer.shape[1])
 
 
 def test_letters_and_lengths_are_equally_likely():
-    pairs = Pairs(task_of("reverse").work, 4, 20_000, batch=1, seed=0)
+    pairs = Pairs(task_of("reverse"), 4, 20_000, batch=1, seed=0)
     lengths = np.bincount(pairs.lengths[10_000:], minlength=5) / 10_000
     assert lengths[0] == 0 and np.abs(lengths[1:] - 0.25).max() < 0.02
     letters = np.bincount(pairs.draws.ravel(), minlength=26) / pairs.draws.size
@@ -65,12 +68,12 @@ def test_letters_and_lengths_are_equally_likely():
 
 
 def test_training_examples_belong_to_the_seed():
-    work = task_of("reverse").work
-    pairs = Pairs(work, 5, 40, batch=4, seed=1)
+    task = task_of("reverse")
+    pairs = Pairs(task, 5, 40, batch=4, seed=1)
     item = pairs[7]
-    again = Pairs(work, 5, 40, batch=4, seed=1)[7]  # whatever was read before
+    again = Pairs(task, 5, 40, batch=4, seed=1)[7]  # whatever was read before
     assert item.keys() == {"input_ids", "labels"} and all(torch.equal(item[k], again[k]) for k in item)
-    other = Pairs(work, 5, 40, batch=4, seed=2)
+    other = Pairs(task, 5, 40, batch=4, seed=2)
     assert not any(
         torch.equal(pairs[i]["labels"], other[i]["labels"]) for i in range(40) if len(pairs[i]["labels"]) > 4
     )
@@ -83,33 +86,33 @@ def test_training_examples_belong_to_the_seed():
 
 
 def test_the_examples_of_a_step_have_one_length_that_grows_over_half_of_them():
-    pairs = Pairs(task_of("add").work, 5, 8 * 100, batch=8, seed=1)
+    pairs = Pairs(task_of("add"), 5, 8 * 100, batch=8, seed=1)
     steps = pairs.lengths.reshape(100, 8)
     assert (steps == steps[:, :1]).all()
     assert len(pairs[799]["labels"]) == steps[99, 0] + 2  # a carry, and the end
     limits = [steps[some : some + 10, 0].max() for some in range(0, 50, 10)]
     assert limits == [1, 2, 3, 4, 5] and set(steps[50:, 0]) == {1, 2, 3, 4, 5}
-    assert set(Pairs(task_of("add").work, 5, 3, batch=8, seed=1).lengths) == {1}  # a step that is not full
+    assert set(Pairs(task_of("add"), 5, 3, batch=8, seed=1).lengths) == {1}  # a step that is not full
 
 
 def test_test_examples_are_the_same_for_all_and_none_is_trained():
-    work = task_of("reverse").work
-    assert torch.equal(work.tests(9, 5)[0], work.tests(9, 8)[0][:5])
-    pairs = Pairs(work, 9, 2000, batch=1, seed=0)
+    task = task_of("reverse")
+    assert torch.equal(task.tests(9, 5)[0], task.tests(9, 8)[0][:5])
+    pairs = Pairs(task, 9, 2000, batch=1, seed=0)
     trained = {spoken(pairs[i]["labels"][:9]) for i in range(2000) if pairs.lengths[i] == 9}
-    assert len(trained) > 80 and not trained & {spoken(answer[:9]) for answer in work.tests(9, 200)[1]}
+    assert len(trained) > 80 and not trained & {spoken(answer[:9]) for answer in task.tests(9, 200)[1]}
 
 
 def test_sampled_positions_go_to_both_streams():
-    config = checked(replaced(TINY, positions="randomized"))
+    config = checked(replace(TINY, positions="randomized"))
     assert config.position_range == 7  # of the longest example and its end
-    [item, other] = (work_of(config).examples(config, None, 3)[i] for i in (5, 6))
+    [item, other] = (task_of(config.task).examples(config, None, 3)[i] for i in (5, 6))
     for name in ("position_ids", "decoder_position_ids"):
         assert len(item[name]) == len(item["labels"]) and (item[name].diff() > 0).all() and item[name].max() < 7
         assert not torch.equal(item[name], other[name])
     assert build_model(config, "learned", 0).config.max_position_embeddings == 7
     with pytest.raises(ValueError, match="at least the training length 4 with its 5 positions, got 4"):
-        checked(replaced(TINY, positions="randomized", position_range=4))
+        checked(replace(TINY, positions="randomized", position_range=4))
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------------------
@@ -120,15 +123,15 @@ class Scribe(torch.nn.Module):
 
     dtype, device = torch.float32, torch.device("cpu")
 
-    def __init__(self, work, spoil):
+    def __init__(self, task, spoil):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.work, self.spoil, self.asked = work, spoil, 0
+        self.task, self.spoil, self.asked = task, spoil, 0
 
     def generate(self, input_ids, attention_mask, max_new_tokens, do_sample, num_beams):
         assert not do_sample and num_beams == 1 and attention_mask.all() and not self.training
         length = input_ids.shape[1] - 1
-        answer = self.work.tests(length, self.asked + len(input_ids))[1][self.asked :]
+        answer = self.task.tests(length, self.asked + len(input_ids))[1][self.asked :]
         self.asked += len(input_ids)
         assert max_new_tokens == answer.shape[1]
         said = torch.nn.functional.pad(answer, (1, 0), value=START)
@@ -136,9 +139,9 @@ class Scribe(torch.nn.Module):
 
 
 def measured(spoil, examples=6):
-    work, config = task_of("reverse").work, replaced(TINY, documents=examples)
+    task, config = task_of("reverse"), replace(TINY, documents=examples)
     labels = {"task": "reverse", "label": "rope", "seed": 0}
-    rows, table = work.measure(Scribe(work, spoil), config, None, [4], labels, lambda done, total: None)
+    rows, table = task.measure(Scribe(task, spoil), config, None, [4], labels, lambda done, total: None)
     return {row.metric: row for row in rows}, table
 
 
@@ -173,12 +176,12 @@ def test_answers_that_all_end_early_are_filled_up():
 
 def test_answers_are_generated_as_the_whole_pass_would_say(tmp_path):
     """Greedy generation with the cache writes what the model finds likeliest, given what it wrote."""
-    config = replaced(TINY, steps=30)
-    model, work = build_model(config, "rope", 0).eval(), work_of(config)
+    config = replace(TINY, steps=30)
+    model, task = build_model(config, "rope", 0).eval(), task_of(config.task)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) / 4)
-    source, _ = work.tests(5, 7)
+    source, _ = task.tests(5, 7)
     said = sequences.answers(model, source, 6)
     for row, words in zip(source, said, strict=True):
         length = int((words == END).nonzero()[0]) + 1 if (words == END).any() else 6
@@ -193,7 +196,7 @@ def test_answers_are_generated_as_the_whole_pass_would_say(tmp_path):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     path = tmp_path_factory.mktemp("done")
-    assert runner.study(runner.plan(TINY, path)).complete
+    assert runner.study(plan(TINY, path)).complete
     return path
 
 
@@ -211,17 +214,17 @@ def test_a_study_of_answers(done, monkeypatch):
         "generated: words of letters"
     )
     losses = [json.loads(line) for line in (done / "cells/rope-0/losses.jsonl").read_text().splitlines()]
-    assert losses[-1]["tokens"] == Pairs(task_of("reverse").work, 4, 32, 4, 0).targets(32)
+    assert losses[-1]["tokens"] == Pairs(task_of("reverse"), 4, 32, 4, 0).targets(32)
     table = pd.read_parquet(done / "cells/rope-0/documents.parquet")
     assert list(table) == "label seed method length document exact right symbols".split() and len(table) == 18
     assert not [path for path in done.rglob("*") if path.suffix == ".txt"]  # examples are nowhere on the disk
-    monkeypatch.setattr(runner, "run_cell", None)  # nothing is run again
-    assert runner.study(runner.plan(TINY, done)).complete
+    monkeypatch.setattr(runner, "run_trial", None)  # nothing is run again
+    assert runner.study(plan(TINY, done)).complete
 
 
 def test_another_task_is_another_study(done):
     with pytest.raises(ValueError, match="holds a study with --task reverse, not copy; --fresh starts over"):
-        runner.study(runner.plan(replaced(TINY, task="copy"), done))
+        runner.study(plan(replace(TINY, task="copy"), done))
 
 
 class Killed(BaseException):
@@ -229,13 +232,13 @@ class Killed(BaseException):
 
 
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize(("where", "name", "when"), [(LossLog, "append", 5), (cells, "write_rows", 1)])
+@pytest.mark.parametrize(("where", "name", "when"), [(LossLog, "append", 5), (runner, "write_rows", 1)])
 @pytest.mark.parametrize("sampler", ["contiguous", "randomized"])
 def test_a_killed_cell_ends_with_the_same_files(where, name, when, sampler, tmp_path, monkeypatch):
-    config = checked(replaced(TINY, encodings=("rope",), positions=sampler))
-    data = work_of(config).prepare(config)
+    config = checked(replace(TINY, encodings=("rope",), positions=sampler))
+    data = task_of(config.task).prepare(config)
     whole, killed = Trial(tmp_path / "whole", "rope", 1), Trial(tmp_path / "killed", "rope", 1)
-    run_cell(config, whole, data, None, Watcher())
+    run_trial(config, whole, data)
     plain, calls = getattr(where, name), []
 
     def dies(*arguments):
@@ -247,22 +250,22 @@ def test_a_killed_cell_ends_with_the_same_files(where, name, when, sampler, tmp_
     with monkeypatch.context() as patched:
         patched.setattr(where, name, dies)
         with pytest.raises(Killed):
-            run_cell(config, killed, data, None, Watcher())
-    status = run_cell(config, killed, data, None, Watcher())
+            run_trial(config, killed, data)
+    status = run_trial(config, killed, data)
     assert status is not None and status.status == "done"
     for file in ("results.parquet", "documents.parquet", "losses.jsonl", "model.safetensors"):
         assert (whole.folder / file).read_bytes() == (killed.folder / file).read_bytes(), file
 
 
 def test_lengths_beyond_a_table_are_missing_and_said(tmp_path):
-    config = replaced(TINY, encodings=("learned",), steps=2)
-    outcome = runner.study(runner.plan(config, tmp_path))
-    [(_, status)] = outcome.cells
+    config = replace(TINY, encodings=("learned",), steps=2)
+    outcome = runner.study(plan(config, tmp_path))
+    [(_, status)] = outcome.trials
     assert (
         status.status == "done" and status.reason == "learned has no positions from 5 on, so it was not measured at 6"
     )
     assert set(read_rows(tmp_path / "results.parquet")["length"]) == {2, 4}
-    assert "no encoding was measured at 6 symbols" in conclusion(read_run(tmp_path)).lower()
+    assert "no encoding was measured at 6 symbols" in conclusion(analyse(tmp_path)).lower()
 
 
 @pytest.mark.parametrize(
@@ -279,12 +282,12 @@ def test_lengths_beyond_a_table_are_missing_and_said(tmp_path):
 )
 def test_wrong_use(change, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        runner.plan(replaced(TINY, **change), tmp_path / "run")
+        plan(replace(TINY, **change), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
 def test_all_are_the_encodings_that_an_encoder_understands():
-    everything = checked(replaced(TINY, encodings=("all",))).encodings
+    everything = checked(replace(TINY, encodings=("all",))).encodings
     assert "fox" not in everything and {"rope", "t5", "shaw", "none"} <= set(everything)
 
 
@@ -308,6 +311,6 @@ def test_it_learns():
 
     with tempfile.TemporaryDirectory() as folder:
         cell = Trial(Path(folder), "rope", 0)
-        run_cell(config, cell, work_of(config).prepare(config), None, Watcher())
+        run_trial(config, cell, task_of(config.task).prepare(config))
         rows = from_frame(read_rows(cell.folder / "results.parquet"))
     assert next(row.value for row in rows if row.metric == "exact_match") > 0.7

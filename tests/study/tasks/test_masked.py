@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,12 +13,12 @@ import torch.nn.functional as F
 from longitude.measure import from_frame, read_rows
 from longitude.models.encoder import LongitudeForMaskedLM
 from longitude.study import runner
-from longitude.study.cell import build_model, work_of
-from longitude.study.config import of_task, replaced
+from longitude.study.analysis import analyse, conclusion
 from longitude.study.data import Text, split
-from longitude.study.masked import MASK, SHARE, Masked
-from longitude.study.statistics import conclusion
-from longitude.study.tasks import task_of
+from longitude.study.plan import plan
+from longitude.study.tasks.base import of_task, task_of
+from longitude.study.tasks.masked import MASK, SHARE, Masked
+from longitude.study.train import build_model
 
 TINY = of_task(
     "masked", encodings=("rope", "alibi"), train_length=16, test_lengths=(16, 24, 48), steps=4, batch_size=2, layers=1,
@@ -32,7 +33,7 @@ def data():
 
 
 def test_training_windows_hide_their_share(data):
-    examples = work_of(TINY).examples(replaced(TINY, steps=20), data, 3)
+    examples = task_of(TINY.task).examples(replace(TINY, steps=20), data, 3)
     seen = set()
     for i in range(40):
         item = examples[i]
@@ -47,7 +48,7 @@ def test_training_windows_hide_their_share(data):
 
 
 def test_losses_are_those_of_the_hidden_bytes_at_every_length(data):
-    model, masked = build_model(TINY, "rope", 0).eval(), Masked(task_of("masked"))
+    model, masked = build_model(TINY, "rope", 0).eval(), Masked()
     counts = set()
     for window in (16, 24, 48):
         losses = masked.losses(model, data.validation, window, 48)
@@ -68,7 +69,7 @@ def test_losses_are_those_of_the_hidden_bytes_at_every_length(data):
 
 def test_a_study_of_encoders(tmp_path, monkeypatch):
     monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    assert runner.study(runner.plan(TINY, tmp_path)).complete
+    assert runner.study(plan(TINY, tmp_path)).complete
     rows = from_frame(read_rows(tmp_path / "results.parquet"))
     assert {(row.task, row.metric, row.method) for row in rows} == {
         ("masked", "bits_per_masked_byte", "non-overlapping")
@@ -80,9 +81,9 @@ def test_a_study_of_encoders(tmp_path, monkeypatch):
     sums = table[table["length"] == 48][["nats", "bytes"]].sum()
     assert rows[2].value == pytest.approx(sums["nats"] / sums["bytes"] / math.log(2))
     model = LongitudeForMaskedLM.from_pretrained(tmp_path / "cells/rope-0")
-    again = Masked(task_of("masked")).losses(model.eval(), work_of(TINY).prepare(TINY).validation, 48, 48)
+    again = Masked().losses(model.eval(), task_of(TINY.task).prepare(TINY).validation, 48, 48)
     assert again.nats.sum() == pytest.approx(sums["nats"], rel=1e-5)
-    assert "bits per masked byte within 2% of those at 16" in conclusion(tmp_path)
+    assert "bits per masked byte within 2% of those at 16" in conclusion(analyse(tmp_path))
     losses = [json.loads(line) for line in (tmp_path / "cells/rope-0/losses.jsonl").read_text().splitlines()]
     assert [entry["tokens"] for entry in losses] == [4, 8, 12, 16]
 
@@ -90,4 +91,4 @@ def test_a_study_of_encoders(tmp_path, monkeypatch):
 def test_a_recurrence_hears_one_side_only(tmp_path, monkeypatch):
     monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
     with pytest.raises(ValueError, match="--encodings mamba: mixer: 'mamba' is causal"):
-        runner.plan(replaced(TINY, encodings=("mamba",)), tmp_path / "run")
+        plan(replace(TINY, encodings=("mamba",)), tmp_path / "run")

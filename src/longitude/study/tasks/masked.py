@@ -5,7 +5,7 @@ a number of places, rounded and at least one, which the seed and the window deci
 of a document, once: all lengths and models are asked for the same bytes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,12 +17,11 @@ from torch import Tensor
 
 from longitude.measure import DocumentLosses, Row
 from longitude.measure.windows import evaluating
-from longitude.models.encoder import LongitudeForMaskedLM
 from longitude.models.loss import IGNORED
 from longitude.study.config import StudyConfig
-from longitude.study.data import Windows, prepare
-from longitude.study.text import documents_frame
-from longitude.study.work import BYTES, Examples, StudyData, TaskRunner, sampler_of
+from longitude.study.data import Examples, StudyData, Windows
+from longitude.study.tasks.base import BYTES, OnProgress, register_task, sampler_of
+from longitude.study.tasks.text import Text, documents_frame
 
 MASK = BYTES
 SHARE = 0.15
@@ -30,19 +29,22 @@ BATCH = 16384
 """Bytes per forward pass."""
 
 
-class Masked(TaskRunner):
-    """Bits per masked byte of held-out text."""
+@register_task("masked")
+class Masked(Text):
+    """Bytes of a text that are masked, from those on both sides: bits per masked byte of held-out text."""
 
-    model = LongitudeForMaskedLM
-
-    def prepare(self, config: StudyConfig) -> StudyData:
-        return prepare(config)
-
-    def shape(self, config: StudyConfig) -> dict[str, Any]:
-        return {"vocab_size": BYTES + 1}
-
-    def try_out(self, model: Any, config: StudyConfig) -> None:
-        model(torch.zeros(1, 2, dtype=torch.long))
+    metric, words, loss_unit = "bits_per_masked_byte", "bits per masked byte", "masked byte"
+    methods = ("non-overlapping",)
+    stack, model_class, tokens = "encoder", "LongitudeForMaskedLM", {"vocab_size": BYTES + 1}
+    defaults = {
+        "methods": ("non-overlapping",),
+        "encodings": ("sinusoidal", "rope", "alibi", "t5"),
+        "train_length": 128,
+        "test_lengths": (128, 256, 512, 1024),
+        "batch_size": 16,
+        "layers": 2,
+        "steps": 800,
+    }
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         count = config.steps * config.batch_size
@@ -55,14 +57,14 @@ class Masked(TaskRunner):
         data: StudyData,
         lengths: Sequence[int],
         labels: dict[str, Any],
-        heard: Callable[[int, int], None],
+        on_progress: OnProgress,
     ) -> tuple[list[Row], pd.DataFrame]:
         losses = []
         with evaluating(model):
             for i, length in enumerate(lengths):
                 losses.append(self.losses(model, data.validation, length, config.test_lengths[-1]))
-                heard(i + 1, len(lengths))
-        rows = [replace(each.row(**labels), metric=self.task.metric) for each in losses]
+                on_progress(i + 1, len(lengths))
+        rows = [replace(each.row(**labels), metric=self.metric) for each in losses]
         return rows, documents_frame(losses, labels)
 
     def losses(self, model: Any, documents: Sequence[Tensor], window: int, span: int) -> DocumentLosses:
@@ -72,13 +74,11 @@ class Masked(TaskRunner):
             text = document[: (len(document) - 1) // span * span]
             hidden = torch.from_numpy(np.random.default_rng(index).random(len(document)) < SHARE)[: len(text)]
             read = text.masked_fill(hidden, MASK)
-            pieces = zip(read.split(window), text.split(window), hidden.split(window), strict=True)
-            whole, rest = [], []
-            for piece in pieces:
-                (whole if len(piece[0]) == window else rest).append(piece)
-            at_once = max(1, BATCH // window)
-            batches = [whole[i : i + at_once] for i in range(0, len(whole), at_once)] + ([rest] if rest else [])
-            nats.append(sum(masked_nats(model, *map(torch.stack, zip(*batch, strict=True))) for batch in batches))
+            whole = len(text) // window * window
+            parts = [(each[:whole].view(-1, window), each[None, whole:]) for each in (read, text, hidden)]
+            batches = zip(*(full.split(max(1, BATCH // window)) for full, _ in parts), strict=True)
+            rest = [tuple(tail for _, tail in parts)] if whole < len(text) else []
+            nats.append(sum(masked_nats(model, *batch) for batch in [*batches, *rest]))
             counts.append(int(hidden.sum()))
         tokens = np.array(counts, dtype=np.int64)
         return DocumentLosses(

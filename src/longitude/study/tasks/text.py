@@ -1,34 +1,22 @@
 """The task of text: a decoder predicts the next byte."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
-import torch
 
 from longitude.measure import DocumentLosses, Row, losses_by_length
-from longitude.models import LongitudeForCausalLM
 from longitude.study.config import StudyConfig
-from longitude.study.data import Windows, prepare
-from longitude.study.work import BYTES, Examples, StudyData, TaskRunner, sampler_of
+from longitude.study.data import Examples, StudyData, Windows
+from longitude.study.tasks.base import OnProgress, Task, register_task, sampler_of
 
 
-class Text(TaskRunner):
-    """Bits per byte of held-out text."""
+@register_task("text")
+class Text(Task):
+    """The next byte of a text, from those before it: bits per byte of held-out text."""
 
-    model = LongitudeForCausalLM
-
-    def prepare(self, config: StudyConfig) -> StudyData:
-        return prepare(config)
-
-    def shape(self, config: StudyConfig) -> dict[str, Any]:
-        return {"vocab_size": BYTES}
-
-    def try_out(self, model: Any, config: StudyConfig) -> None:
-        model(torch.zeros(1, 2, dtype=torch.long))
-        if config.position_range is not None:  # the range of positions, too
-            ends = torch.tensor([[0, config.position_range - 1]])
-            model(torch.zeros(1, 2, dtype=torch.long), position_ids=ends)
+    metric, words, loss_unit = "bits_per_byte", "bits per byte", "byte"
+    methods = ("non-overlapping", "sliding", "per-position")
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         count = config.steps * config.batch_size
@@ -41,7 +29,7 @@ class Text(TaskRunner):
         data: StudyData,
         lengths: Sequence[int],
         labels: dict[str, Any],
-        heard: Callable[[int, int], None],
+        on_progress: OnProgress,
     ) -> tuple[list[Row], pd.DataFrame]:
         losses = []
         if lengths:
@@ -53,7 +41,7 @@ class Text(TaskRunner):
                 stride=config.stride,
                 span=config.test_lengths[-1],
                 token_bytes=1,
-                progress=heard,
+                progress=on_progress,
             )
         return [each.row(**labels) for each in losses], documents_frame(losses, labels)
 

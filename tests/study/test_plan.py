@@ -1,6 +1,8 @@
 """Training positions from a sampler: of the seed and the window alone, said everywhere, and none where contiguous."""
 
 import json
+from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
@@ -8,12 +10,15 @@ import torch
 from longitude.measure import Row, from_frame, read_rows, to_frame
 from longitude.positions.samplers import SAMPLERS, Randomized
 from longitude.study import runner
-from longitude.study.cell import Trial, Watcher, build_model, run_cell
-from longitude.study.checkpoints import LossLog
-from longitude.study.config import POSITIONS, StudyConfig, checked, parse_encoding, replaced, safe
+from longitude.study.analysis import analyse, conclusion
+from longitude.study.config import Positions, StudyConfig
 from longitude.study.data import Text, Windows, split
-from longitude.study.results import read_run
-from longitude.study.statistics import conclusion
+from longitude.study.labels import parse_encoding, safe
+from longitude.study.plan import checked, plan
+from longitude.study.resume import LossLog
+from longitude.study.runner import run_trial
+from longitude.study.train import build_model
+from longitude.study.trial import Trial
 
 TINY = StudyConfig(
     encodings=("rope", "learned"), train_length=16, test_lengths=(16, 32, 48), steps=8, batch_size=4, layers=1, hidden=16,
@@ -48,9 +53,9 @@ def test_positions_belong_to_the_seed_and_the_window(data):
 
 
 def test_the_model_reads_them(data, tmp_path):
-    config = checked(replaced(TINY, encodings=("rope",), steps=1))
+    config = checked(replace(TINY, encodings=("rope",), steps=1))
     cell = Trial(tmp_path, "rope", 1)
-    run_cell(config, cell, data, None, Watcher())
+    run_trial(config, cell, data)
     windows = Windows(data.training, 16, 4, 1, Randomized(48))
     batch = {name: torch.stack([windows[i][name] for i in range(4)]) for name in windows[0]}
     model = build_model(config, "rope", 1)
@@ -67,9 +72,9 @@ class Killed(BaseException):
 @pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["randomized", "skipped"])
 def test_a_killed_cell_ends_with_the_same_files(sampler, data, tmp_path, monkeypatch):
-    config = checked(replaced(TINY, encodings=("rope",), positions=sampler))
+    config = checked(replace(TINY, encodings=("rope",), positions=sampler))
     whole, killed = Trial(tmp_path / "whole", "rope", 1), Trial(tmp_path / "killed", "rope", 1)
-    run_cell(config, whole, data, None, Watcher())
+    run_trial(config, whole, data)
     with monkeypatch.context() as patched:
         append, calls = LossLog.append, []
 
@@ -81,11 +86,9 @@ def test_a_killed_cell_ends_with_the_same_files(sampler, data, tmp_path, monkeyp
 
         patched.setattr(LossLog, "append", dies)
         with pytest.raises(Killed):
-            run_cell(config, killed, data, None, Watcher())
+            run_trial(config, killed, data)
     notes: list[str] = []
-    watcher = Watcher()
-    watcher.note = notes.append
-    assert run_cell(config, killed, data, None, watcher).status == "done"
+    assert run_trial(config, killed, data, note=notes.append).status == "done"
     assert notes == ["rope-1: continues from step 4"]
     for name in ("results.parquet", "documents.parquet", "losses.jsonl", "model.safetensors"):
         assert (whole.folder / name).read_bytes() == (killed.folder / name).read_bytes(), name
@@ -94,8 +97,8 @@ def test_a_killed_cell_ends_with_the_same_files(sampler, data, tmp_path, monkeyp
 @pytest.mark.slow
 def test_a_study_says_its_sampler_everywhere(tmp_path, monkeypatch):
     monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    outcome = runner.study(runner.plan(TINY, tmp_path))
-    assert outcome.complete and [status.reason for _, status in outcome.cells] == [None, None]
+    outcome = runner.study(plan(TINY, tmp_path))
+    assert outcome.complete and [status.reason for _, status in outcome.trials] == [None, None]
     study = json.loads((tmp_path / "study.json").read_text())
     assert (study["configuration"]["positions"], study["configuration"]["position_range"]) == ("randomized", 48)
     model = json.loads((tmp_path / "cells" / "learned-0" / "config.json").read_text())
@@ -103,28 +106,28 @@ def test_a_study_says_its_sampler_everywhere(tmp_path, monkeypatch):
     rows = from_frame(read_rows(tmp_path / "results.parquet"))
     assert {row.train_positions for row in rows} == {"randomized(max_length=48)"}
     assert {(row.label, row.length) for row in rows} >= {("learned", 48), ("rope", 48)}  # a table as long as the range
-    assert "; training windows had randomized positions out of 48;" in conclusion(read_run(tmp_path))
+    assert "; training windows had randomized positions out of 48;" in conclusion(analyse(tmp_path))
     with pytest.raises(ValueError, match="holds a study with --positions randomized, not skipped"):
-        runner.study(runner.plan(replaced(TINY, positions="skipped"), tmp_path))
+        runner.study(plan(replace(TINY, positions="skipped"), tmp_path))
     with pytest.raises(ValueError, match="holds a study with --position-range 48, not 40"):
-        runner.study(runner.plan(replaced(TINY, position_range=40), tmp_path))
+        runner.study(plan(replace(TINY, position_range=40), tmp_path))
 
 
 def test_a_contiguous_study_is_what_it_was(tmp_path, monkeypatch):
     monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    config = replaced(TINY, positions="contiguous", encodings=("learned",), steps=2)
-    runner.study(runner.plan(config, tmp_path))
+    config = replace(TINY, positions="contiguous", encodings=("learned",), steps=2)
+    runner.study(plan(config, tmp_path))
     assert "train_positions" not in read_rows(tmp_path / "results.parquet")
     assert json.loads((tmp_path / "cells" / "learned-0" / "config.json").read_text())["max_position_embeddings"] == 16
-    assert "positions out of" not in conclusion(read_run(tmp_path))
+    assert "positions out of" not in conclusion(analyse(tmp_path))
     study = json.loads((tmp_path / "study.json").read_text())
     for name in ("positions", "position_range"):  # as the first release wrote it
         del study["configuration"][name]
     (tmp_path / "study.json").write_text(json.dumps(study))
-    assert "positions out of" not in conclusion(read_run(tmp_path))
-    assert runner.study(runner.plan(config, tmp_path)).complete
+    assert "positions out of" not in conclusion(analyse(tmp_path))
+    assert runner.study(plan(config, tmp_path)).complete
     with pytest.raises(ValueError, match="holds a study with --positions contiguous, not skipped"):
-        runner.study(runner.plan(replaced(config, positions="skipped"), tmp_path))
+        runner.study(plan(replace(config, positions="skipped"), tmp_path))
 
 
 def test_rows_gain_the_column_only_where_it_says_something():
@@ -135,17 +138,17 @@ def test_rows_gain_the_column_only_where_it_says_something():
 
 
 def test_names_and_defaults():
-    assert tuple(SAMPLERS) == POSITIONS
+    assert tuple(SAMPLERS) == get_args(Positions)
     assert checked(TINY).position_range == 48  # the longest length
-    assert checked(replaced(TINY, test_lengths=(8,))).position_range == 16
-    assert checked(replaced(TINY, position_range=16)).train_positions == "randomized(max_length=16)"
+    assert checked(replace(TINY, test_lengths=(8,))).position_range == 16
+    assert checked(replace(TINY, position_range=16)).train_positions == "randomized(max_length=16)"
     assert checked(StudyConfig()).train_positions == "contiguous"
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"positions": "random"}, "unknown sampler of --positions 'random': did you mean 'randomized'"),
+        ({"positions": "random"}, "unknown sampler 'random': did you mean 'randomized'"),
         (
             {"positions": "contiguous", "position_range": 48},
             "--position-range .* --positions is contiguous; leave it out",
@@ -156,7 +159,7 @@ def test_names_and_defaults():
 )
 def test_wrong_use(change, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        runner.plan(replaced(TINY, **change), tmp_path / "run")
+        plan(replace(TINY, **change), tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
 
@@ -181,8 +184,8 @@ def test_labels_with_schemes_and_lists():
 def test_a_scheme_is_trained_and_its_errors_name_the_label(tmp_path, monkeypatch):
     monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
     label = "rope:scaling=yarn(factor=3,original_max_length=16)"
-    config = replaced(TINY, positions="contiguous", encodings=(label,), steps=2)
-    assert runner.study(runner.plan(config, tmp_path)).complete
+    config = replace(TINY, positions="contiguous", encodings=(label,), steps=2)
+    assert runner.study(plan(config, tmp_path)).complete
     saved = json.loads((tmp_path / "cells" / f"{safe(label)}-0" / "config.json").read_text())
     assert saved["encoding"]["scaling"].items() >= {"name": "yarn", "factor": 3, "original_max_length": 16}.items()
     for wrong, message in (
@@ -190,4 +193,4 @@ def test_a_scheme_is_trained_and_its_errors_name_the_label(tmp_path, monkeypatch
         ("rope:scaling=yarn(facto=2)", "unknown option of scaling 'yarn' 'facto': did you mean 'factor'"),
     ):
         with pytest.raises(ValueError, match=message):
-            runner.plan(replaced(config, encodings=(wrong,)), tmp_path)
+            plan(replace(config, encodings=(wrong,)), tmp_path)

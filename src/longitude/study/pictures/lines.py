@@ -1,4 +1,4 @@
-"""What the figures of a study are drawn with: colours, lines, labels at their ends, the training length.
+"""What the figures of a study are drawn with: lines, labels at their ends, the training length, tooltips.
 
 A reader of the page picks a label with the parameter `picked`: lines of other labels fade. Labels stand at the ends of
 their lines, so that no figure needs a legend, and a colour belongs to a label in all figures of a study.
@@ -18,6 +18,7 @@ HEIGHT = 380
 
 
 def colour(run: Run) -> alt.Color:
+    """The colour of a label."""
     colours = [colour_of(i) for i in range(len(run.labels))]
     return alt.Color("label:N", scale=alt.Scale(domain=run.labels, range=colours), legend=None)
 
@@ -34,10 +35,15 @@ def faded(full: float, faded: float) -> Any:
     return alt.condition("picked == '' || datum.label == picked", alt.value(full), alt.value(faded))
 
 
-def y_axis(field: str, title: str, domain: list[float], **ticks: Any) -> alt.Y:
-    """The title stands above the axis, along the top."""
+def x_axis(field: str, title: str, scale: dict[str, Any], **ticks: Any) -> alt.X:
+    """Without a grid; scale: of alt.Scale."""
+    return alt.X(f"{field}:Q", title=title, scale=alt.Scale(nice=False, **scale), axis=alt.Axis(grid=False, **ticks))
+
+
+def y_axis(title: str, domain: list[float], **ticks: Any) -> alt.Y:
+    """Of the field value; the title stands above the axis, along the top."""
     axis = alt.Axis(titleAngle=0, titleAlign="left", titleAnchor="end", titleX=-34, titleY=-14, tickCount=6, **ticks)
-    return alt.Y(field, title=title, scale=alt.Scale(domain=domain, nice=False, zero=False), axis=axis)
+    return alt.Y("value:Q", title=title, scale=alt.Scale(domain=domain, nice=False, zero=False), axis=axis)
 
 
 def training_length(run: Run, x: alt.X, field: str) -> list[alt.Chart]:
@@ -48,8 +54,12 @@ def training_length(run: Run, x: alt.X, field: str) -> list[alt.Chart]:
     return [rule, words]
 
 
-def touch(base: alt.Chart, x: alt.X, y: alt.Y, tooltip: list[alt.Tooltip], clip: bool = False) -> alt.Chart:
-    """Large unseen points: what a pointer finds."""
+def pointed(base: alt.Chart, x: alt.X, y: alt.Y, fields: dict[str, tuple[str, ...]], clip: bool = False) -> alt.Chart:
+    """Large invisible points with a tooltip. fields: field with its type -> its title, and a format for numbers."""
+    tooltip = [
+        alt.Tooltip(field, title=title, format=form[0] if form else alt.Undefined)
+        for field, (title, *form) in fields.items()
+    ]
     return base.mark_point(size=380, filled=True, opacity=0, clip=clip, aria=False).encode(x, y, tooltip=tooltip)
 
 
@@ -78,7 +88,8 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float]) -> alt.C
     return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=colour(run), opacity=faded(1, 0.25))
 
 
-def layered(layers: list[alt.Chart]) -> Any:
+def layered(*layers: alt.Chart) -> Any:
+    """One chart of layers, in which labels can be picked."""
     chart = alt.layer(*layers).add_params(alt.param(name="picked", value=""))
     chart = chart.properties(
         height=HEIGHT,
@@ -92,14 +103,16 @@ def layered(layers: list[alt.Chart]) -> Any:
 def domain_of(values: Iterable[float]) -> list[float]:
     """The range of the values and a little more, so that no mark lies on the edge."""
     low, high = min(values), max(values)
-    room = 0.06 * (high - low) or 0.1
-    return [low - room, high + room]
+    margin = 0.06 * (high - low) or 0.1
+    return [low - margin, high + margin]
 
 
-def widened(lengths: list[int], train_length: int) -> list[int]:
-    low, high = min(*lengths, train_length), max(*lengths, train_length)
-    return [low, high] if low < high else [low // 2 or 1, high * 2]
+def axis_title(run: Run) -> str:
+    """Bits per byte, lower is better"""
+    better = "lower" if run.task.kind == "losses" else "higher"
+    return f"{run.task.words[0].upper()}{run.task.words[1:]}, {better} is better"
 
 
 def between(low: float | None, high: float | None) -> str:
+    """2.550 to 2.612, for a tooltip."""
     return "none" if low is None or high is None else f"{low:.3f} to {high:.3f}"

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import replace
 
 import pandas as pd
 import pytest
@@ -11,11 +12,14 @@ from transformers import AutoModelForCausalLM
 
 import longitude.models  # noqa: F401  the Auto classes know the model
 from longitude.measure import losses_by_length, read_rows
-from longitude.study import cell as cells, checkpoints, text
-from longitude.study.cell import Trial, Watcher, build_model, run_cell
-from longitude.study.checkpoints import LossLog, newest, seal
-from longitude.study.config import StudyConfig, replaced
+from longitude.study import resume, runner, train
+from longitude.study.config import StudyConfig
 from longitude.study.data import Text, Windows, split
+from longitude.study.resume import LossLog, newest, seal
+from longitude.study.runner import run_trial
+from longitude.study.tasks import text
+from longitude.study.train import build_model
+from longitude.study.trial import Trial
 
 TINY = StudyConfig(
     train_length=16, test_lengths=(16, 32, 48), steps=20, batch_size=4, layers=1, hidden=16, heads=2, device="cpu"
@@ -35,7 +39,7 @@ def data():
 @pytest.fixture(scope="module")
 def unkilled(data, tmp_path_factory) -> Trial:
     cell = Trial(tmp_path_factory.mktemp("unkilled"), "rope", 1)
-    assert run_cell(TINY, cell, data, None, Watcher()).status == "done"
+    assert run_trial(TINY, cell, data).status == "done"
     return cell
 
 
@@ -51,7 +55,7 @@ def test_a_cell_leaves_what_the_design_says(unkilled, data):
         "documents.parquet", "status.json", "trainer/trainer_state.json",
     }  # fmt: skip
     status = unkilled.status
-    assert status is not None and (status.status, status.step, status.reason) == ("done", 20, None)
+    assert (status.status, status.step, status.reason) == ("done", 20, None)
     losses = [json.loads(line) for line in (unkilled.folder / "losses.jsonl").read_text().splitlines()]
     assert [entry["step"] for entry in losses] == list(range(1, 21))
     assert [entry["tokens"] for entry in losses] == [64 * step for step in range(1, 21)]
@@ -96,7 +100,7 @@ def test_every_encoding_sees_the_same_tokens_in_the_same_order(data, tmp_path, m
     monkeypatch.setattr(Windows, "__getitem__", spied)
     for label in ("none", "t5", "fox"):
         seen[label] = []
-        assert run_cell(replaced(TINY, steps=3), Trial(tmp_path, label, 0), data, None, Watcher()).status == "done"
+        assert run_trial(replace(TINY, steps=3), Trial(tmp_path, label, 0), data).status == "done"
     assert seen["none"] == seen["t5"] == seen["fox"] == list(range(12))
 
 
@@ -127,12 +131,12 @@ def killed_at(monkeypatch, where, name: str, when: int | str) -> None:
 KILLS = {
     "before the first save": (LossLog, "append", 4),
     "between saves": (LossLog, "append", 13),
-    "in mid-save, most files there": (cells, "seal", 2),
+    "in mid-save, most files there": (train, "seal", 2),
     "in mid-save, the optimizer missing": (torch, "save", 4),
     "while the model is moved in": (os, "replace", "config.json"),
     "while the status is written": (os, "replace", "status.json"),
     "while measuring": (text, "losses_by_length", 1),
-    "before the rows are written": (cells, "write_rows", 1),
+    "before the rows are written": (runner, "write_rows", 1),
 }
 
 
@@ -143,9 +147,9 @@ def test_a_killed_cell_ends_with_the_same_files(kill, unkilled, data, tmp_path, 
     with monkeypatch.context() as patched:
         killed_at(patched, *KILLS[kill])
         with pytest.raises(Killed):
-            run_cell(TINY, cell, data, None, Watcher())
-    assert cell.status is None or cell.status.status == "running"
-    assert run_cell(TINY, cell, data, None, Watcher()).status == "done"
+            run_trial(TINY, cell, data)
+    assert cell.status.status in ("not run", "running")
+    assert run_trial(TINY, cell, data).status == "done"
     assert_same(cell, unkilled)
 
 
@@ -154,13 +158,11 @@ def test_broken_checkpoints_are_dropped_with_a_message(unkilled, data, tmp_path,
     with monkeypatch.context() as patched:
         killed_at(patched, LossLog, "append", 17)
         with pytest.raises(Killed):
-            run_cell(TINY, cell, data, None, Watcher())
+            run_trial(TINY, cell, data)
     saved = cell.folder / "trainer" / "checkpoint-15" / "optimizer.pt"
     saved.write_bytes(saved.read_bytes()[:-100])
     notes = []
-    watcher = Watcher()
-    watcher.note = notes.append
-    assert run_cell(TINY, cell, data, None, watcher).status == "done"
+    assert run_trial(TINY, cell, data, note=notes.append).status == "done"
     assert notes == [
         "rope-1: dropped checkpoint-15: optimizer.pt is not as it was saved",
         "rope-1: continues from step 10",
@@ -181,7 +183,7 @@ def test_a_checkpoint_is_whole_or_refused(tmp_path):
     assert newest(tmp_path, logged=9)[0] == tmp_path / "checkpoint-5"  # its losses are not all there
     for broken in (b"weightS", b"weight", b""):
         (tmp_path / "checkpoint-5" / "model.safetensors").write_bytes(broken)
-        assert checkpoints.broken(tmp_path / "checkpoint-5") == "model.safetensors is not as it was saved"
+        assert resume.broken(tmp_path / "checkpoint-5") == "model.safetensors is not as it was saved"
     (tmp_path / "checkpoint-5" / "model.safetensors").unlink()
     assert newest(tmp_path, logged=20)[0] is None and not (tmp_path / "checkpoint-5").exists()
 
@@ -205,7 +207,7 @@ def test_the_loss_log_ends_before_the_first_doubtful_line(tmp_path):
 
 
 def test_a_loss_that_is_not_finite_ends_the_cell_as_diverged(data, tmp_path, monkeypatch):
-    plain = cells.build_model
+    plain = runner.build_model
 
     def poisoned(*arguments):
         model = plain(*arguments)
@@ -218,9 +220,9 @@ def test_a_loss_that_is_not_finite_ends_the_cell_as_diverged(data, tmp_path, mon
         model.register_forward_hook(explode)
         return model
 
-    monkeypatch.setattr(cells, "build_model", poisoned)
+    monkeypatch.setattr(runner, "build_model", poisoned)
     cell = Trial(tmp_path, "rope", 1)
-    status = run_cell(TINY, cell, data, None, Watcher())
+    status = run_trial(TINY, cell, data)
     assert (status.status, status.step, status.reason) == ("diverged", 7, "the loss was not finite at step 7")
     assert cell.status == status
     assert len((cell.folder / "losses.jsonl").read_text().splitlines()) == 6
@@ -229,7 +231,7 @@ def test_a_loss_that_is_not_finite_ends_the_cell_as_diverged(data, tmp_path, mon
 
 def test_lengths_beyond_a_table_are_missing_and_said(data, tmp_path):
     cell = Trial(tmp_path, "learned", 0)
-    status = run_cell(replaced(TINY, steps=2), cell, data, None, Watcher())
+    status = run_trial(replace(TINY, steps=2), cell, data)
     assert status.status == "done" and "no positions from 16 on" in status.reason
     assert set(read_rows(cell.folder / "results.parquet")["length"]) == {16}
     assert set(pd.read_parquet(cell.folder / "documents.parquet")["tokens"]) == {48}  # the targets of all other cells
@@ -239,7 +241,7 @@ def test_unfinished_files_of_a_killed_process_are_removed(data, tmp_path):
     cell = Trial(tmp_path, "none", 0)
     (cell.folder / ".model.1.tmp").mkdir(parents=True)
     (cell.folder / ".results.parquet.1.tmp").touch()
-    run_cell(replaced(TINY, steps=1), cell, data, None, Watcher())
+    run_trial(replace(TINY, steps=1), cell, data)
     assert not list(cell.folder.glob(".*"))
 
 
@@ -255,8 +257,8 @@ def test_unfinished_files_of_a_killed_process_are_removed(data, tmp_path):
 def test_what_training_never_used_is_said(label, said, data, tmp_path):
     """And of a far part with parameters of its own, that they had no gradient."""
     cell = Trial(tmp_path, label, 0)
-    config = replaced(TINY, steps=4)
-    status = run_cell(config, cell, data, None, Watcher())
+    config = replace(TINY, steps=4)
+    status = run_trial(config, cell, data)
     assert status.status == "done" and (status.untrained is None) == (said is None)
     if said is not None:
         assert status.untrained is not None and status.untrained.startswith(said)
@@ -271,8 +273,8 @@ def test_a_parameter_without_a_gradient_is_named(data, tmp_path, monkeypatch):
         model.spare = torch.nn.Parameter(torch.ones(3))
         return model
 
-    monkeypatch.setattr(cells, "build_model", with_a_spare)
-    status = run_cell(replaced(TINY, steps=4), Trial(tmp_path, "rope", 0), data, None, Watcher())
+    monkeypatch.setattr(runner, "build_model", with_a_spare)
+    status = run_trial(replace(TINY, steps=4), Trial(tmp_path, "rope", 0), data)
     assert status.untrained == "had no gradient in training for spare"
 
 
@@ -282,4 +284,4 @@ def test_a_parameter_without_a_gradient_is_named(data, tmp_path, monkeypatch):
 def test_how_many_had_no_gradient(names, words):
     model = torch.nn.ParameterDict({name: torch.nn.Parameter(torch.ones(3)) for name in names})
     optimizer = torch.optim.AdamW(model.parameters())
-    assert cells.untrained(model, optimizer, TINY) == f"had no gradient in training for {words}"
+    assert train.untrained(model, optimizer, 16) == f"had no gradient in training for {words}"

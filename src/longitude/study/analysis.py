@@ -1,0 +1,132 @@
+"""The findings of a study, computed once: tables, figures and the one sentence about it read them."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from longitude.report.wording import and_, named
+from longitude.study.answers import AnswerCriterion
+from longitude.study.criterion import HOLDS, UNCLEAR, Criterion, Finding
+from longitude.study.losses import LossCriterion
+from longitude.study.results import Run, TrialResult, read_run
+
+CRITERIA: dict[str, type[Criterion]] = {"losses": LossCriterion, "answers": AnswerCriterion}
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """A run with what was found in it.
+
+    Attributes:
+        findings: Method -> a finding for each label and length, in the order of the study.
+    """
+
+    run: Run
+    criterion: Criterion
+    findings: dict[str, list[Finding]]
+
+    @property
+    def main(self) -> list[Finding]:
+        """The findings of the first method, from which the study concludes; none where it was measured by position only."""
+        return next(iter(self.findings.values()), [])
+
+    def of(self, label: str, method: str | None = None) -> list[Finding]:
+        """The findings of a label, in the order of lengths; by default of the first method."""
+        return [each for each in (self.findings[method] if method else self.main) if each.label == label]
+
+
+def analyse(run: Run | Path | str) -> Analysis:
+    """Compute every finding of a run, with its intervals. ValueError as `read_run`."""
+    run = read_run(run)
+    criterion = CRITERIA[run.task.kind](run)
+
+    def found(label: str, length: int, method: str) -> Finding:
+        """Beyond the training length nothing holds of which training never used a part."""
+        finding = criterion.finding(label, length, method)
+        beyond = finding.verdict == HOLDS and length > run.train_length
+        return finding._replace(verdict=UNCLEAR) if beyond and run.untrained(label) else finding
+
+    findings = {
+        method: [found(label, length, method) for label in run.labels for length in run.lengths]
+        for method in run.methods
+    }
+    return Analysis(run, criterion, findings)
+
+
+def summary(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
+    """Findings as a table: a column for each field of `Finding`, a row for each label and length.
+
+    Args:
+        analysis: Of `analyse`.
+        method: By default the first that the study measured.
+
+    Raises:
+        ValueError: The study was not measured by this method.
+    """
+    if not analysis.findings:
+        raise ValueError(
+            f"{analysis.run.path} was measured by position only; add non-overlapping or sliding to --methods"
+        )
+    if method is not None and method not in analysis.findings:
+        measured = " and ".join(analysis.findings)
+        raise ValueError(f"{analysis.run.path} was not measured by {method!r}, but by {measured}")
+    found = analysis.main if method is None else analysis.findings[method]
+    return pd.DataFrame(found, columns=pd.Index(Finding._fields), dtype=object)
+
+
+# ---- the sentence ----------------------------------------------------------------------------------------------------
+def conclusion(analysis: Analysis) -> str:
+    """One sentence: which encodings hold at the longest length, which do not, for which the data cannot tell.
+
+    It claims nothing that the intervals do not carry: see the `Criterion` of the task.
+    """
+    run, criterion = analysis.run, analysis.criterion
+    if not analysis.findings:
+        return "Losses were measured by position only, so nothing is concluded about longer windows."
+    found = [each for each in analysis.main if each.value is not None]
+    last = [each for each in found if each.length == run.lengths[-1]]
+    if not found:
+        clauses = ["no encoding was measured"]
+    elif not last:
+        clauses = [f"no encoding was measured at {run.lengths[-1]} {run.task.unit}"]
+    else:
+        clauses = criterion.clauses(found, last)
+        here = {each.label for each in last}
+        if absent := [named(label) for label in dict.fromkeys(each.label for each in found) if label not in here]:
+            clauses.append(f"{and_(absent)} {'was' if len(absent) == 1 else 'were'} not measured at that length")
+    clauses += remarks(run)
+    if run.sampled_positions:
+        clauses.append(f"training windows had {run.sampled_positions}")
+    if found:
+        clauses.append(_scope(criterion, found))
+    sentence = "; ".join(clauses) + "."
+    return sentence[0].upper() + sentence[1:]
+
+
+def remarks(run: Run) -> list[str]:
+    """Of which labels training never used a part, and which trials are not done."""
+    by_state: dict[str, list[str]] = {}
+    for trial in run.undone:
+        name = named(trial.label) + (f" (seed {trial.seed})" if len(run.of(trial.label)) > 1 else "")
+        by_state.setdefault(state(trial), []).append(name)
+    untrained = [f"{named(label)} {words}" for label in run.labels if (words := run.untrained(label))]
+    return untrained + [f"{and_(names)} {state}" for state, names in by_state.items()]
+
+
+def _scope(criterion: Criterion, found: list[Finding]) -> str:
+    """What the intervals cover, and what they do not."""
+    things, seeds = found[0].documents, sorted({each.seeds for each in found})
+    if things < 2:
+        return f"there is one {criterion.things.removesuffix('s')} only, so no interval could be computed"
+    if seeds == [1]:
+        return f"intervals are over {things} {criterion.things} with one seed, so they do not cover training again"
+    number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
+    return f"intervals are over {things} {criterion.things} and {number} seeds"
+
+
+def state(trial: TrialResult) -> str:
+    """How a trial ended, in words after its name."""
+    if trial.status == "diverged":
+        return f"diverged at step {trial.step}"
+    return {"done": "is done", "failed": "failed", "not run": "was not run"}.get(trial.status, "did not finish")

@@ -1,0 +1,127 @@
+"""What was found of a label at a length, and how a kind of task judges it and words it."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from longitude.report.wording import and_, far, named
+from longitude.study.results import Run
+
+HOLDS, LOST, UNCLEAR = "holds", "does not hold", "cannot tell"
+LISTED = 6
+"""Encodings that the sentence lists with their numbers; beyond that it gives ranges."""
+
+
+class Finding(NamedTuple):
+    """One label at one length. What is missing is None.
+
+    value, low, high: the task's metric, mean over seeds, with its 95 % interval. Of losses also change, change_low,
+    change_high: value / value at the reference length - 1, paired. verdict: `HOLDS`, `LOST` or `UNCLEAR`, by the `Criterion`;
+    None where it judges nothing.
+    """
+
+    label: str
+    length: int
+    seeds: int = 0
+    documents: int = 0
+    value: float | None = None
+    low: float | None = None
+    high: float | None = None
+    change: float | None = None
+    change_low: float | None = None
+    change_high: float | None = None
+    verdict: str | None = None
+
+
+class Criterion(ABC):
+    """When an encoding holds at a length, and the words for that; one subclass per kind of task.
+
+    Attributes:
+        things: What intervals are over.
+        verdicts: Verdict -> its word on the page.
+        verb: What an encoding does that holds; the plural form.
+    """
+
+    things: ClassVar[str]
+    verdicts: ClassVar[dict[str, str]]
+    verb: ClassVar[str]
+
+    def __init__(self, run: Run):
+        self.run, self.task = run, run.task
+
+    @abstractmethod
+    def finding(self, label: str, length: int, method: str) -> Finding:
+        """What was found of a label at a length."""
+
+    # ---- in a sentence ----
+
+    @abstractmethod
+    def clauses(self, found: list[Finding], last: list[Finding]) -> list[str]:
+        """The conclusion, in parts. found: all that was measured; last: at the longest length."""
+
+    @abstractmethod
+    def headline(self, found: Finding) -> tuple[str, str]:
+        """The number that a verdict is drawn from, and its interval, empty where there is none."""
+
+    def by_verdict(self, last: list[Finding], what: str, others: Sequence[str] = ()) -> list[str]:
+        """Which labels hold at the longest length, which do not, of which the data cannot tell; then other clauses.
+
+        what: the object of the verb.
+        """
+        groups = {verdict: [each for each in last if each.verdict == verdict] for verdict in (HOLDS, LOST, UNCLEAR)}
+        hold, lost, unclear = groups.values()
+        listed = self._listed if len(last) <= LISTED else self._ranged
+        clauses = []
+        if hold:
+            clauses.append(f"{listed(hold, True)} {self.verb}{'s' * (len(hold) == 1)} {what}")
+        if lost:
+            do_not = "does not" if len(lost) == 1 else "do not"
+            clauses.append(f"{listed(lost, not hold)} {do_not}" + ("" if hold else f" {self.verb} {what}"))
+        if unclear:
+            they = f"they {self.verb}" if len(unclear) > 1 else f"it {self.verb}s"
+            explained = "" if clauses else f" whether {they} {what}"
+            clauses.append(f"for {listed(unclear, not clauses)} the data cannot tell{explained}")
+        first, *rest = [*clauses, *others]
+        longest = self.run.lengths[-1]
+        return [f"at {longest} {self.task.unit}, {far(longest, self.run.train_length)}, {first}", *rest]
+
+    def _listed(self, group: list[Finding], first: bool) -> str:
+        """Rope (+42%, 95% interval +41 to +43%) and t5 (+3.1%, +2.7 to +3.5%); the words stand once in a sentence."""
+        words = []
+        for each in group:
+            value, span = self.headline(each)
+            explained = "95% interval " if first and not words else ""
+            words.append(f"{named(each.label)} ({value}{f', {explained}{span}' if span else ''})")
+        return and_(words)
+
+    def _ranged(self, group: list[Finding], first: bool) -> str:
+        """Rope and t5 (+3.1% to +42%)"""
+        ordered = sorted(group, key=lambda each: (each.value if each.change is None else each.change) or 0)
+        ends = dict.fromkeys(self.headline(each)[0] for each in (ordered[0], ordered[-1]))
+        return f"{and_([named(each.label) for each in group])} ({' to '.join(ends)})"
+
+    # ---- in tables ----
+
+    @abstractmethod
+    def number(self, found: Finding) -> str:
+        """The value, for the page."""
+
+    @abstractmethod
+    def bounds(self, found: Finding) -> str:
+        """Its interval; empty where there is none."""
+
+    @abstractmethod
+    def short(self, found: Finding) -> str:
+        """The value with half its interval, for the terminal."""
+
+    @abstractmethod
+    def title(self) -> str:
+        """Of the table in the terminal."""
+
+    @abstractmethod
+    def last_column(self) -> tuple[str, str] | None:
+        """The head of the table's last column in the terminal, and a note that explains it; None: there is no such column."""
+
+    @abstractmethod
+    def last_cell(self, lines: Sequence[Finding]) -> str:
+        """The last column of a label, whose findings are given in the order of lengths."""

@@ -1,0 +1,15 @@
+"""The figures of a study, one file each: functions registered in PICTURES, imported when the first figure is drawn."""
+
+from longitude.registry import Registry
+from longitude.report.figure import Figure
+from longitude.study.analysis import Analysis
+
+PICTURES = Registry("picture", "longitude.study.pictures.PICTURES", ("longitude.study.pictures",))
+MAIN = "by-length"
+"""The figure that a page begins with."""
+
+
+def figures(analysis: Analysis) -> list[Figure]:
+    """All figures that a run has numbers for, the main one first."""
+    made = [figure for draw in PICTURES.values() for figure in draw(analysis)]
+    return sorted(made, key=lambda figure: figure.name != MAIN)

@@ -1,0 +1,86 @@
+"""The figure of losses by position in the longest window."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import altair as alt
+
+from longitude.measure.rows import Row
+from longitude.report.figure import Figure
+from longitude.study.analysis import Analysis
+from longitude.study.pictures import PICTURES
+from longitude.study.pictures.lines import (
+    axis_title,
+    between,
+    colour,
+    domain_of,
+    ends,
+    faded,
+    layered,
+    marks,
+    pointed,
+    training_length,
+    x_axis,
+    y_axis,
+)
+
+FIRST = 16
+"""Positions below are not drawn: with so little context every model is bad, and the axis would show little else."""
+
+
+@PICTURES.register("by-position")
+def by_position(analysis: Analysis) -> Iterator[Figure]:
+    """Mean over seeds."""
+    run = analysis.run
+    rows = [row for row in run.rows if row.method == "per-position" and row.value is not None]
+    rows = [row for row in rows if (row.position_to or 0) > FIRST]
+    longest = max((row.window or 0 for row in rows), default=0)
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row.window == longest:
+            groups.setdefault((row.label, row.position_from, row.position_to), []).append(row)
+    if not groups:
+        return
+    points = [_at_positions(*key, rows=group) for key, group in groups.items()]
+    domain = domain_of([point["value"] for point in points])
+    scale = {"type": "log", "base": 2, "domain": [FIRST, longest], "padding": 14}
+    ticks = [2**k for k in range(4, longest.bit_length())]
+    x = x_axis("position", f"Position in a window of {longest} bytes", scale, values=ticks, format="d")
+    y = y_axis(axis_title(run), domain)
+    base = alt.Chart(alt.Data(values=points))
+    fields = {
+        "label:N": ("encoding",),
+        "from:N": ("positions",),
+        "value:Q": (run.task.words, ".3f"),
+        "spread:N": ("range of seeds" if len(run.config["seeds"]) > 1 else "95% interval",),
+        "seeds:Q": ("seeds",),
+    }
+    yield Figure(
+        name="by-position",
+        title="Where in the window the loss arises",
+        caption=f"The same losses at {longest} bytes, averaged by position in the window: the line of a model that holds "
+        f"still falls or stays level right of the dashed line. Positions below {FIRST} are not drawn.",
+        alt=f"Line chart of bits per byte by position in windows of {longest} bytes, one line per encoding.",
+        chart=layered(
+            *training_length(run, x, "position"),
+            base.mark_line(strokeWidth=2.2).encode(x, y, **marks(run)),
+            base.mark_point(size=14, filled=True).encode(x, y, color=colour(run), opacity=faded(1, 0.12)),
+            pointed(base, x, y, fields),
+            ends(run, points, "position", domain),
+        ),
+    )
+
+
+def _at_positions(label: str, start: int, stop: int, rows: list[Row]) -> dict[str, Any]:
+    """The rows of all seeds as one point, in the middle of its positions on a logarithmic axis that counts from 1."""
+    values = [row.value for row in rows if row.value is not None]
+    alone = len(rows) == 1
+    return {
+        "label": label,
+        "position": math.sqrt((start + 1) * stop),
+        "from": f"{start} to {stop - 1}",
+        "value": sum(values) / len(values),
+        "spread": between(rows[0].low, rows[0].high) if alone else between(min(values), max(values)),
+        "seeds": len(rows),
+    }

@@ -1,0 +1,73 @@
+"""The figure of training losses."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from longitude.report.figure import Figure
+from longitude.study.analysis import Analysis, state
+from longitude.study.pictures import PICTURES
+from longitude.study.pictures.lines import domain_of, ends, layered, marks, pointed, x_axis, y_axis
+from longitude.study.results import TrialResult
+
+POINTS = 100
+"""Drawn of each line, about."""
+
+
+@PICTURES.register("training")
+def training(analysis: Analysis) -> Iterator[Figure]:
+    """By targets, lightly smoothed, one line per trial."""
+    run = analysis.run
+    width = max((_width(trial) for trial in run.trials if trial.losses), default=1)
+    points = [point for trial in run.trials if trial.losses for point in _points(trial)]
+    if not points:
+        return
+    unit, text = run.task.loss_unit, not run.task.generated
+    most = max(point["tokens"] for point in points)
+    domain = domain_of([p["value"] for p in points if p["tokens"] > 0.05 * most])  # the first steps leave it at the top
+    x = x_axis("tokens", f"Training tokens ({unit}s)", {"domain": [0, most]}, format="~s", tickCount=6)
+    y = y_axis(f"Bits per {unit}, lower is better", domain)
+    base = alt.Chart(alt.Data(values=points))
+    fields = {
+        "trial:N": ("model",),
+        "step:Q": ("step", "d"),
+        "tokens:Q": ("tokens", ",d"),
+        "value:Q": (f"bits per {unit}", ".3f"),
+        "state:N": ("the run",),
+    }
+    on = f"windows of {run.train_length} bytes" if text else f"examples of up to {run.train_length} {run.task.unit}"
+    smoothed = f", a moving average of {width} steps" if width > 1 else ""
+    yield Figure(
+        name="training",
+        title="Training",
+        caption=f"Loss on the training {on}{smoothed}. All encodings of a seed read the same {'bytes' if text else 'examples'} "
+        "in the same order; the first steps lie above the picture.",
+        alt=f"Line chart of training loss in bits per {unit} against training tokens, one line per model.",
+        chart=layered(
+            base.mark_line(strokeWidth=1.6, clip=True).encode(x, y, detail="trial:N", **marks(run)),
+            pointed(base, x, y, fields, clip=True),
+            ends(run, points, "tokens", domain),
+        ),
+    )
+
+
+def _width(trial: TrialResult) -> int:
+    """Steps of the moving average."""
+    return 2 * round(len(trial.losses) / 80) + 1
+
+
+def _points(trial: TrialResult) -> list[dict[str, Any]]:
+    losses = pd.DataFrame(trial.losses)
+    bits = losses["loss"] / math.log(2)
+    losses["value"] = bits.rolling(_width(trial), center=True, min_periods=1).mean()
+    drawn = sorted({*range(0, len(losses), max(1, len(losses) // POINTS)), len(losses) - 1})
+    own = {
+        "label": trial.label,
+        "trial": f"{trial.label}, seed {trial.seed}",
+        "state": state(trial),
+        "end": trial.label if trial.status == "done" else f"{trial.label}: {trial.status}",
+    }
+    return [own | point for point in losses.iloc[drawn][["tokens", "step", "value"]].to_dict("records")]

@@ -1,0 +1,1 @@
+"""The tasks of a study, one class each; every module here is imported when a task is first looked up."""

@@ -1,0 +1,134 @@
+"""What a task is: the data, examples and model that it trains, how it measures, and the words for its numbers."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
+
+import pandas as pd
+import torch
+
+from longitude import models
+from longitude.measure import Row
+from longitude.positions.samplers import Sampler, sampler
+from longitude.registry import Registry
+from longitude.study.config import GENERATED, StudyConfig
+from longitude.study.data import Examples, StudyData, prepare
+
+BYTES = 256
+"""Every model of a study reads bytes; a task's own tokens follow."""
+OnProgress = Callable[[int, int], None]
+"""Called with what is done and what is to be done, in any unit."""
+
+
+class Task(ABC):
+    """One task; an instance holds nothing.
+
+    A subclass registered with `register_task` in a file of study/tasks is a choice of `longitude study --task`. By default it
+    reads documents of bytes from --data.
+
+    Attributes:
+        name: Set by `register_task`.
+        kind: "losses", lower is better, or "answers", right or wrong: decides statistics, figures and the words of the page.
+        metric: Of the rows that a conclusion is drawn from.
+        words: The metric for readers.
+        unit: Of lengths.
+        loss_unit: Of a target, for training losses.
+        methods: Ways to measure.
+        stack: What is trained: "decoder", "encoder" or "encoder-decoder".
+        model_class: Its name in longitude.models.
+        tokens: What the task decides of LongitudeConfig: the vocabulary and special tokens.
+        defaults: Options of the study whose default is not that of `StudyConfig`.
+    """
+
+    name: ClassVar[str]
+    kind: ClassVar[Literal["losses", "answers"]] = "losses"
+    metric: ClassVar[str]
+    words: ClassVar[str]
+    unit: ClassVar[str] = "bytes"
+    loss_unit: ClassVar[str]
+    methods: ClassVar[tuple[str, ...]]
+    stack: ClassVar[Literal["decoder", "encoder", "encoder-decoder"]] = "decoder"
+    model_class: ClassVar[str] = "LongitudeForCausalLM"
+    tokens: ClassVar[Mapping[str, int]] = {"vocab_size": BYTES}
+    defaults: ClassVar[Mapping[str, Any]] = {}
+
+    @property
+    def generated(self) -> bool:
+        """Whether its examples are drawn from a seed; else it reads --data."""
+        return self.defaults.get("data") == GENERATED
+
+    @property
+    def model(self) -> Any:
+        """The class that is trained."""
+        return getattr(models, self.model_class)
+
+    def positions(self, length: int) -> int:
+        """How many positions a model needs for a length."""
+        return length
+
+    def trained_positions(self, config: StudyConfig) -> int:
+        """Positions that a table must hold for training."""
+        return config.position_range or self.positions(config.train_length)
+
+    def prepare(self, config: StudyConfig) -> StudyData:
+        """Everything that is read before a run begins. ValueError for the user."""
+        return prepare(config)
+
+    def try_out(self, model: Any, config: StudyConfig) -> None:
+        """Run the model once, so that options that contradict its shape are refused. ValueError for the user."""
+        model(torch.zeros(1, 2, dtype=torch.long))
+        if config.position_range is not None:  # the range of positions, too
+            ends = torch.tensor([[0, config.position_range - 1]])
+            model(torch.zeros(1, 2, dtype=torch.long), position_ids=ends)
+
+    @abstractmethod
+    def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
+        """The training examples, as many as all steps together need."""
+
+    @abstractmethod
+    def measure(
+        self,
+        model: Any,
+        config: StudyConfig,
+        data: StudyData,
+        lengths: Sequence[int],
+        labels: dict[str, Any],
+        on_progress: OnProgress,
+    ) -> tuple[list[Row], pd.DataFrame]:
+        """Rows, and what statistics need of each document or example. labels: columns of the rows."""
+
+    def measured_tokens(self, config: StudyConfig) -> int:
+        """Work of measuring a model, in tokens read, for the progress bar."""
+        passes = 3 if "sliding" in config.methods else 1
+        return config.documents * config.longest * len(config.test_lengths) * passes
+
+
+TASKS = Registry("task of --task", "`longitude study --help`", ("longitude.study.tasks",))
+Kind = TypeVar("Kind", bound=type[Task])
+
+
+def register_task(name: str) -> Callable[[Kind], Kind]:
+    """Decorate a subclass of `Task`: `longitude study --task NAME`. ValueError where the name is taken by another."""
+
+    def add(kind: Kind) -> Kind:
+        kind.name = name
+        return TASKS.register(name)(kind)
+
+    return add
+
+
+def task_of(name: str) -> Task:
+    """The task of a name. ValueError with the nearest name for an unknown one."""
+    return TASKS[name]()
+
+
+def of_task(name: str, **options: Any) -> StudyConfig:
+    """A study of this task, with its defaults for options that are not given. ValueError for an unknown task."""
+    return StudyConfig(**{"task": name, **task_of(name).defaults, **options})
+
+
+def sampler_of(config: StudyConfig) -> Sampler | None:
+    """Where the positions of training examples come from; None: the model counts them itself."""
+    if config.positions == "contiguous":
+        return None
+    return sampler(config.positions, max_length=config.position_range)

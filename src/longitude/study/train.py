@@ -1,0 +1,182 @@
+"""Training one model of a study with Hugging Face's Trainer, from the newest complete checkpoint.
+
+Losses go to losses.jsonl, one line per step; the Trainer's own checkpoints are in trainer/, which `resume` checks. A training
+killed at any moment and run again ends with the files of one never killed.
+"""
+
+import math
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PrinterCallback, TrainerCallback, TrainingArguments
+
+from longitude.attention.mixer import Mixer
+from longitude.hf import Trainer
+from longitude.models import LongitudeConfig
+from longitude.runs.files import flush, write_json
+from longitude.study.config import StudyConfig
+from longitude.study.data import StudyData
+from longitude.study.labels import parse_label
+from longitude.study.resume import LossLog, newest, seal, step_of
+from longitude.study.tasks.base import task_of
+from longitude.study.trial import Trial
+
+UNTRAINED = "untrained.json"
+SAVES = 4
+"""Checkpoints during training."""
+
+
+def build_model(config: StudyConfig, label: str, seed: int) -> Any:
+    """The model of a trial, with the weights that its seed draws. ValueError when the options do not fit the shape."""
+    task = task_of(config.task)
+    model_config = LongitudeConfig(
+        hidden_size=config.hidden,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        max_position_embeddings=task.trained_positions(config),
+        **task.tokens,
+        **parse_label(label).options(config.layers),
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return task.model(model_config)
+
+
+def train(
+    model: Any,
+    config: StudyConfig,
+    trial: Trial,
+    data: StudyData,
+    on_step: Callable[[int, float], None],
+    note: Callable[[str], None],
+) -> tuple[int, int | None]:
+    """Train in place.
+
+    Returns:
+        The step it began from (0: the first weights), and the step whose loss was not finite, or None.
+    """
+    folder = trial.folder / "trainer"
+    log = LossLog(trial.folder / "losses.jsonl")
+    checkpoint, messages = newest(folder, len(log.read()))
+    first = step_of(checkpoint)
+    for message in [*messages, *([f"continues from step {first}"] if first else [])]:
+        note(f"{trial.name}: {message}")
+    log.cut(first)
+    examples = task_of(config.task).examples(config, data, trial.seed)
+    steps = Steps(model, folder, log, lambda step: examples.targets(step * config.batch_size), on_step)
+    on_cpu = config.device == "cpu"
+    arguments = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=config.steps,
+        per_device_train_batch_size=config.batch_size,
+        learning_rate=config.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=round(config.warmup * config.steps),
+        weight_decay=config.weight_decay,
+        adam_beta2=0.95,
+        max_grad_norm=1.0,
+        train_sampling_strategy="sequential",
+        remove_unused_columns=False,
+        seed=trial.seed,
+        use_cpu=on_cpu,
+        dataloader_pin_memory=not on_cpu,
+        save_strategy="steps",
+        save_steps=max(1, math.ceil(config.steps / SAVES)),
+        save_total_limit=2,
+        logging_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+    )
+    arguments._n_gpu = min(1, arguments.n_gpu)  # one trial, one device: never split over several GPUs
+    trainer = Trainer(model=model, args=arguments, train_dataset=examples, callbacks=[steps])
+    trainer.remove_callback(PrinterCallback)
+    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    steps.remove()
+    never = untrained(model, trainer.optimizer, task_of(config.task).positions(config.train_length))
+    (trial.folder / UNTRAINED).unlink(missing_ok=True)
+    if never is not None:  # before the model is saved, which ends training
+        write_json(trial.folder / UNTRAINED, {"untrained": never})
+    return first, steps.diverged
+
+
+def untrained(model: Any, optimizer: Any, longest: int) -> str | None:
+    """What training never used, in words that follow a label; None where there is nothing.
+
+    That is far parts of mixers where `longest` positions fit the near one, and parameters whose gradient was zero at every step,
+    for which Adam's second moment is still zero.
+    """
+    reasons = []
+    windows = [m.far_from for m in model.modules() if isinstance(m, Mixer) and m.far_from is not None]
+    if windows and longest <= max(windows):
+        reasons.append(
+            f"never used its far part in training, whose {longest} positions fit its window of {max(windows)}"
+        )
+    moments = {name: optimizer.state.get(p, {}).get("exp_avg_sq") for name, p in model.named_parameters()}
+    never = [name for name, moment in moments.items() if moment is None or not bool(moment.any())]
+    if never:
+        others = len(never) - 1
+        more = f" and {others} other{'s' * (others > 1)}" if others else ""
+        reasons.append(f"had no gradient in training for {never[0]}{more}")
+    return " and ".join(reasons) or None
+
+
+class Steps(TrainerCallback):
+    """Logs every step's loss as the model computed it, seals checkpoints, and stops at a loss that is not finite."""
+
+    def __init__(
+        self,
+        model: Any,
+        folder: Path,
+        log: LossLog,
+        tokens: Callable[[int], int],
+        on_step: Callable[[int, float], None],
+    ):
+        """tokens: step -> targets up to it. on_step(step, loss)."""
+        self.folder, self.log, self.tokens, self.on_step = folder, log, tokens, on_step
+        self.diverged: int | None = None
+        self.loss = self.rate = math.nan
+        self.remove = model.register_forward_hook(self.keep_loss).remove
+
+    def keep_loss(self, module: Any, inputs: Any, output: Any) -> None:
+        self.loss = output.loss.detach()
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
+        self.rate = kwargs["optimizer"].param_groups[0]["lr"]
+
+    def on_step_end(self, args, state, control, **kwargs) -> None:
+        step, loss = state.global_step, float(self.loss)
+        if not math.isfinite(loss):
+            self.diverged = step
+            control.should_training_stop, control.should_save = True, False
+            return
+        self.log.append({"step": step, "loss": loss, "learning_rate": self.rate, "tokens": self.tokens(step)})
+        self.on_step(step, loss)
+
+    def on_save(self, args, state, control, **kwargs) -> None:
+        self.log.flush()
+        seal(self.folder / f"checkpoint-{state.global_step}")
+
+
+def save(model: Any, folder: Path) -> None:
+    """config.json and model.safetensors into the folder; config.json comes last: where it is, all are there."""
+    unfinished = folder / f".model.{os.getpid()}.tmp"
+    try:
+        model.save_pretrained(unfinished)
+        for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "config.json"):
+            flush(path)
+            os.replace(path, folder / path.name)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def remove_checkpoints(trial: Trial) -> None:
+    """Keep only the Trainer's state: nothing continues from here."""
+    folder = trial.folder / "trainer"
+    for state in folder.glob("checkpoint-*/trainer_state.json"):
+        os.replace(state, folder / state.name)
+    for path in folder.glob("checkpoint-*"):
+        shutil.rmtree(path)
