@@ -190,7 +190,7 @@ def test_a_scheme_is_trained_and_its_errors_name_the_label(tmp_path, monkeypatch
     assert saved["encoding"]["scaling"].items() >= {"name": "yarn", "factor": 3, "original_max_length": 16}.items()
     for wrong, message in (
         ("rope:scaling=yarm(factor=2)", "unknown scaling 'yarm': did you mean 'yarn'"),
-        ("rope:scaling=yarn(facto=2)", "unknown option of scaling 'yarn' 'facto': did you mean 'factor'"),
+        ("rope:scaling=yarn(facto=2)", "unknown option of 'yarn' 'facto': did you mean 'factor'"),
     ):
         with pytest.raises(ValueError, match=message):
             plan(replace(config, encodings=(wrong,)), tmp_path)
