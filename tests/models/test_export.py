@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.ecosystem]
 ENCODINGS = [name for name in lg.list_encodings() if name not in ("axial_rope", "mrope")]
 SIZES = {"window": {"size": 5}, "hierarchical": {"window": 4}}
 DYNAMIC = ["attention", "latent", "mamba2", "performer", "retention", "window"]
-"""Mixers whose graph holds for every length; the others' pieces of a sequence are counted while it is made."""
+"""Mixers whose graph holds for every length; the others' chunks of a sequence are counted while it is made."""
 
 
 def same(exported, model, ids, lengths):

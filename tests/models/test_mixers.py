@@ -40,22 +40,6 @@ STACKS = [[name] * 2 for name in lg.list_mixers()] + HYBRIDS
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("mixers", STACKS, ids="+".join)
-def test_whole_pass_is_pieces_is_one_by_one(mixers):
-    m, x = model(mixers), tokens()
-    with torch.no_grad():
-        whole = m(x).logits
-        for cuts in ([7, 9, 1, 6], [1] * 23):
-            cache, pieces = None, []
-            for piece in x.split(cuts, 1):
-                out = m(piece, past_key_values=cache, use_cache=True)
-                cache = out.past_key_values
-                pieces.append(out.logits)
-            torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=0, atol=1e-10)
-            assert cache.get_seq_length() == 23
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("mixers", STACKS, ids="+".join)
 def test_generation_is_the_whole_pass_again_and_again(mixers):
     """Greedy, two rows, one padded on the left: each token is the best of a pass without cache over its own row."""
     m, x = model(mixers), tokens(2, 11)
@@ -83,16 +67,6 @@ def test_beams_take_their_state_along(mixers):
         "pad_token_id": 0,
     }
     assert m.generate(x, **options).tolist() == m.generate(x, use_cache=False, **options).tolist()
-
-
-@pytest.mark.parametrize("mixers", STACKS, ids="+".join)
-def test_packed_documents_are_separate_documents(mixers):
-    m, x = model(mixers), tokens(1, 23)
-    ids = torch.tensor([[0] * 8 + [1] * 12 + [2] * 3])
-    with torch.no_grad():
-        packed = m(x, document_ids=ids).logits
-        for start, stop in ((0, 8), (8, 20), (20, 23)):
-            torch.testing.assert_close(packed[:, start:stop], m(x[:, start:stop]).logits, rtol=0, atol=1e-10)
 
 
 @pytest.mark.one_in(4)

@@ -20,12 +20,12 @@ def test_by_hand(mode):
 
 
 def test_channels_decay_alone():
-    """A channel that keeps everything beside one that forgets at once."""
+    """A channel that keeps everything and one that forgets at once."""
     r = k = torch.ones(1, 1, 4, 2, dtype=EXACT)
     v = torch.tensor([1.0, 10.0, 100.0, 1000.0], dtype=EXACT).view(1, 1, 4, 1)
     log_w = torch.tensor([0.0, -1000.0], dtype=EXACT).expand(1, 1, 4, 2)
     out, _ = rwkv6(r, k, v, log_w, torch.zeros(1, 2, dtype=EXACT))
-    # the forgetful one still hears the token just before: its decay acts when the next one comes
+    # the forgetful one still contains the token just before: its decay acts when the next one comes
     torch.testing.assert_close(out.flatten(), torch.tensor([0.0, 2.0, 21.0, 211.0], dtype=EXACT))
 
 

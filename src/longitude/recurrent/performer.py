@@ -103,7 +103,7 @@ def performer(
 
 
 def exponents(x: Float[Tensor, "B H L D"], projection: Float[Tensor, "*H m D"]) -> Float[Tensor, "B H L m"]:
-    """W x' - |x'|^2/2"""
+    """The exponents W x' - |x'|^2/2."""
     x = x * x.shape[-1] ** -0.25
     return x @ projection.mT - x.square().sum(-1, keepdim=True) / 2
 

@@ -1,4 +1,4 @@
-"""Hierarchical attention as a layer: pieces and single tokens with the state, which is the same however it was reached."""
+"""Hierarchical attention as a layer: chunks and single tokens with the state, which is the same however it was reached."""
 
 import pytest
 import torch
@@ -30,8 +30,8 @@ def tokens(batch: int = 3, length: int = 45) -> Tensor:
     return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(length), dtype=torch.float64)
 
 
-def heard(mixer: HierarchicalAttention, x: Tensor, cuts: list[int], documents: Tensor | None = None):
-    """The output in pieces, and the cache after them."""
+def in_chunks(mixer: HierarchicalAttention, x: Tensor, cuts: list[int], documents: Tensor | None = None):
+    """The output in chunks, and the cache after them."""
     cache, outs, at = mixer.cache_layer(), [], 0
     for n in cuts:
         own = None if documents is None else documents[:, : at + n]
@@ -65,16 +65,16 @@ DOCUMENTS[2, 41:] = -1
         ("bias", {"size_term": False}),
     ],
 )
-def test_pieces(encoding: str, options: dict, documents: Tensor | None, grad: bool) -> None:
+def test_chunks(encoding: str, options: dict, documents: Tensor | None, grad: bool) -> None:
     """The whole pass, and each way to cut it: the same outputs, the same state."""
     mixer, x = layer(encoding, **options), tokens()
     with torch.set_grad_enabled(grad):
         expected = mixer(x, documents=documents)
         real = slice(None) if documents is None else documents >= 0
-        whole, cache = heard(mixer, x, [45], documents)
+        whole, cache = in_chunks(mixer, x, [45], documents)
         torch.testing.assert_close(whole[real], expected[real], rtol=0, atol=1e-12)
         for cuts in CUTS:
-            out, other = heard(mixer, x, cuts, documents)
+            out, other = in_chunks(mixer, x, cuts, documents)
             torch.testing.assert_close(out[real], expected[real], rtol=0, atol=1e-10)
             assert out.isfinite().all()
             assert_same(other.state, cache.state)
@@ -82,32 +82,22 @@ def test_pieces(encoding: str, options: dict, documents: Tensor | None, grad: bo
 
 
 @torch.no_grad()
-def test_a_row_that_ends_one_document_and_begins_another_beside_a_longer_one() -> None:
+def test_a_row_that_ends_one_document_and_begins_another_next_to_a_longer_one() -> None:
     """Runs are grouped by length: a row's new document may be in a group that runs before the one of its old document."""
     documents = torch.zeros(2, 45, dtype=torch.long)
     documents[0, 25:], documents[1, 3:5], documents[1, 24:] = 1, -1, 1
     mixer, x = layer(), tokens(2)
-    whole, expected = heard(mixer, x, [45], documents)
+    whole, expected = in_chunks(mixer, x, [45], documents)
     for cuts in ([16, 29], [7, 13, 25]):
-        out, cache = heard(mixer, x, cuts, documents)
+        out, cache = in_chunks(mixer, x, cuts, documents)
         torch.testing.assert_close(out[documents >= 0], whole[documents >= 0], rtol=0, atol=1e-12)
         assert_same(cache.state, expected.state)
 
 
-def test_gradients_through_pieces() -> None:
-    mixer, x = layer(merge="learned"), tokens().requires_grad_()
-    wanted = [x, *mixer.parameters()]
-    expected = torch.autograd.grad(mixer(x).square().sum(), wanted)
-    for cuts in ([20, 1, 1, 23], [1] * 45):
-        found = torch.autograd.grad(heard(mixer, x, cuts)[0].square().sum(), wanted)
-        for a, b in zip(found, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
-def test_state_is_what_is_said() -> None:
+def test_state_is_the_binary_counter() -> None:
     """After 45 tokens with a window of 5 the blocks are the digits of 40 = 32 + 8, averages of the tokens' own keys."""
     mixer, x = layer(), tokens()
-    state = heard(mixer, x, [1] * 45)[1].state
+    state = in_chunks(mixer, x, [1] * 45)[1].state
     keys = mixer.k_proj(x).view(3, 45, KV_HEADS, -1).transpose(1, 2)
     assert state.seen.tolist() == [45] * 3
     assert state.block_keys.shape[2] == 6
@@ -124,40 +114,11 @@ def test_state_grows_by_a_block_per_doubling() -> None:
 
     def held(length: int) -> int:
         with torch.no_grad():
-            cache = heard(mixer, tokens(1, length), [length])[1]
+            cache = in_chunks(mixer, tokens(1, length), [length])[1]
         return sum(x.numel() * x.element_size() for x in cache.state if x is not None)
 
     a_block = 2 * KV_HEADS * (WIDTH // HEADS) * 8 + 2 * 8
     assert [held(2 * n) - held(n) for n in (64, 128, 256, 512)] == [a_block] * 4
-
-
-def test_rows_of_a_cache() -> None:
-    """Reordered, repeated and selected, a cache goes on as one that heard those rows; rows that are further than others, too."""
-    mixer, x = layer(), tokens()
-    with torch.no_grad():
-        for documents in (None, DOCUMENTS):
-            for change, rows in (
-                ("reorder_cache", [2, 0, 0]),
-                ("batch_select_indices", [1, 2]),
-                ("batch_repeat_interleave", 2),
-            ):
-                index = [0, 0, 1, 1, 2, 2] if rows == 2 else rows
-                _, cache = heard(mixer, x[:, :30], [30], None if documents is None else documents[:, :30])
-                getattr(cache, change)(rows if rows == 2 else torch.tensor(rows))
-                own = None if documents is None else documents[index, :40]
-                after = mixer(x[index, 30:40], cache=cache, documents=own)
-                expected = mixer(x[index, :40], documents=own)[:, 30:]
-                torch.testing.assert_close(after, expected, rtol=0, atol=1e-10)
-
-
-def test_after_inference_mode() -> None:
-    """A state of one mode may go on in another."""
-    mixer, x = layer(), tokens()
-    expected = mixer(x)
-    with torch.inference_mode():
-        _, cache = heard(mixer, x[:, :40], [39, 1])
-    with torch.no_grad():
-        torch.testing.assert_close(mixer(x[:, 40:41], cache=cache), expected[:, 40:41], rtol=0, atol=1e-10)
 
 
 # ---- the layer -------------------------------------------------------------------------------------------------------
@@ -183,49 +144,6 @@ def test_learned_merge() -> None:
     torch.testing.assert_close(merge(8, left, right), (left + right) / 2)
 
 
-def test_narrow_model() -> None:
-    """In bfloat16 and under autocast: the dtype of the input, blocks in float32, one by one as the whole."""
-    mixer, x = layer(), tokens().bfloat16()
-    exact = mixer(x.double())
-    mixer = mixer.bfloat16()
-    with torch.no_grad():
-        out, cache = heard(mixer, x, [20] + [1] * 25)
-        assert out.dtype == torch.bfloat16 and cache.state.block_keys.dtype == torch.float32
-        torch.testing.assert_close(out, mixer(x), rtol=2**-5, atol=2**-5)
-        torch.testing.assert_close(out.double(), exact, rtol=2**-4, atol=2**-4)
-        with torch.autocast("cpu", torch.bfloat16):
-            mixed = mixer.float()(x.float())
-        torch.testing.assert_close(mixed.double(), exact, rtol=2**-4, atol=2**-4)
-
-
-def test_dropout() -> None:
-    """Of the weights, in training alone, and of both branches."""
-    mixer, x = layer(dropout=0.5, filled=False), tokens()
-    assert not torch.equal(mixer(x), mixer(x))
-    far = layer(dropout=0.5, window=1, filled=False)
-    assert not torch.equal(far(x)[:, 1:], far(x)[:, 1:])
-    mixer.eval()
-    torch.testing.assert_close(mixer(x), layer(filled=False)(x), rtol=0, atol=1e-14)
-
-
-def test_in_a_model() -> None:
-    """By name in a config; left-padded generation gives what each prompt gives alone."""
-    torch.manual_seed(0)
-    config = lg.LongitudeConfig(
-        vocab_size=31, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=64,
-        encoding="rope", mixer={"name": "hierarchical", "window": 3, "merge": "learned"},
-    )  # fmt: skip
-    model = lg.LongitudeForCausalLM(config).eval()
-    assert model.model.layers[0].mixer.gate_bias.tolist() == [2.0] * 4
-    ids = torch.randint(1, 31, (2, 12))
-    mask = torch.ones_like(ids)
-    mask[0, :5] = 0
-    out = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
-    for row, first in ((0, 5), (1, 0)):
-        alone = model.generate(ids[row : row + 1, first:], max_new_tokens=8, do_sample=False, pad_token_id=0)
-        assert out[row, first:].tolist() == alone[0].tolist()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -246,7 +164,7 @@ def test_wrong_input(options: dict, message: str) -> None:
 
 @pytest.mark.parametrize(("other", "batch"), [({"window": 6}, 3), ({}, 2), ({"encoding": "bias"}, 3)])
 def test_another_state(other: dict, batch: int) -> None:
-    _, cache = heard(layer(), tokens(), [45])
+    _, cache = in_chunks(layer(), tokens(), [45])
     with pytest.raises(ValueError, match="cache: "):
         layer(**other)(tokens(batch), cache=cache)
 

@@ -1,4 +1,4 @@
-"""What a token takes from the few before it, against the sentence itself: look back over the valid tokens of one's document."""
+"""Token shift and short convolution against their definition: look back over the valid tokens of one's document."""
 
 import pytest
 import torch
@@ -7,42 +7,42 @@ from longitude.recurrent.ops.short_conv import causal_conv, previous
 
 
 def looked_back(x, weight, bias, reset=None, valid=None):
-    """Token after token, with a list of those heard."""
+    """Token after token, with a list of those before."""
     out = torch.zeros_like(x)
     for b in range(len(x)):
-        heard = []
+        taken = []
         for t in range(x.shape[1]):
             if valid is not None and not valid[b, t]:
                 continue
-            heard = [] if reset is not None and reset[b, t] else heard
-            heard.append(x[b, t])
-            out[b, t] = bias + sum(weight[:, -1 - j] * heard[-1 - j] for j in range(min(weight.shape[1], len(heard))))
+            taken = [] if reset is not None and reset[b, t] else taken
+            taken.append(x[b, t])
+            out[b, t] = bias + sum(weight[:, -1 - j] * taken[-1 - j] for j in range(min(weight.shape[1], len(taken))))
     return out
 
 
-def numbers(taps, length):
+def numbers(kernel, length):
     """Tokens [3, length, 5], weight, bias, resets and padding."""
-    x, weight, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((3, length, 5), (5, taps), (5,)))
+    x, weight, bias = (torch.randn(shape, dtype=torch.float64) for shape in ((3, length, 5), (5, kernel), (5,)))
     return x, weight, bias, torch.rand(3, length) < 0.3, torch.rand(3, length) < 0.6
 
 
-@pytest.mark.parametrize("cuts", ["whole", "pieces", "one at a time"])
+@pytest.mark.parametrize("cuts", ["whole", "chunks", "one at a time"])
 @pytest.mark.parametrize("flags", [(), ("reset",), ("valid",), ("reset", "valid")], ids=str)
-@pytest.mark.parametrize("taps", [1, 2, 4, 6])
-def test_convolution_of_the_tokens_heard(taps, flags, cuts):
-    """However the tokens come in: calls may be shorter than the taps, and padding may stand anywhere."""
+@pytest.mark.parametrize("kernel", [1, 2, 4, 6])
+def test_convolution_of_valid_tokens(kernel, flags, cuts):
+    """However the tokens come in: calls may be shorter than the kernel, and padding may stand anywhere."""
     length = 13
-    x, weight, bias, reset, valid = numbers(taps, length)
+    x, weight, bias, reset, valid = numbers(kernel, length)
     reset, valid = reset if "reset" in flags else None, valid if "valid" in flags else None
-    sizes = {"whole": [13], "pieces": [2, 7, 4], "one at a time": [1] * 13}[cuts]
+    sizes = {"whole": [13], "chunks": [2, 7, 4], "one at a time": [1] * 13}[cuts]
     parts, tail = [], None
     for some in torch.arange(length).split(sizes):
         here = (None if flag is None else flag[:, some] for flag in (reset, valid))
         part, tail = causal_conv(x[:, some], weight, bias, tail, *here)
         parts.append(part)
-    heard = torch.ones(3, length, dtype=torch.bool) if valid is None else valid
-    torch.testing.assert_close(torch.cat(parts, 1)[heard], looked_back(x, weight, bias, reset, valid)[heard])
-    assert tail is not None and tail.shape == (3, taps - 1, 5)
+    taken = torch.ones(3, length, dtype=torch.bool) if valid is None else valid
+    torch.testing.assert_close(torch.cat(parts, 1)[taken], looked_back(x, weight, bias, reset, valid)[taken])
+    assert tail is not None and tail.shape == (3, kernel - 1, 5)
 
 
 def test_it_is_the_convolution_of_torch():
@@ -79,7 +79,7 @@ def test_previous_is_the_token_before():
 
 
 def test_a_tail_holds_one_document():
-    """After a call that ended one token into a document, the next hears that token and none before it."""
+    """After a call that ended one token into a document, the next call uses that token and none before it."""
     x, weight, bias, *_ = numbers(4, 6)
     reset = torch.zeros(3, 6, dtype=torch.bool)
     reset[:, 4] = True

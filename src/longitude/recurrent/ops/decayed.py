@@ -135,7 +135,7 @@ def decays_by_head(q: Tensor, k: Tensor, log_w: Tensor, reset: Tensor | None) ->
 
 
 def decays_by_channel(q: Tensor, k: Tensor, log_w: Tensor, u: Tensor | None, reset: Tensor | None) -> Chunks:
-    """A decay for each channel: it is within the sum of a score. Two neighbouring blocks become one,
+    """A decay for each channel is within the sum of a score: two neighbouring blocks become one.
 
         pairs = [[pairs_1, 0], [queries_2 keys_1^T, pairs_2]]
 

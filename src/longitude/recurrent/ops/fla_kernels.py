@@ -1,4 +1,4 @@
-"""Kernels for CUDA of flash-linear-attention, where that package is installed: the same numbers, faster.
+"""CUDA kernels of flash-linear-attention, where that package is installed: the same numbers, faster.
 
 It is optional (pip install flash-linear-attention; Yang and Zhang 2024). Its layout is [batch, length, heads, dim], its states
 [batch, heads, K, V] in float32. One of its kernels serves every decay by head, with constant decays as a case of
@@ -19,7 +19,7 @@ MAX_KEY_DIM = 256
 
 @lru_cache(maxsize=1)
 def installed() -> bool:
-    """Whether the package is there, and Triton, which it is written in."""
+    """Whether the package and Triton, which it needs, are installed."""
     return find_spec("fla") is not None and find_spec("triton") is not None
 
 

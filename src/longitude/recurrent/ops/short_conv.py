@@ -1,4 +1,4 @@
-"""What a token takes from the few before it, as it is: the token shift and the short causal convolution."""
+"""The token shift and the short causal convolution: a token and the few before it in its document."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def previous(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B L C"], Float[Tensor, "B 1 C"]]:
-    """The token before each, zeros before the first one of a document; and the tail for the call after this one.
+    """The token before each, zeros before the first of a document; and the tail for the next call.
 
-    tail: what an earlier call returned; None at the beginning. reset: tokens that begin a document. valid: False for padding,
-    which is passed over wherever it stands; what it gets itself means nothing.
+    tail: what an earlier call returned; None at the beginning. reset: True for tokens that begin a document. valid: False for
+    padding, which is skipped; its own output means nothing.
     """
-    line = _Line(x, 2, tail, reset, valid)
-    return line.restore(line.tap(1)), line.tail()
+    row = _Row(x, 2, tail, reset, valid)
+    return row.restore(row.shifted(1)), row.tail()
 
 
 def causal_conv(
@@ -33,29 +33,29 @@ def causal_conv(
     reset: Bool[Tensor, "B L"] | None = None,
     valid: Bool[Tensor, "B L"] | None = None,
 ) -> tuple[Float[Tensor, "B L C"], Float[Tensor, "B K-1 C"]]:
-    """out_t = bias + sum_j weight[:, K-1-j] x_{t-j}, j = 0 .. K-1, each channel alone; and the tail for the call after this one.
+    """out_t = bias + sum_j weight[:, K-1-j] x_{t-j}, j = 0 .. K-1, each channel alone; and the tail for the next call.
 
     weight: as nn.Conv1d's, the last column for the token itself. tail, reset, valid: as `previous` has them.
     """
     if weight.dim() != 2 or weight.shape[0] != x.shape[-1] or weight.shape[1] < 1:
         raise ValueError(f"weight: expected [{x.shape[-1]}, K] with K of 1 or more, got {list(weight.shape)}")
-    line = _Line(x, weight.shape[1], tail, reset, valid)
-    if line.segment is None:
-        columns = line.tokens.transpose(1, 2)
+    row = _Row(x, weight.shape[1], tail, reset, valid)
+    if row.segment is None:
+        columns = row.tokens.transpose(1, 2)
         out = F.conv1d(columns, weight[:, None].to(x.dtype), _as(bias, x), groups=x.shape[-1]).transpose(1, 2)
     else:
-        taps = torch.stack([line.tap(j) for j in reversed(range(weight.shape[1]))], -1)
-        out = (taps * weight.to(x.dtype)).sum(-1)
+        shifted = torch.stack([row.shifted(j) for j in reversed(range(weight.shape[1]))], -1)
+        out = (shifted * weight.to(x.dtype)).sum(-1)
         out = out if bias is None else out + bias.to(x.dtype)
-    return line.restore(out), line.tail()
+    return row.restore(out), row.tail()
 
 
-class _Line:
-    """Tokens in the order in which they are heard: the tail, this call's tokens, and behind them its padding."""
+class _Row:
+    """The tail, this call's tokens, and behind them its padding."""
 
-    def __init__(self, x: Tensor, taps: int, tail: Tensor | None, reset: Tensor | None, valid: Tensor | None):
+    def __init__(self, x: Tensor, kernel: int, tail: Tensor | None, reset: Tensor | None, valid: Tensor | None):
         batch, self.length, channels = x.shape
-        self.before = taps - 1
+        self.before = kernel - 1
         require_state("the tail of earlier tokens", tail, {"tail": (batch, self.before, channels)})
         self.order: Int[Tensor, "B L"] | None = None
         self.count: Int[Tensor, "B 1"] | None = None
@@ -69,7 +69,7 @@ class _Line:
         # The number of each token's document; what is in a tail belongs to the document of the last token before.
         self.segment = None if reset is None else F.pad(reset.cumsum(1), (self.before, 0))
 
-    def tap(self, j: int) -> Tensor:
+    def shifted(self, j: int) -> Tensor:
         """For each token the one j before it, zeros where that is of another document."""
         start = self.before - j
         tokens = self.tokens[:, start : start + self.length]

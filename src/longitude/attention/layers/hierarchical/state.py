@@ -36,8 +36,9 @@ class State(NamedTuple):
 
 
 class Stream(NamedTuple):
-    """Tokens first, first + 1, ... of rows that agree in `first`, and the blocks of those before: [B, Hkv, levels, D] of keys
-    and values, [B, levels, 2] of ends; None where there are none.
+    """Tokens first, first + 1, ... of rows that agree in `first`, and the blocks of those before.
+
+    blocks: keys and values [B, Hkv, levels, D], ends [B, levels, 2]; None where there are none.
     """
 
     first: int
