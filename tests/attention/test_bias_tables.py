@@ -1,4 +1,4 @@
-"""The remembered tables of fixed biases: the formula itself, wherever they are asked from, and whoever asked before."""
+"""The cached tables of biases: the formula itself, whatever offsets were computed before."""
 
 import copy
 import pickle
@@ -8,9 +8,10 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention import bias_tables as offsets
+from longitude.attention import bias_tables
 from longitude.attention.bias_tables import bias_of
 from longitude.positions.base import OffsetBias
+from tests.support import close, gradients
 
 FIXED = {
     "alibi": partial(lg.ALiBi, 4),
@@ -19,7 +20,7 @@ FIXED = {
     "sandwich": partial(lg.Sandwich, 4, dim=16),
 }
 RANGES = [(0, 0), (1, 0), (6, -6), (100, 0), (127, 1), (128, 0), (-3, -9), (5000, 4990), (0, -700), (2**40, 2**40 - 5)]
-LIKE = torch.empty(0, dtype=torch.float64)
+LIKE = torch.empty(0)
 
 
 def term_of(encoding) -> OffsetBias:
@@ -27,18 +28,25 @@ def term_of(encoding) -> OffsetBias:
     return term
 
 
+def bias(encoding, first: int, last: int, dtype=torch.float64) -> torch.Tensor:
+    return bias_of(term_of(encoding), first, last, LIKE, dtype)
+
+
+def formula(encoding, first: int, last: int) -> torch.Tensor:
+    return encoding.bias_at(torch.arange(first, last - 1, -1)).detach()
+
+
 @pytest.fixture(autouse=True)
 def forgotten():
-    offsets._table.cache_clear()
+    bias_tables._table.cache_clear()
 
 
 @pytest.mark.parametrize("kind", FIXED)
 def test_a_table_is_the_formula_at_its_offsets(kind):
     encoding = FIXED[kind]()
     for first, last in [*RANGES, *RANGES[::-1]]:
-        expected = encoding.bias_at(torch.arange(first, last - 1, -1))
-        assert torch.equal(bias_of(term_of(encoding), first, last, LIKE, torch.float64), expected)
-    assert bias_of(term_of(encoding), 9, -9, LIKE, torch.float32).dtype == torch.float32
+        assert torch.equal(bias(encoding, first, last), formula(encoding, first, last))
+    assert bias(encoding, 9, -9, torch.float32).dtype == torch.float32
 
 
 @pytest.mark.parametrize("name", ["t5", "clipped"])
@@ -48,11 +56,9 @@ def test_beyond_its_reach_a_bias_is_one_number_per_head(name, reach):
     torch.nn.init.normal_(encoding.table)
     term = OffsetBias(term_of(encoding).at, reach)
     for first, last in [*RANGES, (20, 20), (21, 20), (21, 21), (30, 19), (30, 21)]:
-        got, at = bias_of(term, first, last, LIKE, torch.float64), torch.arange(first, last - 1, -1)
-        assert torch.equal(got, encoding.bias_at(at))
-    (ours,) = torch.autograd.grad(bias_of(term, 40, -3, LIKE, torch.float64).sin().sum(), encoding.table)
-    (theirs,) = torch.autograd.grad(encoding.bias_at(torch.arange(-3, 41)).sin().sum(), encoding.table)
-    torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
+        assert torch.equal(bias_of(term, first, last, encoding.table, torch.float64), formula(encoding, first, last))
+    ours, theirs = bias_of(term, 40, -3, encoding.table, torch.float64), encoding.bias_at(torch.arange(40, -4, -1))
+    close(*(gradients(x, [encoding.table]) for x in (ours, theirs)))
 
 
 def test_each_growing_length_does_not_make_a_table():
@@ -61,7 +67,7 @@ def test_each_growing_length_does_not_make_a_table():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(term.at), "__call__", lambda at, offset: made.append(len(offset)) or call(at, offset))
         for length in range(1, 1025):
-            bias_of(term_of(lg.Sandwich(2)), length - 1, 0, LIKE, torch.float64)
+            bias(lg.Sandwich(2), length - 1, 0)
     assert made == [2 * 2**n for n in range(11)]
 
 
@@ -69,13 +75,13 @@ def test_changed_and_copied_encodings_have_their_own():
     """A table belongs to numbers, not to the module that holds them now."""
     encoding = lg.ALiBi(2)
     twin, same = copy.deepcopy(encoding), pickle.loads(pickle.dumps(encoding))  # noqa: S301
-    before = bias_of(term_of(encoding), 5, 0, LIKE, torch.float64).clone()
+    before = bias(encoding, 5, 0).clone()
     encoding.slopes[0] = 7.0
-    assert bias_of(term_of(encoding), 5, 0, LIKE, torch.float64)[0, 0] == -35
+    assert bias(encoding, 5, 0)[0, 0] == -35
     for other in (twin, same):
-        assert torch.equal(bias_of(term_of(other), 5, 0, LIKE, torch.float64), before)
+        assert torch.equal(bias(other, 5, 0), before)
     assert not encoding.state_dict() and "table" not in repr(vars(encoding))
-    assert bias_of(term_of(lg.Sandwich(2, dim=8)), 5, 0, LIKE, torch.float64)[0, 0] != before[0, 0]
+    assert bias(lg.Sandwich(2, dim=8), 5, 0)[0, 0] != before[0, 0]
 
 
 def test_a_table_made_in_inference_mode_serves_training():
@@ -100,7 +106,7 @@ def test_fake_tensors_leave_no_table_behind():
 
 def test_another_default_device_is_not_where_tables_are():
     with torch.device("meta"):
-        assert bias_of(term_of(lg.ALiBi(2)), 3, 0, LIKE, torch.float64).device.type == "cpu"
+        assert bias(lg.ALiBi(2), 3, 0).device.type == "cpu"
 
 
 LEARNED = {
@@ -112,26 +118,23 @@ LEARNED = {
 
 
 @pytest.mark.parametrize("name", LEARNED)
-def test_a_learned_table_is_remembered_while_its_numbers_stay(name, monkeypatch):
+def test_a_learned_table_is_cached_while_its_numbers_stay(name, monkeypatch):
     """However they change, behind autograd's back too; and never where a gradient is wanted."""
     encoding = LEARNED[name]().double()
     parameter = next(encoding.parameters())
     torch.nn.init.uniform_(parameter, 0.1, 1)
 
-    def expected(first, last):
-        return encoding.bias_at(torch.arange(first, last - 1, -1)).detach()
-
     with torch.no_grad():
         for first, last in [*RANGES, *RANGES[::-1]]:
-            assert torch.equal(bias_of(term_of(encoding), first, last, LIKE, torch.float64), expected(first, last))
-        kept = bias_of(term_of(encoding), 100, 0, LIKE, torch.float64)
-        again = bias_of(term_of(encoding), 99, 1, LIKE, torch.float64)
+            assert torch.equal(bias(encoding, first, last), formula(encoding, first, last))
+        kept = bias(encoding, 100, 0)
+        again = bias(encoding, 99, 1)
         assert kept.untyped_storage().data_ptr() == again.untyped_storage().data_ptr()
         for change in (lambda: parameter.mul_(1.25), lambda: parameter.data.mul_(1.25)):
             change()
-            assert torch.equal(bias_of(term_of(encoding), 100, 0, LIKE, torch.float64), expected(100, 0))
+            assert torch.equal(bias(encoding, 100, 0), formula(encoding, 100, 0))
         twin = copy.deepcopy(encoding)
         next(twin.parameters()).mul_(0.5)
-        ours, theirs = (bias_of(term_of(e), 100, 0, LIKE, torch.float64) for e in (encoding, twin))
-        assert not torch.equal(ours, theirs) and torch.equal(ours, expected(100, 0))
-    assert bias_of(term_of(encoding), 100, 0, LIKE, torch.float64).requires_grad
+        ours, theirs = (bias(e, 100, 0) for e in (encoding, twin))
+        assert not torch.equal(ours, theirs) and torch.equal(ours, formula(encoding, 100, 0))
+    assert bias(encoding, 100, 0).requires_grad

@@ -6,12 +6,13 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS, flex, refuses
+from longitude.attention.backends import BACKENDS, refuses
 from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.masks import Band, Mask
 from longitude.attention.operation import requests
 from longitude.attention.patterns import Dilated, Global, Prefix
 from longitude.positions.composed import compose
+from tests.support import close
 
 KEYS, HEADS, DIM = 11, 4, 8
 LENGTHS = torch.tensor([4, 0])
@@ -148,7 +149,7 @@ def encodings(width: int) -> dict[str, lg.Encoding | None]:
 @pytest.mark.one_in(7)
 @pytest.mark.parametrize("name", encodings(4))
 def test_every_backend_gives_the_answer_of_the_reference(name):
-    """Values, logsumexp and gradients; whoever refuses says so."""
+    """Values, logsumexp and gradients; a refusal is in words."""
     draw, taken, encoding = random.Random(0), {}, compose(encodings(4)[name])
     for seed in range(24):
         torch.manual_seed(seed)
@@ -164,18 +165,18 @@ def test_every_backend_gives_the_answer_of_the_reference(name):
         r = r.with_lse() if seed % 2 else r
         wanted = [q, k, v, *encoding.parameters()]
 
-        def answer(backend, r=r, wanted=wanted):
+        def both_ways(backend, r=r, wanted=wanted):
             out, lse = backend.partial(r) if r.lse else (backend.run(r), torch.zeros(1, dtype=torch.float64))
             lse = lse.masked_fill(lse == -torch.inf, -9.0)
             total = out.sin().sum() + lse.sin().sum()
             gradients = torch.autograd.grad(total, wanted, allow_unused=True, materialize_grads=True, retain_graph=True)
             return out, lse, *gradients
 
-        expected = answer(BACKENDS["reference"])
+        expected = both_ways(BACKENDS["reference"])
         for backend in BACKENDS.values():
             if refuses(backend, r) is None:
                 taken[backend.name] = taken.get(backend.name, 0) + 1
-                for ours, theirs in zip(answer(backend), expected, strict=True):
+                for ours, theirs in zip(both_ways(backend), expected, strict=True):
                     torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-9, msg=f"{backend.name} {seed} {mask}")
     assert taken["chunked"] == taken["reference"] == 24
     assert (taken.get("split", 0) >= 16) == (name != "rows"), taken
@@ -193,9 +194,8 @@ def test_streams_count_offsets_from_anywhere(name):
         (token[13:] * 2, token * 2),
         (None, torch.stack([token, token // 2])),
     ):
-        said = {"encoding": encoding, "mask": Dilated(4, 3), "q_positions": q_positions, "k_positions": k_positions}
-        expected = lg.attend(q, k, v, **said, backend="reference")
-        torch.testing.assert_close(lg.attend(q, k, v, **said, backend="split"), expected, atol=1e-12, rtol=0)
+        options = {"encoding": encoding, "mask": Dilated(4, 3), "q_positions": q_positions, "k_positions": k_positions}
+        close(*(lg.attend(q, k, v, **options, backend=backend) for backend in ("split", "reference")))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -210,47 +210,31 @@ def test_narrow_numbers(dtype):
             torch.testing.assert_close(out.double(), expected, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=0)
 
 
-def test_dropout_drops_weights_and_keeps_their_mean():
-    q, k = torch.randn(2, 1, 1, 60, DIM, generator=torch.Generator().manual_seed(0))
-    v = torch.ones(1, 1, 60, 8)
-    for mask in (Prefix(9), Dilated(5, 4), Band(6, 6) | Global([0, 30])):
-        torch.manual_seed(0)
-        outs = torch.stack([lg.attend(q, k, v, mask=mask, dropout=0.5, backend="split") for _ in range(150)])
-        assert outs.std(0).amin() > 0.1
-        torch.testing.assert_close(outs.mean((0, 2, 3, 4)), torch.ones(1), atol=0.03, rtol=0)
-
-
 # ---- layers and caches --------------------------------------------------------------------------------------------------
 def layer(encoding=None) -> lg.MultiHeadAttention:
     torch.manual_seed(0)
     return lg.MultiHeadAttention(16, HEADS, 2, encoding).double()
 
 
-def close(x, y):
-    torch.testing.assert_close(x, y, atol=1e-11, rtol=0)
+PREFIXES = (Prefix(6), Prefix(torch.tensor([6, 2])))
+CAUSAL = (Dilated(3, 2), (lg.Window(3) | Global([0, 4])) & lg.Causal())
 
 
-@pytest.mark.parametrize("name", ["none", "rotated", "offsets", "pairs"])
+@pytest.mark.parametrize(
+    ("encoding", "masks"),
+    [
+        *((e, PREFIXES) for e in (None, lg.Rotary(4, "half"), lg.ALiBi(HEADS), lg.Fire(HEADS))),
+        (lg.FoX(16, HEADS), CAUSAL),
+    ],
+)
 @torch.no_grad()
-def test_a_prefix_goes_on_in_a_cache(name):
-    attention, x = (
-        layer(None if name == "none" else {"rotated": lg.Rotary(4, "half")}.get(name, encodings(4)[name])),
-        (torch.randn(2, 15, 16, dtype=torch.float64)),
-    )
-    for mask in (Prefix(6), Prefix(torch.tensor([6, 2]))):
+def test_patterns_in_a_cache(encoding, masks):
+    attention, x = layer(encoding), torch.randn(2, 15, 16, dtype=torch.float64)
+    for mask in masks:
         whole, cache = attention(x, mask=mask), LongitudeCacheLayer()
-        pieces = [attention(piece, mask=mask, cache=cache) for piece in x.split((6, 1, 1, 4, 3), 1)]
-        close(torch.cat(pieces, 1), whole)
+        chunks = [attention(chunk, mask=mask, cache=cache) for chunk in x.split((6, 1, 1, 4, 3), 1)]
+        close(torch.cat(chunks, 1), whole, atol=1e-11)
         assert not torch.allclose(whole, attention(x))
-
-
-@torch.no_grad()
-def test_causal_patterns_go_on_in_a_cache():
-    attention, x = layer(lg.FoX(16, HEADS).double()), torch.randn(2, 15, 16, dtype=torch.float64)
-    for mask in (Dilated(3, 2), (lg.Window(3) | Global([0, 4])) & lg.Causal()):
-        cache = LongitudeCacheLayer()
-        pieces = [attention(piece, mask=mask, cache=cache) for piece in x.split((5, 1, 1, 5, 3), 1)]
-        close(torch.cat(pieces, 1), attention(x, mask=mask))
 
 
 @pytest.mark.parametrize(
@@ -272,34 +256,7 @@ def test_a_cache_that_would_have_had_to_see_the_future_is_refused(mask, message)
     attention(x[:, 5:], mask=Band(3, 0), cache=cache)
 
 
-# ---- FlexAttention's numbers, and graphs --------------------------------------------------------------------------------
-FLEX = {
-    "band": Band(9, 40) & Band(30, 30),
-    "band and causal": Band(9, 40) & lg.Causal(),
-    "prefix": Prefix(30),
-    "prefix of each row": Prefix(torch.tensor([7, 100])) & lg.Padding(torch.arange(140) > 3),
-}
-
-
-@pytest.mark.parametrize("case", FLEX)
-def test_flex_knows_bands_and_prefixes(case, monkeypatch):
-    monkeypatch.setattr(flex.shutil, "which", lambda name: name)  # what it says of masks, wherever there is no compiler
-    mask = FLEX[case]
-    q = torch.randn(2, HEADS, 140, 16)
-    (part,) = requests(q, q, q, None, None, mask, None, None, None, 0.0, False)
-    r = part.request
-    assert "FlexAttention" in (flex.flex_limits(r) or "FlexAttention")  # no word about the mask
-    tokens = torch.arange(flex.padded(140)).clamp(max=139)
-    first, last, place, *_ = flex.visibility(r, tokens, tokens)
-    seen = (place[:, None] >= first[..., None]) & (place[:, None] <= last[..., None])
-    expected = table(mask, torch.arange(140), torch.arange(140))
-    assert torch.equal(seen[:, :140, :140], expected)
-    if torch.backends.cpu.get_cpu_capability().startswith("AVX"):
-        others = lg.Causal(torch.arange(140).flip(0)) & mask
-        (part,) = requests(q, q, q, None, None, others, None, None, None, 0.0, False)
-        assert "different orders" in str(flex.flex_limits(part.request))
-
-
+# ---- graphs ---------------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 @pytest.mark.parametrize("mask", [Band(5, 5), Prefix(9)], ids=["band", "prefix"])
 def test_compiled(mask):

@@ -28,7 +28,7 @@ def attend(draw, pick):
     case = Case(label.split()[0], o, encoding=e, ways=ATTEND_WAYS)
     case.scale = pick([DIM**-0.5, 1.0, 0.0, -0.3])
     case.sees = sees
-    q_at, k_at, said = positions(draw, pick, batch, rows, keys, label, getattr(e, "axes", 1))
+    q_at, k_at, given = positions(draw, pick, batch, rows, keys, label, getattr(e, "axes", 1))
     case.places = lambda b: (q_at[b], k_at[b])
     shapes = {"q": (batch, HEADS, rows, DIM), "k": (batch, kv_heads, keys, DIM), "v": (batch, kv_heads, keys, DIM)}
     case.inputs = {n: draw.normal(size=s) for n, s in shapes.items()}
@@ -40,10 +40,10 @@ def attend(draw, pick):
         return loops.attention(case, inputs["q"], inputs["k"], inputs["v"], inputs["x"], p)
 
     def library(tensors, way):
-        return module(*(tensors[n] for n in "qkvx"), mask=mask, scale=case.scale, backend=way, **said)
+        return module(*(tensors[n] for n in "qkvx"), mask=mask, scale=case.scale, backend=way, **given)
 
     case.loop, case.library = loop, library
-    case.text = f"{label} B{batch} L{rows} K{keys} Hkv{kv_heads} scale {case.scale:.2f} {said} {mask}"
+    case.text = f"{label} B{batch} L{rows} K{keys} Hkv{kv_heads} scale {case.scale:.2f} {given} {mask}"
     return case
 
 
@@ -115,7 +115,7 @@ def cuts_of(draw, length):
 
 
 def layer(case, draw, pick, module, of_document, width, axes=1):
-    """A layer whole, in pieces with its cache; packed and padded, or plain: each document as the loop has it alone."""
+    """A layer whole, in chunks with its cache; packed and padded, or plain: each document as the loop has it alone."""
     batch, length = int(draw.integers(1, 3)), int(draw.integers(1, 13))
     packed = draw.random() < 0.6
     ids, parts = documents_of(draw, pick, batch, length)
@@ -129,7 +129,7 @@ def layer(case, draw, pick, module, of_document, width, axes=1):
     for b, part in parts:
         case.keep[b, part] = 1
     cuts = cuts_of(draw, length)
-    case.ways = ("whole", "pieces")
+    case.ways = ("whole", "chunks")
     put(module, case)
 
     def loop(inputs):
@@ -140,16 +140,16 @@ def layer(case, draw, pick, module, of_document, width, axes=1):
 
     def library(tensors, way):
         outs = []
-        cache = module.cache_layer() if way == "pieces" else None
-        steps = cuts if way == "pieces" else [0, length]
+        cache = module.cache_layer() if way == "chunks" else None
+        steps = cuts if way == "chunks" else [0, length]
         for a, z in pairwise(steps):
             places = torch.tensor(at[:, a:z])
-            said = (
+            given = (
                 {"positions": places if axes == 1 else places[..., None], "documents": torch.tensor(ids[:, :z])}
                 if packed
                 else {}
             )
-            outs.append(module(tensors["x"][:, a:z], cache=cache, **said))
+            outs.append(module(tensors["x"][:, a:z], cache=cache, **given))
         return torch.cat(outs, 1)
 
     case.loop, case.library = loop, library
@@ -256,7 +256,7 @@ def hierarchical(draw, pick):
 
 
 def performer(draw, pick):
-    """lg.recurrent.performer, in its three modes and in pieces."""
+    """lg.recurrent.performer, in its three modes and in chunks."""
     batch, length, features, epsilon = int(draw.integers(1, 3)), int(draw.integers(1, 12)), 5, pick([1e-4, 0.1])
     case = Case("performer", ways=("chunked", "recurrent", "parallel"))
     case.inputs = {n: draw.normal(size=(batch, 2, length, 4)) for n in "qkv"}
@@ -296,7 +296,7 @@ def performer(draw, pick):
 
 
 def model(draw, pick):
-    """A whole model: documents packed or padded, in pieces with its cache, as each is alone."""
+    """A whole model: documents packed or padded, in chunks with its cache, as each is alone."""
     mixers = [
         pick("attention attention hierarchical window retention mamba mamba2 rwkv4 rwkv6 s4d".split()) for _ in range(2)
     ]
@@ -315,9 +315,9 @@ def model(draw, pick):
     ids, parts = documents_of(draw, pick, batch, length)
     tokens = torch.tensor(draw.integers(0, 11, size=(batch, length)))
     cuts = cuts_of(draw, length)
-    case = Case("model", ways=("whole", "pieces"))
+    case = Case("model", ways=("whole", "chunks"))
     case.keep = (ids >= 0)[..., None].astype(float)
-    one = all(len({i for i in row if i >= 0}) <= 1 for row in ids)  # then it may be said by attention_mask, too
+    one = all(len({i for i in row if i >= 0}) <= 1 for row in ids)  # then it may be passed as attention_mask, too
     case.inputs = {}
 
     @torch.no_grad()
@@ -330,11 +330,11 @@ def model(draw, pick):
     @torch.no_grad()
     def library(t, way):
         cache, outs = None, []
-        steps = cuts if way == "pieces" else [0, length]
+        steps = cuts if way == "chunks" else [0, length]
         for a, z in pairwise(steps):
-            said = {"attention_mask": torch.tensor((ids[:, :z] >= 0).astype(int))}
-            said |= {} if one else {"document_ids": torch.tensor(np.maximum(ids[:, :z], 0))}
-            got = net(tokens[:, a:z], past_key_values=cache, use_cache=way == "pieces", **said)
+            given = {"attention_mask": torch.tensor((ids[:, :z] >= 0).astype(int))}
+            given |= {} if one else {"document_ids": torch.tensor(np.maximum(ids[:, :z], 0))}
+            got = net(tokens[:, a:z], past_key_values=cache, use_cache=way == "chunks", **given)
             cache = got.past_key_values
             outs.append(got.logits)
         return torch.cat(outs, 1)

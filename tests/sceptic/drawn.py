@@ -82,9 +82,8 @@ def rope(draw, pick):
         o |= {"scheme": loops.llama3, "numbers": (s, 64, 1, 4)}
     elif name in ("dynamic", "declared", "sequence"):
         follow, step = {"dynamic": "row"}.get(name, name), int(pick([1, 3])) if name == "dynamic" else None
-        more["scaling"] = lg.scaling.DynamicNTK(
-            s, trained, max_length=24 if name == "declared" else None, follow=follow, step=step
-        )
+        end = 24 if name == "declared" else None
+        more["scaling"] = lg.scaling.DynamicNTK(s, trained, max_length=end, follow=follow, step=step)
         o |= {
             "scheme": loops.dynamic_ntk,
             "numbers": (s, trained),
@@ -124,22 +123,14 @@ def encoding(draw, pick, causal_only=None):
                 e = lg.MultimodalRotary(DIM, layout, sections=(2, 1, 1))
                 o |= {"axis": [0, 0, 1, 2], "theta": loops.plain(DIM, 10000.0)}
         case "xpos":
-            o |= {
-                "dot": loops.dot_xpos,
-                "layout": pick(["half", "interleaved"]),
-                "base": 100.0,
-                "scale_base": pick([4, 512]),
-            }
+            scale_base, layout = pick([4, 512]), pick(["half", "interleaved"])
+            o |= {"dot": loops.dot_xpos, "layout": layout, "base": 100.0, "scale_base": scale_base}
             e = lg.XPos(DIM, o["layout"], base=100.0, scale_base=o["scale_base"])
         case "alibi":
             e, o["add"] = lg.ALiBi(heads), loops.add_alibi
         case "t5":
-            o |= {
-                "num_buckets": 8,
-                "max_distance": pick([8, 20]),
-                "bidirectional": pick([True, False]),
-                "add": loops.add_t5,
-            }
+            far, both = pick([8, 20]), pick([True, False])
+            o |= {"num_buckets": 8, "max_distance": far, "bidirectional": both, "add": loops.add_t5}
             e = lg.T5Bias(heads, 8, o["max_distance"], bidirectional=o["bidirectional"])
         case "clipped":
             o |= {"max_distance": pick([1, 3, 40]), "add": loops.add_clipped}
@@ -214,48 +205,37 @@ def masks(draw, pick, batch, rows, keys, causal):
 
 # ---- positions ----
 def positions(draw, pick, batch, rows, keys, label, axes):
-    """-> positions of queries and of keys, per row of the batch, and what attend is told."""
+    """-> positions of queries and of keys, per row of the batch, and what attend gets."""
     ordered = label == "xpos" or "sequence" in label
     kind = pick(["nothing", "int", "stream", "rows", "free"])
     if kind in ("nothing", "int") or rows > keys and ordered:
         first = int(draw.integers(max(0, rows - keys), 30)) if kind == "int" else max(0, rows - keys)
         to, at = range(first, first + keys), range(first + keys - rows, first + keys)
-        said = {} if kind == "nothing" else {"k_positions": first}
-        if kind != "nothing" and kind != "int":
-            said = {}
+        given = {"k_positions": first} if kind == "int" else {}
     else:
         many = batch if kind != "stream" else 1
 
         def some(n):
             if ordered:
                 return np.cumsum(draw.integers(0, 3, size=(many, n)), 1)
-            return pick(
-                [
-                    draw.integers(0, 40, size=(many, n)),
-                    np.tile(draw.permutation(n), (many, 1)),
-                    np.arange(n)[None].repeat(many, 0) % 4,
-                ]
-            )
+            repeated, permuted = np.arange(n)[None].repeat(many, 0) % 4, np.tile(draw.permutation(n), (many, 1))
+            return pick([draw.integers(0, 40, size=(many, n)), permuted, repeated])
 
         k = some(keys)
         q = some(rows) if rows > keys or (kind == "free" and not ordered) else k[:, keys - rows :]
-        said = {"q_positions": torch.tensor(q), "k_positions": torch.tensor(k)}
+        given = {"q_positions": torch.tensor(q), "k_positions": torch.tensor(k)}
         if kind == "stream":
-            said = {n: p[0] for n, p in said.items()}
+            given = {n: p[0] for n, p in given.items()}
             if axes > 1:
-                said = {n: p[None, :, None] for n, p in said.items()}
+                given = {n: p[None, :, None] for n, p in given.items()}
         elif axes > 1:
-            said = {n: p[..., None] for n, p in said.items()}
+            given = {n: p[..., None] for n, p in given.items()}
         if axes > 1 and draw.random() < 0.5:  # coordinates of their own
-            full = {
-                n: torch.tensor(draw.integers(0, 9, size=(batch, m, axes)))
-                for n, m in (("q_positions", rows), ("k_positions", keys))
-            }
-            return *(
-                [[tuple(c) for c in row] for row in full[n].tolist()] for n in ("q_positions", "k_positions")
-            ), full
-        at, to = q, k
-        return *(
-            [[int(p) if axes == 1 else (int(p),) * axes for p in y[b % len(y)]] for b in range(batch)] for y in (at, to)
-        ), said
-    return *([[p if axes == 1 else (p,) * axes for p in y]] * batch for y in (at, to)), said
+            sizes = (("q_positions", rows), ("k_positions", keys))
+            given = {name: torch.tensor(draw.integers(0, 9, size=(batch, n, axes))) for name, n in sizes}
+            return *([[tuple(c) for c in row] for row in p.tolist()] for p in given.values()), given
+        at, to = (
+            [[int(p) if axes == 1 else (int(p),) * axes for p in y[b % len(y)]] for b in range(batch)] for y in (q, k)
+        )
+        return at, to, given
+    return *([[p if axes == 1 else (p,) * axes for p in y]] * batch for y in (at, to)), given

@@ -27,10 +27,10 @@ def dynamic_ntk(dim, base, length, s, trained):
 
 
 def yarn(dim, base, length, s, trained, fast, slow):
-    """The published code: a ramp over the index of the pair, between the pairs that turn `fast` and `slow` times."""
+    """The published code: a ramp over the index of the pair, between the pairs that rotated_pair `fast` and `slow` times."""
 
-    def pair_of(turns):
-        return dim * math.log(trained / (2 * math.pi * turns)) / (2 * math.log(base))
+    def pair_of(rotations):
+        return dim * math.log(trained / (2 * math.pi * rotations)) / (2 * math.log(base))
 
     low, high = max(math.floor(pair_of(fast)), 0), min(math.ceil(pair_of(slow)), dim - 1)
     high = high + 0.001 if low == high else high
@@ -55,7 +55,7 @@ def pairs_of(layout, dim):
 
 
 def rotated(x, angles, factor, layout, dim):
-    """x [D]: its first `dim` numbers turn by angles [dim/2]."""
+    """x [D]: its first `dim` numbers rotated_pair by angles [dim/2]."""
     y = x.copy()
     for (a, b), angle in zip(pairs_of(layout, dim), angles, strict=True):
         y[a] = factor * (x[a] * math.cos(angle) - x[b] * math.sin(angle))
@@ -80,25 +80,27 @@ def dot_rope(o, q, k, i, j, newest):
     )
     if "proportion" in o:
         theta[int(o["proportion"] * dim) // 2 :] = 0
-    turn = [rotated(x, p * theta, factor, o["layout"], dim) for x, p in ((q, i), (k, j))]
-    return turn[0] @ turn[1]
+    rotated_pair = [rotated(x, p * theta, factor, o["layout"], dim) for x, p in ((q, i), (k, j))]
+    return rotated_pair[0] @ rotated_pair[1]
 
 
 def dot_axes(o, q, k, i, j, newest):
     """i, j: coordinates; theta and the axis of each pair are options."""
-    turn = [
+    rotated_pair = [
         rotated(x, np.array([p[a] for a in o["axis"]]) * o["theta"], 1.0, o["layout"], len(x))
         for x, p in ((q, i), (k, j))
     ]
-    return turn[0] @ turn[1]
+    return rotated_pair[0] @ rotated_pair[1]
 
 
 def dot_xpos(o, q, k, i, j, newest):
     dim, total = len(q), 0.0
-    turn = [rotated(x, p * plain(dim, o["base"]), 1.0, o["layout"], dim) for x, p in ((q, i), (k, j))]
+    rotated_pair = [rotated(x, p * plain(dim, o["base"]), 1.0, o["layout"], dim) for x, p in ((q, i), (k, j))]
     for n, (a, b) in enumerate(pairs_of(o["layout"], dim)):
         zeta = (2 * n / dim + 0.4) / 1.4
-        total += zeta ** ((i - j) / o["scale_base"]) * (turn[0][a] * turn[1][a] + turn[0][b] * turn[1][b])
+        total += zeta ** ((i - j) / o["scale_base"]) * (
+            rotated_pair[0][a] * rotated_pair[1][a] + rotated_pair[0][b] * rotated_pair[1][b]
+        )
     return total
 
 
@@ -198,7 +200,9 @@ def attention(case, q, k, v, x, p):
     out = np.zeros((*q.shape[:3], v.shape[3]))
     for b in range(batch):
         gates = log_gates(p, x[b], "members.1." if kind == "path_fox" else "") if kind in ("fox", "path_fox") else None
-        turns = reflections(p, x[b], k.shape[1], "members.0." if kind == "path_fox" else "") if "path" in kind else None
+        reflected = (
+            reflections(p, x[b], k.shape[1], "members.0." if kind == "path_fox" else "") if "path" in kind else None
+        )
         at, to = case.places(b)
         newest = max(to) if not isinstance(to[0], tuple) else 0
         for h in range(heads):
@@ -209,8 +213,8 @@ def attention(case, q, k, v, x, p):
                     continue
                 scores = []
                 for j in seen:
-                    if turns is not None:
-                        dot = dot_path(row, k[b, g, j], turns[0][:, g], turns[1][:, g], i, j)
+                    if reflected is not None:
+                        dot = dot_path(row, k[b, g, j], reflected[0][:, g], reflected[1][:, g], i, j)
                     elif kind == "transformer_xl":
                         dot = xl(o, p, h, row, k[b, g, j], at[n] - to[j])
                     elif kind == "shaw":

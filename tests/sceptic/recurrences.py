@@ -35,7 +35,7 @@ def retention(x, p, o, first=0):
     dim = q.shape[2]
     angles = [10000 ** (-i / (dim // 2 - 1)) for i in range(dim // 2)]
 
-    def turned(y, n):
+    def rotated(y, n):
         z = y.copy()
         for m, angle in enumerate(angles):
             c, s = math.cos(n * angle), math.sin(n * angle)
@@ -50,8 +50,8 @@ def retention(x, p, o, first=0):
     for t in range(len(x)):
         row = []
         for h in range(heads):
-            state[h] = (1 - 2 ** (-5.0 - h)) * state[h] + np.outer(turned(k[t, h], first + t) * dim**-0.5, v[t, h])
-            y = turned(q[t, h], first + t) @ state[h]
+            state[h] = (1 - 2 ** (-5.0 - h)) * state[h] + np.outer(rotated(k[t, h], first + t) * dim**-0.5, v[t, h])
+            y = rotated(q[t, h], first + t) @ state[h]
             row.append(silu(g[t, h]) * y / np.sqrt((y**2).mean() + 1e-6))
         out[t] = np.concatenate(row)
     return out @ p["o_proj.weight"].T

@@ -1,4 +1,4 @@
-"""The `flex` backend. Without a GPU: its own functions under a stand-in that reads blocks as FlexAttention says it does;
+"""The `flex` backend. Without a GPU: its own functions under a stand-in that reads blocks as FlexAttention is documented to;
 FlexAttention uncompiled, with gradients; its graphs; in the slow tier its C++ kernel. What only CUDA shows is at the end."""
 
 import math
@@ -13,50 +13,41 @@ import torch.nn.attention.flex_attention as torch_flex
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS, flex, refuses
+from longitude.attention.masks import Band
 from longitude.attention.operation import choose, requests
+from longitude.attention.patterns import Prefix
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
-from longitude.positions.base import resolved
 from longitude.positions.composed import compose
+from tests.support import built, close, random
 
 HEADS, DIM, WIDTH = 4, 16, 8
 KNOWN = {"num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": DIM, "dim": WIDTH, "max_length": 512, "layout": "half"}
 NAMES = ["none", "rope", "alibi", "t5", "clipped", "kerple_log", "sandwich", "fox", "alibi+t5", "rope+fox", "fox+t5"]
 
 
-def build(names: str) -> lg.Composed:
-    """By name, composed with +; learned parameters random, in float32."""
-    encoding = compose([lg.encoding(name, **resolved(name, {}, **KNOWN)) for name in names.split("+")])
-    for parameter in encoding.parameters():
-        parameter.data.copy_(0.3 * torch.randn_like(parameter))
-    return encoding
-
-
 def problem(rows, keys, *, names="alibi", mask=None, kv_heads=2, dv=DIM, dtype=torch.float32, **positions) -> Any:
     """A request, and what may want gradients: q, k, v, tokens, parameters."""
-    encoding = build(names).to(dtype)
+    encoding = built(names, KNOWN, dtype=dtype)
     shapes = (2, HEADS, rows, DIM), (2, kv_heads, keys, DIM), (2, kv_heads, keys, dv), (2, keys, WIDTH)
     inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
     q, k, v, x = inputs
-    said = positions.get("q_positions"), positions.get("k_positions")
-    (part,) = requests(q, k, v, encoding, encoding.context(x)[0], mask or lg.Causal(), *said, None, 0.0, False)
+    given = positions.get("q_positions"), positions.get("k_positions")
+    (part,) = requests(q, k, v, encoding, encoding.context(x)[0], mask or lg.Causal(), *given, None, 0.0, False)
     return part.request, [*inputs, *encoding.parameters()]
-
-
-def gradients(out, wanted):
-    if not wanted or not out.requires_grad:
-        return []
-    direction = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float32).to(out)
-    return torch.autograd.grad(out, wanted, direction, allow_unused=True, materialize_grads=True, retain_graph=True)
 
 
 def compare(run, r: Request, wanted, tolerance=1e-5):
     """The output relative to its largest number; gradients, sums of many rounded products, five times as near."""
     ours, theirs = run(r), reference(r)[0]
     assert ours.dtype == r.q.dtype
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=tolerance * theirs.abs().max().item())
-    for a, b in zip(gradients(ours, wanted), gradients(theirs, wanted), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=5 * tolerance * (1 + b.abs().max().item()))
+    close(ours, theirs, atol=tolerance * theirs.abs().max().item())
+    if wanted and ours.requires_grad:
+        direction = random(*ours.shape).to(ours)
+        options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
+        grads = (torch.autograd.grad(out, wanted, direction, **options) for out in (ours, theirs))
+        for a, b in zip(*grads, strict=True):
+            close(a, b, atol=5 * tolerance * (1 + b.abs().max().item()))
 
 
 def masks(keys: int) -> dict[str, lg.Mask]:
@@ -75,6 +66,10 @@ def masks(keys: int) -> dict[str, lg.Mask]:
         "nothing to look at": lg.Causal() & lg.Padding(token % 3 != 0) & lg.Documents(token // 3),
         "none": lg.NoMask(),
         "packed both ways": lg.Documents(ids[0]),
+        "band": Band(9, 40) & Band(30, 30),
+        "band and causal": Band(9, 40) & lg.Causal(),
+        "prefix": Prefix(30),
+        "prefix of each row": Prefix(torch.tensor([7, 100])) & lg.Padding(token > 3),
         "another order": lg.Causal(order=token * 7 % keys),
         "another order, window": lg.Window(20, order=(order := token.flip(0))) & lg.Causal(order=order),
     }
@@ -135,7 +130,7 @@ def test_positions(stand_in):
         compare(flex.flex, *problem(140, 140, names=names, q_positions=token + 5))
 
 
-def test_pieces(stand_in):
+def test_parts_of_a_request(stand_in):
     token = torch.arange(400)
     mask = lg.Window(150) & lg.Documents(token // 170) & lg.Padding(token > 3)
     r, wanted = problem(400, 400, names="fox+t5", mask=mask)
@@ -143,7 +138,7 @@ def test_pieces(stand_in):
     compare(flex.flex, r.piece(slice(0, 130), slice(0, 131), [1]), wanted)
 
 
-def test_no_block_is_visited_in_vain(stand_in, monkeypatch):
+def test_only_blocks_with_pairs_are_visited(stand_in, monkeypatch):
     """A window's blocks are a band, documents' a diagonal, and padding is in none: as many as hold a pair that is seen."""
     asked = []
     spy = lambda *a, block_mask, **o: asked.append(block_mask) or by_blocks(*a, block_mask=block_mask, **o)  # noqa: E731
@@ -169,7 +164,7 @@ def test_levels_in_the_thousands_keep_their_differences(stand_in):
         compare(flex.flex, replace(r, terms=(lg.Drift(level, scaled),)), [r.q, r.k, r.v], tolerance=2e-6)
 
 
-def test_no_offset_is_asked_for_that_no_pair_has(stand_in):
+def test_only_offsets_of_pairs_are_computed(stand_in):
     r, _ = problem(130, 300)
     bias = torch.randn(HEADS, 429)
 
@@ -189,7 +184,7 @@ def test_half_precision_keeps_its_bias_in_float32(stand_in):
 # ---- FlexAttention itself, uncompiled: the gradients that CUDA's kernel derives from the same graph ------------------------
 @pytest.fixture
 def compiled_by(monkeypatch):
-    """Compile anew with another backend of torch.compile; gradients too, which torch refuses on the CPU beforehand."""
+    """Compile again with another backend of torch.compile; gradients too, which torch refuses on the CPU beforehand."""
 
     def choose_backend(backend):
         run = torch.compile(flex.attention, fullgraph=True, dynamic=False, backend=backend)
@@ -293,7 +288,7 @@ class TestCompiled:
         assert 0.5 * verdict.memory <= max(accumulate(held)) <= 1.5 * verdict.memory + 2**20
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-    def test_what_is_not_finite_reaches_all_who_see_it(self, value):
+    def test_what_is_not_finite_reaches_every_query_that_sees_it(self, value):
         """Left to itself, the kernel makes zeros of a query of NaN."""
         for name, seeing in (("q", [150]), ("k", range(150, 190)), ("v", range(150, 190)), ("level", range(150, 190))):
             with torch.no_grad():
@@ -336,7 +331,7 @@ def test_what_a_gpu_is_refused():
     plain, wide, narrow = (problem(200, 200, names="none", dv=dv)[0] for dv in (DIM, 192, 8))
     assert flex.gpu_limits(plain, H100) is None and flex.gpu_limits(wide, H100) is None
     learned = problem(200, 200, names="t5")[0]  # the tests ask for deterministic algorithms
-    for r, gpu, said in (
+    for r, gpu, reason in (
         (plain, H100._replace(triton=False), "needs triton"),
         (plain, H100._replace(rocm=True), "ROCm"),
         (plain, H100._replace(capability=(7, 5)), "this GPU has 7.5"),
@@ -344,7 +339,7 @@ def test_what_a_gpu_is_refused():
         (wide, H100._replace(shared_memory=99 << 10), "99 KiB"),
         (learned, H100, "no fixed order"),
     ):
-        assert said in (flex.gpu_limits(r, gpu) or "")
+        assert reason in (flex.gpu_limits(r, gpu) or "")
 
 
 def test_auto_compiles_nothing_on_the_cpu_and_prefers_flex_to_blocks_on_cuda(monkeypatch):

@@ -10,19 +10,10 @@ from longitude import testing
 from longitude.attention.backends import BACKENDS
 from longitude.attention.operation import refusal, requests
 from longitude.attention.reference import reference
-from longitude.positions.base import resolved
-from longitude.positions.composed import compose
 from longitude.testing.memory_use import memory_of
+from tests.support import built, heads, random
 
-HEADS, KV_HEADS, DIM, WIDTH = 4, 2, 8, 16
-SHAPE = {
-    "num_heads": HEADS,
-    "num_kv_heads": KV_HEADS,
-    "head_dim": DIM,
-    "dim": WIDTH,
-    "max_length": 4096,
-    "layout": "half",
-}
+KNOWN = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "dim": 16, "max_length": 4096}
 
 
 def packed(length: int) -> lg.Mask:
@@ -31,12 +22,12 @@ def packed(length: int) -> lg.Mask:
     return lg.Causal() & lg.Documents(token * 3 // length) & lg.Padding(token < length - length // 8)
 
 
-def padded(length: int) -> lg.Mask:
-    return lg.Causal() & lg.Padding(torch.arange(length) >= length // 50)
-
-
 MEMORY = testing.laws()["memory"]
-MASKS = {"window": lambda length: lg.Window(65), "packed": packed, "padded": padded}
+MASKS = {
+    "window": lambda length: lg.Window(65),
+    "packed": packed,
+    "padded": lambda length: lg.Causal() & lg.Padding(torch.arange(length) >= length // 50),
+}
 
 
 # ---- `table` allocates nothing of Lq x Lk: the law `memory` tries causality; here are the other masks -------------------------
@@ -45,8 +36,7 @@ MASKS = {"window": lambda length: lg.Window(65), "packed": packed, "padded": pad
 @pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "transformer_xl", "fox", "rope+kerple_log", "shaw+t5+fox"])
 def test_table_is_linear_under_every_mask(name, kind):
     def build(dim, num_heads, head_dim):
-        known = {"dim": dim, "num_heads": num_heads, "head_dim": head_dim, "layout": "half"}
-        return compose([lg.encoding(member, **resolved(member, {}, **known)) for member in name.split("+")])
+        return built(name, {"dim": dim, "num_heads": num_heads, "head_dim": head_dim})
 
     assert MEMORY(testing.example(build), mask=MASKS[kind], length=1024).status == "holds"
 
@@ -57,7 +47,7 @@ def test_table_is_linear_at_thousands_of_tokens(name: str) -> None:
     testing.examine("memory", name)
 
 
-def test_law_says_why_it_does_not_apply():
+def test_why_the_law_does_not_apply():
     assert testing.examine("memory", "cope").reason == "the table route does not take it: it does not know RowBias"
     assert testing.examine("memory", Ends).reason.startswith(
         "the table route is tried at 4096 tokens, and its positions end"
@@ -90,10 +80,10 @@ class MarksAllPairs(lg.ALiBi):
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [(MakesAllPairs, "no tensor of 2048 x 2048"), (MarksAllPairs, r"-> \d+ bytes")]
+    ("kind", "message"), [(MakesAllPairs, "no tensor of 2048 x 2048"), (MarksAllPairs, r"-> \d+ bytes")]
 )
-def test_law_goes_red_for_an_encoding_that_makes_all_pairs(kind, said):
-    with pytest.raises(testing.LawBroken, match=f"breaks the law 'memory': backend table, .* {said}"):
+def test_law_goes_red_for_an_encoding_that_makes_all_pairs(kind, message):
+    with pytest.raises(testing.LawBroken, match=f"breaks the law 'memory': backend table, .* {message}"):
         testing.examine("memory", kind)
 
 
@@ -116,21 +106,11 @@ def test_the_profiler_sees_what_is_alive():
 
 
 # ---- what explain() says is what a route takes ---------------------------------------------------------------------------------
-def built(name: str, dtype: torch.dtype = torch.float32) -> lg.Composed:
-    torch.manual_seed(1)
-    encoding = compose([lg.encoding(member, **resolved(member, {}, **SHAPE)) for member in name.split("+")])
-    for parameter in encoding.parameters():
-        parameter.data.normal_().mul_(0.3)
-    return encoding.to(dtype)
-
-
-def numbers(length: int, batch: int = 1, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+def numbers(length: int, batch: int) -> list[torch.Tensor]:
     """q, k, v and the tokens that context reads."""
-    heads = HEADS, KV_HEADS, KV_HEADS
-    return [
-        *(torch.randn(batch, h, length, DIM, dtype=dtype) for h in heads),
-        torch.randn(batch, length, WIDTH, dtype=dtype),
-    ]
+    dtype = torch.float32
+    inputs = *heads(length, batch, dtype=dtype), random(batch, length, KNOWN["dim"], seed=9, dtype=dtype)
+    return [x.requires_grad_() for x in inputs]
 
 
 @pytest.mark.one_in(19)
@@ -141,9 +121,8 @@ def test_chunked_stays_within_what_explain_says(name, mask):
     repeated for each head, numbers on their way from float64). Backward holds what one block saved beside it: twice. Not so
     under reflections: how earlier tokens carry keys to a block is saved too, L x L / 2 for each head; `transport` is made for
     them."""
-    encoding, length = built(name), 2048
-    *inputs, x = numbers(length, batch=2)
-    inputs = [t.requires_grad_() for t in inputs]
+    encoding = built(name, KNOWN, dtype=torch.float32)
+    *inputs, x = numbers(2048, batch=2)
     arguments = {"encoding": encoding, "mask": mask}
     context = encoding.context(x)[0]
     (declared,) = (v.memory for v in lg.explain(*inputs, context=context, **arguments) if v.backend == "chunked")
@@ -183,8 +162,8 @@ def test_the_same_call_gives_the_same_bits(name):
     """On every backend: the output and every gradient. In one process, with one number of threads: torch then gives each tensor
     memory that begins at a multiple of 64 bytes, so the same loops run over the same lanes."""
     length, taken = 70, set()
-    encoding = built(name)
-    *inputs, x = (t.requires_grad_() for t in numbers(length, batch=3))
+    encoding = built(name, KNOWN, dtype=torch.float32)
+    *inputs, x = numbers(length, batch=3)
     wanted = [*inputs, x, *encoding.parameters()]
     for mask in (lg.Causal(), packed(length)):
         for backend in BACKENDS:

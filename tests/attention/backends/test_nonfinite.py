@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import longitude as lg
+from longitude import testing
 from longitude.attention.backends import BACKENDS, chunked
 from longitude.attention.operation import refusal, requests
 from longitude.positions.composed import compose
@@ -42,11 +43,7 @@ def _blocks_of_a_few_queries(monkeypatch):
 
 
 def built(name: str, dtype: torch.dtype) -> lg.Composed:
-    torch.manual_seed(3)
-    encoding = compose(ENCODINGS[name]()).to(dtype)
-    for parameter in encoding.parameters():
-        parameter.data.normal_().mul_(0.3)
-    return encoding
+    return testing.fill(compose(ENCODINGS[name]()).to(dtype), seed=3)
 
 
 def numbers(length: int, dtype: torch.dtype, batch: int = 1) -> dict[str, torch.Tensor]:
@@ -74,20 +71,11 @@ def by_rows(n, encoding, first) -> dict[str, torch.Tensor]:
     def forward(q, k, v, columns):
         rows = []
         for i in range(q.shape[2]):
-            row, seen = slice(i, i + 1), slice(first(i), i + 1)
-            context = {name: column[:, :, seen] for name, column in columns.items()}
-            places = {"q_positions": torch.tensor([i]), "k_positions": torch.arange(first(i), i + 1)}
-            rows.append(
-                lg.attend(
-                    q[:, :, row],
-                    k[:, :, seen],
-                    v[:, :, seen],
-                    encoding=encoding,
-                    context=context,
-                    **places,
-                    backend="reference",
-                )
-            )
+            seen = slice(first(i), i + 1)
+            options = {"encoding": encoding, "context": {name: column[:, :, seen] for name, column in columns.items()}}
+            options |= {"q_positions": torch.tensor([i]), "k_positions": torch.arange(first(i), i + 1)}
+            row = q[:, :, i : i + 1], k[:, :, seen], v[:, :, seen]
+            rows.append(lg.attend(*row, **options, backend="reference"))
         return torch.cat(rows, 2)
 
     return answer(n, encoding, forward)
@@ -176,19 +164,14 @@ def test_what_stays_finite(name):
     token = torch.arange(length)
     causal, documents = lg.Causal(), lg.Causal() & lg.Documents(token // 4)
     padded = lg.Causal() & lg.Padding(token >= 4)
-    everything, first = slice(None), slice(0, 4)
+    every, first, later = slice(None), slice(0, 4), slice(4, None)
     # What is not finite (sequences, heads, tokens of these tensors), and what then stays finite.
     cases = {
-        "another sequence": (causal, "qkv", (0, everything, everything), (1, everything, everything)),
-        "another head": (causal, "qkv", (everything, 0, everything), (everything, 1, everything)),
-        "another query": (causal, "q", (everything, everything, first), (everything, everything, slice(4, None))),
-        "another document": (
-            documents,
-            "qkv",
-            (everything, everything, first),
-            (everything, everything, slice(4, None)),
-        ),
-        "padding": (padded, "kv", (everything, everything, first), (everything, everything, slice(4, None))),
+        "another sequence": (causal, "qkv", (0, every, every), (1, every, every)),
+        "another head": (causal, "qkv", (every, 0, every), (every, 1, every)),
+        "another query": (causal, "q", (every, every, first), (every, every, later)),
+        "another document": (documents, "qkv", (every, every, first), (every, every, later)),
+        "padding": (padded, "kv", (every, every, first), (every, every, later)),
     }
     encoding, tried = built(name, dtype), set()
     for kind, (mask, names, where, there) in cases.items():
