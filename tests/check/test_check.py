@@ -1,4 +1,4 @@
-"""What single laws say, in numbers and words: the config key by key, layouts beside a reference, borders, lengths."""
+"""What single laws say, in numbers and words: the config key by key, layouts compared with a reference, borders, lengths."""
 
 import copy
 import json
@@ -282,14 +282,6 @@ def test_far_positions_keep_float32_where_transformers_does(tmp_path):
         assert result("far_positions", load(tmp_path, dtype=dtype, tokenizer=False)).status == "holds"
     rounded = result("far_positions", llama().bfloat16())
     assert rounded.status == "broken" and "inv_freq itself is rounded" in rounded.reason
-
-
-def test_what_turns_the_other_way_is_named():
-    model = llama()
-    tables = model.model.rotary_emb
-    plain = tables.forward
-    tables.forward = lambda x, position_ids: (plain(x, position_ids)[0], -plain(x, position_ids)[1])
-    assert "sin has the wrong sign" in result("rotary_frequencies", model).reason
 
 
 def test_relative_positions_need_a_rotation_that_stays():

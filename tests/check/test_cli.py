@@ -97,9 +97,9 @@ def test_a_broken_checkpoint_as_json(folder, capsys):
     del raw["rope_parameters"]
     file.write_text(json.dumps(raw))
     assert check(str(folder), json=True) == 1
-    said = json.loads(capsys.readouterr().out)
-    broken = [one for one in said["laws"] if one["status"] == "broken"]
-    assert said["broken"] == 1 and said["tokens"] == 48 and said["equality laws in"] == "float64"
+    found = json.loads(capsys.readouterr().out)
+    broken = [one for one in found["laws"] if one["status"] == "broken"]
+    assert found["broken"] == 1 and found["tokens"] == 48 and found["equality laws in"] == "float64"
     assert [(one["law"], one["measured"], one["threshold"]) for one in broken] == [("config", 1, 0)]
     assert check(str(folder), laws=("causality",), json=True) == 0
 
@@ -108,11 +108,11 @@ def test_a_failure_is_explained_in_the_table(folder, capsys):
     file = folder / "config.json"
     file.write_text(file.read_text().replace('"rope_theta"', '"rope_tetha"'))
     assert check(str(folder)) == 1
-    assert "config: unknown key" in (said := capsys.readouterr().out) and "1 are broken" in said
+    assert "config: unknown key" in (printed := capsys.readouterr().out) and "1 are broken" in printed
 
 
 def test_wrong_use_is_a_value_error(folder, own):
-    for said, words in (
+    for options, words in (
         ({"model_or_part": str(folder / "nowhere")}, "there is no such folder"),
         ({"model_or_part": str(folder), "laws": ("caching",)}, "unknown law"),
         ({"model_or_part": str(folder), "length": 4}, "expected 16 tokens or more"),
@@ -135,11 +135,11 @@ def test_wrong_use_is_a_value_error(folder, own):
         ({"model_or_part": "./alibbi"}, "no such folder"),
     ):
         with pytest.raises(ValueError, match=words):
-            check(**said)
+            check(**options)
 
 
 def test_an_encoding_misspelt(monkeypatch):
-    def none(name, **said):
+    def none(name, **options):
         raise ValueError(f"{name}: no such name on the hub")
 
     monkeypatch.setattr("longitude.checkpoints.load.load", none)  # the hub is not asked
@@ -176,13 +176,13 @@ def test_an_encoding_of_ones_own(own, capsys):
 def test_a_mixer_by_name(capsys):
     """`longitude check mamba` tries what longitude.testing.mixers.check("mamba") does."""
     assert check("mamba", laws=("batch_invariance", "state_dict"), json=True) == 0
-    said = json.loads(capsys.readouterr().out)
-    assert said["kind"] == "mixer" and said["broken"] == 0
-    assert [(one["law"], one["status"], one["reason"]) for one in said["laws"]] == [
+    found = json.loads(capsys.readouterr().out)
+    assert found["kind"] == "mixer" and found["broken"] == 0
+    assert [(one["law"], one["status"], one["reason"]) for one in found["laws"]] == [
         ("batch_invariance", "holds", ""),
         ("state_dict", "holds", ""),
     ]
-    rows = said["laws"][0]
+    rows = found["laws"][0]
     assert rows["measured"] <= rows["threshold"] and "a row of a batch" in rows["claim"].lower()
     assert check("window:size=8", laws=("batch_invariance",)) == 0
     assert "1 hold, 0 are broken" in capsys.readouterr().out

@@ -3,7 +3,7 @@
 import torch
 
 import longitude as lg
-from longitude.positions.base import check_sizes
+from longitude.errors import check_sizes
 
 
 class Broken(lg.Encoding):

@@ -8,7 +8,7 @@ from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.length_dependent import newest
 from longitude.attention.masks import Causal, Documents, Padding
 from longitude.attention.state_cache import StateLayer
-from longitude.positions.base import check_sizes
+from longitude.errors import check_sizes
 from longitude.recurrent.base import RecurrentMixer
 from longitude.recurrent.ops.checks import require_state, state_dtype
 from longitude.recurrent.ops.short_conv import previous

@@ -8,7 +8,7 @@ import torch
 import longitude as lg
 from longitude import testing
 from longitude.attention.mixer import MIXERS
-from longitude.positions.base import check_sizes
+from longitude.errors import check_sizes
 from longitude.testing import LawBroken, mixers
 from longitude.testing.battery.models import language_model, require_documents_across_calls, require_refused_calls
 from tests.testing import broken_encodings as encoding, broken_mixers as mixer

@@ -56,7 +56,7 @@ def differentiable(**tensors: Tensor) -> Named:
 
 
 def random_cuts(length: int, seed: int, most: int = 6) -> tuple[int, ...]:
-    """0, some places in between, length."""
+    """0, some tokens in between, length."""
     draw = random.Random(seed)
     inner = draw.sample(range(1, length), min(length - 1, draw.randint(1, most))) if length > 1 else []
     return (0, *sorted(inner), length)

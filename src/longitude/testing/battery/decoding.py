@@ -100,7 +100,7 @@ def forms(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> None:
 
 
 def two_documents(length: int) -> Tensor:
-    """Ids [2, length] of documents that begin at other places in each row, with padding in front of one."""
+    """Ids [2, length] of documents that begin at other tokens in each row, with padding in front of one."""
     token = torch.arange(length)
     ids = torch.stack([(token >= length // 3).long(), (token >= length // 2).long()])
     ids[1, : length // 8] = -1

@@ -20,7 +20,7 @@ from longitude.testing.fixtures import (
 from longitude.testing.parts import MIXER_LAWS, shared_law
 
 NOISE = 50.0
-"""How large the numbers of padding are, beside those of tokens."""
+"""How large the numbers of padding are, compared with those of tokens."""
 
 
 @shared_law(threshold=1e-9, needs=CACHES)
@@ -82,25 +82,25 @@ def padding(build: MixerExample, lengths: tuple[int, ...] = (5, 33, 2, 20)) -> N
 
 
 class _Streams:
-    """Sequences at places of a batch, with noise everywhere else."""
+    """Sequences in the rows of a batch, with noise everywhere else."""
 
     def __init__(self, rows: int, width: int):
         self.x = NOISE * numbers(rows, width, DIM, seed=5)
         self.documents = torch.full((rows, width), -1)
         self.positions = torch.zeros(rows, width, dtype=torch.long)
         self.alone: list[Tensor] = []
-        self.places: list[tuple[int, slice]] = []
+        self.sequences: list[tuple[int, slice]] = []  # row and tokens
 
     def put(self, row: int, start: int, length: int, document: int) -> None:
         tokens = slice(start, start + length)
         self.alone.append(numbers(1, length, DIM, seed=10 * row + len(self.alone)))
         self.x[row, tokens], self.documents[row, tokens] = self.alone[-1][0], document
         self.positions[row, tokens] = torch.arange(length)
-        self.places.append((row, tokens))
+        self.sequences.append((row, tokens))
 
     def same_as_alone(self, what: str, net: LayerStack) -> None:
         direction, real = torch.zeros_like(self.x), (self.documents >= 0)[..., None]
-        for row, tokens in self.places:
+        for row, tokens in self.sequences:
             direction[row, tokens] = numbers(tokens.stop - tokens.start, DIM, seed=9)  # as with_gradients takes alone
         inputs, learned = differentiable(x=self.x), learned_of(net)
         together = with_gradients(
@@ -110,7 +110,7 @@ class _Streams:
             raise LawBroken(f"{what}: expected finite outputs at padding, too")
         close(f"{what}, gradient of padding", together["gradient of x"] * ~real, torch.zeros_like(self.x))
         totals = {name: torch.zeros_like(together[name]) for name in together}
-        for own, (row, tokens) in zip(self.alone, self.places, strict=True):
+        for own, (row, tokens) in zip(self.alone, self.sequences, strict=True):
             one = differentiable(x=own)
             separate = with_gradients(lambda x=one["x"]: net(x, 0), {**one, **learned})
             for name, total in totals.items():
@@ -126,7 +126,7 @@ class _Streams:
         """first_call: tokens of a first call after which positions need not be given."""
         whole, width = net(self.x, self.positions, self.documents), self.x.shape[1]
         real = (self.documents >= 0)[..., None]
-        between = {tokens.stop for _, tokens in self.places} - {width}
+        between = {tokens.stop for _, tokens in self.sequences} - {width}
         single = random_cuts(width, 2, most=3)[-2]  # a few tokens one by one, somewhere
         one_by_one = (0, *range(single, min(single + 12, width)), width)
         for cuts in (one_by_one, random_cuts(width, 0), random_cuts(width, 1), (0, *sorted(between), width)):

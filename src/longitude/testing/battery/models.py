@@ -97,10 +97,10 @@ def documents_across_calls(build: MixerExample) -> None:
 def require_documents_across_calls(name: str, model: LongitudeForCausalLM) -> None:
     """The law of one model."""
     ids = token_ids(2, LENGTH)
-    for what, (streams, places, first, ways) in STREAMS.items():
+    for what, (streams, sequences, first, ways) in STREAMS.items():
         alone = torch.zeros(2, LENGTH, VOCABULARY, dtype=torch.float64)
         positions, real = torch.zeros(2, LENGTH, dtype=torch.long), torch.zeros(2, LENGTH, 1)
-        for row, start, stop in places:
+        for row, start, stop in sequences:
             alone[row, start:stop] = model(ids[row : row + 1, start:stop], use_cache=False).logits[0]
             positions[row, start:stop], real[row, start:stop] = torch.arange(stop - start), 1
         whole = model(ids, use_cache=False, **streams).logits

@@ -31,7 +31,7 @@ from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
 @ENCODING_LAWS.law(threshold=1e-9)
 @torch.no_grad()
 def shared_tables(build: Example) -> None:
-    """Two configurations used in turns never share a table.
+    """Two configurations used alternately never share a table.
 
     Other heads and widths, each numeric option doubled, other parameters. A table that outlives its call under an incomplete
     key answers for the wrong one, or at the wrong length.
@@ -45,8 +45,8 @@ def shared_tables(build: Example) -> None:
         two_long, one_short = two(y[:, : length + 1], 0), one(x[:, :length], 0)
         two_short, one_long = two(y[:, :length], 0), one(x, 0)
         # causal: a shorter sequence is the beginning of a longer one
-        close(f"in turns with {what}", one_short, one_long[:, :length])
-        close(f"{what}, in turns with the first", two_short, two_long[:, :length])
+        close(f"with {what}", one_short, one_long[:, :length])
+        close(f"{what}, with the first", two_short, two_long[:, :length])
 
 
 def _variants(build: Example) -> list[tuple[str, int, dict[str, Any]]]:

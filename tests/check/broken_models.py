@@ -1,0 +1,389 @@
+"""Models with one bug each, of plain transformers classes, and the law that it breaks."""
+
+from collections.abc import Callable
+from functools import partial
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
+from transformers.models.bloom.modeling_bloom import BloomModel
+from transformers.models.llama import modeling_llama
+
+from longitude.hf import set_positions
+from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from longitude.positions.layouts import convert_layout
+
+SHAPE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+LENGTH = 32
+DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.0, 1.0, 1.0],
+    "long_factor": [1.0, 2.0, 3.0, 4.0],
+    "original_max_position_embeddings": LENGTH // 2,
+    "factor": 2.0,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH // 4}
+
+
+def built(kind: type, config: Any) -> Any:
+    torch.manual_seed(0)
+    return kind(config).eval()
+
+
+def past_of(cache: Any) -> int:
+    return cache.get_seq_length() if cache is not None else 0
+
+
+def llama(kind: type = LlamaForCausalLM, theta: float = 10_000.0, length: int = LENGTH, **rope: Any) -> Any:
+    rope = {"rope_type": "default", "rope_theta": theta, **rope}
+    shape = {"intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": length}
+    return built(kind, LlamaConfig(**SHAPE, **shape, rope_parameters=rope))
+
+
+def neox(kind: type = GPTNeoXForCausalLM) -> Any:
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+    shape = {"intermediate_size": 64, "max_position_embeddings": LENGTH}
+    return built(kind, GPTNeoXConfig(**SHAPE, **shape, rope_parameters=rope))
+
+
+def bloom() -> Any:
+    return built(BloomForCausalLM, BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4, seq_length=LENGTH))
+
+
+def gpt2(kind: type = GPT2LMHeadModel) -> Any:
+    return built(kind, GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH))
+
+
+def ours(encoding: str) -> Any:
+    return built(LongitudeForCausalLM, LongitudeConfig(**SHAPE, max_position_embeddings=LENGTH, encoding=encoding))
+
+
+# ---- positions in bfloat16 ------------------------------------------------------------------------------------------------
+def with_tables(change: Callable[..., Any]) -> Any:
+    """change: of the right function of tables, hidden states and position_ids."""
+    model = llama()
+    tables = model.model.rotary_emb
+    right = tables.forward
+    tables.forward = lambda x, position_ids: change(right, x, position_ids)
+    return model
+
+
+def positions_cast_at_the_input() -> Any:
+    class Model(modeling_llama.LlamaModel):
+        def forward(self, input_ids=None, position_ids=None, past_key_values=None, **options):
+            if position_ids is None:
+                past = past_of(past_key_values)
+                position_ids = (torch.arange(input_ids.shape[1]) + past)[None]
+            return super().forward(
+                input_ids, position_ids=position_ids.bfloat16(), past_key_values=past_key_values, **options
+            )
+
+    model = llama(length=300)
+    model.model.__class__ = Model
+    return model
+
+
+def frequencies_in_bfloat16() -> Any:
+    return llama().bfloat16()  # takes inv_freq along; from_pretrained(dtype=...) does not
+
+
+def angles_in_bfloat16() -> Any:
+    model = neox()
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        angles = (position_ids[..., None] * self.inv_freq).bfloat16()
+        angles = torch.cat((angles, angles), -1).to(x.dtype)
+        return angles.cos(), angles.sin()
+
+    tables = model.gpt_neox.rotary_emb
+    tables.forward = MethodType(forward, tables)
+    return model
+
+
+def biases_in_bfloat16() -> Any:
+    return bloom().bfloat16()
+
+
+# ---- a cache ----------------------------------------------------------------------------------------------------------------
+def off_by(step: int, kind: type) -> type:
+    class OffByOne(kind):
+        """Counts what is cached wrongly."""
+
+        def forward(self, input_ids=None, position_ids=None, past_key_values=None, **options):
+            past = past_of(past_key_values)
+            if past and position_ids is None:
+                position_ids = (torch.arange(input_ids.shape[1]) + past)[None]
+            if past:
+                position_ids = position_ids + step
+            return super().forward(input_ids, position_ids=position_ids, past_key_values=past_key_values, **options)
+
+    return OffByOne
+
+
+class ForgetsInGenerate(GPT2LMHeadModel):
+    """generate() continues one position too far; forward alone is right."""
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, is_first_iteration=False, **kwargs):
+        given = super().prepare_inputs_for_generation(
+            input_ids, attention_mask=attention_mask, is_first_iteration=is_first_iteration, **kwargs
+        )
+        if not is_first_iteration:
+            given["position_ids"] = given["position_ids"] - 1
+        return given
+
+
+class NoMaskBehindACache(LlamaForCausalLM):
+    """A prompt that continues behind a cache attends to its own future."""
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
+        past = past_of(past_key_values)
+        if past and input_ids.shape[1] > 1:
+            attention_mask = torch.zeros(1, 1, input_ids.shape[1], past + input_ids.shape[1], dtype=self.dtype)
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **options)
+
+
+class NoMask(LlamaForCausalLM):
+    """Every token attends to every other one."""
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
+        past = past_of(past_key_values)
+        shape = (len(input_ids), 1, input_ids.shape[1], past + input_ids.shape[1])
+        return super().forward(
+            input_ids, torch.zeros(shape, dtype=self.dtype), past_key_values=past_key_values, **options
+        )
+
+
+class NoBiasAtDecode(BloomModel):
+    """ALiBi is left out as soon as there is a cache."""
+
+    def forward(self, input_ids=None, past_key_values=None, attention_mask=None, **options):
+        past = past_of(past_key_values)
+        if past and attention_mask is None:
+            attention_mask = torch.ones(len(input_ids), past + input_ids.shape[1])
+        self.decodes = past > 0
+        return super().forward(input_ids, past_key_values=past_key_values, attention_mask=attention_mask, **options)
+
+    def build_alibi_tensor(self, attention_mask, num_heads, dtype):
+        biases = super().build_alibi_tensor(attention_mask, num_heads, dtype)
+        return torch.zeros_like(biases) if getattr(self, "decodes", False) else biases
+
+
+def no_bias_at_decode() -> Any:
+    model = bloom()
+    model.transformer.__class__ = NoBiasAtDecode
+    return model
+
+
+# ---- rows -------------------------------------------------------------------------------------------------------------------
+class PaddingIgnored(LlamaForCausalLM):
+    """The attention mask gets lost."""
+
+    def forward(self, input_ids=None, attention_mask=None, **options):
+        return super().forward(input_ids, **options)
+
+
+class PositionsFromThePadding(GPT2LMHeadModel):
+    """Counts padding as tokens, whatever position_ids say."""
+
+    def forward(self, input_ids=None, position_ids=None, **options):
+        return super().forward(input_ids, **options)
+
+
+class CountsPaddingInGenerate(GPT2LMHeadModel):
+    """generate() counts padding as tokens; forward alone is right."""
+
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, **kwargs):
+        given = super().prepare_inputs_for_generation(input_ids, attention_mask=attention_mask, **kwargs)
+        given.pop("position_ids", None)
+        return given
+
+
+class PackingIgnored(LlamaForCausalLM):
+    """Positions reach the tables, and not the mask."""
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
+        if attention_mask is None:
+            past = past_of(past_key_values)
+            attention_mask = torch.ones(len(input_ids), past + input_ids.shape[1], dtype=torch.long)
+        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **options)
+
+
+class MixesRows(GPTNeoXForCausalLM):
+    """A mean over the batch."""
+
+    def forward(self, input_ids=None, **options):
+        answer = super().forward(input_ids, **options)
+        answer.logits = answer.logits - 0.1 * answer.logits.mean(0, keepdim=True)
+        return answer
+
+
+# ---- tables and weights -------------------------------------------------------------------------------------------------------
+def theta_lost_in_the_model() -> Any:
+    model, other = llama(theta=500_000.0), llama()
+    model.model.rotary_emb = other.model.rotary_emb
+    return model
+
+
+def theta_lost_in_the_config() -> Any:
+    model = llama()
+    del model.config.rope_parameters["rope_theta"]
+    return model
+
+
+def interleaved_weights() -> Any:
+    model = llama()
+    for name, module in model.named_modules():
+        if name.endswith(("q_proj", "k_proj")):
+            module.weight.data = convert_layout(module.weight.data, 8, "interleaved")
+    return model
+
+
+def interleaved_fused_weights() -> Any:
+    """GPT-NeoX keeps a head's query, key and value in one projection."""
+    model = neox()
+    for layer in model.gpt_neox.layers:
+        fused = layer.attention.query_key_value
+        for rows in (fused.weight, fused.bias):
+            parts = rows.data.unflatten(0, (4, 3, 8))
+            for which in (0, 1):
+                flat = parts[:, which].flatten(0, 1)
+                parts[:, which] = convert_layout(flat, 8, "interleaved", 4).unflatten(0, (4, 8))
+    return model
+
+
+def attention_factor(change: Callable[[float], float]) -> Any:
+    model = llama(**YARN)
+    model.model.rotary_emb.attention_scaling = change(model.model.rotary_emb.attention_scaling)
+    return model
+
+
+def switches_early() -> Any:
+    """LongRoPE that takes its long list at exactly the original length, and keys that are rotated again."""
+    model = llama(**LONGROPE)
+    model.config.rope_parameters["original_max_position_embeddings"] -= 1  # what the switch reads
+    model.model.rotary_emb.config = model.config.__class__(**model.config.to_dict())
+    model.config.rope_parameters["original_max_position_embeddings"] += 1
+    return model
+
+
+class DropsOut(LlamaForCausalLM):
+    """Dropout that eval() does not end."""
+
+    def forward(self, *inputs, **options):
+        answer = super().forward(*inputs, **options)
+        answer.logits = nn.functional.dropout(answer.logits, 0.1)
+        return answer
+
+
+# ---- rotations ----------------------------------------------------------------------------------------------------------------
+class KeysNotRotated(modeling_llama.LlamaAttention):
+    def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **options):
+        cos, sin = position_embeddings
+        split = (*hidden_states.shape[:-1], -1, self.head_dim)
+        q, k, v = (p(hidden_states).view(split).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, _ = modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
+        if past_key_values is not None:
+            k, v = past_key_values.update(k, v, self.layer_idx)
+        out, _ = modeling_llama.eager_attention_forward(self, q, k, v, attention_mask, self.scaling)
+        return self.o_proj(out.reshape(*split[:-2], -1)), None
+
+
+def keys_not_rotated() -> Any:
+    model = llama()
+    model.set_attn_implementation("eager")
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = KeysNotRotated
+    return model
+
+
+def falcon() -> Any:
+    """With ALiBi, and rope_parameters that nothing reads."""
+    torch.manual_seed(0)
+    shape = {"alibi": True, "new_decoder_architecture": False, "multi_query": False}
+    return FalconForCausalLM(FalconConfig(**SHAPE, max_position_embeddings=LENGTH, **shape)).eval()
+
+
+def replaced() -> Any:
+    model = llama()
+    set_positions(model, "alibi")
+    return model
+
+
+BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "positions in bfloat16": (
+        partial(with_tables, lambda right, x, position_ids: right(x, position_ids.bfloat16())),
+        "far_positions",
+    ),
+    "positions cast at the input": (positions_cast_at_the_input, "far_positions"),
+    "frequencies in bfloat16": (frequencies_in_bfloat16, "far_positions"),
+    "angles in bfloat16": (angles_in_bfloat16, "far_positions"),
+    "ALiBi in bfloat16": (biases_in_bfloat16, "far_positions"),
+    "cache off by one": (partial(llama, off_by(1, LlamaForCausalLM)), "cached_decoding"),
+    "cache off by minus one": (partial(neox, off_by(-1, GPTNeoXForCausalLM)), "cached_decoding"),
+    "cache off by minus one, learned table": (partial(gpt2, off_by(-1, GPT2LMHeadModel)), "cached_decoding"),
+    "generate() off by one": (partial(gpt2, ForgetsInGenerate), "cached_decoding"),
+    "no mask behind a cache": (partial(llama, NoMaskBehindACache), "chunked_prefill"),
+    "no mask": (partial(llama, NoMask), "causality"),
+    "biases zero at decode": (no_bias_at_decode, "cached_decoding"),
+    "padding ignored": (partial(llama, PaddingIgnored), "left_padding"),
+    "positions from the padding": (partial(gpt2, PositionsFromThePadding), "left_padding"),
+    "padding counted in generate()": (partial(gpt2, CountsPaddingInGenerate), "left_padding"),
+    "packing ignored": (partial(llama, PackingIgnored), "packed_documents"),
+    "rows mixed": (partial(neox, MixesRows), "batch_invariance"),
+    "theta lost in the config": (theta_lost_in_the_config, "config"),
+    "theta lost in the model": (theta_lost_in_the_model, "rotary_frequencies"),
+    "attention factor ignored": (partial(attention_factor, lambda factor: 1.0), "rotary_frequencies"),
+    "attention factor twice": (partial(attention_factor, lambda factor: factor**2), "rotary_frequencies"),
+    "dynamic scaling drifts": (partial(llama, **DYNAMIC), "scaling_border"),
+    "LongRoPE drifts": (partial(llama, **LONGROPE), "scaling_border"),
+    "LongRoPE switches early": (switches_early, "scaling_border"),
+    "dropout left on": (partial(llama, DropsOut), "repeatable"),
+    "interleaved weights in a half model": (interleaved_weights, "rotary_layout"),
+    "interleaved fused weights in a half model": (interleaved_fused_weights, "rotary_layout"),
+    "all but the start off by minus one": (  # far away, too, where it is no rounding
+        partial(with_tables, lambda right, x, at: right(x, at - 1 if at.min() > 0 else at)),
+        "cached_decoding",
+    ),
+    "sin has the wrong sign": (
+        partial(with_tables, lambda right, x, at: (right(x, at)[0], -right(x, at)[1])),
+        "rotary_frequencies",
+    ),
+    "tables for the other layout": (
+        partial(with_tables, lambda right, x, at: tuple(t[..., :4].repeat_interleave(2, -1) for t in right(x, at))),
+        "relative_positions",
+    ),
+    "keys not rotated": (keys_not_rotated, "relative_positions"),
+}
+REFERENCES = {
+    "interleaved weights in a half model": llama,
+    "interleaved fused weights in a half model": neox,
+    "cache off by one": llama,
+    "rows mixed": neox,
+    "theta lost in the model": partial(llama, theta=500_000.0),
+    **dict.fromkeys(("sin has the wrong sign", "tables for the other layout", "keys not rotated"), llama),
+}
+HEALTHY: dict[str, Callable[[], Any]] = {
+    "llama": llama,
+    "llama, linear": partial(llama, rope_type="linear", factor=4.0),
+    "llama, yarn": partial(llama, **YARN),
+    "neox": neox,
+    "bloom": bloom,
+    "gpt2": gpt2,
+    "ours, rope": partial(ours, "rope"),
+    "ours, alibi": partial(ours, "alibi"),
+    "ours, sinusoidal": partial(ours, "sinusoidal"),
+}
