@@ -22,24 +22,15 @@ from longitude.check import check, laws, subject_of
 from longitude.check.subject import computing_in
 from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
-from longitude.positions.layouts import convert_layout
+from tests.check.broken_models import LENGTH, SHAPE, built, interleaved_weights, llama as sound_llama
 
-LENGTH = 32
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 8}
 
 
 def llama(rope: dict[str, Any] | None = None, **options: Any) -> Any:
-    torch.manual_seed(0)
-    shape: dict[str, Any] = {
-        "vocab_size": 96,
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 64,
-        "max_position_embeddings": LENGTH,
-        "rope_parameters": {"rope_type": "default", "rope_theta": 500_000.0} if rope is None else rope,
-    }
-    return LlamaForCausalLM(LlamaConfig(**shape | options)).eval()
+    shape: dict[str, Any] = {**SHAPE, "intermediate_size": 64, "max_position_embeddings": LENGTH}
+    shape["rope_parameters"] = {"rope_type": "default", "rope_theta": 500_000.0} if rope is None else rope
+    return built(LlamaForCausalLM, LlamaConfig(**shape | options))
 
 
 def result(law: str, model: Any, **options: Any) -> Any:
@@ -217,19 +208,9 @@ def test_configs_without_rotary_parameters_pass():
 
 
 # ---- the layout ---------------------------------------------------------------------------------------------------------
-def interleaved(model):
-    """Weights in the other layout, in a model that takes them for halves."""
-    for name, module in model.named_modules():
-        if name.endswith(("q_proj", "k_proj")):
-            module.weight.data = convert_layout(module.weight.data, 8, "interleaved")
-    return model
-
-
 def test_interleaved_weights_in_a_half_model_are_named():
-    found = check(interleaved(llama()), reference=llama())
-    broken = [one for one in found.values() if one.status == "broken"]
-    assert [one.law for one in broken] == ["rotary_layout"]
-    assert "the weights are interleaved in a half model" in broken[0].reason
+    found = result("rotary_layout", interleaved_weights(), reference=sound_llama())
+    assert found.status == "broken" and "the weights are interleaved in a half model" in found.reason
     assert result("rotary_layout", llama(), reference=llama()).status == "holds"
 
 

@@ -25,6 +25,10 @@ class Decay(RecurrentMixer):
         self.value, self.gate, self.out = (nn.Linear(dim, dim) for _ in range(3))
         self.rate = nn.Parameter(torch.zeros(dim))
         self.shift = nn.Parameter(torch.ones(dim))
+        self.more(dim)
+
+    def more(self, dim):
+        """What subclasses add."""
 
     def mix(self, x, state, inputs):
         require_state("Decay", state, {"sums": (x.shape[0], self.dim), "tail": (x.shape[0], 1, self.dim)})
@@ -187,8 +191,7 @@ class BatchBehind(Decay):
 
 
 class SpareParameter(Decay):
-    def __init__(self, dim, *, mode="chunked", chunk_size=16):
-        super().__init__(dim, mode=mode, chunk_size=chunk_size)
+    def more(self, dim):
         self.spare = nn.Parameter(torch.ones(dim))
 
 
@@ -199,8 +202,7 @@ class WrongGradient(Decay):
 
 
 class DrawnTable(Decay):
-    def __init__(self, dim, *, mode="chunked", chunk_size=16):
-        super().__init__(dim, mode=mode, chunk_size=chunk_size)
+    def more(self, dim):
         self.register_buffer("drawn", torch.randn(dim), persistent=False)
 
     def mix(self, x, *rest):
@@ -209,8 +211,7 @@ class DrawnTable(Decay):
 
 
 class StartsAtNothing(Decay):
-    def __init__(self, dim, *, mode="chunked", chunk_size=16):
-        super().__init__(dim, mode=mode, chunk_size=chunk_size)
+    def more(self, dim):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
@@ -235,8 +236,7 @@ class LosesNaNOfItsRates(Decay):
 class Frequencies(Decay):
     """y_t cos(w t), w as large as S4D's: rounded to 16 bits, it is another frequency."""
 
-    def __init__(self, dim, *, mode="chunked", chunk_size=16):
-        super().__init__(dim, mode=mode, chunk_size=chunk_size)
+    def more(self, dim):
         self.frequency = nn.Parameter(torch.linspace(90.0, 97.0, dim))
 
     def mix(self, x, state, inputs):
@@ -311,8 +311,7 @@ class DropsNothing(Dropping):
 class UsesItOnlyFar(Decay):
     """A parameter that only a second token uses."""
 
-    def __init__(self, dim, *, mode="chunked", chunk_size=16):
-        super().__init__(dim, mode=mode, chunk_size=chunk_size)
+    def more(self, dim):
         self.far = nn.Parameter(torch.ones(dim))
 
     def mix(self, x, *rest):

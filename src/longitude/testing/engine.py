@@ -84,7 +84,17 @@ class Result:
         return asdict(self)
 
     def require(self, subject: str = "the subject") -> Result:
-        """The result itself; LawBroken, with the name of the subject, where the law is broken."""
+        """The result itself, unless the law is broken.
+
+        Args:
+            subject: Its name, for the message.
+
+        Returns:
+            The result.
+
+        Raises:
+            LawBroken: Where the law is broken.
+        """
         if self.status == "broken":
             raise LawBroken(f"{subject} breaks the law {self.law!r}: {self.reason}")
         return self
@@ -112,7 +122,15 @@ class Law:
     rests_on: tuple[str, ...] = ()
 
     def __call__(self, subject: Any, **options: Any) -> Result:
-        """Try it. options: those of the test, such as lengths."""
+        """Try it.
+
+        Args:
+            subject: What the test takes, such as an Example.
+            options: Options of the test, such as lengths.
+
+        Returns:
+            The Result, whatever it is: nothing that is broken raises here.
+        """
         for package in self.needs:
             try:
                 import_module(package)
@@ -208,6 +226,9 @@ class Battery:
         Args:
             name: Of the law; by default the test's.
             options: `threshold`, `needs` and `rests_on` of the Law.
+
+        Returns:
+            A decorator that returns the test as it is.
         """
 
         def add(test: Test) -> Test:
@@ -219,7 +240,11 @@ class Battery:
         return add
 
     def laws(self) -> dict[str, Law]:
-        """All laws by name."""
+        """All laws of the battery, your own included.
+
+        Returns:
+            Each Law by its name, in order.
+        """
         while self.modules:
             found = import_module(self.modules.pop(0))
             for inner in iter_modules(getattr(found, "__path__", ())):

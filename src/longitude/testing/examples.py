@@ -141,6 +141,9 @@ def example(encoding: str | Callable[..., Encoding] | Example, **options: Any) -
         encoding: A registered name, a class, or a function that builds a fresh one.
         options: Options to build it with.
 
+    Returns:
+        The Example; calling it builds a fresh encoding in float64, its parameters filled with random numbers.
+
     Raises:
         ValueError: For an unknown name or option, or an encoding that is built already.
     """
@@ -153,6 +156,9 @@ def mixer_example(mixer: str | Callable[..., Mixer] | MixerExample, **options: A
     Args:
         mixer: A registered name, a class, or a function that builds a fresh one.
         options: Options to build it with.
+
+    Returns:
+        The MixerExample; calling it builds a fresh mixer in float64, its parameters filled with random numbers.
 
     Raises:
         ValueError: For an unknown name or option, or a mixer that is built already.
