@@ -6,7 +6,7 @@ core      on one core, in one process
 threads1  OMP_NUM_THREADS=1
 threads3  OMP_NUM_THREADS=3, more threads than a small machine has cores
 avx2      without the 512-bit instructions of a processor that has them, in torch and in its matrix products
-busy      at low priority, beside a busy loop
+busy      at low priority, together with a busy loop
 gcc       where no C compiler is found
 order     the files shuffled; the seed is printed, and --shuffle SEED repeats it
 again     twice in one fresh clone of what is committed

@@ -141,7 +141,7 @@ LOOK_AT_WEIGHTS = ("test_attention_outputs", "test_retain_grad_hidden_states_att
 
 
 def not_applicable(case: Case) -> dict[str, str]:
-    """Tests that mean nothing for this model, beside those that skip themselves: the test, and why."""
+    """Tests that mean nothing for this model, besides those that skip themselves: the test, and why."""
     if case.classes is LLAMA:
         return {}
     weighs = [mixer_class(spec).has_weights for spec in Tester(case).get_config().layer_mixers()]

@@ -140,8 +140,9 @@ class Subject:
         return torch.cat(out, 1)
 
     def generated(self, tokens: Tensor, prompt: int, mask: Tensor | None = None) -> Tensor:
-        """generate() made to choose the tokens that are given: [B, L] -> logits [B, L - prompt, words] of what
-        follows each token from prompt - 1 on, but the last.
+        """generate() made to choose the tokens that are given: [B, L] -> logits [B, L - prompt, words].
+
+        Of what follows each token from prompt - 1 on, but the last.
         """
 
         def forced(seen: Tensor, scores: Tensor) -> Tensor:
