@@ -18,8 +18,8 @@ from longitude.positions.base import Columns, Encoding, Positions, Transport, ex
 
 
 class GrowingBuffer:
-    """Space in which a tensor [B, heads, L, head_dim] grows along L, written behind what stands there: to copy all keys for
-    each token costs as much as to attend to them.
+    """Space in which a tensor [B, heads, L, head_dim] grows along L, written behind its end: to copy all keys for each token
+    costs as much as to attend to them.
     """
 
     def __init__(self) -> None:
@@ -27,16 +27,16 @@ class GrowingBuffer:
         self.given: Tensor | None = None  # the tensor of last time; any other was made elsewhere, and is copied
 
     def append(self, held: Tensor, new: Tensor) -> Tensor:
+        """What is held with the new tokens behind it."""
         past = held.shape[-2] if held.numel() else 0
-        length = past + new.shape[2]
-        fits = held is self.given and held.shape[:2] == new.shape[:2] and held.dtype == new.dtype
-        writable = fits and (torch.is_inference_mode_enabled() or not held.is_inference())
-        if writable and self.space is not None and length <= self.space.shape[2]:
-            self.space[:, :, past:length] = new
+        length, space = past + new.shape[2], self.space
+        fits = held is self.given and space is not None and length <= space.shape[2] and space.dtype == new.dtype
+        if fits and len(held) == len(new) and (torch.is_inference_mode_enabled() or not held.is_inference()):
+            space.narrow(2, past, new.shape[2]).copy_(new)  # type: ignore[union-attr]
         else:
             spare = new.new_empty(*new.shape[:2], length // 8 + 64, new.shape[3])
-            self.space = torch.cat([held, new, spare], 2)
-        self.given = self.space[:, :, :length]
+            self.space = space = torch.cat([held, new, spare], 2)
+        self.given = space.narrow(2, 0, length)  # type: ignore[union-attr]
         return self.given
 
 
@@ -95,16 +95,18 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
             k = k.to(torch.promote_types(k.dtype, torch.float32))
             self.apply_pending_reflections(encoding)
         past, new = self.held, k.shape[2]
-        self.max_position = later(self.max_position, newest(positions, new))
+        if isinstance(positions, int) and isinstance(self.positions, int) and isinstance(self.max_position, int):
+            self.max_position = max(self.max_position, positions + new - 1)
+            counting = positions == self.positions + past
+        else:
+            self.max_position, counting = later(self.max_position, newest(positions, new)), False
         if not past:
             self.positions = positions
-        elif not (
-            isinstance(positions, int) and isinstance(self.positions, int) and positions == self.positions + past
-        ):
+        elif not counting:
             before, after = explicit(self.positions, past, k.device), explicit(positions, new, k.device)
             self.positions = appended(before, after, k.shape[0])
         k, v = self.update(k, v)
-        if past:
+        if past and columns:
             columns = {
                 name: column if name in passing else torch.cat([self.columns[name], column], 2)
                 for name, column in columns.items()

@@ -141,10 +141,8 @@ def raw_request(
             ) from None
         require_terms(terms, q, k, v)
         learned = [p for p in encoding.parameters() if p.requires_grad] if torch.is_grad_enabled() and terms else []
-    for positions in (q_positions, k_positions):
-        if isinstance(positions, Tensor) and positions.dim() == 3:
-            q_positions, k_positions = _of_one_axis(q_positions, k_positions, terms, keys - rows)
-            break
+    if not isinstance(q_positions, int) or not isinstance(k_positions, int):
+        q_positions, k_positions = _of_one_axis(q_positions, k_positions, terms, keys - rows)
     return Request(
         q, k, v, terms, mask, q_positions, k_positions,
         scale=q.shape[3] ** -0.5 if scale is None else scale,
@@ -204,6 +202,8 @@ def _of_one_axis(
     q_positions: Positions, k_positions: Positions, terms: tuple[Term, ...], gap: int
 ) -> tuple[Positions, Positions]:
     """Positions with a dimension for axes as what terms measure: the number itself where all axes share one."""
+    if not any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions)):
+        return q_positions, k_positions
     if not any(isinstance(term, OffsetBias | PairBias | OffsetVectors) for term in terms):
         return max(gap, 0), max(-gap, 0)  # nobody reads them
     for positions in (q_positions, k_positions):
@@ -253,21 +253,22 @@ def cheapest(requests: Sequence[Request]) -> Backend:
 
 
 def choose_once(r: Request, name: str) -> Backend:
-    """`choose`, but once for all layers of a forward that share the mask's pairs and ask the same."""
+    """`choose`, but once for all layers of a forward that share the mask's pairs and request the same."""
     if torch.compiler.is_compiling() or in_forward_mode():
         return choose([r], name)
-    grad = torch.is_grad_enabled() and (r.q.requires_grad or r.k.requires_grad or r.v.requires_grad)
+    q, k, v = r.q, r.k, r.v
+    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    # Tensors of positions are the same where they are one object; they are kept below, so that no other one gets its id.
+    first, other = (p if isinstance(p, int) else ("tensor", id(p)) for p in (r.q_positions, r.k_positions))
+    terms = tuple(map(_shape_of, r.terms)) if r.terms else ()
     key = (
-        name, r.q.dtype, r.q.device, r.q.shape[1:], r.k.shape[1:], r.v.shape[3], r.scale, r.dropout, r.weights, r.lse,
-        len(r.learned) > 0, grad, tuple(_shape_of(term) for term in r.terms), *map(_which, (r.q_positions, r.k_positions)),
+        name, q.dtype, q.device, q.shape, k.shape, v.shape, r.scale, r.dropout, r.weights, r.lse, len(r.learned) > 0,
+        grad, terms, first, other,
     )  # fmt: skip
-    if key not in r.pairs.chosen:  # positions are kept, so that no other tensor gets their id
-        r.pairs.chosen[key] = choose([r], name), r.q_positions, r.k_positions
-    return r.pairs.chosen[key][0]
-
-
-def _which(positions: Positions) -> Any:
-    return positions if isinstance(positions, int) else ("tensor", id(positions))
+    chosen = r.pairs.chosen.get(key)
+    if chosen is None:
+        chosen = r.pairs.chosen[key] = choose([r], name), r.q_positions, r.k_positions
+    return chosen[0]
 
 
 def _shape_of(term: Term) -> tuple:

@@ -51,11 +51,9 @@ class AllowedPairs:
 
     def fit(self, r: Request) -> bool:
         """Whether they are the request's."""
-        return (
-            self.mask is r.mask
-            and (self.batch, self.rows, self.keys) == (r.q.shape[0], r.q.shape[2], r.k.shape[2])
-            and (self.q_order, self.k_order) == (r.q_order, r.k_order)
-        )
+        (batch, _, rows, _), keys = r.q.shape, r.k.shape[2]
+        same = self.batch == batch and self.rows == rows and self.keys == keys
+        return same and self.mask is r.mask and self.q_order == r.q_order and self.k_order == r.k_order
 
     @property
     def spans(self) -> list[tuple[list[int], list[Span]]] | str:
@@ -117,7 +115,7 @@ class AllowedPairs:
         return Span(q_from, q_to, k_from, k_to)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)  # frozen ones take longer to make than a short decoding step allows; nobody changes them
 class Request:
     """Queries and keys are transformed already when a backend gets them; it adds the terms, softmaxes, and sums values.
 
@@ -144,7 +142,7 @@ class Request:
     def __post_init__(self) -> None:
         if self.pairs is None or not self.pairs.fit(self):
             sizes = self.q.shape[0], self.q.shape[2], self.k.shape[2]
-            object.__setattr__(self, "pairs", AllowedPairs(self.mask, *sizes, self.q_order, self.k_order))
+            self.pairs = AllowedPairs(self.mask, *sizes, self.q_order, self.k_order)
 
     @property
     def band(self) -> tuple[int | None, int | None]:

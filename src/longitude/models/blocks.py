@@ -89,7 +89,8 @@ class Block(GradientCheckpointingLayer):
             inputs = replace(inputs, memory=self.mixer_norm(inputs.memory))
         mixed = self.mixer(self.mixer_norm(x) if self.before else x, inputs)
         mixed, weights = mixed if inputs.return_weights else (mixed, None)
-        x, of_source = self.added(x, mixed, "mixer_norm"), None
+        x = self.added(x, mixed, "mixer_norm")
+        of_source = None
         if self.has_cross:
             y = self.cross_norm(x) if self.before else x
             attended = self.cross(y, source, valid=source_valid, cache=cross_cache, return_weights=cross_weights)
@@ -101,7 +102,3 @@ class Block(GradientCheckpointingLayer):
         """The residual sum, normalised where norms stand after it."""
         x = x + (F.dropout(y, self.dropout) if self.training and self.dropout else y)
         return x if self.before else getattr(self, norm)(x)
-
-
-def dropped(x: Tensor, dropout: float, training: bool) -> Tensor:
-    return F.dropout(x, dropout) if training and dropout else x

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
@@ -18,7 +19,7 @@ from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.attention.request import as_int, following
-from longitude.models.blocks import Block, dropped, norm
+from longitude.models.blocks import Block, norm
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.inputs import require_embeds
 from longitude.models.streams import Packed, documents_of, places_after, streams_of
@@ -101,6 +102,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         # transformers asks it of each model, by name, when it loads one in 16 bits.
         self._keep_in_fp32_modules_strict = {name for mixer in self.mixers for name in mixer.full_precision}
         self.norm = norm(config) if config.norm_position == "pre" else nn.Identity()
+        self.embedding_scale, self.hidden_dropout = config.embedding_scale, config.hidden_dropout
         self.gradient_checkpointing = False
 
         # Encodings live here, one module for all layers where they are shared, and layers are handed theirs.
@@ -193,7 +195,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         wanted = layers_of(output_hidden_states, len(self.layers) + 1)
         if output_attentions:
             self.require_weights()
-        x = inputs_embeds * self.config.embedding_scale
+        x = inputs_embeds if self.embedding_scale == 1 else inputs_embeds * self.embedding_scale
         alone = past_key_values is None and not use_cache and memories is None
         restarting = position_ids if memories is None else None  # memories refuse position_ids of any kind
         documents = documents_of(
@@ -220,7 +222,9 @@ class LongitudeModel(LongitudePreTrainedModel):
 
         places = explicit(positions, remembered + x.shape[1], x.device)
         length, own = x.shape[1], places[remembered:] if places.dim() == 1 else places[:, remembered:]
-        x = dropped(self.encoding_of_layer[0].embed(x, own), self.config.hidden_dropout, self.training)
+        if self.encoding_of_layer[0].at_input:
+            x = self.encoding_of_layer[0].embed(x, own)
+        x = F.dropout(x, self.hidden_dropout) if self.training and self.hidden_dropout else x
         if x.shape[1] != length:
             raise ValueError(
                 f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"

@@ -113,8 +113,8 @@ def rotate_neighbours(x: Tensor, unit: Tensor) -> Tensor:
 
 def as_pairs(x: Tensor) -> Tensor:
     """X itself if its memory can be read as complex numbers, else a copy."""
-    readable = x.stride(-1) == 1 and x.storage_offset() % 2 == 0 and all(s % 2 == 0 for s in x.stride()[:-1])
-    return x if readable else x.clone(memory_format=torch.contiguous_format)
+    odd = [n for n in (x.storage_offset(), *x.stride()[:-1]) if n % 2]
+    return x if x.stride(-1) == 1 and not odd else x.clone(memory_format=torch.contiguous_format)
 
 
 # ---- one pass, where there is a compiler -----------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def sdpa(r: Request) -> Tensor:
         out = not_zeros(out.flatten(1, 2)[:, :, None] if folded else out, r, causal, some)
         return out if some is None else out.masked_fill(~some, 0.0)
 
-    return by_spans(r, run) if sdpa_by_spans(r) else run(r)
+    return by_spans(r, run) if r.beyond_band and sdpa_by_spans(r) else run(r)
 
 
 def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Tensor:
@@ -58,9 +58,10 @@ def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Ten
     """
     if torch.compiler.is_compiling() or type(out) is not Tensor or not out.is_cpu:
         return out
-    zeros = out.detach()[..., 0] == 0
-    if not bool(zeros.any()):
+    first = out.detach().select(-1, 0)
+    if bool(first.all()):  # no zero; one look, because every decoded token pays for it
         return out
+    zeros = first == 0
     finite = per_query_head(r.k.detach().isfinite().all(-1), r.heads).to(r.q.dtype)  # [B, H, Lk]
     if causal:
         last = torch.arange(out.shape[2], device=out.device).clamp(max=r.length - 1)  # queries may outnumber the keys

@@ -85,15 +85,15 @@ class MultiHeadAttention(Mixer):
                 f"got {getattr(cache, 'owner', None) or type(cache).__name__}"
             )
 
-    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
-        return self.attended(x, inputs, inputs.mask)
+    def mask_of(self, inputs: MixerInputs) -> Mask:
+        """The mask of a call, with what the layer itself adds."""
+        return inputs.mask
 
-    def attended(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs, mask: Mask) -> Any:
-        """Attention under this mask, which may be narrower than that of the inputs."""
+    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
         encoding = self.encoding if inputs.encoding is None else inputs.encoding
         cache = inputs.cache
         self.require_cache(cache)
-        x, call = checked_call(x, self.dim, encoding, mask, inputs)
+        x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         heads = x.shape[0], call.length, -1, self.head_dim
         q, k, v = (project(x).view(heads).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
         if encoding.stable_keys and encoding.transforms:

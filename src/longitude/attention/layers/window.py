@@ -15,7 +15,6 @@ from longitude.attention.patterns import Dilated
 from longitude.positions.base import Encoding, check_sizes
 
 if TYPE_CHECKING:
-    from longitude.attention.cache import LongitudeCacheLayer
     from longitude.attention.rolling_cache import RollingCacheLayer
 
 
@@ -67,43 +66,30 @@ class WindowAttention(MultiHeadAttention):
 
         return RollingCacheLayer((self.size - 1) * self.step)
 
-    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
-        """As MultiHeadAttention.forward, with the window joined to the mask by &, which must be causal itself.
-
-        documents covers all tokens that passed, [B, Lk], those that the cache forgot included. With return_weights, weights
-        are over the keys that the cache still holds. A LongitudeCacheLayer, which forgets nothing, serves as well.
-        """
-        own = inputs.once(("window", inputs.mask, self.size, self.step), lambda: self.narrowed(inputs.mask))
-        rolling = self.rolling(inputs.cache)
-        out = self.attended(x, inputs, own)
-        if rolling is not None:
-            rolling.roll()
-        return out
-
-    def narrowed(self, mask: Mask) -> Mask:
+    def mask_of(self, inputs: MixerInputs) -> Mask:
         """The mask with the window joined by &; ValueError for one that is not causal."""
-        require_mask(mask)
-        if not is_causal(mask):
+        require_mask(inputs.mask)
+        if not is_causal(inputs.mask):
             raise ValueError(
-                f"mask: WindowAttention looks back only, expected Causal() with what else is joined to it by &, got "
-                f"{type(mask).__name__}; MultiHeadAttention takes any mask, lg.Band(before, after) among them"
+                f"mask: WindowAttention attends to the past only, expected Causal() with what else is joined to it by &, got "
+                f"{type(inputs.mask).__name__}; MultiHeadAttention takes any mask, lg.Band(before, after) among them"
             )
-        return mask & self.window_mask
+        return inputs.once(("window", self.size, self.step), lambda: inputs.mask & self.window_mask)
 
-    def rolling(self, cache: LongitudeCacheLayer | None) -> RollingCacheLayer | None:
-        """The cache, if it is of the kind that forgets; ValueError if it forgets what the window sees."""
-        if cache is None:
-            return None
-        from longitude.attention.rolling_cache import RollingCacheLayer
-
-        if not isinstance(cache, RollingCacheLayer):
-            return None
-        if cache.keep < (need := (self.size - 1) * self.step):
+    def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
+        """As MultiHeadAttention's; documents covers all tokens that passed, [B, Lk], and weights are over the keys that the
+        cache still holds. A LongitudeCacheLayer, which drops nothing, serves as well.
+        """
+        rolling = getattr(inputs.cache, "kind", None) == "rolling"
+        if rolling and inputs.cache.keep < (need := (self.size - 1) * self.step):
             raise ValueError(
-                f"cache: expected a layer that keeps {need} tokens or more, got one that keeps {cache.keep}; "
+                f"cache: expected a layer that keeps {need} tokens or more, got one that keeps {inputs.cache.keep}; "
                 "self.cache_layer() makes one"
             )
-        return cache
+        out = super().mix_tokens(x, inputs)
+        if rolling:
+            inputs.cache.roll()
+        return out
 
     def extra_repr(self) -> str:
         return f"size={self.size}" + (f", step={self.step}" if self.step > 1 else "")
