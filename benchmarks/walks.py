@@ -115,22 +115,23 @@ def llama(layers: int, hidden: int) -> Any:
 
     config = LlamaConfig(
         vocab_size=256, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=2 * hidden,
-        max_position_embeddings=1024, tie_word_embeddings=True, attn_implementation="sdpa",
+        max_position_embeddings=1024, tie_word_embeddings=True,
     )  # fmt: skip
     return LlamaForCausalLM(config)
 
 
-def token_times(layers: int, hidden: int, batch: int, repeats: int = 300) -> tuple[float, float]:
-    """Seconds of a decoded token of ours and of a stock Llama, medians of tokens in turns."""
-    ours, stock = decoding(decoder("rope", layers, hidden), batch), decoding(llama(layers, hidden), batch)
-    times: dict[int, list[float]] = {0: [], 1: []}
-    for repeat in range(repeats + 20):
-        for which, token in ((0, ours), (1, stock))[:: 1 if repeat % 2 else -1]:
+def token_times(layers: int, hidden: int, batch: int, turns: int = 40, tokens: int = 10) -> tuple[float, float]:
+    """CPU seconds of a decoded token of ours and of a stock Llama: medians over blocks of tokens, in turns."""
+    both = decoding(decoder("rope", layers, hidden), batch), decoding(llama(layers, hidden), batch)
+    times: tuple[list[float], list[float]] = [], []
+    for turn in range(turns):
+        for which in (0, 1) if turn % 2 else (1, 0):
+            both[which]()
             start = time.process_time()
-            token()
-            if repeat >= 20:
-                times[which].append(time.process_time() - start)
-    return statistics.median(times[0]), statistics.median(times[1])
+            for _ in range(tokens):
+                both[which]()
+            times[which].append((time.process_time() - start) / tokens)
+    return statistics.median(times[0][3:]), statistics.median(times[1][3:])
 
 
 def walks() -> dict[str, tuple[Counter[str], Counter[str]]]:

@@ -10,6 +10,7 @@ import longitude as lg
 from longitude.attention.cache import LongitudeCache, LongitudeCacheLayer, adopt
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
+from tests.support import close
 
 NAMES = [
     name for name in lg.list_encodings() if name not in ("sinusoidal", "learned")
@@ -31,21 +32,6 @@ def layer(name: str, kv_heads: int = 2, window: int | None = None) -> lg.MultiHe
 
 def tokens(batch: int = 2, length: int = LENGTH, seed: int = 1) -> torch.Tensor:
     return torch.randn(batch, length, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def close(x, y):
-    torch.testing.assert_close(x, y, atol=1e-12, rtol=0)
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("name", COMPOSED)
-@pytest.mark.parametrize("cuts", [(1,) * LENGTH, (5, 1, 1, 5), (LENGTH - 1, 1), (2, 10)], ids=str)
-@torch.no_grad()
-def test_pieces_are_the_whole(name, cuts):
-    attention, x, cache = layer(name), tokens(), LongitudeCacheLayer()
-    pieces = [attention(piece, cache=cache) for piece in x.split(cuts, 1)]
-    close(torch.cat(pieces, 1), attention(x))
-    assert cache.get_seq_length() == LENGTH and cache.positions == 0
 
 
 @pytest.mark.one_in(3)
@@ -304,19 +290,6 @@ def test_copies_part_ways(copied):
     first, second = kv(1, seed=1), kv(1, seed=2)
     ours, theirs = cache.update(*first)[0], twin.update(*second)[0]
     assert torch.equal(ours, torch.cat([old, first[0]], 2)) and torch.equal(theirs, torch.cat([old, second[0]], 2))
-
-
-def test_gradients_reach_cached_tokens():
-    """Where a backward may follow, nothing is written over, whatever came before."""
-    cache = LongitudeCacheLayer()
-    with torch.no_grad():
-        cache.update(*kv(3))
-    steps = [[x.requires_grad_() for x in kv(1, seed)] for seed in (1, 2)]
-    outs = [cache.update(k, v)[0].square() for k, v in steps]
-    with torch.no_grad():
-        cache.update(*kv(1, seed=3))
-    gradient = torch.autograd.grad(outs[0].sum() + outs[1].sum(), steps[0][0])[0]
-    assert torch.equal(gradient, 4 * steps[0][0])
 
 
 def test_room_made_in_inference_mode_is_left_there():

@@ -19,19 +19,6 @@ def gradients(loss, model):
 
 
 # ---- whole = in pieces, padded, packed --------------------------------------------------------------------------------
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-@torch.no_grad()
-def test_pieces_are_the_whole(spec, build, ids):
-    model, x = build(spec), ids(length=14)
-    whole = model(x, use_cache=False)
-    assert whole.past_key_values is None
-    pieces, cache = [], None
-    for piece in x.split((5, 1, 1, 7), 1):
-        out = model(piece, past_key_values=cache, use_cache=True)
-        cache = out.past_key_values
-        pieces.append(out.logits)
-    close(torch.cat(pieces, 1), whole.logits)
-    assert cache.get_seq_length() == 14
 
 
 @pytest.mark.one_in(4)
@@ -56,27 +43,6 @@ def test_padding_changes_nothing(spec, build, ids):
         close(torch.cat([first.logits, second.logits], 1)[:, 4:], plain.logits)
 
 
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_packed_documents_are_separate(spec, build, ids):
-    """Logits, the loss and its gradients; the loss crosses no border; a batch of other borders per row."""
-    model, x = build(spec), ids(2, 12)
-    documents = torch.tensor([[0] * 5 + [1] * 4 + [2] * 3, [4] * 12])
-    parts = [x[:1, :5], x[:1, 5:9], x[:1, 9:], x[1:]]
-    packed, apart = model(x, labels=x, document_ids=documents), [model(p, labels=p) for p in parts]
-    close(packed.logits[0], torch.cat([one.logits[0] for one in apart[:3]]))
-    close(packed.logits[1], apart[3].logits[0])
-    predicted = [p.shape[1] - 1 for p in parts]
-    loss = sum(n * one.loss for n, one in zip(predicted, apart, strict=True)) / sum(predicted)
-    close(packed.loss, loss)
-    for ours, theirs in zip(gradients(packed.loss, model), gradients(loss, model), strict=True):
-        close(ours, theirs)
-    with torch.no_grad():  # and in pieces, with the numbers of all tokens so far
-        first = model(x[:, :7], document_ids=documents[:, :7], use_cache=True)
-        second = model(x[:, 7:], document_ids=documents, past_key_values=first.past_key_values)
-        close(torch.cat([first.logits, second.logits], 1), packed.logits)
-
-
 @torch.no_grad()
 def test_packed_and_padded_at_once(build, ids):
     model, x = build(["rope", "fox"]), ids(1, 10)
@@ -84,13 +50,6 @@ def test_packed_and_padded_at_once(build, ids):
     out = model(x, document_ids=documents, attention_mask=mask).logits
     close(out[:, 2:6], model(x[:, 2:6]).logits)
     close(out[:, 6:9], model(x[:, 6:9]).logits)
-
-
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-@torch.no_grad()
-def test_a_row_of_a_batch_is_the_row_alone(spec, build, ids):
-    model, x = build(spec), ids(3, 11)
-    close(model(x).logits, torch.cat([model(row[None]).logits for row in x]))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)

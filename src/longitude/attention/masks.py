@@ -1,12 +1,13 @@
-"""Who may look at whom: predicates over order, document and validity, that combine with & and |.
+"""Which keys a query attends to: predicates over order, document and validity, that combine with & and |.
 
 Order is a token's place in its stream: keys have 0 .. Lk-1, and queries are the last Lq of them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
+from typing import ClassVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -19,10 +20,14 @@ Reach = tuple[int | None, int | None]
 
 
 class Mask:
-    """A predicate on pairs of tokens."""
+    """Which keys each query attends to: a predicate on pairs of tokens, joined with & and |.
+
+    Attributes:
+        reach: Smallest and largest (query order - key order) that it may allow; None: unbounded. What lies outside is not
+            computed.
+    """
 
     reach: Reach = (None, None)
-    """Bounds that every allowed pair keeps; what lies outside need not be computed."""
 
     def allowed(self, q_order: Int[Tensor, " Lq"], k_order: Int[Tensor, " Lk"]) -> Bool[Tensor, ...]:
         """-> [Lq, Lk] or [B, 1, Lq, Lk]."""
@@ -44,7 +49,7 @@ class Mask:
         return self
 
     def require_past(self, past: int) -> None:
-        """ValueError where tokens that passed before would have had to see those that come now."""
+        """ValueError where cached tokens would have had to attend to those that come now."""
 
     def __and__(self, other: Mask) -> Mask:
         require_mask(other)
@@ -57,7 +62,7 @@ class Mask:
 
 @dataclass(frozen=True)
 class NoMask(Mask):
-    """Every token sees every token."""
+    """Every token attends to every token."""
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         return (q_order[:, None] >= k_order) | True
@@ -66,9 +71,36 @@ class NoMask(Mask):
         return ()
 
 
+class _Ordered(Mask):
+    """What Causal and Window share: an order of the keys that may be given."""
+
+    order: Tensor | None
+
+    def ago(self, q_order: Tensor, k_order: Tensor) -> Tensor:
+        """Order of the query minus order of the key, [Lq, Lk]."""
+        i, j = (q_order, k_order) if self.order is None else (self.order[q_order], self.order[k_order])
+        return i[:, None] - j
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        order, who = self.order, type(self).__name__
+        if order is not None and not isinstance(order, Tensor):
+            raise ValueError(f"{who}: expected order as a tensor [{keys}], got {order!r}")
+        if order is not None and (order.is_floating_point() or order.shape != (keys,) or rows > keys):
+            raise ValueError(
+                f"{who}: expected order [{keys}], one integer per key, got {kind_of(order)} with {rows} queries"
+            )
+
+    def since(self, first: int) -> Mask:
+        return self if self.order is None else replace(self, order=self.order[first:])  # type: ignore[type-var]
+
+
 @dataclass(frozen=True, eq=False)
-class Causal(Mask):
-    """A token sees itself and what came before it. order [Lk]: the place of each key in its stream, if not 0, 1, 2, ..."""
+class Causal(_Ordered):
+    """A token attends to itself and those before it.
+
+    Args:
+        order: Place of each key in its stream [Lk], if not 0, 1, 2, ...
+    """
 
     order: Tensor | None = None
 
@@ -77,19 +109,20 @@ class Causal(Mask):
         return (0, None) if self.order is None else (None, None)
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        i, j = _places(self.order, q_order, k_order)
-        return i[:, None] >= j
-
-    def validate(self, batch: int, rows: int, keys: int) -> None:
-        _validate_order("Causal", self.order, rows, keys)
-
-    def since(self, first: int) -> Mask:
-        return self if self.order is None else Causal(self.order[first:])
+        return self.ago(q_order, k_order) >= 0
 
 
 @dataclass(frozen=True, eq=False)
-class Window(Mask):
-    """A token sees itself and the size - 1 before it: size keys. Causal by itself."""
+class Window(_Ordered):
+    """A token attends to itself and the size - 1 before it. Causal by itself.
+
+    Args:
+        size: Keys per query, the token itself included.
+        order: As in Causal.
+
+    Raises:
+        ValueError: For a size below 1.
+    """
 
     size: int
     order: Tensor | None = None
@@ -103,20 +136,21 @@ class Window(Mask):
         return (0, self.size - 1) if self.order is None else (None, None)
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        i, j = _places(self.order, q_order, k_order)
-        ago = i[:, None] - j
+        ago = self.ago(q_order, k_order)
         return (ago >= 0) & (ago < self.size)
-
-    def validate(self, batch: int, rows: int, keys: int) -> None:
-        _validate_order("Window", self.order, rows, keys)
-
-    def since(self, first: int) -> Mask:
-        return self if self.order is None else Window(self.size, self.order[first:])
 
 
 @dataclass(frozen=True)
 class Band(Mask):
-    """A token sees itself, `before` tokens before it and `after` tokens after it. Band(w, w) is a window to both sides."""
+    """A token attends to itself, `before` tokens before it and `after` tokens after it. Band(w, w) is a bidirectional window.
+
+    Args:
+        before: Keys before each query.
+        after: Keys after each query.
+
+    Raises:
+        ValueError: For a number below 0.
+    """
 
     before: int
     after: int
@@ -136,17 +170,44 @@ class Band(Mask):
     def require_past(self, past: int) -> None:
         if self.after:
             raise ValueError(
-                f"Band: cached tokens see the {self.after} after them, which were not there yet; expected the whole sequence "
-                "in one call, or after=0"
+                f"Band: cached tokens attend to the {self.after} after them, which were not there yet; expected the whole "
+                "sequence in one call, or after=0"
             )
 
 
+class _PerToken(Mask):
+    """What Documents and Padding share: a tensor with a number for each key."""
+
+    column: ClassVar[str]
+
+    @property
+    def numbers(self) -> Tensor:
+        """The tensor, [Lk] or [B, Lk]."""
+        return getattr(self, self.column)
+
+    def of(self, batch: slice | list[int]) -> Mask:
+        return type(self)(of_rows(self.numbers, batch))  # type: ignore[call-arg]
+
+    def since(self, first: int) -> Mask:
+        return type(self)(self.numbers[..., first:])  # type: ignore[call-arg]
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        validate_tokens(f"{type(self).__name__}({self.column})", self.numbers, batch, keys)
+
+
 @dataclass(frozen=True, eq=False)
-class Documents(Mask):
-    """Tokens see only tokens with the same number, wherever those stand. ids [Lk] or [B, Lk], of the keys; queries are the last
-    of them. (`documents=` of a layer is another thing: there each run of one number is a document.)
+class Documents(_PerToken):
+    """Tokens attend to tokens with the same number only, wherever those are. (`documents=` of a layer differs: there each run
+    of one number is a document.)
+
+    Args:
+        ids: Integers [Lk] or [B, Lk], of the keys; queries are the last of them.
+
+    Raises:
+        ValueError: For anything else.
     """
 
+    column = "ids"
     ids: Int[Tensor, ...]
 
     def __post_init__(self):
@@ -157,22 +218,24 @@ class Documents(Mask):
         same = self.ids[..., q_order][..., :, None] == self.ids[..., k_order][..., None, :]
         return same[:, None] if same.dim() == 3 else same
 
-    def of(self, batch: slice | list[int]) -> Mask:
-        return Documents(of_rows(self.ids, batch))
-
-    def since(self, first: int) -> Mask:
-        return Documents(self.ids[..., first:])
-
     def validate(self, batch: int, rows: int, keys: int) -> None:
-        validate_tokens("Documents(ids)", self.ids, batch, keys)
+        super().validate(batch, rows, keys)
         if rows > keys:
             raise ValueError(f"Documents: expected queries among the {keys} keys, got {rows} queries")
 
 
 @dataclass(frozen=True, eq=False)
-class Padding(Mask):
-    """Keys that are not valid are seen by nobody. valid [B, Lk] (or [Lk]), True or 1 for real tokens."""
+class Padding(_PerToken):
+    """No token attends to keys that are not valid.
 
+    Args:
+        valid: Bool or int [Lk] or [B, Lk], True or 1 for real tokens.
+
+    Raises:
+        ValueError: For anything else.
+    """
+
+    column = "valid"
     valid: Tensor
 
     def __post_init__(self):
@@ -180,24 +243,37 @@ class Padding(Mask):
             raise ValueError(f"Padding: expected valid [B, Lk] of bool or int, got {kind_of(self.valid)}")
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
-        seen = self.valid[..., k_order].bool()[..., None, :] & (q_order[:, None] >= q_order[:1, None])
-        return seen[:, None] if seen.dim() == 3 else seen
-
-    def of(self, batch: slice | list[int]) -> Mask:
-        return Padding(of_rows(self.valid, batch))
-
-    def since(self, first: int) -> Mask:
-        return Padding(self.valid[..., first:])
-
-    def validate(self, batch: int, rows: int, keys: int) -> None:
-        validate_tokens("Padding(valid)", self.valid, batch, keys)
+        real = self.valid[..., k_order].bool()[..., None, :] & (q_order[:, None] >= q_order[:1, None])
+        return real[:, None] if real.dim() == 3 else real
 
 
 @dataclass(frozen=True, eq=False)
-class AllOf(Mask):
-    """Pairs that every mask allows; written a & b."""
+class _Joined(Mask):
+    """What AllOf and AnyOf share."""
 
     masks: tuple[Mask, ...]
+
+    def validate(self, batch: int, rows: int, keys: int) -> None:
+        for mask in self.masks:
+            mask.validate(batch, rows, keys)
+
+    def of(self, batch: slice | list[int]) -> Mask:
+        return type(self)(tuple(mask.of(batch) for mask in self.masks))
+
+    def since(self, first: int) -> Mask:
+        return type(self)(tuple(mask.since(first) for mask in self.masks))
+
+    def require_past(self, past: int) -> None:
+        for mask in self.masks:
+            mask.require_past(past)
+
+
+class AllOf(_Joined):
+    """Pairs that every mask allows; written a & b.
+
+    Args:
+        masks: The masks.
+    """
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
@@ -206,30 +282,20 @@ class AllOf(Mask):
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         return reduce(torch.logical_and, (mask.allowed(q_order, k_order) for mask in (NoMask(), *self.masks)))
 
-    def validate(self, batch: int, rows: int, keys: int) -> None:
-        for mask in self.masks:
-            mask.validate(batch, rows, keys)
-
     def parts(self) -> tuple[Mask, ...]:
         return self.masks
 
-    def of(self, batch: slice | list[int]) -> Mask:
-        return AllOf(tuple(mask.of(batch) for mask in self.masks))
-
-    def since(self, first: int) -> Mask:
-        return AllOf(tuple(mask.since(first) for mask in self.masks))
-
     def require_past(self, past: int) -> None:
         if not is_causal(self):
-            for mask in self.masks:
-                mask.require_past(past)
+            super().require_past(past)
 
 
-@dataclass(frozen=True, eq=False)
-class AnyOf(Mask):
-    """Pairs that one of the masks allows; written a | b."""
+class AnyOf(_Joined):
+    """Pairs that one of the masks allows; written a | b.
 
-    masks: tuple[Mask, ...]
+    Args:
+        masks: The masks.
+    """
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
@@ -238,20 +304,6 @@ class AnyOf(Mask):
 
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         return reduce(torch.logical_or, (mask.allowed(q_order, k_order) for mask in self.masks))
-
-    def of(self, batch: slice | list[int]) -> Mask:
-        return AnyOf(tuple(mask.of(batch) for mask in self.masks))
-
-    def since(self, first: int) -> Mask:
-        return AnyOf(tuple(mask.since(first) for mask in self.masks))
-
-    def require_past(self, past: int) -> None:
-        for mask in self.masks:
-            mask.require_past(past)
-
-    def validate(self, batch: int, rows: int, keys: int) -> None:
-        for mask in self.masks:
-            mask.validate(batch, rows, keys)
 
 
 def is_causal(mask: Mask) -> bool:
@@ -288,27 +340,17 @@ def require_mask(mask: object) -> None:
         )
 
 
-def _places(order: Tensor | None, q_order: Tensor, k_order: Tensor) -> tuple[Tensor, Tensor]:
-    return (q_order, k_order) if order is None else (order[q_order], order[k_order])
-
-
 def of_rows(tokens: Tensor, batch: slice | list[int]) -> Tensor:
+    """Numbers per token of these rows of the batch; one row stands for all."""
     return tokens[batch] if tokens.dim() == 2 and len(tokens) > 1 else tokens
 
 
 def kind_of(x: object) -> str:
+    """What was given, for an error."""
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
 
 
-def _validate_order(who: str, order: Tensor | None, rows: int, keys: int) -> None:
-    if order is not None and not isinstance(order, Tensor):
-        raise ValueError(f"{who}: expected order as a tensor [{keys}], got {order!r}")
-    if order is not None and (order.is_floating_point() or order.shape != (keys,) or rows > keys):
-        raise ValueError(
-            f"{who}: expected order [{keys}], one integer per key, got {kind_of(order)} with {rows} queries"
-        )
-
-
 def validate_tokens(who: str, tokens: Tensor, batch: int, keys: int) -> None:
+    """ValueError unless it is [keys] or [batch, keys]."""
     if tokens.shape[-1] != keys or (tokens.dim() == 2 and tokens.shape[0] not in (1, batch)):
         raise ValueError(f"{who}: expected [{keys}] or [{batch}, {keys}], one per key, got {list(tokens.shape)}")

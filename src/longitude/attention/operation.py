@@ -259,7 +259,8 @@ def choose_once(r: Request, name: str) -> Backend:
     q, k, v = r.q, r.k, r.v
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     # Tensors of positions are the same where they are one object; they are kept below, so that no other one gets its id.
-    first, other = (p if isinstance(p, int) else ("tensor", id(p)) for p in (r.q_positions, r.k_positions))
+    first = r.q_positions if isinstance(r.q_positions, int) else -1 - id(r.q_positions)
+    other = r.k_positions if isinstance(r.k_positions, int) else -1 - id(r.k_positions)
     terms = tuple(map(_shape_of, r.terms)) if r.terms else ()
     key = (
         name, q.dtype, q.device, q.shape, k.shape, v.shape, r.scale, r.dropout, r.weights, r.lse, len(r.learned) > 0,

@@ -195,7 +195,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         wanted = layers_of(output_hidden_states, len(self.layers) + 1)
         if output_attentions:
             self.require_weights()
-        x = inputs_embeds if self.embedding_scale == 1 else inputs_embeds * self.embedding_scale
+        x: Tensor = inputs_embeds if self.embedding_scale == 1 else inputs_embeds * self.embedding_scale  # type: ignore[operator]
         alone = past_key_values is None and not use_cache and memories is None
         restarting = position_ids if memories is None else None  # memories refuse position_ids of any kind
         documents = documents_of(

@@ -108,7 +108,8 @@ class MultiHeadAttention(Mixer):
         if cache is not None:
             k, v, columns = cache.extend(k, v, call.positions, columns, carry, encoding)
             k_positions = cache.positions
-        q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
+        if q.dtype != k.dtype or v.dtype != k.dtype:  # a cache may hold keys in a wider one
+            q, v = q.to(k.dtype), v.to(k.dtype)
         if call.remembered:
             q = q[:, :, call.remembered :]
         pairs = call.pairs(x.shape[0], q.shape[2], k.shape[2])

@@ -222,30 +222,6 @@ def test_a_token_is_576_numbers():
     assert round(2 * 128 * 128 / 576, 1) == 56.9
 
 
-def test_the_cache_is_reordered_selected_and_cropped():
-    layer, x = make("rope+fox"), tokens(3, 12)
-    rows = torch.tensor([2, 0, 0])
-    for change in (
-        lambda cache: cache.reorder_cache(rows),
-        lambda cache: (
-            cache.batch_select_indices(torch.tensor([2, 0])),
-            cache.batch_select_indices(torch.tensor([0, 1, 1])),
-        ),
-    ):
-        with torch.no_grad():
-            cache = layer.cache_layer()
-            layer(x[:, :8], cache=cache)
-            change(cache)
-            assert_close(layer(x[rows, 8:], cache=cache), layer(x[rows])[:, 8:])
-    layer = make("alibi")
-    with torch.no_grad():
-        cache = layer.cache_layer()
-        layer(x[:, :10], cache=cache)
-        cache.crop(-4)
-        assert cache.get_seq_length() == 6
-        assert_close(layer(x[:, 6:], cache=cache), layer(x)[:, 6:])
-
-
 @pytest.mark.parametrize("route", ["expanded", "absorbed"])
 def test_a_rotation_that_follows_the_length_turns_queries_and_keys(route):
     follows = lg.Rotary(ROPE, "half", scaling=lg.scaling.DynamicNTK(2.0, 100, follow="row"))
@@ -254,38 +230,9 @@ def test_a_rotation_that_follows_the_length_turns_queries_and_keys(route):
     assert_close(by(make(follows), route)(x), make("half")(x), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "route"), [("rope+fox", "expanded"), ("rope+fox", "absorbed"), ("path", "auto")])
-def test_padding_and_documents(name, route):
-    layer, x = by(make(name), route), tokens(1, 20)
-    alone = [layer(x[:, :7]), layer(x[:, 7:])]
-    documents = torch.tensor([[0] * 7 + [1] * 13])
-    positions = torch.cat([torch.arange(7), torch.arange(13)])[None]
-    assert_close(layer(x, documents=documents, positions=positions), torch.cat(alone, 1), rtol=1e-12, atol=1e-12)
-    left = torch.cat([torch.full((1, 5, DIM), 9.0).double(), x], 1)
-    documents = torch.tensor([[-1] * 5 + [0] * 20])
-    positions = torch.cat([torch.zeros(5, dtype=torch.long), torch.arange(20)])[None]
-    cache = layer.cache_layer()
-    first = layer(left[:, :15], documents=documents[:, :15], positions=positions[:, :15], cache=cache)
-    second = layer(left[:, 15:], documents=documents, positions=positions[:, 15:], cache=cache)
-    assert_close(torch.cat([first, second], 1)[:, 5:], layer(x), rtol=1e-11, atol=1e-11)
-    assert not first[:, :5].any()  # padding sees nothing
-
-
 def test_a_memory_is_seen():
     layer, x = make(), tokens(2, 20)
     assert_close(layer(x[:, 8:], memory=x[:, :8]), layer(x)[:, 8:], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["interleaved", "path"])
-def test_a_bfloat16_model_decodes(name):
-    layer = make(name).bfloat16()
-    with torch.no_grad():
-        cache, x = layer.cache_layer(), tokens(2, 9, dtype=torch.bfloat16)
-        out = torch.cat([layer(x[:, :5], cache=cache), layer(x[:, 5:6], cache=cache), layer(x[:, 6:], cache=cache)], 1)
-    assert out.dtype == torch.bfloat16
-    assert_close(out.float(), make(name).float()(x.float()), rtol=0.1, atol=0.3)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert make(name).float()(x.float()).isfinite().all()
 
 
 # ---- what positions do -----------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from torch import nn
 
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
+from tests.support import close
 
 DIM, HEADS = 16, 4
 
@@ -19,10 +20,6 @@ def layer(kv_heads=None, encoding=None, **options) -> lg.MultiHeadAttention:
 
 def tokens(batch=2, length=11) -> torch.Tensor:
     return torch.randn(batch, length, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def close(x, y):
-    torch.testing.assert_close(x, y, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -46,18 +43,6 @@ def test_equals_torch(bias):
     close(ours(x, mask=lg.NoMask()), theirs(x, x, x)[0])
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2])
-def test_grouped_heads_are_repeated_heads(kv_heads):
-    grouped, full = layer(kv_heads, lg.ALiBi(HEADS)), layer(encoding=lg.ALiBi(HEADS))
-    full.load_state_dict(grouped.state_dict() | {
-        f"{name}.weight": getattr(grouped, name).weight.unflatten(0, (kv_heads, -1))
-        .repeat_interleave(HEADS // kv_heads, 0).flatten(0, 1)
-        for name in ("k_proj", "v_proj")
-    })  # fmt: skip
-    close(grouped(tokens()), full(tokens()))
-    assert grouped.k_proj.out_features == kv_heads * DIM // HEADS
-
-
 def test_head_dim_and_scale_may_be_said():
     wide = layer(encoding=lg.Rotary(6, "half"), head_dim=6, scale=0.3)
     assert wide.q_proj.out_features == 24 and wide.o_proj.in_features == 24
@@ -71,27 +56,6 @@ def test_dropout_acts_in_training_only():
     dropping, x = layer(dropout=0.5), tokens()
     close(dropping.eval()(x), layer()(x))
     assert not torch.allclose(dropping.train()(x), dropping(x))
-
-
-@pytest.mark.parametrize(
-    "encoding", [lg.Rotary(4, "half"), lg.ALiBi(HEADS), lg.T5Bias(HEADS), lg.Fire(HEADS)], ids=type
-)
-def test_documents_are_separate(encoding):
-    """Outputs and gradients, of tokens and weights; padding, a negative number, gives zeros and takes none."""
-    attention, x = layer(2, encoding), tokens(2, 12).requires_grad_()
-    ids = torch.tensor([[0, 0, 0, 0, 3, 3, 3, 3, 3, 3, 7, 7], [-1, -1, 2, 2, 2, 2, 2, 2, 2, 2, -1, -1]])
-    places = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0, 1], [0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 0, 0]])
-    real = ids >= 0
-    packed = attention(x, documents=ids, positions=places)
-    apart = torch.cat([attention(x[b : b + 1, i:j])[0] for b, i, j in ((0, 0, 4), (0, 4, 10), (0, 10, 12), (1, 2, 10))])
-    close(packed[real], apart)
-    assert (packed[~real] == 0).all()
-    grad = torch.randn(apart.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    wanted = [x, *(p for p in attention.parameters() if p.requires_grad)]
-    for ours, theirs in zip(
-        torch.autograd.grad(packed[real], wanted, grad), torch.autograd.grad(apart, wanted, grad), strict=True
-    ):
-        close(ours, theirs)
 
 
 def test_documents_join_the_callers_own():

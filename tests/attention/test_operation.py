@@ -51,18 +51,6 @@ def test_equals_torch(backend, length, scale):
 
 
 @pytest.mark.parametrize("backend", ["auto", *GENERAL])
-def test_fewer_queries_are_the_last(backend):
-    q, k, v = inputs = qkv(5, 12)
-    see = torch.arange(7, 12)[:, None] >= torch.arange(12)
-    ours = lg.attend(q, k, v, backend=backend)
-    same(ours, F.scaled_dot_product_attention(q, k, v, attn_mask=see), inputs)
-    everything = qkv(12, 12)
-    whole = lg.attend(*everything, encoding=lg.ALiBi(4), backend=backend)
-    last = lg.attend(everything[0][:, :, 7:], *everything[1:], encoding=lg.ALiBi(4), backend=backend)
-    same(last, whole[:, :, 7:], everything)
-
-
-@pytest.mark.parametrize("backend", ["auto", *GENERAL])
 @pytest.mark.parametrize("kv_heads", [1, 2])
 @pytest.mark.parametrize("encoding", [None, lg.ALiBi(4)], ids=["plain", "alibi"])
 def test_grouped_heads_are_repeated_heads(backend, kv_heads, encoding):
