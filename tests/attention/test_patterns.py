@@ -243,7 +243,7 @@ def test_patterns_in_a_cache(encoding, masks):
         (Prefix(6), "whole prefix of 6 tokens, which attend to each other, got 5 tokens in the cache"),
         (Prefix(torch.tensor([2, 6])) & lg.Documents(torch.zeros(6, dtype=torch.long)), "whole prefix of 6"),
         (lg.Window(3) | Global([0]), r"Global: .* whole sequence in one call, or .*lg.Causal\(\)"),
-        (Band(3, 1), "Band: cached tokens see the 1 after them"),
+        (Band(3, 1), "Band: cached tokens attend to the 1 after them"),
     ],
 )
 @torch.no_grad()

@@ -321,7 +321,7 @@ def test_wrong_calls():
             layer(given)
     cache = layer.cache_layer()
     layer(x, cache=cache)
-    with pytest.raises(ValueError, match="cached tokens see the 1 after them"):
+    with pytest.raises(ValueError, match="cached tokens attend to the 1 after them"):
         layer(x, cache=cache, mask=Band(1, 1))
     cache = layer.cache_layer()
     with pytest.raises(ValueError, match="expected a mask with"):
