@@ -255,7 +255,7 @@ def test_tokens_are_written_behind_those_before():
     for n, (k, v) in enumerate(given):
         assert torch.equal(k, torch.cat([t[0] for t in tokens[: n + 1]], 2))
         assert torch.equal(v, torch.cat([t[1] for t in tokens[: n + 1]], 2))
-    assert cache.rooms[0].space.shape[2] <= 1.2 * cache.get_seq_length() + 64
+    assert cache.buffers[0].space.shape[2] <= 1.2 * cache.get_seq_length() + 64
 
 
 CHANGES = {

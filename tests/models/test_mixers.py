@@ -130,7 +130,7 @@ def test_an_encoding_that_no_mixer_takes():
         kind = MIXERS[name].__name__
         with pytest.raises(ValueError, match=f"ALiBi adds to scores, and {kind} has none; expected .*attention"):
             model([name] * 2, encoding="alibi")
-    with pytest.raises(ValueError, match="Rotary turns queries and keys, and Mamba has none"):
+    with pytest.raises(ValueError, match="Rotary rotates queries and keys, and Mamba has none"):
         model(["mamba"] * 2, encoding="rope")
     with pytest.raises(ValueError, match="ALiBi adds to scores, and Mamba has none"):
         model(["mamba", "attention"], encodings=["alibi", "alibi"])

@@ -96,7 +96,7 @@ def test_a_label_of_encodings_alone_takes_no_mixer():
 @pytest.mark.parametrize(
     ("label", "message"),
     [
-        ("rope+mamba", "--encodings rope.mamba: Rotary turns queries and keys, and Mamba has none"),
+        ("rope+mamba", "--encodings rope.mamba: Rotary rotates queries and keys, and Mamba has none"),
         ("rope+window:size=0", "--encodings rope.window:size=0: .*size"),
         (
             "attention+mamba+mamba",

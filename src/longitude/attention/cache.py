@@ -1,4 +1,4 @@
-"""The one cache layer for all encodings. It needs transformers (the `models` extra); nothing else in this room does."""
+"""The one cache layer for all encodings. It needs transformers (the `models` extra); nothing else in this folder does."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from longitude.positions.base import Columns, Encoding, Positions, Transport, ex
 
 
 class GrowingBuffer:
-    """Space in which a tensor [B, heads, L, head_dim] grows along L, written behind its end: to copy all keys for each token
-    costs as much as to attend to them.
+    """Space in which a tensor [B, heads, L, head_dim] grows along L.
+
+    New tokens are written after the last ones: to copy all keys for each token costs as much as to attend to them.
     """
 
     def __init__(self) -> None:
@@ -41,13 +42,17 @@ class GrowingBuffer:
 
 
 class LongitudeCacheLayer(CropsTogether, DynamicLayer):
-    """Keys, values and what an encoding must know about the tokens that passed.
+    """Keys, values and what an encoding needs of the cached tokens.
 
-    keys [B, Hkv, L, head_dim], rotated where a rotated key stays right, raw otherwise, and rewritten where the tokens after
-    them move them; values [B, Hkv, L, head_dim]; positions of the keys, an int where they count up from it, else [L], [B, L]
-    or, with several axes, [B, L, axes]; columns, per token [B, heads, L, ...];
-    carry, the O(1) rest of a context (a convolution's tail, a last sum), every tensor of it with the batch in front.
-    kind: for mixers that take some kinds of layers only.
+    Attributes:
+        keys: [B, Hkv, L, head_dim], rotated where a rotated key stays right, raw otherwise, and rewritten where later tokens
+            reflect them.
+        values: [B, Hkv, L, head_dim].
+        positions: Of the keys: an int where they count up from it, else [L], [B, L] or, with several axes, [B, L, axes].
+        columns: Per token [B, heads, L, ...].
+        carry: The O(1) rest of a context (the end of a convolution, a last sum), the batch in front.
+        max_position: The largest position so far, cropped tokens included.
+        kind: What it holds, for mixers that take some kinds only.
     """
 
     kind: CacheKind = "full"
@@ -60,8 +65,8 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.positions: Positions = 0
         self.columns: Columns = {}
         self.carry: Any = None
-        self.max_position: int | Tensor = 0  # the newest position so far, tokens that were taken back included
-        self.rooms = GrowingBuffer(), GrowingBuffer()  # of keys and of values
+        self.max_position: int | Tensor = 0
+        self.buffers = GrowingBuffer(), GrowingBuffer()  # of keys and of values
 
     @property
     def held(self) -> int:
@@ -69,10 +74,10 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         return DynamicLayer.get_seq_length(self)
 
     def next_positions(self) -> Positions:
-        """Where tokens after the cached ones stand if nothing else is said: an int, or [..., 1] + 1, 2, ..."""
+        """Default positions of the tokens after the cached ones: an int, or [..., 1] + 1, 2, ..."""
         if isinstance(self.positions, int):
             return self.positions + self.held
-        if self.positions.dim() == 3:  # several axes: text goes on after the largest of all
+        if self.positions.dim() == 3:  # several axes: text continues after the largest of all
             return self.positions.amax((1, 2), keepdim=True) + 1
         return self.positions[..., -1:] + 1
 
@@ -120,7 +125,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None and self.values is not None
-        keys, values = self.rooms
+        keys, values = self.buffers
         self.keys, self.values = keys.append(self.keys, key_states), values.append(self.values, value_states)
         return self.keys, self.values
 
@@ -137,7 +142,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
                 self.keys = carried(self.keys, term.w, term.b, term.chunk)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
-        """Apply a change of the batch to everything beside keys and values."""
+        """Apply a change of the batch to everything but keys and values."""
         self.columns = {name: change(column) for name, column in self.columns.items()}
         self.carry = tree_map_only(Tensor, change, self.carry)
         if isinstance(self.max_position, Tensor) and len(self.max_position) > 1:
@@ -160,7 +165,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.keys, self.values = self.keys.to(device), self.values.to(device)
         self.columns = {name: column.to(device) for name, column in self.columns.items()}
         self.carry = tree_map_only(Tensor, lambda x: x.to(device), self.carry)
-        self.rooms = GrowingBuffer(), GrowingBuffer()  # their space would stay where it was
+        self.buffers = GrowingBuffer(), GrowingBuffer()  # their space would stay where it was
 
     def reset(self) -> None:
         super().reset()
@@ -204,7 +209,11 @@ def appended(before: Tensor, after: Tensor, batch: int) -> Tensor:
 
 
 class LongitudeCache(Cache):
-    """A cache of LongitudeCacheLayer, one per layer of a model; or of the layers that are said."""
+    """A cache of LongitudeCacheLayer, one for each layer of a model.
+
+    Args:
+        layers: Their number, or the layers themselves, as each mixer's `cache_layer()` makes them.
+    """
 
     def __init__(self, layers: int | Sequence[Any]):
         super().__init__(

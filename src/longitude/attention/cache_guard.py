@@ -45,7 +45,7 @@ def of_this_mode(held: Any) -> Any:
 
 
 def _cloned(held: Any) -> Any:
-    """With copies of the tensors. (torch's tree_map takes longer than the copies of a state, once per token.)"""
+    """With copies of the tensors (torch's tree_map takes longer than the copies, once per token)."""
     if isinstance(held, Tensor):
         return held.clone()
     if isinstance(held, dict):

@@ -1,4 +1,4 @@
-"""Documents in one row: what a number per token means for every mixer and model, and where a row has come to."""
+"""Documents in one row: what a number per token means for every mixer and model, and the last position of a row."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from longitude.positions.base import Positions, explicit
 
 BEGINS = "longitude_begins"
-"""The attribute by which a tensor of runs says that it is one, and holds where they begin: every layer of a model asks."""
+"""The attribute of a tensor of runs that holds where they begin: every layer of a model reads it."""
 
 
 def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
@@ -51,9 +51,9 @@ def _found(documents: Tensor) -> tuple[Tensor, Tensor]:
 def last_position(
     positions: Positions, count: int, documents: Int[Tensor, "B Lk"] | None, before: int | Tensor
 ) -> int | Tensor:
-    """Position of each row's last token that is no padding; on several axes the largest of its document, which text continues
-    after. An int, or [1] or [B, 1].
+    """Position of each row's last token that is no padding: an int, [1] or [B, 1].
 
+    On several axes it is the largest of its document, which text continues after.
     positions: of the last `count` tokens; documents: of all so far, None: one document without padding; before: the answer for
     the tokens before these.
     """

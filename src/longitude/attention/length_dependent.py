@@ -17,9 +17,10 @@ from longitude.positions.composed import Composed
 
 @dataclass(frozen=True)
 class Part:
-    """Rows of the batch and queries of a call, and the request for them. Of several parts, each has its own keys, which are
-    transformed one part at a time, by `transform`. The only part has slices without bounds, which compilers would take for
-    constants.
+    """Rows of the batch and queries of a call, and the request for them.
+
+    Of several parts, each has its own keys, which `transform` transforms, one part at a time. The only part has slices without
+    bounds, which compilers would take for constants.
     """
 
     batch: slice
@@ -63,9 +64,9 @@ def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | No
 
 
 def require_same_past(encoding: Composed, max_position: int | Tensor, now: int | Tensor) -> None:
-    """ValueError where cached tokens were made with other tables than a whole pass would use now: upper layers mixed what
-    lower ones made of them, so no rotation of raw keys could mend it.
+    """ValueError where cached tokens were made with other tables than a whole pass would use now.
 
+    Upper layers mixed what lower ones made of them, so no rotation of raw keys could mend it.
     max_position: the largest position when they were made; now: with this call's tokens.
     """
     if isinstance(max_position, Tensor) or isinstance(now, Tensor):

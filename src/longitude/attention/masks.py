@@ -197,8 +197,9 @@ class _PerToken(Mask):
 
 @dataclass(frozen=True, eq=False)
 class Documents(_PerToken):
-    """Tokens attend to tokens with the same number only, wherever those are. (`documents=` of a layer differs: there each run
-    of one number is a document.)
+    """Tokens attend to tokens with the same number only, wherever those are.
+
+    (`documents=` of a layer differs: there each run of one number is a document.)
 
     Args:
         ids: Integers [Lk] or [B, Lk], of the keys; queries are the last of them.

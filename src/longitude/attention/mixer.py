@@ -1,4 +1,4 @@
-"""What lets a token hear the others: attention in one of its forms, or a state that runs along the sequence. One contract."""
+"""What mixes tokens: attention in one of its forms, or a state that runs along the sequence. One contract."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from longitude.registry import Registry, options_of, resolve_options
 
 @dataclass
 class MixerInputs:
-    """What a call says of its tokens besides x: the keywords of Mixer.forward, in one object. shared: what the layers of one
-    forward of a model need to find only once.
+    """The keywords of Mixer.forward in one object.
+
+    shared: what the layers of one forward of a model find once, for all of them.
     """
 
     mask: Mask
@@ -51,18 +52,20 @@ class MixerInputs:
 
 
 class Mixer(nn.Module):
-    """x [B, L, dim] -> [B, L, dim]: each token hears itself and those before it.
+    """x [B, L, dim] -> [B, L, dim]: each token is mixed with those before it.
 
-    forward(x, *, positions, documents, cache, memory, encoding, tables, return_weights) takes what MultiHeadAttention.forward
-    does. What a mixer cannot do with one of them is a ValueError that names the mixer. `cache_layer()` is an empty cache for
-    it. scores: an encoding may add terms to its scores; rotates: an encoding may turn its queries and keys. What acts on a
-    model's input goes with every mixer. bidirectional: with lg.NoMask() a token hears those after it too, as encoders need.
-    has_weights: it weighs keys, and return_weights gives those weights; elsewhere that is a ValueError.
-    growth: of what its cache holds, with the tokens N: "O(1)", "O(log N)" or "O(N)". undecayed: names of the parameters
-    that weight decay must leave alone, rates and the like, besides vectors and norms (lg.parameter_groups). full_precision:
-    names of its own parameters whose rounding to 16 bits would be another formula (frequencies, say): they stay float32 or wider
-    however the module is moved or loaded. far_from: a sequence of at most this many tokens does not
-    use its far part, which then is not trained; None: it has none.
+    A class says how in `mix_tokens`, and what its cache is in `cache_layer`. Encodings that act on a model's input go with every
+    mixer.
+
+    Attributes:
+        scores: An encoding may add terms to its scores.
+        rotates: An encoding may rotate its queries and keys.
+        bidirectional: With lg.NoMask() a token attends to those after it, too, as encoders need.
+        has_weights: It has weights over keys, and return_weights returns them.
+        growth: Of its cache, with the tokens N: "O(1)", "O(log N)" or "O(N)".
+        undecayed: Names of parameters without weight decay, besides vectors and norms (lg.parameter_groups).
+        full_precision: Names of its own parameters that stay float32 or wider however the module is moved or loaded.
+        far_from: A sequence of at most this many tokens leaves its far part unused and untrained; None: it has none.
     """
 
     scores = False
@@ -134,7 +137,7 @@ class Mixer(nn.Module):
         return {}
 
     def reset_parameters(self) -> None:
-        """Draw the parameters that are neither in Linear nor in norms or embeddings anew; models call it on every mixer."""
+        """Draw again the parameters that are neither in Linear nor in norms or embeddings; models call it on every mixer."""
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         if name in self.full_precision and param is not None and param.dtype != _wide(param.dtype):
@@ -156,7 +159,8 @@ class Mixer(nn.Module):
         return super()._apply(moved, recurse)
 
     def mark_undecayed(self) -> None:
-        """Sets `_no_weight_decay` on what `undecayed` names: training scripts of the published state space models look for it.
+        """Set `_no_weight_decay` on what `undecayed` names, as training scripts of the published state space models read it.
+
         Copies and loaded checkpoints lose such marks, so lg.parameter_groups reads `undecayed` itself.
         """
         for name in self.undecayed:
@@ -167,9 +171,9 @@ class Mixer(nn.Module):
         kind = type(encoding)
         if kind.terms is not Encoding.terms and not self.scores:
             return f"{kind.__name__} adds to scores, and {type(self).__name__} has none"
-        turns = kind.queries is not Encoding.queries or kind.keys is not Encoding.keys
-        if turns and not self.rotates:
-            return f"{kind.__name__} turns queries and keys, and {type(self).__name__} has none that it could turn"
+        rotates = kind.queries is not Encoding.queries or kind.keys is not Encoding.keys
+        if rotates and not self.rotates:
+            return f"{kind.__name__} rotates queries and keys, and {type(self).__name__} has none"
         return None
 
     def require(self, encoding: Composed | None) -> None:
@@ -193,18 +197,34 @@ register_mixer = MIXERS.register
 
 
 def list_mixers() -> list[str]:
-    """The names of all registered mixers: attention in its forms, and recurrences."""
+    """The names of all registered mixers: attention in its forms, and recurrences.
+
+    Returns:
+        The names, in the order of registration.
+    """
     return list(MIXERS)
 
 
 def mixer(name: str, **options: Any) -> Mixer:
-    """Build a mixer by name: lg.mixer("mamba", dim=256). ValueError for an unknown name or option, with the nearest one."""
+    """Build a mixer by name, as in lg.mixer("mamba", dim=256).
+
+    Args:
+        name: A registered name (lg.list_mixers()).
+        options: Of its class.
+
+    Returns:
+        The mixer.
+
+    Raises:
+        ValueError: For an unknown name or option, with the nearest one.
+    """
     return MIXERS[name](**mixer_resolved(name, options))
 
 
 def mixer_resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[str, Any]:
-    """Every option of a mixer written out, but for an encoding, which is the model's: from `options`, from what is `known`
-    of the model, or its default.
+    """Every option of a mixer written out, but for an encoding, which is the model's.
+
+    Each is from `options`, from what is `known` of the model, or its default.
     """
     parameters = {option: p for option, p in options_of(MIXERS[name]).items() if option != "encoding"}
     return resolve_options(name, parameters, options, known, "lg.mixer")

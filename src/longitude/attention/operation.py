@@ -305,8 +305,15 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a backend says to a request: refusal in words (None: it takes it), bytes beyond inputs and output, price over plain
-    causal attention; and why it was passed over, though it takes it.
+    """What a backend would do with a request.
+
+    Attributes:
+        backend: Its name.
+        refusal: Why it does not take it; None: it does.
+        memory: Bytes beyond inputs and output.
+        price: Time over that of plain causal attention.
+        chosen: Whether it runs.
+        passed_over: Why it does not run, though it takes it.
     """
 
     backend: str
@@ -339,8 +346,19 @@ def _passed_over(backend: Backend, chosen: Backend, r: Request) -> str:
 
 
 def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict, ...]:
-    """Print each backend's verdict on the same arguments as attend: its memory, and why it refuses or was passed over; return
-    the verdicts.
+    """Print what each backend would do with the same arguments as attend: its memory, and why it refuses or is passed over.
+
+    Args:
+        q: Queries [B, H, Lq, D].
+        k: Keys [B, Hkv, Lk, D].
+        v: Values [B, Hkv, Lk, Dv].
+        arguments: The keywords of `attend`.
+
+    Returns:
+        A Verdict for each backend.
+
+    Raises:
+        ValueError: As attend; and for an argument that attend does not have.
     """
     names = ("encoding", "context", "q_positions", "k_positions", "scale")
     known = {*names, "mask", "dropout", "return_weights", "return_lse", "backend"}

@@ -27,9 +27,9 @@ class Span(NamedTuple):
 
 
 class AllowedPairs:
-    """The pairs of queries and keys that a mask allows, as backends ask for them. Layers of one forward share it, so that spans
-    are found and a backend is chosen once.
+    """The pairs of queries and keys that a mask allows, as backends read them.
 
+    Layers of one forward share it, so that spans are found and a backend is chosen once.
     band: reach of the mask's parts that are nothing but their reach, which are causality and windows by plain order. beyond_band:
     the other parts, spans (documents, padding) and free predicates. q_order, k_order: order of the first query and key.
     """

@@ -42,7 +42,7 @@ def by_spans(r: Request, run: Callable[[Request], Tensor]) -> Tensor:
 def partial_by_spans(
     r: Request, run: Callable[[Request], tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """The same for a backend that tells the logsumexp of the scores, if the request asks for it."""
+    """The same for a backend that returns the logsumexp of the scores, if the request asks for it."""
     if len(r.beyond_band) == 0:
         return run(r)
     cut = pieces(r)
@@ -53,7 +53,7 @@ def partial_by_spans(
 def assembled(
     r: Request, cut: Cut, run: Callable[[Request], tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """The answers to pieces of a request in their places; a query in none of them sees nothing, of several the last counts."""
+    """The answers to pieces of a request in their places; a query in none of them has no keys, of several the last counts."""
     out = r.q.new_zeros(*r.q.shape[:3], r.v.shape[3])
     if not cut:
         columns = [x for term in r.terms for x in vars(term).values() if isinstance(x, Tensor)]

@@ -18,10 +18,12 @@ from longitude.positions.base import Positions
 class StateLayer(CropsTogether, CacheLayerMixin):
     """What a mixer carries from token to token.
 
-    state: None before the first token, then whatever the mixer made: a tuple (or dict) of tensors with the batch in front.
-    seen: tokens so far, the same for every row. newest: position of the last one that is no padding, on several axes the
-    largest of its document: an int, [1] or [B, 1]. owner: the name of the class that made the state; another one's is a
-    ValueError. in_place: without gradients the mixer writes into the state that it reads.
+    Attributes:
+        state: None before the first token, then what the mixer made: a tuple (or dict) of tensors with the batch in front.
+        seen: Tokens so far, the same for every row.
+        newest: Position of the last one that is no padding, on several axes the largest of its document: int, [1] or [B, 1].
+        owner: Name of the class that made the state; another one's is a ValueError.
+        in_place: Without gradients the mixer writes into the state that it reads.
     """
 
     kind: CacheKind = "state"
@@ -50,15 +52,16 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         return self.state
 
     def write(self, owner: str, state: Any, tokens: int, positions: Positions, documents: Tensor | None = None) -> None:
-        """Replace the state by the one after `tokens` more tokens at `positions`. documents [B, Lk]: of all tokens so far, with a
-        negative number for padding, whose positions mean nothing; None: one document without padding.
+        """Replace the state by the one after `tokens` more tokens at `positions`.
+
+        documents [B, Lk]: of all tokens so far, with a negative number for padding; None: one document without padding.
         """
         self.read(owner)
         self.newest = last_position(positions, tokens, documents, self.newest)
         self.state, self.owner, self.seen = state, owner, self.seen + tokens
 
     def next_positions(self) -> Positions:
-        """Where tokens after these stand if nothing else is said."""
+        """Default positions of the tokens after these."""
         return self.newest + 1
 
     def last_positions(self) -> Tensor:
@@ -100,7 +103,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
 
     def require_crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove and self.seen:
-            raise ValueError(f"crop: a state of {self.owner} cannot be taken back; expected a cache used forward only")
+            raise ValueError(f"crop: a state of {self.owner} cannot be cropped; expected a cache used forward only")
 
     def _crop(self, tokens_to_remove: int) -> None:
         """Nothing was taken in."""

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from longitude.positions.base import Columns, OffsetVectors, RowBias, Term, Transport
 from longitude.positions.composed import Composed
 
 
 class SuffixEncoding:
-    """`encoding`, where queries and keys have `before` more numbers in front of those it knows: these neither turn nor meet
-    its vectors. What it adds to scores without reading queries stays as it is.
+    """`encoding`, where queries and keys have `before` more numbers in front of those that it rotates or multiplies.
 
+    What it adds to scores without reading queries stays as it is.
     It is to attention what a Composed is. A plain object, because compilers follow no module that a forward makes.
     """
 
@@ -26,27 +26,10 @@ class SuffixEncoding:
 
     def __init__(self, encoding: Composed, before: int):
         self.encoding, self.before = encoding, before
-
-    @property
-    def causal_only(self) -> bool:
-        return self.encoding.causal_only
-
-    @property
-    def reads_tokens(self) -> bool:
-        return self.encoding.reads_tokens
-
-    @property
-    def passing_columns(self) -> frozenset[str]:
-        return self.encoding.passing_columns
-
-    def parameters(self) -> Iterator[nn.Parameter]:
-        return self.encoding.parameters()
-
-    def length_at(self, query: Any, newest: Any) -> Any:
-        return self.encoding.length_at(query, newest)
-
-    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-        return self.encoding.prepare(positions, length, dtype)
+        self.stable_keys = encoding.stable_keys
+        self.causal_only, self.passing_columns = encoding.causal_only, encoding.passing_columns
+        self.reads_tokens, self.parameters = encoding.reads_tokens, encoding.parameters
+        self.length_at, self.prepare = encoding.length_at, encoding.prepare
 
     def queries(self, q: Tensor, prepared: Any) -> Tensor:
         return torch.cat([q[..., : self.before], self.encoding.queries(q[..., self.before :], prepared)], -1)

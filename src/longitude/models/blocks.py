@@ -15,8 +15,9 @@ from longitude.models.configuration import LongitudeConfig
 
 
 def norm(config: LongitudeConfig) -> nn.Module:
-    """X / sqrt(mean x^2 + eps) g for "rmsnorm", (x - mean x) / sqrt(var x + eps) g + b with the biased variance for
-    "layernorm".
+    """RMSNorm or LayerNorm, as the config says.
+
+    x / sqrt(mean x^2 + eps) g, or (x - mean x) / sqrt(var x + eps) g + b with the biased variance.
     """
     if config.norm == "layernorm":
         return nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
@@ -24,8 +25,9 @@ def norm(config: LongitudeConfig) -> nn.Module:
 
 
 class MLP(nn.Module):
-    """down(silu(gate x) * up x) for "swiglu" (Shazeer 2020), down(act(up x)) for "relu", "gelu" (x Phi(x)) and "gelu_tanh"
-    (its approximation), with biases if config.mlp_bias.
+    """down(silu(gate x) * up x) for "swiglu" (Shazeer 2020), down(act(up x)) otherwise.
+
+    act: "relu", "gelu" (x Phi(x)) or "gelu_tanh" (its approximation). Biases if config.mlp_bias.
     """
 
     def __init__(self, config: LongitudeConfig):
@@ -47,8 +49,9 @@ class MLP(nn.Module):
 
 
 class Block(GradientCheckpointingLayer):
-    """For each of mixer, cross-attention (if any) and MLP: x + f(norm(x)) with norms before, norm(x + f(x)) with norms after
-    (Vaswani et al. 2017).
+    """Mixer, cross-attention (if any) and MLP, each with a norm and a residual sum.
+
+    x + f(norm(x)) with norms before, norm(x + f(x)) with norms after (Vaswani et al. 2017).
     """
 
     def __init__(self, config: LongitudeConfig, mixer: dict[str, Any], cross: bool = False):
@@ -57,7 +60,7 @@ class Block(GradientCheckpointingLayer):
         self.dropout = config.hidden_dropout
         self.mixer_norm = norm(config)
         self.mixer = config.build_mixer(mixer)
-        self.has_cross = cross
+        self.cross_norm, self.cross = None, None
         if cross:
             self.cross_norm = norm(config)
             self.cross = CrossAttention(
@@ -91,7 +94,7 @@ class Block(GradientCheckpointingLayer):
         mixed, weights = mixed if inputs.return_weights else (mixed, None)
         x = self.added(x, mixed, "mixer_norm")
         of_source = None
-        if self.has_cross:
+        if self.cross is not None and self.cross_norm is not None:
             y = self.cross_norm(x) if self.before else x
             attended = self.cross(y, source, valid=source_valid, cache=cross_cache, return_weights=cross_weights)
             attended, of_source = attended if cross_weights else (attended, None)

@@ -18,13 +18,20 @@ from longitude.attention.cache import LongitudeCache
 from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
-from longitude.models.generation import require_assistant
+from longitude.models.inputs import require_assistant
 from longitude.models.loss import IGNORED, predicted
 from longitude.models.streams import Packed, documents_of, places_in, streams_of
 
 
 class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
-    """A causal language model with any registered encoding; works with Trainer, generate() and the Auto classes."""
+    """A causal language model with any registered encoding and mixers; works with Trainer, generate() and the Auto classes.
+
+    Args:
+        config: Of the model.
+
+    Raises:
+        ValueError: For an encoding that no mixer of the model takes.
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
 
@@ -56,17 +63,30 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """input_ids [B, L] -> logits [B, L, vocab_size] and, given labels, the loss: mean nats per predicted token.
 
-        attention_mask [B, Lk]: 0 for padding, cached tokens included. document_ids [B, Lk]: packed text; a run of
-        one number is a document, tokens see their own only, and positions start again at each. position_ids [B, L] override
-        that; without attention_mask and cache, those that start over mark documents themselves, as transformers'
-        cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and seq_idx [B, L] do (see `documents_of`).
-        labels [B, L]: shifted here,
-        -100 is not predicted, and neither padding nor a document's last token predicts; shift_labels [B, L]: the token after
-        each input, shifted already, and taken as it is. skip_logits: with labels,
-        return no logits; None skips them in training, so that [L, vocab_size] is never held. logits_to_keep: the last so
-        many (0: all), or the indices of the wanted ones. memories: hidden_states of an earlier segment, which this one sees
-        and no gradient enters; masks and documents then cover both. output_hidden_states, output_attentions: as in
-        LongitudeModel.
+        Args:
+            input_ids: Tokens [B, L]; or inputs_embeds.
+            past_key_values: A cache, filled or empty.
+            inputs_embeds: [B, L, hidden_size] instead of input_ids.
+            use_cache: Return a cache; None: as the config says, and never in training.
+            memories: As in LongitudeModel.
+            output_hidden_states: As in LongitudeModel.
+            output_attentions: As in LongitudeModel.
+            attention_mask: 0 for padding [B, Lk], cached tokens included.
+            position_ids: [B, L], instead of counting from the start of each document. Without attention_mask and cache, those
+                that start over mark documents, as transformers' cu_seq_lens_q, cu_seq_lens_k, max_length_q, max_length_k and
+                seq_idx [B, L] in kwargs do (see `documents_of`).
+            labels: [B, L], shifted here; -100 is not predicted, and neither padding nor a document's last token predicts.
+            logits_to_keep: The last n (0: all), or the indices of the wanted ones.
+            document_ids: A number per token [B, Lk]; a run of one number is a document.
+            num_items_in_batch: Predicted tokens over all batches of a step, to divide the loss by.
+            skip_logits: With labels, return no logits; None skips them in training, so that [L, vocab_size] is never held.
+            kwargs: Those marks, and shift_labels [B, L]: the token after each input, shifted already.
+
+        Returns:
+            transformers' output with loss and logits.
+
+        Raises:
+            ValueError: For what does not fit, and for unknown arguments.
         """
         # Not in the signature: Trainer evaluates only batches that hold every parameter with "label" in its name.
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
@@ -120,8 +140,18 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
     # ---- generate() with documents, and with positions of several axes: transformers hands them around as [axes, B, L] ----
     # (its mixin asks for a protocol that its own models do not keep, says pyright)
     def generate(self, *arguments: Any, position_ids: Tensor | None = None, **named: Any) -> Any:
-        """As in transformers; position_ids of the prompt, [B, L] or [B, L, axes], are gone on with as in forward, and so is
-        the last of its document_ids [B, L].
+        """As in transformers; documents and positions of several axes continue, too.
+
+        Args:
+            arguments: As in transformers.
+            position_ids: Of the prompt, [B, L] or [B, L, axes]; they continue as in forward.
+            named: As in transformers; the last of document_ids [B, L] continues.
+
+        Returns:
+            As in transformers.
+
+        Raises:
+            ValueError: For an assistant whose cache cannot be cropped.
         """
         require_assistant(named.get("assistant_model"))
         if position_ids is not None:
@@ -168,9 +198,9 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             outputs, model_kwargs, is_encoder_decoder, num_new_tokens
         )
         if (positions := model_kwargs.get("position_ids")) is not None and positions.dim() == 3:
-            said = positions[..., :-num_new_tokens]  # text goes on behind the largest coordinate, not behind each
-            new = said.amax((0, 2), keepdim=True) + 1 + torch.arange(num_new_tokens, device=said.device)
-            model_kwargs["position_ids"] = torch.cat([said, new.expand(said.shape[0], -1, -1)], -1)
+            past = positions[..., :-num_new_tokens]  # text continues after the largest coordinate, not after each
+            new = past.amax((0, 2), keepdim=True) + 1 + torch.arange(num_new_tokens, device=past.device)
+            model_kwargs["position_ids"] = torch.cat([past, new.expand(past.shape[0], -1, -1)], -1)
         if (documents := model_kwargs.get("document_ids")) is not None:
             model_kwargs["document_ids"] = torch.cat([documents, documents[:, -1:].expand(-1, num_new_tokens)], 1)
         return model_kwargs

@@ -36,12 +36,21 @@ class LongitudePreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]
     _skip_keys_device_placement = ["past_key_values"]
     written_by = "LongitudeForCausalLM"
-    """The kind of model whose checkpoints hold the same stack, with the same tokens in view."""
+    """The kind of model whose checkpoints hold the same stack, under the same mask."""
 
     @classmethod
     def from_pretrained(cls, *arguments: Any, **named: Any) -> Any:
-        """As in transformers. ValueError for a checkpoint of another kind: a decoder would take an encoder's weights, and make
-        nonsense of them.
+        """As in transformers, but a checkpoint of another kind of model is refused.
+
+        Args:
+            arguments: As in transformers.
+            named: As in transformers.
+
+        Returns:
+            The model, and with output_loading_info=True that, too.
+
+        Raises:
+            ValueError: Where, say, a decoder would load an encoder's weights.
         """
         loaded = super().from_pretrained(*arguments, **named)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -86,8 +95,15 @@ def kinds_of(kind: type[LongitudePreTrainedModel]) -> Iterator[type[LongitudePre
 
 
 class LongitudeModel(LongitudePreTrainedModel):
-    """Tokens [B, L] -> hidden states [B, L, hidden_size]. Kinds of it differ in who may look at whom, `mask`, and in whether
-    their blocks look at a source, too, `cross`.
+    """Tokens [B, L] -> hidden states [B, L, hidden_size].
+
+    Subclasses differ in `mask`, and in whether their blocks have cross-attention, `cross`.
+
+    Args:
+        config: Of the model.
+
+    Raises:
+        ValueError: For an encoding that no mixer of the model takes.
     """
 
     mask: Mask = Causal()
@@ -141,8 +157,9 @@ class LongitudeModel(LongitudePreTrainedModel):
         self.encoding_of_layer = tuple(distinct[tuple(own)] for own in of_layer)
 
     def taken(self, of_layer: list[Composed]) -> list[Composed]:
-        """Each block's encoding as far as its mixer takes it, where one encoding was said for all; ValueError for one that
-        nobody takes, and where a block's own was said and its mixer refuses it.
+        """Each block's encoding as far as its mixer takes it, where one encoding was given for all.
+
+        ValueError for one that no mixer takes, and where a block was given its own and its mixer refuses it.
         """
         mixers = self.mixers
         if self.config.encodings is not None:
@@ -177,13 +194,31 @@ class LongitudeModel(LongitudePreTrainedModel):
         cross_cache: Cache | None = None,
         **packed: Unpack[Packed],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """document_ids [B, Lk], position_ids that start over, packed: documents, as `documents_of` reads them.
-        memories: for each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states gives them;
-        masks and documents then cover both segments.
-        output_hidden_states: the input of the first layer and the output of each, the last one normalised: of all, or of the
-        layers with these indices (None for the others). output_attentions: for each layer its weights [B, H, L, Lk], None
-        where its mixer has no weights over keys. None: as the config has it.
-        source [B, S, hidden_size], source_valid [B, S], cross_cache: what blocks with cross-attention look at.
+        """Run the stack.
+
+        Args:
+            input_ids: Tokens [B, L]; or inputs_embeds.
+            attention_mask: 0 for padding [B, Lk], cached tokens included.
+            position_ids: [L], [B, L] or [B, L, axes]; those that start over mark documents.
+            past_key_values: A cache, filled or empty.
+            inputs_embeds: [B, L, hidden_size] instead of input_ids.
+            use_cache: Return a cache; None: as the config says, and never in training.
+            document_ids: A number per token [B, Lk]; a run of one number is a document.
+            memories: For each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states returns them;
+                masks and documents then cover both segments.
+            output_hidden_states: Return the input of the first layer and the output of each, the last one normalised: of all,
+                or of the layers with these indices (None for the others).
+            output_attentions: Return for each layer its weights [B, H, L, Lk], None where its mixer has none.
+            source: Keys and values of cross-attention [B, S, hidden_size].
+            source_valid: 0 for padding of the source [B, S].
+            cross_cache: Of the source's keys and values.
+            packed: Other marks of documents, as `documents_of` reads them.
+
+        Returns:
+            transformers' output with last_hidden_state [B, L, hidden_size].
+
+        Raises:
+            ValueError: For what does not fit.
         """
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("expected either input_ids or inputs_embeds")
@@ -202,7 +237,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             x.shape[0], x.shape[1], document_ids, restarting, attention_mask, alone, self.reads_restarts, **packed
         )
         if documents is not None and document_ids is None:
-            use_cache = False  # nobody asked for a cache, and what it keeps would not tell its documents apart
+            use_cache = False  # the default; a cache would not keep its documents apart
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and memories is None
         if self.gradient_checkpointing and self.training and (use_cache or past_key_values is not None):
@@ -280,9 +315,7 @@ class LongitudeModel(LongitudePreTrainedModel):
 
     @property
     def forgets(self) -> bool:
-        """Whether a cache of it drops or merges what passed, or an encoding carries a state, so that generate() cannot take
-        guesses back.
-        """
+        """Whether a cache of it drops or merges tokens, or an encoding carries a state, so that generate() cannot crop."""
         return any(mixer.growth != "O(N)" for mixer in self.mixers) or any(
             own.carries for own in self.encoding_of_layer
         )
@@ -298,7 +331,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         return [block.mixer for block in self.layers]  # type: ignore[misc]
 
     def require_weights(self) -> None:
-        """ValueError where no layer has weights over keys that output_attentions could give."""
+        """ValueError where no layer has weights for output_attentions."""
         if not self.cross and not any(mixer.has_weights for mixer in self.mixers):
             able = sorted(name for name, kind in MIXERS.items() if kind.has_weights)
             kinds = ", ".join(dict.fromkeys(type(mixer).__name__ for mixer in self.mixers))
@@ -314,13 +347,13 @@ class LongitudeModel(LongitudePreTrainedModel):
         if any(memory is None for memory in memories[: len(self.layers)]):
             raise ValueError("memories: expected a tensor for each layer, as output_hidden_states=True gives, got None")
         if cache is not None or position_ids is not None:
-            raise ValueError("memories: expected neither a cache nor position_ids beside them; say use_cache=False")
+            raise ValueError("memories: expected neither a cache nor position_ids with them; pass use_cache=False")
         return memories[0].shape[1]
 
     def positions_of(
         self, position_ids: Tensor | None, streams: Tensor | None, cache: Cache | None, batch: int, length: int
     ) -> Positions:
-        """Positions of the new tokens: as said, else each token's place in its own document, padding not counted."""
+        """Positions of the new tokens: as given, else each token's place in its own document, padding not counted."""
         if position_ids is not None:
             if self.axes > 1 and tuple(position_ids.shape) == (batch, length):  # one number for all axes
                 position_ids = position_ids[..., None]
@@ -330,20 +363,20 @@ class LongitudeModel(LongitudePreTrainedModel):
             past = streams.shape[1] - length
             places = places_after(streams, past, None if first is None else first.last_positions())[:, -length:]
             return places[..., None] if self.axes > 1 else places
-        onward = 0 if first is None else first.next_positions()
-        if isinstance(onward, int):
-            return onward
-        if self.axes > 1 and onward.dim() == 2:  # a state holds one number for all axes
-            onward = onward[..., None]
-        return following(onward, length)
+        after = 0 if first is None else first.next_positions()
+        if isinstance(after, int):
+            return after
+        if self.axes > 1 and after.dim() == 2:  # a state holds one number for all axes
+            after = after[..., None]
+        return following(after, length)
 
 
 def layers_of(output_hidden_states: bool | int | Sequence[int], count: int) -> set[int]:
-    """The indices that were asked for, of `count` hidden states; negative ones count from the end."""
+    """The requested indices of `count` hidden states; negative ones count from the end."""
     if isinstance(output_hidden_states, bool):
         return set(range(count)) if output_hidden_states else set()
-    asked = [output_hidden_states] if isinstance(output_hidden_states, int) else list(output_hidden_states)
-    for index in asked:
+    indices = [output_hidden_states] if isinstance(output_hidden_states, int) else list(output_hidden_states)
+    for index in indices:
         if not -count <= index < count:
             raise ValueError(f"output_hidden_states: expected indices from {-count} to {count - 1}, got {index}")
-    return {index % count for index in asked}
+    return {index % count for index in indices}

@@ -1,4 +1,4 @@
-"""Whether the embeddings that a call brings along fit the model."""
+"""What calls of a model may bring along: embeddings that fit, an assistant whose cache can be cropped."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def require_embeds(name: str, given: Any, config: Any, table: nn.Embedding | Non
     """ValueError unless `given` is [B, L, config.hidden_size], of the dtype of the model's own embeddings, `table`.
 
     Under autocast, and where parameters are quantised, operations choose their dtypes themselves, so any will do; None as a
-    table: the caller has compared already.
+    table: compared already.
     """
     weight = None if table is None else table.weight
     dtype = "floats" if weight is None else str(weight.dtype)
@@ -26,3 +26,12 @@ def require_embeds(name: str, given: Any, config: Any, table: nn.Embedding | Non
     autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
     if not autocast and getattr(config, "quantization_config", None) is None:
         raise ValueError(f"{expected}; convert them with .to({weight.dtype}), or the model")
+
+
+def require_assistant(assistant: Any) -> None:
+    """ValueError for an assistant whose cache cannot be cropped: transformers checks only the model itself."""
+    if getattr(assistant, "_is_stateful", False):
+        raise ValueError(
+            f"assistant_model: expected one whose cache can take tokens back, got a {type(assistant).__name__} with a state that "
+            "runs along the tokens; use attention, and an encoding that carries none, in it"
+        )

@@ -19,8 +19,7 @@ from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.encoder import LongitudeEncoder
-from longitude.models.generation import require_assistant
-from longitude.models.inputs import require_embeds
+from longitude.models.inputs import require_assistant, require_embeds
 from longitude.models.loss import IGNORED, predicted
 
 logger = logging.get_logger(__name__)

@@ -1,6 +1,4 @@
-"""Which stream each token belongs to, and its place there: documents and padding as one number per token, however they were
-marked.
-"""
+"""Documents and padding as one number per token, however they were marked, and each token's place in its document."""
 
 from __future__ import annotations
 
@@ -37,8 +35,9 @@ def documents_of(
     causal: bool = True,
     **packed: Any,
 ) -> Tensor | None:
-    """The documents of a call, however they were marked: a number per token, [B, Lk] as document_ids, else [B, L]; None where
-    nothing marks any.
+    """The documents of a call, however they were marked: a number per token, or None where nothing marks any.
+
+    [B, Lk] as document_ids, else [B, L].
 
     packed: as in Packed. position_ids [L] or [B, L] mark documents where they start over, which is where a position is not
     larger than the one before it: in causal models, and where there is no attention_mask, as in transformers. (transformers
@@ -74,7 +73,7 @@ def documents_of(
     others = {other: numbers for other, numbers in marks.items() if other != "document_ids"}
     if others and not alone:
         raise ValueError(
-            f"{next(iter(others))}: they mark documents within one call, and this one has a cache or memories; say "
+            f"{next(iter(others))}: they mark documents within one call, and this one has a cache or memories; pass "
             "document_ids of all tokens, cached ones included, or use_cache=False (of one sequence: an attention_mask of ones)"
         )
     if torch.compiler.is_compiling():
@@ -94,8 +93,9 @@ def documents_of(
 
 
 def starting_over(position_ids: Any, batch: int, length: int) -> Tensor | None:
-    """Which tokens' positions [L], [1, L] or [B, L] are not larger than the ones before them, bool [B, L]; None where none
-    is, or where there is nothing to look at: no positions, of several axes, or not of these tokens.
+    """Which tokens' positions [L], [1, L] or [B, L] are not larger than the ones before them, bool [B, L].
+
+    None where none is, and for no positions, positions of several axes, or not of these tokens.
     """
     if not isinstance(position_ids, Tensor) or position_ids.dim() not in (1, 2) or position_ids.shape[-1] != length:
         return None
@@ -112,8 +112,9 @@ def starting_over(position_ids: Any, batch: int, length: int) -> Tensor | None:
 def streams_of(
     attention_mask: Tensor | None, document_ids: Tensor | None, batch: int, keys: int, device: torch.device
 ) -> Tensor | None:
-    """Which stream each token belongs to, cached ones included, [B, Lk]: the number of its document in the row, as runs_of
-    counts, or -1 for padding. None: all one.
+    """The number of each token's document in its row, cached ones included, [B, Lk], as runs_of counts; -1 for padding.
+
+    None: all one.
     """
     for name, given in (("attention_mask", attention_mask), ("document_ids", document_ids)):
         if given is not None and given.shape != (batch, keys):
@@ -153,7 +154,7 @@ def require_runs(streams: Tensor) -> None:
     if bool((real[:, 1:] & ~real[:, :-1] & (before == streams[:, 1:])).any()):
         raise ValueError(
             "attention_mask: padding stands between tokens of one sequence; expected it at one side, "
-            "on the left where a cache goes on"
+            "on the left where a cache continues"
         )
 
 
@@ -172,9 +173,10 @@ def starts_of(streams: Tensor) -> Tensor:
 
 
 def places_after(streams: Tensor, past: int, cached: Tensor | None) -> Tensor:
-    """`places_in`, but for the run that `past` cached tokens end in: what follows stands behind the last of them, on several
-    axes behind the largest of their positions, images among them. cached: positions [n], [B, n] or [B, n, axes] of the last n
-    of them; None without a cache.
+    """`places_in`, but for the run that `past` cached tokens end in, which continues after the last of them.
+
+    On several axes it continues after the largest of their positions, images among them. cached: positions [n], [B,
+    n] or [B, n, axes] of the last n of them; None without a cache.
     """
     places = places_in(streams)
     if cached is None or not past:

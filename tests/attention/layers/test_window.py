@@ -186,7 +186,7 @@ def test_reset_and_crop():
     cache.crop(-2)  # nothing is forgotten yet
     assert cache.get_seq_length() == 5
     close(attention(x[:, 5:], cache=cache), attention(x)[:, 5:])
-    with pytest.raises(ValueError, match="crop: tokens before the last 8 are forgotten"):
+    with pytest.raises(ValueError, match="crop: tokens before the last 8 are dropped"):
         cache.crop(-1)
     cache.crop(0)
     cache.reset()
@@ -245,7 +245,9 @@ def test_mistakes_when_made(options, message):
 def test_mistakes_when_used():
     attention, x = layer(), tokens()
     for mask in (lg.NoMask(), lg.Documents(PADDED)):
-        with pytest.raises(ValueError, match=r"attends to the past only, .* got (NoMask|Documents); .*lg.Band\(before, after\)"):
+        with pytest.raises(
+            ValueError, match=r"attends to the past only, .* got (NoMask|Documents); .*lg.Band\(before, after\)"
+        ):
             attention(x, mask=mask)
     with pytest.raises(ValueError, match=r"mask: expected lg\.Causal"):
         attention(x, mask="window")

@@ -201,7 +201,7 @@ def test_the_encoder_of_a_recurrence_hears_with_attention(name, build, pair):
 def test_depths_may_differ(layers, build, pair):
     model, (x, y) = build("rope", num_encoder_layers=layers, **POST), pair()
     assert len(model.encoder.layers) == layers and len(model.decoder.layers) == 2
-    assert not any(block.has_cross for block in model.encoder.layers)
+    assert not any(block.cross for block in model.encoder.layers)
     assert len(model(x, labels=y, output_hidden_states=True).encoder_hidden_states) == layers + 1
     assert all(g.abs().max() > 0 for g in gradients(model(x, labels=y).loss, model))  # nothing is left out
 

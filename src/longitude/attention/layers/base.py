@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from longitude.attention.documents import runs_of
-from longitude.attention.length_dependent import later, newest, require_same_past
+from longitude.attention.length_dependent import later, newest, parted, require_same_past
 from longitude.attention.masks import Documents, Mask, Padding, require_causal, require_mask
 from longitude.attention.mixer import MixerInputs
+from longitude.attention.operation import raw_request, run, run_parts
 from longitude.attention.request import AllowedPairs, following, part_of
-from longitude.positions.base import Positions, canonical
+from longitude.positions.base import Columns, Positions, canonical
 from longitude.positions.composed import Composed
 
 
 @dataclass(frozen=True)
 class Call:
-    """mask: with documents and padding in it; positions of x, and of its queries alone; past: tokens in the cache; length: of
-    x; remembered: how many of x, the first, have no queries because they are a memory; documents [B, L] of x alone.
+    """A checked call: what `Mixer.forward` was given, with defaults filled in.
+
+    mask: with documents and padding in it; positions of x, and of its queries alone; past: tokens in the cache; length: of x;
+    remembered: how many of x, the first, have no queries because they are a memory; documents [B, L] of x alone.
     """
 
     mask: Mask
@@ -49,9 +53,9 @@ class Call:
 
 
 def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: MixerInputs) -> tuple[Tensor, Call]:
-    """Tokens that get keys, those of a memory included, and what the call says of them; ValueError for what does not fit, before
-    a cache takes tokens in.
+    """Tokens that get keys, those of a memory included, and the checked call.
 
+    ValueError for what does not fit, before a cache takes tokens in.
     mask: of the inputs, with what the layer itself adds.
     """
     cache, memory = inputs.cache, inputs.memory
@@ -110,3 +114,23 @@ def _checked(x: Tensor, encoding: Composed, mask: Mask, inputs: MixerInputs, pas
     q_positions = part_of(positions, slice(None), slice(remembered, None)) if remembered else positions
     own = None if documents is None else documents[:, past:]
     return Call(mask, positions, q_positions, past, length, remembered, own)
+
+
+def attended(
+    layer: Any,
+    qkv: tuple[Tensor, Tensor, Tensor],
+    call: Call,
+    encoding: Any,
+    columns: Columns,
+    k_positions: Positions,
+    scale: float | None,
+    weights: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """Attention of a layer's queries over the keys of cache and call -> [B, H, L, Dv], and the weights if asked for."""
+    q, k, v = qkv
+    pairs = call.pairs(q.shape[0], q.shape[2], k.shape[2])
+    dropout, places = layer.dropout if layer.training else 0.0, (call.q_positions, k_positions)
+    r = raw_request(q, k, v, encoding, columns, pairs.mask, *places, scale, dropout, weights, pairs)
+    if encoding.stable_keys:
+        return run(r, layer.backend)
+    return run_parts(parted(r, encoding, *places), layer.backend)

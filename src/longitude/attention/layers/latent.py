@@ -1,4 +1,4 @@
-"""Latent attention: keys and values are made of one small latent per token, and only the latent is kept."""
+"""Latent attention: keys and values are made of one small latent per token, and the cache holds the latent only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,9 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.attention.cache_guard import of_this_mode
-from longitude.attention.layers.base import Call, checked_call
-from longitude.attention.length_dependent import parted
+from longitude.attention.layers.base import Call, attended, checked_call
 from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
-from longitude.attention.operation import raw_request, require_backend, run, run_parts
+from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.attention.suffix_encoding import SuffixEncoding
 from longitude.errors import unknown
@@ -29,27 +28,38 @@ ROUTES = ("auto", "expanded", "absorbed")
 
 @register_mixer("latent")
 class LatentAttention(Mixer):
-    """Multi-head attention whose keys and values come from a latent of kv_rank numbers  (MLA, DeepSeek-AI 2024, DeepSeek-V2):
+    """Multi-head attention whose keys and values come from a latent of kv_rank numbers (MLA).
 
-        c_t = norm(W_DKV x_t),  r_t = turn_t(W_KR x_t);   [k_th; v_th] = W_UKV,h c_t
-        [q_th; s_th] = W_UQ,h norm(W_DQ x_t),  s turned;  score_h(t, j) = scale (q_th . k_jh + s_th . r_j)
+        c_t = norm(W_DKV x_t),  r_t = rotate_t(W_KR x_t);   [k_th; v_th] = W_UKV,h c_t
+        [q_th; s_th] = W_UQ,h norm(W_DQ x_t),  s rotated;  score_h(t, j) = scale (q_th . k_jh + s_th . r_j)
 
     norm is RMSNorm. Heads share the rotary key r, which is not normalised; only s and r, rope_dim numbers each, know
     positions. A cache holds c_t and r_t, kv_rank + rope_dim numbers per token, whatever the number of heads.
 
-    Two routes give the same result. "expanded": keys and values of all heads are made of the latents, then attention as
-    ever. "absorbed": since q . W_UK c = (W_UK^T q) . c, queries go into the latent space instead, all heads share one key
-    [c; r], and W_UV acts on the sum of latents: nothing is expanded. "auto" takes the absorbed route where a call has few
-    queries for its keys (see `cheaper_absorbed`), as in decoding.
+    Two routes give the same result. "expanded": keys and values of all heads are made of the latents. "absorbed": since
+    q . W_UK c = (W_UK^T q) . c, queries are projected into the latent space instead, all heads share one key [c; r], and W_UV
+    acts on the sum of latents.
 
-    dim, num_heads, head_dim: as in MultiHeadAttention; head_dim only sets the defaults. nope_dim, value_dim: head_dim.
-    rope_dim: half of head_dim, made even. kv_rank: dim/4, at most 512. q_rank: None is one full matrix W_Q without norm.
-    eps: of the norms. bias: of W_DQ, W_DKV, W_KR and W_O. scale: None is (nope_dim + rope_dim)**-0.5 times the encoding's
-    softmax_factor, the square of DeepSeek's second mscale. Encodings see heads of rope_dim numbers, and one head of keys;
-    what they add to the scores is added.
+    Args:
+        dim, num_heads: As in MultiHeadAttention.
+        encoding: It rotates heads of rope_dim numbers, and one head of keys; what it adds to the scores is added.
+        head_dim: Only sets the defaults below.
+        kv_rank: Of the latent; dim/4, at most 512, where None.
+        q_rank: Of the queries' latent; None is one full matrix W_Q without norm.
+        nope_dim, value_dim: Of a head's key without position, and of its value; head_dim where None.
+        rope_dim: Of the rotary part; half of head_dim, made even, where None.
+        eps: Of the norms.
+        bias: Of W_DQ, W_DKV, W_KR and W_O.
+        dropout, backend: As in MultiHeadAttention.
+        scale: None is (nope_dim + rope_dim)**-0.5 times the encoding's softmax_factor, the square of DeepSeek's second mscale.
+        route: "auto" is "absorbed" where a call has few queries for its keys, as in decoding (see `cheaper_absorbed`).
 
-    Errors: ValueError for sizes below 1, an odd rope_dim, an unknown route, an encoding of other sizes, one that adds to
-    values, and one that carries keys along where route is "expanded".
+    Raises:
+        ValueError: For sizes below 1, an odd rope_dim, an unknown route, an encoding of other sizes, one that adds to values,
+            and one that carries keys along where route is "expanded".
+
+    Source:
+        DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, https://arxiv.org/abs/2405.04434.
     """
 
     scores = True
@@ -115,7 +125,7 @@ class LatentAttention(Mixer):
     def refuses(self, encoding: Encoding) -> str | None:
         terms = () if encoding.reads_tokens else encoding.terms({})
         if any(isinstance(term, OffsetVectors) and term.values is not None for term in terms):
-            return f"{type(encoding).__name__} adds vectors to values, and those of LatentAttention know no positions"
+            return f"{type(encoding).__name__} adds vectors to values, and those of LatentAttention have no positions"
         return super().refuses(encoding)
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
@@ -174,7 +184,7 @@ class LatentAttention(Mixer):
         # Fused kernels, those of CPUs and some of GPUs, want values as wide as keys; zeros change nothing.
         more = self.nope_dim + self.rope_dim - self.value_dim
         q, k, v = padded(q, front=-more), padded(k, front=-more), padded(v.transpose(1, 2), back=more)
-        out, weights = self.attended(q, k, v, self.nope_dim + max(0, -more), *rest)
+        out, weights = self.over_keys(q, k, v, self.nope_dim + max(0, -more), *rest)
         return out[..., : self.value_dim], weights
 
     def absorbed(
@@ -183,18 +193,18 @@ class LatentAttention(Mixer):
         key: Float[Tensor, "B 1 Lk rank+rotary"],
         *rest: Any,
     ) -> tuple[Float[Tensor, "B H Lq value"], Tensor | None]:
-        """Queries in the space of the latents: every head looks at the same keys, and sums latents."""
+        """Queries in the space of the latents: every head attends to the same keys, and sums latents."""
         to_keys, to_values = self.kv_up.weight.unflatten(0, (self.num_heads, -1)).split(
             [self.nope_dim, self.value_dim], 1
         )
-        content, turning = q.split([self.nope_dim, self.rope_dim], -1)
+        content, positional = q.split([self.nope_dim, self.rope_dim], -1)
         content = torch.einsum("bhln,hnr->bhlr", content, to_keys)
-        wide = torch.cat([content.to(q.dtype), turning], -1).to(key.dtype)  # a cache may hold keys in a wider dtype
+        wide = torch.cat([content.to(q.dtype), positional], -1).to(key.dtype)  # a cache may hold keys in a wider dtype
         # The key itself as value, so that both are equally wide and nothing is copied; its rotary part is not read.
-        out, weights = self.attended(wide, key, key, self.kv_rank, *rest)
+        out, weights = self.over_keys(wide, key, key, self.kv_rank, *rest)
         return torch.einsum("bhlr,hvr->bhlv", out[..., : self.kv_rank].to(q.dtype), to_values), weights
 
-    def attended(
+    def over_keys(
         self,
         q: Tensor,
         k: Tensor,
@@ -206,25 +216,19 @@ class LatentAttention(Mixer):
         k_positions: Positions,
         return_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attention with what the encoding does to the part of queries and keys that stands behind `before` numbers."""
+        """Attention with what the encoding does to the part of queries and keys after the first `before` numbers."""
         scale = self.scale
         if scale is None:
             scale = (self.nope_dim + self.rope_dim) ** -0.5 * encoding.softmax_factor
         suffix: Any = SuffixEncoding(encoding, before) if adds(encoding) else compose(None)
-        pairs = call.pairs(q.shape[0], q.shape[2], k.shape[2])
-        dropout = self.dropout if self.training else 0.0
-        places = call.q_positions, k_positions
-        r = raw_request(q, k, v, suffix, columns, pairs.mask, *places, scale, dropout, return_weights, pairs)
-        if encoding.stable_keys:
-            return run(r, self.backend)
-        return run_parts(parted(r, suffix, *places), self.backend)
+        return attended(self, (q, k, v), call, suffix, columns, k_positions, scale, return_weights)
 
     # ---- which route ----
     def absorbs(self, call: Call, encoding: Composed) -> bool:
         if encoding.passing_columns:  # keys are carried from token to token, as the cache holds them
             if self.route == "expanded":
                 raise ValueError(
-                    "the encoding carries keys from token to token, and expanded keys are made anew for each call; expected "
+                    "the encoding carries keys from token to token, and expanded keys are made again for each call; expected "
                     "route 'absorbed' or 'auto'"
                 )
             return True
@@ -233,9 +237,7 @@ class LatentAttention(Mixer):
         return self.cheaper_absorbed(call.length - call.remembered, call.keys)
 
     def cheaper_absorbed(self, rows: int, keys: int) -> bool:
-        """Whether fewer products are needed to attend in the space of latents than to leave it, for `rows` queries that are
-        the last of `keys` keys.
-        """
+        """Whether the absorbed route needs fewer products, for `rows` queries that are the last of `keys` keys."""
         heads = self.nope_dim + self.value_dim
         expanded = keys * self.kv_rank * heads + rows * keys * 2 * max(self.nope_dim + self.rope_dim, self.value_dim)
         absorbed = rows * self.kv_rank * heads + rows * keys * 2 * (self.kv_rank + self.rope_dim)
@@ -245,11 +247,11 @@ class LatentAttention(Mixer):
     def require_sizes(self, encoding: Composed) -> None:
         for member in encoding:
             for name, own in (("num_heads", self.num_heads), ("head_dim", self.rope_dim)):
-                said = getattr(member, name, own)
-                if said != own:
+                got = getattr(member, name, own)
+                if got != own:
                     raise ValueError(
-                        f"{type(member).__name__}: expected {name}={own} for latent attention, whose encodings see rope_dim "
-                        f"numbers of each head, got {said}"
+                        f"{type(member).__name__}: expected {name}={own} for latent attention, whose encodings rotate rope_dim "
+                        f"numbers of each head, got {got}"
                     )
 
     def require_cache(self, cache: LatentCacheLayer | None) -> None:
@@ -277,7 +279,7 @@ def padded(x: Tensor, front: int = 0, back: int = 0) -> Tensor:
 
 
 def adds(encoding: Composed) -> bool:
-    """Whether anything is left to do once stable queries and keys are turned."""
+    """Whether anything is left to do once stable queries and keys are rotated."""
     return not encoding.stable_keys or any(type(member).terms is not Encoding.terms for member in encoding)
 
 
@@ -290,7 +292,7 @@ def sized(
     rope_dim: int | None,
     value_dim: int | None,
 ) -> tuple[int, int, int, int]:
-    """kv_rank, nope_dim, rope_dim and value_dim, with what was not said."""
+    """kv_rank, nope_dim, rope_dim and value_dim, with their defaults."""
     check_sizes("LatentAttention", dim=dim, num_heads=num_heads)
     head_dim = max(1, dim // num_heads) if head_dim is None else head_dim
     check_sizes("LatentAttention", head_dim=head_dim)
@@ -300,5 +302,5 @@ def sized(
     value_dim = head_dim if value_dim is None else value_dim
     check_sizes("LatentAttention", kv_rank=kv_rank, nope_dim=nope_dim, rope_dim=rope_dim, value_dim=value_dim)
     if rope_dim % 2:
-        raise ValueError(f"LatentAttention: expected an even rope_dim, whose numbers turn in pairs, got {rope_dim}")
+        raise ValueError(f"LatentAttention: expected an even rope_dim, whose numbers rotate in pairs, got {rope_dim}")
     return kv_rank, nope_dim, rope_dim, value_dim

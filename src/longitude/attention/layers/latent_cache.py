@@ -10,8 +10,9 @@ from longitude.attention.cache import LongitudeCacheLayer
 
 
 class LatentCacheLayer(LongitudeCacheLayer):
-    """keys [B, 1, L, kv_rank + rope_dim]: each token's latent, then its shared rotary key. values [B, 1, L, 0]: a view of
-    them, because values are made of latents. Everything else is LongitudeCacheLayer's.
+    """keys [B, 1, L, kv_rank + rope_dim]: each token's latent, then its shared rotary key.
+
+    values [B, 1, L, 0] are a view of them, because values are made of latents. Everything else is LongitudeCacheLayer's.
     """
 
     kind = "latent"

@@ -9,11 +9,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.attention.cache_guard import CacheKind, of_this_mode
-from longitude.attention.layers.base import checked_call
-from longitude.attention.length_dependent import parted
+from longitude.attention.layers.base import attended, checked_call
 from longitude.attention.masks import Mask
 from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
-from longitude.attention.operation import raw_request, require_backend, run, run_parts
+from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.positions.base import Encoding, check_sizes, explicit
 from longitude.positions.composed import compose
@@ -24,13 +23,28 @@ if TYPE_CHECKING:
 
 @register_mixer("attention")
 class MultiHeadAttention(Mixer):
-    """Self-attention with num_kv_heads heads of keys and values, each serving num_heads / num_kv_heads heads of queries
-    (Vaswani et al. 2017; grouped heads: Ainslie et al. 2023).
+    """Self-attention with num_kv_heads heads of keys and values, each serving num_heads / num_kv_heads heads of queries.
 
-    x [B, L, dim] -> [B, L, dim]. The projected vectors are split into heads of head_dim = dim / num_heads (or as said).
-    num_kv_heads = num_heads is multi-head, 1 is multi-query, between them grouped-query attention. dropout acts on the
-    weights, in training. scale is head_dim**-0.5 unless said. What an encoding does at a model's input
-    is not done here: call its embed(x, positions) there.
+    x [B, L, dim] -> [B, L, dim]; the keywords of a call are Mixer.forward's. What an encoding does at a model's input is not done
+    here: call its embed(x, positions) there.
+
+    Args:
+        dim: Width of x.
+        num_heads: Heads of queries.
+        num_kv_heads: num_heads (None) is multi-head, 1 is multi-query, between them grouped-query attention.
+        encoding: An Encoding, a list of them, or None.
+        head_dim: dim / num_heads where None.
+        bias: Of the four projections.
+        dropout: Of the weights, in training.
+        scale: Of the scores; head_dim**-0.5 where None.
+        backend: As in `attend`.
+
+    Raises:
+        ValueError: For sizes that do not divide, and options that `attend` refuses.
+
+    Source:
+        Vaswani et al. 2017, arXiv:1706.03762, https://arxiv.org/abs/1706.03762; grouped heads: Ainslie et al. 2023,
+        arXiv:2305.13245, https://arxiv.org/abs/2305.13245.
     """
 
     scores = True
@@ -78,7 +92,7 @@ class MultiHeadAttention(Mixer):
         return LongitudeCacheLayer()
 
     def require_cache(self, cache: Any) -> None:
-        """ValueError unless it is None or holds what this mixer looks at: another mixer's state would not do."""
+        """ValueError unless it is None or of a kind that this mixer reads."""
         if cache is not None and getattr(cache, "kind", None) not in self.cache_kinds:
             raise ValueError(
                 f"cache: {type(self).__name__} expected the {type(self.cache_layer()).__name__} that its cache_layer() makes, "
@@ -90,6 +104,7 @@ class MultiHeadAttention(Mixer):
         return inputs.mask
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
+        """Project, rotate, cache, attend, project."""
         encoding = self.encoding if inputs.encoding is None else inputs.encoding
         cache = inputs.cache
         self.require_cache(cache)
@@ -112,15 +127,7 @@ class MultiHeadAttention(Mixer):
             q, v = q.to(k.dtype), v.to(k.dtype)
         if call.remembered:
             q = q[:, :, call.remembered :]
-        pairs = call.pairs(x.shape[0], q.shape[2], k.shape[2])
-        dropout = self.dropout if self.training else 0.0
-        places = call.q_positions, k_positions
-        r = raw_request(
-            q, k, v, encoding, columns, pairs.mask, *places, self.scale, dropout, inputs.return_weights, pairs
-        )
-        if encoding.stable_keys:
-            out, weights = run(r, self.backend)
-        else:
-            out, weights = run_parts(parted(r, encoding, *places), self.backend)
+        weigh = inputs.return_weights
+        out, weights = attended(self, (q, k, v), call, encoding, columns, k_positions, self.scale, weigh)
         out = self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(2))
-        return (out, weights) if inputs.return_weights else out
+        return (out, weights) if weigh else out

@@ -20,11 +20,23 @@ if TYPE_CHECKING:
 
 @register_mixer("window")
 class WindowAttention(MultiHeadAttention):
-    """Attention in which a token sees `size` keys: itself and those step, 2 step, ..., (size - 1) step before it (Child et al.
-    2019; Beltagy et al. 2020).
+    """Attention to `size` keys: the token itself and those step, 2 step, ..., (size - 1) step before it.
 
-    x [B, L, dim] -> [B, L, dim] in O(L size) time. Everything else is MultiHeadAttention. Its cache layer keeps the last
-    (size - 1) step tokens, however long the sequence: O(size step) memory, O(size) time per token.
+    x [B, L, dim] -> [B, L, dim] in O(L size) time. Its cache layer keeps the last (size - 1) step tokens, however long the
+    sequence: O(size step) memory, O(size) time per token.
+
+    Args:
+        dim, num_heads, num_kv_heads, encoding: As in MultiHeadAttention.
+        size: Keys per query.
+        step: Distance between them.
+        head_dim, bias, dropout, scale, backend: As in MultiHeadAttention.
+
+    Raises:
+        ValueError: As MultiHeadAttention, and for a size or step below 1.
+
+    Source:
+        Child et al. 2019, arXiv:1904.10509, https://arxiv.org/abs/1904.10509; Beltagy et al. 2020, arXiv:2004.05150,
+        https://arxiv.org/abs/2004.05150.
     """
 
     bidirectional = False
@@ -77,8 +89,10 @@ class WindowAttention(MultiHeadAttention):
         return inputs.once(("window", self.size, self.step), lambda: inputs.mask & self.window_mask)
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
-        """As MultiHeadAttention's; documents covers all tokens that passed, [B, Lk], and weights are over the keys that the
-        cache still holds. A LongitudeCacheLayer, which drops nothing, serves as well.
+        """As MultiHeadAttention's, and the cache drops what the window has left behind.
+
+        documents covers all tokens so far, [B, Lk]; weights are over the keys that the cache still holds. A LongitudeCacheLayer,
+        which drops nothing, serves as well.
         """
         rolling = getattr(inputs.cache, "kind", None) == "rolling"
         if rolling and inputs.cache.keep < (need := (self.size - 1) * self.step):
