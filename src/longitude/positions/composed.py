@@ -16,8 +16,10 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "relative": all,
     "learned": any,
     "causal_only": any,
-    "max_length": lambda bounds: min((bound for bound in bounds if bound is not None), default=None),
-    "axes": lambda axes: max(axes, default=1),
+    "max_length": lambda bounds: (
+        min([x for x in bounds if x is not None]) if any(x is not None for x in bounds) else None
+    ),
+    "axes": lambda axes: max([1, *axes]),  # compilers do not follow default=
     "shared": all,
     "stable_keys": all,
     "softmax_factor": math.prod,
