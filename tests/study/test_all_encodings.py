@@ -1,4 +1,4 @@
-"""Everything registered goes through a study: trained, resumable, measured past its length, or said why not."""
+"""Everything registered goes through a study: trained, resumable, measured past its length, or refused with a reason."""
 
 from dataclasses import replace
 

@@ -57,8 +57,14 @@ def write(path: Path, shares=SHARES, seeds=(0,), examples=200, lengths=LENGTHS, 
                     continue
                 right = round((value[i] if isinstance(value, tuple) else value) * examples)
                 exact = np.arange(examples) < right
-                said = {"label": label, "seed": seed, "method": "greedy", "length": length, "document": range(examples)}
-                tables.append(pd.DataFrame({**said, "exact": exact.astype(int), "right": length, "symbols": length}))
+                shared = {
+                    "label": label,
+                    "seed": seed,
+                    "method": "greedy",
+                    "length": length,
+                    "document": range(examples),
+                }
+                tables.append(pd.DataFrame({**shared, "exact": exact.astype(int), "right": length, "symbols": length}))
                 mean, low, high = scoring.mean(exact.astype(float).tolist())
                 rows.append(
                     Row(task="reverse", label=label, seed=seed, length=length, metric="exact_match", method="greedy",

@@ -46,9 +46,9 @@ def test_what_a_config_is_told():
     assert parse_label("rope").options(4) == {"encoding": {"name": "rope"}}
     assert parse_label("rope+fox").options(4) == {"encoding": [{"name": "rope"}, {"name": "fox"}]}
     assert parse_label("mamba").options(4) == {"mixer": {"name": "mamba"}}
-    turns = parse_label("alibi+attention+mamba").options(3)
-    assert turns["encoding"] == {"name": "alibi"}
-    assert [mixer["name"] for mixer in turns["mixers"]] == ["attention", "mamba", "attention"]
+    options = parse_label("alibi+attention+mamba").options(3)
+    assert options["encoding"] == {"name": "alibi"}
+    assert [mixer["name"] for mixer in options["mixers"]] == ["attention", "mamba", "attention"]
     with pytest.raises(ValueError, match="a layer for each of the 3 mixers, got 2; name fewer, or raise --layers"):
         parse_label("attention+mamba+mamba").options(2)
 
@@ -62,8 +62,8 @@ def test_the_encoding_is_the_one_that_the_model_has(label):
     specs = config.encoding if isinstance(config.encoding, list) else [config.encoding]
     assert parse_label(label).encoding == "+".join(spec["name"] for spec in specs)
     names = [spec["name"] for spec in config.layer_mixers()]
-    said = [mixer["name"] for mixer in parse_label(label).mixers] or ["attention"]
-    assert names == [said[layer % len(said)] for layer in range(2)]
+    given = [mixer["name"] for mixer in parse_label(label).mixers] or ["attention"]
+    assert names == [given[layer % len(given)] for layer in range(2)]
 
 
 @pytest.mark.parametrize(
@@ -126,8 +126,8 @@ def test_mixers_are_trained_saved_loaded_and_measured(tmp_path, monkeypatch):
     saved = json.loads((tmp_path / "cells" / "rope+window_size=8-0" / "config.json").read_text())
     assert (saved["mixer"]["name"], saved["mixer"]["size"]) == ("window", 8)
     hybrid = AutoModelForCausalLM.from_pretrained(tmp_path / "cells" / "rope+attention+mamba-0")
-    said = hybrid.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=4, do_sample=False, pad_token_id=0)
-    assert said.shape == (1, 7)
+    generated = hybrid.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert generated.shape == (1, 7)
     monkeypatch.setattr(runner, "run_trial", None)  # nothing is run again
     assert study((*labels,), tmp_path, monkeypatch).complete
 

@@ -1,4 +1,4 @@
-"""Training positions from a sampler: of the seed and the window alone, said everywhere, and none where contiguous."""
+"""Training positions from a sampler: of the seed and the window alone, recorded everywhere, and none where contiguous."""
 
 import json
 from dataclasses import replace
@@ -15,7 +15,6 @@ from longitude.study.config import Positions, StudyConfig
 from longitude.study.data import Text, Windows, split
 from longitude.study.labels import parse_encoding, safe
 from longitude.study.plan import checked, plan
-from longitude.study.resume import LossLog
 from longitude.study.runner import run_trial
 from longitude.study.train import build_model
 from longitude.study.trial import Trial
@@ -65,37 +64,8 @@ def test_the_model_reads_them(data, tmp_path):
     assert abs(first - model(**batch).loss.item()) > 1e-4
 
 
-class Killed(BaseException):
-    """What nothing catches, as nothing catches kill -9."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("sampler", ["randomized", "skipped"])
-def test_a_killed_cell_ends_with_the_same_files(sampler, data, tmp_path, monkeypatch):
-    config = checked(replace(TINY, encodings=("rope",), positions=sampler))
-    whole, killed = Trial(tmp_path / "whole", "rope", 1), Trial(tmp_path / "killed", "rope", 1)
-    run_trial(config, whole, data)
-    with monkeypatch.context() as patched:
-        append, calls = LossLog.append, []
-
-        def dies(self, entry):
-            calls.append(1)
-            if len(calls) == 6:
-                raise Killed
-            append(self, entry)
-
-        patched.setattr(LossLog, "append", dies)
-        with pytest.raises(Killed):
-            run_trial(config, killed, data)
-    notes: list[str] = []
-    assert run_trial(config, killed, data, note=notes.append).status == "done"
-    assert notes == ["rope-1: continues from step 4"]
-    for name in ("results.parquet", "documents.parquet", "losses.jsonl", "model.safetensors"):
-        assert (whole.folder / name).read_bytes() == (killed.folder / name).read_bytes(), name
-
-
-@pytest.mark.slow
-def test_a_study_says_its_sampler_everywhere(tmp_path, monkeypatch):
+def test_a_study_records_its_sampler_everywhere(tmp_path, monkeypatch):
     monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
     outcome = runner.study(plan(TINY, tmp_path))
     assert outcome.complete and [status.reason for _, status in outcome.trials] == [None, None]

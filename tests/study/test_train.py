@@ -15,9 +15,11 @@ from longitude.measure import losses_by_length, read_rows
 from longitude.study import resume, runner, train
 from longitude.study.config import StudyConfig
 from longitude.study.data import Text, Windows, split
+from longitude.study.plan import checked
 from longitude.study.resume import LossLog, newest, seal
 from longitude.study.runner import run_trial
 from longitude.study.tasks import text
+from longitude.study.tasks.base import of_task
 from longitude.study.train import build_model
 from longitude.study.trial import Trial
 
@@ -142,15 +144,40 @@ KILLS = {
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("kill", KILLS)
-def test_a_killed_cell_ends_with_the_same_files(kill, unkilled, data, tmp_path, monkeypatch):
-    cell = Trial(tmp_path, "rope", 1)
+def test_a_killed_trial_ends_with_the_same_files(kill, unkilled, data, tmp_path, monkeypatch):
+    trial = Trial(tmp_path, "rope", 1)
     with monkeypatch.context() as patched:
         killed_at(patched, *KILLS[kill])
         with pytest.raises(Killed):
-            run_trial(TINY, cell, data)
-    assert cell.status.status in ("not run", "running")
-    assert run_trial(TINY, cell, data).status == "done"
-    assert_same(cell, unkilled)
+            run_trial(TINY, trial, data)
+    assert trial.status.status in ("not run", "running")
+    assert run_trial(TINY, trial, data).status == "done"
+    assert_same(trial, unkilled)
+
+
+REVERSE = of_task(
+    "reverse", train_length=4, test_lengths=(2, 4, 6), steps=8, batch_size=4, layers=1, hidden=16, heads=2, documents=6,
+    device="cpu",
+)  # fmt: skip
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("kill", ["before the first save", "before the rows are written"])
+@pytest.mark.parametrize("positions", ["contiguous", "randomized", "skipped"])
+@pytest.mark.parametrize("task", ["text", "reverse"])
+def test_a_killed_trial_of_every_kind(task, positions, kill, data, tmp_path, monkeypatch):
+    config = replace(REVERSE if task == "reverse" else replace(TINY, steps=8), positions=positions)
+    config = checked(replace(config, encodings=("rope",)))
+    whole, killed = Trial(tmp_path / "whole", "rope", 1), Trial(tmp_path / "killed", "rope", 1)
+    run_trial(config, whole, data)
+    with monkeypatch.context() as patched:
+        killed_at(patched, *KILLS[kill])
+        with pytest.raises(Killed):
+            run_trial(config, killed, data)
+    notes = []
+    assert run_trial(config, killed, data, note=notes.append).status == "done"
+    assert notes == (["rope-1: continues from step 2"] if kill == "before the first save" else [])
+    assert_same(whole, killed)
 
 
 def test_broken_checkpoints_are_dropped_with_a_message(unkilled, data, tmp_path, monkeypatch):
@@ -229,7 +256,7 @@ def test_a_loss_that_is_not_finite_ends_the_cell_as_diverged(data, tmp_path, mon
     assert not (cell.folder / "results.parquet").exists()
 
 
-def test_lengths_beyond_a_table_are_missing_and_said(data, tmp_path):
+def test_lengths_beyond_a_table_are_missing_and_named(data, tmp_path):
     cell = Trial(tmp_path, "learned", 0)
     status = run_trial(replace(TINY, steps=2), cell, data)
     assert status.status == "done" and "no positions from 16 on" in status.reason
@@ -246,7 +273,7 @@ def test_unfinished_files_of_a_killed_process_are_removed(data, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("label", "said"),
+    ("label", "words"),
     [
         pytest.param("hierarchical:window=4", None, marks=pytest.mark.slow),
         ("hierarchical:window=16", "never used its far part in training, whose 16 positions fit its window of 16"),
@@ -254,14 +281,14 @@ def test_unfinished_files_of_a_killed_process_are_removed(data, tmp_path):
         pytest.param("rope+window:size=64", None, marks=pytest.mark.slow),
     ],
 )
-def test_what_training_never_used_is_said(label, said, data, tmp_path):
+def test_what_training_never_used_is_named(label, words, data, tmp_path):
     """And of a far part with parameters of its own, that they had no gradient."""
     cell = Trial(tmp_path, label, 0)
     config = replace(TINY, steps=4)
     status = run_trial(config, cell, data)
-    assert status.status == "done" and (status.untrained is None) == (said is None)
-    if said is not None:
-        assert status.untrained is not None and status.untrained.startswith(said)
+    assert status.status == "done" and (status.untrained is None) == (words is None)
+    if words is not None:
+        assert status.untrained is not None and status.untrained.startswith(words)
         assert ("had no gradient in training for model.layers.0.mixer.gate_" in status.untrained) == (
             "softmax" not in label
         )

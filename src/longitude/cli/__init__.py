@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"longitude: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_USE
-    except BrokenPipeError:  # whoever read our output has stopped reading
+    except BrokenPipeError:  # the reader of our output is gone
         sys.stdout = None
         return DONE
     except OSError as error:

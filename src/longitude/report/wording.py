@@ -23,7 +23,7 @@ def percent(ratio: float | None, unit: str = "%") -> str:
 
 
 def count(number: int, thing: str) -> str:
-    """1 seed, 2 seeds"""
+    """1 seed, 2 seeds."""
     return f"{number} {thing}" + ("" if number == 1 else "s")
 
 

@@ -64,7 +64,7 @@ class AnswerCriterion(Criterion):
         return "" if found.low is None else between(found)
 
     def short(self, found: Finding) -> str:
-        """97 ±2, in per cent"""
+        """97 ±2, in per cent."""
         assert found.value is not None and found.low is not None and found.high is not None
         return f"{100 * found.value:.0f} ±{50 * (found.high - found.low):.0f}"
 
@@ -102,6 +102,6 @@ def longest_solved(lines: Sequence[Finding]) -> int | None:
 
 
 def between(found: Finding) -> str:
-    """94 to 98%"""
+    """94 to 98%."""
     assert found.low is not None and found.high is not None
     return f"{100 * found.low:.0f} to {found.high:.0%}"

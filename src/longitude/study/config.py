@@ -24,7 +24,7 @@ class StudyConfig:
     encodings: tuple[str, ...] = ("none", "sinusoidal", "rope", "alibi", "t5")
     """Models to compare: encodings (see `longitude list`), variants such as "rope:base=500000", compositions such as
     rope+fox, or "all" that have a meaning for the task's models; with other mixers than attention: rope+window:size=64,
-    mamba, rope+attention+mamba (in turns over the layers)."""
+    mamba, rope+attention+mamba (one after the other over the layers)."""
     data: str = "stdlib"
     """Text to train on: "stdlib" (the sources of Python's standard library), a file, a folder, or "datasets:NAME" or
     "datasets:NAME:CONFIG" from the Hugging Face hub; "generated" for tasks that need none."""

@@ -95,7 +95,7 @@ class Criterion(ABC):
         return and_(words)
 
     def _ranged(self, group: list[Finding], first: bool) -> str:
-        """Rope and t5 (+3.1% to +42%)"""
+        """Rope and t5 (+3.1% to +42%)."""
         ordered = sorted(group, key=lambda each: (each.value if each.change is None else each.change) or 0)
         ends = dict.fromkeys(self.headline(each)[0] for each in (ordered[0], ordered[-1]))
         return f"{and_([named(each.label) for each in group])} ({' to '.join(ends)})"

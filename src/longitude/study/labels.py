@@ -17,7 +17,7 @@ class Label:
 
     Attributes:
         encodings: Composed; where there are none, the model chooses.
-        mixers: Of the layers, in turn; where there are none, attention.
+        mixers: Of the layers, one after the other; where there are none, attention.
     """
 
     encodings: list[Spec]

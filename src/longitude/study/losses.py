@@ -84,7 +84,7 @@ class LossCriterion(Criterion):
         return "" if found.low is None else f"{found.low:.2f} to {found.high:.2f}"
 
     def short(self, found: Finding) -> str:
-        """2.60 ±.04"""
+        """2.60 ±.04."""
         if found.low is None or found.high is None:
             return f"{found.value:.2f}"
         half = f"{(found.high - found.low) / 2:.2f}".removeprefix("0")
@@ -93,7 +93,7 @@ class LossCriterion(Criterion):
     def title(self) -> str:
         run = self.run
         trained = f"trained on {run.train_length}" + (f" at {run.sampled_positions}" if run.sampled_positions else "")
-        return f"{self.task.words}, {run.methods[0]} windows of this many bytes, {trained}"
+        return f"{self.task.words}, {run.methods[0]} windows by length in bytes, {trained}"
 
     def last_column(self) -> tuple[str, str] | None:
         run = self.run

@@ -13,7 +13,6 @@ from longitude.measure.retrieval import scoring
 from longitude.study import runner
 from longitude.study.analysis import analyse, conclusion
 from longitude.study.plan import checked, plan
-from longitude.study.resume import LossLog
 from longitude.study.runner import run_trial
 from longitude.study.tasks import sequences
 from longitude.study.tasks.base import TASKS, of_task, task_of
@@ -119,7 +118,7 @@ def test_sampled_positions_go_to_both_streams():
 
 
 class Scribe(torch.nn.Module):
-    """Knows the right answers, and spoils those that it is told to."""
+    """Knows the right answers, and spoils some of them."""
 
     dtype, device = torch.float32, torch.device("cpu")
 
@@ -134,8 +133,8 @@ class Scribe(torch.nn.Module):
         answer = self.task.tests(length, self.asked + len(input_ids))[1][self.asked :]
         self.asked += len(input_ids)
         assert max_new_tokens == answer.shape[1]
-        said = torch.nn.functional.pad(answer, (1, 0), value=START)
-        return self.spoil(said)
+        written = torch.nn.functional.pad(answer, (1, 0), value=START)
+        return self.spoil(written)
 
 
 def measured(spoil, examples=6):
@@ -146,7 +145,7 @@ def measured(spoil, examples=6):
 
 
 def test_right_answers_count_fully():
-    rows, table = measured(lambda said: said)
+    rows, table = measured(lambda written: written)
     exact, symbols = rows["exact_match"], rows["symbol_accuracy"]
     assert (exact.value, exact.low, exact.high) == scoring.mean([1.0] * 6) and exact.low < 0.7
     assert (exact.task, exact.method, exact.length, exact.documents, exact.count, exact.tokens) == (
@@ -157,12 +156,12 @@ def test_right_answers_count_fully():
 
 
 def test_a_wrong_symbol_a_missing_end_and_an_early_end_are_wrong_answers():
-    def spoil(said):
-        said = said.clone()
-        said[0, 2] = ord("!")  # one symbol of four
-        said[1, 5] = ord("a")  # goes on where it should end
-        said[2, 3:] = torch.tensor([END, PADDING, PADDING])  # ends after two of four
-        return said
+    def spoil(written):
+        written = written.clone()
+        written[0, 2] = ord("!")  # one symbol of four
+        written[1, 5] = ord("a")  # continues where it should end
+        written[2, 3:] = torch.tensor([END, PADDING, PADDING])  # ends after two of four
+        return written
 
     rows, table = measured(spoil)
     assert list(table["exact"]) == [0, 0, 0, 1, 1, 1] and list(table["right"]) == [3, 4, 2, 4, 4, 4]
@@ -170,7 +169,7 @@ def test_a_wrong_symbol_a_missing_end_and_an_early_end_are_wrong_answers():
 
 
 def test_answers_that_all_end_early_are_filled_up():
-    rows, _ = measured(lambda said: torch.nn.functional.pad(said[:, :2], (0, 1), value=END))
+    rows, _ = measured(lambda written: torch.nn.functional.pad(written[:, :2], (0, 1), value=END))
     assert rows["exact_match"].value == 0 and rows["symbol_accuracy"].value == 0.25
 
 
@@ -182,8 +181,8 @@ def test_answers_are_generated_as_the_whole_pass_would_say(tmp_path):
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) / 4)
     source, _ = task.tests(5, 7)
-    said = sequences.answers(model, source, 6)
-    for row, words in zip(source, said, strict=True):
+    written = sequences.answers(model, source, 6)
+    for row, words in zip(source, written, strict=True):
         length = int((words == END).nonzero()[0]) + 1 if (words == END).any() else 6
         read = torch.cat([torch.tensor([START]), words[: length - 1]])[None]
         logits = model(input_ids=row[None], decoder_input_ids=read).logits[0]
@@ -225,36 +224,6 @@ def test_a_study_of_answers(done, monkeypatch):
 def test_another_task_is_another_study(done):
     with pytest.raises(ValueError, match="holds a study with --task reverse, not copy; --fresh starts over"):
         runner.study(plan(replace(TINY, task="copy"), done))
-
-
-class Killed(BaseException):
-    """What nothing catches, as nothing catches kill -9."""
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize(("where", "name", "when"), [(LossLog, "append", 5), (runner, "write_rows", 1)])
-@pytest.mark.parametrize("sampler", ["contiguous", "randomized"])
-def test_a_killed_cell_ends_with_the_same_files(where, name, when, sampler, tmp_path, monkeypatch):
-    config = checked(replace(TINY, encodings=("rope",), positions=sampler))
-    data = task_of(config.task).prepare(config)
-    whole, killed = Trial(tmp_path / "whole", "rope", 1), Trial(tmp_path / "killed", "rope", 1)
-    run_trial(config, whole, data)
-    plain, calls = getattr(where, name), []
-
-    def dies(*arguments):
-        calls.append(1)
-        if len(calls) == when:
-            raise Killed
-        return plain(*arguments)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(where, name, dies)
-        with pytest.raises(Killed):
-            run_trial(config, killed, data)
-    status = run_trial(config, killed, data)
-    assert status is not None and status.status == "done"
-    for file in ("results.parquet", "documents.parquet", "losses.jsonl", "model.safetensors"):
-        assert (whole.folder / file).read_bytes() == (killed.folder / file).read_bytes(), file
 
 
 def test_lengths_beyond_a_table_are_missing_and_said(tmp_path):

@@ -108,7 +108,7 @@ def domain_of(values: Iterable[float]) -> list[float]:
 
 
 def axis_title(run: Run) -> str:
-    """Bits per byte, lower is better"""
+    """Bits per byte, lower is better."""
     better = "lower" if run.task.kind == "losses" else "higher"
     return f"{run.task.words[0].upper()}{run.task.words[1:]}, {better} is better"
 

@@ -4,7 +4,7 @@ An example of length n, its letters or digits independent and equally likely:
 
 * copy, reverse, sort: a word of n letters a to z -> the same word, the word from its end, its letters in the order of the
   alphabet, each as often as in the word.
-* add: two numbers of n digits, leading zeros included, a digit of each in turn -> their sum in n + 1 digits. All are written
+* add: two numbers of n digits, leading zeros included, their digits alternating -> their sum in n + 1 digits. All are written
   from the least digit on, so that a carry comes from what is already written (Lee et al. 2023 find this easier to learn than
   the plain order, by far), and the digits of a place stand together, wherever the numbers end.
 
@@ -220,7 +220,7 @@ class Sort(Sequences):
 class Add(Sequences):
     """The sum of two numbers, least digit first."""
 
-    source = "two numbers, a digit of each in turn, and their sum, all from the least digit on"
+    source = "two numbers, their digits alternating, and their sum, all from the least digit on"
     unit = "digits"
     defaults = {**Sequences.defaults, "train_length": 6, "test_lengths": (3, 6, 7, 8, 9, 12), "steps": 2000}
     alphabet = b"0123456789"
