@@ -1,6 +1,7 @@
 """`longitude extend` on rotary models: plain transformers turns what is written as Longitude does."""
 
 import json
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import longitude as lg
 from longitude.checkpoints.positions import rotary_of
 from longitude.extend.methods import METHODS
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face
+from longitude.positions.scaling.base import Scaling, plain
 
 LENGTH = 64
 WITHOUT_SEARCH = [method for method in METHODS if method != "longrope"]
@@ -123,6 +125,29 @@ def test_weights_and_company_are_copied(save, command, tmp_path) -> None:
         assert (out / name).read_bytes() == (source / name).read_bytes()
     assert not (out / "optimizer.pt").exists()
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+@dataclass(frozen=True)
+class RootOfFactor(Scaling):
+    """theta_k / sqrt(s): a scheme that no rope_type of transformers describes."""
+
+    name = "root_of_factor"
+    factor: float
+
+    def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
+        return plain(rotary_dim, base, device) / self.factor**0.5
+
+
+def test_a_registered_scheme_is_a_method_by_its_name(checkpoint, command, tmp_path, monkeypatch) -> None:
+    """Written as LongRoPE's factors, by which plain transformers rotates at any length."""
+    monkeypatch.setitem(lg.scaling.SCHEMES, "root_of_factor", RootOfFactor)
+    given = ["--to", 4 * LENGTH, "--method", "root-of-factor", "--no-measure", "--out", tmp_path / "out"]
+    code, said, _ = command(checkpoint("llama"), *given)
+    assert code == 0 and "theta_k / sqrt(s)" in said
+    model, before = loaded(tmp_path / "out"), loaded(checkpoint("llama"))
+    for length in (LENGTH, 4 * LENGTH):
+        logits(model, length)
+        torch.testing.assert_close(rotary_of(model).inv_freq, rotary_of(before).inv_freq / 2, rtol=2e-6, atol=0)
 
 
 OLD = {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": None}

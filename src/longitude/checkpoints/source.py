@@ -132,6 +132,7 @@ def require_files(source: Source, allow_pickle: bool) -> None:
 
 def require_fit(source: Source, held: dict[str, list[int]]) -> None:
     """ValueError where the tensors of the files are not those that config.json describes: another shape, or one missing.
+
     transformers loads some checkpoints under other names than the files': where it would, nothing is called missing.
     """
     if getattr(source.config, "quantization_config", None) is not None:

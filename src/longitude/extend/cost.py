@@ -32,8 +32,16 @@ Progress = Callable[[str, float, float], None]
 
 @dataclass(frozen=True)
 class Cost:
-    """Bits per byte at `length` tokens: of the model as it was, of the extended one, and the difference, with 95 %
-    intervals over documents.
+    """Bits per byte at one length, with 95 % intervals over documents.
+
+    Attributes:
+        length: Of the windows, in tokens.
+        before: Of the model as it was.
+        after: Of the extended one.
+        difference: after - before, paired over documents.
+        documents: How many were scored.
+        tokens: Likewise.
+        text: What was read.
     """
 
     length: int
@@ -46,8 +54,10 @@ class Cost:
 
 
 class CostMeasurement:
-    """Measures a checkpoint and what was made of it on one text. ValueError, before any model is loaded, where it has no
-    tokenizer, the text cannot be read, or one window does not fit into memory.
+    """Measures a checkpoint and what was made of it on one text.
+
+    ValueError, before any model is loaded, where it has no tokenizer, the text cannot be read, or one window does not fit
+    into memory.
     """
 
     def __init__(self, source: Source, text: str, on_progress: Progress):

@@ -25,9 +25,7 @@ PUBLISHED = POPULATION + ROUNDS * POPULATION // 2
 
 @dataclass(frozen=True)
 class Bounds:
-    """Factors lie within low .. high and never fall from one pair to the next, slower one; attention factors within
-    least .. most.
-    """
+    """Factors within low .. high that never fall from pair to pair, and attention factors within least .. most."""
 
     low: float
     high: float
@@ -94,9 +92,7 @@ def _children(
 
 
 def mutant(parent: Candidate, bounds: Bounds, random: Random) -> Candidate:
-    """Each factor, with probability GENE, drawn again between its neighbours', so that they never fall; the attention factor
-    moved, with the same probability.
-    """
+    """Each factor, with probability GENE, drawn again between its neighbours', and the attention factor moved likewise."""
     factors = [bounds.low, *parent.factors, bounds.high]
     for k in range(1, len(factors) - 1):
         if random.random() < GENE:

@@ -186,8 +186,10 @@ def _arguments(
 
 # ---- what it is trained on -------------------------------------------------------------------------------------------
 class Windows(Dataset):
-    """`count` windows of a stream of tokens [n], each of `length`, in the order of training: every window once, then again in
-    another order. Window i and its positions are decided by the seed and i alone, on any number of processes.
+    """`count` windows of a stream of tokens [n], each of `length`, in the order of training.
+
+    Every window comes once, then again in another order. Window i and its positions are decided by the seed and i alone, on
+    any number of processes.
     """
 
     def __init__(self, stream: Tensor, length: int, count: int, seed: int, positions: Sampler):

@@ -15,8 +15,13 @@ from longitude.positions.absolute import Learned
 
 @dataclass(frozen=True)
 class LearnedTable:
-    """name: of the tensor in the files. rows: positions it has. offset: rows before them for no position (2 in OPT, one more
-    than the padding token's id in RoBERTa).
+    """A table in the files of a checkpoint.
+
+    Attributes:
+        name: Of the tensor.
+        rows: Positions it has.
+        offset: Rows before them for no position (2 in OPT, one more than the padding token's id in RoBERTa).
+        dim: Of a row.
     """
 
     name: str
@@ -46,9 +51,7 @@ def find_table(source: Source) -> LearnedTable:
 
 
 def stretched(table: Tensor, offset: int, length: int) -> Tensor:
-    """Table [offset + rows, dim] -> [offset + length, dim]: linear along positions, first and last row unchanged, and the
-    rows before `offset` as well.
-    """
+    """Table [offset + rows, dim] -> [offset + length, dim], linear along positions; first, last and offset rows unchanged."""
     rows = len(table) - offset
     if length == rows:
         return table

@@ -111,9 +111,7 @@ class ExtendPlan:
         return difference(self.source.json, self.config)
 
     def tokenizer_limit(self) -> tuple[int, int] | None:
-        """(before, after) of the tokenizer's model_max_length, where it is the original length or more and would cut longer
-        texts off.
-        """
+        """(before, after) of the tokenizer's model_max_length, where that would cut longer texts off."""
         before = tokenizer_length(self.source)
         return None if before is None or not self.original <= before < self.length else (before, self.length)
 
@@ -248,9 +246,10 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
 
 
 def require_same_frequencies(plan: ExtendPlan, ropes: Ropes, head_dim: int) -> float:
-    """ValueError unless transformers makes, from the new configuration, the frequencies that are meant: its own module is
-    built from it and called, at the original length and, where they follow the length, at the new one. -> the attention
-    factor of the layers of full attention.
+    """ValueError unless transformers makes, from the new configuration, the frequencies that are meant.
+
+    Its own module is built from it and called, at the original length and, where they follow the length, at the new one.
+    Returns the attention factor of the layers of full attention.
     """
     name, config = plan.source.name, plan.source.config
     module = rotary_of(plan.source.skeleton)

@@ -259,8 +259,9 @@ def _identity(model: nn.Module, pairs: RotaryPairs, windows: Sequence[Tensor]) -
 
 
 def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | None) -> dict[str, Any]:
-    """search.json of this search, old or new. The number of candidates is as saved for the same budget. ValueError where
-    the file is damaged, or belongs to another search.
+    """search.json of this search, old or new. ValueError where the file is damaged, or belongs to another search.
+
+    The number of candidates is as saved for the same budget.
     """
     remedy = f"name another folder, or remove {record.parent} to search again"
     if record.exists():

@@ -32,8 +32,9 @@ def write_checkpoint(
     tokenizer_length: int | None = None,
     extra: Path | None = None,
 ) -> None:
-    """The checkpoint into `out`, whole or not at all; config: what config.json becomes, None: as it is; tokenizer_length:
-    its new model_max_length; extra: one more file.
+    """The checkpoint into `out`, whole or not at all.
+
+    config: what config.json becomes, None: as it is. tokenizer_length: the new model_max_length. extra: one more file.
     """
     weights = source.shards or [x for x in source.folder.iterdir() if x.suffix in (".bin", ".pt", ".pth", ".ckpt")]
     size = sum(path.stat().st_size for path in (*weights, *carried(source)))

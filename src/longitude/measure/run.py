@@ -64,9 +64,9 @@ class Results:
 
 
 def measure(plan: MeasurePlan, out: Path, fresh: bool = False, watcher: Any = None) -> Results:
-    """Measure what is not measured yet. Returns all results, with a line about each unit that failed (tried again next time),
-    and about one of several checkpoints that cannot be loaded.
+    """Measure what is not measured yet, and return all results.
 
+    A line tells of each unit that failed (tried again next time), and of one of several checkpoints that cannot be loaded.
     Raises ValueError when another process writes here, when the directory holds other measurements or is damaged (`fresh`
     removes them), or when the only checkpoint cannot be loaded.
     """

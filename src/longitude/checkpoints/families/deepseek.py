@@ -37,10 +37,19 @@ BLOCK = {
 
 
 def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
-    """A DeepSeek-V2 or DeepSeek-V3 causal model of transformers, or a path to its checkpoint, as a LongitudeForCausalLM with
-    equal logits, in the dtype and on the device of the model  (DeepSeek-AI 2024, DeepSeek-V2 and DeepSeek-V3).
+    """A dense DeepSeek-V2 or DeepSeek-V3 model as a LongitudeForCausalLM with equal logits.
 
-    Weights are copied. Errors: ValueError for a model of another kind, one with mixtures of experts, and another activation.
+    Args:
+        model: A causal model of transformers, or a path to its checkpoint; its weights are copied.
+
+    Returns:
+        Our model, in the dtype and on the device of theirs.
+
+    Raises:
+        ValueError: For a model of another kind, one with mixtures of experts, and another activation.
+
+    Source:
+        DeepSeek-AI 2024, DeepSeek-V2, arXiv 2405.04434, https://arxiv.org/abs/2405.04434.
     """
     if isinstance(model, str | Path):
         config_of(AutoConfig.from_pretrained(model))  # refused before weights are read
@@ -56,7 +65,17 @@ def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
 
 
 def from_deepseek_attention(attention: nn.Module) -> LatentAttention:
-    """One attention layer of a DeepSeek-V2 or DeepSeek-V3 model, mixtures of experts or not, with its encoding."""
+    """One attention layer of a DeepSeek-V2 or DeepSeek-V3 model as ours, with its encoding.
+
+    Args:
+        attention: The layer; the model around it may mix experts.
+
+    Returns:
+        The layer with copies of its weights.
+
+    Raises:
+        ValueError: For a layer of another kind.
+    """
     config: Any = getattr(attention, "config", None)
     if not hasattr(config, "kv_lora_rank") or not hasattr(attention, "kv_b_proj"):
         raise ValueError(
@@ -128,7 +147,7 @@ def layout_of(config: PreTrainedConfig) -> str:
 
 
 def renamed(name: str) -> str:
-    """model.layers.3.self_attn.kv_b_proj.weight -> model.layers.3.mixer.kv_up.weight"""
+    """model.layers.3.self_attn.kv_b_proj.weight -> model.layers.3.mixer.kv_up.weight."""
     if not name.startswith("model.layers."):
         return name
     _, _, layer, part = name.split(".", 3)
@@ -136,6 +155,6 @@ def renamed(name: str) -> str:
 
 
 def with_part(name: str, names: dict[str, str]) -> str:
-    """self_attn.kv_b_proj.weight -> mixer.kv_up.weight"""
+    """self_attn.kv_b_proj.weight -> mixer.kv_up.weight."""
     part, kind = name.rsplit(".", 1)
     return f"{names[part]}.{kind}"

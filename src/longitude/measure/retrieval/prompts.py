@@ -68,9 +68,7 @@ def fit(question: Question, tokenizer: Any, length: int, new_tokens: int) -> Pro
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Token ids as the tokenizer makes them for a model: with a beginning-of-sequence token if it puts one, never with an
-    end, after which nothing would follow.
-    """
+    """Token ids as the tokenizer makes them for a model: with its beginning-of-sequence token, never with an end."""
     ids = list(tokenizer(text, truncation=False, verbose=False)["input_ids"])
     return ids[:-1] if len(ids) > 1 and ids[-1] == tokenizer.eos_token_id else ids
 
