@@ -18,6 +18,9 @@ from longitude.positions.composed import Composed, compose
 if TYPE_CHECKING:
     from longitude.attention.state_cache import StateLayer
 
+NO_ENCODING = compose(None)
+"""Built once: torch.compile does not follow the construction of an empty Composed."""
+
 
 class StateInputs(NamedTuple):
     """What one call brings besides x and the state.
@@ -77,7 +80,7 @@ class StateMixer(Mixer):
                 f"padding as documents=, got {inputs.mask!r}"
             )
         if encoding is None:
-            encoding = compose(getattr(self, "encoding", None))
+            encoding = getattr(self, "encoding", NO_ENCODING)
         else:
             self.require(encoding)
         past = 0 if cache is None else self.state_layer(cache).seen
