@@ -81,8 +81,8 @@ def test_rotation_blocks_absorption() -> None:
     q, down, up, rope = numbers(8), numbers(5, 6), numbers(8, 5), lg.Rotary(8, "half")
     latent = down @ numbers(6)
     near(q @ (up @ latent), (up.T @ q) @ latent)
-    turned = [rope.rotate_keys(up.T, torch.full((5,), p)).T for p in (0, 3)]  # W_k turned to key position p
-    assert (turned[0] - turned[1]).abs().max() > 0.5
+    rotated = [rope.rotate_keys(up.T, torch.full((5,), p)).T for p in (0, 3)]  # W_k rotated to key position p
+    assert (rotated[0] - rotated[1]).abs().max() > 0.5
 
 
 def test_two_layouts() -> None:
@@ -178,9 +178,9 @@ def test_positions_in_bfloat16() -> None:
     p = torch.arange(65_536)
     assert p.bfloat16().unique().numel() == 1281
     x = torch.ones(1, 1, 1, 8)
-    turned = [lg.Rotary(8, "half").rotate(x, torch.tensor([place])) for place in (40_000, 40_001)]
+    rotated = [lg.Rotary(8, "half").rotate(x, torch.tensor([place])) for place in (40_000, 40_001)]
     assert torch.tensor([40_000]).bfloat16() == torch.tensor([40_001]).bfloat16()
-    assert (turned[0] - turned[1]).abs().max() > 0.5
+    assert (rotated[0] - rotated[1]).abs().max() > 0.5
 
 
 # ---- between original sources ----------------------------------------------------------------------------------------

@@ -214,8 +214,8 @@ def test_scores_are_not_symmetric() -> None:
     q, k, v = numbers(3, 1, 1, 5, 8)
     scores, order = (q @ k.mT)[0, 0], torch.tensor([3, 1, 4, 0, 2])
     assert (scores - scores.T).abs().max() > 1
-    turned = (x[:, :, order] for x in (q, k, v))
-    near(lg.attend(*turned, mask=lg.NoMask()), lg.attend(q, k, v, mask=lg.NoMask())[:, :, order])
+    reordered = (x[:, :, order] for x in (q, k, v))
+    near(lg.attend(*reordered, mask=lg.NoMask()), lg.attend(q, k, v, mask=lg.NoMask())[:, :, order])
     differs = lg.attend(*(x[:, :, order] for x in (q, k, v))) - lg.attend(q, k, v)[:, :, order]
     assert differs.abs().max() > 0.1
 

@@ -90,9 +90,9 @@ def relative_attention(rows: int, keys: int, clamp: int, causal: bool) -> dict:
     layer = XLNetRelativeAttention(
         XLNetConfig(d_model=dim, n_head=HEADS, vocab_size=8, d_inner=4, dropout=0.0, pad_token_id=0)
     ).eval()
-    told = SimpleNamespace(d_model=dim, attn_type="bi", bi_data=False, clamp_len=clamp)
-    told.positional_embedding = XLNetModel.positional_embedding
-    r = XLNetModel.relative_positional_encoding(told, rows, keys)
+    xlnet = SimpleNamespace(d_model=dim, attn_type="bi", bi_data=False, clamp_len=clamp)
+    xlnet.positional_embedding = XLNetModel.positional_embedding
+    r = XLNetModel.relative_positional_encoding(xlnet, rows, keys)
     q, k = numbers(rows, 1, HEADS, WIDTH), numbers(keys, 1, HEADS, WIDTH)
     v, weight = k.flip(0), numbers(dim, HEADS, WIDTH)
     u, shift = numbers(HEADS, WIDTH), numbers(WIDTH, HEADS).mT

@@ -42,8 +42,8 @@ def numbers(*shape: int) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + shape[-1])).round(decimals=3)
 
 
-def turned() -> list[dict]:
-    """x at positions 0 .. as each source turns it."""
+def rotated() -> list[dict]:
+    """x at positions 0 .. as each source rotates it."""
     x = numbers(1, 2, LENGTH, DIM)
     positions = torch.arange(LENGTH)[None]
     lang = rotary_embedding_torch.RotaryEmbedding(DIM, freqs_for="lang", cache_if_possible=False)
@@ -142,7 +142,7 @@ if __name__ == "__main__":
     with torch.no_grad():
         found = {
             "source": {name: version(name) for name in sources},
-            "turned": turned(),
+            "turned": rotated(),
             "xpos": xpos(),
             "multimodal": multimodal(),
             "axial": axial(),

@@ -79,7 +79,7 @@ def made_again(model: Any) -> None:
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_the_models_own_rotation_put_back_changes_nothing(kind: str, ids: Tensor) -> None:
-    """base and rotary_dim that are not said are the model's own."""
+    """base and rotary_dim that are left out are the model's own."""
     own = stock(kind)(ids).logits
     close(placed(kind, {"name": "rope", "layout": "half", "angle_dtype": "float32"})(ids).logits, own)
     assert (placed(kind, "none")(ids).logits - own).abs().max() > 0.1
@@ -119,11 +119,11 @@ def test_pieces_padding_and_packing(kind: str, name: str, ids: Tensor, mask: Ten
         places = (mask.cumsum(1) - 1).clamp(min=0)
         whole = model(ids, attention_mask=mask, position_ids=places).logits
         close(whole[:1, PADDED:], model(ids[:1, PADDED:]).logits)
-        cache, pieces = DynamicCache(config=model.config), []
+        cache, chunks = DynamicCache(config=model.config), []
         for start, stop in ((0, 9), (9, 15), (15, 16), (16, 17)):
             inputs = {"attention_mask": mask[:, :stop], "position_ids": places[:, start:stop]}
-            pieces.append(model(ids[:, start:stop], past_key_values=cache, **inputs).logits)
-        close(torch.cat(pieces, 1)[mask.bool()], whole[mask.bool()])
+            chunks.append(model(ids[:, start:stop], past_key_values=cache, **inputs).logits)
+        close(torch.cat(chunks, 1)[mask.bool()], whole[mask.bool()])
         two = torch.cat([torch.arange(7), torch.arange(10)])[None]
         packed = model(ids, position_ids=two, use_cache=False).logits
         close(packed[:, :7], model(ids[:, :7]).logits)
@@ -136,8 +136,8 @@ def test_frequencies_that_follow_the_length(ids: Tensor) -> None:
     dynamic = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 8, "follow": "row"}
     model = placed("llama", {"name": "rope", "layout": "half", "scaling": dynamic})
     cache = DynamicCache(config=model.config)
-    pieces = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(17)]
-    close(torch.cat(pieces, 1), model(ids).logits)
+    chunks = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(17)]
+    close(torch.cat(chunks, 1), model(ids).logits)
     assert (model(ids).logits - stock("llama")(ids).logits).abs().max() > 1e-3
 
 

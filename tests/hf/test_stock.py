@@ -172,10 +172,10 @@ def test_the_window_is_respected(ids: Tensor) -> None:
 
 def test_decoding_with_the_cache(pair: tuple[Any, Any], ids: Tensor, mask: Tensor) -> None:
     ours, theirs = pair
-    cache, pieces = DynamicCache(config=ours.config), []
+    cache, chunks = DynamicCache(config=ours.config), []
     for start, stop in ((0, 9), (9, 14), (14, 15), (15, 16), (16, 17)):
-        pieces.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits)
-    close(torch.cat(pieces, 1)[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
+        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits)
+    close(torch.cat(chunks, 1)[mask.bool()], theirs(ids, attention_mask=mask).logits[mask.bool()])
 
 
 @pytest.mark.one_in(5)

@@ -83,10 +83,10 @@ def test_every_option_is_written_out(spec, tmp_path):
     LongitudeConfig(encoding=spec).save_pretrained(tmp_path)
     saved = json.loads((tmp_path / "config.json").read_text())["encoding"]
     asked = spec if isinstance(spec, list) else [spec]
-    for one, said in zip(saved if isinstance(saved, list) else [saved], asked, strict=True):
-        said = {"name": said} if isinstance(said, str) else said
+    for one, written in zip(saved if isinstance(saved, list) else [saved], asked, strict=True):
+        written = {"name": written} if isinstance(written, str) else written
         assert one.keys() == {"name", *options_of(ENCODINGS[one["name"]])}
-        assert said.items() <= one.items()
+        assert written.items() <= one.items()
         for option, value in {"num_heads": 4, "head_dim": 32, "dim": 128, "max_length": 2048}.items():
             assert one.get(option, value) == value
     if spec == "rope":

@@ -1,4 +1,4 @@
-"""The encoder and masked language models: both sides are heard, padding and other documents are not."""
+"""The encoder and masked language models: tokens attend to both sides, not to padding nor to other documents."""
 
 import inspect
 import json
@@ -45,7 +45,7 @@ def gradients(loss, model):
     return torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
 
 
-# ---- who is heard ----------------------------------------------------------------------------------------------------
+# ---- who attends to whom ----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_it_attends_to_both_sides(spec, ids):
     """The first token's output depends on the last token, and the other way round."""
@@ -242,8 +242,8 @@ def test_trained_saved_and_loaded(ids, tmp_path):
     losses = [entry["loss"] for entry in run.state.log_history if "loss" in entry]
     assert losses[-1] < 0.3 * losses[0]
     run.save_model()
-    said = json.loads((tmp_path / "config.json").read_text())
-    assert said["encoding"]["bidirectional"] is True and said["architectures"] == ["LongitudeForMaskedLM"]
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["encoding"]["bidirectional"] is True and written["architectures"] == ["LongitudeForMaskedLM"]
     loaded = LongitudeForMaskedLM.from_pretrained(tmp_path)
     for name, value in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value), name

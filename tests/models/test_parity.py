@@ -39,17 +39,17 @@ def llama(rope: dict | None = None, **options) -> LlamaForCausalLM:
 
 
 def ours(theirs, layout: str = "half", angle_dtype: str = "float32", follow: str | None = None) -> LongitudeForCausalLM:
-    """Our model with their weights, and the rotation that we read from their config. The import turns all dimensions of
+    """Our model with their weights, and the rotation that we read from their config. The import rotates all dimensions of
     Llama's heads whatever partial_rotary_factor says, as Llama does; p-RoPE says its part otherwise."""
     c = theirs.config
     rope = from_hugging_face(c, follow=follow)
     options = rope.options(c.hidden_size // c.num_attention_heads)
     options["scaling"] = options["scaling"] and options["scaling"].as_dict()
     turning = {"name": "rope", "layout": layout, "angle_dtype": angle_dtype, **options}
-    turns = getattr(c, "no_rope_layers", [1] * c.num_hidden_layers)  # SmolLM3: 0 where a layer does not turn
+    rotates = getattr(c, "no_rope_layers", [1] * c.num_hidden_layers)  # SmolLM3: 0 where a layer does not rotate
     config = LongitudeConfig(
         **{name: getattr(c, name) for name in SMALL if name != "initializer_range"},
-        tie_word_embeddings=c.tie_word_embeddings, encodings=[turning if t else "none" for t in turns],
+        tie_word_embeddings=c.tie_word_embeddings, encodings=[turning if t else "none" for t in rotates],
         embedding_scale=1.0, rms_norm_eps=c.rms_norm_eps,
     )  # fmt: skip
     model = LongitudeForCausalLM(config).eval()
@@ -200,14 +200,14 @@ def test_llama_padded_and_generating(ids):
         assert torch.equal(*out)
 
 
-@pytest.mark.parametrize("turns", [[1, 0, 1], [0, 1, 1], [1, 1, 0]])
+@pytest.mark.parametrize("rotates", [[1, 0, 1], [0, 1, 1], [1, 1, 0]])
 @torch.no_grad()
-def test_smollm3(turns, ids):
-    """Layers without rotation among layers that turn."""
+def test_smollm3(rotates, ids):
+    """Layers without rotation among layers that rotate."""
     torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 5_000.0}
     config = SmolLM3Config(
-        **SMALL, rope_parameters=rope, no_rope_layers=turns, pad_token_id=0, tie_word_embeddings=False
+        **SMALL, rope_parameters=rope, no_rope_layers=rotates, pad_token_id=0, tie_word_embeddings=False
     )
     theirs, x = SmolLM3ForCausalLM(config).eval(), ids(2, 40)
     mine = ours(theirs)

@@ -80,9 +80,9 @@ def test_bloom_padded_and_cached(num_heads, ids):
     assert len(seen) == 2
     for layer in seen.values():
         q, k, v = layer["query_key_value"][0].unflatten(-1, (num_heads, 3, -1)).permute(3, 0, 2, 1, 4)
-        whole, *pieces = layer["mixed"]
+        whole, *chunks = layer["mixed"]
         same(padded(encoding, q, k, v), whole)
-        for step, piece in zip(steps, pieces, strict=True):
+        for step, piece in zip(steps, chunks, strict=True):
             same(padded(encoding, q, k, v, step), piece, MASK[:, step])
         wrong = lg.ALiBi(num_heads, slopes=[2 ** (-8.01 * h / num_heads) for h in range(1, num_heads + 1)])
         assert (padded(wrong, q, k, v) - padded(encoding, q, k, v)).abs().max() > 1e-4

@@ -204,7 +204,7 @@ def test_text_layers_padded_and_cached(model, ids):
 @pytest.mark.parametrize("model", [qwen2, qwen3])
 @torch.no_grad()
 def test_vision_layers(model):
-    """Patches turn by their row and column, in blocks of two by two; each frame is on its own; nothing is causal."""
+    """Patches rotate by their row and column, in blocks of two by two; each frame is on its own; nothing is causal."""
     theirs = model().model.visual
     grids = [(1, 4, 6), (3, 4, 4), (1, 2, 8)]
     seen = watched(theirs, "qkv", "proj")

@@ -122,7 +122,7 @@ FAMILIES = {"cohere": (CohereConfig, CohereForCausalLM, 1.0), "glm": (GlmConfig,
 @pytest.mark.parametrize("kind", ["default", "yarn"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_interleaved_with_grouped_heads(family, kind, ids):
-    """Cohere turns all of each head, GLM the first half of it."""
+    """Cohere rotates all of each head, GLM the first half of it."""
     config_class, model, share = FAMILIES[family]
     rope = {"rope_type": kind, "rope_theta": 4_000.0, "partial_rotary_factor": share}
     rope |= {"factor": 6.0, ORIGINAL: 16} if kind == "yarn" else {}
@@ -168,10 +168,10 @@ MSCALES = [(1.0, 1.0), (0.707, 0.707), (0.7, 1.3), (None, None), (1.0, None), (N
 
 @pytest.mark.parametrize(("mscale", "all_dim"), MSCALES)
 def test_deepseek_v3_rotary_part(mscale, all_dim, ids):
-    """8 of 24 dimensions turn, neighbour with neighbour; yarn, its factor on cos and sin, and its square on all scores."""
-    said = {"mscale": mscale, "mscale_all_dim": all_dim}
+    """8 of 24 dimensions rotate, neighbour with neighbour; yarn, its factor on cos and sin, and its square on all scores."""
+    mscales = {"mscale": mscale, "mscale_all_dim": all_dim}
     rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 40.0, ORIGINAL: 16, "beta_fast": 8, "beta_slow": 1}
-    rope |= {name: value for name, value in said.items() if value is not None}
+    rope |= {name: value for name, value in mscales.items() if value is not None}
     config = DeepseekV3Config(
         **SMALL, intermediate_size=64, num_key_value_heads=4, q_lora_rank=20, kv_lora_rank=24, qk_rope_head_dim=8,
         qk_nope_head_dim=16, v_head_dim=12, first_k_dense_replace=2, max_position_embeddings=640, rope_parameters=rope,
@@ -190,12 +190,12 @@ def test_deepseek_v3_rotary_part(mscale, all_dim, ids):
         q, k = (
             torch.cat([q_turning, q_still], -1),
             torch.cat([k_turning, k_still], -1),
-        )  # ours turns the first dimensions
+        )  # ours rotates the first dimensions
         same(q, k, v, layer["mixed"], encoding, scale=24**-0.5 * encoding.softmax_factor)
 
 
 def test_gemma3_bases_per_layer_type(ids):
-    """Local layers turn by a small base within a window; global ones by a large one, slowed down."""
+    """Local layers rotate by a small base within a window; global ones by a large one, slowed down."""
     ropes = {
         "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},

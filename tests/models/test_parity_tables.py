@@ -27,7 +27,7 @@ def maybe(r: random.Random, **options: Any) -> dict[str, Any]:
 
 
 def parameters(r: random.Random, kind: str, pairs: int) -> dict[str, Any]:
-    """Random options of a rope type, beside its base."""
+    """Random options of a rope type, and its base."""
     factor = r.choice([2, 3.5, 8.0, 32.0, r.uniform(1.0, 50.0)])
     original = r.choice([32, 64, 1000, 4096])
     match kind:
@@ -77,22 +77,28 @@ def test_random_llama(kind, style, seed):
     share = r.choice([1.0, 0.5]) if kind not in ("default", "proportional") else 1.0
     given = parameters(r, kind, int(head_dim * share) // 2)
     most = 128 if kind == "longrope" else r.choice([40, 128])
-    said: dict[str, Any] = {"hidden_size": 4 * head_dim, "num_attention_heads": 4, "max_position_embeddings": most}
+    given_config: dict[str, Any] = {
+        "hidden_size": 4 * head_dim,
+        "num_attention_heads": 4,
+        "max_position_embeddings": most,
+    }
     if share != 1:
         given["partial_rotary_factor"] = share
     if style == "rope_parameters":
-        said["rope_parameters"] = {"rope_type": kind, "rope_theta": base, **given}
+        given_config["rope_parameters"] = {"rope_type": kind, "rope_theta": base, **given}
     else:
-        said |= {"rope_theta": base, "rope_scaling": {r.choice(["type", "rope_type"]): kind, **given}}
-    theirs = LlamaRotaryEmbedding(LlamaConfig(**{k: dict(v) if isinstance(v, dict) else v for k, v in said.items()}))
-    rope = from_hugging_face(said)
+        given_config |= {"rope_theta": base, "rope_scaling": {r.choice(["type", "rope_type"]): kind, **given}}
+    theirs = LlamaRotaryEmbedding(
+        LlamaConfig(**{k: dict(v) if isinstance(v, dict) else v for k, v in given_config.items()})
+    )
+    rope = from_hugging_face(given_config)
     assert isinstance(rope, RopeConfig)
     mine = lg.Rotary(head_dim, "half", **rope.options(head_dim))
     assert mine.frequencies().attention_factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
     for length in (20, 41, 120):
         places = torch.arange(length)
-        turn = mine.prepare(places, mine.length_at(length - 1, length - 1))
-        close(turn, theirs(torch.zeros(1), places[None]), length)
+        table = mine.prepare(places, mine.length_at(length - 1, length - 1))
+        close(table, theirs(torch.zeros(1), places[None]), length)
         inverse = mine.frequencies(mine.length_at(length - 1, length - 1)).inverse
         torch.testing.assert_close(inverse.float(), theirs.inv_freq, rtol=3e-6, atol=1e-12)
 
@@ -107,15 +113,20 @@ def test_original_length_outside_of_the_dict(kind, inside):
     if kind == "longrope":
         own |= {"short_factor": [1.0] * 8, "long_factor": [float(n) for n in range(1, 9)]}
     given = {"rope_type": kind, "rope_theta": 10_000.0, **own, **inside}
-    said: dict[str, Any] = {"hidden_size": 32, "num_attention_heads": 2, "max_position_embeddings": 512, ORIGINAL: 64}
-    theirs = LlamaRotaryEmbedding(LlamaConfig(**said, rope_parameters=dict(given)))
-    rope = from_hugging_face(said | {"rope_parameters": given})
+    given_config: dict[str, Any] = {
+        "hidden_size": 32,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 512,
+        ORIGINAL: 64,
+    }
+    theirs = LlamaRotaryEmbedding(LlamaConfig(**given_config, rope_parameters=dict(given)))
+    rope = from_hugging_face(given_config | {"rope_parameters": given})
     assert isinstance(rope, RopeConfig)
     mine = lg.Rotary(16, "half", **rope.options(16))
     for length in (60, 100):
         places = torch.arange(length)
-        turn = mine.prepare(places, mine.length_at(length - 1, length - 1))
-        close(turn, theirs(torch.zeros(1), places[None]), length)
+        table = mine.prepare(places, mine.length_at(length - 1, length - 1))
+        close(table, theirs(torch.zeros(1), places[None]), length)
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -137,8 +148,8 @@ def test_random_partial(seed):
     assert mine.rotary_dim == 2 * pairs
     for length in (25, 110):
         places = torch.arange(length)
-        turn = mine.prepare(places, mine.length_at(length - 1, length - 1))
-        close(turn, theirs(torch.zeros(1), places[None]), length)
+        table = mine.prepare(places, mine.length_at(length - 1, length - 1))
+        close(table, theirs(torch.zeros(1), places[None]), length)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -162,8 +173,8 @@ def test_random_layer_types(seed):
     places = torch.arange(100)
     for layer, rope in read.items():
         assert rope is not None
-        turn = lg.Rotary(16, "half", **rope.options(16)).prepare(places)
-        close(turn, theirs(torch.zeros(1), places[None], layer), 100)
+        table = lg.Rotary(16, "half", **rope.options(16)).prepare(places)
+        close(table, theirs(torch.zeros(1), places[None], layer), 100)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -187,7 +198,7 @@ def test_random_sections(seed):
 
 @pytest.mark.parametrize("sections", [[6, 5, 5], [8, 4, 4], [10, 3, 3], [12, 2, 2], [14, 1, 1], [9, 4, 3], [16, 0, 0]])
 def test_interleaved_sections(sections):
-    """Qwen3-VL: time, height, width in turn, and what is left is time."""
+    """Qwen3-VL: time, height, width by turns, and what is left is time."""
     given = {"rope_type": "default", "rope_theta": 700.0, "mrope_section": sections, "mrope_interleaved": True}
     size = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "num_hidden_layers": 1}
     config = Qwen3VLTextConfig(**size, max_position_embeddings=64, rope_parameters=given)

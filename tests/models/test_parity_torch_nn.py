@@ -58,10 +58,10 @@ def torch_stack(model, act, pre):
 
 
 def grouped(stack, theirs):
-    """The gradients of our parameters as torch packs them, beside torch's own, by name."""
+    """The gradients of our parameters as torch packs them, and torch's own, by name."""
     pairs = {}
     for i, (ours, other) in enumerate(zip(stack.layers, theirs.layers, strict=True)):
-        attentions = [(ours.mixer, other.self_attn)] + ([(ours.cross, other.multihead_attn)] if ours.cross else [])
+        attentions = [(ours.mixer, other.self_attn)] + ([(ours.cross, other.multihead_attn)] if ours.has_cross else [])
         for j, (attention, their_attention) in enumerate(attentions):
             projections = attention.q_proj, attention.k_proj, attention.v_proj
             pairs[f"{i}.{j}.in"] = torch.cat([p.weight.grad for p in projections]), their_attention.in_proj_weight.grad
@@ -75,7 +75,7 @@ def grouped(stack, theirs):
 
 
 def sinusoids(length):
-    """sin and cos of p / 10000^(2i/dim), in turn (Vaswani et al. 2017)."""
+    """sin and cos of p / 10000^(2i/dim), interleaved (Vaswani et al. 2017)."""
     angle = torch.arange(length).double()[:, None] / 10_000 ** (torch.arange(0, DIM, 2).double() / DIM)
     return torch.stack([angle.sin(), angle.cos()], -1).flatten(-2)
 

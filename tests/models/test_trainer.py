@@ -19,7 +19,7 @@ def rows(ids, count=8, shifted=False):
         labels = x.clone()
         labels[: 1 + n % 5] = -100
         examples.append({"input_ids": x, "labels": labels})
-        if shifted:  # beside the labels, as collators of packed text do
+        if shifted:  # with the labels, as collators of packed text do
             examples[-1]["shift_labels"] = torch.cat([labels[1:], torch.tensor([-100])])
     return examples
 
@@ -60,7 +60,7 @@ def test_it_learns(build, ids, tmp_path):
 @pytest.mark.parametrize("shifted", [False, True], ids=["labels", "shift_labels"])
 @pytest.mark.parametrize("loss", ["logged", "weights"])
 def test_accumulated_batches_are_the_big_batch(shifted, loss, build, ids, tmp_path):
-    """8 = 4 x 2 although the pieces hold unequal numbers of labels: one step of SGD gives the same weights."""
+    """8 = 4 x 2 although the micro-batches hold unequal numbers of labels: one step of SGD gives the same weights."""
     runs = []
     for batch, accumulated in ((8, 1), (2, 4), (1, 8)):
         run = trainer(

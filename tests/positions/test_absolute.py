@@ -181,7 +181,7 @@ def test_interpolated_gradients(align: str) -> None:
 
 
 def test_interpolation_is_not_in_the_models_bfloat16() -> None:
-    """Between 256 and 260 bfloat16 has 258 alone; the embedding in float32 is told a third of the way."""
+    """Between 256 and 260 bfloat16 has 258 alone; the embedding in float32 is a third of the way."""
     low = columns(256, 260, beyond="interpolate", length=4).bfloat16()
     got = low.embed(torch.zeros(1, 4, 1), torch.arange(4))[0, :, 0]
     assert got.tolist() == pytest.approx([256, 256 + 4 / 3, 256 + 8 / 3, 260], abs=1e-4)

@@ -16,7 +16,7 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rotary.json").read_
 
 
 def angles_of(rope: lg.Rotary, *coordinates: int) -> list[float]:
-    """The angles at one position: below pi, or by a turn less."""
+    """The angles at one position: below pi, or by a table less."""
     cos, sin = rope.prepare(torch.tensor([coordinates]), dtype=torch.float64)
     return torch.atan2(sin, cos)[0].tolist()
 
@@ -43,10 +43,10 @@ def test_axial_equals_the_vision_tower_of_qwen2_vl() -> None:
     rope = AxialRotary(16, "half")
     torch.testing.assert_close(rope.rotate_queries(x, positions), want, atol=1e-5, rtol=0)
     torch.testing.assert_close(rope.rotate_keys(x, positions[None]), want, atol=1e-5, rtol=0)
-    ported = AxialRotary(16, "half", angle_dtype="float32")
-    torch.testing.assert_close(ported.rotate(x, positions), want, atol=1e-6, rtol=0)
+    rounded = AxialRotary(16, "half", angle_dtype="float32")
+    torch.testing.assert_close(rounded.rotate(x, positions), want, atol=1e-6, rtol=0)
     phi = 1.0 / 10_000.0 ** (torch.arange(0, 8, 2).float() / 8)
-    assert torch.equal(ported.prepare(positions).cos, (positions[:, :, None] * phi).cos().flatten(1))
+    assert torch.equal(rounded.prepare(positions).cos, (positions[:, :, None] * phi).cos().flatten(1))
 
 
 @pytest.mark.parametrize("make", [AxialRotary, MultimodalRotary])
@@ -87,12 +87,12 @@ def test_tables_equal_those_of_published_models(row: dict) -> None:
     sections, positions = row["sections"], torch.tensor(row["positions"])
     options = {"base": row["base"], "sections": sections, "arrangement": arrangement}
     cos, sin = torch.tensor(row["cos"]), torch.tensor(row["sin"])
-    turn = MultimodalRotary(2 * sum(sections), "half", **options).prepare(positions)
-    torch.testing.assert_close(turn.cos, cos, atol=1e-4, rtol=0)
-    torch.testing.assert_close(turn.sin, sin, atol=1e-4, rtol=0)
-    ported = MultimodalRotary(2 * sum(sections), "half", **options, angle_dtype="float32").prepare(positions)
-    torch.testing.assert_close(ported.cos, cos, atol=2e-7, rtol=0)
-    torch.testing.assert_close(ported.sin, sin, atol=2e-7, rtol=0)
+    table = MultimodalRotary(2 * sum(sections), "half", **options).prepare(positions)
+    torch.testing.assert_close(table.cos, cos, atol=1e-4, rtol=0)
+    torch.testing.assert_close(table.sin, sin, atol=1e-4, rtol=0)
+    rounded = MultimodalRotary(2 * sum(sections), "half", **options, angle_dtype="float32").prepare(positions)
+    torch.testing.assert_close(rounded.cos, cos, atol=2e-7, rtol=0)
+    torch.testing.assert_close(rounded.sin, sin, atol=2e-7, rtol=0)
 
 
 def test_default_sections_are_the_published_ones() -> None:

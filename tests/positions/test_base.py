@@ -117,8 +117,8 @@ def test_resolved_writes_out_every_option() -> None:
         "num_heads": 4, "num_buckets": 16, "max_distance": 128, "bidirectional": False, "shared": True,
     }  # fmt: skip
     assert resolved("path", {}, dim=16, num_heads=4, head_dim=4, num_kv_heads=2)["num_kv_heads"] == 2
-    said = resolved("path", {"num_kv_heads": None, "dim": 8}, dim=16, num_heads=4, head_dim=4, num_kv_heads=2, kernel=9)
-    assert (said["num_kv_heads"], said["dim"], said["kernel"]) == (None, 8, 3)  # what is said stays; defaults, too
+    full = resolved("path", {"num_kv_heads": None, "dim": 8}, dim=16, num_heads=4, head_dim=4, num_kv_heads=2, kernel=9)
+    assert (full["num_kv_heads"], full["dim"], full["kernel"]) == (None, 8, 3)  # what is given stays; defaults, too
     assert list(resolved("rope", {"layout": "half"}, head_dim=8)) == list(options_of(lg.Rotary))
 
 
@@ -339,12 +339,12 @@ def test_rotate_conveniences() -> None:
     torch.testing.assert_close(rope.rotate(heads[0], torch.arange(3, 8)), want[0], atol=0, rtol=0)
     xpos = lg.XPos(8, "half")
     tables = xpos.prepare(torch.arange(3, 8), dtype=torch.float64)
-    for rotate, turn in (
+    for rotate, transform in (
         (xpos.rotate_queries, xpos.queries),
         (xpos.rotate_keys, xpos.keys),
         (xpos.rotate, xpos.queries),
     ):
-        assert torch.equal(rotate(heads, 3), turn(heads, tables))
+        assert torch.equal(rotate(heads, 3), transform(heads, tables))
     axial = lg.AxialRotary(8, "half")
     place = torch.tensor([[0, 3], [1, 1], [2, 9], [5, 5], [7, 0]])
     assert torch.equal(axial.rotate(heads[:1], place), axial.rotate(heads[:1], place[None]))

@@ -11,21 +11,21 @@ from longitude.positions.base import OffsetBias
 from longitude.positions.composed import compose
 
 
-class Told(lg.Encoding):
-    """Does x -> scale x + shift everywhere, and remembers what it was told."""
+class Recorder(lg.Encoding):
+    """Does x -> scale x + shift everywhere, and remembers its calls."""
 
     def __init__(self, scale: float = 1.0, shift: float = 0.0, name: str = "", **properties: Any):
         super().__init__()
-        self.scale, self.shift, self.name, self.told = scale, shift, name, []
+        self.scale, self.shift, self.name, self.calls = scale, shift, name, []
         for of, value in properties.items():
             setattr(self, of, value)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        self.told.append(positions)
+        self.calls.append(positions)
         return x * self.scale + self.shift
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
-        self.told.append((positions, length, dtype))
+        self.calls.append((positions, length, dtype))
         return self.scale, self.shift
 
     def queries(self, q: Tensor, prepared: Any) -> Tensor:
@@ -35,7 +35,7 @@ class Told(lg.Encoding):
         return k * prepared[0] - prepared[1]
 
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[dict[str, Tensor], Any]:
-        self.told.append((carry, documents))
+        self.calls.append((carry, documents))
         return {self.name: x * self.scale}, (carry or 0) + self.scale
 
     def terms(self, context: dict[str, Tensor]) -> tuple:
@@ -53,7 +53,7 @@ class Follows(lg.Encoding):
 
 # ---- what it is ------------------------------------------------------------------------------------------------------
 def test_members_of_members_are_members() -> None:
-    a, b, c, d = (Told(name=name) for name in "abcd")
+    a, b, c, d = (Recorder(name=name) for name in "abcd")
     nested = lg.Composed([a, lg.Composed([b, lg.Composed([c])]), lg.Composed([]), d])
     assert [m.name for m in nested] == [m.name for m in nested.members] == list("abcd")
     assert all(m is one for m, one in zip(nested, (a, b, c, d), strict=True))
@@ -61,7 +61,7 @@ def test_members_of_members_are_members() -> None:
 
 
 def test_what_a_user_may_write() -> None:
-    one, both = Told(), lg.Composed([Told(), Told()])
+    one, both = Recorder(), lg.Composed([Recorder(), Recorder()])
     assert compose(both) is both
     assert [m is one for m in compose(one)] == [True]
     assert [m is one for m in compose((one, one))] == [True, True]
@@ -75,7 +75,7 @@ def test_what_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"expected an Encoding or a list of them, got .*lg\.encoding\("):
         compose(wrong)
     with pytest.raises(ValueError, match=r"expected encodings, got .*lg\.encoding\("):
-        lg.Composed([Told(), wrong])
+        lg.Composed([Recorder(), wrong])
 
 
 # property: its value in a member of each kind, and in the whole
@@ -104,12 +104,12 @@ DECLARED = [
 
 @pytest.mark.parametrize(("name", "members", "whole"), DECLARED)
 def test_what_it_declares(name: str, members: list, whole: Any) -> None:
-    assert getattr(lg.Composed([Told(**{name: value}) for value in members]), name) == whole
+    assert getattr(lg.Composed([Recorder(**{name: value}) for value in members]), name) == whole
 
 
 def test_a_cache_cannot_both_rewrite_keys_and_keep_them() -> None:
-    rewrites, keeps = Told(passing_columns=frozenset("a")), Follows()
-    lg.Composed([rewrites, Told()]), lg.Composed([keeps, Told()])
+    rewrites, keeps = Recorder(passing_columns=frozenset("a")), Follows()
+    lg.Composed([rewrites, Recorder()]), lg.Composed([keeps, Recorder()])
     for members in ([rewrites, keeps], [keeps, rewrites]):
         with pytest.raises(ValueError, match="needs keys as they came in a cache, and another rewrites them there"):
             lg.Composed(members)
@@ -145,7 +145,7 @@ def test_where_it_acts_is_where_a_member_acts() -> None:
 # ---- what its members do ---------------------------------------------------------------------------------------------
 def test_transforms_chain_in_order() -> None:
     """First twice x, then 5 more: not twice the sum. Each with tables of its own."""
-    both, x = lg.Composed([Told(2.0), Told(1.0, 5.0)]), torch.tensor([[[[1.0, 3.0]]]])
+    both, x = lg.Composed([Recorder(2.0), Recorder(1.0, 5.0)]), torch.tensor([[[[1.0, 3.0]]]])
     assert both.embed(x[0], torch.arange(1)).tolist() == [[[7, 11]]]
     prepared = both.prepare(torch.arange(1))
     assert prepared == ((2.0, 0.0), (1.0, 5.0))
@@ -157,33 +157,33 @@ def test_transforms_chain_in_order() -> None:
 
 
 def test_rotation_and_bias_as_one() -> None:
-    """Members' own results, whatever stands beside them."""
+    """Members' own results, whatever the others are."""
     rope, alibi = lg.Rotary(8, "half"), lg.ALiBi(4)
     both, x = lg.Composed([rope, alibi]), torch.randn(1, 4, 5, 8)
     assert torch.equal(both.rotate_queries(x, 7), rope.rotate_queries(x, 7))
     assert torch.equal(both.rotate_keys(x, 7), rope.rotate_keys(x, 7))
-    twice = lg.Composed([rope, rope])  # turns add
+    twice = lg.Composed([rope, rope])  # rotations add
     torch.testing.assert_close(twice.rotate(x, torch.full((5,), 3)), rope.rotate(x, torch.full((5,), 6)))
     assert torch.equal(both.bias_at(torch.arange(9)), alibi.bias_at(torch.arange(9)))
 
 
 def test_terms_add_in_order() -> None:
-    both = lg.Composed([Told(2.0), lg.Rotary(8, "half"), Told(3.0)])
+    both = lg.Composed([Recorder(2.0), lg.Rotary(8, "half"), Recorder(3.0)])
     assert [term.at(torch.tensor(1)).item() for term in both.terms({})] == [2, 3]
     assert both.bias_at(torch.tensor([1, 4])).tolist() == [[5, 20]]
 
 
-def test_prepare_hands_on_length_and_dtype() -> None:
-    one, other = Told(), Told()
+def test_prepare_passes_on_length_and_dtype() -> None:
+    one, other = Recorder(), Recorder()
     both, at = lg.Composed([one, other]), torch.arange(3)
     both.prepare(at)
     both.prepare(at, 40, torch.float64)
     for member in (one, other):
-        assert member.told == [(at, None, torch.float32), (at, 40, torch.float64)]
+        assert member.calls == [(at, None, torch.float32), (at, 40, torch.float64)]
 
 
 def test_columns_join_and_carries_stay_apart() -> None:
-    one, other = Told(2.0, name="one"), Told(3.0, name="other")
+    one, other = Recorder(2.0, name="one"), Recorder(3.0, name="other")
     both, x, documents = lg.Composed([one, lg.ALiBi(4), other]), torch.randn(1, 5, 4), torch.zeros(1, 5).long()
     columns, carry = both.context(x)
     assert list(columns) == ["one", "other"]
@@ -191,7 +191,7 @@ def test_columns_join_and_carries_stay_apart() -> None:
     assert carry == [2, None, 3]
     _, carry = both.context(x, carry, documents)
     assert carry == [4, None, 6]
-    assert one.told == [(None, None), (2, documents)] and other.told == [(None, None), (3, documents)]
+    assert one.calls == [(None, None), (2, documents)] and other.calls == [(None, None), (3, documents)]
     with pytest.raises(ValueError, match="zip"):
         both.context(x, [1, 2])
 
@@ -202,7 +202,7 @@ def test_two_columns_of_one_name_are_refused() -> None:
 
 
 def test_one_member_may_follow_a_length() -> None:
-    for members in ([Follows(), Told()], [Told(), Follows()]):
+    for members in ([Follows(), Recorder()], [Recorder(), Follows()]):
         both = lg.Composed(members)
         assert both.length_at(4, 9) == 10
         assert both.length_at(2, 9) is None
@@ -218,30 +218,30 @@ def test_one_member_may_follow_a_length() -> None:
 # ---- which positions members are given -------------------------------------------------------------------------------
 def test_positions_as_each_member_takes_them() -> None:
     """A trailing axis of one number is dropped for who measures one axis, and kept for who measures several."""
-    one, three = Told(), Told(axes=3)
+    one, three = Recorder(), Recorder(axes=3)
     both, x = lg.Composed([one, three]), torch.zeros(2, 5, 4)
     line = torch.arange(10).view(2, 5)
-    for given, seen in ((line, line), (line[0], line[0]), (line[..., None], line)):
-        one.told.clear(), three.told.clear()
+    for given, passed in ((line, line), (line[0], line[0]), (line[..., None], line)):
+        one.calls.clear(), three.calls.clear()
         both.embed(x, given)
         both.prepare(given)
-        assert torch.equal(one.told[0], seen) and torch.equal(one.told[1][0], seen)
-        assert torch.equal(three.told[0], given) and torch.equal(three.told[1][0], given)
+        assert torch.equal(one.calls[0], passed) and torch.equal(one.calls[1][0], passed)
+        assert torch.equal(three.calls[0], given) and torch.equal(three.calls[1][0], given)
     grid = line[..., None].expand(2, 5, 3)
     for act in (lambda: both.embed(x, grid), lambda: both.prepare(grid)):
         with pytest.raises(
-            ValueError, match=r"Told measures one axis: expected positions \[L\] or \[B, L\], got \[2, 5, 3\]"
+            ValueError, match=r"Recorder measures one axis: expected positions \[L\] or \[B, L\], got \[2, 5, 3\]"
         ):
             act()
 
 
-def test_several_axes_stand_beside_what_reads_no_positions() -> None:
+def test_several_axes_with_members_that_reads_no_positions() -> None:
     """A bias is given offsets, so a grid of positions does not concern it; a rotation of one axis, or a table at the
     input, is refused one."""
     grid = torch.stack([torch.arange(5), torch.arange(5) * 7], -1)[None]
     axial, x = lg.AxialRotary(8, "half"), torch.randn(1, 2, 5, 8)
-    turned = lg.Composed([axial, lg.ALiBi(2)])
-    assert torch.equal(turned.rotate(x, grid), axial.rotate(x, grid))
+    rotated = lg.Composed([axial, lg.ALiBi(2)])
+    assert torch.equal(rotated.rotate(x, grid), axial.rotate(x, grid))
     for member in (lg.Rotary(8, "half"), lg.Sinusoidal(8)):
         both = lg.Composed([axial, member])
         with pytest.raises(ValueError, match=f"{type(member).__name__} measures one axis"):

@@ -24,7 +24,7 @@ def golden(table: str, name: str) -> torch.Tensor:
 @pytest.mark.parametrize("chunk", [1, 4, 64])
 @pytest.mark.parametrize("backend", ["reference", "auto"])
 def test_equals_flash_linear_attention(name: str, chunk: int, backend: str) -> None:
-    """Its naive forms, in float32, two heads of queries on one of keys; the gate is scaled beside reflections alone."""
+    """Its naive forms, in float32, two heads of queries on one of keys; the gate is scaled with reflections alone."""
     q, k, v, w, out = (golden("gated", n).transpose(0, 1)[None] for n in ("q", "k", "v", "w", name))
     b, g = (golden("gated", n).T[None] for n in ("b", "g"))
     encoding = {
@@ -226,8 +226,8 @@ def test_path_length_of_reflectors() -> None:
     assert float(small.detach().norm(dim=-1).max()) < 0.9
 
 
-def test_path_pieces_and_documents() -> None:
-    """The convolution goes on over pieces, and does not reach into another document."""
+def test_path_chunks_and_documents() -> None:
+    """The convolution goes on over chunks, and does not reach into another document."""
     encoding, x = lg.testing.example("path")(), torch.randn(2, 9, 16, dtype=torch.float64)
     whole, tail = encoding.context(x)
     first, carry = encoding.context(x[:, :1])
@@ -287,9 +287,9 @@ def test_path_fox_is_its_parts() -> None:
     x, q = torch.randn(1, 7, 16, dtype=torch.float64), torch.randn(1, 4, 7, 8, dtype=torch.float64)
     k, v = torch.randn(2, 1, 2, 7, 8, dtype=torch.float64)
     context, _ = encoding.context(x)
-    still = {**context, "strength": 0 * context["strength"]}
+    unreflected = {**context, "strength": 0 * context["strength"]}
     alone = lg.attend(q, k, v, encoding=fox, context={"forgotten": context["forgotten"]})
-    torch.testing.assert_close(lg.attend(q, k, v, encoding=encoding, context=still), alone)
+    torch.testing.assert_close(lg.attend(q, k, v, encoding=encoding, context=unreflected), alone)
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_partial_and_legacy_names() -> None:
 
 
 def test_layer_types() -> None:
-    """Each with its own base and scheme; None for layers that do not turn; and the older two-base form."""
+    """Each with its own base and scheme; None for layers without rotation; and the older two-base form."""
     nested = {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default"},
@@ -132,7 +132,7 @@ def test_sections() -> None:
 
 
 def test_original_length_outside_comes_first() -> None:
-    """Phi-3 keeps it beside max_position_embeddings; transformers reads it first for flat parameters of every type."""
+    """Phi-3 keeps it next to max_position_embeddings; transformers reads it first for flat parameters of every type."""
     config = {"rope_theta": 1e4, "max_position_embeddings": 131_072, ORIGINAL: 4096}
     config["rope_scaling"] = {"type": "longrope", "short_factor": SHORT, "long_factor": LONG, ORIGINAL: 1}
     rope = from_hugging_face(config)

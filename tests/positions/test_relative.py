@@ -51,7 +51,7 @@ def test_shaw_without_values() -> None:
 
 
 def test_shaw_defaults() -> None:
-    """16, as in the paper's models; 2 k + 1 rows, as Xavier fills them; tables for each layer unless told otherwise."""
+    """16, as in the paper's models; 2 k + 1 rows, as Xavier fills them; tables for each layer by default."""
     torch.manual_seed(0)
     encoding = lg.Shaw(24)
     assert encoding.key_table.shape == encoding.value_table.shape == (33, 24)

@@ -28,16 +28,16 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rotary.json").read_
     ],
 )
 def test_golden(layout: str, x: list, want: list) -> None:
-    turned = lg.Rotary(4, layout).rotate(torch.tensor([x], dtype=torch.float64), 2)
-    torch.testing.assert_close(turned[0], torch.tensor(want, dtype=torch.float64), atol=5e-8, rtol=0)
+    rotated = lg.Rotary(4, layout).rotate(torch.tensor([x], dtype=torch.float64), 2)
+    torch.testing.assert_close(rotated[0], torch.tensor(want, dtype=torch.float64), atol=5e-8, rtol=0)
 
 
 @pytest.mark.parametrize("row", GOLDEN["turned"], ids=lambda row: row["source"])
-def test_turns_equal_those_of_other_libraries(row: dict) -> None:
+def test_rotations_equal_those_of_other_libraries(row: dict) -> None:
     x, want = torch.tensor(row["x"]), torch.tensor(row["turned"])
     rope = lg.Rotary(x.shape[-1], row["layout"])
-    for turn in (rope.rotate_queries, rope.rotate_keys):
-        torch.testing.assert_close(turn(x, 0), want, atol=2e-6, rtol=0)
+    for rotate in (rope.rotate_queries, rope.rotate_keys):
+        torch.testing.assert_close(rotate(x, 0), want, atol=2e-6, rtol=0)
     other = lg.Rotary(x.shape[-1], LAYOUTS[row["layout"] == "half"])
     assert float((other.rotate(x, 0) - want).abs().max()) > 0.5
 
@@ -49,11 +49,11 @@ def test_float32_angles_equal_llama_to_the_bit(base: float, dim: int) -> None:
     positions = torch.tensor([[0, 1, 2, 77, 4095, 131_071]])
     cos, sin = (t[0, :, : dim // 2] for t in LlamaRotaryEmbedding(config)(torch.zeros(1), positions))
     assert config.rope_parameters["rope_theta"] == base
-    turn = lg.Rotary(dim, "half", base=base, angle_dtype="float32").prepare(positions[0])
-    assert torch.equal(turn.cos, cos)
-    assert torch.equal(turn.sin, sin)
+    table = lg.Rotary(dim, "half", base=base, angle_dtype="float32").prepare(positions[0])
+    assert torch.equal(table.cos, cos)
+    assert torch.equal(table.sin, sin)
     exact = lg.Rotary(dim, "half", base=base).prepare(positions[0])
-    assert 1e-4 < float((turn.cos - exact.cos).abs().max()) < 0.1  # what that rounding costs at 131,071
+    assert 1e-4 < float((table.cos - exact.cos).abs().max()) < 0.1  # what that rounding costs at 131,071
 
 
 @pytest.mark.parametrize("rotary_dim", [16, 8])
@@ -67,15 +67,15 @@ def test_layouts_are_permutations_of_each_other(rotary_dim: int) -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_partial_turns_the_first_dimensions_only(layout: str) -> None:
+def test_partial_rotates_the_first_dimensions_only(layout: str) -> None:
     x = torch.randn(1, 2, 9, 16, dtype=torch.float64)
-    turned = lg.Rotary(16, layout, rotary_dim=6).rotate(x, 3)
-    assert torch.equal(turned[..., 6:], x[..., 6:])
-    torch.testing.assert_close(turned[..., :6], lg.Rotary(6, layout).rotate(x[..., :6], 3))
+    rotated = lg.Rotary(16, layout, rotary_dim=6).rotate(x, 3)
+    assert torch.equal(rotated[..., 6:], x[..., 6:])
+    torch.testing.assert_close(rotated[..., :6], lg.Rotary(6, layout).rotate(x[..., :6], 3))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_turns_add_and_norms_stay(layout: str) -> None:
+def test_rotations_add_and_norms_stay(layout: str) -> None:
     rope, x = lg.Rotary(16, layout), torch.randn(1, 2, 9, 16, dtype=torch.float64)
     torch.testing.assert_close(rope.rotate(x, 1000).norm(dim=-1), x.norm(dim=-1))
     there = rope.rotate(rope.rotate(x, torch.full((9,), 40)), torch.full((9,), 2))
@@ -113,7 +113,7 @@ def test_tables_of_rows_serve_all_heads() -> None:
 # ---- p-RoPE ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("angle_dtype", ["float64", "float32"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_proportion_of_pairs_turns(layout: str, angle_dtype: str) -> None:
+def test_a_proportion_of_pairs_rotates(layout: str, angle_dtype: str) -> None:
     """d = 16, p = 0.75: six pairs of rope's own frequencies, two that stand. Partial rotary has six others."""
     x, plain = torch.randn(3, 16, dtype=torch.float64), lg.Rotary(16, layout, angle_dtype=angle_dtype)
     part = lg.Rotary(16, layout, proportion=0.75, angle_dtype=angle_dtype)
@@ -121,10 +121,10 @@ def test_a_proportion_of_pairs_turns(layout: str, angle_dtype: str) -> None:
     assert torch.equal(theta, torch.cat([want[:6], want[6:] * 0]))
     assert float(want[5]) == pytest.approx(10_000 ** (-10 / 16))
     assert lg.Rotary(16, layout, rotary_dim=12).frequencies().inverse[5] != want[5]
-    stands = [6, 7, 14, 15] if layout == "half" else [12, 13, 14, 15]
-    assert torch.equal(part.rotate(x, 9)[:, stands], x[:, stands])
-    turns = [d for d in range(16) if d not in stands]
-    torch.testing.assert_close(part.rotate(x, 9)[:, turns], plain.rotate(x, 9)[:, turns], atol=0, rtol=0)
+    fixed = [6, 7, 14, 15] if layout == "half" else [12, 13, 14, 15]
+    assert torch.equal(part.rotate(x, 9)[:, fixed], x[:, fixed])
+    rotating = [d for d in range(16) if d not in fixed]
+    torch.testing.assert_close(part.rotate(x, 9)[:, rotating], plain.rotate(x, 9)[:, rotating], atol=0, rtol=0)
     assert torch.equal(lg.Rotary(16, layout, proportion=1.0).rotate(x, 9), lg.Rotary(16, layout).rotate(x, 9))
     assert torch.equal(lg.Rotary(16, layout, proportion=0.0).rotate(x, 9), x)
 
@@ -139,9 +139,9 @@ def test_scaling_changes_the_frequencies() -> None:
     torch.testing.assert_close(scaled.rotate(x, 4 * positions), want, atol=1e-14, rtol=0)
     as_object = lg.Rotary(16, "half", base=500.0, rotary_dim=8, scaling=from_dict(spec))
     assert torch.equal(as_object.rotate(x, 7), scaled.rotate(x, 7))
-    ported = lg.Rotary(16, "half", scaling=spec, angle_dtype="float32").prepare(torch.tensor([400]))
+    rounded = lg.Rotary(16, "half", scaling=spec, angle_dtype="float32").prepare(torch.tensor([400]))
     unscaled = lg.Rotary(16, "half", angle_dtype="float32").prepare(torch.tensor([100]))
-    torch.testing.assert_close(ported.cos, unscaled.cos, atol=2e-5, rtol=0)
+    torch.testing.assert_close(rounded.cos, unscaled.cos, atol=2e-5, rtol=0)
     assert scaled.softmax_factor == 1.0
     assert scaled.stable_keys
     assert scaled.length_at(3, 9) is None
@@ -208,7 +208,7 @@ def test_wrong_options(call, message: str) -> None:
         call()
 
 
-def test_values_do_not_turn() -> None:
+def test_values_are_not_rotated() -> None:
     """One key: the output is its value, wherever it stands."""
     q, k, v = torch.randn(3, 1, 2, 1, 8)
     torch.testing.assert_close(lg.attend(q, k, v, encoding=lg.Rotary(8, "half"), q_positions=77), v)

@@ -85,7 +85,7 @@ def test_equals_the_textbook(route: str, layout: str, length: int, rotary_dim: i
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_narrow_numbers_turn_in_float32(route: str, layout: str, dtype: torch.dtype) -> None:
+def test_narrow_numbers_rotate_in_float32(route: str, layout: str, dtype: torch.dtype) -> None:
     """One rounding, at the end; in both passes."""
 
     def rounded_once(got: torch.Tensor, want: torch.Tensor) -> bool:
@@ -107,22 +107,22 @@ def test_narrow_numbers_turn_in_float32(route: str, layout: str, dtype: torch.dt
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in forward mode
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_of_every_order(layout: str) -> None:
-    turn = lg.Rotary(6, layout).prepare(torch.tensor([[3, 9, 1], [4, 0, 77]]), dtype=torch.float64)
+    table = lg.Rotary(6, layout).prepare(torch.tensor([[3, 9, 1], [4, 0, 77]]), dtype=torch.float64)
     x = torch.randn(2, 2, 3, 6, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda x: apply_rotary(x, turn, layout), x, check_forward_ad=True)
-    assert gradgradcheck(lambda x: apply_rotary(x, turn, layout), x)
-    assert gradgradcheck(lambda x: apply_rotary(x, turn, layout).square() * x.sin(), x)  # where the second is not zero
+    assert gradcheck(lambda x: apply_rotary(x, table, layout), x, check_forward_ad=True)
+    assert gradgradcheck(lambda x: apply_rotary(x, table, layout), x)
+    assert gradgradcheck(lambda x: apply_rotary(x, table, layout).square() * x.sin(), x)  # where the second is not zero
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_turn_back_is_a_turn_of_the_negative_angle(route: str, layout: str) -> None:
-    """Tables whose turns also stretch, as those of xpos and YaRN: the gradient is the transpose, not the inverse."""
-    turn = RotaryTable(3 * torch.randn(5, 4), 3 * torch.randn(5, 4))
+def test_the_gradient_rotates_by_the_negative_angle(route: str, layout: str) -> None:
+    """Tables whose rotations also stretch, as those of xpos and YaRN: the gradient is the transpose, not the inverse."""
+    table = RotaryTable(3 * torch.randn(5, 4), 3 * torch.randn(5, 4))
     x = torch.randn(1, 2, 5, 8, requires_grad=True)
     y = torch.randn(1, 2, 5, 8)
-    (back,) = torch.autograd.grad(apply_rotary(x, turn, layout), x, y)
-    torch.testing.assert_close((apply_rotary(x, turn, layout) * y).sum(), (x * back).sum())
-    torch.testing.assert_close(back, apply_rotary(y, turn.back, layout))
+    (back,) = torch.autograd.grad(apply_rotary(x, table, layout), x, y)
+    torch.testing.assert_close((apply_rotary(x, table, layout) * y).sum(), (x * back).sum())
+    torch.testing.assert_close(back, apply_rotary(y, table.back, layout))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -139,9 +139,9 @@ def test_neither_side_is_touched(route: str, layout: str) -> None:
     x = torch.randn(1, 2, 5, 8, requires_grad=True)
     tables = rope.prepare(torch.arange(5))
     kept = [t.detach().clone() for t in (x, *tables)]
-    turned_once = rope.queries(x, tables)
+    rotated_once = rope.queries(x, tables)
     want = torch.autograd.grad(rope.queries(x, tables).sum() * 2, x)[0]
-    assert torch.equal(torch.autograd.grad(turned_once.mul_(2).sum(), x)[0], want)
+    assert torch.equal(torch.autograd.grad(rotated_once.mul_(2).sum(), x)[0], want)
     assert all(torch.equal(t.detach(), was) for t, was in zip((x, *tables), kept, strict=True))
 
 
@@ -159,16 +159,16 @@ def test_nothing_of_x_is_kept() -> None:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_compiled_equals_the_formula_to_the_bit(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """So the size at which it starts shows nowhere. Grouped heads, several threads, blocks that end early."""
-    turn = lg.Rotary(24, layout).prepare(torch.randint(0, 9999, (3, 37)))
+    table = lg.Rotary(24, layout).prepare(torch.randint(0, 9999, (3, 37)))
     calls = []
     monkeypatch.setattr(rotation, "WORTH_COMPILING", 3 * 5 * 37 * 24)
-    monkeypatch.setattr(rotation, "rotate_neighbours", lambda x, turn: calls.append(x) or x)
+    monkeypatch.setattr(rotation, "rotate_neighbours", lambda x, table: calls.append(x) or x)
     monkeypatch.setattr(rotation, "rotate_halves", lambda x, cos, sin: calls.append(x) or x)
     for heads in (5, 7):
         x = torch.randn(3, heads, 37, 24)
-        assert torch.equal(apply_rotary(x, turn, layout), rotate_by_formula(x, *turn, layout))
+        assert torch.equal(apply_rotary(x, table, layout), rotate_by_formula(x, *table, layout))
     assert not calls
-    apply_rotary(torch.randn(3, 4, 37, 24), turn, layout)
+    apply_rotary(torch.randn(3, 4, 37, 24), table, layout)
     assert len(calls) == 1  # too small
 
 
@@ -177,20 +177,20 @@ def test_the_operator_is_known_to_tracers() -> None:
 
     if compiled() is None:
         pytest.skip("no C compiler here")
-    turn = lg.Rotary(8, "half").prepare(torch.arange(4))
+    table = lg.Rotary(8, "half").prepare(torch.arange(4))
     x = torch.randn(1, 2, 4, 8)
     op = torch.ops.longitude.rotate.default
-    torch.library.opcheck(op, (x, *turn, True), test_utils=("test_schema", "test_faketensor"))
-    traced = make_fx(lambda x: op(x, *turn, True))(torch.zeros_like(x))
-    assert torch.equal(traced(x), rotate_by_formula(x, *turn, "half"))
+    torch.library.opcheck(op, (x, *table, True), test_utils=("test_schema", "test_faketensor"))
+    traced = make_fx(lambda x: op(x, *table, True))(torch.zeros_like(x))
+    assert torch.equal(traced(x), rotate_by_formula(x, *table, "half"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_tables_that_broadcast(layout: str) -> None:
     """One position for all tokens, rows for a single one: the formula's, whatever the shapes."""
-    turn = lg.Rotary(4, layout).prepare(torch.tensor([3]), dtype=torch.float64)
+    table = lg.Rotary(4, layout).prepare(torch.tensor([3]), dtype=torch.float64)
     x = torch.randn(2, 2, 5, 4, dtype=torch.float64)
-    torch.testing.assert_close(apply_rotary(x, turn, layout), textbook(x, torch.full((5,), 3), layout, 4), **EXACT)
+    torch.testing.assert_close(apply_rotary(x, table, layout), textbook(x, torch.full((5,), 3), layout, 4), **EXACT)
     rows = lg.Rotary(4, layout).prepare(torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]]), dtype=torch.float64)
     want = torch.cat([textbook(x[:1], torch.arange(5), layout, 4), textbook(x[:1], torch.arange(9, 4, -1), layout, 4)])
     torch.testing.assert_close(apply_rotary(x[:1], rows, layout), want, **EXACT)
@@ -200,10 +200,10 @@ def test_tables_that_broadcast(layout: str) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_function_transforms(route: str, layout: str) -> None:
-    turn, x = lg.Rotary(4, layout).prepare(torch.arange(3)), torch.randn(5, 2, 3, 4)
-    rows = torch.func.vmap(lambda row: apply_rotary(row[None], turn, layout)[0])(x)
-    torch.testing.assert_close(rows, apply_rotary(x, turn, layout))
-    torch.testing.assert_close(torch.func.grad(lambda x: apply_rotary(x, turn, layout).square().sum())(x), 2 * x)
+    table, x = lg.Rotary(4, layout).prepare(torch.arange(3)), torch.randn(5, 2, 3, 4)
+    rows = torch.func.vmap(lambda row: apply_rotary(row[None], table, layout)[0])(x)
+    torch.testing.assert_close(rows, apply_rotary(x, table, layout))
+    torch.testing.assert_close(torch.func.grad(lambda x: apply_rotary(x, table, layout).square().sum())(x), 2 * x)
 
 
 @pytest.mark.skipif(compiled() is None, reason="no C compiler here")

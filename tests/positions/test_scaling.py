@@ -157,9 +157,9 @@ def test_yarn_frequency() -> None:
 
 @pytest.mark.parametrize("scheme", [NTKByParts, YaRN])
 def test_ramp_in_rotations(scheme: type) -> None:
-    """The paper's: linear in turns within L, from 1 to 32. Up to 0.367 from the published code's; 2.6 times at pair 33."""
-    turns = [4096 * theta(k, 128) / (2 * math.pi) for k in range(64)]
-    kept = [min(max((r - 1) / 31, 0), 1) for r in turns]
+    """The paper's: linear in rotations within L, from 1 to 32. Up to 0.367 from the published code's; 2.6 times at pair 33."""
+    rotations = [4096 * theta(k, 128) / (2 * math.pi) for k in range(64)]
+    kept = [min(max((r - 1) / 31, 0), 1) for r in rotations]
     paper = inverse(scheme(16.0, 4096, ramp="rotations"), 128)
     exact(paper, [theta(k, 128) * (g + (1 - g) / 16) for k, g in enumerate(kept)])
     code = inverse(scheme(16.0, 4096), 128)
@@ -169,11 +169,14 @@ def test_ramp_in_rotations(scheme: type) -> None:
 
 
 def test_betas_are_numbers_of_turns_within_the_original_length() -> None:
-    """Pairs of at least beta_fast turns stay, of at most beta_slow are interpolated: by either ramp."""
-    turns = 4096 * inverse() / (2 * math.pi)
+    """Pairs of at least beta_fast rotations stay, of at most beta_slow are interpolated: by either ramp."""
+    rotations = 4096 * inverse() / (2 * math.pi)
     for ramp in ("dimensions", "rotations"):
         scaled = inverse(NTKByParts(8.0, 4096, 128, 2, ramp=ramp)) / inverse()
-        fast, slow = turns >= 128 * 10_000 ** (2 / 64), turns <= 2 * 10_000 ** (-2 / 64)  # a pair further, for rounding
+        fast, slow = (
+            rotations >= 128 * 10_000 ** (2 / 64),
+            rotations <= 2 * 10_000 ** (-2 / 64),
+        )  # a pair further, for rounding
         assert torch.equal(scaled[fast], torch.ones_like(scaled[fast])) and fast.sum() >= 5
         assert torch.equal(scaled[slow], torch.full_like(scaled[slow], 1 / 8)) and slow.sum() >= 8
         assert ((scaled[~fast & ~slow] < 1) | (scaled[~fast & ~slow] > 1 / 8)).all()

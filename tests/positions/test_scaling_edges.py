@@ -18,8 +18,8 @@ BASE = {"rope_theta": 1e4}
 # ---- sections --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("sections", "interleaved"), [((2, 3, 3), False), ((3, 3, 2), True)])
 def test_sections_reach_the_encoding(sections: tuple, interleaved: bool) -> None:
-    said = {"rope_type": "linear", "factor": 2.0, "mrope_section": list(sections), "mrope_interleaved": interleaved}
-    rope = from_hugging_face({"rope_theta": 500.0, "partial_rotary_factor": 0.5, "rope_scaling": said})
+    spec = {"rope_type": "linear", "factor": 2.0, "mrope_section": list(sections), "mrope_interleaved": interleaved}
+    rope = from_hugging_face({"rope_theta": 500.0, "partial_rotary_factor": 0.5, "rope_scaling": spec})
     assert isinstance(rope, RopeConfig)
     options = rope.options(32)
     assert options == {
@@ -57,7 +57,7 @@ SHORT = "{}: expected an original_max_length in which a pair rotates beta_slow={
 INVERTED = [
     (NTKByParts(4.0, 3, beta_slow=1), 8, 2.0, SHORT.format("ntk_by_parts", 1, 3)),
     (YaRN(4.0, 8, beta_slow=16), 64, 10.0, SHORT.format("yarn", 16, 8)),
-    (YaRN(4.0, 6, truncate=False), 64, 1e4, SHORT.format("yarn", 1, 6)),  # 6 / 2 pi is just below one turn
+    (YaRN(4.0, 6, truncate=False), 64, 1e4, SHORT.format("yarn", 1, 6)),  # 6 / 2 pi is just below one rotation
 ]
 
 
@@ -77,7 +77,7 @@ def test_ramps_that_would_run_backwards(scaling, dim: int, base: float, message:
         (YaRN(4.0, 6), 64, 1e4, [1.0] + [0.0] * 31),  # rounded outwards to pair 0: published, 0.001 wide
         (YaRN(4.0, 7, truncate=False), 64, 1e4, [1.0] + [0.0] * 31),  # between pairs 0 and 1
         (YaRN(4.0, 63, 2, 1), 2, 1e4, [1.0]),
-        (YaRN(4.0, 30_000), 64, 15.0, [1.0] * 32),  # low is pair 59 of 64: every real pair turns often
+        (YaRN(4.0, 30_000), 64, 15.0, [1.0] * 32),  # low is pair 59 of 64: every real pair rotations often
     ],
     ids=str,
 )
@@ -101,11 +101,11 @@ def test_slower_pairs_are_scaled_more_or_refused(truncate: bool) -> None:
             except ValueError:
                 refused += 1
                 continue
-            turns = original * plain / (2 * torch.pi)
+            rotations = original * plain / (2 * torch.pi)
             assert (left.diff() <= 1e-12).all(), (original, base)
-            torch.testing.assert_close(left[turns >= 32], torch.ones_like(left[turns >= 32]))
+            torch.testing.assert_close(left[rotations >= 32], torch.ones_like(left[rotations >= 32]))
             if not truncate:
-                torch.testing.assert_close(left[turns <= 1], torch.full_like(left[turns <= 1], 0.25))
+                torch.testing.assert_close(left[rotations <= 1], torch.full_like(left[rotations <= 1], 0.25))
     assert refused == (9 if truncate else 18)
 
 
@@ -178,8 +178,8 @@ def test_what_stays_right() -> None:
 def test_config_holds_every_option_of_the_scheme(name: str) -> None:
     want = YaRN(4.0, 1024).as_dict()
     assert {"beta_fast", "truncate", "mscale", "ramp"} <= want.keys()
-    for said in ({"name": "yarn", "factor": 4.0, "original_max_length": 1024}, YaRN(4.0, 1024)):
-        config = LongitudeConfig(encoding={"name": name, "scaling": said})
+    for spec in ({"name": "yarn", "factor": 4.0, "original_max_length": 1024}, YaRN(4.0, 1024)):
+        config = LongitudeConfig(encoding={"name": name, "scaling": spec})
         assert config.encoding["scaling"] == want  # type: ignore[index]
         assert json.loads(config.to_json_string())["encoding"]["scaling"] == want
     assert LongitudeConfig(encoding=name).encoding["scaling"] is None  # type: ignore[index]

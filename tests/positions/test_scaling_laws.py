@@ -76,7 +76,7 @@ def test_frequencies_fall_and_lie_between_interpolated_and_plain(s: float, base:
         bound = s + 1 if isinstance(scaling, DynamicNTK) else s  # at twice the length the bracket is s + 1
         assert (scaled[1:] < scaled[:-1]).all(), scaling
         assert (scaled <= plain).all() and (scaled >= plain / bound * (1 - 1e-12)).all(), scaling
-        ratio = plain / scaled  # what turns slower is stretched more
+        ratio = plain / scaled  # what rotations slower is stretched more
         assert (ratio[1:] >= ratio[:-1] - 1e-12).all(), scaling
 
 

@@ -16,8 +16,8 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rotary.json").read_
 LAST = 131_071
 
 
-def magnitude(turn: RotaryTable) -> torch.Tensor:
-    return torch.hypot(turn.cos, turn.sin)
+def magnitude(table: RotaryTable) -> torch.Tensor:
+    return torch.hypot(table.cos, table.sin)
 
 
 # Sun et al. 2022, with gamma = 0.4: zeta of the first and the last pair, and its root for scale_base = 512.
@@ -27,10 +27,10 @@ def magnitude(turn: RotaryTable) -> torch.Tensor:
 )
 def test_golden(head_dim: int, zeta: list, root: list) -> None:
     xpos, at = XPos(head_dim, "half"), torch.tensor([1, 512])
-    turns = xpos.prepare(at, dtype=torch.float64)
+    tables = xpos.prepare(at, dtype=torch.float64)
     want = torch.tensor([root, zeta], dtype=torch.float64)
-    torch.testing.assert_close(magnitude(turns.queries)[:, [0, -1]], want, atol=5e-8, rtol=0)
-    torch.testing.assert_close(magnitude(turns.keys)[:, [0, -1]], 1 / want, atol=5e-7, rtol=0)
+    torch.testing.assert_close(magnitude(tables.queries)[:, [0, -1]], want, atol=5e-8, rtol=0)
+    torch.testing.assert_close(magnitude(tables.keys)[:, [0, -1]], 1 / want, atol=5e-7, rtol=0)
 
 
 @pytest.mark.parametrize("row", GOLDEN["xpos"], ids=lambda row: f"{row['source']}-{row['scale_base']}")
@@ -68,9 +68,9 @@ def test_scores_equal_the_closed_form_anywhere(layout: str, scale_base: float, g
                 continue
             want = closed_form(q, k, n, m, layout, scale_base, gamma)
             length = xpos.length_at(n, LAST)
-            turned_q = xpos.queries(x[0], xpos.prepare(torch.tensor([n]), length, torch.float64))
-            turned_k = xpos.keys(x[1], xpos.prepare(torch.tensor([m]), length, torch.float64))
-            assert float((turned_q * turned_k).sum()) == pytest.approx(want, abs=2e-9)  # angles of 131,071 in float64
+            rotated_q = xpos.queries(x[0], xpos.prepare(torch.tensor([n]), length, torch.float64))
+            rotated_k = xpos.keys(x[1], xpos.prepare(torch.tensor([m]), length, torch.float64))
+            assert float((rotated_q * rotated_k).sum()) == pytest.approx(want, abs=2e-9)  # angles of 131,071 in float64
             if (scale_base, n) == (512, 5000):
                 direct = xpos.rotate_queries(x[0], n) * xpos.rotate_keys(x[1], m)
                 assert float(direct.sum()) == pytest.approx(want, abs=2e-9)
@@ -98,22 +98,22 @@ def test_no_overflow_at_any_position(dtype: torch.dtype, scale_base: float, gamm
     x = torch.full((1, 1, len(positions), 4), 30.0, dtype=dtype)
     for n in (0, 5000, 100_003, LAST):
         end = xpos.length_at(n, LAST)
-        turns = xpos.prepare(positions, end, dtype)
-        assert turns.queries.cos.dtype == turns.keys.sin.dtype == torch.float32
-        assert bool(xpos.queries(x, turns).isfinite().all())
-        assert bool(xpos.keys(x, turns).isfinite().all())
+        tables = xpos.prepare(positions, end, dtype)
+        assert tables.queries.cos.dtype == tables.keys.sin.dtype == torch.float32
+        assert bool(xpos.queries(x, tables).isfinite().all())
+        assert bool(xpos.keys(x, tables).isfinite().all())
         here = xpos.prepare(torch.arange(end - xpos.length_at(0, 0), end), end, dtype)
-        for turn in here:
-            assert 1 / 16.1 < float(magnitude(turn).min()) < 0.1 < 10 < float(magnitude(turn).max()) < 16.01
-        assert float(magnitude(turns.keys).max()) < 16.01
-        assert float(magnitude(turns.queries).max()) < 16.01
+        for table in here:
+            assert 1 / 16.1 < float(magnitude(table).min()) < 0.1 < 10 < float(magnitude(table).max()) < 16.01
+        assert float(magnitude(tables.keys).max()) < 16.01
+        assert float(magnitude(tables.queries).max()) < 16.01
 
 
 def test_keys_after_the_block_take_the_magnitude_of_its_end() -> None:
     xpos = XPos(8, "half")
     end = xpos.length_at(0, 0)
-    turns = xpos.prepare(torch.tensor([end - 1, end, end + 1, 2 * end]), end, torch.float64)
-    sizes = magnitude(turns.keys)
+    tables = xpos.prepare(torch.tensor([end - 1, end, end + 1, 2 * end]), end, torch.float64)
+    sizes = magnitude(tables.keys)
     torch.testing.assert_close(sizes[1:], sizes[1].expand(3, 4), atol=1e-12, rtol=0)
     assert bool((sizes[0] < sizes[1]).all())
     early = magnitude(xpos.prepare(torch.tensor([0, end, end + 1]), 2 * end, torch.float64).queries)
@@ -126,8 +126,8 @@ def test_without_falling_it_is_rope(layout: str) -> None:
     """gamma beyond all bounds makes zeta 1."""
     xpos, rope = XPos(8, layout, base=500.0, gamma=1e15), lg.Rotary(8, layout, base=500.0)
     x = torch.randn(1, 2, 9, 8, dtype=torch.float64)
-    for turn in (xpos.rotate_queries, xpos.rotate_keys):
-        torch.testing.assert_close(turn(x, 100), rope.rotate(x, 100), atol=1e-12, rtol=0)
+    for table in (xpos.rotate_queries, xpos.rotate_keys):
+        torch.testing.assert_close(table(x, 100), rope.rotate(x, 100), atol=1e-12, rtol=0)
 
 
 def test_without_a_length_positions_must_fit_the_dtype() -> None:

@@ -19,7 +19,7 @@ SMALL = {
     "eos_token_id": 2,
 }
 PAST = ("cope", "fox", "path", "path_fox", "xpos")
-"""Encodings of the past alone: of a decoder, beside an encoder with another."""
+"""Encodings of the past alone: for a decoder whose encoder has another."""
 
 
 @pytest.fixture

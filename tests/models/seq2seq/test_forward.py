@@ -17,7 +17,7 @@ POST = {"norm": "layernorm", "norm_position": "post", "hidden_act": "relu", "mlp
 
 
 def small(name):
-    """A mixer, with a reach that is shorter than the texts here where it must be said."""
+    """A mixer, with a reach that is shorter than the texts here where it is required."""
     return {"name": name, **({"size": 5} if "size" in options_of(MIXERS[name]) else {})}
 
 
@@ -33,7 +33,7 @@ def gradients(loss, model):
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @torch.no_grad()
 def test_pieces_are_the_whole(spec, build, pair):
-    """The target at once, in pieces and token by token; the source is read once, its keys are made once in each block."""
+    """The target at once, in chunks and token by token; the source is read once, its keys are made once in each block."""
     model, (x, y) = build(spec), pair(target=14)
     mask = torch.arange(11) < torch.tensor([[11], [7]])
     whole = model(x, attention_mask=mask, decoder_input_ids=y, use_cache=False)
@@ -43,14 +43,14 @@ def test_pieces_are_the_whole(spec, build, pair):
     for block in model.decoder.layers:
         block.cross.k_proj.register_forward_hook(lambda *_: read.append("key"))
         block.cross.v_proj.register_forward_hook(lambda *_: read.append("value"))
-    encoded, cache, pieces = model.encoder(x, attention_mask=mask), None, []
+    encoded, cache, chunks = model.encoder(x, attention_mask=mask), None, []
     for piece in y.split((5, 1, 1, 7), 1):
         out = model(
             encoder_outputs=encoded, attention_mask=mask, decoder_input_ids=piece, past_key_values=cache, use_cache=True
         )
         cache = out.past_key_values
-        pieces.append(out.logits)
-    close(torch.cat(pieces, 1), whole.logits)
+        chunks.append(out.logits)
+    close(torch.cat(chunks, 1), whole.logits)
     assert read == ["source", *["key", "value"] * 2]
     assert cache.get_seq_length() == 14 and cache.cross_attention_cache.get_seq_length() == 11
 
@@ -63,18 +63,18 @@ def test_pieces_are_the_whole(spec, build, pair):
 )
 @torch.no_grad()
 def test_a_decoder_of_any_mixer(name, hybrid, build, pair, generate):
-    """Whole = pieces = generate(), for a decoder of this mixer and for one in which it takes turns with attention."""
+    """Whole = chunks = generate(), for a decoder of this mixer and for one in which it alternates with attention."""
     kind = {"mixers": [small(name), "attention"]} if hybrid else {"mixer": small(name)}
     model, (x, y) = build("sinusoidal", num_attention_heads=2, num_key_value_heads=2, **kind), pair(target=14)
     assert all(type(block.mixer).bidirectional for block in model.encoder.layers)
     mask = torch.arange(11) < torch.tensor([[11], [7]])
     whole = model(x, attention_mask=mask, decoder_input_ids=y, use_cache=False).logits
-    cache, pieces = None, []
+    cache, chunks = None, []
     for piece in y.split((5, 1, 1, 7), 1):
         out = model(x, attention_mask=mask, decoder_input_ids=piece, past_key_values=cache, use_cache=True)
         cache = out.past_key_values
-        pieces.append(out.logits)
-    close(torch.cat(pieces, 1), whole)
+        chunks.append(out.logits)
+    close(torch.cat(chunks, 1), whole)
     for beams in (1, 3):
         with_cache = generate(model, x, num_beams=beams, attention_mask=mask.long())
         assert torch.equal(with_cache, generate(model, x, num_beams=beams, attention_mask=mask.long(), use_cache=False))
@@ -108,7 +108,7 @@ def test_padding_of_the_source_changes_nothing(spec, build, pair):
 
 @pytest.mark.parametrize("spec", ["rope", "alibi", "learned", "path_fox", ["rope", "t5"]], ids=str)
 def test_padding_of_the_target_changes_nothing(spec, build, pair):
-    """Labels of -100 at the end, and targets padded on the left, cached pieces included."""
+    """Labels of -100 at the end, and targets padded on the left, cached chunks included."""
     model, (x, y) = build(spec), pair(batch=1)
     plain = model(x, labels=y)
     out = model(x, labels=F.pad(y, (0, 4), value=-100))
@@ -134,8 +134,8 @@ def test_cross_attention_has_no_positions(spec, build, pair):
     plain = model(x, decoder_input_ids=y).logits
     close(model(x, decoder_input_ids=y, position_ids=torch.arange(11) + 20).logits, plain)
     close(model(x, decoder_input_ids=y, decoder_position_ids=torch.arange(9) + 20).logits, plain)
-    turned = model(x, decoder_input_ids=y, position_ids=torch.arange(11).flip(0)).logits
-    assert (turned - plain).abs().max() > 1e-3 or spec in ("alibi", "kerple_log")  # whose mirror image is the same
+    reordered = model(x, decoder_input_ids=y, position_ids=torch.arange(11).flip(0)).logits
+    assert (reordered - plain).abs().max() > 1e-3 or spec in ("alibi", "kerple_log")  # whose mirror image is the same
 
 
 @pytest.mark.parametrize("spec", ["sinusoidal", "learned"])

@@ -146,11 +146,11 @@ def test_it_learns_and_is_saved(kind, tmp_path, build, generate):
 )
 @torch.no_grad()
 def test_saved_and_loaded(options, tmp_path, build, pair, generate):
-    """Everything that was said is in config.json, and what is loaded computes the same."""
+    """Every option is in config.json, and what is loaded computes the same."""
     model, (x, y) = build(**options), pair()
     model.save_pretrained(tmp_path)
-    said = json.loads((tmp_path / "config.json").read_text())
-    assert said["is_encoder_decoder"] is True and said["architectures"] == ["LongitudeForSeq2SeqLM"]
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["is_encoder_decoder"] is True and written["architectures"] == ["LongitudeForSeq2SeqLM"]
     for loaded in (
         AutoModelForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float64),
         LongitudeForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float64),
