@@ -12,8 +12,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from torch import nn
-
 import longitude as lg
 from longitude.catalogue import source_of
 
@@ -41,8 +39,9 @@ def first_line(thing: Any) -> str:
 
 
 def parameters(thing: Any) -> list[inspect.Parameter]:
-    """Of a function or class. Fields that a dataclass of another library brings are left out."""
-    if isinstance(thing, type) and thing.__init__ is nn.Module.__init__:
+    """Of a function or class. What another library's __init__ or dataclass takes is left out: it differs by its version."""
+    init = thing.__init__ if isinstance(thing, type) else None
+    if inspect.isfunction(init) and not init.__module__.startswith("longitude"):
         return []
     try:
         found = list(inspect.signature(thing).parameters.values())

@@ -30,12 +30,12 @@ laws = CHECKPOINT_LAWS.laws
 IN_OWN_DTYPE = ("config", "rotary_frequencies", "far_positions")
 """Laws tried in the model's own dtype; the others, of equal logits, in float64 where it fits."""
 CAP = 512
-"""Tokens that equality laws look at, at most, unless a length is given."""
+"""The most tokens that equality laws compare, unless a length is given."""
 LEAST = 16
 UNKNOWN = 256
 """In place of the trained length of a model that declares none."""
 BEYOND = 16
-"""Tokens beyond the trained length that they look at where positions do not end there."""
+"""Tokens compared beyond the trained length, where positions do not end there."""
 
 
 def check(
@@ -51,11 +51,11 @@ def check(
 
     Args:
         checkpoint: From `load`, or a model in memory.
-        length: Tokens that equality laws look at, each position compared; by default 16 beyond the trained length, or up to where
+        length: Tokens that equality laws compare, position by position; by default 16 beyond the trained length, or up to where
             positions end, and 512 at most.
         reference: A checkpoint or a model that must give the same logits.
         laws: Names of the laws to try; all by default.
-        raw: config.json as it stands; by default the checkpoint's file, else the model's config.
+        raw: config.json as it is written; by default the checkpoint's file, else the model's config.
         seed: Of the random tokens.
 
     Returns:
@@ -75,7 +75,21 @@ def subject_of(
     raw: Mapping[str, Any] | None = None,
     seed: int = 0,
 ) -> Subject:
-    """What laws look at, with the arguments of `check`."""
+    """Make the subject that laws measure: the model in eval mode, its config, and the tokens to compare.
+
+    Args:
+        checkpoint: From `load`, or a model in memory.
+        length: Tokens to compare; None: as in `check`.
+        reference: A checkpoint or a model that must give the same logits.
+        raw: config.json as it is written; None: the checkpoint's file, else the model's config.
+        seed: Of the random tokens.
+
+    Returns:
+        The subject, whose `kind` is float64 where the model computes in it, else float32.
+
+    Raises:
+        ValueError: For a length that the model does not have, or a reference of another vocabulary.
+    """
     path = checkpoint.path if isinstance(checkpoint, Checkpoint) else None
     model = checkpoint.model if isinstance(checkpoint, Checkpoint) else checkpoint
     other = reference.model if isinstance(reference, Checkpoint) else reference
@@ -101,7 +115,19 @@ def subject_of(
 def check_subject(
     subject: Subject, laws: Sequence[str] | None = None, on_law: OnLaw = lambda name, done, total: None
 ) -> dict[str, Result]:
-    """The laws of these names, or all; on_law as of try_laws."""
+    """Try laws on a subject.
+
+    Args:
+        subject: From `subject_of`.
+        laws: Names of the laws to try; None: all.
+        on_law: Called as on_law(name, done, total) before each law.
+
+    Returns:
+        The Result of each law by its name, in order.
+
+    Raises:
+        ValueError: For an unknown law.
+    """
     chosen = CHECKPOINT_LAWS.chosen(laws)
     own: list[Law] = [law for law in chosen if law.name in IN_OWN_DTYPE]
     with torch.no_grad(), ExitStack() as stack:
@@ -113,7 +139,7 @@ def check_subject(
 
 
 def length_of(model: Any, length: int | None) -> int:
-    """The tokens that equality laws look at."""
+    """The number of tokens that equality laws compare."""
     config, end = model.config.get_text_config(), last_position(model)
     if length is None:
         declared = declared_length(config) or UNKNOWN

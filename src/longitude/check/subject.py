@@ -43,8 +43,8 @@ class Subject:
 
     Args:
         model: The model.
-        raw: config.json as it stands, before transformers reads it.
-        length: Tokens that equality laws look at.
+        raw: config.json as it is written, before transformers reads it.
+        length: Tokens that equality laws compare.
         reach: The same, beyond the border of a scaling that follows the length too.
         kind: The dtype that equality laws compute in.
         reference: A model that must give the same logits.

@@ -11,7 +11,8 @@ from longitude.training import decayed_names
 class Trainer(transformers.Trainer):
     """transformers' Trainer, whose weight decay follows the rule of `lg.parameter_groups`.
 
-    Theirs goes by names ("bias", "norm"), and would let the rates of recurrences and tables of positions decay.
+    Theirs selects by name ("bias", "norm") and would decay the rates of recurrences and tables of positions. Its arguments are
+    those of transformers.Trainer.
     """
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:

@@ -301,6 +301,9 @@ def register(name: str) -> Callable[[Factory], Factory]:
     Args:
         name: what `encoding`, configs and the command line call it by.
 
+    Returns:
+        The decorator, which returns the class or function unchanged.
+
     Raises:
         ValueError: the name is taken by another.
     """

@@ -70,6 +70,9 @@ class HierarchicalAttention(StateMixer):
 
     Raises:
         ValueError: for sizes that do not fit, unknown options, or an encoding that cannot be applied to blocks.
+
+    Source:
+        defined here, in docs/hierarchical.md; not a published method
     """
 
     scores = True
