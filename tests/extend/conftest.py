@@ -31,8 +31,7 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from longitude.cli import OPTIONS, VERBS, main
-from longitude.cli.extend import ExtendOptions, extend
+from longitude.cli import main
 
 LENGTH = 64
 SMALL: dict[str, Any] = {"vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -127,10 +126,8 @@ def text(tmp_path) -> Path:
 
 
 @pytest.fixture
-def command(monkeypatch, capsys):
+def command(capsys):
     """command(*arguments) -> (exit code, standard output, standard error) of `longitude extend`."""
-    monkeypatch.setitem(VERBS, "extend", extend)
-    monkeypatch.setitem(OPTIONS, "extend", ExtendOptions)
 
     def call(*arguments: object) -> tuple[int, str, str]:
         code = main(["extend", *map(str, arguments)])
