@@ -5,10 +5,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import longitude as lg
+from longitude.attention.backends import BACKENDS
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
+
+GENERAL = [name for name in BACKENDS if name not in ("transport", "split", "flex")]
+"""Backends that take plain attention: the others need reflections, a pattern, 128 queries."""
 
 
 def close(got: Any, want: Any, atol: float = 1e-12, rtol: float = 0.0) -> None:
@@ -51,3 +56,16 @@ def gradients(output: Tensor, inputs: list[Tensor], seed: int = 7) -> list[Tenso
     direction = random(*output.shape, seed=seed, dtype=output.dtype).to(output.device)
     found = torch.autograd.grad((output * direction).sum(), inputs, allow_unused=True)
     return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(inputs, found)]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most memory, in elements, behind any tensor that an operation made inside."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for x in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(x, Tensor):
+                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
+        return result

@@ -1,26 +1,24 @@
 """Masks against truth tables written pair by pair, and what fast routes may do with them."""
 
-import itertools
 import random
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS, refuses
-from longitude.attention.masks import Mask
-from longitude.attention.operation import requests
-
-GENERAL = [
-    name for name in BACKENDS if name not in ("transport", "split", "flex")
-]  # a transport alone, or blocks of 128 queries
+from longitude import testing
+from longitude.attention.masks import Band, Mask
+from longitude.attention.patterns import Dilated, Global, Prefix
+from longitude.testing.battery.random_calls import draw
+from tests.support import GENERAL, LargestTensor, close, gradients, heads
 
 KEYS = 9
 ORDER = torch.tensor([3, 0, 7, 2, 8, 1, 5, 4, 6])
 IDS = torch.tensor([[0, 0, 0, 4, 4, 4, 4, 2, 2], [1, 1, 1, 1, 1, 1, 1, 1, 5]])
 VALID = torch.tensor([[0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 0, 0, 0]])
 HOLES = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 1], dtype=torch.bool)
+LENGTHS = torch.tensor([4, 0])
+TOKENS = torch.tensor([[0, 0, 1, 0, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0, 0]], dtype=torch.bool)
 
 # A mask and the same in words: whether the query of order i sees the key of order j in sequence b.
 ATOMS = {
@@ -33,38 +31,48 @@ ATOMS = {
     "window by order": (lg.Window(4, ORDER), lambda b, i, j: ORDER[i] - 4 < ORDER[j] <= ORDER[i]),
     "documents": (lg.Documents(IDS), lambda b, i, j: IDS[b, i] == IDS[b, j]),
     "documents of all": (lg.Documents(IDS[0]), lambda b, i, j: IDS[0, i] == IDS[0, j]),
-    "padding": (lg.Padding(VALID), lambda b, i, j: bool(VALID[b, j])),
-    "holes": (lg.Padding(HOLES), lambda b, i, j: bool(HOLES[j])),
+    "padding": (lg.Padding(VALID), lambda b, i, j: VALID[b, j]),
+    "holes": (lg.Padding(HOLES), lambda b, i, j: HOLES[j]),
+    "band": (Band(3, 1), lambda b, i, j: i - 3 <= j <= i + 1),
+    "band of one": (Band(0, 0), lambda b, i, j: i == j),
+    "prefix": (Prefix(4), lambda b, i, j: j <= i or (i < 4 and j < 4)),
+    "prefix of none": (Prefix(0), lambda b, i, j: j <= i),
+    "prefix of all": (Prefix(99), lambda b, i, j: True),
+    "prefix of each row": (Prefix(LENGTHS), lambda b, i, j: j <= i or (i < LENGTHS[b] and j < LENGTHS[b])),
+    "global": (Global(TOKENS), lambda b, i, j: TOKENS[b, i] or TOKENS[b, j]),
+    "global of all": (Global(TOKENS[0]), lambda b, i, j: TOKENS[0, i] or TOKENS[0, j]),
+    "global by place": (Global([0, 5]), lambda b, i, j: i in (0, 5) or j in (0, 5)),
+    "dilated": (Dilated(3, 2), lambda b, i, j: i - j in (0, 2, 4)),
+    "dilated by one": (Dilated(3, 1), lambda b, i, j: i - j in (0, 1, 2)),
+    "dilated wide": (Dilated(2, 7), lambda b, i, j: i - j in (0, 7)),
 }
-PAIRS = list(itertools.combinations_with_replacement(ATOMS, 2))
 
 
 def truth(name: str) -> torch.Tensor:
     """[2, KEYS, KEYS] for queries and keys of orders 0 .. KEYS-1."""
     _, sees = ATOMS[name]
-    each = [[[bool(sees(b, i, j)) for j in range(KEYS)] for i in range(KEYS)] for b in range(2)]
-    return torch.tensor(each)
+    return torch.tensor([[[bool(sees(b, i, j)) for j in range(KEYS)] for i in range(KEYS)] for b in range(2)])
 
 
-def table(mask: Mask, rows: int) -> torch.Tensor:
-    """[2, rows, KEYS] as the mask itself says it; queries are the last."""
-    allowed = mask.allowed(torch.arange(KEYS - rows, KEYS), torch.arange(KEYS))
+def table(mask: Mask, rows: int = KEYS, keys: int = KEYS) -> torch.Tensor:
+    """[2, rows, keys] as the mask itself has it; queries are the last."""
+    allowed = mask.allowed(torch.arange(keys - rows, keys), torch.arange(keys))
     assert allowed.dtype == torch.bool
-    return allowed[:, 0].expand(2, -1, -1) if allowed.dim() == 4 else allowed.expand(2, -1, -1)
+    return (allowed[:, 0] if allowed.dim() == 4 else allowed).expand(2, -1, -1)
 
 
 def check(mask: Mask, expected: torch.Tensor) -> None:
     for rows in (KEYS, 4, 1):
         assert torch.equal(table(mask, rows), expected[:, KEYS - rows :])
+    for b in (0, 1):  # rows of the batch
+        assert torch.equal(table(mask.of([b]))[0], expected[b])
+        assert torch.equal(table(mask.of(slice(b, b + 1)))[0], expected[b])
+    for first in (1, 3, 6):  # the stream without its first tokens
+        assert torch.equal(table(mask.since(first), KEYS - first, KEYS - first), expected[:, first:, first:])
     # What the reach leaves out may be skipped, so it must hold every allowed pair.
-    low, high = mask.reach
-    ago = torch.arange(KEYS)[:, None] - torch.arange(KEYS)
-    beyond = torch.zeros(KEYS, KEYS, dtype=torch.bool)
-    if low is not None:
-        beyond |= ago < low
-    if high is not None:
-        beyond |= ago > high
-    assert not (expected & beyond).any(), mask.reach
+    ago, (low, high) = torch.arange(KEYS)[:, None] - torch.arange(KEYS), mask.reach
+    assert low is None or not (expected & (ago < low)).any()
+    assert high is None or not (expected & (ago > high)).any()
 
 
 @pytest.mark.parametrize("name", ATOMS)
@@ -72,51 +80,59 @@ def test_truth_of_one(name):
     check(ATOMS[name][0], truth(name))
 
 
-@pytest.mark.parametrize(("a", "b"), PAIRS)
-def test_truth_of_two(a, b):
-    (x, _), (y, _) = ATOMS[a], ATOMS[b]
-    for first, second in ((x, y), (y, x)):
-        check(first & second, truth(a) & truth(b))
-        check(first | second, truth(a) | truth(b))
+@pytest.mark.parametrize("a", ATOMS)
+def test_truth_of_two(a):
+    for b in list(ATOMS)[:11] if a in list(ATOMS)[:11] else [a, "padding"]:
+        (x, _), (y, _) = ATOMS[a], ATOMS[b]
+        check(x & y, truth(a) & truth(b))
+        check(x | y, truth(a) | truth(b))
 
 
 def test_truth_of_many():
     """Trees of & and |, drawn with a fixed seed."""
-    draw = random.Random(0)
+    r, truths = random.Random(0), {name: truth(name) for name in ATOMS}
 
     def tree(depth: int) -> tuple[Mask, torch.Tensor]:
         if depth == 0:
-            name = draw.choice(list(ATOMS))
-            return ATOMS[name][0], truth(name)
-        (x, a), (y, b) = tree(draw.randrange(depth)), tree(draw.randrange(depth))
-        return (x & y, a & b) if draw.random() < 0.5 else (x | y, a | b)
+            name = r.choice(list(ATOMS))
+            return ATOMS[name][0], truths[name]
+        (x, a), (y, b) = tree(r.randrange(depth)), tree(r.randrange(depth))
+        return (x & y, a & b) if r.random() < 0.5 else (x | y, a | b)
 
-    for _ in range(100):
+    for _ in range(200):
         check(*tree(4))
 
 
-def test_a_window_is_so_many_keys():
-    for size in (1, 2, 5):
-        keys = table(lg.Window(size), KEYS)[0].sum(-1).tolist()
-        assert keys == [min(i + 1, size) for i in range(KEYS)]
+def test_how_many_keys():
+    """The numbers that libraries differ in by one."""
+    seen = {
+        lg.Window(4): [17, 18, 19, 20],
+        Band(3, 0): [17, 18, 19, 20],
+        Band(2, 2): [18, 19, 20, 21, 22],
+        Dilated(4, 5): [5, 10, 15, 20],
+        Prefix(21): [*range(21)],
+        Prefix(22): [*range(22)],
+    }
+    for mask, keys in seen.items():
+        assert table(mask, 40, 40)[0, 20].nonzero().flatten().tolist() == keys
+    assert (Dilated(4, 5).reach, Band(3, 1).reach, Prefix(5).reach) == ((0, 15), (-1, 3), (-4, None))
+    assert (lg.Window(3) & lg.Causal() & lg.Window(5)).reach == (0, 2)
+    assert (lg.Window(3) | lg.Window(5)).reach == (0, 4)
 
 
-def test_windows_meet_and_join():
-    both, either = lg.Window(3) & lg.Causal() & lg.Window(5), lg.Window(3) | lg.Window(5)
-    assert (both.reach, either.reach) == ((0, 2), (0, 4))
-    q, k, v = torch.randn(3, 1, 2, 30, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for backend in GENERAL:
-        for encoding in (None, lg.ALiBi(2)):
-            one, two = (
-                lg.attend(q, k, v, encoding=encoding, mask=mask, backend=backend) for mask in (lg.Window(3), both)
-            )
-            assert torch.allclose(one, two, atol=1e-12)
+# ---- every backend -----------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", ["none", "alibi", "shaw", "fox"])
+def test_random_calls(name):
+    """More draws in the quick tier than the law takes there of every encoding, among them many that `split` takes."""
+    build = testing.example(name)
+    split = [seed for seed in range(500, 700) if "split" in draw(build, seed).able()][:10]
+    testing.laws()["random_calls"](build, draws=[*split, *range(900, 902)]).require(name)
 
 
 @pytest.mark.parametrize("backend", GENERAL)
 def test_weights_and_output_obey_the_mask(backend):
-    """A key that nobody may see changes nothing; NaN in it would show."""
-    q, k, v = torch.randn(3, 2, 2, KEYS, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    """A key that no query may see changes nothing."""
+    q, k, v = heads(KEYS, num_heads=2)
     for mask, unseen in ((lg.Causal(), slice(5, None)), (lg.Causal() & lg.Padding(VALID[:1]), slice(0, 2))):
         out = lg.attend(q, k, v, mask=mask, backend=backend)
         k2, v2 = k.clone(), v.clone()
@@ -124,7 +140,7 @@ def test_weights_and_output_obey_the_mask(backend):
         v2[:, :, unseen] -= 9
         changed = lg.attend(q, k2, v2, mask=mask, backend=backend)
         seen = slice(0, 5) if unseen.start else slice(None)
-        assert torch.allclose(out[:, :, seen], changed[:, :, seen], atol=1e-12)
+        close(out[:, :, seen], changed[:, :, seen])
         assert unseen.start == 0 or not torch.allclose(out[:, :, 5:], changed[:, :, 5:])
 
 
@@ -142,38 +158,19 @@ NOTHING = {
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_nothing_to_look_at_gives_zeros(backend, case, dtype):
     mask, rows = NOTHING[case]
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = (torch.randn(2, 2, n, 4, dtype=dtype, generator=generator) for n in (rows, KEYS, KEYS))
-    for x in (q, k, v):
-        x.requires_grad_()
-    expected, weights = lg.attend(q, k, v, mask=mask, return_weights=True)
+    (q, _, _), (_, k, v) = (heads(n, num_heads=2, head_dim=4, dtype=dtype) for n in (rows, KEYS))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    expected, weights = lg.attend(*inputs, mask=mask, return_weights=True)
     blind = ~weights.any(-1)
     assert blind.any() and not blind.all()
     with torch.autograd.set_detect_anomaly(True):  # no NaN on the way either
-        out = lg.attend(q, k, v, mask=mask, backend=backend)
-        grad = torch.randn(out.shape, dtype=dtype, generator=generator)
-        ours = torch.autograd.grad(out, (q, k, v), grad)
-    assert (out[blind] == 0).all()
-    assert (ours[0][blind] == 0).all()
-    torch.testing.assert_close(out, expected, atol=1e-5, rtol=0)
-    for x, y in zip(ours, torch.autograd.grad(expected, (q, k, v), grad), strict=True):
-        torch.testing.assert_close(x, y, atol=1e-5, rtol=0)
+        out = lg.attend(*inputs, mask=mask, backend=backend)
+        ours = gradients(out, inputs)
+    assert (out[blind] == 0).all() and (ours[0][blind] == 0).all()
+    close([out, *ours], [expected, *gradients(expected, inputs)], atol=1e-5)
 
 
 # ---- spans: padding and documents stay linear ------------------------------------------------------------------------
-class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that any operation made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(x, torch.Tensor):
-                self.elements = max(self.elements, x.numel())
-        return out
-
-
 def long(length: int, left: int = 0, right: int = 0) -> torch.Tensor:
     order = torch.arange(length)
     return (order >= left) & (order < length - right)
@@ -187,7 +184,7 @@ LONG = {
     "left padding": lg.Causal() & lg.Padding(torch.stack([long(LENGTH, left=30), long(LENGTH)])),
     "right padding": lg.Causal() & lg.Padding(torch.stack([long(LENGTH), long(LENGTH, right=9)])),
     "both": lg.Window(40) & lg.Padding(long(LENGTH, 3, 3)) & lg.Documents(PACKED),
-    "said twice": lg.Causal() & lg.Documents(PACKED) & lg.Documents(torch.arange(LENGTH) // 50 % 2),
+    "documents twice": lg.Causal() & lg.Documents(PACKED) & lg.Documents(torch.arange(LENGTH) // 50 % 2),
     "padding twice": lg.Causal() & lg.Padding(long(LENGTH, left=30)) & lg.Padding(long(LENGTH, right=9)),
 }
 
@@ -199,23 +196,18 @@ LONG = {
     ids=["plain", "sdpa", "alibi"],
 )
 def test_spans_are_never_dense(case, encoding, backend):
-    q, k, v = torch.randn(3, 2, 2, LENGTH, 8, generator=torch.Generator().manual_seed(0)).requires_grad_().unbind()
-    arguments = {"encoding": encoding, "mask": LONG[case]}
-    dense = lg.attend(q, k, v, **arguments, backend="reference")
-    with Largest() as made:
-        out = lg.attend(q, k, v, **arguments, backend=backend)
-        out.sum().backward()
-    assert made.elements <= 2 * 3 * q.numel() < LENGTH * LENGTH, (
-        made.elements
-    )  # q, k and v were unbound from one tensor
-    assert torch.allclose(out, dense, atol=2e-6)
+    inputs = [x.requires_grad_() for x in heads(LENGTH, num_heads=2, dtype=torch.float32)]
+    options = {"encoding": encoding, "mask": LONG[case]}
+    with LargestTensor() as made:
+        lg.attend(*inputs, **options, backend=backend).sum().backward()
+    assert made.elements <= 2 * inputs[0].numel() < LENGTH**2
+    close(*(lg.attend(*inputs, **options, backend=b) for b in (backend, "reference")), atol=2e-6)
 
 
 def test_the_count_sees_a_dense_route():
-    q = torch.randn(1, 1, LENGTH, 8)
-    with Largest() as made:
-        lg.attend(q, q, q, backend="reference")
-    assert made.elements >= LENGTH * LENGTH
+    with LargestTensor() as made:
+        lg.attend(*heads(LENGTH, num_heads=2), backend="reference")
+    assert made.elements >= LENGTH**2
 
 
 NO_SPANS = {
@@ -227,40 +219,12 @@ NO_SPANS = {
 
 @pytest.mark.parametrize("words", NO_SPANS)
 def test_what_has_no_spans_is_refused_in_words_and_right_elsewhere(words):
-    q, k, v = torch.randn(3, 2, 2, KEYS, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    mask = NO_SPANS[words]
+    inputs, mask = heads(KEYS, num_heads=2), NO_SPANS[words]
     with pytest.raises(ValueError, match=f"'table' cannot: .*{words}.* can, and 'auto' takes 'sdpa'"):
-        lg.attend(q, k, v, mask=mask, backend="table")
-    expected = lg.attend(q, k, v, mask=mask, backend="reference")
+        lg.attend(*inputs, mask=mask, backend="table")
+    expected = lg.attend(*inputs, mask=mask, backend="reference")
     for backend in ("auto", "sdpa", "chunked"):
-        assert torch.allclose(lg.attend(q, k, v, mask=mask, backend=backend), expected, atol=1e-12)
-
-
-def test_random_spans_on_every_backend():
-    """Packed, padded, windowed and cached all at once, drawn with a fixed seed: whoever accepts gives the same."""
-    draw, taken = random.Random(0), dict.fromkeys(GENERAL, 0)
-    for seed in range(40):
-        keys = draw.randint(1, 40)
-        rows = draw.choice([keys, draw.randint(1, keys)])
-        generator = torch.Generator().manual_seed(seed)
-        q, k, v = (torch.randn(2, 2, n, 4, dtype=torch.float64, generator=generator) for n in (rows, keys, keys))
-        mask = draw.choice([lg.Causal(), lg.Window(draw.randint(1, 9)), lg.NoMask()])
-        if draw.random() < 0.7:
-            cuts = torch.rand(draw.choice([1, 2]), keys, generator=generator) < 0.15
-            mask = mask & lg.Documents(cuts.cumsum(-1))
-        if draw.random() < 0.7:
-            mask = mask & lg.Padding(
-                torch.stack([long(keys, draw.randint(0, keys // 2), draw.randint(0, keys // 3)) for _ in range(2)])
-            )
-        encoding = draw.choice([None, lg.ALiBi(2), lg.Rotary(4, "half")])
-        (part,) = requests(q, k, v, encoding, None, mask, None, None, None, 0.0, False)
-        r = part.request
-        expected = BACKENDS["reference"].run(r)
-        for name, backend in BACKENDS.items():
-            if refuses(backend, r) is None:
-                taken[name] += 1
-                assert torch.allclose(backend.run(r), expected, atol=1e-12), (name, seed)
-    assert all(n >= 20 for n in taken.values()), taken
+        close(lg.attend(*inputs, mask=mask, backend=backend), expected)
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------
@@ -275,6 +239,21 @@ def test_random_spans_on_every_backend():
         (lambda: lg.Documents([0, 0]), r"got \[0, 0\]"),
         (lambda: lg.Padding(torch.ones(2, 3)), r"bool or int, got torch.float32 \[2, 3\]"),
         (lambda: lg.Padding(None), "got None"),
+        (lambda: Band(-1, 2), "two numbers of tokens, 0 or more, got -1 and 2"),
+        (lambda: Band(1.5, 2), "got 1.5 and 2"),
+        (lambda: Prefix(-1), "0 or more tokens, an int or integers .B., got -1"),
+        (lambda: Prefix(True), "got True"),
+        (lambda: Prefix(torch.tensor([3, -1])), r"got tensor\(\[ 3, -1\]\)"),
+        (lambda: Prefix(torch.tensor([3.0])), "got tensor"),
+        (lambda: Prefix(torch.tensor(3)), r"integers \[B\], got tensor\(3\)"),
+        (lambda: Global(torch.zeros(3)), r"got torch.float32 \[3\]"),
+        (lambda: Global(torch.zeros(2, 3, dtype=torch.long)), r"places as integers \[n\], got torch.int64 \[2, 3\]"),
+        (lambda: Global([-1]), r"places of 0 or more, got \[-1\]"),
+        (lambda: Global("first"), "got 'first'"),
+        (lambda: Global(3), "got 3"),
+        (lambda: Dilated(0, 2), "a size of 1 or more, got 0"),
+        (lambda: Dilated(2, 0), "a step of 1 or more, got 0"),
+        (lambda: Dilated(2, 1.5), "a step of 1 or more, got 1.5"),
     ],
 )
 def test_mistakes_when_made(make, message):
@@ -294,6 +273,12 @@ def test_mistakes_when_made(make, message):
         ("causal", r"mask: expected lg.Causal\(\).*got 'causal'"),
         (torch.ones(4, 9, dtype=torch.bool), "mask: expected lg.Causal"),
         (None, r"NoMask\(\).*got None"),
+        (Prefix(torch.tensor([1, 2, 3])), r"one length per row, \[2\], got \[3\]"),
+        (Global(TOKENS[:, :5]), r"Global\(tokens\): expected \[9\] or \[2, 9\], one per key, got \[2, 5\]"),
+        (Global([2, 9]), "places below 9, the number of keys, got 9"),
+        (lg.Window(3) | Global(TOKENS[:1, :8]), r"got \[1, 8\]"),
+        ("prefx", r"Prefix\(length\), Global\(tokens\).*did you mean lg.Prefix\?"),
+        ("dilated", r"Dilated\(size, step\).*did you mean lg.Dilated\?"),
     ],
 )
 def test_mistakes_when_used(mask, message):
@@ -302,7 +287,8 @@ def test_mistakes_when_used(mask, message):
         lg.attend(q, k, k, mask=mask)
 
 
-def test_documents_need_queries_among_the_keys():
+@pytest.mark.parametrize("mask", [lg.Documents(IDS), Prefix(3), Global([0])], ids=["documents", "prefix", "global"])
+def test_queries_are_among_the_keys(mask):
     q, k = torch.randn(2, 1, 12, 4), torch.randn(2, 1, KEYS, 4)
     with pytest.raises(ValueError, match="queries among the 9 keys, got 12"):
-        lg.attend(q, k, k, mask=lg.Documents(IDS))
+        lg.attend(q, k, k, mask=mask)

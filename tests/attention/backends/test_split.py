@@ -4,27 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Band
 from longitude.attention.operation import choose, requests
 from longitude.attention.patterns import Dilated, Global, Prefix
-
-
-class Largest(TorchDispatchMode):
-    """Elements of the largest tensor that any operation made."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **(kwargs or {}))
-        for x in out if isinstance(out, tuple | list) else (out,):
-            if isinstance(x, torch.Tensor):
-                self.elements = max(self.elements, x.numel())
-        return out
-
+from tests.support import LargestTensor, close, heads
 
 LONG = 1024
 CHEAP = {
@@ -43,13 +29,12 @@ CHEAP = {
 @pytest.mark.parametrize("encoding", [None, lg.ALiBi(2)], ids=["plain", "offsets"])
 @pytest.mark.parametrize("case", CHEAP)
 def test_nothing_is_ever_quadratic(case, encoding):
-    q, k, v = torch.randn(3, 2, 2, LONG, 8, generator=torch.Generator().manual_seed(0)).requires_grad_().unbind()
-    expected = lg.attend(q, k, v, mask=CHEAP[case], encoding=encoding, backend="reference")
-    with Largest() as made:
-        out = lg.attend(q, k, v, mask=CHEAP[case], encoding=encoding)
-        out.sum().backward()
-    assert made.elements <= 6 * q.numel() < LONG * LONG, made.elements
-    torch.testing.assert_close(out, expected, atol=3e-6, rtol=0)
+    inputs = [x.requires_grad_() for x in heads(LONG, num_heads=2, dtype=torch.float32)]
+    options = {"mask": CHEAP[case], "encoding": encoding}
+    with LargestTensor() as made:
+        lg.attend(*inputs, **options).sum().backward()
+    assert made.elements <= 6 * inputs[0].numel() < LONG * LONG, made.elements
+    close(*(lg.attend(*inputs, **options, backend=b) for b in ("auto", "reference")), atol=3e-6)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,11 @@ import math
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from longitude.attention.backends.table import compiled, function as toeplitz, tiles
 from longitude.attention.backends.table.bias import Band
 from longitude.attention.backends.table.function import toeplitz_attention
-from tests.support import close, random
+from tests.support import LargestTensor, close, random
 
 NO_TERMS = (None,) * 5  # levels of queries and keys, vectors of keys and values; spans
 
@@ -62,19 +61,6 @@ def test_compiles_to_two_graphs_over_twenty_lengths():
         close(results, expected)
         close(*(torch.autograd.grad(out.sum() + lse.sin().sum(), inputs) for out, lse in (results, expected)))
     assert counter.frame_count <= 2
-
-
-class LargestTensor(TorchDispatchMode):
-    """Remembers the most memory, in elements, behind any tensor made inside, also inside the operators."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for x in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(x, torch.Tensor):
-                self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
-        return result
 
 
 @pytest.mark.one_in(4)
