@@ -47,6 +47,12 @@ print(*set(sys.modules) - before)
     assert len(at_first_use) <= MODULES
 
 
+def test_modules_that_are_names_load_in_a_fresh_process() -> None:
+    """lg.samplers and lg.scaling are modules of a package that imports neither."""
+    printed = fresh("import longitude as lg; print(lg.samplers.__name__, lg.scaling.__name__)")
+    assert printed.split() == ["longitude.positions.samplers", "longitude.positions.scaling"]
+
+
 def test_attend_a_layer_and_every_encoding_work_without_the_optional_packages() -> None:
     """torch and jaxtyping are enough; a module set to None in sys.modules cannot be imported."""
     code = f"""

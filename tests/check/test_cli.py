@@ -12,7 +12,8 @@ from longitude.cli.check import check, part_of
 OWN = '''
 import torch
 from longitude.attention.mixer import Mixer
-from longitude.positions.base import Encoding, OffsetBias, PairBias, wide
+from longitude.positions.base import Encoding, OffsetBias, PairBias
+from longitude.positions.coordinates import wide
 
 
 class Root(Encoding):

@@ -7,20 +7,9 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.positions.base import (
-    ENCODINGS,
-    OffsetBias,
-    OffsetVectors,
-    PairBias,
-    canonical,
-    check_flags,
-    check_positive,
-    check_sizes,
-    explicit,
-    require_positions,
-    resolved,
-    wide,
-)
+from longitude.errors import check_flags, check_positive, check_sizes
+from longitude.positions.base import ENCODINGS, OffsetBias, OffsetVectors, PairBias, resolved
+from longitude.positions.coordinates import canonical, explicit, require_positions, wide
 from longitude.registry import options_of
 
 #       relative, learned, causal_only, shared

@@ -70,6 +70,13 @@ def test_what_a_user_may_write() -> None:
     assert isinstance(compose(one), lg.Composed)
 
 
+def test_nothing_composes_while_a_compiler_follows() -> None:
+    """A graph may build the empty encoding: nothing in its construction stops Dynamo."""
+    x = torch.randn(2, 3, 4)
+    compiled = torch.compile(lambda x: compose(None).embed(x, torch.arange(3)) + 1, fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), x + 1)
+
+
 @pytest.mark.parametrize("wrong", ["alibi", 3, lg.ALiBi, {"name": "alibi"}])
 def test_what_is_refused(wrong: Any) -> None:
     with pytest.raises(ValueError, match=r"expected an Encoding or a list of them, got .*lg\.encoding\("):

@@ -14,7 +14,8 @@ from transformers.cache_utils import DynamicLayer
 from longitude.attention.backends.transport import carried
 from longitude.attention.cache_guard import CacheKind, CropsTogether, together
 from longitude.attention.length_dependent import later, newest
-from longitude.positions.base import Columns, Encoding, Positions, Transport, explicit
+from longitude.positions.base import Columns, Encoding, Transport
+from longitude.positions.coordinates import Positions, explicit
 
 
 class GrowingBuffer:

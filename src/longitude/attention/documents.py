@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from longitude.positions.base import Positions, explicit
+from longitude.positions.coordinates import Positions, explicit
 
 BEGINS = "longitude_begins"
 """The attribute of a tensor of runs that holds where they begin: every layer of a model reads it."""

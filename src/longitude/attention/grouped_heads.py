@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from longitude.attention.layers.multihead import MultiHeadAttention
-from longitude.positions.base import Encoding, check_sizes
+from longitude.errors import check_sizes
+from longitude.positions.base import Encoding
 
 POOLED = ("k_proj.weight", "k_proj.bias", "v_proj.weight", "v_proj.bias")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from longitude.positions.base import check_sizes
+from longitude.errors import check_sizes
 
 
 def head_sizes(

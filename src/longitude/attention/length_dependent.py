@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from longitude.attention.request import Request, part_of, transformed
-from longitude.positions.base import Positions, explicit
 from longitude.positions.composed import Composed
+from longitude.positions.coordinates import Positions, explicit
 
 
 @dataclass(frozen=True)

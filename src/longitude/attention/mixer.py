@@ -13,8 +13,9 @@ from torch.utils._pytree import tree_map_only
 
 from longitude.attention.cache_guard import unchanged_if_refused
 from longitude.attention.masks import Causal, Mask
-from longitude.positions.base import Encoding, Positions
+from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
+from longitude.positions.coordinates import Positions
 from longitude.registry import Registry, options_of, resolve_options
 
 

@@ -17,18 +17,9 @@ from longitude.attention.length_dependent import Part, joined, parted
 from longitude.attention.masks import Causal, Mask, require_causal
 from longitude.attention.request import AllowedPairs, Request, places, transformed, validate
 from longitude.errors import unknown
-from longitude.positions.base import (
-    Columns,
-    Drift,
-    Encoding,
-    OffsetBias,
-    OffsetVectors,
-    PairBias,
-    Positions,
-    Term,
-    Transport,
-)
+from longitude.positions.base import Columns, Drift, Encoding, OffsetBias, OffsetVectors, PairBias, Term, Transport
 from longitude.positions.composed import Composed, compose
+from longitude.positions.coordinates import Positions
 
 
 def attend(

@@ -13,8 +13,9 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.masks import AllOf, Band, Causal, Documents, Mask, Padding, Window, require_mask
-from longitude.positions.base import Drift, Positions, Term, Transport, canonical, explicit
+from longitude.positions.base import Drift, Term, Transport
 from longitude.positions.composed import Composed
+from longitude.positions.coordinates import Positions, canonical, explicit
 
 
 class Span(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.cache import GrowingBuffer, LongitudeCacheLayer
-from longitude.positions.base import Positions
+from longitude.positions.coordinates import Positions
 
 
 class RollingCacheLayer(LongitudeCacheLayer):

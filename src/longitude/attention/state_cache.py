@@ -12,7 +12,7 @@ from transformers.cache_utils import CacheLayerMixin
 
 from longitude.attention.cache_guard import CacheKind, CropsTogether, of_this_mode
 from longitude.attention.documents import last_position
-from longitude.positions.base import Positions
+from longitude.positions.coordinates import Positions
 
 
 class StateLayer(CropsTogether, CacheLayerMixin):

@@ -12,8 +12,8 @@ from longitude.attention.documents import begins_of
 from longitude.attention.masks import Causal, require_mask
 from longitude.attention.mixer import Mixer, MixerInputs, require_no_weights
 from longitude.attention.request import following
-from longitude.positions.base import Positions, canonical, explicit
 from longitude.positions.composed import Composed, compose
+from longitude.positions.coordinates import Positions, canonical, explicit
 
 if TYPE_CHECKING:
     from longitude.attention.state_cache import StateLayer

@@ -15,8 +15,9 @@ from longitude.attention.masks import Mask, require_causal
 from longitude.attention.operation import raw_request, run, run_parts
 from longitude.hf.masks import StockMask, not_a_mask, with_packed
 from longitude.models.streams import starts_of
-from longitude.positions.base import Columns, Encoding, Positions, explicit
+from longitude.positions.base import Columns, Encoding
 from longitude.positions.composed import Composed
+from longitude.positions.coordinates import Positions, explicit
 
 CALL = "longitude_call"
 """The argument by which a layer's call reaches its attention."""

@@ -20,8 +20,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from longitude.attention.request import as_int
 from longitude.hf.layer import PositionEmbeddings, attach
 from longitude.models.configuration import LongitudeConfig
-from longitude.positions.base import ENCODINGS, Encoding, canonical, encoding as build, explicit, list_encodings
+from longitude.positions.base import ENCODINGS, Encoding, encoding as build, list_encodings
 from longitude.positions.composed import Composed, of_axes
+from longitude.positions.coordinates import canonical, explicit
 from longitude.positions.rotary import Rotary
 from longitude.registry import options_of
 

@@ -23,8 +23,9 @@ from longitude.models.blocks import Block, norm
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.inputs import require_embeds
 from longitude.models.streams import Packed, documents_of, places_after, streams_of
-from longitude.positions.base import Encoding, Positions, canonical, encoding, explicit
+from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed, of_axes
+from longitude.positions.coordinates import Positions, canonical, explicit
 
 logger = logging.get_logger(__name__)
 

@@ -16,8 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from longitude.errors import check_flags, check_positive, check_sizes  # noqa: F401
-from longitude.positions.coordinates import Positions, canonical, explicit, require_positions, wide  # noqa: F401
+from longitude.positions.coordinates import Positions, canonical, explicit, require_positions
 from longitude.registry import Factory, Registry, options_of, resolve_options
 
 Columns = dict[str, Tensor]

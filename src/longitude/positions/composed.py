@@ -16,9 +16,7 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "relative": all,
     "learned": any,
     "causal_only": any,
-    "max_length": lambda bounds: (
-        min([x for x in bounds if x is not None]) if any(x is not None for x in bounds) else None
-    ),
+    "max_length": lambda bounds: min(given) if (given := [x for x in bounds if x is not None]) else None,
     "axes": lambda axes: max([1, *axes]),  # compilers do not follow default=
     "shared": all,
     "stable_keys": all,

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.positions.base import check_sizes
+from longitude.errors import check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.c_loops import ScanLoop, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype

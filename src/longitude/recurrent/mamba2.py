@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from longitude.attention.heads import join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.positions.base import check_positive, check_sizes
+from longitude.errors import check_positive, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed

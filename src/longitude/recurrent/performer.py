@@ -14,7 +14,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.positions.base import Encoding, check_positive, check_sizes
+from longitude.errors import check_positive, check_sizes
+from longitude.positions.base import Encoding
 from longitude.recurrent.base import RecurrentMixer
 from longitude.recurrent.ops.checks import require_flags, require_state, require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.positions.base import check_positive, check_sizes, wide
+from longitude.errors import check_positive, check_sizes
+from longitude.positions.coordinates import wide
 from longitude.positions.rotation import RotaryTable, apply_rotary
 from longitude.recurrent.base import RecurrentMixer
 from longitude.recurrent.ops.checks import require_tokens, state_dtype

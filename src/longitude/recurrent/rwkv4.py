@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.attention.zero_gradients import with_zero_gradients
-from longitude.positions.base import check_sizes
+from longitude.errors import check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import WkvLoop, flags_of, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype

@@ -13,7 +13,7 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
 from longitude.attention.zero_gradients import with_zero_gradients
-from longitude.positions.base import check_positive, check_sizes
+from longitude.errors import check_positive, check_sizes
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.checks import require_tokens, state_dtype
 from longitude.recurrent.ops.decayed import decayed

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 
 from longitude.attention.mixer import register_mixer
 from longitude.attention.state_mixer import StateInputs
-from longitude.errors import unknown
-from longitude.positions.base import check_sizes
+from longitude.errors import check_sizes, unknown
 from longitude.recurrent.base import RecurrentMixer, fill
 from longitude.recurrent.ops.c_loops import DiagonalLoop, flags_of, usable
 from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, require_tokens, state_dtype

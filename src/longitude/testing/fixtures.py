@@ -15,8 +15,9 @@ from torch.utils._pytree import tree_leaves
 from longitude.attention.backends import chunked
 from longitude.attention.masks import Causal, Mask
 from longitude.attention.mixer import Mixer
-from longitude.positions.base import Encoding, Positions, explicit
+from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
+from longitude.positions.coordinates import Positions, explicit
 from longitude.testing.engine import LawBroken, measure
 from longitude.testing.examples import DIM, SHAPES, MixerExample
 

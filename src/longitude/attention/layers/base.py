@@ -14,8 +14,9 @@ from longitude.attention.masks import Documents, Mask, Padding, require_causal, 
 from longitude.attention.mixer import MixerInputs
 from longitude.attention.operation import raw_request, run, run_parts
 from longitude.attention.request import AllowedPairs, following, part_of
-from longitude.positions.base import Columns, Positions, canonical
+from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
+from longitude.positions.coordinates import Positions, canonical
 
 
 @dataclass(frozen=True)

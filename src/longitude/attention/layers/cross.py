@@ -12,7 +12,7 @@ from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.masks import NoMask, Padding
 from longitude.attention.operation import attend, require_backend
 from longitude.attention.request import require_options
-from longitude.positions.base import check_sizes
+from longitude.errors import check_sizes
 
 if TYPE_CHECKING:
     from longitude.attention.cache import DynamicLayer

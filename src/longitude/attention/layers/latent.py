@@ -16,9 +16,10 @@ from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.attention.suffix_encoding import SuffixEncoding
-from longitude.errors import unknown
-from longitude.positions.base import Columns, Encoding, OffsetVectors, Positions, check_sizes, explicit
+from longitude.errors import check_sizes, unknown
+from longitude.positions.base import Columns, Encoding, OffsetVectors
 from longitude.positions.composed import Composed, compose
+from longitude.positions.coordinates import Positions, explicit
 
 if TYPE_CHECKING:
     from longitude.attention.layers.latent_cache import LatentCacheLayer

@@ -14,8 +14,10 @@ from longitude.attention.masks import Band, Causal, Documents, Mask, NoMask, Pad
 from longitude.attention.operation import attend, require_backend
 from longitude.attention.patterns import Global, Pairs
 from longitude.attention.request import require_options
-from longitude.positions.base import Encoding, Positions, canonical, check_sizes, explicit
+from longitude.errors import check_sizes
+from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
+from longitude.positions.coordinates import Positions, canonical, explicit
 
 
 class LongformerAttention(nn.Module):

@@ -14,8 +14,10 @@ from longitude.attention.masks import Mask
 from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
-from longitude.positions.base import Encoding, check_sizes, explicit
+from longitude.errors import check_sizes
+from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
+from longitude.positions.coordinates import explicit
 
 if TYPE_CHECKING:
     from longitude.attention.cache import LongitudeCacheLayer

@@ -12,7 +12,8 @@ from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.masks import Mask, Window, is_causal, require_mask
 from longitude.attention.mixer import MixerInputs, register_mixer
 from longitude.attention.patterns import Dilated
-from longitude.positions.base import Encoding, check_sizes
+from longitude.errors import check_sizes
+from longitude.positions.base import Encoding
 
 if TYPE_CHECKING:
     from longitude.attention.rolling_cache import RollingCacheLayer

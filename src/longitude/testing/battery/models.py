@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from longitude.positions.base import Positions
 from longitude.positions.composed import Composed, compose
+from longitude.positions.coordinates import Positions
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken
 from longitude.testing.examples import DIM, Example, MixerExample, fill, mixer_example

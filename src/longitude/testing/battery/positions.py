@@ -10,16 +10,8 @@ from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Causal, NoMask
-from longitude.positions.base import (
-    Drift,
-    Encoding,
-    OffsetBias,
-    OffsetVectors,
-    PairBias,
-    Term,
-    Transport,
-    explicit,
-)
+from longitude.positions.base import Drift, Encoding, OffsetBias, OffsetVectors, PairBias, Term, Transport
+from longitude.positions.coordinates import explicit
 from longitude.testing.attend_calls import Call
 from longitude.testing.engine import DoesNotApply, LawBroken
 from longitude.testing.examples import DIM, SHAPES, Example

@@ -17,8 +17,9 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from longitude.attention.merge import merge_attention
-from longitude.positions.base import Encoding, OffsetBias, wide
+from longitude.positions.base import Encoding, OffsetBias
 from longitude.positions.composed import Composed
+from longitude.positions.coordinates import wide
 from longitude.positions.rotation import RotaryTable
 
 COMBINES = ("gate", "softmax")

@@ -25,9 +25,10 @@ from longitude.attention.masks import Causal, Documents, Padding, Window
 from longitude.attention.operation import raw_request, run
 from longitude.attention.request import as_int, validate
 from longitude.attention.state_mixer import StateInputs, document_flags, without_trivial
-from longitude.errors import unknown
-from longitude.positions.base import Encoding, Positions, canonical, check_flags, check_sizes, explicit
+from longitude.errors import check_flags, check_sizes, unknown
+from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
+from longitude.positions.coordinates import Positions, canonical, explicit
 
 MERGES = {"mean": (mean, mean)}
 

@@ -17,7 +17,8 @@ from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.attention.state_mixer import StateInputs, StateMixer
 from longitude.attention.zero_gradients import with_zero_gradients
-from longitude.positions.base import Encoding, check_sizes
+from longitude.errors import check_sizes
+from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed, compose
 
 if TYPE_CHECKING:
