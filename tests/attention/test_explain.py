@@ -74,8 +74,8 @@ def test_why_others_were_passed_over():
     assert why(long)["reference"] == "4096.0 MiB are more than it is taken for unasked"
     asked = why(Q, encoding=lg.ALiBi(4), backend="chunked")
     assert asked["chunked"] is None
-    assert asked["sdpa"] == asked["reference"] == "'chunked' was asked for"
-    assert set(why(Q, encoding=lg.Fire(4), backend="table").values()) >= {None, "'table' was asked for"}
+    assert asked["sdpa"] == asked["reference"] == "'chunked' was requested"
+    assert set(why(Q, encoding=lg.Fire(4), backend="table").values()) >= {None, "'table' was requested"}
 
 
 def test_equal_prices_are_taken_in_order(monkeypatch):

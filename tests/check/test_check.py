@@ -66,7 +66,7 @@ EDITS = {
     "the old schema, yarn": (old_schema, {"rope": YARN}, ""),
     "both schemas, agreeing": (lambda raw: raw.update(rope_theta=500_000.0), {}, ""),
     "theta lost": (lambda raw: raw["rope_parameters"].pop("rope_theta"), {}, "expected rope_theta"),
-    "no rope parameters": (lambda raw: raw.pop("rope_parameters"), {}, "transformers says nothing and takes 10000"),
+    "no rope parameters": (lambda raw: raw.pop("rope_parameters"), {}, "transformers takes 10000 without a warning"),
     "theta misspelt": (lambda raw: rename(raw["rope_parameters"]), {}, "'rope_tetha' in rope_parameters, which"),
     "theta misspelt, in the old schema": (
         lambda raw: (old_schema(raw), rename(raw)),

@@ -142,9 +142,9 @@ def test_rows_say_how_they_were_measured():
 def test_a_length_that_is_too_short_has_a_row_without_value():
     rows = list(run(reader(), "variable-tracking", lengths=[700, 2000], trials=2))
     assert [row.value for row in rows] == [None, 1.0] and rows[0].count == 0
-    assert re.fullmatch(r"the shortest prompt .* takes \d+ tokens, 700 are asked for", rows[0].reason or "")
+    assert re.fullmatch(r"the shortest prompt .* takes \d+ tokens, 700 are given", rows[0].reason or "")
     with pytest.raises(
-        ValueError, match=r"variable-tracking cannot be asked at lengths \[300, 700\]: the shortest prompt"
+        ValueError, match=r"variable-tracking has no prompt at lengths \[300, 700\]: the shortest prompt"
     ):
         run(reader(), "variable-tracking", lengths=[300, 700])
 

@@ -232,7 +232,7 @@ def test_a_model_that_answers_nan_is_not_asked(checkpoints, config, tmp_path):
     spoil(nan, lambda weights: weights["model.norm.weight"].fill_(float("nan")))
     config = replace(config, lengths=(512,), tasks=("perplexity", "passkey"), depths=(0.0, 1.0), trials=1)
     results, failures, _ = go(config, tmp_path / "run", nan)
-    assert failures == ["nan: its logits are not finite, so nothing is asked of it; look at its weights"]
+    assert failures == ["nan: its logits are not finite, so it is not measured; look at its weights"]
     assert failures[0] in sentences(results)
     assert {row.task for row in results.rows} == {"text"} and all(row.value is None for row in results.rows)
 
@@ -291,7 +291,7 @@ def test_the_page_needs_no_network(checkpoints, config, tmp_path):
         ({"tokens": 10}, "--tokens must be at least the longest length"),
         ({"documents": 0}, "--documents must be at least 1"),
         ({"depths": (0.5, 0.5)}, "--depths must ascend"),
-        ({"lengths": (33, 48), "tasks": ("passkey",)}, "cannot be asked at lengths"),
+        ({"lengths": (33, 48), "tasks": ("passkey",)}, "has no prompt at lengths"),
     ],
 )
 def test_bad_options_are_one_line(checkpoints, config, changes, message):

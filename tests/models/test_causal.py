@@ -264,7 +264,7 @@ def test_a_mask_must_cover_the_cache(build, ids):
 def test_padding_between_tokens_is_refused() -> None:
     model = lg.LongitudeForCausalLM(lg.LongitudeConfig(hidden_size=16, num_hidden_layers=1, num_attention_heads=2))
     ids, hole = torch.tensor([[5, 6, 0, 7]]), torch.tensor([[1, 1, 0, 1]])
-    with pytest.raises(ValueError, match="padding stands between tokens of one sequence"):
+    with pytest.raises(ValueError, match="padding is between tokens of one sequence"):
         model(ids, attention_mask=hole)
     model(ids, attention_mask=hole, document_ids=torch.tensor([[0, 0, 0, 1]]))  # between documents it may
     with pytest.raises(ValueError, match="attention_mask: expected 1 for tokens and 0 for padding"):

@@ -73,7 +73,7 @@ class CropsTogether:
         """ValueError where `crop` would be refused."""
 
     def crop(self, tokens_to_remove: int) -> None:
-        # A cache crops its layers in order: the first one asks for all.
+        # A cache crops its layers in order: the first one checks all.
         for layer in self.peers if self.peers and self.peers[0] is self else (self,):
             if isinstance(layer, CropsTogether):
                 layer.require_crop(tokens_to_remove)

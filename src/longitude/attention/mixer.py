@@ -55,8 +55,7 @@ class MixerInputs:
 class Mixer(nn.Module):
     """x [B, L, dim] -> [B, L, dim]: each token is mixed with those before it.
 
-    A class says how in `mix_tokens`, and what its cache is in `cache_layer`. Encodings that act on a model's input go with every
-    mixer.
+    A class implements `mix_tokens`, and `cache_layer` for its cache. Encodings that act on a model's input work with every mixer.
 
     Attributes:
         scores: An encoding may add terms to its scores.
@@ -232,9 +231,9 @@ def mixer_resolved(name: str, options: Mapping[str, Any], **known: Any) -> dict[
 
 
 def require_no_weights(mixer: Mixer, return_weights: bool, memory: Tensor | None) -> None:
-    """ValueError where weights or a memory are asked of a mixer that knows neither."""
-    for asked, name in ((return_weights, "return_weights"), (memory is not None, "memory")):
-        if asked:
+    """ValueError where weights or a memory are requested of a mixer that has neither."""
+    for requested, name in ((return_weights, "return_weights"), (memory is not None, "memory")):
+        if requested:
             raise ValueError(
                 f"{name}: {type(mixer).__name__} has no weights over keys; expected a mixer such as 'attention'"
             )

@@ -1,4 +1,4 @@
-"""attend(): one operation for every encoding, mask and backend; explain() says which backend takes it and why."""
+"""attend(): one operation for every encoding, mask and backend; explain() prints which backend takes it and why."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def attend(
         return_weights: Return the weights as applied, too.
         return_lse: Return the logsumexp of each query's scores, too. `merge_attention` joins attention over parts of the keys
             by it.
-        backend: "auto" takes the cheapest that accepts. A named one never falls back; `explain` with the same arguments says
-            what each would do.
+        backend: "auto" takes the cheapest that accepts. A named one never falls back; `explain` with the same arguments
+            prints what each would do.
 
     Returns:
         [B, H, Lq, Dv], zeros for a query without keys; with return_weights also [B, H, Lq, Lk]; with return_lse also
@@ -110,7 +110,7 @@ def raw_request(
     return_weights: bool,
     pairs: AllowedPairs | None = None,
 ) -> Request:
-    """What is asked of queries and keys as they are: layers, whose cache may hold transformed keys, begin here.
+    """A request of queries and keys as they are. Layers, whose cache may hold transformed keys, call it.
 
     mask: checked already; pairs: what layers of the same forward found of it.
     """
@@ -196,7 +196,7 @@ def _of_one_axis(
     if not any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions)):
         return q_positions, k_positions
     if not any(isinstance(term, OffsetBias | PairBias | OffsetVectors) for term in terms):
-        return max(gap, 0), max(-gap, 0)  # nobody reads them
+        return max(gap, 0), max(-gap, 0)  # unread
     for positions in (q_positions, k_positions):
         if isinstance(positions, Tensor) and positions.dim() == 3 and positions.shape[-1] > 1:
             raise ValueError(
@@ -270,7 +270,7 @@ def _shape_of(term: Term) -> tuple:
 
 
 def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """The output, and the weights or the logsumexp if they were asked for. The dtype of q decides, under autocast too."""
+    """The output, and the weights or the logsumexp if they were requested. The dtype of q decides, under autocast too."""
     if torch.is_autocast_enabled(r.q.device.type):
         with torch.autocast(r.q.device.type, enabled=False):
             return run(r, backend)
@@ -360,19 +360,23 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
     dropout, return_weights = arguments.get("dropout", 0.0), arguments.get("return_weights", False)
     mask = arguments.get("mask", Causal())
     parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
-    asked = [part.request.with_lse() if arguments.get("return_lse") else part.request for part in parts]
-    largest = max(asked, key=lambda r: r.rows * r.length)
+    requested = [part.request.with_lse() if arguments.get("return_lse") else part.request for part in parts]
+    largest = max(requested, key=lambda r: r.rows * r.length)
     if len(parts) > 1:
         print(f"tables follow {len(parts)} lengths, each in a call of its own; memory is of the largest")
     name = arguments.get("backend", "auto")
     require_backend(name)
-    refusals = {b.name: refusal(b, asked) for b in BACKENDS.values()}
-    chosen = choose(asked, name) if name == "auto" or refusals[name] is None else None
+    refusals = {b.name: refusal(b, requested) for b in BACKENDS.values()}
+    chosen = choose(requested, name) if name == "auto" or refusals[name] is None else None
     verdicts = []
     for b in BACKENDS.values():
         why = None
         if refusals[b.name] is None and b is not chosen:
-            why = f"{name!r} was asked for" if chosen is None or name != "auto" else _passed_over(b, chosen, asked[-1])
-        verdicts.append(Verdict(b.name, refusals[b.name], b.memory(largest), b.price(asked[-1]), b is chosen, why))
+            why = (
+                f"{name!r} was requested"
+                if chosen is None or name != "auto"
+                else _passed_over(b, chosen, requested[-1])
+            )
+        verdicts.append(Verdict(b.name, refusals[b.name], b.memory(largest), b.price(requested[-1]), b is chosen, why))
     print("\n".join(map(str, verdicts)))
     return tuple(verdicts)

@@ -1,4 +1,4 @@
-"""What attention is asked to do, checked once for all backends."""
+"""A request of attention, checked once for all backends."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class AllowedPairs:
                 own.append(self._trimmed(*q_range, *runs[at]))
                 at += 1
             if at > before + 1:
-                return "padding stands in the middle of a sequence"
+                return "padding is in the middle of a sequence"
         return tuple(s for s in own if s.q_from < s.q_to and s.k_from < s.k_to)
 
     def _trimmed(self, q_from: int, q_to: int, k_from: int, k_to: int) -> Span:
@@ -116,7 +116,7 @@ class AllowedPairs:
         return Span(q_from, q_to, k_from, k_to)
 
 
-@dataclass(eq=False)  # frozen ones take longer to make than a short decoding step allows; nobody changes them
+@dataclass(eq=False)  # frozen ones take longer to make than a short decoding step allows; they are never changed
 class Request:
     """Queries and keys are transformed already when a backend gets them; it adds the terms, softmaxes, and sums values.
 
@@ -154,7 +154,7 @@ class Request:
         return self.pairs.beyond_band
 
     def with_lse(self) -> Request:
-        """The request that asks for the logsumexp of the scores, too."""
+        """The same request, with the logsumexp of the scores."""
         if self.weights:
             raise ValueError("expected return_weights or return_lse, got both; the weights are e^(score - lse)")
         return replace(self, lse=True)
@@ -212,7 +212,7 @@ class Request:
         return pairs.band == (0, None) and self.q_order == self.k_order and len(pairs.beyond_band) == 0
 
     def reachable(self, start: int, stop: int) -> slice:
-        """The keys that queries start .. stop-1 of this request may see, as far as the mask's reach says."""
+        """The keys that queries start .. stop-1 of this request may attend to, by the mask's reach."""
         low, high = self.mask.reach
         first = 0 if high is None else max(0, min(self.length - 1, self.order_gap + start - high))
         last = self.length if low is None else max(first + 1, min(self.length, self.order_gap + stop - low))
@@ -340,7 +340,7 @@ def as_int(positions: Positions) -> Positions:
 def places(
     q: Tensor, k: Tensor, q_positions: Positions | None, k_positions: Positions | None, axes: int = 1
 ) -> tuple[Positions, Positions]:
-    """Positions of queries and keys, where what is not said follows from: queries are the last Lq of the Lk keys."""
+    """Positions of queries and keys, by default those of a stream whose last Lq of Lk tokens are the queries."""
     batch, rows, keys = q.shape[0], q.shape[2], k.shape[2]
     if q_positions is not None:
         q_positions = canonical("q_positions", q_positions, batch, rows, axes)

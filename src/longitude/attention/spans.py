@@ -13,7 +13,7 @@ from longitude.attention.request import Request, band_of
 from longitude.attention.zero_gradients import with_zero_gradients
 
 Cut = list[tuple[slice | list[int], slice, Request]]
-"""Sequences of the batch, rows of their queries, and what is asked for these."""
+"""Sequences of the batch, rows of their queries, and their request."""
 
 
 def pieces(r: Request) -> Cut | str:
@@ -42,7 +42,7 @@ def by_spans(r: Request, run: Callable[[Request], Tensor]) -> Tensor:
 def partial_by_spans(
     r: Request, run: Callable[[Request], tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
-    """The same for a backend that returns the logsumexp of the scores, if the request asks for it."""
+    """The same for a backend that returns the logsumexp of the scores, if it is requested."""
     if len(r.beyond_band) == 0:
         return run(r)
     cut = pieces(r)

@@ -68,7 +68,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         """Position of the last token: [1] or [B, 1]."""
         return self.newest if isinstance(self.newest, Tensor) else torch.tensor([self.newest])
 
-    # ---- what transformers asks of a layer ----
+    # ---- what transformers requires of a layer ----
     def get_seq_length(self) -> int:
         return self.seen
 

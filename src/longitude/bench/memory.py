@@ -1,4 +1,4 @@
-"""The memory of a case: a fresh process runs forward and backward, and its peak tells by how much they lift it (Linux).
+"""The memory of a case: by how much forward and backward raise the peak of a fresh process (Linux).
 
 `python -m longitude.bench.memory` reads a case from its argument and prints MiB; `growth` starts it.
 """
@@ -16,9 +16,9 @@ from longitude.runs.memory import memory_growth
 
 
 def growth(shape: AttentionShape, name: str, backend: str, threads: int) -> float:
-    """MiB by which forward and backward of a case lift the peak of a fresh process, above its inputs."""
-    question = json.dumps({"shape": asdict(shape), "name": name, "backend": backend, "threads": threads})
-    command = [sys.executable, "-m", "longitude.bench.memory", question]
+    """MiB by which forward and backward of a case raise the peak of a fresh process, above its inputs."""
+    case = json.dumps({"shape": asdict(shape), "name": name, "backend": backend, "threads": threads})
+    command = [sys.executable, "-m", "longitude.bench.memory", case]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
@@ -34,13 +34,13 @@ def find(name: str, backend: str, inputs: Inputs) -> Case:
     return ours(name, backend, inputs) if peer is None else peer.case(inputs)
 
 
-def main(question: str) -> None:
-    asked = json.loads(question)
-    torch.set_num_threads(asked["threads"])
-    shape = AttentionShape(**asked["shape"])
+def main(text: str) -> None:
+    case = json.loads(text)
+    torch.set_num_threads(case["threads"])
+    shape = AttentionShape(**case["shape"])
     small = replace(shape, length=min(shape.length, 300))
-    find(asked["name"], asked["backend"], Inputs.of(small)).step(backward=True)()  # the libraries' own buffers
-    step = find(asked["name"], asked["backend"], Inputs.of(shape)).step(backward=True)
+    find(case["name"], case["backend"], Inputs.of(small)).step(backward=True)()  # warm-up: the libraries' own buffers
+    step = find(case["name"], case["backend"], Inputs.of(shape)).step(backward=True)
     print(memory_growth(step) / 2**20)
 
 

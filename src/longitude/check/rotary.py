@@ -1,4 +1,4 @@
-"""Laws of the config and of rotary tables: they rotate as it says, and still do far away in the model's own dtype."""
+"""Laws of the config and of rotary tables: they rotate by its parameters, at far positions and in the model's own dtype too."""
 
 from __future__ import annotations
 

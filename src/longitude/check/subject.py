@@ -94,7 +94,7 @@ class Subject:
 
     @property
     def pad(self) -> int:
-        """What stands where padding is."""
+        """The token id of padding."""
         known = [getattr(self.config, "pad_token_id", None), *listed(self.config.eos_token_id), 0]
         return next(token for token in known if token is not None and 0 <= token < self.config.vocab_size)
 

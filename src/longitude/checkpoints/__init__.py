@@ -1,1 +1,1 @@
-"""Checkpoints: what a config.json says of positions, and how a model is loaded. Nothing here measures or writes."""
+"""Checkpoints: the positions that a config.json declares, and how a model is loaded. Nothing here measures or writes."""

@@ -1,4 +1,4 @@
-"""What a config.json says of positions: rotary parameters, head_dim, lengths, and where its keys contradict one another."""
+"""The positions that a config.json declares: rotary parameters, head_dim, lengths, and where its keys contradict one another."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FREQUENCY = ("base", "scaling", "rotary_dim", "proportion")
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def raw_config(path: str | Path) -> dict[str, Any]:
-    """config.json of a folder or a name of the hub, as it stands."""
+    """config.json of a folder or a name of the hub, as it is written."""
     from transformers import PreTrainedConfig
 
     return PreTrainedConfig.get_config_dict(path)[0]
@@ -41,13 +41,13 @@ def head_dim_of(config: Any) -> int:
 
 
 def declared_length(config: Any) -> int | None:
-    """The length that a configuration says its model takes, under any of LENGTH_KEYS."""
+    """The length that a configuration declares, under any of LENGTH_KEYS."""
     lengths = (getattr(config, key, None) for key in LENGTH_KEYS)
     return next((length for length in lengths if isinstance(length, int) and length > 0), None)
 
 
 def trained_length(config: Any) -> int | None:
-    """Tokens of training, as the configuration says: before extension, where it names that; else the declared length."""
+    """The trained length: before extension, where the configuration has it; else the declared length."""
     config = config.get_text_config()
     rope = getattr(config, "rope_parameters", None) or {}
     layers = [value for value in rope.values() if isinstance(value, dict)]
@@ -68,7 +68,7 @@ def not_rotary(config: Any) -> str | None:
 
 
 def unread(config: Any) -> str | None:
-    """Why the model does not do what rope_parameters say, where its config tells; else None."""
+    """Why the model does not follow rope_parameters, where its config has a reason; else None."""
     if getattr(config, KEY, None) is not None:
         return "its positions are those that set_positions of longitude.hf gave it"
     if getattr(config, "alibi", None) is True:  # Falcon, whose config keeps rope_parameters as well
@@ -101,7 +101,7 @@ def border_of(config: Any) -> int | None:
 
 # ---- contradictions --------------------------------------------------------------------------------------------------
 def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Each in words, with what to do. raw: config.json as it stands; config: what transformers read."""
+    """Each as a message with what to do. raw: config.json as it is written; config: what transformers read."""
     raw = raw.get("text_config") or raw
     yield from unknown_keys(raw, config)
     if unread(config) or (not_rotary(config) and not any(raw.get(name) for name in SCHEMAS)):
@@ -116,7 +116,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
                 readings[name] = from_hugging_face({k: v for k, v in raw.items() if k not in SCHEMAS or k == name})
             except ValueError as error:
                 silent = (
-                    "; transformers says nothing and takes 10000: write the one of training"
+                    "; transformers takes 10000 without a warning: write the one of training"
                     if "expected rope_theta" in str(error)
                     else ""
                 )
@@ -136,7 +136,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
         yield f"transformers keeps what cannot be read: {error}"
         return
     if theirs != ours:
-        yield f"the file says {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
+        yield f"the file has {described(ours)}, and transformers reads {described(theirs)}; write rope_parameters in its schema"
     for layer, rope in ({None: ours} if isinstance(ours, RopeConfig) else ours).items():
         if rope is not None:
             yield from lengths(raw, config, rope, parameters_of(raw, layer))
@@ -168,7 +168,7 @@ def unknown_inside(raw: Mapping[str, Any]) -> Iterator[str]:
         kind = one.get("rope_type", one.get("type", "default"))
         kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else None
         if kind not in TYPES:
-            continue  # for the reader to refuse
+            continue  # from_hugging_face refuses it
         _, needed, optional = TYPES[kind]
         valid = {*needed, *optional, *COMMON, "type", "max_position_embeddings"}
         for key in one.keys() - valid:
@@ -208,7 +208,7 @@ def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
 
 
 def lengths(raw: Mapping[str, Any], config: Any, rope: RopeConfig, given: Mapping[str, Any]) -> Iterator[str]:
-    """Factor, original length, declared length and the lists of one Rope."""
+    """Contradictions of a scaling's factor, original length, declared length and lists."""
     scaling, declared = rope.scaling, raw.get("max_position_embeddings")
     if scaling is None:
         return
@@ -244,7 +244,7 @@ def parameters_of(raw: Mapping[str, Any], layer: str | None) -> Mapping[str, Any
 
 
 def described(read: Any) -> str:
-    """A reading in few words."""
+    """A RopeConfig, or one for each layer type, for a message."""
     if not isinstance(read, RopeConfig):
         return ", ".join(f"{layer}: {'none' if rope is None else described(rope)}" for layer, rope in read.items())
     scaling = "no scaling" if read.scaling is None else str(read.scaling)

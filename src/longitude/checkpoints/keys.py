@@ -27,7 +27,7 @@ ABSENT = Absent("-")
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
 def ropes_of(source: Source) -> Ropes:
-    """What transformers reads in the configuration, which must be what its file says. ValueError where keys contradict."""
+    """What transformers reads in the configuration, which must be what its file declares. ValueError where keys contradict."""
     file = source.folder / "config.json"
     try:
         read = from_hugging_face(source.config)

@@ -1,4 +1,4 @@
-"""Checkpoints: a Hugging Face causal model with its tokenizer from a folder or a hub name, or one line that says why not."""
+"""Checkpoints: a Hugging Face causal model with its tokenizer from a folder or a hub name, or an error of one line."""
 
 import json
 import os

@@ -10,8 +10,8 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 TABLE = re.compile(r"(^|\.)(wpe|pos(ition)?_?emb\w*|embed_positions)$")
-"""What models call their learned tables of positions."""
-BUCKETS = "its positions are learned biases for buckets of distances, the last of which takes all that are far"
+"""Names of learned tables of positions in models."""
+BUCKETS = "its positions are learned biases for buckets of distances, the last of which is of all far distances"
 
 Kind = Literal["rotary", "learned", "alibi"]
 
@@ -50,13 +50,13 @@ def last_position(model: Any) -> int | None:
 
 
 def has_alibi(config: PreTrainedConfig) -> bool:
-    """Whether attention is biased by ALiBi, of which each family has a switch of its own."""
+    """Whether attention is biased by ALiBi, for which each family has its own option."""
     inside = getattr(config, "attn_config", None)
     return config.model_type == "bloom" or bool(getattr(config, "alibi", None) or getattr(inside, "alibi", None))
 
 
 def kind_of(name: str, config: PreTrainedConfig, model: nn.Module) -> Kind:
-    """How a stock model encodes positions. ValueError for any other model, with what it does where we can tell."""
+    """How a stock model encodes positions. ValueError for any other model, with the kind of its positions where it is known."""
     if has_alibi(config):
         return "alibi"
     if rotary_of(model) is not None:

@@ -1,4 +1,4 @@
-"""The one place that silences transformers and the hub: what matters about a checkpoint, Longitude says itself."""
+"""The one place that silences transformers and the hub: Longitude reports what matters about a checkpoint itself."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -4,8 +4,8 @@ A verb is a file NAME.py of this package with a function NAME that returns an ex
 Where it takes a `config`, its fields are options. A function `defaults` in the same file may give its parameters other defaults
 for some arguments.
 
-Exit codes: 0 done; 1 finished, but something in it failed or diverged; 2 wrong use, with one line that says what was
-expected, what came and what to do; 130 interrupted. Results go to standard output, progress and errors to standard
+Exit codes: 0 done; 1 finished, but something in it failed or diverged; 2 wrong use, with one line: what was expected,
+what was given and what to do; 130 interrupted. Results go to standard output, progress and errors to standard
 error. Nothing here imports torch before a verb needs it.
 """
 

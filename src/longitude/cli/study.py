@@ -11,7 +11,7 @@ from longitude.cli.shared import FAILURES, waiting
 from longitude.study.config import StudyConfig
 
 LINES = 7
-"""Plain lines per model where nobody watches."""
+"""Plain lines per model where there is no terminal."""
 
 
 def defaults(arguments: list[str]) -> dict[str, Any]:

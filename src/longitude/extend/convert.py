@@ -59,7 +59,7 @@ def convert(model: str | Path, to: Layout, out: Path | None = None, *, allow_pic
         The differences of the logits, and the layout that transformers takes the model to have.
 
     Raises:
-        ValueError: For a model whose queries and keys cannot be told in its weights, or whose logits change.
+        ValueError: For a model whose weights of queries and keys are unknown, or whose logits change.
     """
     source = open_source(str(model), allow_pickle)
     changes = layout_changes(source, to)
@@ -70,7 +70,7 @@ def convert(model: str | Path, to: Layout, out: Path | None = None, *, allow_pic
 
 
 def layout_changes(source: Source, to: str) -> dict[str, Change]:
-    """Tensor name -> its conversion. ValueError for a model whose queries and keys cannot be told in its weights."""
+    """Tensor name -> its conversion. ValueError for a model whose weights of queries and keys are unknown."""
     module, config = rotary_of(source.skeleton), source.config
     if module is None:
         raise ValueError(f"--convert-layout: {source.name} has no rotary parameters, and no layout")

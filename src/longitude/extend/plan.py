@@ -32,7 +32,7 @@ FARTHEST = 2**24
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """The extension that is asked for; ValueError for numbers that no model could be extended by. Fields: as in `extend`."""
+    """The extension that is requested; ValueError for numbers that no model could be extended by. Fields: as in `extend`."""
 
     to: int
     method: str
@@ -69,7 +69,7 @@ class ExtendPlan:
         source: The checkpoint.
         kind: "rotary", "learned" or "alibi".
         original: The trained length in tokens.
-        target: What was asked for.
+        target: What was requested.
         factor: Of the scheme.
         scheme: Of lg.scaling; None where nothing is scaled.
         base: rope_theta as it is written.
@@ -147,7 +147,7 @@ def plan_extension(
 
 
 def original_length(source: Source, target: Target) -> int:
-    """The trained length. ValueError when nothing says it, or when the model was extended already."""
+    """The trained length. ValueError when it is unknown, or when the model was extended already."""
     if source.kind == "learned":
         return find_table(source).rows if target.original is None else target.original
     if source.kind == "alibi":
@@ -160,12 +160,12 @@ def original_length(source: Source, target: Target) -> int:
             _require_unextended(source, target, scheme, known)
         length = target.original or known
     if length is None:
-        raise ValueError(f"{source.name}: nothing says the length that it was trained at; pass it with --original")
+        raise ValueError(f"{source.name}: the length that it was trained at is unknown; pass it with --original")
     return length
 
 
 def _require_unextended(source: Source, target: Target, scheme: Scaling | None, known: int | None) -> None:
-    """ValueError for a model that was extended, unless --original says that the new scheme takes the place of the old one."""
+    """ValueError for a model that was extended, unless --original lets the new scheme replace the old one."""
     to = f"to {source.declared} tokens"
     if isinstance(scheme, DynamicNTK):  # it declares the trained length
         to = f"tokens by a factor of {scheme.factor:g}"
@@ -186,7 +186,7 @@ def _require_unextended(source: Source, target: Target, scheme: Scaling | None, 
 
 
 def tokenizer_length(source: Source) -> int | None:
-    """model_max_length of its tokenizer; a huge number stands for none."""
+    """model_max_length of its tokenizer; None where it is a huge number."""
     path = source.folder / "tokenizer_config.json"
     length = read_json(path).get("model_max_length") if path.is_file() else None
     return length if isinstance(length, int) and length < 10**9 else None
@@ -275,7 +275,7 @@ def require_same_frequencies(plan: ExtendPlan, ropes: Ropes, head_dim: int) -> f
             near = len(inverse) == before and torch.allclose(ours.inverse.float(), inverse.float(), rtol=1e-4, atol=0)
             if not near or abs(their_factor - ours.attention_factor) > 1e-6:
                 raise ValueError(
-                    f"{name}: transformers' {type(module).__name__} does not rotate as {rope.scaling} says; "
+                    f"{name}: transformers' {type(module).__name__} does not rotate as {rope.scaling} defines; "
                     f"{config.model_type} models cannot be extended by --method {plan.target.method}"
                 )
             if rope == of_full_attention(ropes):

@@ -273,7 +273,7 @@ def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | 
         if not complete or not isinstance(saved["evaluations"], int | None):
             raise _damaged(record)
     else:
-        (record.parent / "tried.jsonl").unlink(missing_ok=True)  # nothing says what was tried
+        (record.parent / "tried.jsonl").unlink(missing_ok=True)  # without a record of what was tried
         saved = of | {"budget": budget, "evaluations": evaluations}
     for key, value in of.items():
         if saved[key] != value:

@@ -65,7 +65,7 @@ class LayerCall:
     def attend(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float, weights: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Q [B, H, L, D] as projected; k, v [B, Hkv, Lk, D] of all keys -> [B, H, L, D], and the weights if asked for."""
+        """Q [B, H, L, D] as projected; k, v [B, Hkv, Lk, D] of all keys -> [B, H, L, D], and the weights if requested."""
         dtype = q.dtype
         if self.tables is not None:
             q = self.encoding.queries(q, self.tables)

@@ -1,6 +1,6 @@
 """Measurements of any causal Hugging Face model: rows with their protocol, and intervals over documents.
 
-`by_length` measures a model on documents; `load` reads a checkpoint; `Row` says what a measurement holds; `interval`,
+`by_length` measures a model on documents; `load` reads a checkpoint; `Row` is one measurement; `interval`,
 `paired_difference` and `paired_ratio` put error bars on sums over documents. Names are loaded on first use, so that the
 options of `longitude measure` cost no import of torch.
 """

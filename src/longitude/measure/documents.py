@@ -1,4 +1,4 @@
-"""Text as a model's tokens, each with the bytes of the text that it stands for."""
+"""Text as a model's tokens, each with its number of bytes of the text."""
 
 import hashlib
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ ENOUGH = 20
 
 @dataclass(frozen=True)
 class Documents:
-    """ids: [length + 1] int64 each. bytes: of each token, the bytes of text it stands for. unit: what a document is here."""
+    """ids: [length + 1] int64 each. bytes: of each token, its bytes of the text. unit: what a document is here."""
 
     ids: list[Tensor]
     bytes: list[Tensor]
@@ -27,7 +27,7 @@ def documents_of(text: Text, tokenizer: Any, length: int, most: int) -> Document
     """At most `most` documents of `length` + 1 tokens, the same for the same text and tokenizer.
 
     A document is an excerpt of one of the text's own, from a place that the hash of its name draws, so that position in a
-    window says nothing about place in the file. Where fewer than `most` and than 20 are long enough, a document is a block
+    window does not depend on the place in the file. Where fewer than `most` and than 20 are long enough, a document is a block
     of the text's tokens, one after the other, in the order of the hashes. Raises ValueError for a text that is too short.
     """
     ranked = sorted(text.documents, key=lambda named: _hash(named[0]))
@@ -89,7 +89,7 @@ def tokens_of(content: str, tokenizer: Any) -> tuple[Tensor, Tensor]:
         ends = _ends(read["input_ids"], tokenizer)
         if len(ends) and ends[-1] != len(content.encode()):
             raise ValueError(
-                f"the tokenizer ({type(tokenizer).__name__}) says no offsets, and what it decodes has {ends[-1]} bytes where "
+                f"the tokenizer ({type(tokenizer).__name__}) gives no offsets, and what it decodes has {ends[-1]} bytes where "
                 f"the text has {len(content.encode())}, so that bits per byte would be wrong; take its fast version"
             )
     sizes = np.diff(np.maximum.accumulate(ends), prepend=0) if len(ends) else ends
@@ -100,8 +100,8 @@ def _ends(ids: list[int], tokenizer: Any, back: int = 16) -> np.ndarray:
     """Bytes of decoded text up to the end of each token: it and the few before it, decoded with it and without it."""
 
     def size(some: list[int]) -> int:
-        said = tokenizer.decode(some, clean_up_tokenization_spaces=False)
-        return len(said.rstrip("\ufffd").encode())  # a character whose last bytes are still to come
+        text = tokenizer.decode(some, clean_up_tokenization_spaces=False)
+        return len(text.rstrip("\ufffd").encode())  # a character whose last bytes are still to come
 
     more = [size(ids[max(0, i - back) : i + 1]) - size(ids[max(0, i - back) : i]) for i in range(len(ids))]
     return np.cumsum(np.array(more, dtype=np.int64))

@@ -45,7 +45,7 @@ class Subject:
         model: Its folder or name.
         label: A short name.
         config: Of transformers.
-        trained: The length it was trained at, as config.json says.
+        trained: The length it was trained at, from config.json.
         last: Where a table of positions ends.
         positions: Its encoding in a few words.
         content: A hash of its files, so that a run does not mix two checkpoints of one name.
@@ -199,7 +199,7 @@ def _needed(config: MeasureConfig, outline: Any) -> Memory:
 
 
 def _positions(config: Any, last: int | None) -> str:
-    """The position encoding in a few words, as far as the configuration says it."""
+    """The position encoding in a few words, from the configuration."""
     if config.model_type == "longitude" or hasattr(config, KEY):
         own = getattr(config, KEY, getattr(config, "encoding", None))
         parts = own if isinstance(own, list) else [own]

@@ -49,9 +49,9 @@ class Row:
         train_positions: Where positions of training examples came from, unless they were 0, 1, 2, ...: a sampler with its
             options, "randomized(max_length=4096)".
         prefill: How a window was read, "one pass" or "chunks of 1024 with the cache", with the reason where another way was
-            asked for.
+            requested.
         depth: Where the needle was, 0 (first) to 1 (last); None where it was random or there is none.
-        reason: Why nothing was asked of the model.
+        reason: Why the model was not measured.
 
     Raises:
         ValueError: For a float that is not finite.

@@ -66,7 +66,7 @@ class Results:
 def measure(plan: MeasurePlan, out: Path, fresh: bool = False, watcher: Any = None) -> Results:
     """Measure what is not measured yet, and return all results.
 
-    A line tells of each unit that failed (tried again next time), and of one of several checkpoints that cannot be loaded.
+    Each unit that failed is reported in a line and tried again next time; so is one of several checkpoints that cannot be loaded.
     Raises ValueError when another process writes here, when the directory holds other measurements or is damaged (`fresh`
     removes them), or when the only checkpoint cannot be loaded.
     """
@@ -119,7 +119,7 @@ class Run:
             return
         if not reading.finite and any(unit.task != PERPLEXITY for unit in units):  # 0 % would be no answer
             left = [unit for unit in units if unit.task == PERPLEXITY]
-            reason = f"{subject.label}: its logits are not finite, so nothing is asked of it; look at its weights"
+            reason = f"{subject.label}: its logits are not finite, so it is not measured; look at its weights"
             self.fail(reason, len(units) - len(left))
             units = left
         for unit in units:

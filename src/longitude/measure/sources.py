@@ -15,7 +15,7 @@ NOT_STDLIB = {
 
 @dataclass(frozen=True)
 class Text:
-    """Named documents of UTF-8 bytes, in a fixed order; `left_out` says what of the source is not in them."""
+    """Named documents of UTF-8 bytes, in a fixed order; `left_out` is what of the source is not in them."""
 
     source: str
     documents: list[tuple[str, bytes]]

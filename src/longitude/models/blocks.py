@@ -15,7 +15,7 @@ from longitude.models.configuration import LongitudeConfig
 
 
 def norm(config: LongitudeConfig) -> nn.Module:
-    """RMSNorm or LayerNorm, as the config says.
+    """RMSNorm or LayerNorm, by config.norm.
 
     x / sqrt(mean x^2 + eps) g, or (x - mean x) / sqrt(var x + eps) g + b with the biased variance.
     """
@@ -84,7 +84,7 @@ class Block(GradientCheckpointingLayer):
         cross_cache: Any = None,
         cross_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """-> [B, L, dim], and, if asked for, the weights of the mixer and of cross-attention.
+        """-> [B, L, dim], and, if requested, the weights of the mixer and of cross-attention.
 
         source [B, S, dim]: the keys and values of cross-attention, its padding 0 or False in source_valid [B, S].
         """

@@ -67,7 +67,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             input_ids: Tokens [B, L]; or inputs_embeds.
             past_key_values: A cache, filled or empty.
             inputs_embeds: [B, L, hidden_size] instead of input_ids.
-            use_cache: Return a cache; None: as the config says, and never in training.
+            use_cache: Return a cache; None: config.use_cache, and never in training.
             memories: As in LongitudeModel.
             output_hidden_states: As in LongitudeModel.
             output_attentions: As in LongitudeModel.
@@ -138,7 +138,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         )
 
     # ---- generate() with documents, and with positions of several axes: transformers hands them around as [axes, B, L] ----
-    # (its mixin asks for a protocol that its own models do not keep, says pyright)
+    # (its mixin requires a protocol that its own models do not satisfy, by pyright)
     def generate(self, *arguments: Any, position_ids: Tensor | None = None, **named: Any) -> Any:
         """As in transformers; documents and positions of several axes continue, too.
 

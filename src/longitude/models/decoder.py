@@ -67,7 +67,7 @@ class LongitudePreTrainedModel(PreTrainedModel):
     def also_returned(
         self, output_hidden_states: bool | int | Sequence[int] | None, output_attentions: bool | None
     ) -> tuple[bool | int | Sequence[int], bool]:
-        """Which hidden states and attentions to return: as the call asks, else as the config does."""
+        """Which hidden states and attentions to return: the call's arguments, else the config's."""
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if output_attentions is None:
@@ -116,7 +116,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(Block(config, mixer, self.cross) for mixer in config.layer_mixers())
-        # transformers asks it of each model, by name, when it loads one in 16 bits.
+        # transformers reads this attribute when it loads a model in 16 bits.
         self._keep_in_fp32_modules_strict = {name for mixer in self.mixers for name in mixer.full_precision}
         self.norm = norm(config) if config.norm_position == "pre" else nn.Identity()
         self.embedding_scale, self.hidden_dropout = config.embedding_scale, config.hidden_dropout
@@ -203,7 +203,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             position_ids: [L], [B, L] or [B, L, axes]; those that start over mark documents.
             past_key_values: A cache, filled or empty.
             inputs_embeds: [B, L, hidden_size] instead of input_ids.
-            use_cache: Return a cache; None: as the config says, and never in training.
+            use_cache: Return a cache; None: config.use_cache, and never in training.
             document_ids: A number per token [B, Lk]; a run of one number is a document.
             memories: For each layer its input at an earlier segment [B, M, hidden_size], as output_hidden_states returns them;
                 masks and documents then cover both segments.

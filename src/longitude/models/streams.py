@@ -149,11 +149,11 @@ def require_numbers(name: str, numbers: Tensor) -> None:
 
 
 def require_runs(streams: Tensor) -> None:
-    """ValueError where padding stands between two tokens of one run: places and contexts have no meaning across it."""
+    """ValueError where padding is between two tokens of one run: places and contexts have no meaning across it."""
     real, before = streams >= 0, streams.cummax(1).values[:, :-1]
     if bool((real[:, 1:] & ~real[:, :-1] & (before == streams[:, 1:])).any()):
         raise ValueError(
-            "attention_mask: padding stands between tokens of one sequence; expected it at one side, "
+            "attention_mask: padding is between tokens of one sequence; expected it at one side, "
             "on the left where a cache continues"
         )
 

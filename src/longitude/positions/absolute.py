@@ -117,7 +117,7 @@ class Learned(AtInput):
         row_offset: the first rows of the table, which are unused (2 in BART).
         beyond: what becomes of positions of M or more.
             "error": they raise. No other answer is right without training, so it is the default.
-            "clamp": they share the last row, P[M - 1], and cannot be told apart.
+            "clamp": they share the last row, P[M - 1], and cannot be distinguished.
             "truncate": embed returns the first M tokens only; cut ids, masks and labels alike, with truncate().
             "interpolate": the table is stretched to `length` positions by linear interpolation between neighbouring rows.
         length: with "interpolate", the number of positions. Every row but the first moves with it, so it is fixed beforehand:

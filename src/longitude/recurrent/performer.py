@@ -21,7 +21,7 @@ from longitude.recurrent.ops.checks import require_flags, require_state, require
 from longitude.recurrent.ops.decayed import decayed
 
 LOWEST = -1e30
-"""The largest exponent of no keys."""
+"""The largest exponent where there are no keys."""
 
 State = tuple[Float[Tensor, "B H m V"], Float[Tensor, "B H m"], Float[Tensor, "B H"]]
 
@@ -165,7 +165,7 @@ def _features(head_dim: int, m: int, seed: int, device: torch.device, dtype: tor
 class Performer(RecurrentMixer):
     """Attention through random features: heads and projections as in MultiHeadAttention, `performer` between them.
 
-    The features follow from the seed alone, are the same for all heads and at all times, and are in no checkpoint. Encodings
+    The features follow from the seed alone, are the same for all heads, are never trained, and are not in state_dict. Encodings
     that rotate act before the features; those that add to scores are refused.
 
     Args:

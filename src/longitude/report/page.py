@@ -19,7 +19,7 @@ def write_page(path: Path, package: str, template: str, figures: Sequence[Figure
     """Render a template of a package into a file that is whole or not there.
 
     Args:
-        path: The page. Where figures/NAME.svg stands next to it, the page shows that until the live chart is drawn, and in print.
+        path: The page. Where figures/NAME.svg is next to it, the page shows that until the live chart is drawn, and in print.
         package: Where the template is, "longitude.study"; it extends "page.html.j2" of this package.
         template: Its file name.
         figures: Drawn by `chart(figure)` in the template.

@@ -1,4 +1,4 @@
-"""The progress of any work: one bar on a terminal, a few plain lines where nobody watches."""
+"""The progress of any work: one bar on a terminal, a few plain lines elsewhere."""
 
 import time
 from types import TracebackType

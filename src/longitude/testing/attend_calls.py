@@ -68,7 +68,7 @@ class Call:
         return attend(q, k, v, encoding=self.encoding, context=self.context(x), backend=backend, **options)
 
     def answer(self, backend: str) -> Named:
-        """The output, with the logsumexp behind it where that is asked for, and every gradient where any is recorded."""
+        """The output, with the logsumexp behind it where that is requested, and every gradient where any is recorded."""
 
         def forward() -> Tensor:
             if not self.options.get("return_lse"):

@@ -31,7 +31,7 @@ class PartBattery(Battery):
             The Result: it holds, or does not apply.
 
         Raises:
-            LawBroken: Where it is broken, or where something is raised that no law asks for.
+            LawBroken: Where it is broken, or where something else is raised than the law expects.
             ValueError: For an unknown law, name or option.
         """
         law = self[law] if isinstance(law, str) else law

@@ -1,4 +1,4 @@
-"""What a backend declares, the registry of backends, and the one function that says why one refuses."""
+"""What a backend declares, the registry of backends, and the one function that gives the reason of a refusal."""
 
 from __future__ import annotations
 

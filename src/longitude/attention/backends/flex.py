@@ -30,13 +30,13 @@ from longitude.attention.spans import steady
 from longitude.positions.base import Drift, OffsetBias
 
 BLOCK = 128  # queries and keys of one block of the block mask; FlexAttention's own default
-NOWHERE = 2**60  # the place of a key that no query sees
+NOWHERE = 2**60  # the place of a key that no query attends to
 TABLE_BYTES = 2**26
 WIDE_HEADS = 160 * 2**10  # #180278 and #198224 run out of 99 KiB at head_dim above 128; 163 and 227 KiB are enough
 GRAPHS = 64  # compiled for shapes and kinds, per process, before the next is refused by torch; its own default is 8
 
 
-# ---- what the kernel reads: made outside of it, because terms are any Python ----------------------------------------------
+# ---- inputs of the kernel: computed outside of it, because terms are any Python ----------------------------------------------
 class Inputs(NamedTuple):
     """P and K: the lengths of queries and keys after padding. An absent term is None."""
 
@@ -50,10 +50,10 @@ class Inputs(NamedTuple):
     k_level: Float[Tensor, "B H K"] | None
     q_rest: Float[Tensor, "B H P"] | None  # what float32 leaves of a wider level
     k_rest: Float[Tensor, "B H K"] | None
-    first: Int[Tensor, "B P"]  # a query sees the keys whose place lies between its first and its last ...
+    first: Int[Tensor, "B P"]  # a query attends to the keys whose place is from first to last ...
     last: Int[Tensor, "B P"]
     place: Int[Tensor, "B K"]
-    q_documents: tuple[Int[Tensor, "B P"], ...]  # ... and whose documents have the numbers of its own
+    q_documents: tuple[Int[Tensor, "B P"], ...]  # ... and whose documents are its own
     k_documents: tuple[Int[Tensor, "B K"], ...]
 
 
@@ -72,9 +72,9 @@ def inputs(r: Request) -> Inputs:
 
 
 def widened(x: Tensor, length: int) -> Tensor:
-    """[B, H, L, D] -> [B, H, length, D], contiguous: at other strides gradients went wrong (#146377)."""
+    """[B, H, L, D] -> [B, H, length, D], contiguous: at other strides gradients were wrong (#146377)."""
     if not torch.is_grad_enabled():
-        x = x.detach()  # on the CPU FlexAttention refuses what could ever want a gradient
+        x = x.detach()  # on the CPU FlexAttention refuses inputs that require a gradient
     return x.contiguous() if x.shape[2] == length else F.pad(x, (0, 0, 0, length - x.shape[2]))
 
 
@@ -105,7 +105,7 @@ def table(r: Request) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
 
 
 def reach(r: Request) -> tuple[int, int]:
-    """The smallest and the largest offset of positions in tensors. Looks at them."""
+    """The smallest and the largest offset of positions in tensors. Synchronizes with the device."""
     i, j = r.places()
     return int(i.amin() - j.amax()), int(i.amax() - j.amin())
 
@@ -154,9 +154,9 @@ def visibility(
                 documents.append(ids)
             case Padding(valid):
                 visible = visible & valid[..., k_tokens].bool()
-    # Padding in the block of the last query sees what that one sees, which leaves blocks whole; blocks of padding see nothing.
-    vain = torch.arange(rows, device=r.q.device) >= -(-r.rows // BLOCK) * BLOCK
-    first, last = first.masked_fill(vain, NOWHERE), last.masked_fill(vain, -NOWHERE)
+    # Padding in the block of the last query attends as that one does, which leaves blocks full; blocks of padding are empty.
+    empty = torch.arange(rows, device=r.q.device) >= -(-r.rows // BLOCK) * BLOCK
+    first, last = first.masked_fill(empty, NOWHERE), last.masked_fill(empty, -NOWHERE)
     place = place.masked_fill(~visible, NOWHERE) if visible.dim() == 1 else torch.where(visible, place, NOWHERE)
 
     def of_all(x: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ def attention(x: Inputs, scale: float) -> Float[Tensor, "B H P Dv"]:
             score = score + (x.q_rest[b, h, i] - x.k_rest[b, h, j])
         return score
 
-    def seen(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         allowed = (x.place[b, j] >= x.first[b, i]) & (x.place[b, j] <= x.last[b, i])
         for mine, theirs in zip(x.q_documents, x.k_documents, strict=True):
             allowed = allowed & (mine[b, i] == theirs[b, j])
@@ -194,7 +194,7 @@ def attention(x: Inputs, scale: float) -> Float[Tensor, "B H P Dv"]:
         *listed(some & ~every),
         *listed(every),
         BLOCK_SIZE=BLOCK,
-        mask_mod=seen,
+        mask_mod=mask_mod,
         seq_lengths=(x.q.shape[2], keys),
     )
     grouped = x.q.shape[1] != x.k.shape[1]
@@ -202,9 +202,9 @@ def attention(x: Inputs, scale: float) -> Float[Tensor, "B H P Dv"]:
 
 
 def blocks(x: Inputs) -> tuple[Tensor, Tensor]:
-    """Which blocks [B, 1, P / 128, K / 128] hold a pair that is seen, as far as their extremes tell, and which hold no other.
+    """Which blocks [B, 1, P / 128, K / 128] may have an allowed pair, by their extremes, and which have only allowed ones.
 
-    O(L^2 / 128^2), where `create_block_mask` evaluates all pairs. Too many are only slower: `seen` decides inside them.
+    O(L^2 / 128^2), where `create_block_mask` evaluates all pairs. Too many are only slower: `mask_mod` decides inside them.
     """
 
     def extremes(tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -249,10 +249,10 @@ def flex(r: Request) -> Tensor:
 
 
 def marked(x: Inputs) -> tuple[Inputs, Float[Tensor, "B H P"]]:
-    """The inputs with values of NaN where a key is not finite; and what to add to outputs, NaN where a query is not.
+    """The inputs with values of NaN where a key is not finite; and what to add to outputs: NaN where a query is not finite.
 
     The CPU's kernel leaves NaN scores out of its sums (torch 2.13, tried), and any kernel makes zeros of scores that are all
-    -inf. A value of NaN reaches every query of its block. Outside of the kernel, which takes no sums after it on the CPU.
+    -inf. A value of NaN makes every query of its block NaN. Added outside of the kernel, which has no epilogue on the CPU.
     """
     v, lost = x.v + unsound(x.k)[..., None], unsound(x.q)
     if x.table is not None:
@@ -268,7 +268,7 @@ def unsound(x: Tensor) -> Tensor:
     return torch.where(x.isfinite().all(-1), 0.0, math.nan).to(x.dtype)
 
 
-# ---- what is refused, not hit -------------------------------------------------------------------------------------------
+# ---- what is refused -------------------------------------------------------------------------------------------
 def flex_limits(r: Request) -> str | None:
     """Where FlexAttention is known to fail, with the source; #N: an issue of github.com/pytorch/pytorch."""
     if torch.compiler.is_compiling():
@@ -276,7 +276,7 @@ def flex_limits(r: Request) -> str | None:
         return "it compiles a kernel of its own, at fixed lengths, which another torch.compile would make symbolic"
     if tuple(int(x) for x in torch.__version__.split(".")[:2]) < (2, 7):
         return f"it needs torch 2.7: FlexAttention of {torch.__version__} takes no other head_dim than powers of two"  # #133495
-    if r.rows < BLOCK:  # and decoding has a kernel of its own, with faults of its own (#163314, #133717, #174923)
+    if r.rows < BLOCK:  # and decoding has a kernel of its own, with bugs of its own (#163314, #133717, #174923)
         return f"its blocks hold {BLOCK} queries: {r.rows} would be mostly padding"
     if not all(isinstance(part, Causal | Window | Band | Prefix | Documents | Padding) for part in r.mask.parts()):
         return "the mask is more than causality, windows, prefixes, padding and documents joined by &"
@@ -308,7 +308,7 @@ class Gpu(NamedTuple):
     """What its limits depend on."""
 
     capability: tuple[int, int]
-    shared_memory: int  # bytes that one block may ask for
+    shared_memory: int  # bytes, at most, of one block
     rocm: bool
     triton: bool
 
@@ -324,7 +324,7 @@ def gpu_limits(r: Request, gpu: Gpu) -> str | None:
     if not gpu.triton:
         return "torch.compile needs triton there"
     if gpu.rocm:
-        return "FlexAttention goes wrong on ROCm in places"  # #138300: windows
+        return "FlexAttention gives wrong results on ROCm in places"  # #138300: windows
     if gpu.capability < (8, 0):
         own = ".".join(map(str, gpu.capability))
         return f"triton needs compute capability 8.0, this GPU has {own}"  # triton-lang/triton#5066
@@ -339,7 +339,7 @@ def gpu_limits(r: Request, gpu: Gpu) -> str | None:
 
 
 def wants_gradients(r: Request, *inputs: Tensor) -> bool:
-    """Whether the terms want gradients, or one of the inputs."""
+    """Whether the terms or one of the inputs require gradients."""
     levels = (term.level for term in r.terms if isinstance(term, Drift))
     return torch.is_grad_enabled() and (bool(r.learned) or any(x.requires_grad for x in (*levels, *inputs)))
 

@@ -19,7 +19,7 @@ from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias,
 
 
 def split(r: Request) -> tuple[Tensor, Tensor | None]:
-    """The output, and the logsumexp of the scores where the request asks for it."""
+    """The output, and the logsumexp of the scores where it is requested."""
     match pattern(r):
         case AnyOf() as joined:
             return with_globals(r, joined)
@@ -31,7 +31,7 @@ def split(r: Request) -> tuple[Tensor, Tensor | None]:
 
 
 def pattern(r: Request) -> Mask | None:
-    """The part of the mask that says how to split it."""
+    """The part of the mask that determines how to split it."""
     for kind in (AnyOf, Prefix, Dilated):
         for part in r.beyond_band:
             if isinstance(part, kind) and (kind is not AnyOf or any(isinstance(m, Global) for m in members(part))):

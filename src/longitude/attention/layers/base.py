@@ -1,4 +1,4 @@
-"""What a call of an attention layer says about its tokens, checked once for all layers of a forward that say the same."""
+"""What the call of an attention layer takes about its tokens, checked once for all layers of a forward that take the same."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def attended(
     scale: float | None,
     weights: bool,
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention of a layer's queries over the keys of cache and call -> [B, H, L, Dv], and the weights if asked for."""
+    """Attention of a layer's queries over the keys of cache and call -> [B, H, L, Dv], and the weights if requested."""
     q, k, v = qkv
     pairs = call.pairs(q.shape[0], q.shape[2], k.shape[2])
     dropout, places = layer.dropout if layer.training else 0.0, (call.q_positions, k_positions)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class CrossAttention(nn.Module):
     """Attention of one sequence to another: W_o softmax(scale W_q x . W_k s) W_v s.
 
-    Both have no common order, so there is no encoding and no causality: each query sees every valid token of the source.
+    The two have no common order, so there is no encoding and no causality: each query attends to every valid token of the source.
 
     Args:
         dim: width of x and of the output.

@@ -124,7 +124,7 @@ def config_of(config: PreTrainedConfig) -> LongitudeConfig:
 
 
 def options_of(config: PreTrainedConfig) -> dict[str, Any]:
-    """What their config says of LatentAttention. Their norms of latents have an eps of their own."""
+    """The options of LatentAttention in their config. Their norms of latents have an eps of their own."""
     return {
         "kv_rank": config.kv_lora_rank,
         "q_rank": config.q_lora_rank,
@@ -142,7 +142,7 @@ def rope_of(config: PreTrainedConfig) -> RopeConfig:
 
 
 def layout_of(config: PreTrainedConfig) -> str:
-    """Rotary pairs of checkpoints are neighbours, unless a config says that they were taken apart."""
+    """Rotary pairs of checkpoints are neighbours, unless a config has rope_interleave false."""
     return "interleaved" if getattr(config, "rope_interleave", True) else "half"
 
 

@@ -1,6 +1,6 @@
-"""Retrieval by length: can a model still find and use what is in its context? Passkey, needles, tracking, word counts.
+"""Retrieval by length: can a model find and use what is in its context? Passkey, needles, tracking, word counts.
 
-`run` yields a row per length and depth; `TASKS` are the published tasks by name; `effective_length` and `heat_map` sum rows up.
+`run` yields a row per length and depth; `TASKS` are published tasks by name; `effective_length` and `heat_map` summarize rows.
 """
 
 from longitude.measure.retrieval.measurement import (

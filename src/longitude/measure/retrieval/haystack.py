@@ -16,9 +16,9 @@ NEAR = 20
 
 @dataclass(frozen=True)
 class Haystack:
-    """Running text as words, white space collapsed; it starts over where more of it is asked for.
+    """Running text as words, white space collapsed; it repeats where more of it is needed.
 
-    words: never empty. source: what the rows say of it.
+    words: never empty. source: its name in the rows.
     """
 
     words: tuple[str, ...]

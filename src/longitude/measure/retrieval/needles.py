@@ -70,20 +70,20 @@ def single(random: Random, length: int, depth: float | None, haystack: Haystack)
 
 
 def multi_key(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
-    """Four keys with a number each; one key is asked for."""
+    """Four keys with a number each; one key is queried."""
     keys, values = _keys(random, 4), _values(random, 4, haystack)
     chosen = random.randrange(4)
     return _hidden(list(zip(keys, values)), _depths(random, 4), [keys[chosen]], [values[chosen]], haystack)
 
 
 def multi_value(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
-    """One key with four numbers, all asked for."""
+    """One key with four numbers, all of them queried."""
     [key], values = _keys(random, 1), _values(random, 4, haystack)
     return _hidden([(key, value) for value in values], _depths(random, 4), [key], values, haystack)
 
 
 def multi_query(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
-    """Four keys with a number each, all asked for, in an order of their own."""
+    """Four keys with a number each, all queried, in an order of their own."""
     keys, values = _keys(random, 4), _values(random, 4, haystack)
     pairs = list(zip(keys, values))
     queries = random.sample(pairs, 4)

@@ -44,10 +44,10 @@ class RetrievalPlan:
         return fit(question, tokenizer, length, self.task.new_tokens)
 
     def check(self, tokenizer: Any, most: int | None) -> None:
-        """ValueError unless there is a length, of at most `most` tokens, at which the task can be asked."""
+        """ValueError unless there is a length, of at most `most` tokens, at which the task has a prompt."""
         if tokenizer is None:
             raise ValueError(
-                "retrieval asks in words and needs the checkpoint's tokenizer; load it with tokenizer=True"
+                "prompts are text: retrieval needs the checkpoint's tokenizer; load it with tokenizer=True"
             )
         reason = f"the model's table ends at {most} positions; ask for shorter lengths"
         for length in reversed([length for length in self.lengths if most is None or length <= most]):
@@ -57,7 +57,7 @@ class RetrievalPlan:
                 reason = f"{error}; ask for longer lengths"
             else:
                 return
-        raise ValueError(f"task {self.task.name} cannot be asked at lengths {self.lengths}: {reason}")
+        raise ValueError(f"task {self.task.name} has no prompt at lengths {self.lengths}: {reason}")
 
 
 def plan(
@@ -68,7 +68,7 @@ def plan(
     seed: int = 0,
     text: str | None = None,
 ) -> RetrievalPlan:
-    """The plan of these options. Raises ValueError for each that is not as `run` says."""
+    """The plan of these options. Raises ValueError for each that is not as `run` documents."""
     if not isinstance(task, Task):
         if task not in TASKS:
             raise unknown("retrieval task", task, TASKS, "They are listed in docs/retrieval.md.")

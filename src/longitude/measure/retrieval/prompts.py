@@ -16,8 +16,8 @@ class Question:
 
     text: the whole prompt with `size` units of filler (letters, words, lines, ...), the same for the same size.
     smallest: units that it needs at least.
-    ask: what the prompt ends with; needles: what must stand in it, each once; answers: what a right answer says;
-    whole_answer: a right answer as a whole, which tells how many new tokens one takes.
+    ask: what the prompt ends with; needles: what it must contain, each once; answers: what a right answer contains;
+    whole_answer: a right answer as a whole, whose tokens are counted.
     """
 
     text: Callable[[int], str]
@@ -47,7 +47,7 @@ class Prompt:
 
 
 class DoesNotFit(ValueError):
-    """A question that cannot be asked within a length."""
+    """A question that does not fit into a length."""
 
 
 def fit(question: Question, tokenizer: Any, length: int, new_tokens: int) -> Prompt:
@@ -60,7 +60,7 @@ def fit(question: Question, tokenizer: Any, length: int, new_tokens: int) -> Pro
     size = _most(lambda size: len(encode(tokenizer, question.text(size))), length - new_tokens, question.smallest)
     if size is None:
         shortest = len(encode(tokenizer, question.text(question.smallest))) + new_tokens
-        raise DoesNotFit(f"the shortest prompt with its answer takes {shortest} tokens, {length} are asked for")
+        raise DoesNotFit(f"the shortest prompt with its answer takes {shortest} tokens, {length} are given")
     text = question.text(size)
     ids = encode(tokenizer, text)
     check(question, text, tokenizer.decode(ids))
@@ -106,7 +106,7 @@ def _most(count: Callable[[int], int], budget: int, smallest: int) -> int | None
             )
         per_token = (high - low) / (count(high) - count(low))
         low, high = high, high + max(FIRST, math.ceil(1.05 * per_token * (budget - count(high))))
-    while high - low > 1 and count(low) < budget:  # between, where a straight line says
+    while high - low > 1 and count(low) < budget:  # between, by linear interpolation
         guess = low + (budget - count(low)) * (high - low) // max(1, count(high) - count(low))
         guess = min(max(guess, low + 1), high - 1)
         low, high = (guess, high) if count(guess) <= budget else (low, guess)

@@ -9,7 +9,7 @@ CONFIDENCE = 1.959964
 
 
 def first_number(output: str, answers: Sequence[str]) -> float:
-    """1 if the first run of digits is the number asked for, else 0 (Mohtashami and Jaggi 2023, llama/run_test.py)."""
+    """1 if the first run of digits is the number queried, else 0 (Mohtashami and Jaggi 2023, llama/run_test.py)."""
     [answer] = answers
     number = re.search(r"\d+", output)
     return float(number is not None and int(number.group()) == int(answer))

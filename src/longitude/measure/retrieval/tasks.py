@@ -2,7 +2,7 @@
 
 Passkey: Mohtashami and Jaggi 2023, "Landmark Attention", the authors' llama/run_test.py. The others: Hsieh et al. 2024,
 "RULER", the authors' scripts/synthetic.yaml, scripts/data/synthetic/constants.py and one generator per task.
-docs/retrieval.md says where ours differ.
+docs/retrieval.md lists where ours differ.
 """
 
 from collections.abc import Callable, Sequence

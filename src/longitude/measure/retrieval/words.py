@@ -86,7 +86,7 @@ def _numbered(words: Sequence[str]) -> str:
 
 
 def frequent(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
-    """Made-up words, rank k of them size k^-2 / zeta(2) times, rounded down; rank 1 is "..." and not asked for."""
+    """Made-up words, rank k of them size k^-2 / zeta(2) times, rounded down; rank 1 is "..." and not queried."""
     vocabulary = ["..."]
     while len(vocabulary) < max(5, (length - NEW) // SHARE):
         word = "".join(random.choices(ascii_lowercase, k=LETTERS))

@@ -34,7 +34,7 @@ def backends(
                 continue
             documents = documents_of(mask, tensors["x"])
             truth = Call(build().float().double(), tensors, mask, documents).answer("reference")
-            # float32 where it tells more than float64 and no pair is at a kink (relu, floor) by chance.
+            # float32 where it can fail otherwise than float64 and no pair is at a kink (relu, floor) by chance.
             for dtype in list(PRECISIONS)[: 2 if 12 <= keys <= 100 else 1]:
                 inputs = {name: x.to(dtype).requires_grad_() for name, x in tensors.items()}
                 case = Call(build().float().to(dtype), inputs, mask, documents)

@@ -155,8 +155,8 @@ def attention_weights(build: MixerExample) -> None:
     mixer, x = build(), numbers(2, 9, DIM)
     call = partial(mixer, encoding=build.encodings(mixer))
     if not mixer.has_weights:
-        asked = partial(call, x, positions=0, return_weights=True)
-        refused("return_weights", asked, "return_weights", type(mixer).__name__)
+        with_weights = partial(call, x, positions=0, return_weights=True)
+        refused("return_weights", with_weights, "return_weights", type(mixer).__name__)
         return
     whole, cache = call(x, positions=0), mixer.cache_layer()
     ways = (

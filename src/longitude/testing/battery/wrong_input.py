@@ -27,7 +27,7 @@ Wrong = dict[str, tuple[Callable[[], Any], *tuple[str, ...]]]
 
 @ENCODING_LAWS.law(name="wrong_input")
 def wrong_input_of_encodings(build: Example) -> None:
-    """Wrong shapes, heads, dtypes, devices, options and positions: a ValueError that says what was expected.
+    """Wrong shapes, heads, dtypes, devices, options and positions: a ValueError with what was expected.
 
     Positions that are negative, no integers or beyond max_length. What is refused leaves no trace: no argument, random number or
     setting changes.

@@ -1,4 +1,4 @@
-/* What the loops in C are made of: vectors, their products, and a description of the whole. */
+/* What the loops in C share: vectors, their products, and the sizes of a call. */
 #pragma once
 #include <float.h>
 #include <math.h>
@@ -42,7 +42,7 @@ typedef int64_t num;
 typedef struct { const real *at; num batch, head, row; } In; /* [B, H, L, D], strides in numbers, that of D is 1 */
 typedef struct { real *at; num batch, head, row, split; } Out;
 
-/* Where the numbers are, and how many. A span: queries q_from .. q_to - 1 of a row of the batch, which see only the keys
+/* Where the numbers are, and how many. A span: queries q_from .. q_to - 1 of a row of the batch, which attend only to the keys
    k_from .. k_to - 1 of that row. */
 typedef struct { num batch, q_from, q_to, k_from, k_to; } Span;
 typedef struct {
