@@ -60,7 +60,7 @@ def test_a_named_backend_is_chosen_or_none_is(capsys):
     asked = {v.backend: v.chosen for v in lg.explain(Q, K, V, backend="chunked")}
     assert asked == {name: name == "chunked" for name in BACKENDS}
     assert not any(v.chosen for v in lg.explain(Q, K, V, encoding=lg.Fire(4), backend="table"))
-    assert "table      refuses: it does not know PairBias" in capsys.readouterr().out
+    assert "table      refuses: it does not support PairBias" in capsys.readouterr().out
 
 
 def test_why_others_were_passed_over():

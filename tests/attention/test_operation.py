@@ -309,13 +309,17 @@ REFUSED = {
     "keys unsaid": (
         (Q[:, :, :2], Q, Q),
         {"q_positions": torch.tensor([3, 4])},
-        "k_positions: say them, for 2 queries .* 5 keys",
+        "k_positions: expected them, for 2 queries .* 5 keys",
     ),
-    "keys before zero": ((Q[:, :, :2], Q, Q), {"q_positions": 1}, "k_positions: say them, for 2 queries at 1 and 5"),
+    "keys before zero": (
+        (Q[:, :, :2], Q, Q),
+        {"q_positions": 1},
+        "k_positions: expected them, for 2 queries at 1 and 5",
+    ),
     "queries unsaid": (
         (Q, Q[:, :, :2], Q[:, :, :2]),
         {"k_positions": torch.tensor([3, 4])},
-        "q_positions: say them, for 5 queries and 2 keys",
+        "q_positions: expected them, for 5 queries and 2 keys",
     ),
 }
 

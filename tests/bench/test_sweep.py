@@ -62,7 +62,7 @@ def test_a_row_names_the_backend_that_ran(rows):
     assert not [row for row in rows if row.kind == "ours" and not row.note and row.backend == "auto"]
     refused = {(row.name, row.asked): row.note for row in rows if row.note}
     assert set(refused) == {("rope+cope", "sdpa")}
-    assert "sdpa refuses: it does not know RowBias" in refused["rope+cope", "sdpa"]
+    assert "sdpa refuses: it does not support RowBias" in refused["rope+cope", "sdpa"]
 
 
 def test_an_encoding_that_a_user_registers_is_timed(monkeypatch):

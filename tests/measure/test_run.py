@@ -270,7 +270,7 @@ def test_the_page_needs_no_network(checkpoints, config, tmp_path):
     for row in results.rows:
         if row.method == "sliding":
             assert f"{row.value:.3f}" in text
-    assert "does not say at which length" in " ".join(sentences(results))
+    assert "has no trained length" in " ".join(sentences(results))
     shown = [part for part in terminal(results) if hasattr(part, "columns")]
     assert [column.header for column in shown[0].columns] == ["model", "positions", "trained at", "48", "64"]
 

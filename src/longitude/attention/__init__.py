@@ -1,1 +1,1 @@
-"""One operation, its masks, backends, cache and layer. Knows terms, and no encoding's name."""
+"""One operation, its masks, backends, caches and layers. It depends on terms, and on no single encoding."""

@@ -18,8 +18,8 @@ LONGEST = 2**18  # offsets of a cached table, which holds twice as many
 def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dtype) -> Float[Tensor, "heads offsets"]:
     """The bias at the offsets first, first - 1, ..., last, where q is; to be read only.
 
-    A fixed bias comes out of a remembered table: made again for each token, it could cost more than the attention; so does a
-    learned one, where it wants no gradient. Beyond its reach a bias is one number per head.
+    A fixed bias is read from a cached table: computed again for each token, it could cost more than the attention. So is a
+    learned one, where it needs no gradient. Beyond its reach a bias is one number per head.
     """
     count = first - last + 1
     if torch.compiler.is_compiling():

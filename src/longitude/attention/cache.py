@@ -71,7 +71,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
 
     @property
     def held(self) -> int:
-        """Keys that are here: all tokens that passed, unless a kind of layer forgets."""
+        """Keys that are cached: those of all tokens, unless a kind of layer drops some."""
         return DynamicLayer.get_seq_length(self)
 
     def next_positions(self) -> Positions:
@@ -152,7 +152,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
             self.positions = change(self.positions)
 
     def offload(self) -> None:
-        """Everything that grows goes to the CPU's memory; `prefetch` brings it back."""
+        """Everything that grows is moved to the CPU's memory; `prefetch` brings it back."""
         self._move(torch.device("cpu"))
 
     def prefetch(self) -> None:

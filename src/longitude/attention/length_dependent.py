@@ -66,7 +66,7 @@ def joined(parts: list[Part], run: Callable[[Request], tuple[Tensor, Tensor | No
 def require_same_past(encoding: Composed, max_position: int | Tensor, now: int | Tensor) -> None:
     """ValueError where cached tokens were made with other tables than a whole pass would use now.
 
-    Upper layers mixed what lower ones made of them, so no rotation of raw keys could mend it.
+    Upper layers have mixed the outputs of lower ones, so rotating raw keys again could not correct it.
     max_position: the largest position when they were made; now: with this call's tokens.
     """
     if isinstance(max_position, Tensor) or isinstance(now, Tensor):

@@ -23,7 +23,7 @@ class Mask:
     """Which keys each query attends to: a predicate on pairs of tokens, joined with & and |.
 
     Attributes:
-        reach: Smallest and largest (query order - key order) that it may allow; None: unbounded. What lies outside is not
+        reach: Smallest and largest (query order - key order) that it may allow; None: unbounded. Pairs outside are not
             computed.
     """
 

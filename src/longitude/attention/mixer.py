@@ -98,7 +98,7 @@ class Mixer(nn.Module):
 
         Args:
             x: Tokens [B, L, dim].
-            inputs: All of the following in one object, as a model hands them to its layers; the model then guards its caches.
+            inputs: All of the following in one object, as a model passes them to its layers; the model then checks its caches.
             mask: Which keys a query attends to, by order. Recurrences take Causal() only.
             positions: Of x: an int to count from, [L] or [B, L]; None continues the cache.
             documents: A number per token, cached ones included, [B, Lk]. A run of one number is a document, tokens attend to
@@ -133,7 +133,7 @@ class Mixer(nn.Module):
 
     @classmethod
     def encoding_shapes(cls, options: Mapping[str, Any]) -> dict[str, int]:
-        """Sizes that its encodings see, by these options, where they are not the model's: head_dim, num_heads, num_kv_heads."""
+        """Sizes that its encodings are built with, by these options, where they are not the model's: head_dim, num_heads, num_kv_heads."""
         return {}
 
     def reset_parameters(self) -> None:
@@ -167,7 +167,7 @@ class Mixer(nn.Module):
             self.get_parameter(name)._no_weight_decay = True  # type: ignore[attr-defined]
 
     def refuses(self, encoding: Encoding) -> str | None:
-        """Why an encoding means nothing to it, in words; None where it takes it."""
+        """The reason why it does not take an encoding; None where it does."""
         kind = type(encoding)
         if kind.terms is not Encoding.terms and not self.scores:
             return f"{kind.__name__} adds to scores, and {type(self).__name__} has none"

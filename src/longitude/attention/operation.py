@@ -185,7 +185,7 @@ def require_terms(terms: tuple[Term, ...], q: Tensor, k: Tensor, v: Tensor) -> N
 
 
 def placed_last(term: Term, keys: int) -> Term:
-    """A transport knows where in the stream its tokens begin: they are the last of the keys."""
+    """A transport with the order of its first token in the stream: its tokens are the last of the keys."""
     return replace(term, first=keys - term.w.shape[2]) if isinstance(term, Transport) else term
 
 
@@ -212,7 +212,7 @@ def require_backend(name: str) -> None:
 
 
 def refusal(backend: Backend, requests: Sequence[Request]) -> str | None:
-    """Why a backend does not take all of them, in words; None if it does."""
+    """The reason why a backend does not take all of them; None if it does."""
     for r in requests:
         if (why := refuses(backend, r)) is not None:
             return why
@@ -220,7 +220,7 @@ def refusal(backend: Backend, requests: Sequence[Request]) -> str | None:
 
 
 def choose(requests: Sequence[Request], name: str) -> Backend:
-    """The backend of that name, or the cheapest that takes all; ValueError in words otherwise."""
+    """The backend of that name, or the cheapest that takes all; ValueError with the reason otherwise."""
     require_backend(name)
     if name == "auto":
         return cheapest(requests)
@@ -264,7 +264,7 @@ def choose_once(r: Request, name: str) -> Backend:
 
 
 def _shape_of(term: Term) -> tuple:
-    """What backends look at in a term to choose: its kind, its numbers, the shapes of its tensors."""
+    """What the choice of a backend depends on in a term: its kind, its numbers, the shapes of its tensors."""
     values = (x.shape if isinstance(x, Tensor) else x for x in vars(term).values())
     return type(term), *(None if callable(x) else x for x in values)
 

@@ -135,7 +135,7 @@ class Request:
     dropout: float = 0.0
     weights: bool = False
     lse: bool = False
-    learned: tuple[Tensor, ...] = ()  # what inside the terms wants a gradient
+    learned: tuple[Tensor, ...] = ()  # tensors of the terms that require a gradient
     q_order: int = 0
     k_order: int = 0
     pairs: AllowedPairs = None  # type: ignore[assignment]  (made where none are given, or others)
@@ -324,7 +324,7 @@ def following(first: Tensor, length: int) -> Tensor:
 
 
 def as_int(positions: Positions) -> Positions:
-    """The int that positions [L] or [B, L] count up from in every row, where a look at them is free; else themselves."""
+    """The int that positions [L] or [B, L] count up from in every row, where reading them needs no synchronization; else themselves."""
     if (
         not isinstance(positions, Tensor)
         or positions.dim() > 2
@@ -355,7 +355,7 @@ def places(
         elif isinstance(q_positions, int):
             k_positions = q_positions + rows - keys
         if k_positions is None or (isinstance(k_positions, int) and k_positions < 0):
-            raise ValueError(f"k_positions: say them, for {rows} queries at {q_positions!r} and {keys} keys")
+            raise ValueError(f"k_positions: expected them, for {rows} queries at {q_positions!r} and {keys} keys")
     if q_positions is None:
         if rows == keys:
             q_positions = k_positions
@@ -365,5 +365,5 @@ def places(
             assert isinstance(k_positions, Tensor)
             q_positions = k_positions[:, keys - rows :] if k_positions.dim() > 1 else k_positions[keys - rows :]
         if q_positions is None or (isinstance(q_positions, int) and q_positions < 0):
-            raise ValueError(f"q_positions: say them, for {rows} queries and {keys} keys at {k_positions!r}")
+            raise ValueError(f"q_positions: expected them, for {rows} queries and {keys} keys at {k_positions!r}")
     return q_positions, k_positions

@@ -65,7 +65,7 @@ class RollingCacheLayer(LongitudeCacheLayer):
             buffer.space = buffer.space[:, :, drop:]
             buffer.given = held[:, :, drop:]
             return buffer.given
-        buffer.space = buffer.given = None  # what is dropped goes with its buffer
+        buffer.space = buffer.given = None  # dropped keys are freed with their buffer
         return held[:, :, drop:].clone()
 
     def require_crop(self, tokens_to_remove: int) -> None:

@@ -17,7 +17,7 @@ Cut = list[tuple[slice | list[int], slice, Request]]
 
 
 def pieces(r: Request) -> Cut | str:
-    """The request cut into dense ones that know bands only: (sequences, rows, piece); or why it cannot be."""
+    """The request split into dense ones with bands only, (sequences, rows, request); or the reason why it cannot be."""
     if len(r.beyond_band) == 0:
         return [(slice(None), slice(0, r.rows), r)]
     spans = r.pairs.spans
@@ -35,7 +35,7 @@ def pieces(r: Request) -> Cut | str:
 
 
 def by_spans(r: Request, run: Callable[[Request], Tensor]) -> Tensor:
-    """Run a backend that knows bands only, once per group of sequences and span."""
+    """Run a backend of bands only, once per group of sequences and span."""
     return partial_by_spans(r, lambda piece: (run(piece), None))[0]
 
 

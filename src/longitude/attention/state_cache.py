@@ -109,7 +109,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         """Nothing was taken in."""
 
     def offload(self) -> None:
-        """The state goes to the CPU's memory; `prefetch` brings it back."""
+        """The state is moved to the CPU's memory; `prefetch` brings it back."""
 
         def moved(x: Tensor) -> Tensor:
             self.device = x.device

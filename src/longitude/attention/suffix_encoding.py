@@ -1,4 +1,4 @@
-"""An encoding that knows only the end of each query and key, for heads that have a part without position."""
+"""An encoding of only the last numbers of each query and key, for heads that have a part without position."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SuffixEncoding:
                 return replace(term, keys=lambda offset: self.behind_zeros(keys(offset)), shift=shift)
             case OffsetVectors():
                 raise ValueError(
-                    "the encoding adds vectors to values, and those of latent attention have no part that knows positions; "
+                    "the encoding adds vectors to values, and those of latent attention have no part with positions; "
                     "expected an encoding without them, such as with values=False"
                 )
             case RowBias(of):

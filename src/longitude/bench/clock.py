@@ -40,7 +40,7 @@ def interleaved(
     clock: Clock = time.perf_counter,
     on_call: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Timing]:
-    """Time cases in turns: each turn calls every case once, so that a slow moment of the machine meets all of them.
+    """Time cases in turns: each turn calls every case once, so that a slow moment of the machine affects all of them.
 
     The first turn warms up and is not counted. A ratio divides by the baseline of the same turn.
 

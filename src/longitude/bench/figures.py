@@ -108,7 +108,7 @@ def chart_title(title: str, subtitle: str | list[str]) -> alt.TitleParams:
 
 
 def styled(chart: Any) -> Any:
-    """In the colours and lettering of every figure, with room for readers whose font has wider letters."""
+    """In the colours and lettering of every figure, with space for fonts with wider letters."""
     legend = {"labelFontSize": 12, "titleFontWeight": "normal", "columnPadding": 30}
     return themed(
         chart,

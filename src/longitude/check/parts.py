@@ -62,7 +62,7 @@ def battery_of(part: Part, options: Mapping[str, Any]) -> PartBattery:
 
 
 def built(build: Example) -> Encoding | Mixer:
-    """What an example builds. ValueError, in words for users, where the toy sizes do not build it."""
+    """What an example builds. ValueError with a message for users where the toy sizes do not build it."""
     try:
         made = build.factory(**build.resolved())
     except ValueError:

@@ -17,7 +17,7 @@ from longitude.testing.engine import DoesNotApply, Measurement
 
 FAR = 100_003
 SHIFT = 64
-"""Tokens that relative positions look at, and by how much they are moved: few, so that float32 tables stay exact enough."""
+"""Tokens that `relative_positions` compares, and by how much they are moved: few, so that float32 tables stay exact enough."""
 FREQUENCIES = 0.02
 """Relative; rounding to bfloat16 moves a frequency by up to 0.005, and is the matter of far positions."""
 
@@ -136,7 +136,7 @@ def rotary_frequencies(subject: Subject) -> Measurement:
 
 
 def difference(got: Tensor, factor: float, want: Frequencies, rope: RopeConfig) -> str:
-    """What is wrong, in words."""
+    """What is wrong, for the message."""
     if abs(factor / want.attention_factor - 1) > FREQUENCIES:
         return (
             f"cos and sin are multiplied by {factor:.4f}, expected {want.attention_factor:.4f}; an attention factor that is "

@@ -39,7 +39,7 @@ WORDS = 4096
 
 @dataclass
 class Subject:
-    """A causal model in eval mode with what laws need to know of it.
+    """A causal model in eval mode with what laws need of it.
 
     Args:
         model: The model.

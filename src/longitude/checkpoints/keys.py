@@ -38,7 +38,7 @@ def ropes_of(source: Source) -> Ropes:
         raise ValueError(f"{file}: {error}") from error
     if in_file != read:
         raise ValueError(
-            f"{file}: its keys say {in_file}, but transformers reads {read}; correct the names of its keys"
+            f"{file}: its keys mean {in_file}, but transformers reads {read}; correct the names of its keys"
         )
     return read
 

@@ -36,7 +36,7 @@ def check(
         model_or_part: A folder or hub name of a causal model, the name of an encoding ("alibi", "rope:base=500000")
             or of a mixer ("mamba", "window:size=8"), or module:Class, path/file.py:Class, module:Class:num_heads=4,slope=3
             for one of your own.
-        length: Tokens that laws of a model look at; by default 16 beyond its trained length, 512 at most.
+        length: Tokens that laws of a model compare; by default 16 beyond its trained length, 512 at most.
         reference: A model that must give the same logits; shows weights in the wrong rotary layout.
         laws: The laws to try, by name ("left_padding"); all by default.
         dtype: Of the model: float32, bfloat16, float16; by default as it is saved.

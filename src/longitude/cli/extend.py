@@ -58,11 +58,11 @@ class ExtendOptions:
     """Take weights that are saved as a pickle, which can run code as it is read; they are written as safetensors."""
 
     def check(self) -> None:
-        """ValueError for options that do not go together."""
+        """ValueError for options that exclude each other."""
         if not self.budget > 0:
             raise ValueError(f"--budget: expected minutes above 0, got {self.budget}")
         if self.convert_layout is not None and (self.to is not None or self.fine_tune is not None):
-            raise ValueError("--convert-layout goes without --to and --fine-tune, got both; convert first")
+            raise ValueError("--convert-layout excludes --to and --fine-tune, got both; convert first")
         self._require("--to, the new length", self.to, ("method", "factor", "base", "original"))
         tuning = ("steps", "lora", "positions", "window", "batch", "learning_rate", "gradient_checkpointing")
         self._require("--fine-tune TEXT", self.fine_tune, tuning)
@@ -175,7 +175,7 @@ def require_new(out: Path, model: str) -> None:
         raise ValueError(f"--out {out} exists already, and nothing is written over; name another")
     folder = Path(model).expanduser()
     if folder.is_dir() and out.absolute().resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"--out {out} lies inside the model's own folder {model}; name one outside of it")
+        raise ValueError(f"--out {out} is inside the model's own folder {model}; name one outside of it")
     parent = out.absolute().parent
     while not parent.exists():
         parent = parent.parent

@@ -33,7 +33,7 @@ class Bounds:
     most: float
 
     def hold(self, candidate: Candidate) -> bool:
-        """Whether a candidate lies within them."""
+        """Whether a candidate is within them."""
         factors = (self.low, *candidate.factors, self.high)
         return all(a <= b for a, b in pairwise(factors)) and self.least <= candidate.attention_factor <= self.most
 
@@ -49,7 +49,7 @@ def evolve(
 
     A population begins with the starts and mutants of them. In each round its better half stays, and as many new ones are
     added: half of them mutants of one of these, half crossings of two. Nothing is tried twice. The same arguments and losses
-    give the same result: to continue after an interruption, call it again with an `evaluate` that remembers.
+    give the same result: to continue after an interruption, call it again with an `evaluate` that caches its results.
     """
     tried = {start: evaluate(start) for start in dict.fromkeys(starts)}
     size = max(8, min(POPULATION, evaluations // ROUNDS // 4 * 4))

@@ -154,7 +154,7 @@ def _search(
     on_progress: Progress,
     on_note: Callable[[str], None],
 ) -> SearchResult | None:
-    """The factors of longrope; None where the length stays, or nothing rotates, as the plan will say."""
+    """The factors of longrope; None where the length stays, or nothing rotates."""
     if source.kind != "rotary" or target.to <= (original := original_length(source, target)):
         return None
     if target.original is not None and of_full_attention(ropes_of(source)).scaling is not None:

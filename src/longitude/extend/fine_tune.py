@@ -310,7 +310,7 @@ def _require_memory(model: Any, config: Any, batch: int, length: int, gradient_c
 
 @contextmanager
 def _folder(out: Path) -> Iterator[Path]:
-    """The folder to write into: the first process makes it, and the others only know its name."""
+    """The folder to write into: made by the first process, and only named in the others."""
     if is_first_process():
         with new_folder(out) as unfinished:
             yield unfinished

@@ -1,6 +1,6 @@
-"""Methods of `longitude extend`: the scheme of lg.scaling behind each, and what to know before using it.
+"""Methods of `longitude extend`: the scheme of lg.scaling behind each, and notes on its use.
 
-A registered scheme is a method by its name. What only a method knows is in METHODS: exceptions, and notes for the user.
+A registered scheme is a method by its name. METHODS holds what is special to one: exceptions, and notes for the user.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Method:
     """How a method extends.
 
     Attributes:
-        note: What to know before using it.
+        note: For the user.
         scheme: (factor, original length) -> the scheme; None where more than these decides it.
         raises_length: Whether max_position_embeddings becomes the new length.
     """

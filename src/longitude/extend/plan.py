@@ -76,7 +76,7 @@ class ExtendPlan:
         attention_factor: Multiplies cos and sin.
         config: What config.json becomes.
         changes: Tensor name -> what becomes of it.
-        notes: What one should know, a sentence each.
+        notes: For the user, a sentence each.
         search: What the search for LongRoPE's factors found.
     """
 

@@ -45,7 +45,7 @@ class SearchResult:
         starts: The same of every start, by name.
         history: (candidates tried, loss) whenever the lowest loss became lower.
         tried: How many candidates in all.
-        note: What one should know about the result, a sentence or nothing.
+        note: On the result, for the user; a sentence or nothing.
     """
 
     scheme: LongRoPE

@@ -126,7 +126,7 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         require_same_past(encoding, layer.max_position, now)
     packed = with_packed(mask, kwargs, len(x), x.shape[1])
     positions = embeddings.positions
-    if packed is not mask:  # positions went on from document to document
+    if packed is not mask:  # positions continued from document to document
         assert packed.streams is not None
         positions = explicit(positions, x.shape[1], x.device).expand(len(x), -1)
         positions = positions - positions.gather(1, starts_of(packed.streams))

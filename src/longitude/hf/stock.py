@@ -64,7 +64,7 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
 
 
 def own_config(model: PreTrainedModel) -> PreTrainedConfig:
-    """The model's configuration, no other model's: AutoModel hands one object to all that are made of it."""
+    """The model's configuration, no other model's: AutoModel passes one object to all models made of it."""
     shared, own = model.config, deepcopy(model.config)
     for module in model.modules():
         if getattr(module, "config", None) is shared:

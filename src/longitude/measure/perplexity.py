@@ -95,5 +95,5 @@ def _unlike(model: Any, ids: Tensor, size: int, whole: Tensor, scale: float) -> 
 
 def _near(a: Tensor, b: Tensor, scale: float) -> bool:
     difference = (a - b).abs()
-    finite = bool(difference.isfinite().all())  # a diverged model is no cache's fault
+    finite = bool(difference.isfinite().all())  # a diverged model is no error of the cache
     return not finite or float(difference.max()) <= scale

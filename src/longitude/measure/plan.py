@@ -176,7 +176,7 @@ def outline_of(model: str, config: Any) -> Any:
         raw = raw_config(folder)
         one_schema = not (raw.get("rope_parameters") and raw.get("rope_scaling"))
         for contradiction in contradictions(raw, config):
-            # A base that only the model's class knows, or a key that it never had: published files have them.
+            # A base that only the model's class has, or a key that it never had: published files have them.
             published = (one_schema and contradiction.startswith("expected rope_theta")) or (
                 contradiction.startswith("unknown key") and "did you mean" not in contradiction
             )

@@ -47,7 +47,7 @@ class Results:
         absent: Why a unit has no row with a value.
         documents: By a unit's key, the sums of each document.
         done: Its units.
-        failures: What went wrong this time, a line each.
+        failures: Errors of this run, a line each.
     """
 
     path: Path

@@ -1,4 +1,4 @@
-"""What rows of measurements say side by side: a table per way of measuring, models down and lengths across."""
+"""Rows of measurements as tables: one per way of measuring, models down and lengths across."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from longitude.measure.run import Results
 
 
 class Cell(NamedTuple):
-    """A number as the reader sees it, and the 95 % interval under it. trained: at the length the model was trained at."""
+    """A number as it is printed, and the 95 % interval under it. trained: at the length the model was trained at."""
 
     value: str
     interval: str = ""
@@ -137,7 +137,7 @@ def _missing(results: Results) -> list[str]:
     for about in models.values():
         trained = about["trained"]
         if trained is None:
-            lines.append(f"{about['label']}: its config.json does not say at which length it was trained")
+            lines.append(f"{about['label']}: its config.json has no trained length")
         elif trained > longest:
             lines.append(f"{about['label']} was trained at {trained}: all of these lengths are short contexts for it")
     whole = {(row.label, row.prefill) for row in results.rows if row.prefill and row.prefill.startswith("one pass:")}

@@ -1,4 +1,4 @@
-"""Transformers as Hugging Face models. Importing this room makes them known to the Auto classes."""
+"""Transformers as Hugging Face models. Importing this package registers them with the Auto classes."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM
 

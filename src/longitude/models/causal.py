@@ -137,7 +137,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             attentions=outputs.attentions,
         )
 
-    # ---- generate() with documents, and with positions of several axes: transformers hands them around as [axes, B, L] ----
+    # ---- generate() with documents, and with positions of several axes: transformers passes them as [axes, B, L] ----
     # (its mixin requires a protocol that its own models do not satisfy, by pyright)
     def generate(self, *arguments: Any, position_ids: Tensor | None = None, **named: Any) -> Any:
         """As in transformers; documents and positions of several axes continue, too.

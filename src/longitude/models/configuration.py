@@ -58,7 +58,7 @@ class LongitudeConfig(PreTrainedConfig):
             The length in tokens that encodings with a table must hold.
         encoding (`str`, `dict` or `list`, *optional*, defaults to `"auto"`):
             The encoding of all layers: a name of `lg.list_encodings()`, {"name": name, **options}, or a list of them, which are
-            composed. Mixers that cannot use it go without. "auto" is "rope" where a mixer rotates queries and keys, and "none"
+            composed. Mixers that cannot use it have none. "auto" is "rope" where a mixer rotates queries and keys, and "none"
             elsewhere.
         encodings (`list`, *optional*):
             One such encoding per layer, instead of `encoding`.
@@ -237,7 +237,7 @@ class LongitudeConfig(PreTrainedConfig):
 
     @property
     def sizes(self) -> dict[str, int]:
-        """What mixers and encodings know of the model's shape, by the names of their options."""
+        """The model's sizes, by the names of the options of mixers and encodings."""
         return {
             "dim": self.hidden_size,
             "num_heads": self.num_attention_heads,

@@ -51,7 +51,7 @@ class LongitudePreTrainedModel(PreTrainedModel):
             The model, and with output_loading_info=True that, too.
 
         Raises:
-            ValueError: Where, say, a decoder would load an encoder's weights.
+            ValueError: Where, for example, a decoder would load an encoder's weights.
         """
         loaded = super().from_pretrained(*arguments, **named)
         model = loaded[0] if isinstance(loaded, tuple) else loaded
@@ -76,7 +76,7 @@ class LongitudePreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Linear layers and embeddings N(0, 1/width of the input), or initializer_range; encodings as they say."""
+        """Linear layers and embeddings N(0, 1/width of the input), or initializer_range; encodings by their own reset_parameters."""
         if isinstance(module, nn.Linear):
             std = self.config.initializer_range or module.in_features**-0.5
             nn.init.normal_(module.weight, std=std)
@@ -122,7 +122,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         self.embedding_scale, self.hidden_dropout = config.embedding_scale, config.hidden_dropout
         self.gradient_checkpointing = False
 
-        # Encodings live here, one module for all layers where they are shared, and layers are handed theirs.
+        # Encodings are modules of the model, one for all layers where they are shared; layers are passed theirs.
         members: list[Encoding] = []
         shared: dict[str, Encoding] = {}
         of_layer: list[Composed] = []
@@ -242,7 +242,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training and memories is None
         if self.gradient_checkpointing and self.training and (use_cache or past_key_values is not None):
-            logger.warning_once("gradient checkpointing makes layers twice, so this call goes without a cache")
+            logger.warning_once("gradient checkpointing computes layers twice, so this call has no cache")
             use_cache, past_key_values = False, None
         cache = None
         if past_key_values is not None:
@@ -265,7 +265,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             raise ValueError(
                 f"the encoding cuts {length} tokens to {x.shape[1]}; cut input_ids, masks and labels first, with its truncate()"
             )
-        # By place: torch.export hands out a module under another identity each time it is looked up.
+        # By index: torch.export returns another object each time a module is looked up.
         tables = [
             tuple(m.prepare(of_axes(m, places), None, x.dtype) for m in own) if own.stable_keys else None
             for own in self.distinct_encodings

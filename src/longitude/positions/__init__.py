@@ -1,1 +1,1 @@
-"""What position encodings are: formulas, parameters, tables, terms. Tensors only; knows nothing of attention or models."""
+"""What position encodings are: formulas, parameters, tables, terms. Tensors only; independent of attention and models."""

@@ -136,7 +136,7 @@ class Encoding(nn.Module):
     softmax_factor: float = 1.0
     """What its source multiplies the scale of the scores by; a model passes it in `scale`, nothing here does."""
     carries: bool = False
-    """Its context hands a state from token to token, so that a cache cannot take tokens back."""
+    """Its context passes a state from token to token, so that a cache cannot be cropped."""
     passing_columns: frozenset[str] = frozenset()
     """Columns of which only those of new tokens are needed: a cache does not keep them."""
     source: str | None = None

@@ -100,7 +100,7 @@ def from_hugging_face(
     yarn, longrope and llama3 without an original length take max_position_embeddings for it, and a config's own
     original_max_position_embeddings comes before that of flat parameters; yarn and longrope without a factor take
     max_position_embeddings / original length; dynamic's original length is max_position_embeddings. Some models ignore
-    partial_rotary_factor (Llama): this does not know which.
+    partial_rotary_factor (Llama); it is read for them, too.
 
     Args:
         config: a mapping, or an object with to_dict().

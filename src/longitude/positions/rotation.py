@@ -1,6 +1,6 @@
 """Rotating pairs of numbers by an angle, forward and backward, at about the cost of copying them.
 
-`rotate_by_formula` is the definition. Eager mode pays for each of its six passes over memory, so `apply_rotary` has cheaper
+`rotate_by_formula` is the definition. Eager mode makes six passes over memory, so `apply_rotary` has cheaper
 forms of it. Compared with cloning q and k (H=8, D=64, L 1024 to 8192, one thread of a busy machine): the formula 5 to 6,
 `rotate_halves` 2.2 to 3.7, `rotate_neighbours` 1.3 to 1.6, compiled 1.1 to 1.6, the upper ends at L=1024, where 15 us of Python
 for each call weigh most.
@@ -136,7 +136,7 @@ def empty_like_heads(x: Tensor) -> Tensor:
     return out if out.stride(3) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
-# An operator, so that what traces, fakes or profiles torch has one to see.
+# An operator, so that tracing, fake tensors and profilers have one.
 torch.library.define("longitude::rotate", "(Tensor x, Tensor cos, Tensor sin, bool half) -> Tensor")
 
 

@@ -46,7 +46,7 @@ def rwkv4(
         time_first: [C].
         key: [B, L, C].
         value: [B, L, C].
-        mode: "recurrent" takes one token after the other; "chunked" goes through all chunks of chunk_size tokens side by side,
+        mode: "recurrent" takes one token after the other; "chunked" processes all chunks of chunk_size tokens in parallel,
             then from chunk to chunk; "parallel" joins sums of 1, 2, 4, ... tokens. The results are equal.
         chunk_size: tokens of a chunk.
         state: what an earlier call returned; None at the beginning.

@@ -27,7 +27,7 @@ class Figure:
         name: Of its files and its place in a page.
         title: For readers, plain text.
         caption: Likewise.
-        alt: What the picture shows, for those who do not see it.
+        alt: What the picture shows, for screen readers.
         chart: The Altair chart.
         resizes: Whether it takes the width of its page; charts of several panels have their own.
     """

@@ -137,7 +137,7 @@ def locked(directory: Path) -> Iterator[None]:
 
 
 def out_of_space(error: BaseException | None, directory: Path) -> bool:
-    """Whether an error comes from a full disk. Libraries wrap the system's error, torch in words of its own."""
+    """Whether an error comes from a full disk. Libraries wrap the system's error, torch with a message of its own."""
     if directory.exists() and shutil.disk_usage(directory).free < FULL:
         return True
     while error is not None:

@@ -42,7 +42,7 @@ class Measurement:
     Args:
         measured: In the unit of the law; for most, the largest error relative to the largest number.
         threshold: The law holds where `measured` is at most this.
-        note: What a reader should know where it holds.
+        note: A remark where it holds.
         cause: What usually causes a failure, and where it begins.
         position: The first position at which the threshold is exceeded, where there is one.
     """

@@ -1,4 +1,4 @@
-"""What laws share: random tensors, the smallest model in which a cache can go wrong, and how to compare."""
+"""What laws share: random tensors, the smallest model that shows errors of a cache, and how to compare."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def random_cuts(length: int, seed: int, most: int = 6) -> tuple[int, ...]:
 class LayerStack(nn.Module):
     """x -> x + mixer(x), twice or in as many layers as given, with the encodings that a model would bring.
 
-    Upper layers see what lower ones made of the past: an error of a cache that one layer hides shows in two.
+    Upper layers read the outputs of lower ones: an error of a cache that one layer hides shows in two.
     """
 
     def __init__(self, build: MixerExample, layers: int = 2, encoding: Encoding | None = None, **options: Any):
@@ -140,7 +140,7 @@ def with_gradients(
         direction = numbers(*out.shape[1:], seed=9).expand(out.shape)
         direction = direction if seen is None else direction * seen
     grads: Sequence[Tensor | None] = [None] * len(wanted)
-    if out.requires_grad:  # else no query sees any key: a constant
+    if out.requires_grad:  # else no query has a key: a constant
         grads = torch.autograd.grad((out.double() * direction).sum(), list(wanted.values()), allow_unused=True)
     named = {
         f"gradient of {name}": torch.zeros_like(x) if g is None else g

@@ -37,9 +37,9 @@ def test_chunked_skips_what_a_window_cannot_reach(monkeypatch):
 @pytest.mark.parametrize(
     ("backend", "options", "why"),
     [
-        ("sdpa", {"encoding": lg.CoPE(DIM, 9)}, "it does not know RowBias"),
+        ("sdpa", {"encoding": lg.CoPE(DIM, 9)}, "it does not support RowBias"),
         ("sdpa", {"encoding": lg.T5Bias(HEADS)}, "no gradient to what the encoding has learned"),
-        ("table", {"encoding": lg.Fire(HEADS)}, "it does not know PairBias"),
+        ("table", {"encoding": lg.Fire(HEADS)}, "it does not support PairBias"),
         ("table", {"dropout": 0.1}, "it has no dropout"),
         ("table", {"return_weights": True}, "it never holds the weights"),
         (
@@ -121,5 +121,5 @@ def test_a_backend_of_ones_own_is_one_like_any_other(monkeypatch):
             lg.register_backend(replace(backend, name=name))
     assert (
         refuses(backend, request(torch.randn(1, HEADS, 6, DIM), encoding=lg.ALiBi(HEADS)))
-        == "it does not know OffsetBias"
+        == "it does not support OffsetBias"
     )

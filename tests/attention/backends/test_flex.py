@@ -307,7 +307,7 @@ def test_refusals_are_in_words(monkeypatch):
     with torch.no_grad():
         assert why(64, 300) == "its blocks hold 128 queries: 64 would be mostly padding"
         assert "not in torch.float64" in why(dtype=torch.float64)
-        assert "does not know PairBias" in why(names="fire")
+        assert "does not support PairBias" in why(names="fire")
         token = torch.arange(200)
         assert "joined by &" in why(mask=lg.Causal() & (lg.Window(3) | lg.Documents(token)))
         assert "different orders" in why(mask=lg.Causal() & lg.Window(5, order=token.flip(0)))

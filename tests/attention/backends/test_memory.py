@@ -48,7 +48,7 @@ def test_table_is_linear_at_thousands_of_tokens(name: str) -> None:
 
 
 def test_why_the_law_does_not_apply():
-    assert testing.examine("memory", "cope").reason == "the table route does not take it: it does not know RowBias"
+    assert testing.examine("memory", "cope").reason == "the table route does not take it: it does not support RowBias"
     assert testing.examine("memory", Ends).reason.startswith(
         "the table route is tried at 4096 tokens, and its positions end"
     )

@@ -35,7 +35,7 @@ class Backend:
         table_gradients: whether parameters of the encoding get gradients; q, k and v always do.
         dropout: whether it drops weights.
         weights: whether it returns the weights.
-        limits: why it does not take a request, in words; None where it does.
+        limits: the reason why it does not take a request; None where it does.
         partial: the output and the logsumexp of each query's scores [B, H, Lq]; None: it refuses return_lse.
     """
 
@@ -78,10 +78,10 @@ def register_backend(backend: Backend) -> Backend:
 
 
 def refuses(backend: Backend, r: Request) -> str | None:
-    """Why this backend does not take this request, in words; None if it does."""
+    """The reason why this backend does not take this request; None if it does."""
     for term in r.terms:
         if not isinstance(term, backend.terms):
-            return f"it does not know {type(term).__name__}"
+            return f"it does not support {type(term).__name__}"
     if r.q.dtype not in backend.dtypes:
         return f"it computes in {_names(backend.dtypes)}, not in {r.q.dtype}"
     if backend.devices is not None and r.q.device.type not in backend.devices:

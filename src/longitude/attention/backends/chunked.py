@@ -27,7 +27,7 @@ def block_rows(r: Request) -> int:
 def chunked(r: Request) -> tuple[Tensor, Tensor]:
     """Query blocks against the keys in their reach, made again in backward: memory stays at a few blocks of [rows, Lk].
 
-    The second result is the logsumexp of the scores where the request wants it, and empty otherwise.
+    The second result is the logsumexp of the scores where it is requested, and empty otherwise.
     """
     rows = block_rows(r)
     outs = []

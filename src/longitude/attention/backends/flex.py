@@ -365,7 +365,7 @@ FLEX = Backend(
     "flex",
     run=flex,
     terms=(OffsetBias, Drift),
-    any_mask=True,  # its limits say which
+    any_mask=True,  # flex_limits refuses the others
     dtypes=(torch.float32, torch.bfloat16, torch.float16),
     devices=("cuda", "cpu"),
     limits=flex_limits,

@@ -19,7 +19,7 @@ SHORT_BYTES = 2**26
 
 
 def sdpa_is_plain(r: Request) -> bool:
-    """No terms, and nothing but causality that torch's own flag states (a query sees keys up to its index), or no mask."""
+    """No terms, and nothing but causality as torch's is_causal (a query attends to keys up to its index), or no mask."""
     return len(r.terms) == 0 and (r.sees_all or r.square)
 
 
@@ -59,7 +59,7 @@ def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Ten
     if torch.compiler.is_compiling() or type(out) is not Tensor or not out.is_cpu:
         return out
     first = out.detach().select(-1, 0)
-    if bool(first.all()):  # no zero; one look, because every decoded token pays for it
+    if bool(first.all()):  # no zero; one reduction, because every decoded token runs it
         return out
     zeros = first == 0
     finite = per_query_head(r.k.detach().isfinite().all(-1), r.heads).to(r.q.dtype)  # [B, H, Lk]

@@ -247,7 +247,7 @@ def split_limits(r: Request) -> str | None:
     if isinstance(found, Dilated):
         for part in r.beyond_band:
             if part is not found and not isinstance(part, Documents | Padding):
-                return "a dilated window goes with causality, windows, padding and documents joined by &, not with more"
+                return "a dilated window may be joined by & with causality, windows, padding and documents only"
     return None
 
 
@@ -275,7 +275,7 @@ SPLIT = Backend(
     run=lambda r: split(r)[0],
     partial=split,  # type: ignore[arg-type]
     terms=(OffsetBias, PairBias, Drift, OffsetVectors),
-    any_mask=True,  # its limits say which
+    any_mask=True,  # its limits refuse the others
     dropout=True,
     limits=split_limits,
     memory=split_memory,

@@ -124,7 +124,7 @@ def transport_attention(
         """The n-th chunk of queries."""
         start = begin = first + n * chunk
         stop = start + rows.shape[2]
-        oldest = 0 if high is None else max(0, start - high)  # the first key that a query here may see
+        oldest = 0 if high is None else max(0, start - high)  # the first key that a query here may attend to
         ahead = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
         of_rows = (rows @ ws[n].mT).tril() @ products[n]
         parts = [(rows @ keys[n].mT - of_rows @ of_keys[n].mT).masked_fill(ahead, -math.inf)]
@@ -159,7 +159,7 @@ def transport_attention(
 def transport_window(term: Transport, k: Tensor, r: Request) -> tuple[Tensor, Tensor, Tensor]:
     """Keys up to the last query, and w and b of those of their tokens that they are not carried past.
 
-    Where queries come after the last key that they may see, as with padding, zeros stand for the keys between.
+    Where queries come after the last key that they may attend to, as with padding, the keys between are zeros.
     """
     tokens = slice(max(0, r.k_order - term.first), r.q_order + r.rows - term.first)
     w, b = (per_query_head(x[:, :, tokens], r.heads) for x in (term.w, term.b))

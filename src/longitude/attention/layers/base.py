@@ -67,7 +67,7 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
     remembered = 0
     if memory is not None:
         if cache is not None or memory.dim() != 3 or memory.shape[::2] != x.shape[::2]:
-            with_cache = " and a cache; a cache remembers by itself" if cache is not None else ""
+            with_cache = " and a cache; a cache already holds earlier tokens" if cache is not None else ""
             raise ValueError(
                 f"memory: expected [{x.shape[0]}, M, {x.shape[2]}] and no cache, got {list(memory.shape)}{with_cache}"
             )
@@ -103,7 +103,7 @@ def _checked(x: Tensor, encoding: Composed, mask: Mask, inputs: MixerInputs, pas
         if isinstance(positions, Tensor):
             positions = following(positions, length)
     else:
-        # A model hands positions with axes to all its layers, those that measure one included.
+        # A model passes positions with axes to all its layers, those of one axis included.
         axes = encoding.axes
         if isinstance(positions, Tensor) and positions.dim() == 3:
             axes = max(2, positions.shape[-1])

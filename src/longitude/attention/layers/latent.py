@@ -34,8 +34,8 @@ class LatentAttention(Mixer):
         c_t = norm(W_DKV x_t),  r_t = rotate_t(W_KR x_t);   [k_th; v_th] = W_UKV,h c_t
         [q_th; s_th] = W_UQ,h norm(W_DQ x_t),  s rotated;  score_h(t, j) = scale (q_th . k_jh + s_th . r_j)
 
-    norm is RMSNorm. Heads share the rotary key r, which is not normalised; only s and r, rope_dim numbers each, know
-    positions. A cache holds c_t and r_t, kv_rank + rope_dim numbers per token, whatever the number of heads.
+    norm is RMSNorm. Heads share the rotary key r, which is not normalised; only s and r, rope_dim numbers each,
+    depend on positions. A cache holds c_t and r_t, kv_rank + rope_dim numbers per token, whatever the number of heads.
 
     Two routes give the same result. "expanded": keys and values of all heads are made of the latents. "absorbed": since
     q . W_UK c = (W_UK^T q) . c, queries are projected into the latent space instead, all heads share one key [c; r], and W_UV
@@ -270,7 +270,7 @@ class LatentAttention(Mixer):
 
 
 def normed(norm: nn.RMSNorm, x: Tensor) -> Tensor:
-    """In the dtype of x; autocast hands norms a narrower one than their weight has, which torch warns of."""
+    """In the dtype of x; autocast gives norms a narrower one than their weight's, which torch warns of."""
     return norm(x.to(norm.weight.dtype)).to(x.dtype)
 
 

@@ -51,7 +51,7 @@ class DoesNotFit(ValueError):
 
 
 def fit(question: Question, tokenizer: Any, length: int, new_tokens: int) -> Prompt:
-    """The prompt with as much filler as goes into `length` tokens, new ones included.
+    """The prompt with as much filler as fits into `length` tokens, new ones included.
 
     new_tokens: to generate; raised where a right answer takes more of this tokenizer's tokens.
     Raises DoesNotFit when the question without filler is too long; ValueError when the tokenizer cuts or loses text.
@@ -98,7 +98,7 @@ def _most(count: Callable[[int], int], budget: int, smallest: int) -> int | None
     low, high = smallest, smallest + FIRST
     if count(low) > budget:
         return None
-    while count(high) <= budget:  # up, by as much as the last step promises and a little more
+    while count(high) <= budget:  # up, by the slope of the last step and a little more
         if count(high) <= count(low):
             raise ValueError(
                 f"the tokenizer gives {count(high)} tokens for text of any length: it cuts what it reads; load it without a "

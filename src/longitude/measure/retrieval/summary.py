@@ -1,4 +1,4 @@
-"""What many rows of retrieval say: the effective length, and the grid of lengths and depths."""
+"""Summaries of rows of retrieval: the effective length, and the grid of lengths and depths."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ class NTKByParts(Scaling):
         """The pair that completes beta_fast rotations within L, and the one that completes beta_slow.
 
         The published code clamps at d - 1, not at the last pair d/2 - 1, and sets the two apart by 0.001 where they are
-        equal. ValueError where the second lies below pair 0.
+        equal. ValueError where the second is below pair 0.
         """
         if base <= 1:
             raise ValueError(f"{self.name}: expected a base above 1, got {base!r}")

@@ -55,7 +55,7 @@ def _forward(
 class ScanLoop(torch.autograd.Function):
     """dt, x [B, L, G, P], A [G, N, P], B, C [B, L, G, N], keep [B, L] uint8 or None, h [B, G, N, P] -> y [B, L, G, P], h after.
 
-    Backward keeps the inputs alone, and goes through the tokens twice more, `chunk` of them at a time.
+    Backward keeps the inputs alone, and loops over the tokens twice more, `chunk` of them at a time.
     """
 
     @staticmethod

@@ -159,7 +159,7 @@ def dropout_of_mixers(build: MixerExample) -> None:
                 given = differentiable(x=numbers(4, 12, DIM))
                 try:
                     answer = with_gradients(lambda x=given["x"]: net(x, 0, documents), {**given, **learned_of(net)})  # noqa: B023
-                except ValueError:  # a backend that does not know how
+                except ValueError:  # a backend that refuses it
                     continue
                 if lost := [part for part, x in answer.items() if not bool(x.isfinite().all())]:
                     raise LawBroken(f"backend {backend}: with padding, not finite: {', '.join(lost)}")

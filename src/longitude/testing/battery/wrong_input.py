@@ -1,4 +1,4 @@
-"""Laws of wrong input: a ValueError in words that say what was expected, and no trace of the call."""
+"""Laws of wrong input: a ValueError with what was expected, and no side effect of the call."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Wrong = dict[str, tuple[Callable[[], Any], *tuple[str, ...]]]
 def wrong_input_of_encodings(build: Example) -> None:
     """Wrong shapes, heads, dtypes, devices, options and positions: a ValueError with what was expected.
 
-    Positions that are negative, no integers or beyond max_length. What is refused leaves no trace: no argument, random number or
+    Positions that are negative, no integers or beyond max_length. What is refused has no side effect: no argument, random number or
     setting changes.
     """
     encoding = build()

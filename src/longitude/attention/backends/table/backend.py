@@ -84,7 +84,7 @@ def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     r = counting(r) or r
     assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
     wide = torch.promote_types(r.q.dtype, torch.float32)
-    # toeplitz_attention counts orders so that the last query meets the last key.
+    # toeplitz_attention counts orders so that the last query has the order of the last key.
     late = r.order_gap + r.rows - r.length
     low, high = (None if bound is None else bound - late for bound in r.band)
     diagonals = r.rows + r.length - 1
@@ -96,7 +96,7 @@ def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     reach = None if None in reaches or in_c(r) else max([x for x in reaches if x is not None], default=None)
     near = 0 if reach is None else max(0, min(diagonals - 1, newest - reach))
 
-    # No query sees the diagonals from `stop` on.
+    # No query attends to the diagonals from `stop` on.
     stop = diagonals if low is None else max(near + 1, min(diagonals, r.length - low))
 
     def counted(of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -119,7 +119,7 @@ def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
         keys.append(counted(term.keys))
         if term.values is not None:
             values.append(counted(term.values))
-        if isinstance(term.shift, Tensor) or term.shift:  # a shift of the queries meets each vector once
+        if isinstance(term.shift, Tensor) or term.shift:  # a shift of the queries is multiplied with each vector once
             shift = torch.as_tensor(term.shift, device=r.q.device).to(wide).expand(r.heads, 1, r.q.shape[3])
             biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, diagonals - stop)))
 

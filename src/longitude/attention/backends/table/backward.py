@@ -40,7 +40,7 @@ def backward(x: Inputs, grad: Tensor, minus_delta: Tensor, lse: Tensor, learned:
     grads = Gradients(*map(heads_last, x[:3]), like(bias.table, learned), *map(like, x[4:8]))  # pyright: ignore[reportCallIssue]
     if len(range(*bias.band.live_rows())) == 0:
         return Gradients(*(None if x is None else x.zero_() for x in grads))  # type: ignore[arg-type]
-    # A query that sees nothing has weights exp2(-inf - 0) = 0.
+    # A query without keys has weights exp2(-inf - 0) = 0.
     minus_lse = -lse.masked_fill(lse == -math.inf, 0.0) * LOG2E
     bound = Bound.of(bias, x)
     bias = bound.pruned(bias, x.v, grad, minus_delta[..., None]).in_base_2()

@@ -1,6 +1,6 @@
 /* Attention along diagonals: what forward.py and backward.py do where nothing but a table of offsets is added, in one pass.
 
-   A block of queries goes through the panels of keys; a tile of scores is computed, made into weights and used while
+   A block of queries loops over the panels of keys; a tile of scores is computed, made into weights and used while
    it is in the cache's first level or in registers. Queries are not reversed here: query a and key b meet at diagonal
    n = queries - 1 - a + b, allowed from `first` to `last`. Scores are in base 2. */
 #include "vectors.h"
@@ -65,7 +65,7 @@ INLINE real highest_bias(const Shape *s, const real *highest, num a, num b) {
   return high;
 }
 
-/* The keys low .. high - 1 are those that query a sees. */
+/* The keys low .. high - 1 are those that query a attends to. */
 INLINE num low_key(const Shape *s, num a) { return most(0, s->first - (s->queries - 1 - a)); }
 INLINE num high_key(const Shape *s, num a) { return least(s->keys, s->last - (s->queries - 1 - a) + 1); }
 
@@ -229,7 +229,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
           length += 0 * lay_down(from_grad, grad.row, rows, block, s->dim, dim, 1, grads);
           memset(made, 0, block * dim * sizeof(real));
           for (num r = 0; r < block; r++) {
-            top[r] = r < rows ? ends[at + r] : INFINITY; /* infinite: it sees nothing, and its weights are 0 */
+            top[r] = r < rows ? ends[at + r] : INFINITY; /* infinite: without keys its weights are 0 */
             total[r] = r < rows ? ends[at + r + s->batch * s->heads * s->queries] : 0;
             delta[r] = r < rows && top[r] != INFINITY ? minus_delta[at + r] : 0;
             length += 0 * delta[r];

@@ -90,16 +90,16 @@ class Band(NamedTuple):
         return masked
 
     def live_rows(self) -> tuple[int, int]:
-        """The queries that see at least one key: start <= i < stop."""
+        """The queries that attend to at least one key: start <= i < stop."""
         start, stop = max(0, self.first - (self.keys - 1)), min(self.queries, self.last + 1)
         return (start, stop) if self.first <= self.last and start < stop else (0, 0)
 
     def live_keys(self, i: int, j: int) -> tuple[int, int]:
-        """The keys that some query of i .. j-1 sees: b <= key < e (none when e <= b)."""
+        """The keys that some query of i .. j-1 attends to: b <= key < e (none when e <= b)."""
         return max(0, self.first - (j - 1)), min(self.keys, self.last - i + 1)
 
     def open_keys(self, i: int, j: int) -> tuple[int, int]:
-        """The keys that every query of i .. j-1 sees: b <= key < e (none when e <= b)."""
+        """The keys that every query of i .. j-1 attends to: b <= key < e (none when e <= b)."""
         return max(0, self.first - i), min(self.keys, self.last - (j - 1) + 1)
 
 
@@ -111,7 +111,7 @@ class Bias:
         output_a    += sum over b of weight[a, b] value_vectors[h, n - near]
 
     table [H, diagonals], with -inf where the band ends; one head where nothing but the band is in it. Levels [B, H, Lq] and
-    [B, H, Lk]; vectors [H or 1, N, D], of the diagonals from `near` on, as far as the band goes or less. Before `near` the
+    [B, H, Lk]; vectors [H or 1, N, D], of the diagonals from `near` on, up to the end of the band or less. Before `near` the
     table and the vectors are zero. fall [H]: keys whose level is that much above the query's own are left out. starts: for
     each head, the first diagonal that counts; empty where all do. strict: masked after the sum, because -inf and what is not
     finite do not add up to -inf.
@@ -147,7 +147,7 @@ class Bias:
         return replace(self, table=self.table * LOG2E)
 
     def own(self) -> Tensor | None:
-        """The table at the diagonal that every query sees, that of its own key, [H or 1]; None where there is none."""
+        """The table at the diagonal of each query's own key, [H or 1]; None where there is none."""
         band = self.band
         return self.table[:, band.last] if band.queries - 1 <= band.last < band.keys and band.width > 0 else None
 
@@ -156,7 +156,7 @@ class Bias:
         return next((h for h, start in enumerate(self.starts) if start <= tile.j + tile.e - 2), 0)
 
     def levels_only_fall(self) -> bool:
-        """No query has a higher level than a key that it sees; each sees its own key, at its own level."""
+        """No query has a higher level than a key that it attends to; its own key is one of them, at its own level."""
         if self.k_level is None or self.q_level is None:
             return True
         end = self.band.last + 1
@@ -176,7 +176,7 @@ class Bias:
         return first <= tile.b and tile.e <= last
 
     def keys_that_count(self, i: int, j: int) -> tuple[int, int]:
-        """The keys b .. e-1 that queries i .. j-1 see, without the first ones that have fallen too far for all of them."""
+        """The keys b .. e-1 of queries i .. j-1, without the first ones, whose weights are negligible for all of them."""
         b, e = self.band.live_keys(i, j)
         if self.fall is None or self.k_level is None:
             return b, e
@@ -269,7 +269,7 @@ class Bound:
         """Without keys of negligible weight: at most e^(bias - bias at the query's own diagonal + 2 most).
 
         rows: what weights are multiplied with, [..., D]; where some rows are far longer than usual, less is negligible. All
-        keys stay where a table is added to levels or vectors, where a row may not see its own diagonal, or where a number is
+        keys stay where a table is added to levels or vectors, where the mask may exclude a row's own diagonal, or where a number is
         not finite.
         """
         if not self.finite:

@@ -18,7 +18,7 @@ from longitude.attention.backends.table.bias import Inputs
 from longitude.attention.backends.table.tiles import heads_last
 
 BLOCK = 48  # queries at once, as in band.c
-FEW = 4  # queries that are decoded: beyond, it pays to lay keys out again
+FEW = 4  # queries that are decoded: with more, copying keys into another layout is faster
 
 
 class Shape(ctypes.Structure):

@@ -15,7 +15,7 @@ from longitude.attention.backends.table.tiles import Tiles, batch_steps, folded,
 
 
 def forward(x: Inputs) -> tuple[Tensor, Tensor]:
-    """Out [B, H, Lq, D] and the logsumexp of each row [B, H, Lq], -inf for a query that sees nothing."""
+    """Out [B, H, Lq, D] and the logsumexp of each row [B, H, Lq], -inf for a query without keys."""
     batch, heads, queries, _ = x.q.shape
     bias = Bias.of(x)
     out, lse = heads_last(x.q), x.q.new_full(x.q.shape[:3], -math.inf, dtype=x.wide)
@@ -69,7 +69,7 @@ def block(tiles: Tiles, bound: Bound, i: int, j: int, cols: int) -> tuple[Tensor
             skewed(by_diagonal, e - b).copy_(weights)
             own, columns = bias.of_diagonals(bias.value_vectors, i + b, by_diagonal.shape[2], len(q))
             by_head.baddbmm_(by_diagonal[..., columns], own)
-    # Where the sum is 0, the row sees keys, all of them at a score of -inf.
+    # Where the sum is 0, the row has keys, all of them at a score of -inf.
     lse = (total.log2() + (0.0 if bound.safe else top)).masked_fill(total == 0, math.nan) / LOG2E
     return by_head, total, lse
 

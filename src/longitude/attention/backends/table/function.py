@@ -54,11 +54,11 @@ def toeplitz_attention(
         out[h, a]       = sum over b of weights[h, a, b] (v_b + value_vectors[h, n]),          n = (Lq - 1 - a) + b
 
     q [B, H, Lq, D]; k, v [B, Hkv, Lk, D], Hkv divides H; on the CPU. In float32 or wider: table [H, Lq + Lk - 1], finite;
-    levels [B, H, Lq] and [B, H, Lk]; vectors [H or 1, N, D], those of the diagonals from `near` on, as far as the band goes or
-    further. Before `near` vectors and table are zero, and these keys cost what plain attention costs.
+    levels [B, H, Lq] and [B, H, Lk]; vectors [H or 1, N, D], those of the diagonals from `near` on, up to the end of the band
+    or further. Before `near` vectors and table are zero, and these keys cost what plain attention costs.
     Query row a has order Lk - Lq + a and key b has order b; the pair is allowed when low <= order_q - order_k <= high (None:
     unbounded): causal is low=0, a window of w keys is low=0, high=w-1. spans, int64 [n, 5]: (row of the batch, first and last
-    + 1 of its queries, first and last + 1 of the keys that these may see); no query and no key is in two of them; only where
+    + 1 of its queries, first and last + 1 of the keys that these attend to); no query and no key is in two of them; only where
     `compiled.functions` are, and nothing but a table is added. A query without keys gives zeros, and an lse of -inf.
     Everything gets gradients, through both results; double backward raises.
     """
@@ -75,7 +75,7 @@ def toeplitz_attention(
 
 
 def _needs_operator(*tensors: Tensor | None) -> bool:
-    """Whether a mode, a transform or a subclass of tensors must see the operator: their memory is not plain."""
+    """Whether a mode, a transform or a subclass of tensors need the operator: they have no plain memory."""
     modes = torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active()
     return modes or any(x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_neg()) for x in tensors)
 
