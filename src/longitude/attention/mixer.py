@@ -133,7 +133,7 @@ class Mixer(nn.Module):
 
     @classmethod
     def encoding_shapes(cls, options: Mapping[str, Any]) -> dict[str, int]:
-        """Sizes that its encodings are built with, by these options, where they are not the model's: head_dim, num_heads, num_kv_heads."""
+        """Sizes that its encodings get by these options, where not the model's: head_dim, num_heads, num_kv_heads."""
         return {}
 
     def reset_parameters(self) -> None:

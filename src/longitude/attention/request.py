@@ -324,7 +324,7 @@ def following(first: Tensor, length: int) -> Tensor:
 
 
 def as_int(positions: Positions) -> Positions:
-    """The int that positions [L] or [B, L] count up from in every row, where reading them needs no synchronization; else themselves."""
+    """The int that positions [L] or [B, L] count up from in every row, where reading them is free; else themselves."""
     if (
         not isinstance(positions, Tensor)
         or positions.dim() > 2

@@ -76,7 +76,7 @@ class LongitudePreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Linear layers and embeddings N(0, 1/width of the input), or initializer_range; encodings by their own reset_parameters."""
+        """Linear layers and embeddings N(0, 1/width of the input), or initializer_range; encodings by reset_parameters."""
         if isinstance(module, nn.Linear):
             std = self.config.initializer_range or module.in_features**-0.5
             nn.init.normal_(module.weight, std=std)

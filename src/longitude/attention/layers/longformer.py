@@ -21,7 +21,7 @@ from longitude.positions.coordinates import Positions, canonical, explicit
 
 
 class LongformerAttention(nn.Module):
-    """Self-attention to the `window` tokens on either side, the token itself, and all global tokens; a global token attends to all.
+    """Self-attention to the `window` tokens on either side, itself, and all global tokens; global tokens attend to all.
 
         out_i = softmax over { j : |i-j| <= window or j global } of scale q_i.k_j, of v_j        where i is not global
         out_i = softmax over all j of scale q'_i.k'_j, of v'_j                                  where i is global

@@ -32,7 +32,7 @@ def autograd_graph(build: Example, kinds: tuple[str, ...] | None = QUICK) -> Non
 
 
 def _graphs(case: Call, backend: str) -> dict[str, str]:
-    """For each tensor that alone requires a gradient: whether the output has a graph. And where all do: whether it gets a gradient."""
+    """For each tensor that alone requires a gradient: whether the output has a graph. Where all do: whether it gets one."""
     learned = parameters_of(case.encoding)
     before = {name: p.requires_grad for name, p in learned.items()}
     found = {}

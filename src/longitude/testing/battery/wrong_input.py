@@ -29,8 +29,8 @@ Wrong = dict[str, tuple[Callable[[], Any], *tuple[str, ...]]]
 def wrong_input_of_encodings(build: Example) -> None:
     """Wrong shapes, heads, dtypes, devices, options and positions: a ValueError with what was expected.
 
-    Positions that are negative, no integers or beyond max_length. What is refused has no side effect: no argument, random number or
-    setting changes.
+    Positions that are negative, no integers or beyond max_length. What is refused has no side effect: no argument, random number
+    or setting changes.
     """
     encoding = build()
     q, k, v, x = heads_and_tokens(7, 7).values()

@@ -269,8 +269,8 @@ class Bound:
         """Without keys of negligible weight: at most e^(bias - bias at the query's own diagonal + 2 most).
 
         rows: what weights are multiplied with, [..., D]; where some rows are far longer than usual, less is negligible. All
-        keys stay where a table is added to levels or vectors, where the mask may exclude a row's own diagonal, or where a number is
-        not finite.
+        keys stay where a table is added to levels or vectors, where a row may not attend to its own diagonal, or where a number
+        is not finite.
         """
         if not self.finite:
             return replace(bias, strict=True)
