@@ -1,10 +1,11 @@
 """What many test files share: closeness, random tensors that a seed decides, encodings with random parameters."""
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import longitude as lg
@@ -69,3 +70,30 @@ class LargestTensor(TorchDispatchMode):
             if isinstance(x, Tensor):
                 self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
         return result
+
+
+# ---- models of transformers, layer by layer --------------------------------------------------------------------------
+def random_model(kind: type, config: Any, std: float = 0.1) -> nn.Module:
+    """A model in eval mode whose parameters, biases and norms included, are moved by normal numbers."""
+    torch.manual_seed(0)
+    model = kind(config).eval()
+    for parameter in model.parameters():
+        parameter.data += std * torch.randn_like(parameter)
+    return model
+
+
+def recorded(model: nn.Module, outputs: str, last: str) -> dict[str, dict[str, list[Tensor]]]:
+    """Per attention layer, filled by each pass: outputs of some of its modules, and "mixed", the input of its last projection."""
+    seen: dict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+    for name, module in model.named_modules():
+        layer, _, own = name.rpartition(".")
+        if own in outputs.split():
+            module.register_forward_hook(lambda _, __, out, at=(layer, own): seen[at[0]][at[1]].append(out))
+        if own == last:
+            module.register_forward_pre_hook(lambda _, given, at=layer: seen[at]["mixed"].append(given[0]))
+    return seen
+
+
+def by_head(x: Tensor, count: int) -> Tensor:
+    """[B, L, count * head_dim] -> [B, count, L, head_dim]."""
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)

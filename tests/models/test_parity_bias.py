@@ -1,11 +1,10 @@
 """Attention layers of transformers' models with biases, from their projections and our encodings: Bloom, MPT, Falcon, T5."""
 
-from collections import defaultdict
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -18,36 +17,11 @@ from transformers import (
 )
 
 import longitude as lg
+from tests.support import by_head, random_model, recorded
 
 MASK = torch.arange(40) >= torch.tensor([[0], [13]])  # the second row is padded on the left
 POSITIONS = (MASK.long().cumsum(1) - 1).clamp(min=0)
 SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-
-
-def built(model: type, config) -> nn.Module:
-    """Random weights, in float32: their masks are too large a number for float64 weights and a softmax in float32."""
-    torch.manual_seed(0)
-    theirs = model(config).eval()
-    for parameter in theirs.parameters():
-        parameter.data += 0.2 * torch.randn_like(parameter)
-    return theirs
-
-
-def watched(model: nn.Module, outputs: str, last: str) -> dict[str, dict[str, list[Tensor]]]:
-    """Per attention layer, filled by each pass: outputs of some of its modules, and the input of its last projection."""
-    seen: dict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
-    for name, module in model.named_modules():
-        layer, _, own = name.rpartition(".")
-        if own in outputs.split():
-            module.register_forward_hook(lambda _, __, out, at=(layer, own): seen[at[0]][at[1]].append(out))
-        if own == last:
-            module.register_forward_pre_hook(lambda _, given, at=layer: seen[at]["mixed"].append(given[0]))
-    return seen
-
-
-def heads(x: Tensor, count: int) -> Tensor:
-    """[B, L, count * head_dim] -> [B, count, L, head_dim]."""
-    return x.unflatten(-1, (count, -1)).transpose(1, 2)
 
 
 def same(mine: Tensor, theirs: Tensor, real: Tensor = MASK, within: float = 5e-6) -> None:
@@ -69,8 +43,8 @@ def padded(encoding, q, k, v, rows: slice = slice(0, 40), **options) -> Tensor:
 def test_bloom_padded_and_cached(num_heads, ids):
     """Its bias m_h j, of the tokens that are not padding, is ours under a causal softmax: whole, and token by token."""
     config = BloomConfig(vocab_size=61, hidden_size=48, n_layer=2, n_head=num_heads, **SPECIAL)
-    theirs, x, encoding = built(BloomForCausalLM, config), ids(2, 40), lg.ALiBi(num_heads)
-    seen = watched(theirs, "query_key_value", "dense")
+    theirs, x, encoding = random_model(BloomForCausalLM, config, 0.2), ids(2, 40), lg.ALiBi(num_heads)
+    seen = recorded(theirs, "query_key_value", "dense")
     theirs(x, attention_mask=MASK.long())
     steps = [slice(0, 25), *(slice(i, i + 1) for i in range(25, 33)), slice(33, 40)]
     cache = None
@@ -93,12 +67,12 @@ def test_bloom_padded_and_cached(num_heads, ids):
 @torch.no_grad()
 def test_mpt(num_heads, recipe, ids):
     config = MptConfig(d_model=48, n_heads=num_heads, n_layers=2, vocab_size=61, max_seq_len=64, **SPECIAL)
-    theirs, encoding = built(MptForCausalLM, config), lg.ALiBi(num_heads, slopes=recipe)
-    seen = watched(theirs, "Wqkv", "out_proj")
+    theirs, encoding = random_model(MptForCausalLM, config, 0.2), lg.ALiBi(num_heads, slopes=recipe)
+    seen = recorded(theirs, "Wqkv", "out_proj")
     theirs(ids(2, 40), attention_mask=MASK.long())
     assert len(seen) == 2
     for layer in seen.values():
-        q, k, v = (heads(x, num_heads) for x in layer["Wqkv"][0].chunk(3, -1))
+        q, k, v = (by_head(x, num_heads) for x in layer["Wqkv"][0].chunk(3, -1))
         same(padded(encoding, q, k, v), layer["mixed"][0])
         assert (padded(None, q, k, v) - padded(encoding, q, k, v)).abs().max() > 0.01
 
@@ -114,15 +88,15 @@ def test_falcon_scales_its_bias(num_heads, kv_heads, attention, times, ids):
         vocab_size=61, hidden_size=48, num_hidden_layers=2, num_attention_heads=num_heads, alibi=True, **SPECIAL,
         multi_query=kv_heads == "one", new_decoder_architecture=False, parallel_attn=False, attn_implementation=attention,
     )  # fmt: skip
-    theirs, count = built(FalconForCausalLM, config), 1 if kv_heads == "one" else num_heads
+    theirs, count = random_model(FalconForCausalLM, config, 0.2), 1 if kv_heads == "one" else num_heads
     slopes = [times * m * (48 // num_heads) ** -0.5 for m in lg.ALiBi(num_heads).slopes]
-    seen = watched(theirs, "query_key_value", "dense")
+    seen = recorded(theirs, "query_key_value", "dense")
     theirs(ids(2, 40), attention_mask=MASK.long())
     assert len(seen) == 2
     for layer in seen.values():
         fused = layer["query_key_value"][0]
         if count == 1:
-            q, k, v = heads(fused, num_heads + 2).split([num_heads, 1, 1], 1)
+            q, k, v = by_head(fused, num_heads + 2).split([num_heads, 1, 1], 1)
         else:
             q, k, v = fused.unflatten(-1, (num_heads, 3, -1)).permute(3, 0, 2, 1, 4)
         same(padded(lg.ALiBi(num_heads, slopes=slopes), q, k, v), layer["mixed"][0])
@@ -137,15 +111,15 @@ def test_t5(buckets, distance, ids):
         vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, relative_attention_num_buckets=buckets,
         relative_attention_max_distance=distance, decoder_start_token_id=0, pad_token_id=0, initializer_factor=0.5,
     )  # fmt: skip
-    theirs = built(T5ForConditionalGeneration, config)
+    theirs = random_model(T5ForConditionalGeneration, config, 0.2)
     for stack in (theirs.encoder, theirs.decoder):
         stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight.data.normal_()
-    seen = watched(theirs, "q k v", "o")
+    seen = recorded(theirs, "q k v", "o")
     source, target = ids(2, 40), ids(2, 25, seed=2)
     theirs(source, attention_mask=MASK.long(), decoder_input_ids=target)
     assert len(seen) == 6
     for name, layer in seen.items():
-        q, k, v = (heads(layer[part][0], 4) for part in "qkv")
+        q, k, v = (by_head(layer[part][0], 4) for part in "qkv")
         stack, own = name.split(".")[0], name.rsplit(".")[-1]
         options: dict = {"scale": 1.0}
         real = MASK if stack == "encoder" else torch.ones(2, 25, dtype=torch.bool)
@@ -167,13 +141,13 @@ def test_t5_cached(ids):
         vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, relative_attention_num_buckets=8,
         relative_attention_max_distance=20, decoder_start_token_id=0, pad_token_id=0, initializer_factor=0.5,
     )  # fmt: skip
-    theirs, source, target = built(T5ForConditionalGeneration, config), ids(2, 12), ids(2, 30, seed=2)
+    theirs, source, target = random_model(T5ForConditionalGeneration, config, 0.2), ids(2, 12), ids(2, 30, seed=2)
     table = theirs.decoder.block[0].layer[0].SelfAttention.relative_attention_bias.weight
     table.data.normal_()
     encoding = lg.T5Bias(4, 8, 20)
     encoding.table.data = table.data
     memory, cache = theirs.encoder(source), None
-    seen = watched(theirs.decoder, "q k v", "o")
+    seen = recorded(theirs.decoder, "q k v", "o")
     steps = [slice(0, 11), *(slice(i, i + 1) for i in range(11, 26)), slice(26, 30)]
     for step in steps:
         out = theirs(encoder_outputs=memory, decoder_input_ids=target[:, step], past_key_values=cache)
@@ -181,7 +155,7 @@ def test_t5_cached(ids):
     layers = [layer for name, layer in seen.items() if name.endswith("SelfAttention")]
     assert len(layers) == 2
     for layer in layers:
-        q, k, v = (heads(torch.cat(layer[part], 1), 4) for part in "qkv")
+        q, k, v = (by_head(torch.cat(layer[part], 1), 4) for part in "qkv")
         for step, mixed in zip(steps, layer["mixed"], strict=True):
             call = {"k": k[:, :, : step.stop], "v": v[:, :, : step.stop], "scale": 1.0}
             same(

@@ -1,6 +1,5 @@
 """transformers' models of text, images and videos: positions, text layers and vision towers of Qwen2-VL and Qwen3-VL."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import longitude as lg
 from longitude.positions.hugging_face import from_hugging_face
 from longitude.positions.multimodal import multimodal_positions
 from longitude.positions.rotary import AxialRotary, MultimodalRotary
+from tests.support import random_model, recorded
 
 IMAGE, VIDEO = 61, 62
 SPECIAL: dict[str, Any] = {
@@ -45,7 +45,7 @@ Segments = Sequence[int | tuple[int, int, int]]
 def qwen2() -> nn.Module:
     rope = {"rope_type": "default", "rope_theta": 300.0, "mrope_section": [2, 3, 3]}
     vision = VISION | {"embed_dim": 32}
-    return built(
+    return random_model(
         Qwen2VLForConditionalGeneration,
         Qwen2VLConfig(text_config=TEXT | {"rope_parameters": rope}, vision_config=vision, **SPECIAL),
     )
@@ -56,29 +56,9 @@ def qwen3() -> nn.Module:
     vision = VISION | {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64, "num_position_embeddings": 16}
     vision |= {"deepstack_visual_indexes": [0]}
     text = TEXT | {"head_dim": 16, "rope_parameters": rope}
-    return built(Qwen3VLForConditionalGeneration, Qwen3VLConfig(text_config=text, vision_config=vision, **SPECIAL))
-
-
-def built(model: type, config) -> nn.Module:
-    torch.manual_seed(0)
-    theirs = model(config).eval()
-    for parameter in theirs.parameters():
-        parameter.data += 0.1 * torch.randn_like(parameter)
-    return theirs
-
-
-def watched(model: nn.Module, outputs: str, last: str) -> dict[str, dict[str, list[Tensor]]]:
-    """Per attention layer, filled by each pass: outputs of some of its modules, and the input of its last projection."""
-    seen: dict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
-    for name, module in model.named_modules():
-        layer, _, own = name.rpartition(".")
-        if not layer.endswith("attn"):
-            continue
-        if own in outputs.split():
-            module.register_forward_hook(lambda _, __, out, at=(layer, own): seen[at[0]][at[1]].append(out))
-        if own == last:
-            module.register_forward_pre_hook(lambda _, given, at=layer: seen[at]["mixed"].append(given[0]))
-    return seen
+    return random_model(
+        Qwen3VLForConditionalGeneration, Qwen3VLConfig(text_config=text, vision_config=vision, **SPECIAL)
+    )
 
 
 def tokens(segments: Segments) -> Tensor:
@@ -162,7 +142,7 @@ def test_text_layers_padded_and_cached(model, ids):
     rows = [FIRST, SECOND] if model is qwen2 else [[3, (1, 2, 3), 5, (1, 4, 5), 4], SECOND]
     theirs, given = model(), batch(rows)
     names = ["q_proj", "k_proj"] if model is qwen2 else ["q_norm", "k_norm"]
-    seen = watched(theirs.model.language_model, " ".join([*names, "v_proj"]), "o_proj")
+    seen = recorded(theirs.model.language_model, " ".join([*names, "v_proj"]), "o_proj")
     cache = theirs(**given).past_key_values
     real, positions = given["attention_mask"].bool(), places(rows, given["attention_mask"], "extent")
     start, more = real.shape[1], ids(2, 6)
@@ -207,7 +187,7 @@ def test_vision_layers(model):
     """Patches rotate by their row and column, in blocks of two by two; each frame is on its own; nothing is causal."""
     theirs = model().model.visual
     grids = [(1, 4, 6), (3, 4, 4), (1, 2, 8)]
-    seen = watched(theirs, "qkv", "proj")
+    seen = recorded(theirs.blocks, "qkv", "proj")
     theirs(torch.randn(sum(t * h * w for t, h, w in grids), 12), grid_thw=torch.tensor(grids))
     positions, frames = [], []
     for t, h, w in grids:

@@ -1,11 +1,10 @@
 """Attention layers of transformers' rotary models, from their projections and our encodings, each read from its config."""
 
-from collections import defaultdict
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -25,44 +24,20 @@ from transformers import (
 
 import longitude as lg
 from longitude.positions.hugging_face import from_hugging_face
+from tests.support import by_head, random_model, recorded
 
 ORIGINAL = "original_max_position_embeddings"
 SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"initializer_range": 0.2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
-def built(model: type, config) -> nn.Module:
-    """Random weights, biases included, in float64."""
-    torch.manual_seed(0)
-    theirs = model(config).double().eval()
-    for parameter in theirs.parameters():
-        if parameter.dim() == 1:
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    return theirs
-
-
-def layers_of(model: nn.Module, outputs: str, last: str, *args, **kwargs) -> list[dict[str, Tensor]]:
-    """What a pass shows of each attention layer: outputs of some of its modules, and the input of its last projection."""
-    seen: dict[str, dict[str, Tensor]] = defaultdict(dict)
-    handles = []
-    for name, module in model.named_modules():
-        layer, _, own = name.rpartition(".")
-        if own in outputs.split():
-            handles.append(
-                module.register_forward_hook(lambda _, __, out, at=(layer, own): seen[at[0]].update({at[1]: out}))
-            )
-        if own == last:
-            handles.append(module.register_forward_pre_hook(lambda _, given, at=layer: seen[at].update(mixed=given[0])))
+def layers_of(model: type, config, outputs: str, last: str, *args, **kwargs) -> list[dict[str, Tensor]]:
+    """What one pass of a random model in float64 shows of each attention layer."""
+    theirs = random_model(model, config).double()
+    seen = recorded(theirs, outputs, last)
     with torch.no_grad():
-        model(*args, **kwargs)
-    for handle in handles:
-        handle.remove()
-    return list(seen.values())
-
-
-def heads(x: Tensor, count: int) -> Tensor:
-    """[B, L, count * head_dim] -> [B, count, L, head_dim]."""
-    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+        theirs(*args, **kwargs)
+    return [{name: x for name, (x,) in layer.items()} for layer in seen.values()]
 
 
 def same(q: Tensor, k: Tensor, v: Tensor, theirs: Tensor, encoding, far: float = 0.01, **options) -> None:
@@ -81,7 +56,7 @@ def test_gpt_neox_partial_rotation(share, ids):
     config = GPTNeoXConfig(**SMALL | {"hidden_size": 64}, intermediate_size=64, rope_parameters=rope)
     encoding = lg.Rotary(16, "half", **from_hugging_face(config).options(16))
     assert encoding.rotary_dim == 16 * share
-    for layer in layers_of(built(GPTNeoXForCausalLM, config), "query_key_value", "dense", ids(2, 40)):
+    for layer in layers_of(GPTNeoXForCausalLM, config, "query_key_value", "dense", ids(2, 40)):
         q, k, v = layer["query_key_value"].unflatten(-1, (4, 48)).transpose(1, 2).chunk(3, -1)
         same(q, k, v, layer["mixed"], encoding)
 
@@ -95,12 +70,11 @@ def test_gptj_interleaved(rotary_dim, ids):
     encoding = lg.Rotary(12, "interleaved", rotary_dim=rotary_dim)
     mask = torch.arange(30) >= torch.tensor([[0], [7]])
     positions = (mask.long().cumsum(1) - 1).clamp(min=0)
-    seen = layers_of(
-        built(GPTJForCausalLM, config), "q_proj k_proj v_proj", "out_proj", ids(2, 30),
+    seen = layers_of(GPTJForCausalLM, config, "q_proj k_proj v_proj", "out_proj", ids(2, 30),
         attention_mask=mask.long(), position_ids=positions,
     )  # fmt: skip
     for layer in seen:
-        q, k, v = (heads(layer[f"{name}_proj"], 4) for name in "qkv")
+        q, k, v = (by_head(layer[f"{name}_proj"], 4) for name in "qkv")
         unpadded = layer["mixed"].masked_fill(~mask[..., None], 0)
         mine = lg.attend(
             q,
@@ -130,8 +104,8 @@ def test_interleaved_with_grouped_heads(family, kind, ids):
         **SMALL | {"hidden_size": 64}, num_key_value_heads=2, head_dim=16, intermediate_size=64, rope_parameters=rope
     )
     encoding = lg.Rotary(16, "interleaved", **from_hugging_face(config).options(16))
-    for layer in layers_of(built(model, config), "q_proj k_proj v_proj", "o_proj", ids(2, 40)):
-        q, k, v = heads(layer["q_proj"], 4), heads(layer["k_proj"], 2), heads(layer["v_proj"], 2)
+    for layer in layers_of(model, config, "q_proj k_proj v_proj", "o_proj", ids(2, 40)):
+        q, k, v = by_head(layer["q_proj"], 4), by_head(layer["k_proj"], 2), by_head(layer["v_proj"], 2)
         same(q, k, v, layer["mixed"], encoding)
 
 
@@ -151,8 +125,8 @@ def test_phi3_longrope(length, share, ids):
     encoding = lg.Rotary(head_dim, "half", **from_hugging_face(config).options(head_dim))
     factor = (1 + torch.tensor(4.0).log() / torch.tensor(32.0).log()).sqrt()
     assert encoding.frequencies().attention_factor == pytest.approx(float(factor))
-    for layer in layers_of(built(Phi3ForCausalLM, config), "qkv_proj", "o_proj", ids(2, length)):
-        q, k, v = heads(layer["qkv_proj"], 8).split([4, 2, 2], 1)
+    for layer in layers_of(Phi3ForCausalLM, config, "qkv_proj", "o_proj", ids(2, length)):
+        q, k, v = by_head(layer["qkv_proj"], 8).split([4, 2, 2], 1)
         same(q, k, v, layer["mixed"], encoding)
         lists = {"short_factor": LISTS["short_factor"], "long_factor": LISTS["short_factor"]}
         short = lg.Rotary(
@@ -180,12 +154,10 @@ def test_deepseek_v3_rotary_part(mscale, all_dim, ids):
     encoding = lg.Rotary(24, "interleaved", **read.options(24) | {"rotary_dim": 8})
     g = 0.1 * (all_dim or 0.0) * torch.tensor(40.0, dtype=torch.float64).log() + 1
     assert encoding.softmax_factor == pytest.approx(float(g) ** 2)
-    seen = layers_of(
-        built(DeepseekV3ForCausalLM, config), "q_b_proj kv_a_proj_with_mqa kv_b_proj", "o_proj", ids(2, 50)
-    )
+    seen = layers_of(DeepseekV3ForCausalLM, config, "q_b_proj kv_a_proj_with_mqa kv_b_proj", "o_proj", ids(2, 50))
     for layer in seen:
-        q_still, q_turning = heads(layer["q_b_proj"], 4).split([16, 8], -1)
-        k_still, v = heads(layer["kv_b_proj"][:, 0], 4).split([16, 12], -1)
+        q_still, q_turning = by_head(layer["q_b_proj"], 4).split([16, 8], -1)
+        k_still, v = by_head(layer["kv_b_proj"][:, 0], 4).split([16, 12], -1)
         k_turning = layer["kv_a_proj_with_mqa"][:, None, :, -8:].expand(-1, 4, -1, -1)  # one for all heads
         q, k = (
             torch.cat([q_turning, q_still], -1),
@@ -209,9 +181,9 @@ def test_gemma3_bases_per_layer_type(ids):
     assert isinstance(read, dict)
     encodings = {layer: lg.Rotary(16, "half", **rope.options(16)) for layer, rope in read.items() if rope}
     windows = {"full_attention": lg.Causal(), "sliding_attention": lg.Window(9)}
-    seen = layers_of(built(Gemma3ForCausalLM, config), "q_norm k_norm v_proj", "o_proj", ids(2, 40))
+    seen = layers_of(Gemma3ForCausalLM, config, "q_norm k_norm v_proj", "o_proj", ids(2, 40))
     for layer, kind in zip(seen, types, strict=True):
-        q, k, v = layer["q_norm"], layer["k_norm"], heads(layer["v_proj"], 2)
+        q, k, v = layer["q_norm"], layer["k_norm"], by_head(layer["v_proj"], 2)
         same(q, k, v, layer["mixed"], encodings[kind], scale=20**-0.5, mask=windows[kind])
 
 
