@@ -29,13 +29,8 @@ from longitude.positions.layouts import convert_layout
 SHAPE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
 LENGTH = 32
 DYNAMIC = {"rope_type": "dynamic", "factor": 4.0}
-LONGROPE = {
-    "rope_type": "longrope",
-    "short_factor": [1.0, 1.0, 1.0, 1.0],
-    "long_factor": [1.0, 2.0, 3.0, 4.0],
-    "original_max_position_embeddings": LENGTH // 2,
-    "factor": 2.0,
-}
+LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.0, 2.0, 3.0, 4.0], "factor": 2.0}
+LONGROPE["original_max_position_embeddings"] = LENGTH // 2
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH // 4}
 
 
@@ -82,23 +77,24 @@ def with_tables(change: Callable[..., Any]) -> Any:
     return model
 
 
-def positions_cast_at_the_input() -> Any:
-    class Model(modeling_llama.LlamaModel):
+def with_positions(kind: type, change: Callable[..., Any]) -> type:
+    """change: of position_ids, and of how many tokens are cached."""
+
+    class Model(kind):
         def forward(self, input_ids=None, position_ids=None, past_key_values=None, **options):
+            past = past_of(past_key_values)
             if position_ids is None:
-                past = past_of(past_key_values)
                 position_ids = (torch.arange(input_ids.shape[1]) + past)[None]
-            return super().forward(
-                input_ids, position_ids=position_ids.bfloat16(), past_key_values=past_key_values, **options
-            )
+            position_ids = change(position_ids, past)
+            return super().forward(input_ids, position_ids=position_ids, past_key_values=past_key_values, **options)
 
+    return Model
+
+
+def positions_cast_at_the_input() -> Any:
     model = llama(length=300)
-    model.model.__class__ = Model
+    model.model.__class__ = with_positions(modeling_llama.LlamaModel, lambda at, past: at.bfloat16())
     return model
-
-
-def frequencies_in_bfloat16() -> Any:
-    return llama().bfloat16()  # takes inv_freq along; from_pretrained(dtype=...) does not
 
 
 def angles_in_bfloat16() -> Any:
@@ -114,24 +110,10 @@ def angles_in_bfloat16() -> Any:
     return model
 
 
-def biases_in_bfloat16() -> Any:
-    return bloom().bfloat16()
-
-
 # ---- a cache ----------------------------------------------------------------------------------------------------------------
 def off_by(step: int, kind: type) -> type:
-    class OffByOne(kind):
-        """Counts what is cached wrongly."""
-
-        def forward(self, input_ids=None, position_ids=None, past_key_values=None, **options):
-            past = past_of(past_key_values)
-            if past and position_ids is None:
-                position_ids = (torch.arange(input_ids.shape[1]) + past)[None]
-            if past:
-                position_ids = position_ids + step
-            return super().forward(input_ids, position_ids=position_ids, past_key_values=past_key_values, **options)
-
-    return OffByOne
+    """Counts what is cached wrongly."""
+    return with_positions(kind, lambda at, past: at + step if past else at)
 
 
 class ForgetsInGenerate(GPT2LMHeadModel):
@@ -146,25 +128,32 @@ class ForgetsInGenerate(GPT2LMHeadModel):
         return given
 
 
-class NoMaskBehindACache(LlamaForCausalLM):
+def with_mask(change: Callable[..., Any]) -> type:
+    """change: of the attention mask, the shape [batch, queries, keys] of the call, and its dtype."""
+
+    class Model(LlamaForCausalLM):
+        def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
+            rows, queries = input_ids.shape
+            attention_mask = change(attention_mask, (rows, queries, past_of(past_key_values) + queries), self.dtype)
+            return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **options)
+
+    return Model
+
+
+def none_behind_a_cache(mask: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
     """A prompt that continues behind a cache attends to its own future."""
-
-    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
-        past = past_of(past_key_values)
-        if past and input_ids.shape[1] > 1:
-            attention_mask = torch.zeros(1, 1, input_ids.shape[1], past + input_ids.shape[1], dtype=self.dtype)
-        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **options)
+    rows, queries, keys = shape
+    return torch.zeros(rows, 1, queries, keys, dtype=dtype) if keys > queries > 1 else mask
 
 
-class NoMask(LlamaForCausalLM):
-    """Every token attends to every other one."""
+def all_allowed(mask: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
+    rows, queries, keys = shape
+    return torch.zeros(rows, 1, queries, keys, dtype=dtype)
 
-    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
-        past = past_of(past_key_values)
-        shape = (len(input_ids), 1, input_ids.shape[1], past + input_ids.shape[1])
-        return super().forward(
-            input_ids, torch.zeros(shape, dtype=self.dtype), past_key_values=past_key_values, **options
-        )
+
+def no_packing(mask: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
+    """Positions reach the tables, and not the mask."""
+    return torch.ones(shape[0], shape[2], dtype=torch.long) if mask is None else mask
 
 
 class NoBiasAtDecode(BloomModel):
@@ -189,13 +178,6 @@ def no_bias_at_decode() -> Any:
 
 
 # ---- rows -------------------------------------------------------------------------------------------------------------------
-class PaddingIgnored(LlamaForCausalLM):
-    """The attention mask gets lost."""
-
-    def forward(self, input_ids=None, attention_mask=None, **options):
-        return super().forward(input_ids, **options)
-
-
 class PositionsFromThePadding(GPT2LMHeadModel):
     """Counts padding as tokens, whatever position_ids say."""
 
@@ -212,29 +194,20 @@ class CountsPaddingInGenerate(GPT2LMHeadModel):
         return given
 
 
-class PackingIgnored(LlamaForCausalLM):
-    """Positions reach the tables, and not the mask."""
+def with_logits(kind: type, change: Callable[[Tensor], Tensor]) -> type:
+    class Model(kind):
+        def forward(self, *inputs, **options):
+            answer = super().forward(*inputs, **options)
+            answer.logits = change(answer.logits)
+            return answer
 
-    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
-        if attention_mask is None:
-            past = past_of(past_key_values)
-            attention_mask = torch.ones(len(input_ids), past + input_ids.shape[1], dtype=torch.long)
-        return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **options)
-
-
-class MixesRows(GPTNeoXForCausalLM):
-    """A mean over the batch."""
-
-    def forward(self, input_ids=None, **options):
-        answer = super().forward(input_ids, **options)
-        answer.logits = answer.logits - 0.1 * answer.logits.mean(0, keepdim=True)
-        return answer
+    return Model
 
 
 # ---- tables and weights -------------------------------------------------------------------------------------------------------
 def theta_lost_in_the_model() -> Any:
-    model, other = llama(theta=500_000.0), llama()
-    model.model.rotary_emb = other.model.rotary_emb
+    model = llama(theta=500_000.0)
+    model.model.rotary_emb = llama().model.rotary_emb
     return model
 
 
@@ -280,15 +253,6 @@ def switches_early() -> Any:
     return model
 
 
-class DropsOut(LlamaForCausalLM):
-    """Dropout that eval() does not end."""
-
-    def forward(self, *inputs, **options):
-        answer = super().forward(*inputs, **options)
-        answer.logits = nn.functional.dropout(answer.logits, 0.1)
-        return answer
-
-
 # ---- rotations ----------------------------------------------------------------------------------------------------------------
 class KeysNotRotated(modeling_llama.LlamaAttention):
     def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **options):
@@ -312,9 +276,8 @@ def keys_not_rotated() -> Any:
 
 def falcon() -> Any:
     """With ALiBi, and rope_parameters that nothing reads."""
-    torch.manual_seed(0)
     shape = {"alibi": True, "new_decoder_architecture": False, "multi_query": False}
-    return FalconForCausalLM(FalconConfig(**SHAPE, max_position_embeddings=LENGTH, **shape)).eval()
+    return built(FalconForCausalLM, FalconConfig(**SHAPE, max_position_embeddings=LENGTH, **shape))
 
 
 def replaced() -> Any:
@@ -329,21 +292,24 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
         "far_positions",
     ),
     "positions cast at the input": (positions_cast_at_the_input, "far_positions"),
-    "frequencies in bfloat16": (frequencies_in_bfloat16, "far_positions"),
+    "frequencies in bfloat16": (lambda: llama().bfloat16(), "far_positions"),  # from_pretrained(dtype=...) rounds none
     "angles in bfloat16": (angles_in_bfloat16, "far_positions"),
-    "ALiBi in bfloat16": (biases_in_bfloat16, "far_positions"),
+    "ALiBi in bfloat16": (lambda: bloom().bfloat16(), "far_positions"),
     "cache off by one": (partial(llama, off_by(1, LlamaForCausalLM)), "cached_decoding"),
     "cache off by minus one": (partial(neox, off_by(-1, GPTNeoXForCausalLM)), "cached_decoding"),
     "cache off by minus one, learned table": (partial(gpt2, off_by(-1, GPT2LMHeadModel)), "cached_decoding"),
     "generate() off by one": (partial(gpt2, ForgetsInGenerate), "cached_decoding"),
-    "no mask behind a cache": (partial(llama, NoMaskBehindACache), "chunked_prefill"),
-    "no mask": (partial(llama, NoMask), "causality"),
+    "no mask behind a cache": (partial(llama, with_mask(none_behind_a_cache)), "chunked_prefill"),
+    "no mask": (partial(llama, with_mask(all_allowed)), "causality"),
     "biases zero at decode": (no_bias_at_decode, "cached_decoding"),
-    "padding ignored": (partial(llama, PaddingIgnored), "left_padding"),
+    "padding ignored": (partial(llama, with_mask(lambda *call: None)), "left_padding"),
     "positions from the padding": (partial(gpt2, PositionsFromThePadding), "left_padding"),
     "padding counted in generate()": (partial(gpt2, CountsPaddingInGenerate), "left_padding"),
-    "packing ignored": (partial(llama, PackingIgnored), "packed_documents"),
-    "rows mixed": (partial(neox, MixesRows), "batch_invariance"),
+    "packing ignored": (partial(llama, with_mask(no_packing)), "packed_documents"),
+    "rows mixed": (
+        partial(neox, with_logits(GPTNeoXForCausalLM, lambda logits: logits - 0.1 * logits.mean(0, keepdim=True))),
+        "batch_invariance",
+    ),
     "theta lost in the config": (theta_lost_in_the_config, "config"),
     "theta lost in the model": (theta_lost_in_the_model, "rotary_frequencies"),
     "attention factor ignored": (partial(attention_factor, lambda factor: 1.0), "rotary_frequencies"),
@@ -351,7 +317,10 @@ BROKEN: dict[str, tuple[Callable[[], Any], str]] = {
     "dynamic scaling drifts": (partial(llama, **DYNAMIC), "scaling_border"),
     "LongRoPE drifts": (partial(llama, **LONGROPE), "scaling_border"),
     "LongRoPE switches early": (switches_early, "scaling_border"),
-    "dropout left on": (partial(llama, DropsOut), "repeatable"),
+    "dropout left on": (
+        partial(llama, with_logits(LlamaForCausalLM, lambda logits: nn.functional.dropout(logits, 0.1))),
+        "repeatable",
+    ),
     "interleaved weights in a half model": (interleaved_weights, "rotary_layout"),
     "interleaved fused weights in a half model": (interleaved_fused_weights, "rotary_layout"),
     "all but the start off by minus one": (  # far away, too, where it is no rounding
@@ -383,7 +352,5 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "neox": neox,
     "bloom": bloom,
     "gpt2": gpt2,
-    "ours, rope": partial(ours, "rope"),
-    "ours, alibi": partial(ours, "alibi"),
-    "ours, sinusoidal": partial(ours, "sinusoidal"),
+    **{f"ours, {name}": partial(ours, name) for name in ("rope", "alibi", "sinusoidal")},
 }

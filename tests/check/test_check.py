@@ -60,77 +60,55 @@ def rename(raw):
     raw["rope_tetha"] = raw.pop("rope_theta")
 
 
+def top(**changes):
+    return lambda raw: raw.update(changes)
+
+
+def rope(**changes):
+    return lambda raw: raw["rope_parameters"].update(changes)
+
+
+def no(name):
+    return lambda raw: raw["rope_parameters"].pop(name)
+
+
+LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
+ORIGINAL = "original_max_position_embeddings"
 EDITS = {
-    "nothing": (lambda raw: None, {}, ""),
-    "the old schema": (old_schema, {}, ""),
-    "the old schema, yarn": (old_schema, {"rope": YARN}, ""),
-    "both schemas, agreeing": (lambda raw: raw.update(rope_theta=500_000.0), {}, ""),
-    "theta lost": (lambda raw: raw["rope_parameters"].pop("rope_theta"), {}, "expected rope_theta"),
-    "no rope parameters": (lambda raw: raw.pop("rope_parameters"), {}, "transformers takes 10000 without a warning"),
-    "theta misspelt": (lambda raw: rename(raw["rope_parameters"]), {}, "'rope_tetha' in rope_parameters, which"),
+    "nothing": (top(), None, ""),
+    "the old schema": (old_schema, None, ""),
+    "the old schema, yarn": (old_schema, YARN, ""),
+    "both schemas, agreeing": (top(rope_theta=500_000.0), None, ""),
+    "theta lost": (no("rope_theta"), None, "expected rope_theta"),
+    "no rope parameters": (lambda raw: raw.pop("rope_parameters"), None, "transformers takes 10000 without a warning"),
+    "theta misspelt": (lambda raw: rename(raw["rope_parameters"]), None, "'rope_tetha' in rope_parameters, which"),
     "theta misspelt, in the old schema": (
         lambda raw: (old_schema(raw), rename(raw)),
-        {},
+        None,
         "unknown key 'rope_tetha', which transformers ignores: did you mean 'rope_theta'?",
     ),
-    "two thetas": (
-        lambda raw: raw.update(rope_theta=10_000.0),
-        {},
-        "10000.0 at the top and 500000.0 in rope_parameters",
-    ),
-    "a key misspelt": (
-        lambda raw: raw["rope_parameters"].update(beta_fst=16),
-        {"rope": YARN},
-        "did you mean 'beta_fast'?",
-    ),
-    "a key of nobody": (
-        lambda raw: raw.update(rope_base=1e6),
-        {},
-        "unknown key 'rope_base', which transformers ignores",
-    ),
-    "lengths misspelt": (
-        lambda raw: raw.update(max_position_embedding=64),
-        {},
-        "did you mean 'max_position_embeddings'?",
-    ),
+    "two thetas": (top(rope_theta=10_000.0), None, "10000.0 at the top and 500000.0 in rope_parameters"),
+    "a key misspelt": (rope(beta_fst=16), YARN, "did you mean 'beta_fast'?"),
+    "a key of nobody": (top(rope_base=1e6), None, "unknown key 'rope_base', which transformers ignores"),
+    "lengths misspelt": (top(max_position_embedding=64), None, "did you mean 'max_position_embeddings'?"),
     "two schemas": (
-        lambda raw: raw.update(rope_scaling={"rope_type": "linear", "factor": 2.0, "rope_theta": 500_000.0}),
-        {},
+        top(rope_scaling={"rope_type": "linear", "factor": 2.0, "rope_theta": 500_000.0}),
+        None,
         "rope_parameters and rope_scaling disagree",
     ),
-    "factor too small": (lambda raw: raw["rope_parameters"].update(factor=2.0), {"rope": YARN}, "factor 2.0 times"),
-    "original longer": (
-        lambda raw: raw["rope_parameters"].update(original_max_position_embeddings=64),
-        {"rope": YARN},
-        "longer than max_position_embeddings = 32",
-    ),
-    "original of another type": (
-        lambda raw: raw["rope_parameters"].update(original_max_position_embeddings=16),
-        {"rope": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}},
-        "a 'linear' one has none; remove it",
-    ),
-    "two types": (
-        lambda raw: raw["rope_parameters"].update(type="linear"),
-        {"rope": YARN},
-        "type is 'linear' and rope_type 'yarn' in rope_parameters",
-    ),
-    "two originals": (
-        lambda raw: raw.update(original_max_position_embeddings=16),
-        {"rope": YARN},
-        "original_max_position_embeddings is 16 at the top and 8 in rope_parameters",
-    ),
-    "original missing": (
-        lambda raw: raw["rope_parameters"].pop("original_max_position_embeddings"),
-        {"rope": YARN},
-        "original_max_position_embeddings is missing",
-    ),
+    "factor too small": (rope(factor=2.0), YARN, "factor 2.0 times"),
+    "original longer": (rope(**{ORIGINAL: 64}), YARN, "longer than max_position_embeddings = 32"),
+    "original of another type": (rope(**{ORIGINAL: 16}), LINEAR, "a 'linear' one has none; remove it"),
+    "two types": (rope(type="linear"), YARN, "type is 'linear' and rope_type 'yarn' in rope_parameters"),
+    "two originals": (top(**{ORIGINAL: 16}), YARN, f"{ORIGINAL} is 16 at the top and 8 in rope_parameters"),
+    "original missing": (no(ORIGINAL), YARN, f"{ORIGINAL} is missing"),
 }
 
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_the_config_is_read_as_it_stands(edit, tmp_path):
-    change, options, words = EDITS[edit]
-    found = result("config", saved(tmp_path, change, **options))
+    change, given, words = EDITS[edit]
+    found = result("config", saved(tmp_path, change, rope=given))
     assert found.status == ("broken" if words else "holds"), found
     assert words in found.reason
     assert found.measured == (2 if "old schema" in edit and words else 1 if words else 0)  # there unknown, and missing
@@ -143,53 +121,27 @@ def test_a_lost_theta_is_the_configs_matter_alone(tmp_path):
     assert [found.law for found in check(broken).values() if found.status == "broken"] == ["config"]
 
 
-def test_longrope_needs_a_factor_for_each_pair(tmp_path):
+def test_longrope_needs_a_factor_for_each_pair():
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
     rope |= {"original_max_position_embeddings": 16}
 
-    def cut(raw):
-        raw["rope_parameters"]["long_factor"] = [2.0] * 3
-
-    assert "long_factor of 4 numbers" in result("config", llama(rope), raw=edited(llama(rope), cut)).reason
-
-
-def edited(model, change):
-    raw = model.config.to_dict()
-    change(raw)
-    return raw
+    raw = llama(rope).config.to_dict()
+    raw["rope_parameters"]["long_factor"] = [2.0] * 3
+    assert "long_factor of 4 numbers" in result("config", llama(rope), raw=raw).reason
 
 
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
+OSS = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False, ORIGINAL: 4096}
+QWEN = {"type": "yarn", "factor": 4.0, ORIGINAL: 32768}
 PUBLISHED = {
-    "llama": {
-        "max_position_embeddings": 131072,
-        "rope_theta": 500000.0,
-        "rope_scaling": {
-            "factor": 8.0,
-            "low_freq_factor": 1.0,
-            "high_freq_factor": 4.0,
-            "original_max_position_embeddings": 8192,
-            "rope_type": "llama3",
-        },
-    },
-    "qwen2": {
-        "max_position_embeddings": 32768,
-        "use_mrope": False,
-        "rope_theta": 1e6,
-        "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"},
-    },
+    "llama": {"max_position_embeddings": 131072, "rope_theta": 500000.0, "rope_scaling": LLAMA3},
+    "qwen2": {"max_position_embeddings": 32768, "use_mrope": False, "rope_theta": 1e6, "rope_scaling": QWEN},
     "gpt_neox": {"max_position_embeddings": 2048, "rotary_pct": 0.25, "rotary_emb_base": 10000},
     "gpt_oss": {
         "initial_context_length": 4096,
         "max_position_embeddings": 131072,
         "rope_theta": 150000,
-        "rope_scaling": {
-            "beta_fast": 32.0,
-            "beta_slow": 1.0,
-            "factor": 32.0,
-            "original_max_position_embeddings": 4096,
-            "rope_type": "yarn",
-            "truncate": False,
-        },
+        "rope_scaling": OSS,
     },
 }
 
@@ -215,12 +167,9 @@ def test_interleaved_weights_in_a_half_model_are_named():
 
 
 def test_another_model_is_no_matter_of_layout():
-    other = llama({"rope_type": "default", "rope_theta": 1e4})
-    found = result("rotary_layout", llama(), reference=other)
-    assert (
-        found.status == "broken"
-        and "no rotary layout explains it; base is 500000.0 here and 10000.0 there" in found.reason
-    )
+    found = result("rotary_layout", llama(), reference=sound_llama())
+    assert found.status == "broken"
+    assert "no rotary layout explains it; base is 500000.0 here and 10000.0 there" in found.reason
 
 
 def test_a_reference_of_another_vocabulary_is_refused():

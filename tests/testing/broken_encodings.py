@@ -21,9 +21,20 @@ class Broken(lg.Encoding):
         return (lg.OffsetBias(lambda offset: self.of(offset).expand(self.num_heads, *offset.shape)),)
 
 
-class InBfloat16(Broken):
-    def of(self, offset):
-        return super().of(offset).bfloat16()
+def broken(name, base=Broken, **members):
+    """A subclass with one bug."""
+    return type(name, (base,), members)
+
+
+# ---- a bias ----------------------------------------------------------------------------------------------------------
+InBfloat16 = broken("InBfloat16", of=lambda self, offset: Broken.of(self, offset).bfloat16())
+NotFiniteAhead = broken(
+    "NotFiniteAhead", of=lambda self, offset: torch.where(offset < 0, -torch.inf, Broken.of(self, offset))
+)
+ReadsLength = broken(  # in Python, so that every length makes a graph
+    "ReadsLength", of=lambda self, offset: Broken.of(self, offset) * sum(1.0 for _ in range(offset.shape[0]))
+)
+SaysAbsolute = broken("SaysAbsolute", relative=False)
 
 
 class InTheModelsDtype(Broken):
@@ -41,10 +52,7 @@ class SharesATable(Broken):
     tables = {}
 
     def of(self, offset):
-        key = tuple(offset.shape)
-        if key not in self.tables:
-            self.tables[key] = super().of(offset)
-        return self.tables[key]
+        return self.tables.setdefault(tuple(offset.shape), super().of(offset))
 
 
 class Saves(Broken):
@@ -63,24 +71,44 @@ class MovesItsTables(Broken):
         return (offset * self.slope.double()).cos()
 
 
-class NotFiniteAhead(Broken):
-    def of(self, offset):
-        return torch.where(offset < 0, -torch.inf, super().of(offset))
+# ---- a table, as `read` gives it -------------------------------------------------------------------------------------
+class FromATable(lg.ClippedBias):
+    def read(self, offset):
+        return self.table
+
+    def terms(self, context):
+        return (lg.OffsetBias(lambda offset: self.read(offset)[:, offset.clamp(-9, 9) + 127]),)
 
 
-class SaysAbsolute(Broken):
-    relative = False
+DeclaresNothing = broken("DeclaresNothing", lg.ClippedBias, learned=False)
+NoGradient = broken("NoGradient", FromATable, read=lambda self, offset: self.table.detach())
+WrongGradient = broken("WrongGradient", FromATable, read=lambda self, offset: 2 * self.table - self.table.detach())
+SwallowsNaN = broken("SwallowsNaN", FromATable, read=lambda self, offset: self.table.nan_to_num())
+OnlyForSeveral = broken(  # its table is used where there are several tokens
+    "OnlyForSeveral",
+    FromATable,
+    read=lambda self, offset: self.table if offset.numel() > 1 else self.table.detach(),
+)
+NoGradientCompiled = broken(
+    "NoGradientCompiled",
+    FromATable,
+    read=lambda self, offset: self.table.detach() if torch.compiler.is_compiling() else self.table,
+)
 
 
-class ReadsLength(Broken):
-    """Depends on the length in Python, so that every length makes a graph."""
+class MadeInInference(FromATable):
+    """Keeps what it made in inference_mode, and multiplies with it later."""
 
-    def of(self, offset):
-        return super().of(offset) * sum(1.0 for _ in range(offset.shape[0]))
+    made = 2.0
+
+    def read(self, offset):
+        if torch.is_inference_mode_enabled():
+            self.made = torch.full((), 2.0, dtype=torch.float64)
+        return self.made * self.table
 
 
-class Absolute(lg.Sinusoidal):
-    relative = True
+# ---- positions -------------------------------------------------------------------------------------------------------
+Absolute = broken("Absolute", lg.Sinusoidal, relative=True)
 
 
 class LeavesATrace(lg.Sinusoidal):
@@ -103,76 +131,23 @@ class StaleKeys(lg.Rotary):
         return type(table)(*(x * (1 + 0.1 * int(positions.max())) for x in table))
 
 
-class FromATable(lg.ClippedBias):
-    """Its own table, as `read` gives it."""
-
-    def read(self, offset):
-        return self.table
-
-    def terms(self, context):
-        return (lg.OffsetBias(lambda offset: self.read(offset)[:, offset.clamp(-9, 9) + 127]),)
-
-
-class DeclaresNothing(lg.ClippedBias):
-    learned = False
-
-
-class NoGradient(FromATable):
-    def read(self, offset):
-        return self.table.detach()
-
-
-class WrongGradient(FromATable):
-    def read(self, offset):
-        return self.table.detach() + 2 * (self.table - self.table.detach())
-
-
-class NoGradientCompiled(FromATable):
-    def read(self, offset):
-        return self.table.detach() if torch.compiler.is_compiling() else self.table
-
-
-class OnlyForSeveral(FromATable):
-    """Its table is used where there are several tokens."""
-
-    def read(self, offset):
-        return self.table if offset.numel() > 1 else self.table.detach()
-
-
-class SwallowsNaN(FromATable):
-    def read(self, offset):
-        return self.table.nan_to_num()
-
-
-class MadeInInference(FromATable):
-    """Keeps what it made in inference_mode, and multiplies with it later."""
-
-    made = 2.0
-
-    def read(self, offset):
-        if torch.is_inference_mode_enabled():
-            self.made = torch.full((), 2.0, dtype=torch.float64)
-        return self.made * self.table
-
-
-class ForgetsCarry(lg.FoX):
-    def context(self, x, carry=None, documents=None):
-        return super().context(x, None, documents)
-
-
-class MixesRows(lg.FoX):
-    def context(self, x, carry=None, documents=None):
-        return super().context(x - x.mean(0), carry, documents)
-
-
-class SeesTheFuture(lg.FoX):
-    def context(self, x, carry=None, documents=None):
-        return super().context(x + x.mean(1, keepdim=True), carry, documents)
+# ---- a stream --------------------------------------------------------------------------------------------------------
+ForgetsCarry = broken(
+    "ForgetsCarry", lg.FoX, context=lambda self, x, carry=None, docs=None: lg.FoX.context(self, x, None, docs)
+)
+MixesRows = broken("MixesRows", lg.FoX, context=lambda self, x, *rest: lg.FoX.context(self, x - x.mean(0), *rest))
+SeesTheFuture = broken(
+    "SeesTheFuture",
+    lg.FoX,
+    context=lambda self, x, *rest: lg.FoX.context(self, x + x.mean(1, keepdim=True), *rest),
+)
+HidesItsState = broken("HidesItsState", lg.FoX, carries=False)
+SaysNothingOfTheFuture = broken("SaysNothingOfTheFuture", lg.CoPE, causal_only=False)
 
 
 class HalfSums(lg.FoX):
-    def context(self, x, carry=None, documents=None):
-        columns, carry = super().context(x, carry, documents)
+    def context(self, x, *rest):
+        columns, carry = super().context(x, *rest)
         return {name: column.to(x.dtype) for name, column in columns.items()}, carry
 
 
@@ -188,14 +163,6 @@ class CountsByItself(lg.FoX):
         return columns, None
 
 
-class HidesItsState(lg.FoX):
-    carries = False
-
-
 class MixesDocuments(lg.PaTH):
     def context(self, x, carry=None, documents=None):
         return super().context(x, carry, None if documents is None else documents * 0)
-
-
-class SaysNothingOfTheFuture(lg.CoPE):
-    causal_only = False

@@ -1,4 +1,7 @@
-"""A right recurrence, and mixers that break each law on purpose."""
+"""A right recurrence, and mixers that break each law on purpose.
+
+Decay has a place for each change: what `mix` is given (before), what it gives (after), its scan, its chunks, its cache.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -19,18 +22,32 @@ class Decay(RecurrentMixer):
 
     def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
         super().__init__()
-        check_sizes("Decay", dim=dim)
-        self.set_mode(mode, chunk_size)
-        self.dim = dim
+        self.set_options(dim, mode, chunk_size)
         self.value, self.gate, self.out = (nn.Linear(dim, dim) for _ in range(3))
         self.rate = nn.Parameter(torch.zeros(dim))
         self.shift = nn.Parameter(torch.ones(dim))
         self.more(dim)
 
+    def set_options(self, dim, mode, chunk_size):
+        check_sizes("Decay", dim=dim)
+        self.set_mode(mode, chunk_size)
+        self.dim = dim
+
     def more(self, dim):
         """What subclasses add."""
 
+    def before(self, x, state, inputs):
+        """What subclasses change in the arguments of mix."""
+        return x, state, inputs
+
+    def after(self, x, out, state):
+        """What subclasses change in the results of mix."""
+        return out, state
+
     def mix(self, x, state, inputs):
+        return self.after(x, *self.recur(*self.before(x, state, inputs)))
+
+    def recur(self, x, state, inputs):
         require_state("Decay", state, {"sums": (x.shape[0], self.dim), "tail": (x.shape[0], 1, self.dim)})
         sums, tail = (None, None) if state is None else state
         before, tail = previous(x, tail, inputs.reset, inputs.valid)
@@ -63,150 +80,96 @@ class Decay(RecurrentMixer):
         return h, h[:, -1]
 
 
-class ReadsTheFuture(Decay):
-    def mix(self, x, *rest):
-        return super().mix(x + x.amax(1, keepdim=True), *rest)
-
-
-class ForgetsItsState(Decay):
-    def mix(self, x, state, *rest):
-        return super().mix(x, None, *rest)
-
-
-class ForgetsItsTail(Decay):
-    def mix(self, x, state, *rest):
-        out, (sums, tail) = super().mix(x, state, *rest)
-        return out, (sums, torch.zeros_like(tail))
-
-
-class CutsGradients(Decay):
-    def mix(self, x, state, *rest):
-        return super().mix(x, None if state is None else tuple(part.detach() for part in state), *rest)
-
-
-class IgnoresDocuments(Decay):
-    def mix(self, x, state, inputs):
-        return super().mix(x, state, inputs._replace(reset=None))
-
-
-class IgnoresDocumentsInItsSums(Decay):
-    def scan(self, v, sums, reset, valid):
-        return super().scan(v, sums, None, valid)
-
-
-class MasksByNumber(MultiHeadAttention):
-    """What the masks of attend() mean: a token sees all that have its number."""
-
-    def forward(self, x, *, mask=Causal(), documents=None, **rest):  # noqa: B008
-        if documents is not None:
-            mask = mask & Documents(documents) & Padding(documents >= 0)
-        return super().forward(x, mask=mask, **rest)
-
-
 class Placed(Decay):
     """Its outputs depend on positions, which its cache has to count."""
 
-    def mix(self, x, state, inputs):
-        return super().mix(x + torch.cos(inputs.positions.to(x.dtype))[..., None], state, inputs)
+    def before(self, x, state, inputs):
+        return x + torch.cos(inputs.positions.to(x.dtype))[..., None], state, inputs
 
 
-class CountsFromTheLargest(Placed):
-    """Behind the largest position of a call, which may be that of another document."""
+class Dropping(Decay):
+    """Drops what it gives, in training."""
 
-    def cache_layer(self):
-        class Layer(StateLayer):
-            def write(self, owner, state, tokens, positions, documents=None):
-                super().write(owner, state, tokens, positions, documents)
-                self.newest = newest(positions, tokens)
+    def __init__(self, dim: int, *, dropout: float = 0.0, mode: str = "chunked", chunk_size: int = 16):
+        super().__init__(dim, mode=mode, chunk_size=chunk_size)
+        self.dropout = dropout
 
-        return Layer()
-
-
-class CountsPadding(Placed):
-    def cache_layer(self):
-        class Layer(StateLayer):
-            def write(self, owner, state, tokens, positions, documents=None):
-                super().write(owner, state, tokens, positions)
-
-        return Layer()
+    def after(self, x, out, state):
+        return F.dropout(out, self.dropout, self.training), state
 
 
-class DecaysOnPadding(Decay):
-    def scan(self, v, sums, reset, valid):
-        return super().scan(v if valid is None else v * valid[..., None], sums, reset, None)
+def broken(name, base=Decay, **members):
+    """A subclass with one bug."""
+    return type(name, (base,), members)
 
 
-class ReadsPadding(Decay):
-    def mix(self, x, state, inputs):
-        return super().mix(x, state, inputs._replace(valid=None))
+def with_parameter(name, **members):
+    """Decay with one more parameter, `extra`."""
+    return broken(name, more=lambda self, dim: setattr(self, "extra", nn.Parameter(torch.ones(dim))), **members)
 
 
-class WrongAtChunks(Decay):
-    def scan(self, v, sums, reset, valid):
-        half = -F.softplus(self.rate.to(v.dtype)) / 2
-        return super().scan(v, None if sums is None else sums * half.exp(), reset, valid)
+def with_cache(name, base=Decay, **members):
+    """A mixer whose cache has the bug."""
+    return broken(name, base, cache_layer=lambda self: type("Layer", (StateLayer,), members)())
 
 
-class WrongInOneForm(Decay):
-    def chunk(self, v, sums, reset, valid):
-        h, sums = super().chunk(v, sums, reset, valid)
-        return h, sums if self.mode == "recurrent" else 1.001 * sums
+# ---- what it reads ---------------------------------------------------------------------------------------------------
+ReadsTheFuture = broken("ReadsTheFuture", before=lambda self, x, s, i: (x + x.amax(1, keepdim=True), s, i))
+MixesItsBatch = broken("MixesItsBatch", before=lambda self, x, s, i: (x - x.mean(0), s, i))
+ForgetsItsState = broken("ForgetsItsState", before=lambda self, x, s, i: (x, None, i))
+CutsGradients = broken("CutsGradients", before=lambda self, x, s, i: (x, s and tuple(part.detach() for part in s), i))
+IgnoresDocuments = broken("IgnoresDocuments", before=lambda self, x, s, i: (x, s, i._replace(reset=None)))
+ReadsPadding = broken("ReadsPadding", before=lambda self, x, s, i: (x, s, i._replace(valid=None)))
+BranchesOnItsNumbers = broken(
+    "BranchesOnItsNumbers", before=lambda self, x, s, i: (x if float(x.sum()) != 0.5 else -x, s, i)
+)
 
 
-class MixesItsBatch(Decay):
-    def mix(self, x, *rest):
-        return super().mix(x - x.mean(0), *rest)
+# ---- what it gives ---------------------------------------------------------------------------------------------------
+ForgetsItsTail = broken("ForgetsItsTail", after=lambda self, x, out, s: (out, (s[0], torch.zeros_like(s[1]))))
+WidensItsOutput = broken("WidensItsOutput", after=lambda self, x, out, s: (out.to(state_dtype(x)), s))
+WrongGradient = broken("WrongGradient", after=lambda self, x, out, s: (2 * out - out.detach(), s))
+Overflows = broken("Overflows", after=lambda self, x, out, s: (out + 1e-9 * x.exp(), s))
+HalfState = broken("HalfState", after=lambda self, x, out, s: (out, (s[0].to(x.dtype), s[1])))
+NoisyInTraining = broken("NoisyInTraining", after=lambda self, x, out, s: (F.dropout(out, 0.1, self.training), s))
+DropsNothing = broken("DropsNothing", Dropping, after=lambda self, x, out, s: (out, s))
+BatchBehind = broken(
+    "BatchBehind",
+    before=lambda self, x, s, i: (x, s and (s[0].t(), s[1]), i),
+    after=lambda self, x, out, s: (out, (s[0].t(), s[1])),
+)
+SpareParameter = with_parameter("SpareParameter")
+UsesItOnlyFar = with_parameter(
+    "UsesItOnlyFar",  # where there is a second token
+    after=lambda self, x, out, s: (out if x.shape[1] == 1 else out * self.extra.to(x.dtype), s),
+)
 
 
-class HalfState(Decay):
-    def mix(self, x, *rest):
-        out, (sums, tail) = super().mix(x, *rest)
-        return out, ((sums.bfloat16() if x.dtype == torch.bfloat16 else sums), tail)
-
-
-class WidensItsOutput(Decay):
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
-        return out.to(state_dtype(x)), state
+class DropsWithoutScale(Dropping):
+    def after(self, x, out, state):
+        out, state = super().after(x, out, state)
+        return out * (1 - self.dropout if self.training else 1), state
 
 
 class KeepsEverything(Decay):
-    def mix(self, x, state, *rest):
-        out, now = super().mix(x, None if state is None else state[:2], *rest)
-        return out, (*now, x if state is None else torch.cat([state[2], x], 1))
+    def mix(self, x, state, inputs):
+        out, now = super().mix(x, state and state[:2], inputs)
+        return out, (*now, self.kept(x if state is None else torch.cat([state[2], x], 1)))
+
+    def kept(self, x):
+        return x
 
 
-class HoldsAView(Decay):
-    """Its state is small, and a view of the whole sequence."""
-
-    def mix(self, x, state, *rest):
-        out, now = super().mix(x, None if state is None else state[:2], *rest)
-        return out, (*now, x.clone()[:, -1:])
-
-
-class BatchBehind(Decay):
-    def mix(self, x, state, *rest):
-        out, (sums, tail) = super().mix(x, None if state is None else (state[0].t(), state[1]), *rest)
-        return out, (sums.t(), tail)
-
-
-class SpareParameter(Decay):
-    def more(self, dim):
-        self.spare = nn.Parameter(torch.ones(dim))
-
-
-class WrongGradient(Decay):
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
-        return 2 * out - out.detach(), state
+HoldsAView = broken(
+    "HoldsAView", KeepsEverything, kept=lambda self, x: x.clone()[:, -1:]
+)  # small, of the whole sequence
 
 
 class DrawnTable(Decay):
     def more(self, dim):
         self.register_buffer("drawn", torch.randn(dim), persistent=False)
 
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
+    def after(self, x, out, state):
         return out + self.drawn.to(x.dtype), state
 
 
@@ -214,23 +177,6 @@ class StartsAtNothing(Decay):
     def more(self, dim):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
-
-
-class Overflows(Decay):
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
-        return out + 1e-9 * x.exp(), state
-
-
-class SwallowsNaN(Decay):
-    def scan(self, v, sums, reset, valid):
-        return super().scan(torch.where(v.isnan(), -1e38, v), sums, reset, valid)
-
-
-class LosesNaNOfItsRates(Decay):
-    def chunk(self, *rest):
-        self.rate.data.nan_to_num_()
-        return super().chunk(*rest)
 
 
 class Frequencies(Decay):
@@ -245,110 +191,86 @@ class Frequencies(Decay):
         return (out * angle.cos()).to(x.dtype), state
 
 
-class NamesNoParameter(Decay):
-    undecayed = ("rates",)
+# ---- its recurrence --------------------------------------------------------------------------------------------------
+IgnoresDocumentsInItsSums = broken(
+    "IgnoresDocumentsInItsSums", scan=lambda self, v, sums, reset, valid: Decay.scan(self, v, sums, None, valid)
+)
+DecaysOnPadding = broken(
+    "DecaysOnPadding",
+    scan=lambda self, v, sums, reset, valid: Decay.scan(
+        self, v if valid is None else v * valid[..., None], sums, reset, None
+    ),
+)
+SwallowsNaN = broken(
+    "SwallowsNaN", scan=lambda self, v, *rest: Decay.scan(self, torch.where(v.isnan(), -1e38, v), *rest)
+)
 
 
-class TakesAnyMask(Decay):
-    def forward(self, x, *, mask=None, **rest):
-        return super().forward(x, **rest)
+class WrongAtChunks(Decay):
+    def scan(self, v, sums, reset, valid):
+        half = -F.softplus(self.rate.to(v.dtype)) / 2
+        return super().scan(v, None if sums is None else sums * half.exp(), reset, valid)
 
 
-class TakesAnyEncoding(Decay):
-    def refuses(self, encoding):
-        return None
+class WrongInOneForm(Decay):
+    def chunk(self, v, sums, reset, valid):
+        h, sums = super().chunk(v, sums, reset, valid)
+        return h, sums if self.mode == "recurrent" else 1.001 * sums
+
+
+class LosesNaNOfItsRates(Decay):
+    def chunk(self, *rest):
+        self.rate.data.nan_to_num_()
+        return super().chunk(*rest)
+
+
+# ---- its cache -------------------------------------------------------------------------------------------------------
+def counts_from_the_largest(self, owner, state, tokens, positions, documents=None):
+    """Behind the largest position of a call, which may be that of another document."""
+    StateLayer.write(self, owner, state, tokens, positions, documents)
+    self.newest = newest(positions, tokens)
+
+
+def counts_padding(self, owner, state, tokens, positions, documents=None):
+    StateLayer.write(self, owner, state, tokens, positions)
+
+
+def accepts_any_crop(self, tokens_to_remove):
+    self.seen += tokens_to_remove
+
+
+def crops_what_it_cannot(self, tokens_to_remove):
+    """Reduces the count, and refuses."""
+    self.seen += tokens_to_remove
+    StateLayer.require_crop(self, tokens_to_remove)
+
+
+CountsFromTheLargest = with_cache("CountsFromTheLargest", Placed, write=counts_from_the_largest)
+CountsPadding = with_cache("CountsPadding", Placed, write=counts_padding)
+KeepsWhatInferenceMade = with_cache("KeepsWhatInferenceMade", read=lambda self, owner: self.state)
+CropsWhatItCannot = with_cache("CropsWhatItCannot", require_crop=crops_what_it_cannot)
+AcceptsAnyCrop = with_cache("AcceptsAnyCrop", require_crop=accepts_any_crop)
+TakesNothingBack = broken("TakesNothingBack", growth="O(N)")  # declares that its cache keeps every token
+
+
+# ---- its arguments and declarations ----------------------------------------------------------------------------------
+NamesNoParameter = broken("NamesNoParameter", undecayed=("rates",))
+TakesAnyEncoding = broken("TakesAnyEncoding", refuses=lambda self, encoding: None)
+TakesAnyMask = broken("TakesAnyMask", forward=lambda self, x, *, mask=None, **rest: Decay.forward(self, x, **rest))
+TakesAnyPositions = broken(
+    "TakesAnyPositions", forward=lambda self, x, *, positions=None, **rest: Decay.forward(self, x, **rest)
+)
+DeclaresWeights = broken(
+    "DeclaresWeights",
+    has_weights=True,
+    forward=lambda self, x, *, return_weights=False, **rest: Decay.forward(self, x, **rest),
+)
+HidesItsWeights = broken("HidesItsWeights", MultiHeadAttention, has_weights=False)
 
 
 class NoOptionIsWrong(Decay):
-    def __init__(self, dim: int, *, mode: str = "chunked", chunk_size: int = 16):
-        nn.Module.__init__(self)
+    def set_options(self, dim, mode, chunk_size):
         self.dim, self.mode, self.chunk_size = dim, mode, chunk_size
-        self.value, self.gate, self.out = (nn.Linear(dim, dim) for _ in range(3))
-        self.rate = nn.Parameter(torch.zeros(dim))
-        self.shift = nn.Parameter(torch.ones(dim))
-
-
-class NoisyInTraining(Decay):
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
-        return (F.dropout(out, 0.1) if self.training else out), state
-
-
-class KeepsWhatInferenceMade(Decay):
-    def cache_layer(self):
-        class Layer(StateLayer):
-            def read(self, owner):
-                return self.state
-
-        return Layer()
-
-
-class Dropping(Decay):
-    """Drops what it gives, in training."""
-
-    def __init__(self, dim: int, *, dropout: float = 0.0, mode: str = "chunked", chunk_size: int = 16):
-        super().__init__(dim, mode=mode, chunk_size=chunk_size)
-        self.dropout = dropout
-
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
-        return self.dropped(out), state
-
-    def dropped(self, out):
-        return F.dropout(out, self.dropout, self.training)
-
-
-class DropsWithoutScale(Dropping):
-    def dropped(self, out):
-        return F.dropout(out, self.dropout, self.training) * ((1 - self.dropout) if self.training else 1)
-
-
-class DropsNothing(Dropping):
-    def dropped(self, out):
-        return out
-
-
-class UsesItOnlyFar(Decay):
-    """A parameter that only a second token uses."""
-
-    def more(self, dim):
-        self.far = nn.Parameter(torch.ones(dim))
-
-    def mix(self, x, *rest):
-        out, state = super().mix(x, *rest)
-        return (out if x.shape[1] == 1 else out * self.far.to(x.dtype)), state
-
-
-class TakesAnyPositions(Decay):
-    def forward(self, x, *, positions=None, **rest):
-        return super().forward(x, **rest)
-
-
-class CropsWhatItCannot(Decay):
-    """Reduces the count, and refuses."""
-
-    def cache_layer(self):
-        class Layer(StateLayer):
-            def require_crop(self, tokens_to_remove):
-                self.seen += tokens_to_remove
-                super().require_crop(tokens_to_remove)
-
-        return Layer()
-
-
-class AcceptsAnyCrop(Decay):
-    def cache_layer(self):
-        class Layer(StateLayer):
-            def require_crop(self, tokens_to_remove):
-                self.seen += tokens_to_remove
-
-        return Layer()
-
-
-class TakesNothingBack(Decay):
-    """Declares that its cache keeps every token, and cannot remove one."""
-
-    growth = "O(N)"
 
 
 class GivesWeightsOfNothing(Decay):
@@ -357,23 +279,16 @@ class GivesWeightsOfNothing(Decay):
         return (out, None) if return_weights else out
 
 
-class DeclaresWeights(Decay):
-    has_weights = True
-
-    def forward(self, x, *, return_weights=False, **rest):
-        return super().forward(x, **rest)
-
-
-class HidesItsWeights(MultiHeadAttention):
-    has_weights = False
-
-
 class WeighsTwice(MultiHeadAttention):
     def forward(self, x, *, return_weights=False, **rest):
         answer = super().forward(x, return_weights=return_weights, **rest)
         return (answer[0], 2 * answer[1]) if return_weights else answer
 
 
-class BranchesOnItsNumbers(Decay):
-    def mix(self, x, *rest):
-        return super().mix(x if float(x.sum()) != 0.5 else -x, *rest)
+class MasksByNumber(MultiHeadAttention):
+    """What the masks of attend() mean: a token sees all that have its number."""
+
+    def forward(self, x, *, mask=Causal(), documents=None, **rest):  # noqa: B008
+        if documents is not None:
+            mask = mask & Documents(documents) & Padding(documents >= 0)
+        return super().forward(x, mask=mask, **rest)
