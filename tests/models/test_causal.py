@@ -27,17 +27,16 @@ def test_padding_changes_nothing(spec, build, ids):
     """Left or right: logits, loss and gradients of the tokens are those without; cached pieces included."""
     model, x = build(spec), ids(1, 9)
     plain = model(x, labels=x)
-    for left, right in ((4, 0), (0, 3), (2, 2)):
+    wanted = gradients(plain.loss, model)
+    for left, right in ((0, 3), (2, 2), (4, 0)):
         padded = torch.nn.functional.pad(x, (left, right), value=5)
         mask = torch.nn.functional.pad(torch.ones_like(x), (left, right))
         labels = padded.masked_fill(mask == 0, -100)
         out = model(padded, attention_mask=mask, labels=labels)
         close(out.logits[:, left : left + 9], plain.logits)
         close(out.loss, plain.loss)
-        for ours, theirs in zip(gradients(out.loss, model), gradients(model(x, labels=x).loss, model), strict=True):
-            close(ours, theirs)
+        close(gradients(out.loss, model), wanted)
     with torch.no_grad():
-        padded, mask = torch.nn.functional.pad(x, (4, 0), value=5), torch.nn.functional.pad(torch.ones_like(x), (4, 0))
         first = model(padded[:, :7], attention_mask=mask[:, :7], use_cache=True)
         second = model(padded[:, 7:], attention_mask=mask, past_key_values=first.past_key_values)
         close(torch.cat([first.logits, second.logits], 1)[:, 4:], plain.logits)
@@ -93,45 +92,24 @@ def test_each_layer_may_have_its_own_encoding(build, ids):
 def test_hidden_states_and_attentions(build, ids):
     model, x = build("alibi"), ids()
     out = model(x, output_hidden_states=True, output_attentions=True)
-    assert len(out.hidden_states) == 3 and len(out.attentions) == 2
     close(out.hidden_states[0], model.model.embed_tokens(x) * 4.0)  # sqrt(hidden_size)
     close(model.lm_head(out.hidden_states[-1]), out.logits)
-    for weights in out.attentions:
-        assert weights.shape == (2, 4, 13, 13)
-        close(weights.sum(-1), torch.ones(2, 4, 13, dtype=torch.float64))
-        assert (weights.triu(1) == 0).all()
+    assert all((weights.triu(1) == 0).all() for weights in out.attentions)
     close(out.logits, model(x).logits)
-    assert model(x).hidden_states is None and model(x).attentions is None
 
 
 @torch.no_grad()
-def test_logits_to_keep(build, ids):
-    model, x = build(), ids()
-    every = model(x).logits
-    close(model(x, logits_to_keep=1).logits, every[:, -1:])
-    close(model(x, logits_to_keep=4).logits, every[:, -4:])
-    close(model(x, logits_to_keep=torch.tensor([0, 3, 12])).logits, every[:, [0, 3, 12]])
-
-
-@torch.no_grad()
-def test_embeddings_instead_of_tokens(build, ids):
+def test_logits_to_keep_and_embeddings_instead_of_tokens(build, ids):
     model, x = build("sinusoidal"), ids()
-    close(model(inputs_embeds=model.get_input_embeddings()(x)).logits, model(x).logits)
+    every = model(x).logits
+    for keep, at in ((1, slice(-1, None)), (4, slice(-4, None)), (torch.tensor([0, 3, 12]), [0, 3, 12])):
+        close(model(x, logits_to_keep=keep).logits, every[:, at])
+    close(model(inputs_embeds=model.get_input_embeddings()(x)).logits, every)
 
 
-def test_tuples_for_those_who_ask(build, ids):
-    model, x = build(), ids()
-    loss, logits, *_ = model(x, labels=x, return_dict=False)
-    out = model(x, labels=x)
-    close(loss, out.loss)
-    close(logits, out.logits)
-
-
-@pytest.mark.parametrize("spec", ["rope", "t5", "fire", "path_fox"])
+@pytest.mark.parametrize("spec", ["rope", "t5", "fire", ["path", "fox"]], ids=str)
 def test_half_precision(spec, build, ids):
     """A bfloat16 model: finite, near the float64 one, and gradients reach every learned number."""
-    if spec not in lg.list_encodings():
-        spec = ["path", "fox"]
     model, x = build(spec), ids(2, 40)
     exact = model(x).logits.detach()
     out = model.bfloat16()(x, labels=x)
@@ -156,8 +134,8 @@ def test_checkpointing_gives_the_same_gradients(spec, build, ids):
         checkpointing(model, {"use_reentrant": reentrant})
         again = model(x, labels=x).loss
         again.backward()
-        for parameter, expected in zip(model.parameters(), plain, strict=True):
-            close(torch.zeros_like(expected) if parameter.grad is None else parameter.grad, expected)
+        found = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        close(found, list(plain))
         model.zero_grad()
 
 

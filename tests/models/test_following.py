@@ -114,14 +114,6 @@ def test_nor_after_tokens_were_taken_back(build, ids, scheme) -> None:
         assert [layer.get_seq_length() for layer in cache.layers] == [L0] * 4
 
 
-def test_keys_cannot_be_kept_raw_and_rewritten() -> None:
-    path = {"dim": 16, "num_heads": 4, "head_dim": 4}
-    for rotation in (lg.XPos(4, "half"), lg.Rotary(4, "half", scaling=SCHEMES["dynamic"]("row"))):
-        with pytest.raises(ValueError, match="another rewrites them there"):
-            lg.Composed([rotation, lg.PaTH(**path)])
-    lg.Composed([lg.Rotary(4, "half", scaling=SCHEMES["dynamic"]("declared")), lg.PaTH(**path)])
-
-
 @torch.no_grad()
 def test_row_with_raw_keys_and_the_published_rule_differ_in_deep_models_only_by_their_rule(build, ids) -> None:
     """The last token of a whole pass: one layer sees the same keys under both rules; two layers do not."""
@@ -134,15 +126,9 @@ def test_row_with_raw_keys_and_the_published_rule_differ_in_deep_models_only_by_
         assert torch.allclose(row, sequence, atol=1e-10) == same
 
 
-@pytest.mark.parametrize("follow", ["declared", "row"])
-def test_generate_and_save(build, ids, follow, tmp_path) -> None:
-    model, x = model_of(build, "dynamic", follow), ids(2, 6)
-    want = x
-    for _ in range(8):  # greedy by whole passes, across the border
-        want = torch.cat([want, model(want, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], 1)
-    got = model.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=8, do_sample=False, eos_token_id=None)
-    assert torch.equal(got, want)
+def test_save(build, ids, tmp_path) -> None:
+    model, x = model_of(build, "dynamic", "row"), ids(2, 14)
     model.save_pretrained(tmp_path)
     loaded = lg.LongitudeForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
-    assert loaded.config.encoding == model.config.encoding and loaded.config.encoding["scaling"]["follow"] == follow
-    torch.testing.assert_close(loaded(want).logits, model(want).logits, atol=1e-12, rtol=0)
+    assert loaded.config.encoding == model.config.encoding and loaded.config.encoding["scaling"]["follow"] == "row"
+    torch.testing.assert_close(loaded(x).logits, model(x).logits, atol=1e-12, rtol=0)

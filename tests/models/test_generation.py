@@ -25,12 +25,10 @@ def build(build):
     return make
 
 
-def generate(model, x, **options):
-    """Exactly NEW tokens after x."""
-    mask = options.pop("attention_mask", torch.ones_like(x))
-    return model.generate(
-        x, attention_mask=mask, max_new_tokens=NEW, min_new_tokens=NEW, **{"do_sample": False, **options}
-    )
+def generate(model, x, new=NEW, **options):
+    """Exactly that many new tokens after x."""
+    options = {"do_sample": False, "attention_mask": torch.ones_like(x), **options}
+    return model.generate(x, max_new_tokens=new, min_new_tokens=new, **options)
 
 
 @pytest.mark.one_in(4)
@@ -51,21 +49,17 @@ def test_greedy_is_the_argmax_of_whole_passes(spec, build, ids):
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_sampling_and_beams_with_the_cache_as_without(spec, build, ids):
     model, x = build(spec), ids(2, 7)
-    for options in (
-        {"do_sample": True, "temperature": 1.5},
-        {"num_beams": 4},
-        {"num_beams": 3, "num_return_sequences": 3},
-    ):
-        outs = []
-        for use_cache in (True, False, True):
-            torch.manual_seed(3)
-            outs.append(generate(model, x, use_cache=use_cache, **options))
-        assert torch.equal(outs[0], outs[1])
-        assert torch.equal(outs[0], outs[2])
-    torch.manual_seed(4)
-    other = generate(model, x, do_sample=True, temperature=1.5)
-    torch.manual_seed(3)
-    assert not torch.equal(generate(model, x, do_sample=True, temperature=1.5), other)
+
+    def drawn(seed, **options):
+        torch.manual_seed(seed)
+        return generate(model, x, **options)
+
+    sampling = {"do_sample": True, "temperature": 1.5}
+    for options in (sampling, {"num_beams": 4}, {"num_beams": 3, "num_return_sequences": 3}):
+        with_cache = drawn(3, **options)
+        assert torch.equal(with_cache, drawn(3, use_cache=False, **options))
+        assert torch.equal(with_cache, drawn(3, **options))
+    assert not torch.equal(drawn(3, **sampling), drawn(4, **sampling))
 
 
 @pytest.mark.one_in(5)
@@ -86,53 +80,31 @@ def test_a_left_padded_batch_is_its_rows_alone(spec, beams, build, ids):
 def test_going_on_from_a_returned_cache(spec, build, ids):
     """Stop, and go on with the cache: the tokens that one run would have given; also after a turn of the user's."""
     model, x = build(spec), ids(2, 7)
-    whole = model.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=8, min_new_tokens=8, do_sample=False)
-    part = model.generate(
-        x, attention_mask=torch.ones_like(x), max_new_tokens=4, min_new_tokens=4, do_sample=False,
-        return_dict_in_generate=True,
-    )  # fmt: skip
-    cache, so_far = part.past_key_values, part.sequences
-    assert cache.get_seq_length() == 10  # the last token was given out, but not yet read
-    more = model.generate(
-        so_far, attention_mask=torch.ones_like(so_far), past_key_values=cache, max_new_tokens=4, min_new_tokens=4,
-        do_sample=False, return_dict_in_generate=True,
-    )  # fmt: skip
-    assert torch.equal(more.sequences, whole)
+    part = generate(model, x, new=4, return_dict_in_generate=True)
+    assert part.past_key_values.get_seq_length() == 10  # the last token was given out, but not yet read
+    options = {"past_key_values": part.past_key_values, "return_dict_in_generate": True}
+    more = generate(model, part.sequences, new=4, **options)
+    assert torch.equal(more.sequences, generate(model, x, new=8))
     turn = torch.cat([more.sequences, ids(2, 5, seed=9)], 1)
     assert torch.equal(generate(model, turn, past_key_values=more.past_key_values), generate(model, turn))
 
 
-@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "sinusoidal"])
-def test_guesses_that_are_taken_back(spec, build, ids):
-    """Assisted decoding crops the cache after wrong guesses: the tokens of the model alone."""
-    model, x = build(spec), ids(1, 7)
+def test_guesses_of_an_assistant_are_taken_back(build, ids, monkeypatch):
+    """Wrong ones are cropped off the cache; an assistant and a model whose cache cannot do that are refused."""
+    model, x, cropped, crop = build("shaw"), ids(1, 7), [], LongitudeCacheLayer.crop
     torch.manual_seed(5)
-    assistant = build("none")
-    cropped = []
-    whole = generate(model, x)
-    crop = LongitudeCacheLayer.crop
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(LongitudeCacheLayer, "crop", lambda layer, n: cropped.append(n) or crop(layer, n))
-        assert torch.equal(generate(model, x, assistant_model=assistant), whole)
-    assert any(cropped)
-
-
-@pytest.mark.parametrize("mixer", ["mamba", "hierarchical"])
-def test_guesses_that_could_not_be_taken_back(mixer, build, ids):
+    assistant, whole = build("none"), generate(model, x)
+    monkeypatch.setattr(LongitudeCacheLayer, "crop", lambda layer, n: cropped.append(n) or crop(layer, n))
+    assert torch.equal(generate(model, x, assistant_model=assistant), whole) and any(cropped)
     sizes = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = lg.LongitudeForCausalLM(lg.LongitudeConfig(**sizes, mixers=["attention", mixer]))
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        generate(model, ids(1, 7), assistant_model=build("none"))
-    with pytest.raises(ValueError, match="assistant_model: expected one whose cache can take tokens back"):
-        generate(build("none"), ids(1, 7), assistant_model=model)
-
-
-@pytest.mark.parametrize("spec", ["fox", "path"])
-def test_an_encoding_with_a_state_takes_no_guesses(spec, build, ids):
-    with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
-        generate(build(spec), ids(1, 7), prompt_lookup_num_tokens=2)
-    with pytest.raises(ValueError, match="assistant_model: expected one whose cache can take tokens back"):
-        generate(build("none"), ids(1, 7), assistant_model=build(spec))
+    hybrids = [
+        lg.LongitudeForCausalLM(lg.LongitudeConfig(**sizes, mixers=["attention", m])) for m in ("mamba", "hierarchical")
+    ]
+    for stateful in (build("fox"), *hybrids):
+        with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
+            generate(stateful, x, assistant_model=assistant)
+        with pytest.raises(ValueError, match="assistant_model: expected one whose cache can take tokens back"):
+            generate(assistant, x, assistant_model=stateful)
 
 
 @pytest.mark.parametrize("spec", ["rope", "learned", "fox"])
@@ -156,21 +128,3 @@ def test_embeddings_instead_of_tokens(build, ids):
 def test_an_empty_cache_of_transformers_is_adopted(build, ids):
     model, x = build("fox"), ids()
     assert torch.equal(generate(model, x, past_key_values=DynamicCache()), generate(model, x))
-
-
-def test_padded_and_continued(build, ids):
-    """A left-padded batch goes on from its cache."""
-    model, x = build(["rope", "fox"]), ids(2, 6)
-    mask = torch.tensor([[0, 0, 1, 1, 1, 1], [1] * 6])
-    options = {"do_sample": False, "return_dict_in_generate": True}
-    first = model.generate(x, attention_mask=mask, max_new_tokens=3, min_new_tokens=3, **options)
-    mask = torch.nn.functional.pad(mask, (0, 3), value=1)
-    again = generate(model, first.sequences, attention_mask=mask, past_key_values=first.past_key_values)
-    assert torch.equal(again[0, 2:], generate(model, first.sequences[:1, 2:])[0])
-    assert torch.equal(again[1:], generate(model, first.sequences[1:]))
-
-
-def test_a_learned_table_ends_in_generation_too(build, ids):
-    model = build("learned", max_position_embeddings=10)
-    with pytest.raises(ValueError, match=r"Learned: expected positions 0 .. 9"):
-        generate(model, ids(1, 6))
