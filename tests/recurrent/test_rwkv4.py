@@ -1,23 +1,14 @@
 """RWKV-4: the weighted mean against its formula and transformers', and the published blocks."""
 
-import sys
-
 import pytest
 import torch
 
 import longitude as lg
 from longitude.recurrent import RWKV4, RWKVChannelMix
+from tests.support import close
 
 rwkv4 = lg.recurrent.rwkv4
 MODES = ["recurrent", "parallel", "chunked"]
-
-
-@pytest.fixture(params=["C", "torch"])
-def form(request, monkeypatch):
-    """The loop in C where it can be compiled, and torch's operators."""
-    if request.param == "torch":
-        monkeypatch.setattr(sys.modules["longitude.recurrent.rwkv4"], "usable", lambda *_: False)
-    return request.param
 
 
 def numbers(length, batch=2, channels=5, dtype=torch.float64):
@@ -45,11 +36,6 @@ def everything(way, given):
     return out, *state, *torch.autograd.grad(total, given)
 
 
-def agree(got, want):
-    for a, b in zip(got, want, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
-
-
 def test_published_numbers():
     key, value = torch.tensor([0.1, -0.2, 0.3]), torch.tensor([1.0, 2, 3])
     for mode in MODES:
@@ -68,7 +54,7 @@ def test_modes_are_the_formula(form, mode, length):
     grads = (
         torch.autograd.grad(out, given, cotangent, allow_unused=True, materialize_grads=True) for out in (got, want)
     )  # one token alone decays nothing
-    agree(*grads)
+    close(*grads, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -102,13 +88,6 @@ def test_large_keys(form, mode, key):
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), (w, u, large, v)))
 
 
-@pytest.mark.parametrize("channels", [1, 15, 16, 17, 40])
-def test_any_number_of_channels(channels):
-    """The loop in C takes sixteen at a time."""
-    given = numbers(11, channels=channels)
-    agree(everything(rwkv4, given), everything(lambda *x: rwkv4(*x, mode="recurrent"), given))
-
-
 @pytest.mark.parametrize("flag", [None, "reset", "valid"])
 def test_keys_that_tie_with_the_decayed_max(flag):
     """max_{t-1} - w = k_t exactly: the loop in C shares the gradient of the state's max as torch.maximum does, and what does not
@@ -119,9 +98,11 @@ def test_keys_that_tie_with_the_decayed_max(flag):
     k = -torch.arange(9.0, dtype=k.dtype)[None, :, None].expand_as(k).clone().requires_grad_()
     options = {} if flag is None else {flag: torch.arange(9).expand(2, 9) % 4 != 2}
     assert (k[:, :-1] - 1 == k[:, 1:]).all()
-    agree(
+    close(
         everything(lambda *x: rwkv4(*x, **options), (w, u, k, v)),
         everything(lambda *x: rwkv4(*x, mode="recurrent", **options), (w, u, k, v)),
+        atol=1e-10,
+        rtol=1e-10,
     )
 
     def free(mode):
@@ -131,7 +112,7 @@ def test_keys_that_tie_with_the_decayed_max(flag):
 
     want = free("recurrent")
     for mode in ("chunked", "parallel"):
-        agree(free(mode), want)
+        close(free(mode), want, atol=1e-10, rtol=1e-10)
 
 
 def test_gradients_of_the_state(form):

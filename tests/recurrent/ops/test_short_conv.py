@@ -45,27 +45,6 @@ def test_convolution_of_valid_tokens(kernel, flags, cuts):
     assert tail is not None and tail.shape == (3, kernel - 1, 5)
 
 
-def test_it_is_the_convolution_of_torch():
-    x, weight, bias, *_ = numbers(4, 7)
-    want = torch.nn.functional.conv1d(x.mT, weight[:, None], bias, padding=3, groups=5)[..., :7].mT
-    torch.testing.assert_close(causal_conv(x, weight, bias)[0], want)
-
-
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_leaves_the_tail_as_it_is(side):
-    x, weight, bias, *_ = numbers(4, 9)
-    pad = torch.randn(3, 3, 5, dtype=torch.float64)
-    padded = torch.cat([pad, x] if side == "left" else [x, pad], 1)
-    valid = torch.ones(3, 12, dtype=torch.bool)
-    valid[:, slice(3) if side == "left" else slice(9, None)] = False
-    want, tail = causal_conv(x, weight, bias)
-    got, got_tail = causal_conv(padded, weight, bias, valid=valid)
-    torch.testing.assert_close(got[valid].view_as(want), want)
-    assert torch.equal(got_tail, tail) and torch.equal(tail, x[:, -3:])
-    _, after = causal_conv(pad, weight, bias, tail, valid=torch.zeros(3, 3, dtype=torch.bool))
-    assert torch.equal(after, tail)
-
-
 def test_previous_is_the_token_before():
     x = torch.tensor([[[1.0], [2.0], [3.0], [4.0]]])
     before, tail = previous(x)
@@ -76,15 +55,6 @@ def test_previous_is_the_token_before():
     assert before.flatten().tolist() == [4, 1, 0, 3]
     before, tail = previous(x, tail, None, torch.tensor([[True, False, True, False]]))
     assert before[0, [0, 2], 0].tolist() == [4, 1] and tail.flatten().tolist() == [3]
-
-
-def test_a_tail_holds_one_document():
-    """After a call that ended one token into a document, the next call uses that token and none before it."""
-    x, weight, bias, *_ = numbers(4, 6)
-    reset = torch.zeros(3, 6, dtype=torch.bool)
-    reset[:, 4] = True
-    _, tail = causal_conv(x, weight, bias, None, reset)
-    assert tail[:, 0].eq(0).all() and torch.equal(tail[:, 1:], x[:, 4:])
 
 
 def test_gradients():
