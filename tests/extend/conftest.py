@@ -1,12 +1,12 @@
 """Tiny checkpoints of many kinds, random but for nothing: as transformers saves them, with a tokenizer of bytes."""
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -24,13 +24,13 @@ from transformers import (
     MptConfig,
     OPTConfig,
     Phi3Config,
-    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
     RobertaConfig,
 )
 from transformers.utils import logging
 
+from longitude.checkpoints.load import byte_tokenizer
 from longitude.cli import main
 
 LENGTH = 64
@@ -46,9 +46,7 @@ CONFIGS = {
     "qwen3": lambda: Qwen3Config(**SMALL, **TRAINED, **GROUPED, head_dim=16),
     "phi3": lambda: Phi3Config(**SMALL, **TRAINED, **GROUPED, original_max_position_embeddings=LENGTH),
     "neox": lambda: GPTNeoXConfig(
-        **SMALL,
-        **TRAINED,
-        intermediate_size=96,
+        **SMALL, **TRAINED, intermediate_size=96,
         rope_parameters={"rope_type": "default", "rope_theta": 2_000.0, "partial_rotary_factor": 0.5},
     ),
     "gemma3": lambda: Gemma3TextConfig(
@@ -70,14 +68,6 @@ CONFIGS = {
 }  # fmt: skip
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    backend = Tokenizer(models.BPE({letter: i for i, letter in enumerate(alphabet)}, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|end|>", model_max_length=LENGTH)
-
-
 def saved(kind: str, folder: Path, **changes: Any) -> Path:
     """A random checkpoint; changes: keys of its config.json, None to remove one."""
     torch.manual_seed(1)
@@ -88,25 +78,34 @@ def saved(kind: str, folder: Path, **changes: Any) -> Path:
         if name.endswith("bias"):
             parameter.data.normal_(std=0.2)
     model.save_pretrained(folder)
-    byte_tokenizer().save_pretrained(folder)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"eos_token": "<|end|>"})
+    tokenizer.model_max_length = LENGTH
+    tokenizer.save_pretrained(folder)
     path = folder / "config.json"
-    said = {key: value for key, value in (json.loads(path.read_text()) | changes).items() if value is not None}
+    keys = {key: value for key, value in (json.loads(path.read_text()) | changes).items() if value is not None}
     if changes:
-        path.write_text(json.dumps(said, indent=2))
+        path.write_text(json.dumps(keys, indent=2))
     return folder
+
+
+def loaded(folder: Path) -> Any:
+    """The model in a folder as plain transformers reads it."""
+    masked = "bert" in json.loads((folder / "config.json").read_text())["model_type"]
+    return (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_pretrained(folder).eval()
+
+
+def logits(model: Any, length: int) -> torch.Tensor:
+    """Of two rows of random tokens, without a cache."""
+    ids = torch.randint(3, 250, (2, length), generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        return model(input_ids=ids, use_cache=False).logits
 
 
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     """checkpoint(kind) -> its folder, made once."""
-    made: dict[str, Path] = {}
-
-    def of(kind: str) -> Path:
-        if kind not in made:
-            made[kind] = saved(kind, tmp_path_factory.mktemp("models") / kind)
-        return made[kind]
-
-    return of
+    return cache(lambda kind: saved(kind, tmp_path_factory.mktemp("models") / kind))
 
 
 @pytest.fixture(scope="session")

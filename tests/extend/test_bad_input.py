@@ -1,10 +1,13 @@
 """Wrong input: one clear line, exit code 2, nothing written; and a folder that is whole or not there."""
 
 import json
+import logging
 import os
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModel
 
 from longitude.extend import weights
 from longitude.runs.files import new_folder
@@ -69,6 +72,11 @@ def test_key_twice(save, command, tmp_path) -> None:
         (["--to", 4 * LENGTH, "--method", "base", "--base", 500], "below the base"),
         (["--to", 4 * LENGTH, "--method", "yarn", "--text", "/nowhere"], "/nowhere"),
         (["--to", 4 * LENGTH, "--method", "yarn", "--original", 1], "--original"),
+        ([*YARN, "--fine-tune", "stdlib"], "--steps"),
+        ([*YARN, "--steps", 3], "--fine-tune"),
+        ([*YARN, "--lora"], "--fine-tune"),
+        ([*YARN, "--fine-tune", "stdlib", "--steps", 3, "--positions", "skiped"], "skipped"),
+        ([*YARN, "--fine-tune", "stdlib", "--steps", 3, "--batch", 0], "--batch"),
     ],
 )
 def test_wrong_options(arguments, words, checkpoint, command, tmp_path, monkeypatch) -> None:
@@ -83,19 +91,8 @@ def test_longer_than_memory_for_another_machine(checkpoint, command, tmp_path, m
 
 def test_a_table_longer_than_memory(checkpoint, command, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("longitude.extend.plan.total_memory", lambda: 2**29)
-    line = refused(
-        command,
-        tmp_path,
-        checkpoint("gpt2"),
-        "--to",
-        2**22,
-        "--method",
-        "linear",
-        "--no-measure",
-        "--out",
-        tmp_path / "out",
-    )
-    assert "the table alone" in line
+    given = ["--to", 2**22, "--method", "linear", "--no-measure", "--out", tmp_path / "out"]
+    assert "the table alone" in refused(command, tmp_path, checkpoint("gpt2"), *given)
 
 
 def test_missing_tokenizer(save, command, text, tmp_path) -> None:
@@ -139,8 +136,6 @@ def test_another_configuration_than_the_weights(save, command, tmp_path) -> None
 
 def test_a_missing_tensor(save, command, tmp_path) -> None:
     """Unless it is tied to another, or transformers may know it by a name of the file."""
-    from safetensors.torch import load_file, save_file
-
     source = save("llama", tmp_path / "model")
     path = source / "model.safetensors"
     weights = load_file(path)
@@ -157,8 +152,6 @@ def test_a_missing_tensor(save, command, tmp_path) -> None:
 
 def test_a_model_saved_without_its_head(checkpoint, command, tmp_path) -> None:
     """Its tensors are called h.0..., without the prefix of the model with the head, which is tied."""
-    from transformers import AutoModel
-
     source = tmp_path / "model"
     AutoModel.from_pretrained(checkpoint("gpt2")).save_pretrained(source)
     given = ["--to", 2 * LENGTH, "--method", "linear", "--no-measure", "--out", tmp_path / "out"]
@@ -170,8 +163,6 @@ def test_a_model_saved_without_its_head(checkpoint, command, tmp_path) -> None:
 
 
 def test_what_only_measuring_finds_is_found_before_writing(save, command, text, tmp_path) -> None:
-    from safetensors.torch import load_file, save_file
-
     source = save("llama", tmp_path / "model")
     given = ["--to", 4 * LENGTH, "--method", "yarn", "--out", tmp_path / "out", "--text"]
     (tmp_path / "short.txt").write_text("short")
@@ -184,15 +175,10 @@ def test_what_only_measuring_finds_is_found_before_writing(save, command, text, 
 
 def test_transformers_says_nothing_beside_our_line(save, command, text, tmp_path, caplog) -> None:
     """It logs on a handler of its own, which writes to standard error as it was at its import."""
-    import logging
-
     library = logging.getLogger("transformers")
     library.addHandler(caplog.handler)
     try:
-        for rope in (
-            {"rope_type": "yarn", "rope_theta": 1e4, "factor": 0.5},
-            ROPE | {"rope_type": "linear", "factr": 2.0},
-        ):
+        for rope in (ROPE | {"rope_type": "yarn", "factor": 0.5}, ROPE | {"rope_type": "linear", "factr": 2.0}):
             source = save("llama", tmp_path / "model", rope_parameters=rope)
             given = ["--to", 4 * LENGTH, "--method", "yarn", "--text", text, "--out", tmp_path / "out"]
             refused(command, tmp_path, source, *given)
@@ -223,8 +209,6 @@ def test_no_weights_no_model_no_config(save, command, tmp_path) -> None:
 
 def test_pickle(save, command, tmp_path) -> None:
     """Refused; with the user's word, written as safetensors with the same tensors."""
-    from safetensors.torch import load_file
-
     source, out = save("llama", tmp_path / "model"), tmp_path / "out"
     weights = load_file(source / "model.safetensors")
     torch.save(weights, source / "pytorch_model.bin")

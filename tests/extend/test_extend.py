@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 import longitude as lg
 from longitude.checkpoints.positions import rotary_of
 from longitude.extend.methods import METHODS
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 from longitude.positions.scaling.base import Scaling, plain
+from tests.extend.conftest import loaded, logits
 
 LENGTH = 64
 WITHOUT_SEARCH = [method for method in METHODS if method != "longrope"]
@@ -29,16 +29,6 @@ SCHEMES = {
 
 def options(method: str) -> list[object]:
     return ["--method", method, *(["--base", 5e6] if method == "base" else []), "--no-measure"]
-
-
-def logits(model, length: int) -> Tensor:
-    ids = torch.randint(3, 250, (2, length), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        return model(input_ids=ids, use_cache=False).logits
-
-
-def loaded(folder):
-    return AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
 class Ours(torch.nn.Module):
@@ -227,18 +217,12 @@ def test_never_scaled_twice(method, checkpoint, command, tmp_path) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize(
-    "rope",
-    [
-        {"rope_type": "linear", "factor": 2.0},
-        {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": LENGTH},
-        {"rope_type": "dynamic", "factor": 2.0},
-    ],
-)
-def test_extended_by_others(rope, save, checkpoint, command, tmp_path) -> None:
+@pytest.mark.parametrize("kind", ["linear", "yarn", "dynamic"])
+def test_extended_by_others(kind, save, checkpoint, command, tmp_path) -> None:
     """Their files say it in rope_parameters alone."""
-    length = LENGTH if rope["rope_type"] == "dynamic" else 2 * LENGTH
-    keys = {"rope_parameters": rope | {"rope_theta": 1e4}, "max_position_embeddings": length}
+    rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
+    rope |= {"original_max_position_embeddings": LENGTH} if kind == "yarn" else {}
+    keys = {"rope_parameters": rope, "max_position_embeddings": LENGTH if kind == "dynamic" else 2 * LENGTH}
     source, out, direct = save("llama", tmp_path / "model", **keys), tmp_path / "out", tmp_path / "direct"
     code, _, said = command(source, "--to", 4 * LENGTH, "--out", out, *options("ntk"))
     assert code == 2 and f"--original {LENGTH}" in said and not out.exists()
@@ -277,9 +261,8 @@ def test_cost_is_measured(checkpoint, command, text, tmp_path) -> None:
     found = {}
     for method in ("dynamic", "linear"):
         out = tmp_path / method
-        code, said, _ = command(
-            source, "--to", 4 * LENGTH, "--method", method, "--text", text, "--out", out, "--json"
-        )  # fmt: skip
+        given = ["--to", 4 * LENGTH, "--method", method, "--text", text, "--out", out, "--json"]
+        code, said, _ = command(source, *given)
         assert code == 0
         found[method] = json.loads(said)["cost"][0]
     assert found["dynamic"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}

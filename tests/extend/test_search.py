@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import longitude as lg
 from longitude.checkpoints.positions import rotary_of
@@ -23,19 +23,10 @@ from longitude.extend.plan import Target, plan_extension
 from longitude.extend.search import SearchResult, search
 from longitude.extend.weights import write_checkpoint
 from longitude.measure.text import document_losses
+from tests.extend.conftest import loaded, logits
 
 LENGTH = 64
 PAIRS = RotaryPairs(base=10_000.0, rotary_dim=64, original_length=4096, length=16384)
-
-
-def loaded(folder):
-    return AutoModelForCausalLM.from_pretrained(folder).eval()
-
-
-def logits(model, length: int) -> Tensor:
-    ids = torch.randint(3, 250, (2, length), generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        return model(input_ids=ids, use_cache=False).logits
 
 
 def documents(count: int = 3, length: int = 2 * LENGTH + 1) -> list[Tensor]:
@@ -141,15 +132,10 @@ def test_a_search_keeps_its_promises(model, tmp_path) -> None:
         torch.testing.assert_close(logits(model, LENGTH), short)  # up to the original length nothing changes
         [losses] = [document_losses(model, documents(), window=2 * LENGTH)]
     assert losses.nats.sum() / losses.tokens.sum() == pytest.approx(found.loss, abs=1e-6)
-
-
-def test_the_factors_are_saved_as_json(model, tmp_path) -> None:
-    found = call(model, tmp_path / "s")
-    saved = json.loads((tmp_path / "s" / "search.json").read_text())
-    assert saved["found"]["long_factor"] == list(found.scheme.long_factor)
-    assert saved["found"]["short_factor"] == [1.0] * 8
-    assert saved["found"]["attention_factor"] == found.scheme.attention_factor == 1
-    assert saved["found"]["nats_per_token"] == found.loss and saved["found"]["starts"] == found.starts
+    saved = json.loads((tmp_path / "s" / "search.json").read_text())["found"]
+    assert saved["long_factor"] == list(factors) and saved["short_factor"] == [1.0] * 8
+    assert saved["attention_factor"] == found.scheme.attention_factor == 1
+    assert saved["nats_per_token"] == found.loss and saved["starts"] == found.starts
 
 
 @pytest.mark.slow
@@ -204,16 +190,12 @@ def test_the_budget_is_kept() -> None:
 
 def test_more_than_the_budget_is_said_beforehand(model, tmp_path, monkeypatch) -> None:
     notes = []
-    call(model, tmp_path / "s", evaluations=None, budget=1e-6, on_note=notes.append)
+    found = call(model, tmp_path / "s", evaluations=None, budget=1e-6, on_note=notes.append)
+    assert found.tried == room.FEWEST == json.loads((tmp_path / "s" / "search.json").read_text())["evaluations"]
     assert len(notes) == 1 and "32 candidates" in notes[0]
     monkeypatch.setattr(room, "PUBLISHED", 33)
     call(model, tmp_path / "enough", evaluations=None, budget=60.0, on_note=notes.append)
     assert len(notes) == 1
-
-
-def test_time_is_measured_where_no_number_is_given(model, tmp_path) -> None:
-    found = call(model, tmp_path / "s", evaluations=None, budget=1e-6)
-    assert found.tried == room.FEWEST == json.loads((tmp_path / "s" / "search.json").read_text())["evaluations"]
 
 
 def test_a_finished_search_evaluates_nothing_again(model, tmp_path, monkeypatch) -> None:
@@ -287,6 +269,44 @@ def test_the_state_of_another_search_is_refused(model, checkpoint, tmp_path) -> 
     (tmp_path / "s" / "search.json").write_text("{")
     with pytest.raises(ValueError, match="is damaged; remove"):
         call(model, tmp_path / "s")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("search.json", b"[]"),
+        ("search.json", b"{}"),
+        ("search.json", b"{\xff"),
+        ("search.json", None),  # as it was, without its budget
+        ("tried.jsonl", b'{"x": 1}\n'),
+        ("tried.jsonl", b"garbage\n"),
+        ("tried.jsonl", b"\xff\xfe\n"),
+        ("tried.jsonl", b"[1, 2]\n"),
+        ("tried.jsonl", b'{"factors": [1.0], "attention_factor": 1.0, "loss": "low"}\n'),
+    ],
+)
+def test_a_damaged_state_is_refused(name, content, model, tmp_path) -> None:
+    call(model, tmp_path / "s", evaluations=12)
+    path = tmp_path / "s" / name
+    if content is None:
+        content = path.read_bytes().replace(b'"budget"', b'"bud"')
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} is damaged; remove {path.parent} to search again"):
+        call(model, tmp_path / "s", evaluations=12)
+    assert path.read_bytes() == content
+
+
+def test_losses_that_nothing_tells_of_are_not_taken(model, tmp_path) -> None:
+    """Without search.json nobody knows which model tried.jsonl is of."""
+    found = call(model, tmp_path / "s", evaluations=12)
+    log = tmp_path / "s" / "tried.jsonl"
+    entries = [json.loads(line) | {"loss": 0.001} for line in log.read_text().splitlines()]
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    (tmp_path / "s" / "search.json").unlink()
+    assert call(model, tmp_path / "s", evaluations=12) == found
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is no folder"):
+        call(model, tmp_path / "file")
 
 
 def test_windows_come_from_all_over_the_text() -> None:

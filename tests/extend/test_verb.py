@@ -5,10 +5,16 @@ import sys
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 import longitude as lg
+from longitude.checkpoints.positions import rotary_of
+from longitude.checkpoints.source import open_source
+from longitude.extend import search
+from longitude.extend.plan import Target, plan_extension
+from longitude.extend.search import SearchResult
+from longitude.extend.weights import write_checkpoint
 from longitude.positions.scaling import LongRoPE
+from tests.extend.conftest import loaded, logits
 
 LENGTH = 64
 
@@ -17,12 +23,6 @@ LENGTH = 64
 def small(monkeypatch):
     """A search of few windows."""
     monkeypatch.setattr("longitude.extend.search.TOKENS", 512)
-
-
-def logits(folder, length: int) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    with torch.inference_mode():
-        return model(input_ids=torch.arange(length)[None] % 250, use_cache=False).logits
 
 
 @pytest.mark.slow
@@ -37,14 +37,11 @@ def test_longrope(small, checkpoint, command, text, tmp_path) -> None:
     rope = json.loads((out / "config.json").read_text())["rope_parameters"]
     saved = json.loads((out / "longrope_search.json").read_text())
     assert rope["rope_type"] == "longrope" and rope["original_max_position_embeddings"] == LENGTH
-    assert (rope["long_factor"], rope["short_factor"]) == (
-        saved["found"]["long_factor"],
-        saved["found"]["short_factor"],
-    )
+    assert all(rope[name] == saved["found"][name] for name in ("long_factor", "short_factor"))
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-    assert logits(out, 2 * LENGTH).isfinite().all()
+    assert logits(loaded(out), 2 * LENGTH).isfinite().all()
     if rope["attention_factor"] == 1:
-        torch.testing.assert_close(logits(out, LENGTH), logits(checkpoint("llama"), LENGTH))
+        torch.testing.assert_close(logits(loaded(out), LENGTH), logits(loaded(checkpoint("llama")), LENGTH))
     code, _, said = command(checkpoint("llama"), "--to", 2 * LENGTH, "--method", "longrope", "--dry-run")
     assert code == 2 and "--dry-run" in said
 
@@ -66,8 +63,6 @@ def test_search_goes_on_after_an_interruption(small, checkpoint, command, text, 
     assert before and not (tmp_path / "out").exists()
     monkeypatch.undo()
     monkeypatch.setattr("longitude.extend.search.TOKENS", 512)
-    from longitude.extend import search
-
     tries = []
     loss = search._loss
     monkeypatch.setattr(search, "_loss", lambda *args: tries.append(1) or loss(*args))
@@ -85,19 +80,13 @@ def test_longrope_at_factor_one(checkpoint, command, tmp_path) -> None:
 @pytest.mark.parametrize("nested", [False, True])
 def test_longrope_is_written_as_found(nested, checkpoint, tmp_path) -> None:
     """Through a plan alone, for layer types too: transformers computes both lists."""
-    from longitude.checkpoints.positions import rotary_of
-    from longitude.checkpoints.source import open_source
-    from longitude.extend.plan import Target, plan_extension
-    from longitude.extend.search import SearchResult
-    from longitude.extend.weights import write_checkpoint
-
     kind = "gemma3" if nested else "llama"
     scheme = LongRoPE([1.0] * 8, [1.0 + k / 4 for k in range(8)], LENGTH, 4.0, 4 * LENGTH, 1.1, follow="sequence")
     source = open_source(str(checkpoint(kind)))
     result = SearchResult(scheme, 1.0, {}, [], 0)
     plan = plan_extension(source, Target(to=4 * LENGTH, method="longrope"), result, must_fit=False)
     write_checkpoint(source, tmp_path / "out", plan.changes, plan.config)
-    rotary = rotary_of(AutoModelForCausalLM.from_pretrained(tmp_path / "out"))
+    rotary = rotary_of(loaded(tmp_path / "out"))
     prefix = "full_attention_" if nested else ""
     assert getattr(rotary, f"{prefix}attention_scaling") == 1.1 == plan.attention_factor
     names = [{"layer_type": "full_attention"} if nested else {}]
@@ -117,21 +106,5 @@ def test_fine_tune(more, checkpoint, command, text, tmp_path) -> None:
     assert code == 0 and len(found["tuned"]["losses"]) == 3
     rope = json.loads((out / "config.json").read_text())["rope_parameters"]
     assert rope["rope_type"] == "yarn"
-    assert (logits(out, 2 * LENGTH) - logits(checkpoint("llama"), 2 * LENGTH)).abs().max() > 1e-4
+    assert (logits(loaded(out), 2 * LENGTH) - logits(loaded(checkpoint("llama")), 2 * LENGTH)).abs().max() > 1e-4
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--fine-tune", "stdlib"], "--steps"),
-        (["--steps", 3], "--fine-tune"),
-        (["--lora"], "--fine-tune"),
-        (["--fine-tune", "stdlib", "--steps", 3, "--positions", "skiped"], "skipped"),
-        (["--fine-tune", "stdlib", "--steps", 3, "--batch", 0], "--batch"),
-    ],
-)
-def test_wrong_options_of_fine_tuning(arguments, words, checkpoint, command, tmp_path) -> None:
-    given = ["--to", 2 * LENGTH, "--method", "yarn", "--no-measure"]
-    code, _, said = command(checkpoint("llama"), *given, *arguments, "--out", tmp_path / "out")
-    assert code == 2 and words in said and said.count("\n") == 1 and not list(tmp_path.iterdir())

@@ -16,39 +16,24 @@ from transformers import (
 from longitude.checkpoints.load import byte_tokenizer
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 
-WIDE = {
-    "hidden_size": 16,
-    "num_attention_heads": 2,
-    "num_hidden_layers": 2,
-    "vocab_size": 256,
-    "initializer_range": 0.5,
-}
+WIDE = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 256}
+STOCK = {"initializer_range": 0.5, "bos_token_id": None, "eos_token_id": None}
 TRAINED = 32
-ENDS = {"bos_token_id": None, "eos_token_id": None}
 
 
 def build(name: str, **more):
     """A model of a family, with weights that make position and context matter."""
     torch.manual_seed(0)
-    if name == "llama":
-        return LlamaForCausalLM(
-            LlamaConfig(**WIDE, **ENDS, intermediate_size=24, max_position_embeddings=TRAINED, **more)
-        )
-    if name == "neox":
-        return GPTNeoXForCausalLM(
-            GPTNeoXConfig(**WIDE, **ENDS, intermediate_size=24, max_position_embeddings=TRAINED, **more)
-        )
-    if name == "gpt2":
-        options = {"n_embd": 16, "n_head": 2, "n_layer": 2, "vocab_size": 256, "initializer_range": 0.5}
-        return GPT2LMHeadModel(GPT2Config(**options, **ENDS, n_positions=more.pop("n_positions", TRAINED), **more))
-    if name == "bloom":
-        return BloomForCausalLM(
-            BloomConfig(hidden_size=16, n_head=2, n_layer=2, vocab_size=256, initializer_range=0.5, **ENDS, **more)
-        )
-    options = {key: value for key, value in WIDE.items() if key != "initializer_range"}
-    return LongitudeForCausalLM(
-        LongitudeConfig(**options, max_position_embeddings=TRAINED, **({"encoding": "alibi"} | more))
-    )
+    length = {"max_position_embeddings": TRAINED}
+    if name == "ours":
+        return LongitudeForCausalLM(LongitudeConfig(**WIDE, **length, **({"encoding": "alibi"} | more)))
+    model, config, options = {
+        "llama": (LlamaForCausalLM, LlamaConfig, WIDE | length | {"intermediate_size": 24}),
+        "neox": (GPTNeoXForCausalLM, GPTNeoXConfig, WIDE | length | {"intermediate_size": 24}),
+        "gpt2": (GPT2LMHeadModel, GPT2Config, {"n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": TRAINED}),
+        "bloom": (BloomForCausalLM, BloomConfig, {"hidden_size": 16, "n_head": 2, "n_layer": 2}),
+    }[name]
+    return model(config(**STOCK | {"vocab_size": 256} | options | more))
 
 
 def write(folder, name: str, tokenizer: bool = True, **more):

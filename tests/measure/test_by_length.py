@@ -52,11 +52,12 @@ def counts(documents, span=16):
 
 
 @pytest.mark.one_in(5)
+@pytest.mark.parametrize("batch_tokens", [1, 40])
 @pytest.mark.parametrize("window", LENGTHS)
 @pytest.mark.parametrize("stride", [None, 1, 2, "window"])
-def test_losses_are_those_of_every_target_alone(model, documents, window, stride):
+def test_losses_are_those_of_every_target_alone(model, documents, window, stride, batch_tokens):
     stride = window if stride == "window" else stride
-    losses = document_losses(model, documents, window=window, stride=stride, span=16, batch_tokens=40)
+    losses = document_losses(model, documents, window=window, stride=stride, span=16, batch_tokens=batch_tokens)
     expected = [
         brute(model, document, count, window, stride or window).sum()
         for document, count in zip(documents, counts(documents), strict=True)
@@ -73,24 +74,10 @@ def test_default_stride_is_half_the_window(model, documents):
         assert row.value == pytest.approx(math.exp(one.nats.sum() / one.tokens.sum()), rel=1e-12)
 
 
-def test_stride_of_a_window_is_non_overlapping(model, documents):
-    for window in LENGTHS:
-        whole = document_losses(model, documents, window=window, span=16)
-        sliding = document_losses(model, documents, window=window, stride=window, span=16)
-        np.testing.assert_array_equal(whole.nats, sliding.nats)
-
-
 def test_more_context_is_used(model, documents):
     """The fixture can tell windows apart: otherwise every test above would pass for any context."""
     values = [row.value for row in by_length(model, documents, lengths=LENGTHS, methods=["non-overlapping"])]
     assert np.abs(np.diff(values)).min() > 1e-3
-
-
-def test_batches_do_not_matter(model, documents):
-    one = losses_by_length(model, documents, lengths=LENGTHS, stride=2, batch_tokens=1)
-    many = losses_by_length(model, documents, lengths=LENGTHS, stride=2, batch_tokens=10**6)
-    for a, b in zip(one, many, strict=True):
-        np.testing.assert_allclose(a.nats, b.nats, rtol=1e-12)
 
 
 def test_small_chunks_of_logits_do_not_matter(model, documents, monkeypatch):
@@ -116,15 +103,6 @@ def test_positions_are_those_of_the_longest_windows(model, documents):
     for index, (document, count) in enumerate(zip(documents, counts(documents), strict=True)):
         sizes = token_bytes[document[1 : count + 1]].reshape(-1, 16)
         assert losses[1].bytes[index] == sizes[:, 1:5].sum()
-
-
-def test_positions_average_to_the_longest_length(model, documents):
-    rows = by_length(model, documents, lengths=LENGTHS, token_bytes=1)
-    [longest] = [row for row in rows if (row.method, row.length) == ("non-overlapping", 16)]
-    positions = [row for row in rows if row.method == "per-position"]
-    assert sum(row.count for row in positions) == longest.count
-    mean = sum(row.value * row.count for row in positions) / longest.count
-    assert mean == pytest.approx(longest.value, rel=1e-12)
 
 
 def test_positions_of_a_span_that_windows_do_not_fill(model, documents):
@@ -165,37 +143,21 @@ class Uniform(nn.Module):
         return SimpleNamespace(logits=self.weight.expand(*input_ids.shape, -1))
 
 
-def test_uniform_model_costs_log2_of_the_vocabulary(documents):
-    rows = by_length(Uniform(64, dtype=torch.float64), documents, lengths=LENGTHS, token_bytes=1)
-    assert {row.metric for row in rows} == {"bits_per_byte"}
-    for row in rows:
-        assert row.value == pytest.approx(6, abs=1e-12)
-        assert row.low == pytest.approx(6, abs=1e-12) and row.high == pytest.approx(6, abs=1e-12)
-
-
 def test_bits_are_per_byte_of_the_targets(documents):
     token_bytes = torch.arange(VOCAB) % 4 + 1
     targets = torch.cat([d[1 : n + 1] for d, n in zip(documents, counts(documents), strict=True)])
-    [row] = by_length(
-        Uniform(VOCAB), documents, lengths=[16], methods=["non-overlapping"], token_bytes=token_bytes
-    )  # fmt: skip
-    assert row.count == token_bytes[targets].sum()
+    [row] = by_length(Uniform(VOCAB), documents, lengths=[16], methods=["non-overlapping"], token_bytes=token_bytes)
+    assert row.metric == "bits_per_byte" and row.count == token_bytes[targets].sum()
     assert row.value == pytest.approx(len(targets) * math.log2(VOCAB) / row.count, rel=1e-6)
     assert row.low < row.value < row.high
 
 
-def test_perplexity_without_bytes(documents):
-    [row] = by_length(Uniform(VOCAB), documents, lengths=[16], methods=["sliding"])
-    assert row.metric == "perplexity"
-    assert row.value == pytest.approx(VOCAB, rel=1e-5)
-    assert row.count == row.tokens == sum(counts(documents))
-
-
-def test_low_precision_logits_are_averaged_in_float32(documents):
-    model = Uniform(VOCAB, dtype=torch.bfloat16)
-    [row] = by_length(model, documents, lengths=[16], methods=["non-overlapping"])
-    assert row.dtype == "bfloat16"
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_perplexity_without_bytes_is_averaged_in_float32(documents, dtype):
+    [row] = by_length(Uniform(VOCAB, dtype=getattr(torch, dtype)), documents, lengths=[16], methods=["sliding"])
+    assert (row.metric, row.dtype) == ("perplexity", dtype)
     assert row.value == pytest.approx(VOCAB, rel=1e-5)  # bfloat16 would be off by 1e-3
+    assert row.count == row.tokens == sum(counts(documents))
 
 
 def test_a_loss_that_is_not_finite_is_a_missing_value(documents):
@@ -234,6 +196,9 @@ def test_the_same_call_gives_the_same_rows(model, documents):
 
 
 def test_training_mode_of_every_submodule_is_put_back(documents):
+    def stop(done, total):
+        raise RuntimeError("stop")
+
     model = Uniform(VOCAB)
     model.part = nn.Dropout().eval()
     model.training = True
@@ -242,10 +207,6 @@ def test_training_mode_of_every_submodule_is_put_back(documents):
     with pytest.raises(RuntimeError, match="stop"):
         document_losses(model, documents, window=16, progress=stop)
     assert model.training and not model.part.training
-
-
-def stop(done, total):
-    raise RuntimeError("stop")
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 64, 100, 4096])

@@ -54,9 +54,8 @@ def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, c
 
 
 def test_a_model_that_is_not_causal_is_one_line(config, tmp_path):
-    T5ForConditionalGeneration(
-        T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=256)
-    ).save_pretrained(tmp_path)
+    small = T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=256)
+    T5ForConditionalGeneration(small).save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="a t5 model is no causal language model") as caught:
         plan(config, (str(tmp_path),))

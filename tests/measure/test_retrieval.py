@@ -10,9 +10,9 @@ from transformers import PreTrainedTokenizerFast
 
 from longitude.checkpoints.load import byte_tokenizer
 from longitude.measure.retrieval import TASKS, haystack, scoring
-from longitude.measure.retrieval.plan import plan
+from longitude.measure.retrieval.measurement import plan
 from longitude.measure.retrieval.prompts import DoesNotFit, Question, check, encode, fit
-from longitude.measure.retrieval.words import _word
+from longitude.measure.retrieval.tasks import _word
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
@@ -364,7 +364,7 @@ def test_intervals_are_wilsons():
     ("options", "message"),
     [
         ({"task": "passkeys"}, "unknown retrieval task 'passkeys': did you mean 'passkey'"),
-        ({"lengths": []}, "strictly ascending"),
+        ({"lengths": []}, "at least one length"),
         ({"lengths": [512, 256]}, "strictly ascending"),
         ({"lengths": [0]}, "positive integer"),
         ({"depths": [0.5, 0.5]}, "strictly ascending"),

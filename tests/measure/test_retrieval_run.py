@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from torch import nn
-from transformers import GenerationConfig, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GenerationConfig
 
 from longitude.checkpoints.load import Checkpoint, byte_tokenizer
 from longitude.checkpoints.positions import last_position
@@ -22,9 +23,9 @@ from longitude.measure.retrieval import (
     heat_map,
     run,
     scores_by_length,
-)
-from longitude.measure.retrieval.measurement import answer
-from longitude.measure.retrieval.plan import plan
+)  # fmt: skip
+from longitude.measure.retrieval.measurement import answer, plan
+from tests.measure.conftest import build
 
 TOKENS = byte_tokenizer()
 
@@ -33,13 +34,10 @@ def solve(text: str) -> list[str]:
     """The answer to a prompt of any task, read from nothing but the prompt; "unknown" for what is not there."""
     if text.endswith("What is the pass key? The pass key is"):
         return re.findall(r"The pass key is (\d+)\. Remember it\.", text) or ["unknown"]
-    if asked := re.search(
-        r"What (?:is|are all) the special magic numbers? for ([^?]*) mentioned in the provided text\? ", text
-    ):
+    if asked := re.search(r"What (?:is|are all) the special magic numbers? for ([^?]*) mentioned in the", text):
         keys = re.split(r", and |, ", asked[1])
-        return [number for key in keys for number in re.findall(rf"magic numbers for {key} is: (\d+)\.", text)] or [
-            "unknown"
-        ]
+        found = [number for key in keys for number in re.findall(rf"magic numbers for {key} is: (\d+)\.", text)]
+        return found or ["unknown"]
     if "they are: " in text:
         puzzle = text.rpartition("Memorize and track")[2]
         holds = {re.findall(r"assigned the value (\d+)", puzzle)[0]}
@@ -105,13 +103,8 @@ def test_the_grid_shows_the_window():
     for row in rows:
         assert row.value == (row.length - 10 - row.position_from <= 700)
     assert scores_by_length(rows) == pytest.approx({512: 1.0, 1024: 0.8, 2048: 0.4})
-    assert [effective_length(rows, threshold) for threshold in (0.4, 0.41, 0.8, 0.81, 1)] == [
-        2048,
-        1024,
-        1024,
-        512,
-        512,
-    ]
+    lengths = {threshold: effective_length(rows, threshold) for threshold in (0.4, 0.41, 0.8, 0.81, 1)}
+    assert lengths == {0.4: 2048, 0.41: 1024, 0.8: 1024, 0.81: 512, 1: 512}
     assert effective_length(rows) == 512
 
 
@@ -143,9 +136,7 @@ def test_a_length_that_is_too_short_has_a_row_without_value():
     rows = list(run(reader(), "variable-tracking", lengths=[700, 2000], trials=2))
     assert [row.value for row in rows] == [None, 1.0] and rows[0].count == 0
     assert re.fullmatch(r"the shortest prompt .* takes \d+ tokens, 700 are given", rows[0].reason or "")
-    with pytest.raises(
-        ValueError, match=r"variable-tracking has no prompt at lengths \[300, 700\]: the shortest prompt"
-    ):
+    with pytest.raises(ValueError, match=r"variable-tracking has no prompt at lengths \[300, 700\]: the shortest"):
         run(reader(), "variable-tracking", lengths=[300, 700])
 
 
@@ -168,14 +159,9 @@ def test_progress_and_estimate_agree():
 # ---- models that generate ------------------------------------------------------------------------------------------------
 
 
-def tiny() -> Checkpoint:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=256, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        initializer_range=0.7, max_position_embeddings=128, eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    return Checkpoint(model, TOKENS, config, "tiny")
+def tiny(name: str = "llama", **options) -> Checkpoint:
+    model = build(name, **options).eval()
+    return Checkpoint(model, TOKENS, model.config, "tiny")
 
 
 def test_answers_are_greedy_whatever_the_checkpoint_says():
@@ -204,10 +190,8 @@ def test_rows_of_a_model_that_generates():
 
 
 def test_a_table_of_positions_ends():
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=256, n_positions=400, n_embd=16, n_layer=1, n_head=2)).eval()
-    model.generation_config.eos_token_id = None
-    checkpoint = Checkpoint(model, TOKENS, model.config, "gpt2")
-    assert last_position(model) == 400 and last_position(tiny().model) is None
+    checkpoint = tiny("gpt2", n_positions=400)
+    assert last_position(checkpoint.model) == 400 and last_position(tiny().model) is None
     rows = list(run(checkpoint, "passkey", lengths=[400, 401], trials=1))
     assert [row.value is None for row in rows] == [False, True]
     assert rows[1].reason == "the model's table ends at 400 positions"
@@ -216,21 +200,16 @@ def test_a_table_of_positions_ends():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("tokenizer", "options", "message"),
     [
-        ({"labels": 3}, "unknown label 'labels': did you mean 'label'"),
-        ({"prefill": 0}, "prefill must be a positive integer"),
-        ({"task": "needles-single"}, "did you mean 'needle-single'"),
+        (TOKENS, {"labels": 3}, "unknown label 'labels': did you mean 'label'"),
+        (TOKENS, {"prefill": 0}, "prefill must be a positive integer"),
+        (None, {}, "needs the checkpoint's tokenizer"),
     ],
 )
-def test_wrong_options_are_said_before_anything_runs(options, message):
+def test_wrong_options_are_said_before_anything_runs(tokenizer, options, message):
     with pytest.raises(ValueError, match=message):
-        run(reader(dies_after=0), **{"task": "passkey", "lengths": [512]} | options)
-
-
-def test_a_checkpoint_needs_its_tokenizer():
-    with pytest.raises(ValueError, match="needs the checkpoint's tokenizer"):
-        run(Checkpoint(Reader(), None, None, "bare"), "passkey", lengths=[512])  # pyright: ignore[reportArgumentType]
+        run(replace(reader(dies_after=0), tokenizer=tokenizer), "passkey", lengths=[512], **options)
 
 
 # ---- summaries ------------------------------------------------------------------------------------------------------------
@@ -241,9 +220,8 @@ def row(task, length, value, depth=None, model="m"):
 
 
 def test_effective_length_stays_above():
-    rows = [
-        row("passkey", length, value) for length, value in ((4, 1.0), (8, 0.9), (16, 0.856), (32, 0.8559), (64, 1.0))
-    ]
+    values = {4: 1.0, 8: 0.9, 16: 0.856, 32: 0.8559, 64: 1.0}
+    rows = [row("passkey", length, value) for length, value in values.items()]
     assert effective_length(rows) == 16  # though 64 is above again
     assert effective_length(rows, 0.9) == 8 and effective_length(rows, 0.5) == 64 and effective_length(rows[3:]) is None
     assert effective_length([]) is None

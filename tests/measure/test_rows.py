@@ -51,12 +51,6 @@ def test_missing_is_missing_and_not_nan():
             Row(task="text", metric="perplexity", value=number)
 
 
-def test_rows_of_cells_join(tmp_path):
-    joined = pd.concat([to_frame(ROWS[:1]), to_frame(ROWS[1:2])], ignore_index=True)
-    write_rows(joined, tmp_path / "results.parquet")
-    assert from_frame(read_rows(tmp_path / "results.parquet")) == ROWS[:2]
-
-
 def test_an_unknown_schema_is_refused(tmp_path):
     path = tmp_path / "results.parquet"
     write_rows(ROWS, path)

@@ -30,9 +30,8 @@ def text(tmp_path_factory):
 @pytest.fixture
 def config(text):
     methods = ("non-overlapping",)
-    return MeasureConfig(
-        lengths=(48, 64), text=str(text), documents=3, chunk=40, batch=64, device="cpu", methods=methods
-    )
+    sizes = {"lengths": (48, 64), "documents": 3, "chunk": 40, "batch": 64}
+    return MeasureConfig(text=str(text), device="cpu", methods=methods, **sizes)
 
 
 class Notes(Watcher):
@@ -70,13 +69,8 @@ def test_one_model(checkpoints, config, tmp_path):
     places = [row for row in results.rows if row.method == "per-position"]
     assert {row.length for row in places} == {64} and places[-1].position_to == 64
     for row in flat.values():
-        assert (row.task, row.metric, row.encoding, row.label, row.train_length) == (
-            "text",
-            "bits_per_byte",
-            "rope",
-            "llama",
-            32,
-        )
+        assert (row.task, row.metric) == ("text", "bits_per_byte")
+        assert (row.encoding, row.label, row.train_length) == ("rope", "llama", 32)
         assert (row.documents, row.tokens, row.window, row.weighting, row.bos) == (3, 192, row.length, "token", "none")
         assert row.truncation == "tail dropped to a multiple of 64 targets"
         assert row.dtype == "float32" and row.backend == "sdpa" and row.low < row.value < row.high
@@ -195,7 +189,7 @@ def test_a_reason_stands_once(checkpoints, config, tmp_path):
         (48, "0"): "takes 258 of 48",
         (64, "0"): "no end",
     }
-    absent = [(Unit(model, "passkey", length, way), reason) for (length, way), reason in reasons.items()]
+    absent = [(Unit(model, "passkey", *where), reason) for where, reason in reasons.items()]
     assert sentences(replace(results, absent=absent))[:2] == [
         "llama has no passkey at 32 48: takes 257 of 32",
         "llama has no passkey at 64: no end",

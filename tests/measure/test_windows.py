@@ -80,9 +80,8 @@ def test_our_own_models_say_whether_they_follow_the_length(stock):
 
 def test_no_length_leaves_its_tables_to_the_next(stock, documents):
     """transformers keeps the frequencies of the longest text that a dynamic model has read."""
-    model = (
-        stock("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}).double().eval()
-    )
+    rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    model = stock("llama", rope_parameters=rope).double().eval()
     model.model.rotary_emb.original_max_seq_len = model.config.max_position_embeddings = 8  # beyond, at both lengths
     model.model.rotary_emb.max_seq_len_cached = 8
     reader = reading_of(model, 16).reader
@@ -119,12 +118,11 @@ def test_a_model_that_sees_the_future_has_no_perplexity(stock):
         layer.self_attn.is_causal = False
     model.config._attn_implementation = "eager"
     model.model._update_causal_mask = None
-    model.register_forward_pre_hook(
-        lambda module, given, named: (
-            given,
-            named | {"attention_mask": torch.zeros(1, 1, *[named["input_ids"].shape[1]] * 2)},
-        ),
-        with_kwargs=True,
-    )
+
+    def unmasked(module, given, named):
+        length = named["input_ids"].shape[1]
+        return given, named | {"attention_mask": torch.zeros(1, 1, length, length)}
+
+    model.register_forward_pre_hook(unmasked, with_kwargs=True)
     with pytest.raises(ValueError, match="is not causal"):
         reading_of(model, 16)

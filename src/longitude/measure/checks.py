@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, int64
 
 from longitude.errors import unknown
+from longitude.measure.config import METHODS
 
-METHODS = ("non-overlapping", "sliding", "per-position")
 LABELS = tuple("task model encoding label seed train_length train_positions bos backend commit prefill".split())
 """Columns of `Row` that a caller may fill."""
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from longitude.runs.device import Device
 
 Method = Literal["non-overlapping", "sliding", "per-position"]
-METHODS: tuple[Method, ...] = ("non-overlapping", "sliding", "per-position")
+METHODS: tuple[Method, ...] = get_args(Method)
 Task = Literal[
     "perplexity", "passkey", "needle-filler", "needle-single", "needle-multi-key", "needle-multi-value",
     "needle-multi-query", "variable-tracking", "common-words", "frequent-words",

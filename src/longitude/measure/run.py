@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from longitude.checkpoints.load import Checkpoint, load, one_line_of
 from longitude.measure import retrieval
@@ -16,6 +16,7 @@ from longitude.measure.perplexity import Reading, reading_of
 from longitude.measure.plan import MeasurePlan, Subject, Unit
 from longitude.measure.rows import Row, write_rows
 from longitude.measure.text import losses_by_length
+from longitude.measure.windows import Progress
 from longitude.runs import journal
 from longitude.runs.files import locked, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import commit_of_code, machine, versions
@@ -89,6 +90,15 @@ def measure(plan: MeasurePlan, out: Path, fresh: bool = False, watcher: Any = No
     return replace(results, failures=tuple(run.failures))
 
 
+class Opened(NamedTuple):
+    """A checkpoint in memory, how it reads windows, and the columns of its rows."""
+
+    subject: Subject
+    checkpoint: Checkpoint
+    reading: Reading
+    labels: dict[str, Any]
+
+
 class Run:
     """The measuring into a directory that this process holds."""
 
@@ -111,13 +121,13 @@ class Run:
         if not units:
             return
         try:
-            checkpoint, reading = self.opened(subject)
+            opened = self.opened(subject)
         except ValueError as error:
             if len(self.plan.subjects) == 1:
                 raise
             self.fail(f"{subject.label} was not measured: {one_line_of(error)}", len(units))
             return
-        if not reading.finite and any(unit.task != PERPLEXITY for unit in units):  # 0 % would be no answer
+        if not opened.reading.finite and any(unit.task != PERPLEXITY for unit in units):  # 0 % would be no answer
             left = [unit for unit in units if unit.task == PERPLEXITY]
             reason = f"{subject.label}: its logits are not finite, so it is not measured; look at its weights"
             self.fail(reason, len(units) - len(left))
@@ -126,7 +136,7 @@ class Run:
             what = " ".join(str(word) for word in (subject.label, unit.task, unit.length, unit.way) if word)
             self.watcher.update(what, self.done)
             try:
-                entry = self.entry(subject, unit, checkpoint, reading, self.progress(what))
+                entry = self.entry(opened, unit, self.progress(what))
             except Exception as error:  # the next unit may succeed; this one is tried again by the same command
                 reason = f"{type(error).__name__}: {one_line_of(error)}"
                 self.fail(f"{subject.label}: {unit.task} at {unit.length} failed, {reason}", 1)
@@ -135,16 +145,14 @@ class Run:
                 self.done += 1
             self.watcher.update(what, self.done)
 
-    def progress(self, what: str) -> Callable[[int, int], None]:
+    def progress(self, what: str) -> Progress:
         return lambda done, total: self.watcher.update(what, self.done + done / total)
 
-    def opened(self, subject: Subject) -> tuple[Checkpoint, Reading]:
+    def opened(self, subject: Subject) -> Opened:
         """The checkpoint, and how it reads windows. ValueError when it cannot be loaded, or is not causal."""
         config, label = self.config, subject.label
         self.watcher.note(f"{label}: needs {subject.needs}")
-        checkpoint = load(
-            subject.model, dtype=config.dtype, device=self.plan.device, allow_pickle=config.allow_pickle
-        )  # fmt: skip
+        checkpoint = load(subject.model, dtype=config.dtype, device=self.plan.device, allow_pickle=config.allow_pickle)
         if unused := checkpoint.unused:
             self.watcher.note(
                 f"{label}: {len(unused)} tensors of its files have no place in the model, such as {unused[0]}"
@@ -152,61 +160,47 @@ class Run:
         reading = reading_of(checkpoint.model, config.chunk)
         if reading.reason is not None:
             self.watcher.note(f"{label}: windows are read in one pass, because {reading.reason}")
-        return checkpoint, reading
-
-    def entry(
-        self,
-        subject: Subject,
-        unit: Unit,
-        checkpoint: Checkpoint,
-        reading: Reading,
-        progress: Callable[[int, int], None],
-    ) -> dict[str, Any]:
-        """What the journal keeps of a unit: its rows, or why there are none; for perplexity the sums of every document."""
-        if subject.last is not None and unit.length > subject.last:
-            return {"rows": [], "reason": f"its table of positions ends at {subject.last}"}
         labels = {
             "model": subject.model,
             "encoding": subject.positions,
-            "label": subject.label,
+            "label": label,
             "train_length": subject.trained,
             "commit": self.commit,
         }
+        return Opened(subject, checkpoint, reading, labels)
+
+    def entry(self, opened: Opened, unit: Unit, progress: Progress) -> dict[str, Any]:
+        """What the journal keeps of a unit: its rows, or why there are none; for perplexity the sums of every document."""
+        last = opened.subject.last
+        if last is not None and unit.length > last:
+            return {"rows": [], "reason": f"its table of positions ends at {last}"}
         if unit.task == PERPLEXITY:
-            return self.perplexity(subject, unit, checkpoint, reading, progress, labels)
+            return self.perplexity(opened, unit, progress)
         try:
             rows = retrieval.run(
-                checkpoint,
+                opened.checkpoint,
                 unit.task,
                 lengths=[unit.length],
                 depths=[float(unit.way)] if unit.way else None,
                 trials=self.config.trials,
                 seed=self.config.seed,
-                prefill=None if reading.reason else self.config.chunk,
+                prefill=None if opened.reading.reason else self.config.chunk,
                 progress=progress,
-                **labels,
+                **opened.labels,
             )
             return {"rows": [asdict(row) for row in rows]}
         except ValueError as error:
             return {"rows": [], "reason": one_line_of(error)}
 
-    def perplexity(
-        self,
-        subject: Subject,
-        unit: Unit,
-        checkpoint: Checkpoint,
-        reading: Reading,
-        progress: Callable[[int, int], None],
-        labels: dict[str, Any],
-    ) -> dict[str, Any]:
+    def perplexity(self, opened: Opened, unit: Unit, progress: Progress) -> dict[str, Any]:
         """All lengths of a measurement score the same targets of every document."""
-        config, documents = self.config, subject.documents
+        config, documents, reading = self.config, opened.subject.documents, opened.reading
         assert documents is not None
         methods = (unit.way,)
-        if unit.way == "non-overlapping" and self.plan.by_position(unit.length, subject):
+        if unit.way == "non-overlapping" and self.plan.by_position(unit.length, opened.subject):
             methods = tuple(method for method in config.methods if method != "sliding")
         losses = losses_by_length(
-            checkpoint.model,
+            opened.checkpoint.model,
             documents.ids,
             lengths=[unit.length],
             methods=methods,
@@ -217,8 +211,8 @@ class Run:
             progress=progress,
             reader=reading.reader,
         )
-        labels |= {"backend": retrieval.backend_of(checkpoint.config), "prefill": reading.described(unit.length)}
-        rows = [each.row(bootstrap_seed=config.seed, **labels) for each in losses]
+        read = {"backend": retrieval.backend_of(opened.checkpoint.config), "prefill": reading.described(unit.length)}
+        rows = [each.row(bootstrap_seed=config.seed, **opened.labels, **read) for each in losses]
         flat = losses[0]
         sums = {"nats": flat.nats.tolist(), "bytes": flat.sums[1].tolist()} if flat.position_from is None else None
         return {"rows": [asdict(row) for row in rows], "documents": sums if rows[0].value is not None else None}

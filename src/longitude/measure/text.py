@@ -34,6 +34,9 @@ from longitude.measure.intervals import interval
 from longitude.measure.rows import Row
 from longitude.measure.windows import Progress, Reader, Scorer, plan_windows
 
+_PROTOCOL = ("metric", "method", "window", "stride", "position_from", "position_to", "truncation", "dtype")
+"""Columns of `Row` that are attributes of `DocumentLosses`."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentLosses:
@@ -92,22 +95,15 @@ class DocumentLosses:
         columns: dict[str, Any] = {"task": "text", "bos": "none"} | labels
         return Row(
             **columns,
+            **{name: getattr(self, name) for name in _PROTOCOL},
             length=self.window,
-            position_from=self.position_from,
-            position_to=self.position_to,
-            metric=self.metric,
-            method=self.method,
-            window=self.window,
-            stride=self.stride,
             weighting="token",
-            truncation=self.truncation,
             documents=len(self.nats),
             tokens=int(self.tokens.sum()),
             count=int(self.sums[1].sum()),
             value=value,
             low=low,
             high=high,
-            dtype=self.dtype,
         )
 
 

@@ -14,6 +14,7 @@ CHUNK = 2**22  # logits converted to float32 at once: 16 MiB
 LOGITS = 2**24  # numbers of the head's output that a bounded reader holds, about three times over: 200 MiB
 
 Progress = Callable[[int, int], None]
+"""progress(done, total), in tokens."""
 
 
 class Reader(Protocol):

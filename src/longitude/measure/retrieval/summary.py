@@ -1,16 +1,12 @@
 """Summaries of rows of retrieval: the effective length, and the grid of lengths and depths."""
 
-from __future__ import annotations
-
-from collections import defaultdict
 from collections.abc import Iterable
+from math import isfinite
 from statistics import fmean
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
-    from longitude.measure.rows import Row
+from longitude.measure.rows import Row
 
 WEIGHTING = "trial"
 """What rows of retrieval, and no others, weight equally."""
@@ -78,21 +74,10 @@ def scores_by_length(rows: Iterable[Row]) -> dict[int, float]:
     Returns:
         Length -> mean over tasks, ascending, where every task of the rows has all its scores.
     """
-    rows = [row for row in rows if row.weighting == WEIGHTING]
-    tasks = {row.task for row in rows}
-    by_length: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    absent = set()
-    for row in rows:
-        assert row.length is not None
-        if row.value is None:
-            absent.add(row.length)
-        else:
-            by_length[row.length][row.task].append(row.value)
-    return {
-        length: fmean(fmean(scores) for scores in by_task.values())
-        for length, by_task in sorted(by_length.items())
-        if length not in absent and by_task.keys() == tasks
-    }
+    values = [(row.length, row.task, row.value) for row in rows if row.weighting == WEIGHTING]
+    scores = pd.DataFrame(values, columns=["length", "task", "score"]).astype({"score": float})
+    by_task = scores.groupby(["length", "task"])["score"].agg(fmean).unstack()
+    return {length: mean for length, row in by_task.iterrows() if isfinite(mean := fmean(row))}  # type: ignore[misc]
 
 
 def heat_map(rows: Iterable[Row]) -> pd.DataFrame:
@@ -107,15 +92,9 @@ def heat_map(rows: Iterable[Row]) -> pd.DataFrame:
     Raises:
         ValueError: For rows of more than one task or model, or none with a depth.
     """
-    import pandas as pd
-
-    placed = [(row, row.depth) for row in rows if row.depth is not None]
-    kinds = {(row.task, row.model, row.label, row.seed) for row, _ in placed}
+    placed = [row for row in rows if row.depth is not None]
+    kinds = {(row.task, row.model, row.label, row.seed) for row in placed}
     if len(kinds) != 1:
         raise ValueError(f"a heat map shows one task of one model measured at depths, got rows of {len(kinds)}")
-    values = {(depth, row.length): row.value for row, depth in placed}
-    lengths, depths = sorted({row.length for row, _ in placed if row.length}), sorted({depth for _, depth in placed})
-    return pd.DataFrame(
-        {length: pd.array([values.get((depth, length)) for depth in depths], dtype="Float64") for length in lengths},
-        index=pd.Index(depths, name="depth"),
-    ).rename_axis(columns="length")
+    frame = pd.DataFrame([(row.depth, row.length, row.value) for row in placed], columns=["depth", "length", "score"])
+    return frame.astype({"score": "Float64"}).pivot(index="depth", columns="length", values="score")

@@ -7,10 +7,13 @@ docs/retrieval.md lists where ours differ.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from random import Random
+from string import ascii_lowercase, ascii_uppercase
 
-from longitude.measure.retrieval import needles, tracking, words
-from longitude.measure.retrieval.haystack import Haystack
+from scipy.special import zeta
+
+from longitude.measure.retrieval.haystack import FILLER, Haystack, word_list
 from longitude.measure.retrieval.prompts import Question
 from longitude.measure.retrieval.scoring import first_number, match_all
 
@@ -18,13 +21,14 @@ Draw = Callable[[Random, int, float | None, Haystack], Question]
 """(random numbers, length in tokens, depth or None for a random one, running text) -> one trial."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Task:
     """A kind of question.
 
-    draw: makes one. score: (what was generated, answers) -> 0 to 1; metric: the name of its mean over trials.
-    new_tokens: to generate, as published. depths: whether one needle is put at a depth that the caller may choose.
-    text: whether it hides needles in running text, which the caller may give. source: where it is published.
+    draw: makes one. new_tokens: to generate, as published. source: where it is published.
+    score: (what was generated, answers) -> 0 to 1; metric: the name of its mean over trials.
+    depths: whether one needle is put at a depth that the caller may choose.
+    text: whether it hides needles in running text, which the caller may give.
     """
 
     name: str
@@ -38,78 +42,310 @@ class Task:
     text: bool = False
 
 
+# ---- numbers hidden in text ------------------------------------------------------------------------------------------
+PASSKEY_OPENING = (
+    "There is an important info hidden inside a lot of irrelevant text. Find it and memorize them. "
+    "I will quiz you about the important information there."
+)
+PASSKEY = "The pass key is {key}. Remember it. {key} is the pass key."
+PASSKEY_ASK = "What is the pass key? The pass key is"
+
+NEEDLE = "One of the special magic numbers for {key} is: {value}."
+ONE = (
+    "A special magic number is hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the number afterwards.\n{context}\n",
+    "What is the special magic number for {query} mentioned in the provided text?"
+    " The special magic number for {query} mentioned in the provided text is",
+)
+MANY = (
+    "Some special magic numbers are hidden within the following text. Make sure to memorize it. "
+    "I will quiz you about the numbers afterwards.\n{context}\n",
+    "What are all the special magic numbers for {query} mentioned in the provided text?"
+    " The special magic numbers for {query} mentioned in the provided text are",
+)
+
+
+def passkey(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
+    """A five-digit number after the part `depth` of `size` letters of filler. The published code draws 1 to 50000."""
+    key = str(random.randint(10000, 50000))
+    depth = random.random() if depth is None else depth
+    line = PASSKEY.format(key=key)
+
+    def text(size: int) -> str:
+        before = int(depth * size)
+        return "\n".join([PASSKEY_OPENING, _filler(before), line, _filler(size - before), PASSKEY_ASK])
+
+    return Question(text=text, ask=PASSKEY_ASK, needles=(line,), answers=(key,), whole_answer=f" {key}")
+
+
+def _filler(letters: int) -> str:
+    """The filler again and again, cut after `letters` letters, as published."""
+    return ((FILLER + " ") * (letters // len(FILLER) + 1))[:letters]
+
+
+def in_filler(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
+    """One number between `size` lines of filler."""
+    [key], [value] = _keys(random, 1), _values(random, 1, haystack)
+    depth = random.random() if depth is None else depth
+    line = NEEDLE.format(key=key, value=value)
+    opening, asking = ONE
+    ask = asking.format(query=key)
+
+    def text(size: int) -> str:
+        lines = [FILLER] * size
+        lines.insert(round(depth * size), line)
+        return opening.format(context="\n".join(lines)) + ask
+
+    return Question(text=text, ask=ask, needles=(line,), answers=(value,), whole_answer=f" {value}")
+
+
+def single(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
+    """One key, one number."""
+    [key], [value] = _keys(random, 1), _values(random, 1, haystack)
+    depth = random.random() if depth is None else depth
+    return _hidden([(key, value)], [depth], [key], [value], haystack)
+
+
+def multi_key(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
+    """Four keys with a number each; one key is queried."""
+    keys, values = _keys(random, 4), _values(random, 4, haystack)
+    chosen = random.randrange(4)
+    return _hidden(list(zip(keys, values)), _depths(random, 4), [keys[chosen]], [values[chosen]], haystack)
+
+
+def multi_value(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
+    """One key with four numbers, all of them queried."""
+    [key], values = _keys(random, 1), _values(random, 4, haystack)
+    return _hidden([(key, value) for value in values], _depths(random, 4), [key], values, haystack)
+
+
+def multi_query(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
+    """Four keys with a number each, all queried, in an order of their own."""
+    keys, values = _keys(random, 4), _values(random, 4, haystack)
+    pairs = list(zip(keys, values))
+    queries = random.sample(pairs, 4)
+    return _hidden(pairs, _depths(random, 4), [key for key, _ in queries], [value for _, value in queries], haystack)
+
+
+def _hidden(
+    pairs: Sequence[tuple[str, str]],
+    depths: Sequence[float],
+    queries: Sequence[str],
+    answers: Sequence[str],
+    haystack: Haystack,
+) -> Question:
+    """The question for the numbers of some keys, with a needle per (key, number) in `size` words of running text."""
+    lines = tuple(NEEDLE.format(key=key, value=value) for key, value in pairs)
+    opening, asking = ONE if len(answers) == 1 else MANY
+    ask = asking.format(query=_listed(queries))
+
+    def text(size: int) -> str:
+        return opening.format(context=haystack.with_needles(size, lines, depths)) + ask
+
+    return Question(text=text, ask=ask, needles=lines, answers=tuple(answers), whole_answer=f" {_listed(answers)}")
+
+
+def _listed(items: Sequence[str]) -> str:
+    """A | a, and b | a, b, and c: RULER's way."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])}, and {items[-1]}"
+
+
+def _depths(random: Random, count: int) -> list[float]:
+    return sorted(random.random() for _ in range(count))
+
+
+def _keys(random: Random, count: int) -> list[str]:
+    """Different keys of two words each."""
+    words = random.sample(word_list(), 2 * count)
+    return [f"{first}-{second}" for first, second in zip(words[::2], words[1::2])]
+
+
+def _values(random: Random, count: int, haystack: Haystack) -> list[str]:
+    """Different numbers of seven digits that do not stand in the haystack."""
+    values: list[str] = []
+    while len(values) < count:
+        value = str(random.randint(10**6, 10**7 - 1))
+        if value not in values and value not in haystack:
+            values.append(value)
+    return values
+
+
+# ---- variable tracking: one chain of four assignments after the first, in repeated sentences -------------------------
+HOPS = 4
+EXAMPLE_LINES = 5
+"""Lines of filler in the solved example before the question."""
+TRACKING = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n{context}\n"
+ASK_VALUE = (
+    "Question: Find all variables that are assigned the value {value} in the text above."
+    " Answer: According to the chain(s) of variable assignment in the text above, {count} variables are assigned the value "
+    "{value}, they are: "
+)
+
+
+def variables(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
+    """All variables that hold a number: VAR A = number, VAR B = VAR A, ...; a solved example first, names of 3 letters."""
+    example, chain = _chain(random, letters=3), _chain(random, letters=5)
+    while example.value == chain.value:
+        chain = _chain(random, letters=5)
+    solved = example.text(EXAMPLE_LINES) + " ".join(example.names) + "\n\n\n\n"
+    return Question(
+        text=lambda size: solved + chain.text(size),
+        smallest=1,
+        ask=chain.ask,
+        needles=tuple(chain.lines),
+        answers=tuple(chain.names),
+        whole_answer=" ".join(chain.names),
+    )
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Assignments of one number along `names`, each after about the part depths[i] of the filler."""
+
+    names: list[str]
+    value: str
+    depths: list[float]
+
+    @property
+    def lines(self) -> list[str]:
+        """VAR A = number, then VAR B = VAR A, ..."""
+        hops = [f"VAR {name} = VAR {before}" for before, name in pairwise(self.names)]
+        return [f"VAR {self.names[0]} = {self.value}", *hops]
+
+    @property
+    def ask(self) -> str:
+        return ASK_VALUE.format(value=self.value, count=len(self.names))
+
+    def text(self, size: int) -> str:
+        """The question as published, down to its spaces: lines of filler with the assignments between them."""
+        first, *hops = self.lines
+        parts = [FILLER + "\n"] * size
+        for i, line in enumerate([first, *(hop + " " for hop in hops)]):
+            parts.insert(int(self.depths[i] * size) + i, line)
+        return TRACKING.format(context=" ".join(parts)) + self.ask
+
+
+def _chain(random: Random, letters: int) -> Chain:
+    names: list[str] = []
+    while len(names) <= HOPS:
+        name = "".join(random.choices(ascii_uppercase, k=letters))
+        if name not in names:
+            names.append(name)
+    return Chain(names, str(random.randint(10000, 99998)), sorted(random.random() for _ in range(HOPS + 1)))
+
+
+# ---- words to be counted: common ones of a numbered list, frequent ones among made-up words --------------------------
+COMMON = 10
+"""Words to be found in a list."""
+LONG = 4096
+"""Tokens from which a list has the longer repetitions."""
+LISTED = (
+    "Below is a numbered list of words. In these words, some appear more often than others. "
+    "Memorize the ones that appear most often.\n{context}\n"
+)
+ASK_COMMON = (
+    "Question: What are the 10 most common words in the above list?"
+    " Answer: The top 10 words that appear most often in the list are:"
+)
+
+ALPHA = 2.0
+LETTERS = 6
+"""Of a made-up word."""
+NEW = 50
+"""Tokens kept for the answer, as published."""
+SHARE = 50
+"""Tokens of the prompt per made-up word of the vocabulary."""
+CLEAR = 74
+"""Words from which rank 4 always occurs more often than rank 5."""
+CODED = (
+    "Read the following coded text and track the frequency of each coded word. "
+    "Find the three most frequently appeared coded words. {context}\n"
+)
+ASK_FREQUENT = (
+    "Question: Do not provide any explanation. Please ignore the dots '....'. "
+    "What are the three most frequently appeared words in the above coded text?"
+    " Answer: According to the coded text above, the three most frequently appeared words are:"
+)
+
+
+def common(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
+    """Ten words 30 times each, all others 3 times; below `LONG` tokens 6 times and once. A solved example first.
+
+    Units of filler: different words in the list.
+    """
+    often, seldom = (30, 3) if length >= LONG else (6, 1)
+    different, *repeats = (40, 10, 3) if length >= LONG else (20, 3, 1)
+    example, question = _shuffled(random), _shuffled(random)
+    solved = (
+        LISTED.format(context=_list(example, different, *repeats, order=random.random()))
+        + ASK_COMMON
+        + _numbered(example[:COMMON])
+    )
+    order = random.random()
+
+    def text(size: int) -> str:
+        return f"{solved}\n{LISTED.format(context=_list(question, size, often, seldom, order=order))}{ASK_COMMON}"
+
+    answers = tuple(question[:COMMON])
+    return Question(text=text, smallest=2 * COMMON, ask=ASK_COMMON, answers=answers, whole_answer=_numbered(answers))
+
+
+def _shuffled(random: Random) -> list[str]:
+    return random.sample(word_list(), len(word_list()))
+
+
+def _list(words: Sequence[str], size: int, often: int, seldom: int, *, order: float) -> str:
+    """`size` different words, the first ten `often` times, shuffled by `order` and numbered from 1."""
+    listed = list(words[:COMMON]) * often + [_word(words, i) for i in range(COMMON, size)] * seldom
+    Random(order).shuffle(listed)
+    return _numbered(listed).strip()
+
+
+def _word(words: Sequence[str], i: int) -> str:
+    """Word i; past the end two joined by a hyphen, each pair once."""
+    lap, place = divmod(i, len(words))
+    return words[place] if lap == 0 else f"{words[place]}-{words[(place + lap) % len(words)]}"
+
+
+def _numbered(words: Sequence[str]) -> str:
+    return "".join(f" {i}. {word}" for i, word in enumerate(words, start=1))
+
+
+def frequent(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
+    """Made-up words, rank k of them size k^-2 / zeta(2) times, rounded down; rank 1 is "..." and not queried."""
+    vocabulary = ["..."]
+    while len(vocabulary) < max(5, (length - NEW) // SHARE):
+        word = "".join(random.choices(ascii_lowercase, k=LETTERS))
+        if word not in vocabulary:
+            vocabulary.append(word)
+    order = random.random()
+
+    def text(size: int) -> str:
+        counts = [int(size * rank**-ALPHA / zeta(ALPHA)) for rank in range(1, len(vocabulary) + 1)]
+        coded = [word for word, count in zip(vocabulary, counts, strict=True) for _ in range(count)]
+        Random(order).shuffle(coded)
+        return CODED.format(context=" ".join(coded)) + ASK_FREQUENT
+
+    answers = tuple(vocabulary[1:4])
+    return Question(text=text, smallest=CLEAR, ask=ASK_FREQUENT, answers=answers, whole_answer=f" {' '.join(answers)}")
+
+
+# ---- by name ---------------------------------------------------------------------------------------------------------
 _ALL = (
     Task(
-        name="passkey",
-        draw=needles.passkey,
-        new_tokens=10,
-        score=first_number,
-        metric="accuracy",
-        depths=True,
-        source="Mohtashami and Jaggi 2023",
-        summary="a five-digit number, given twice in one line of repeated sentences",
+        "passkey", passkey, 10, "Mohtashami and Jaggi 2023",
+        "a five-digit number, given twice in one line of repeated sentences",
+        score=first_number, metric="accuracy", depths=True,
     ),
+    Task("needle-filler", in_filler, 128, "RULER niah_single_1", "one number in repeated sentences", depths=True),
+    Task("needle-single", single, 128, "RULER niah_single_2", "one number in running text", depths=True, text=True),
+    Task("needle-multi-key", multi_key, 128, "RULER niah_multikey_1", "one of four numbers with four keys", text=True),
+    Task("needle-multi-value", multi_value, 128, "RULER niah_multivalue", "all four numbers of one key", text=True),
     Task(
-        name="needle-filler",
-        draw=needles.in_filler,
-        new_tokens=128,
-        depths=True,
-        source="RULER niah_single_1",
-        summary="one number in repeated sentences",
+        "needle-multi-query", multi_query, 128, "RULER niah_multiquery", "the numbers of four keys at once", text=True
     ),
-    Task(
-        name="needle-single",
-        draw=needles.single,
-        new_tokens=128,
-        depths=True,
-        text=True,
-        source="RULER niah_single_2",
-        summary="one number in running text",
-    ),
-    Task(
-        name="needle-multi-key",
-        draw=needles.multi_key,
-        new_tokens=128,
-        text=True,
-        source="RULER niah_multikey_1",
-        summary="one of four numbers with four keys",
-    ),
-    Task(
-        name="needle-multi-value",
-        draw=needles.multi_value,
-        new_tokens=128,
-        text=True,
-        source="RULER niah_multivalue",
-        summary="all four numbers of one key",
-    ),
-    Task(
-        name="needle-multi-query",
-        draw=needles.multi_query,
-        new_tokens=128,
-        text=True,
-        source="RULER niah_multiquery",
-        summary="the numbers of four keys at once",
-    ),
-    Task(
-        name="variable-tracking",
-        draw=tracking.variables,
-        new_tokens=30,
-        source="RULER vt",
-        summary="the five variables of one chain of assignments",
-    ),
-    Task(
-        name="common-words",
-        draw=words.common,
-        new_tokens=120,
-        source="RULER cwe",
-        summary="the ten most common words of a list",
-    ),
-    Task(
-        name="frequent-words",
-        draw=words.frequent,
-        new_tokens=50,
-        source="RULER fwe",
-        summary="the three most frequent words of a text of made-up words",
-    ),
-)
+    Task("variable-tracking", variables, 30, "RULER vt", "the five variables of one chain of assignments"),
+    Task("common-words", common, 120, "RULER cwe", "the ten most common words of a list"),
+    Task("frequent-words", frequent, 50, "RULER fwe", "the three most frequent words of a text of made-up words"),
+)  # fmt: skip
 TASKS: dict[str, Task] = {task.name: task for task in _ALL}
