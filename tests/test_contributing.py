@@ -1,0 +1,56 @@
+"""CONTRIBUTING.md is executed: each file that it tells a newcomer to write is written, found by its package, and tested."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+LISTING = re.compile(r"`((?:src/longitude|tests)/[\w/]+\.py)`[^\n]*\n(?:[^\n`#]*\n)*\n?```python\n(.*?)```", re.DOTALL)
+FEATURES = {
+    "an encoding": "positions",
+    "a mixer": "recurrent",
+    "a task": "study",
+    "a backend": "attention/backends",
+    "a law": "testing",
+    "a scheme of extension": "positions/scaling",
+    "a picture": "report",
+    "a verb": "cli",
+}
+PRELUDE = """
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+# The new files stand in a folder of their own; each package looks for modules there too.
+for folder in sorted({file.parent for file in Path("src/longitude").rglob("*.py")}):
+    package = import_module(".".join(folder.relative_to("src").parts))
+    package.__path__.append(str(folder.resolve()))
+sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", "tests"]))
+"""
+
+
+def listings() -> dict[str, str]:
+    """Path -> content of every file that the page shows."""
+    return dict(LISTING.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")))
+
+
+def test_every_feature_has_one_file_and_its_test() -> None:
+    shown = listings()
+    for feature, package in FEATURES.items():
+        own = [path for path in shown if re.fullmatch(rf"src/longitude/{package}/\w+(/\w+)?\.py", path)]
+        assert own, f"CONTRIBUTING.md shows no file for {feature}"
+    assert sum(path.startswith("tests/") for path in shown) == len(FEATURES) == len(shown) / 2
+
+
+def test_its_files_work_and_their_tests_pass(tmp_path: Path) -> None:
+    for path, content in listings().items():
+        file = tmp_path / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content, encoding="utf-8")
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    done = subprocess.run([sys.executable, "-c", PRELUDE], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"{len(FEATURES)} passed" in done.stdout
