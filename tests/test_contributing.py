@@ -1,6 +1,8 @@
 """CONTRIBUTING.md is executed: each file that it tells a newcomer to write is written, found by its package, and tested."""
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,26 +12,13 @@ LISTING = re.compile(r"`((?:src/longitude|tests)/[\w/]+\.py)`[^\n]*\n(?:[^\n`#]*
 FEATURES = {
     "an encoding": "positions",
     "a mixer": "recurrent",
-    "a task": "study",
+    "a task": "study/tasks",
     "a backend": "attention/backends",
-    "a law": "testing",
+    "a law": "testing/battery",
     "a scheme of extension": "positions/scaling",
-    "a picture": "report",
+    "a picture": "study/pictures",
     "a verb": "cli",
 }
-PRELUDE = """
-import sys
-from importlib import import_module
-from pathlib import Path
-
-import pytest
-
-# The new files stand in a folder of their own; each package looks for modules there too.
-for folder in sorted({file.parent for file in Path("src/longitude").rglob("*.py")}):
-    package = import_module(".".join(folder.relative_to("src").parts))
-    package.__path__.append(str(folder.resolve()))
-sys.exit(pytest.main(["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error", "tests"]))
-"""
 
 
 def listings() -> dict[str, str]:
@@ -46,11 +35,16 @@ def test_every_feature_has_one_file_and_its_test() -> None:
 
 
 def test_its_files_work_and_their_tests_pass(tmp_path: Path) -> None:
+    """In a copy of the package with the new files, and in a process of its own."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))
     for path, content in listings().items():
         file = tmp_path / path
+        assert not file.exists(), f"{path} exists already"
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content, encoding="utf-8")
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    done = subprocess.run([sys.executable, "-c", PRELUDE], cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-W", "error"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "src")}
+    done = subprocess.run([*command, "tests"], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert f"{len(FEATURES)} passed" in done.stdout

@@ -47,8 +47,12 @@ class Registry(Mapping[str, Any]):
         """ValueError with the nearest name where there is none such."""
         self.load()
         if not isinstance(name, str) or name not in self.factories:
-            raise unknown(self.noun, str(name), self.factories, f"{self.listed_by} lists them.")
+            raise unknown(self.noun, name, self.factories, f"{self.listed_by} lists them.")
         return self.factories[name]
+
+    def get(self, key: object, default: Any = None) -> Any:
+        """The factory of a name, or the default: without an error."""
+        return self.factories.get(key, default) if key in self else default
 
     def __contains__(self, name: object) -> bool:
         self.load()

@@ -63,7 +63,8 @@ METHODS: dict[str, Method] = {
 
 def method_of(name: str) -> Method:
     """The method of a name. ValueError, with the nearest, for an unknown one."""
-    scheme = SCHEMES.get(name.replace("-", "_"))
+    own = name.replace("-", "_")
+    scheme = SCHEMES.get(own)
     make = None if scheme is None else from_factor(scheme)
     if name in METHODS:
         method = METHODS[name]

@@ -12,18 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.errors import check_positive, check_sizes, unknown
-from longitude.positions.scaling.base import Follows, Frequencies, Scaling
+from longitude.errors import check_positive, check_sizes
+from longitude.positions.scaling.base import SCHEMES, Follows, Frequencies, Scaling, register_scheme
 from longitude.positions.scaling.linear import BaseChange, Linear
 from longitude.positions.scaling.llama3 import Llama3
 from longitude.positions.scaling.longrope import LongRoPE
 from longitude.positions.scaling.ntk import NTK, DynamicNTK
 from longitude.positions.scaling.yarn import NTKByParts, YaRN
 from longitude.registry import options_of, resolve_options
-
-SCHEMES: dict[str, type[Scaling]] = {
-    scheme.name: scheme for scheme in (Linear, NTK, DynamicNTK, NTKByParts, YaRN, LongRoPE, Llama3, BaseChange)
-}
 
 
 def rope_frequencies(
@@ -92,8 +88,6 @@ def from_dict(spec: Scaling | Mapping[str, Any] | None) -> Scaling | None:
             "a Hugging Face config is read by from_hugging_face"
         )
     name, options = spec["name"], {option: value for option, value in spec.items() if option != "name"}
-    if not isinstance(name, str) or name not in SCHEMES:
-        raise unknown("scaling", name, SCHEMES, f"all: {', '.join(SCHEMES)}.")
     kind = SCHEMES[name]
     return kind(**resolve_options(name, options_of(kind), options, {}, "scaling"))
 
@@ -112,5 +106,6 @@ __all__ = [
     "Scaling",
     "YaRN",
     "from_dict",
+    "register_scheme",
     "rope_frequencies",
 ]

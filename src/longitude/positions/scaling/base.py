@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from longitude.errors import check_choice, check_positive, check_sizes
 from longitude.positions.coordinates import wide
+from longitude.registry import Registry
 
 Length = TypeVar("Length", int, Tensor)
 Follow = Literal["declared", "row", "sequence"]
@@ -87,6 +89,30 @@ class Scaling:
                     )
             elif field.name == "follow":
                 check_choice(self.name, Follow, follow=value)
+
+
+SCHEMES = Registry("scaling", "dir(lg.scaling)", ("longitude.positions.scaling",))
+Scheme = TypeVar("Scheme", bound=type[Scaling])
+
+
+def register_scheme(name: str) -> Callable[[Scheme], Scheme]:
+    """Decorate a subclass of Scaling: a scheme of lg.Rotary, and with a factor alone, a method of `longitude extend`.
+
+    Args:
+        name: of the scheme, in labels, configs and messages.
+
+    Returns:
+        A decorator that sets the name and returns the class.
+
+    Raises:
+        ValueError: the name is taken by another scheme.
+    """
+
+    def add(scheme: Scheme) -> Scheme:
+        scheme.name = name
+        return SCHEMES.register(name)(scheme)
+
+    return add
 
 
 class Follows(Scaling):

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from longitude.errors import check_positive
-from longitude.positions.scaling.base import Scaling, plain
+from longitude.positions.scaling.base import Scaling, plain, register_scheme
 
 
+@register_scheme("linear")
 @dataclass(frozen=True)
 class Linear(Scaling):
     """Position interpolation: theta_k / s, so positions p/s stay fractions.
@@ -21,7 +22,6 @@ class Linear(Scaling):
         Chen et al. 2023, arXiv 2306.15595, https://arxiv.org/abs/2306.15595
     """
 
-    name = "linear"
     source = "Chen et al. 2023, https://arxiv.org/abs/2306.15595"
     factor: float
 
@@ -29,6 +29,7 @@ class Linear(Scaling):
         return plain(rotary_dim, base, device) / self.factor
 
 
+@register_scheme("base_change")
 @dataclass(frozen=True)
 class BaseChange(Scaling):
     """Adjusted base frequency: another base in base^(-2k/d), for models trained on with it.
@@ -40,7 +41,6 @@ class BaseChange(Scaling):
         Xiong et al. 2023, arXiv 2309.16039, https://arxiv.org/abs/2309.16039
     """
 
-    name = "base_change"
     source = "Xiong et al. 2023, https://arxiv.org/abs/2309.16039"
     base: float
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from longitude.errors import check_positive
-from longitude.positions.scaling.base import Scaling, plain
+from longitude.positions.scaling.base import Scaling, plain, register_scheme
 from longitude.positions.scaling.yarn import blend, rotations_ramp
 
 
+@register_scheme("llama3")
 @dataclass(frozen=True)
 class Llama3(Scaling):
     """Llama 3.1: (1 - gamma_k) theta_k/s + gamma_k theta_k, gamma_k = (r_k - low) / (high - low) within [0, 1].
@@ -27,7 +28,6 @@ class Llama3(Scaling):
         Grattafiori et al. 2024, arXiv 2407.21783, https://arxiv.org/abs/2407.21783
     """
 
-    name = "llama3"
     source = "Grattafiori et al. 2024, https://arxiv.org/abs/2407.21783"
     factor: float
     original_max_length: int

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from longitude.errors import check_positive
-from longitude.positions.scaling.base import Follow, Follows, plain
+from longitude.positions.scaling.base import Follow, Follows, plain, register_scheme
 
 
+@register_scheme("longrope")
 @dataclass(frozen=True)
 class LongRoPE(Follows):
     """LongRoPE: theta_k / lambda_k, where lambda is short_factor for lengths up to L and long_factor beyond.
@@ -33,7 +34,6 @@ class LongRoPE(Follows):
         Ding et al. 2024, arXiv 2402.13753, https://arxiv.org/abs/2402.13753
     """
 
-    name = "longrope"
     source = "Ding et al. 2024, https://arxiv.org/abs/2402.13753"
     short_factor: Sequence[float]
     long_factor: Sequence[float]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from longitude.positions.coordinates import wide
-from longitude.positions.scaling.base import Follow, Follows, Scaling, at_least, plain
+from longitude.positions.scaling.base import Follow, Follows, Scaling, at_least, plain, register_scheme
 
 
 def ntk_base(who: str, base: float, stretch: Any, rotary_dim: int) -> Any:
@@ -21,6 +21,7 @@ def ntk_base(who: str, base: float, stretch: Any, rotary_dim: int) -> Any:
     return base * stretch ** (rotary_dim / (rotary_dim - 2))
 
 
+@register_scheme("ntk")
 @dataclass(frozen=True)
 class NTK(Scaling):
     """NTK-aware: base s^(d/(d-2)) instead of base, so the slowest frequency is divided by s and the fastest stays.
@@ -33,7 +34,6 @@ class NTK(Scaling):
         https://arxiv.org/abs/2309.00071
     """
 
-    name = "ntk"
     source = "bloc97 2023, https://www.reddit.com/r/LocalLLaMA/comments/14lz7j5"
     factor: float
 
@@ -41,6 +41,7 @@ class NTK(Scaling):
         return plain(rotary_dim, ntk_base(self.name, base, self.factor, rotary_dim), device)
 
 
+@register_scheme("dynamic_ntk")
 @dataclass(frozen=True)
 class DynamicNTK(Follows):
     """NTK-aware scaling that grows with the sequence: base (s l/L - (s - 1))^(d/(d-2)) at length l, plain while l <= L.
@@ -57,7 +58,6 @@ class DynamicNTK(Follows):
         emozilla 2023, https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr
     """
 
-    name = "dynamic_ntk"
     source = "emozilla 2023, https://www.reddit.com/r/LocalLLaMA/comments/14mrgpr"
     factor: float
     original_max_length: int

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude.errors import check_choice, check_flags, check_positive
-from longitude.positions.scaling.base import Scaling, plain
+from longitude.positions.scaling.base import Scaling, plain, register_scheme
 
 Ramp = Literal["dimensions", "rotations"]
 
@@ -32,6 +32,7 @@ def dimensions_ramp(rotary_dim: int, low: float, high: float, like: Tensor) -> T
     return 1 - ((pair - low) / (high - low)).clamp(0, 1)
 
 
+@register_scheme("ntk_by_parts")
 @dataclass(frozen=True)
 class NTKByParts(Scaling):
     """NTK by parts: (1 - gamma_k) theta_k/s + gamma_k theta_k, gamma_k = 1 for fast pairs and 0 for slow ones.
@@ -55,7 +56,6 @@ class NTKByParts(Scaling):
         Peng et al. 2023, section 3.2, arXiv 2309.00071, https://arxiv.org/abs/2309.00071
     """
 
-    name = "ntk_by_parts"
     source = "Peng et al. 2023, https://arxiv.org/abs/2309.00071"
     factor: float
     original_max_length: int
@@ -112,6 +112,7 @@ class NTKByParts(Scaling):
         return low, high + 0.001 if low == high else high
 
 
+@register_scheme("yarn")
 @dataclass(frozen=True)
 class YaRN(NTKByParts):
     """YaRN: NTK by parts, and cos and sin times 0.1 ln s + 1, which sharpens the softmax.
@@ -135,7 +136,6 @@ class YaRN(NTKByParts):
         Peng et al. 2023, arXiv 2309.00071, https://arxiv.org/abs/2309.00071
     """
 
-    name = "yarn"
     attention_factor: float | None = None
     mscale: float | None = None
     mscale_all_dim: float | None = None
