@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 LISTING = re.compile(r"`((?:src/longitude|tests)/[\w/]+\.py)`[^\n]*\n(?:[^\n`#]*\n)*\n?```python\n(.*?)```", re.DOTALL)
 FEATURES = {
@@ -34,6 +36,7 @@ def test_every_feature_has_one_file_and_its_test() -> None:
     assert sum(path.startswith("tests/") for path in shown) == len(FEATURES) == len(shown) / 2
 
 
+@pytest.mark.slow
 def test_its_files_work_and_their_tests_pass(tmp_path: Path) -> None:
     """In a copy of the package with the new files, and in a process of its own."""
     shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__"))

@@ -139,31 +139,6 @@ def test_attention_names_no_encoding(file: Path) -> None:
     assert encodings_named_in(file.read_text()) - merges == set()
 
 
-# ---- documents -----------------------------------------------------------------------------------------------------
-@pytest.mark.slow
-def test_contributing_is_right() -> None:
-    """The encoding it adds in one file works as its second listing says, and `table` takes it at once; the mixer keeps the laws,
-    and a model takes it by name. What takes longest of both batteries is left out."""
-    listings = re.findall(r"```python\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
-    assert len(listings) == 3
-    encoding = """
-encoding = lg.encoding("root", num_heads=8)
-outputs = [lg.attend(q, k, v, encoding=encoding, backend=backend) for backend in ("reference", "table")]
-torch.testing.assert_close(*outputs)
-lg.testing.check("root", without=("compile", "export", "backends", "memory", "dropout"))
-"""
-    mixer = """
-mixers = lg.testing.mixers
-mixers.check("forgetting", without=("compiled_training", "forms", "gradients", "packed_documents", "padding"))
-config = lg.LongitudeConfig(hidden_size=32, num_hidden_layers=2, mixers=["forgetting", "attention"])
-x = torch.ones(1, 5, dtype=torch.long)
-made = lg.LongitudeForCausalLM(config).generate(x, attention_mask=x, max_new_tokens=3, pad_token_id=0)
-print(made.shape[1])
-"""
-    printed = fresh("\n".join([*listings[:2], encoding, listings[2], mixer]))
-    assert "table" in printed and printed.endswith("8")
-
-
 # ---- files ---------------------------------------------------------------------------------------------------------
 def test_files_stay_small() -> None:
     """At most 400 lines: what grows beyond that wants a second file. (Kernels may be excepted here, by name.)"""

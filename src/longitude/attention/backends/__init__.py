@@ -1,5 +1,8 @@
 """The ways to compute one operation, one file or folder each: what it declares, and how it runs."""
 
+from importlib import import_module
+from pkgutil import iter_modules
+
 from longitude.attention.backends.base import BACKENDS, Backend, refuses, register_backend
 from longitude.attention.backends.chunked import CHUNKED, REFERENCE
 from longitude.attention.backends.flex import FLEX
@@ -10,5 +13,7 @@ from longitude.attention.backends.transport import TRANSPORT
 
 for backend in (SDPA, TABLE, TRANSPORT, SPLIT, FLEX, CHUNKED, REFERENCE):  # of equal prices "auto" takes the first
     register_backend(backend)
+for module in iter_modules(__path__):  # a backend of another file registers itself
+    import_module(f"{__name__}.{module.name}")
 
 __all__ = ["BACKENDS", "Backend", "refuses", "register_backend"]
