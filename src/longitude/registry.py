@@ -50,7 +50,7 @@ class Registry(Mapping[str, Any]):
             raise unknown(self.noun, name, self.factories, f"{self.listed_by} lists them.")
         return self.factories[name]
 
-    def get(self, key: object, default: Any = None) -> Any:
+    def get(self, key: Any, default: Any = None) -> Any:
         """The factory of a name, or the default: without an error."""
         return self.factories.get(key, default) if key in self else default
 
