@@ -21,7 +21,7 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
 
     None where there is no Linux or gcc, or LONGITUDE_COMPILE=0 in the environment; with a warning where compiling fails.
     """
-    # Elsewhere torch brings another OpenMP than the compiler's, and two in one process fight for the cores.
+    # Elsewhere torch ships another OpenMP than the compiler's, and two in one process oversubscribe the cores.
     gcc = shutil.which("gcc") if sys.platform == "linux" and os.environ.get("LONGITUDE_COMPILE") != "0" else None
     if gcc is None:
         return None

@@ -68,7 +68,7 @@ def test_crop_takes_back_tokens(name):
         cache = LongitudeCacheLayer()
         attention(x, cache=cache, positions=positions)
         if name in ("fox", "path", "path_fox", "rope+fox"):
-            with pytest.raises(ValueError, match="crop: the encoding carries a state that cannot be taken back"):
+            with pytest.raises(ValueError, match="crop: the encoding carries a state that cannot be cropped"):
                 cache.crop(-4)
             cache.crop(0)
             return

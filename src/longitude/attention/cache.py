@@ -187,7 +187,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
     def require_crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove and any(isinstance(leaf, Tensor) for leaf in tree_leaves(self.carry)):
             raise ValueError(
-                "crop: the encoding carries a state that cannot be taken back; expected a cache used forward only"
+                "crop: the encoding carries a state that cannot be cropped; expected a cache used forward only"
             )
 
     def _crop(self, tokens_to_remove: int) -> None:

@@ -1,4 +1,4 @@
-"""What a cache layer owes its callers: a refused call or crop leaves it as it was, and every mode of torch may read it."""
+"""Guarantees of cache layers: a refused call or crop leaves them unchanged, and every mode of torch may read them."""
 
 from __future__ import annotations
 

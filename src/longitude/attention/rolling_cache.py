@@ -14,7 +14,7 @@ from longitude.positions.coordinates import Positions
 class RollingCacheLayer(LongitudeCacheLayer):
     """Keys, values, positions and columns of the last `keep` tokens; get_seq_length() counts all that passed.
 
-    A call may bring more tokens than it keeps: they are all keys of each other, and `roll` drops them afterwards. Memory is
+    A call may have more tokens than it keeps: they are all keys of each other, and `roll` drops them afterwards. Memory is
     O(keep + tokens of one call) while a call runs, and O(keep) between calls.
 
     Args:

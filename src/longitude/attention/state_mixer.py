@@ -23,7 +23,7 @@ NO_ENCODING = compose(None)
 
 
 class StateInputs(NamedTuple):
-    """What one call brings besides x and the state.
+    """The arguments of one call besides x and the state.
 
     reset: True for tokens that begin a document; valid: False for padding. None where there is none of them.
     positions: [L] or [B, L], with axes [B, L, axes]. tables: what encoding.prepare made of them, None where it rotates nothing.

@@ -1,4 +1,4 @@
-"""The law of rotary layout: the logits of a reference, and whether reordering queries and keys brings them about."""
+"""The law of rotary layout: the logits of a reference, and whether reordering queries and keys reproduces them."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class NotShown(DoesNotApply):
     """Raised where no rotary tables can be read."""
 
 
-# ---- what the config says -----------------------------------------------------------------------------------------------
+# ---- the config ---------------------------------------------------------------------------------------------------------
 def ropes(config: Any) -> dict[str | None, RopeConfig]:
     """What transformers reads out of a config, by layer type (None: one for all)."""
     try:
@@ -130,7 +130,9 @@ def rotary_frequencies(subject: Subject) -> Measurement:
         got, factor, want = measured(tables[layer], rope, subject, 8)
         off = deviation(got, factor, want)
         if off > max(worst, FREQUENCIES):
-            cause = f"{layer or 'the model'} does not rotate as its config says: {difference(got, factor, want, rope)}"
+            cause = (
+                f"{layer or 'the model'} does not rotate as its config declares: {difference(got, factor, want, rope)}"
+            )
         worst = max(worst, off)
     return Measurement(worst, FREQUENCIES, cause=cause)
 

@@ -58,7 +58,7 @@ def extend(
     on_progress: Progress = lambda what, done, total: None,
     on_note: Callable[[str], None] = lambda sentence: None,
 ) -> Extension:
-    """Write a checkpoint that takes longer texts, for plain transformers, and measure what short contexts pay.
+    """Write a checkpoint that takes longer texts, for plain transformers, and measure the cost on short contexts.
 
     Args:
         model: Folder of a Hugging Face checkpoint, or a name on the hub.

@@ -1,4 +1,4 @@
-"""What calls of a model may bring along: embeddings that fit, an assistant whose cache can be cropped."""
+"""Checks of a model's inputs: embeddings that fit, an assistant whose cache can be cropped."""
 
 from __future__ import annotations
 

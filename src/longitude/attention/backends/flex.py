@@ -1,8 +1,8 @@
 """torch's FlexAttention: one function, compiled on first use, whose score function reads the table of offsets.
 
 Lengths are padded to powers of two: blocks of padding are skipped, and few graphs serve many lengths. Shapes are fixed
-then, because symbolic ones fail in places; `flex_limits` refuses what is known to fail. Only the CPU's kernel was ever run
-by us, and FlexAttention's gradients in its uncompiled form: on CUDA nothing is measured yet.
+then, because symbolic ones fail in places; `flex_limits` refuses what is known to fail. Tested: the CPU's kernel, and
+FlexAttention's gradients in its uncompiled form. On CUDA nothing is measured yet.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ def flex_limits(r: Request) -> str | None:
     if any(isinstance(term, OffsetBias) for term in r.terms) and steady(r) is None:
         lowest, highest = reach(r)
         if (size := 4 * r.heads * padded(highest - lowest + 1)) > TABLE_BYTES:
-            return f"positions lie so far apart that its table would take {size / 2**20:.0f} MiB, above {TABLE_BYTES >> 20}"
+            return f"positions are so far apart that its table would take {size / 2**20:.0f} MiB, above {TABLE_BYTES >> 20}"
     return cpu_limits(r) if r.q.device.type == "cpu" else gpu_limits(r, Gpu.of(r.q.device))
 
 

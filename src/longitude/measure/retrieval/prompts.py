@@ -98,7 +98,7 @@ def _most(count: Callable[[int], int], budget: int, smallest: int) -> int | None
     low, high = smallest, smallest + FIRST
     if count(low) > budget:
         return None
-    while count(high) <= budget:  # up, by the slope of the last step and a little more
+    while count(high) <= budget:  # up, by the slope of the last step and some more
         if count(high) <= count(low):
             raise ValueError(
                 f"the tokenizer gives {count(high)} tokens for text of any length: it cuts what it reads; load it without a "

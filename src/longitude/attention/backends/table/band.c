@@ -173,12 +173,12 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
         }
         for (num r = 0; r < rows; r++) {
           real *to = out_of(out, p.batch, g, p.q_from + a + r, 0);
-          int sees = low_key(&t, a + r) < high_key(&t, a + r);
-          for (num d = 0; d < s->dim; d++) to[d] = sees ? made[r * dim + d] / total[r] : 0;
+          int has_keys = low_key(&t, a + r) < high_key(&t, a + r);
+          for (num d = 0; d < s->dim; d++) to[d] = has_keys ? made[r * dim + d] / total[r] : 0;
           num at = (p.batch * s->heads + g) * s->queries + p.q_from + a + r;
-          ends[at] = sees ? top[r] : INFINITY;
-          ends[at + s->batch * s->heads * s->queries] = sees ? (real)log2(total[r]) : 0;
-          lse[at] = !sees ? -INFINITY : total[r] == 0 ? NAN : (top[r] + (real)log2(total[r])) / LOG2E;
+          ends[at] = has_keys ? top[r] : INFINITY;
+          ends[at + s->batch * s->heads * s->queries] = has_keys ? (real)log2(total[r]) : 0;
+          lse[at] = !has_keys ? -INFINITY : total[r] == 0 ? NAN : (top[r] + (real)log2(total[r])) / LOG2E;
         }
       }
     }

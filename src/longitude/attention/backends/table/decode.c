@@ -66,13 +66,13 @@ void decode(const Shape *s, In q, In k, In v, const real *table, num table_row, 
       }
     for (num r = 0; r < rows; r++) {
       num g = h * s->groups + r % s->groups, a = p.q_from + r / s->groups, start = s->queries - 1 - a;
-      int sees = most(p.k_from, s->first - start) < least(p.k_to, s->last - start + 1);
+      int has_keys = most(p.k_from, s->first - start) < least(p.k_to, s->last - start + 1);
       real *to = out.at + p.batch * out.batch + g * out.head + a * out.row;
-      for (num d = 0; d < dim; d++) to[d] = sees ? made[r * dim + d] / total[r] : 0;
+      for (num d = 0; d < dim; d++) to[d] = has_keys ? made[r * dim + d] / total[r] : 0;
       num at = (p.batch * s->heads + g) * s->queries + a;
-      ends[at] = sees ? top[r] : INFINITY;
-      ends[at + s->batch * s->heads * s->queries] = sees ? (real)log2(total[r]) : 0;
-      lse[at] = !sees ? -INFINITY : total[r] == 0 ? NAN : (top[r] + (real)log2(total[r])) / LOG2E;
+      ends[at] = has_keys ? top[r] : INFINITY;
+      ends[at + s->batch * s->heads * s->queries] = has_keys ? (real)log2(total[r]) : 0;
+      lse[at] = !has_keys ? -INFINITY : total[r] == 0 ? NAN : (top[r] + (real)log2(total[r])) / LOG2E;
     }
   }
 }

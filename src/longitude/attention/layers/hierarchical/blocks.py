@@ -202,7 +202,7 @@ def attend_blocks(
 class Chunks(NamedTuple):
     """The prefixes low size .. high size - 1, `size` of them, a power of two, in each chunk.
 
-    The digits of `size` and more are the same for all of a chunk, and so are their blocks; smaller blocks lie inside it.
+    The digits of `size` and more are the same for all of a chunk, and so are their blocks; smaller blocks are inside it.
     """
 
     size: int
