@@ -91,16 +91,10 @@ def test_left_padding_and_gradients_are_equal():
     assert_close(b, a, rtol=1e-4, atol=1e-4)
     model(ids, labels=ids).loss.backward()
     ours(ids, labels=ids).loss.backward()
-    for one, other in (
-        ("self_attn.kv_b_proj", "mixer.kv_up"),
-        ("self_attn.q_a_layernorm", "mixer.q_norm"),
-        ("mlp.up_proj",) * 2,
-    ):
-        theirs_, ours_ = (
-            m.model.layers[0].get_submodule(n).weight.grad
-            for m, n in ((model, one), (ours, other.replace("up_proj", "up")))
-        )
-        assert_close(ours_, theirs_, rtol=1e-3, atol=1e-5)
+    names = {"self_attn.kv_b_proj": "mixer.kv_up", "self_attn.q_a_layernorm": "mixer.q_norm", "mlp.up_proj": "mlp.up"}
+    for name, own in names.items():
+        wanted, got = (m.model.layers[0].get_submodule(n).weight.grad for m, n in ((model, name), (ours, own)))
+        assert_close(got, wanted, rtol=1e-3, atol=1e-5)
 
 
 def test_a_checkpoint_comes_and_goes(tmp_path):
@@ -140,19 +134,20 @@ def test_attention_amid_mixtures_of_experts(kind, route):
 
 def test_what_is_no_dense_deepseek(tmp_path):
     mixed = theirs(dense=1)
+    small = {
+        "vocab_size": 9,
+        "hidden_size": 8,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
     with pytest.raises(ValueError, match="layers from 1 on mix experts"):
         from_deepseek(mixed)
     mixed.config.save_pretrained(tmp_path)  # no weights: refused by the config alone
     with pytest.raises(ValueError, match="layers from 1 on mix experts"):
         from_deepseek(tmp_path)
     with pytest.raises(ValueError, match="deepseek_v2 or deepseek_v3, got 'llama'"):
-        from_deepseek(
-            LlamaForCausalLM(
-                LlamaConfig(
-                    vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-                )
-            )
-        )
+        from_deepseek(LlamaForCausalLM(LlamaConfig(**small)))
     with pytest.raises(ValueError, match="expected hidden_act 'silu', got 'gelu'"):
         from_deepseek(theirs(hidden_act="gelu"))
     with pytest.raises(ValueError, match="got Linear"):

@@ -47,7 +47,6 @@ def test_repair_of_interleaved_weights_in_a_half_model(checkpoint, save, command
     command(source, "--convert-layout", "interleaved", "--out", tmp_path / "broken")
     _, said, _ = command(tmp_path / "broken", "--convert-layout", "half", "--out", tmp_path / "right")
     assert "for transformers" in said
-    assert load_file(tmp_path / "right" / "model.safetensors").keys()
     one, other = (load_file(folder / "model.safetensors") for folder in (source, tmp_path / "right"))
     assert all(torch.equal(one[name], other[name]) for name in one)
 
@@ -63,8 +62,8 @@ def test_parity_check_fails_on_a_wrong_conversion(checkpoint) -> None:
 
 def test_models_without_a_layout(checkpoint, save, command, tmp_path) -> None:
     for kind in ("gpt2", "bloom", "falcon"):
-        code, _, said = command(checkpoint(kind), "--convert-layout", "half", "--out", tmp_path / "out")
-        assert code == 2 and "--convert-layout" in said and said.count("\n") == 1
+        code, _, error = command(checkpoint(kind), "--convert-layout", "half", "--out", tmp_path / "out")
+        assert code == 2 and "--convert-layout" in error and error.count("\n") == 1
     assert not (tmp_path / "out").exists()
 
 

@@ -127,11 +127,8 @@ def as_json(
     if training is not None:
         result["tuned"] = {name: value for name, value in asdict(training).items() if name != "costs"}
     if parity is not None:
-        result["parity"] = {
-            "error": parity.error,
-            "wrong_rotation": parity.wrong_rotation,
-            "transformers": parity.native,
-        }
+        result["parity"] = {name: getattr(parity, name) for name in ("error", "wrong_rotation")}
+        result["parity"]["transformers"] = parity.native
     result["cost"] = [
         {
             "length": cost.length,
@@ -139,9 +136,7 @@ def as_json(
             "original": cost.before._asdict(),
             "extended": cost.after and cost.after._asdict(),
             "difference": cost.difference and cost.difference._asdict(),
-            "documents": cost.documents,
-            "tokens": cost.tokens,
-            "text": cost.text,
+            **{name: getattr(cost, name) for name in ("documents", "tokens", "text")},
         }
         for cost in costs
     ]

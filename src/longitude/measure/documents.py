@@ -41,11 +41,9 @@ def documents_of(text: Text, tokenizer: Any, length: int, most: int) -> Document
         if len(found) == most:
             break
     if len(found) >= min(most, ENOUGH) and len(text.documents) > 1:
-        return _documents(found, "excerpts, one of each document")
-    return _documents(_blocks(ranked, tokenizer, length, most, text.source), "blocks of joined documents")
-
-
-def _documents(found: list[tuple[Tensor, Tensor]], unit: str) -> Documents:
+        unit = "excerpts, one of each document"
+    else:
+        found, unit = _blocks(ranked, tokenizer, length, most, text.source), "blocks of joined documents"
     return Documents([ids for ids, _ in found], [sizes for _, sizes in found], unit)
 
 

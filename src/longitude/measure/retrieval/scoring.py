@@ -17,11 +17,8 @@ def first_number(output: str, answers: Sequence[str]) -> float:
 
 def match_all(output: str, answers: Sequence[str]) -> float:
     """The part of the answers that occurs in the output, whatever the case (RULER's string_match_all)."""
-    return sum(_occurs(answer, output) for answer in answers) / len(answers)
-
-
-def _occurs(answer: str, output: str) -> bool:
-    return answer.lower() in re.sub(r"[\x00-\x1f]", "\n", output).lower()
+    output = re.sub(r"[\x00-\x1f]", "\n", output).lower()
+    return sum(answer.lower() in output for answer in answers) / len(answers)
 
 
 def mean(scores: Sequence[float]) -> tuple[float, float, float]:
