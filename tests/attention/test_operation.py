@@ -90,10 +90,10 @@ def test_one_query_is_the_last_row(mask, kv_heads, positions):
 def test_who_decodes_a_single_query(compiler, capsys, monkeypatch):
     """torch's kernel, where there is no bias, no compiler for a loop of our own, or a mask for each sequence."""
     if not compiler:
-        monkeypatch.setattr(table, "available", lambda dtype: False)
+        monkeypatch.setattr(table.band, "available", lambda dtype: False)
     q, k, _ = qkv(1, 9)
     valid = lg.Padding(torch.arange(9) > 2)
-    biased = "table" if table.available(torch.float64) else "sdpa"
+    biased = "table" if table.band.available(torch.float64) else "sdpa"
     asked = ((None, {}), (lg.ALiBi(4), {}), (lg.T5Bias(4), {}), (lg.ALiBi(4), {"mask": lg.Causal() & valid}))
     with torch.no_grad():
         for (encoding, others), expected in zip(asked, ("sdpa", biased, biased, "sdpa"), strict=True):

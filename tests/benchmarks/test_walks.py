@@ -1,8 +1,12 @@
 """What a call does once: the counts of benchmarks/walks.py that no machine changes."""
 
 import pytest
+import torch
 
+import longitude as lg
 import walks
+from longitude.attention import operation
+from longitude.attention.backends import BACKENDS
 
 
 @pytest.mark.parametrize(
@@ -13,12 +17,35 @@ def test_layers_of_a_forward_choose_and_check_once(of, calls):
     step()
     functions, _ = walks.walk(step)
     assert functions.total() <= calls
-    assert functions["choose"] == functions["require_causal"] == functions["_checked"] == 1
+    assert functions["require_causal"] == functions["_checked"] == 1 and functions["choose"] <= 1
 
 
 def test_attend_enters_nothing_that_it_does_not_need():
     call = walks.attend()
     call()
     functions, files = walks.walk(call)
-    assert functions.total() <= 170 and functions["choose"] == functions["require_causal"] == 1
-    assert "attention/length_dependent.py" not in files and functions["_find_spans"] == 0
+    assert functions.total() <= 170 and functions["choose"] == 0 and functions["require_causal"] == 1
+    assert len(files) <= 8 and not files.keys() & {"attention/length_dependent.py", "attention/spans.py"}
+
+
+def test_a_backend_is_chosen_again_where_what_decides_differs(monkeypatch):
+    """And where the backends are others."""
+    q = torch.randn(1, 4, 64, 16)
+
+    def chosen(q, **options):
+        return walks.walk(lambda: lg.attend(q, q, q, **({"encoding": lg.ALiBi(num_heads=4)} | options)))[0]["choose"]
+
+    ways = {
+        "plain": {}, "window": {"mask": lg.Window(16)}, "dropout": {"dropout": 0.1}, "lse": {"return_lse": True},
+        "weights": {"return_weights": True}, "term": {"encoding": lg.Kerple(num_heads=4)},
+        "positions": {"q_positions": 5, "k_positions": 3},
+    }  # fmt: skip
+    operation._CHOSEN.clear()
+    assert [chosen(q, **options) for options in ways.values()] == [1] * len(ways)
+    assert [chosen(q, **options) for options in ways.values()] == [0] * len(ways)
+    assert chosen(q.double()) == chosen(q[:, :, :60]) == chosen(q.clone().requires_grad_()) == 1
+    assert (
+        chosen(q, backend="table") == chosen(q, mask=lg.Padding(torch.ones(1, 64, dtype=torch.bool)) & lg.Causal()) == 1
+    )
+    monkeypatch.delitem(BACKENDS, "split")
+    assert chosen(q) == 1

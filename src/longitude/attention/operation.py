@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +12,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS, Backend, refuses
-from longitude.attention.backends.base import in_forward_mode
 from longitude.attention.length_dependent import Part, joined, parted
 from longitude.attention.masks import Causal, Mask, require_causal
-from longitude.attention.request import AllowedPairs, Request, places, transformed, validate
+from longitude.attention.request import AllowedPairs, Request, in_forward_mode, places, transformed, validate
 from longitude.errors import unknown
 from longitude.positions.base import Columns, Drift, Encoding, OffsetBias, OffsetVectors, PairBias, Term, Transport
 from longitude.positions.composed import Composed, compose
@@ -259,8 +258,26 @@ def choose_once(r: Request, name: str) -> Backend:
     )  # fmt: skip
     chosen = r.pairs.chosen.get(key)
     if chosen is None:
-        chosen = r.pairs.chosen[key] = choose([r], name), r.q_positions, r.k_positions
+        chosen = r.pairs.chosen[key] = _remembered(key, r, name), r.q_positions, r.k_positions
     return chosen[0]
+
+
+_CHOSEN: dict[Hashable, tuple[Backend, tuple[Backend, ...]]] = {}
+"""Choices of earlier calls, each with the backends that there were."""
+
+
+def _remembered(key: tuple, r: Request, name: str) -> Backend:
+    """`choose`, once for all calls on the CPU that differ in numbers alone: those where shapes and a band decide."""
+    if name != "auto" or type(r.q) is not Tensor or not r.q.is_cpu or len(r.beyond_band) > 0 or not r.contiguous:
+        return choose([r], name)
+    key, backends = (key, r.band, r.order_gap), tuple(BACKENDS.values())
+    chosen, among = _CHOSEN.get(key, (None, ()))
+    if chosen is None or among != backends:
+        if len(_CHOSEN) >= 256:  # a cache that grows makes one for each token
+            _CHOSEN.clear()
+        chosen = choose([r], name)
+        _CHOSEN[key] = chosen, backends
+    return chosen
 
 
 def _shape_of(term: Term) -> tuple:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,6 +19,10 @@ from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
 AngleDtype = Literal["float64", "float32"]
 Arrangement = Literal["contiguous", "interleaved"]
+
+
+_FREQUENCIES: WeakKeyDictionary[Rotary, tuple[tuple, tuple[Tensor, float]]] = WeakKeyDictionary()
+"""Theta and factor by encoding, with the options that they were made with; no part of a module, its copies or its state."""
 
 
 @register("rope")
@@ -91,17 +96,35 @@ class Rotary(Encoding):
         """Cos and sin in float32 or wider, of positions [L] or [B, L], with several axes also [L, axes] or [B, L, axes]."""
         require_positions(positions, who=self.registered_name)
         # Numbers, not buffers: nothing to save, to move, or to round with the model.
-        theta, factor, _ = self.frequencies(length, positions.device)
+        exact = torch.float32 if self.angle_dtype == "float32" else wide(positions.device)
+        theta, factor = self._theta(length, positions.device, exact)
         coordinates = by_axis(positions, self.axes, self.registered_name)
         if coordinates.shape[-1] > 1:
             coordinates = coordinates[..., torch.tensor(self.axis_of_pair, device=coordinates.device)]
-        exact = torch.float32 if self.angle_dtype == "float32" else wide(coordinates.device)
-        # Elementwise: a matrix product may round to TF32.
-        angles = coordinates.to(exact) * theta.to(exact)
+        angles = coordinates * theta  # elementwise: a matrix product may round to TF32
         if angles.dim() == 3:
             angles = angles[:, None]
         dtype = torch.promote_types(dtype, torch.float32)
-        return RotaryTable((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype))
+        cos, sin = angles.cos(), angles.sin()
+        if factor != 1:
+            cos, sin = cos * factor, sin * factor
+        return RotaryTable(cos.to(dtype), sin.to(dtype))
+
+    def _theta(self, length: int | None, device: torch.device, exact: torch.dtype) -> tuple[Tensor, float]:
+        """Theta and the factor of cos and sin; on the CPU made once, where no length changes them: each token pays for them."""
+        own = type(self).frequencies is Rotary.frequencies  # others may read what the key does not have
+        plain = own and device.type == "cpu" and length is None and not torch.compiler.is_compiling()
+        if not plain or torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active():
+            theta, factor, _ = self.frequencies(length, device)
+            return theta.to(exact), factor
+        key = exact, self.head_dim, self.base, self.rotary_dim, self.scaling, self.proportion
+        known, kept = _FREQUENCIES.get(self, (None, None))
+        if kept is None or known != key:
+            with torch.inference_mode(False), torch.no_grad():
+                theta, factor, _ = self.frequencies(None, device)
+                kept = theta.to(exact), factor
+            _FREQUENCIES[self] = key, kept
+        return kept
 
     def queries(self, q: Tensor, prepared: RotaryTable) -> Tensor:
         if q.shape[-1] != self.head_dim:

@@ -105,16 +105,14 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def rotate_neighbours(x: Tensor, unit: Tensor) -> Tensor:
     """The interleaved layout as one product of complex numbers, a + ib times cos + i sin."""
-    x = as_pairs(x)
-    out = torch.empty_like(x)
-    torch.mul(x.view(unit.dtype), unit, out=out.view(unit.dtype))
-    return out
+    return torch.mul(as_pairs(x).view(unit.dtype), unit).view(x.dtype)
 
 
 def as_pairs(x: Tensor) -> Tensor:
     """X itself if its memory can be read as complex numbers, else a copy."""
-    odd = [n for n in (x.storage_offset(), *x.stride()[:-1]) if n % 2]
-    return x if x.stride(-1) == 1 and not odd else x.clone(memory_format=torch.contiguous_format)
+    *steps, step = x.stride()
+    odd = x.storage_offset() % 2 or any(map((1).__and__, steps))
+    return x if step == 1 and not odd else x.clone(memory_format=torch.contiguous_format)
 
 
 # ---- one pass, where there is a compiler -----------------------------------------------------------------------------

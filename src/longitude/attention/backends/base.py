@@ -35,7 +35,8 @@ class Backend:
         table_gradients: whether parameters of the encoding get gradients; q, k and v always do.
         dropout: whether it drops weights.
         weights: whether it returns the weights.
-        limits: the reason why it does not take a request; None where it does.
+        limits: the reason why it does not take a request; None where it does. Like price, it is called once for calls that
+            differ in numbers alone.
         partial: the output and the logsumexp of each query's scores [B, H, Lq]; None: it refuses return_lse.
     """
 
@@ -97,11 +98,6 @@ def refuses(backend: Backend, r: Request) -> str | None:
     if r.beyond_band and not backend.any_mask and isinstance(why := r.pairs.spans, str):
         return f"it runs span by span, and {why}"
     return backend.limits(r)
-
-
-def in_forward_mode() -> bool:
-    """Whether derivatives are being carried forward, which torch's fused kernels and operators of our own do not do."""
-    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------------

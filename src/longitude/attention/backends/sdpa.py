@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, in_forward_mode, terms_bytes
+from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, terms_bytes
 from longitude.attention.bias_tables import bias_of
-from longitude.attention.request import Request
+from longitude.attention.request import Request, in_forward_mode
 from longitude.attention.scores import drift_level, offsets, per_query_head
 from longitude.attention.spans import by_spans, pieces
 from longitude.positions.base import Drift, OffsetBias, PairBias
@@ -25,8 +25,9 @@ def sdpa_is_plain(r: Request) -> bool:
 
 def sdpa(r: Request) -> Tensor:
     def run(r: Request) -> Tensor:
-        plain, grouped = sdpa_is_plain(r), r.k.shape[1] != r.heads
-        causal = plain and not r.sees_all
+        sees_all, grouped = r.sees_all, r.k.shape[1] != r.q.shape[1]
+        plain = len(r.terms) == 0 and (sees_all or r.square)
+        causal = plain and not sees_all
         q, scale, (bias, some) = r.q, r.scale, (None, None) if plain else dense_bias(r)
         if causal and scale <= 0:  # torch's CPU kernel hides the future by -inf before it scales, and gives NaN
             q, scale = (-q, -scale) if scale else (0 * q, 1.0)
@@ -58,8 +59,8 @@ def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Ten
     """
     if torch.compiler.is_compiling() or type(out) is not Tensor or not out.is_cpu:
         return out
-    first = out.detach().select(-1, 0)
-    if bool(first.all()):  # no zero; one reduction, because every decoded token runs it
+    first = out.detach()[..., 0] if out.requires_grad else out[..., 0]
+    if first.all():  # no zero; one reduction, because every decoded token runs it
         return out
     zeros = first == 0
     finite = per_query_head(r.k.detach().isfinite().all(-1), r.heads).to(r.q.dtype)  # [B, H, Lk]

@@ -8,7 +8,7 @@ import torch
 
 import longitude as lg
 from longitude import testing
-from longitude.attention.backends.table import backend as table, compiled
+from longitude.attention.backends.table import backend as table, band
 from longitude.positions.base import OffsetBias, OffsetVectors
 from longitude.positions.composed import compose
 from longitude.testing.memory_use import memory_of
@@ -101,8 +101,8 @@ def test_equals_the_reference(name, kind):
 def test_the_last_queries_under_every_mask(name, kind, rows, compiler, monkeypatch):
     """Only a part of the spans is computed; few queries take a loop of their own."""
     if not compiler:
-        monkeypatch.setattr(table, "available", lambda dtype: False)
-        monkeypatch.setattr(compiled, "functions", lambda dtype: None)
+        monkeypatch.setattr(table.band, "available", lambda dtype: False)
+        monkeypatch.setattr(band, "functions", lambda dtype: None)
     compare(name, 131, mask=masks(131)[kind], rows=slice(131 - rows, None))
 
 

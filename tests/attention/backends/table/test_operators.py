@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from longitude.attention.backends.table import compiled, function as toeplitz, tiles
-from longitude.attention.backends.table.bias import Band
-from longitude.attention.backends.table.function import toeplitz_attention
+from longitude.attention.backends.table import backend as toeplitz, band as loop, tiles
+from longitude.attention.backends.table.backend import toeplitz_attention
+from longitude.attention.backends.table.band import Band
 from tests.support import LargestTensor, close, random
 
 NO_TERMS = (None,) * 5  # levels of queries and keys, vectors of keys and values; spans
@@ -32,7 +32,7 @@ def terms_of(inputs):
 @pytest.mark.parametrize(("terms", "learned"), [(True, True), (False, False)], ids=["all terms", "a fixed table"])
 def test_opcheck(terms, learned, compiler, monkeypatch):
     if not compiler:
-        monkeypatch.setattr(compiled, "functions", lambda dtype: None)
+        monkeypatch.setattr(loop, "functions", lambda dtype: None)
     inputs = tensors(9, 12)
     with torch.no_grad():
         inputs[3][:, :3] = 0
@@ -67,10 +67,10 @@ def test_compiles_to_two_graphs_over_twenty_lengths():
 @pytest.mark.parametrize("band", [(0, None), (0, 40), (None, None)], ids=str)
 @pytest.mark.parametrize("kind", ["all terms", "a table by tiles", "a table"])
 def test_nothing_of_queries_times_keys_is_allocated(kind, band, monkeypatch):
-    if (in_c := kind == "a table") and compiled.functions(torch.float32) is None:
+    if (in_c := kind == "a table") and loop.functions(torch.float32) is None:
         pytest.skip("no C compiler here")
     if not in_c:
-        monkeypatch.setattr(compiled, "functions", lambda dtype: None)
+        monkeypatch.setattr(loop, "functions", lambda dtype: None)
     length = 4000 if in_c else 1500
     inputs = [x.detach() for x in tensors(length, length, batch=1, heads=1, kv_heads=1, dtype=torch.float32)]
     others, near, band = NO_TERMS, 0, Band.of(length, length, *band)
@@ -100,7 +100,7 @@ def test_a_window_costs_its_width(monkeypatch):
         pairs.append(math.prod(tile.shape))
         return scores(self, q, tile, *others, **options)
 
-    monkeypatch.setattr(compiled, "functions", lambda dtype: None)
+    monkeypatch.setattr(loop, "functions", lambda dtype: None)
     monkeypatch.setattr(tiles.Tiles, "scores", counted)
     inputs = tensors(3000, 3000, batch=1, heads=1, kv_heads=1, dtype=torch.float32)
     out, _ = toeplitz_attention(*inputs, low=0, high=39, scale=0.3)

@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.table.bias import LOG2E, Bias, Bound, Inputs, Tile
-from longitude.attention.backends.table.tiles import Tiles, batch_steps, folded, heads_last, reversed_rows, skewed
+from longitude.attention.backends.table.band import Inputs, Tile, heads_last
+from longitude.attention.backends.table.bias import LOG2E, Bias, Bound
+from longitude.attention.backends.table.tiles import Tiles, batch_steps, folded, reversed_rows, skewed
 
 
 class Gradients(NamedTuple):

@@ -1,106 +1,16 @@
-"""What is added to scores and outputs along diagonals, where the band ends, and which keys are too small to count."""
+"""What is added to scores and outputs along diagonals, and which keys are too small to count."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from longitude.attention.backends.table.band import Band, Inputs, Tile
+
 LOG2E = math.log2(math.e)
-
-
-class Inputs(NamedTuple):
-    """What the operators take; `toeplitz_attention` describes it."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    table: Tensor | None
-    q_level: Tensor | None
-    k_level: Tensor | None
-    key_vectors: Tensor | None
-    value_vectors: Tensor | None
-    spans: Tensor | None
-    near: int
-    low: int | None
-    high: int | None
-    scale: float
-
-    @property
-    def band(self) -> Band:
-        """The diagonals that are allowed."""
-        return Band.of(self.q.shape[2], self.k.shape[2], self.low, self.high)
-
-    @property
-    def wide(self) -> torch.dtype:
-        """The dtype of all sums."""
-        return torch.promote_types(self.q.dtype, torch.float32)
-
-
-class Tile(NamedTuple):
-    """Queries i .. j-1, counted in reverse, and keys b .. e-1."""
-
-    i: int
-    j: int
-    b: int
-    e: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and keys."""
-        return self.j - self.i, self.e - self.b
-
-
-class Band(NamedTuple):
-    """Query i, counted in reverse, and key b meet at diagonal n = i + b, allowed when first <= n <= last."""
-
-    queries: int
-    keys: int
-    first: int
-    last: int
-
-    @classmethod
-    def of(cls, queries: int, keys: int, low: int | None, high: int | None) -> Band:
-        """The band of low <= order of the query - order of the key <= high."""
-        # Diagonal n has order difference keys - 1 - n.
-        first = 0 if high is None else max(0, keys - 1 - high)
-        last = queries + keys - 2 if low is None else min(queries + keys - 2, keys - 1 - low)
-        return cls(queries, keys, first, last)
-
-    @property
-    def diagonals(self) -> int:
-        """All of them."""
-        return self.queries + self.keys - 1
-
-    @property
-    def width(self) -> int:
-        """Those that are allowed."""
-        return self.last - self.first + 1
-
-    def mask(self, table: Tensor) -> Tensor:
-        """The table, contiguous, with -inf outside the band."""
-        if (self.first, self.last) == (0, self.diagonals - 1):
-            return table.contiguous()
-        masked = table.new_full(table.shape, -math.inf)
-        if self.first <= self.last:
-            masked[:, self.first : self.last + 1] = table[:, self.first : self.last + 1]
-        return masked
-
-    def live_rows(self) -> tuple[int, int]:
-        """The queries that attend to at least one key: start <= i < stop."""
-        start, stop = max(0, self.first - (self.keys - 1)), min(self.queries, self.last + 1)
-        return (start, stop) if self.first <= self.last and start < stop else (0, 0)
-
-    def live_keys(self, i: int, j: int) -> tuple[int, int]:
-        """The keys that some query of i .. j-1 attends to: b <= key < e (none when e <= b)."""
-        return max(0, self.first - (j - 1)), min(self.keys, self.last - i + 1)
-
-    def open_keys(self, i: int, j: int) -> tuple[int, int]:
-        """The keys that every query of i .. j-1 attends to: b <= key < e (none when e <= b)."""
-        return max(0, self.first - i), min(self.keys, self.last - (j - 1) + 1)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ import math
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.table.bias import LOG2E, Bias, Inputs, Tile
+from longitude.attention.backends.table.band import Inputs, Tile
+from longitude.attention.backends.table.bias import LOG2E, Bias
 
 TILE_ELEMENTS = 2**18  # scores held at a time
 
@@ -27,11 +28,6 @@ def skewed(by_diagonal: Tensor, keys: int) -> Tensor:
     """[..., rows, keys] view of [..., rows, rows + keys - 1], contiguous, whose columns are diagonals: row r begins at r."""
     strides = (*by_diagonal.stride()[:-2], by_diagonal.shape[-1] + 1, 1)
     return by_diagonal.as_strided((*by_diagonal.shape[:-1], keys), strides, by_diagonal.storage_offset())
-
-
-def heads_last(x: Tensor) -> Tensor:
-    """Uninitialised, of x's shape [B, H, L, D] but laid out [B, L, H, D], so that merging the heads later is free."""
-    return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
 
 
 def batch_steps(batch: int, heads: int, rows: int, keys: int) -> list[slice]:

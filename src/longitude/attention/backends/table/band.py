@@ -1,4 +1,4 @@
-"""band.c and decode.c for torch: attention with a table of offsets in one pass, where a compiler is at hand."""
+"""Attention in a band with a table of offsets: what it takes, and band.c and decode.c, one pass where there is a compiler."""
 
 from __future__ import annotations
 
@@ -9,18 +9,114 @@ from functools import lru_cache
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from longitude import c_compile
-from longitude.attention.backends.table.bias import Inputs
-from longitude.attention.backends.table.tiles import heads_last
 
 BLOCK = 48  # queries at once, as in band.c
 FEW = 4  # queries that are decoded: with more, copying keys into another layout is faster
 
 
+class Inputs(NamedTuple):
+    """What the operators take; `toeplitz_attention` describes it."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    table: Tensor | None
+    q_level: Tensor | None
+    k_level: Tensor | None
+    key_vectors: Tensor | None
+    value_vectors: Tensor | None
+    spans: Tensor | None
+    near: int
+    low: int | None
+    high: int | None
+    scale: float
+
+    @property
+    def band(self) -> Band:
+        """The diagonals that are allowed."""
+        return Band.of(self.q.shape[2], self.k.shape[2], self.low, self.high)
+
+    @property
+    def wide(self) -> torch.dtype:
+        """The dtype of all sums."""
+        return torch.promote_types(self.q.dtype, torch.float32)
+
+
+class Tile(NamedTuple):
+    """Queries i .. j-1, counted in reverse, and keys b .. e-1."""
+
+    i: int
+    j: int
+    b: int
+    e: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and keys."""
+        return self.j - self.i, self.e - self.b
+
+
+class Band(NamedTuple):
+    """Query i, counted in reverse, and key b meet at diagonal n = i + b, allowed when first <= n <= last."""
+
+    queries: int
+    keys: int
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, queries: int, keys: int, low: int | None, high: int | None) -> Band:
+        """The band of low <= order of the query - order of the key <= high."""
+        # Diagonal n has order difference keys - 1 - n.
+        first = 0 if high is None else max(0, keys - 1 - high)
+        last = queries + keys - 2 if low is None else min(queries + keys - 2, keys - 1 - low)
+        return cls(queries, keys, first, last)
+
+    @property
+    def diagonals(self) -> int:
+        """All of them."""
+        return self.queries + self.keys - 1
+
+    @property
+    def width(self) -> int:
+        """Those that are allowed."""
+        return self.last - self.first + 1
+
+    def mask(self, table: Tensor) -> Tensor:
+        """The table, contiguous, with -inf outside the band."""
+        if (self.first, self.last) == (0, self.diagonals - 1):
+            return table.contiguous()
+        masked = table.new_full(table.shape, -math.inf)
+        if self.first <= self.last:
+            masked[:, self.first : self.last + 1] = table[:, self.first : self.last + 1]
+        return masked
+
+    def live_rows(self) -> tuple[int, int]:
+        """The queries that attend to at least one key: start <= i < stop."""
+        start, stop = max(0, self.first - (self.keys - 1)), min(self.queries, self.last + 1)
+        return (start, stop) if self.first <= self.last and start < stop else (0, 0)
+
+    def live_keys(self, i: int, j: int) -> tuple[int, int]:
+        """The keys that some query of i .. j-1 attends to: b <= key < e (none when e <= b)."""
+        return max(0, self.first - (j - 1)), min(self.keys, self.last - i + 1)
+
+    def open_keys(self, i: int, j: int) -> tuple[int, int]:
+        """The keys that every query of i .. j-1 attends to: b <= key < e (none when e <= b)."""
+        return max(0, self.first - i), min(self.keys, self.last - (j - 1) + 1)
+
+
+def heads_last(x: Tensor) -> Tensor:
+    """Uninitialised, of x's shape [B, H, L, D] but laid out [B, L, H, D], so that merging the heads later is free."""
+    return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
+
+
+# ---- in one pass ---------------------------------------------------------------------------------------------------------
 class Shape(ctypes.Structure):
     """`Shape` of vectors.h."""
 

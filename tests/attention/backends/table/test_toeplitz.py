@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from longitude.attention.backends.table import compiled, tiles
-from longitude.attention.backends.table.function import toeplitz_attention
+from longitude.attention.backends.table import band, tiles
+from longitude.attention.backends.table.backend import toeplitz_attention
 from tests.support import close, random
 
 CAUSAL = (0, None)
@@ -25,7 +25,7 @@ named = {"ids": lambda kinds: "+".join(kinds) or "nothing"}
 def by_tiles():
     """Without the loop in C, which takes tables alone."""
     with pytest.MonkeyPatch.context() as context:
-        context.setattr(compiled, "functions", lambda dtype: None)
+        context.setattr(band, "functions", lambda dtype: None)
         yield
 
 

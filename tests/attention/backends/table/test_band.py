@@ -9,11 +9,11 @@ import torch.autograd.forward_ad as forward_ad
 from torch.testing._internal.two_tensor import TwoTensor
 
 import longitude as lg
-from longitude.attention.backends.table import compiled
-from longitude.attention.backends.table.function import toeplitz_attention
+from longitude.attention.backends.table import band
+from longitude.attention.backends.table.backend import toeplitz_attention
 from tests.support import close, random
 
-pytestmark = pytest.mark.skipif(compiled.functions(torch.float64) is None, reason="no C compiler here")
+pytestmark = pytest.mark.skipif(band.functions(torch.float64) is None, reason="no C compiler here")
 WIDTHS = [(), *([("-mno-avx512f",), ("-mno-avx",)] if platform.machine() == "x86_64" else [])]
 
 
@@ -37,7 +37,7 @@ def tiles(monkeypatch: pytest.MonkeyPatch):
 
     def run(*arguments, **options):
         with monkeypatch.context() as context:
-            context.setattr(compiled, "functions", lambda dtype: None)
+            context.setattr(band, "functions", lambda dtype: None)
             return answer(*arguments, **options)
 
     return run
@@ -49,9 +49,9 @@ def tiles(monkeypatch: pytest.MonkeyPatch):
 def test_every_width_of_vectors(options, dtype, length, dim, tiles, monkeypatch):
     inputs, grads = problem(length, dtype, dim=dim)
     exact, exact_grads = problem(length, torch.float64, dim=dim)
-    few = compiled.functions(dtype, *options)
+    few = band.functions(dtype, *options)
     assert few is not None
-    monkeypatch.setattr(compiled, "functions", lambda dtype: few)
+    monkeypatch.setattr(band, "functions", lambda dtype: few)
     ours, tolerance = answer(inputs, grads), 1e-10 if dtype == torch.float64 else 2e-4
     for x, y in zip(ours, tiles(exact, exact_grads), strict=True):
         close(x.double(), y, tolerance, tolerance)
@@ -107,9 +107,9 @@ def test_what_is_left_out_is_zero_to_the_last_bit(slopes, times, monkeypatch):
         inputs[2][:, :, 300:] *= 1e25
         grads[0][:, :, :320] *= 1e-20
     ours = answer(inputs, grads)
-    everything = compiled.functions(torch.float32, "-DNEGLIGIBLE=1e30f")
+    everything = band.functions(torch.float32, "-DNEGLIGIBLE=1e30f")
     assert everything is not None
-    monkeypatch.setattr(compiled, "functions", lambda dtype: everything)
+    monkeypatch.setattr(band, "functions", lambda dtype: everything)
     assert all(torch.equal(x, y) for x, y in zip(ours, answer(inputs, grads), strict=True))
 
 
@@ -123,7 +123,7 @@ def test_keys_that_no_query_may_see(name, value, compiler, monkeypatch):
     Tiles decide by the longest key of all what they may leave out.
     """
     if not compiler:
-        monkeypatch.setattr(compiled, "functions", lambda dtype: None)
+        monkeypatch.setattr(band, "functions", lambda dtype: None)
     inputs, _ = problem(300, torch.float32 if compiler else torch.float64)
     q, k, v, table = (x.detach() for x in inputs)
     spoiled = {"k": k.clone(), "v": v.clone()}
