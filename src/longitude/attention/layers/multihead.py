@@ -112,7 +112,9 @@ class MultiHeadAttention(Mixer):
         self.require_cache(cache)
         x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
         heads = x.shape[0], call.length, -1, self.head_dim
-        q, k, v = (project(x).view(heads).transpose(1, 2) for project in (self.q_proj, self.k_proj, self.v_proj))
+        q = self.q_proj(x).view(heads).transpose(1, 2)
+        k = self.k_proj(x).view(heads).transpose(1, 2)
+        v = self.v_proj(x).view(heads).transpose(1, 2)
         if encoding.stable_keys and encoding.transforms:
             tables = inputs.tables
             if tables is None:
