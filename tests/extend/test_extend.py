@@ -130,7 +130,7 @@ class RootOfFactor(Scaling):
 
 def test_a_registered_scheme_is_a_method_by_its_name(checkpoint, command, tmp_path, monkeypatch) -> None:
     """Written as LongRoPE's factors, by which plain transformers rotates at any length."""
-    monkeypatch.setitem(lg.scaling.SCHEMES, "root_of_factor", RootOfFactor)
+    monkeypatch.setitem(lg.scaling.SCHEMES.factories, "root_of_factor", RootOfFactor)
     given = ["--to", 4 * LENGTH, "--method", "root-of-factor", "--no-measure", "--out", tmp_path / "out"]
     code, said, _ = command(checkpoint("llama"), *given)
     assert code == 0 and "theta_k / sqrt(s)" in said
