@@ -72,6 +72,11 @@ def test_reset_parameters_fills_what_a_model_does_not(name):
     assert torch.isfinite(out).all() and 1e-4 < float(out.detach().std()) < 10
 
 
+def test_undecayed_parameters_are_marked(name):
+    marked = {key for key, p in built(name).named_parameters() if getattr(p, "_no_weight_decay", False)}
+    assert marked == set(MIXERS[name].undecayed)
+
+
 def test_autocast_changes_the_projections_alone(name):
     layer, x = built(name), torch.randn(2, 30, 32)
     want = layer(x).detach()

@@ -1,4 +1,4 @@
-"""What memory a call allocates, which torch's profiler counts."""
+"""What memory a call allocates, which torch's profiler counts; and what a cache holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
+from torch.utils._pytree import tree_leaves
 
 
 class Memory(NamedTuple):
@@ -46,3 +49,45 @@ def _silent() -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(nowhere)
+
+
+# ---- caches ----------------------------------------------------------------------------------------------------------
+def tensors_held(cache: Any) -> list[Tensor]:
+    """Every tensor that a cache layer holds, in attributes, tuples, dicts and objects of our own.
+
+    Args:
+        cache: A layer of a cache, or any nest of such layers.
+
+    Returns:
+        The tensors.
+    """
+    found: list[Tensor] = []
+    seen: set[int] = set()
+
+    def walk(thing: Any) -> None:
+        if id(thing) in seen:
+            return
+        seen.add(id(thing))
+        for leaf in tree_leaves(thing):
+            if isinstance(leaf, Tensor):
+                found.append(leaf)
+            elif hasattr(leaf, "__dict__") and not isinstance(leaf, type | torch.nn.Module) and not callable(leaf):
+                seen.add(id(leaf))
+                for value in vars(leaf).values():
+                    walk(value)
+
+    walk(cache)
+    return found
+
+
+def bytes_held(cache: Any) -> int:
+    """Bytes of the memory behind a cache, shared memory once: a view of a long tensor holds all of it.
+
+    Args:
+        cache: A layer of a cache, or any nest of such layers.
+
+    Returns:
+        The number of bytes.
+    """
+    storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors_held(cache)}
+    return sum(storages.values())

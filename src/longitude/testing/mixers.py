@@ -10,9 +10,9 @@ The verbs are those of longitude.testing. What a mixer declares is what the laws
 `growth`. Most laws need transformers, as caches do. The one law that cannot be here is that the numbers equal the published ones.
 """
 
-from longitude.testing.cache_size import bytes_held, tensors_held
 from longitude.testing.engine import DoesNotApply, Law, LawBroken, Result
 from longitude.testing.examples import MixerExample, mixer_example as example
+from longitude.testing.memory_use import bytes_held, tensors_held
 from longitude.testing.parts import MIXER_LAWS
 
 law, laws, examine, check, cases = (

@@ -1,16 +1,29 @@
-"""Laws of backends: one answer on every one that takes a call."""
+"""Laws of backends: one answer on every one that takes a call, one graph for the backward, and memory linear in the length."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from longitude.attention.backends import BACKENDS
-from longitude.attention.masks import Causal, Window
+from longitude.attention.masks import Causal, Mask, Window
 from longitude.positions.composed import compose
-from longitude.testing.attend_calls import Call, documents_of, masks
-from longitude.testing.engine import LawBroken
+from longitude.testing.attend_calls import Call, calls_with_every_mask, documents_of, masks
+from longitude.testing.battery.compilers import require_one_table
+from longitude.testing.engine import DoesNotApply, LawBroken, Measurement
 from longitude.testing.examples import Example
-from longitude.testing.fixtures import close, heads_and_tokens, refused, small_blocks
+from longitude.testing.fixtures import (
+    close,
+    differentiable,
+    heads_and_tokens,
+    learned_of,
+    parameters_of,
+    refused,
+    small_blocks,
+)
+from longitude.testing.memory_use import memory_of
 from longitude.testing.parts import ENCODING_LAWS
 
 PRECISIONS = {torch.float64: 1e-10, torch.float32: 2e-4}
@@ -68,3 +81,95 @@ def queries_are_last(build: Example) -> None:
             for rows in (1, 4):
                 last = case.forward({**tensors, "q": tensors["q"][:, :, -rows:]}, "auto")
                 close(f"the last {rows} queries alone, {given}", last, whole[:, :, -rows:])
+
+
+# ---- what a call leaves behind ---------------------------------------------------------------------------------------
+QUICK = ("no keys",)
+
+
+@ENCODING_LAWS.law()
+def autograd_graph(build: Example, kinds: tuple[str, ...] | None = QUICK) -> None:
+    """The output of every backend has a graph wherever that of `reference` has one, and reaches the same inputs.
+
+    Whatever the mask, also where no query has a key; whichever input or parameter alone requires a gradient. kinds: of masks;
+    None: all.
+    """
+    for kind, case in calls_with_every_mask(build(), heads_and_tokens(6, 6), kinds):
+        want = _graphs(case, "reference")
+        for name in ("auto", *case.able()):
+            for wanted, found in _graphs(case, name).items():
+                if found != want[wanted]:
+                    raise LawBroken(
+                        f"backend {name}, mask {kind}: wanting a gradient for {wanted}, expected {want[wanted]}, as `reference` "
+                        f"has, got {found}"
+                    )
+
+
+def _graphs(case: Call, backend: str) -> dict[str, str]:
+    """For each tensor that alone requires a gradient: whether the output has a graph. Where all do: whether it gets one."""
+    learned = parameters_of(case.encoding)
+    before = {name: p.requires_grad for name, p in learned.items()}
+    found = {}
+    try:
+        for name in (*case.tensors, *learned):
+            for other, p in learned.items():
+                p.requires_grad_(other == name)
+            tensors = {n: t.detach().requires_grad_(n == name) for n, t in case.tensors.items()}
+            found[f"{name} alone"] = "a graph" if case.forward(tensors, backend).requires_grad else "no graph"
+        for p in learned.values():
+            p.requires_grad_()
+        wanted = differentiable(**case.tensors) | learned
+        out = case.forward(wanted, backend)
+        gradients = [None] * len(wanted)
+        if out.requires_grad:
+            gradients = torch.autograd.grad(out.sum(), list(wanted.values()), allow_unused=True)
+        for name, gradient in zip(wanted, gradients, strict=True):
+            found[f"{name} among all"] = "no gradient" if gradient is None else "a gradient"
+    finally:
+        for name, p in learned.items():
+            p.requires_grad_(before[name])
+    return found
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+MOST = 2.1
+"""Times the memory, for twice the tokens: what is linear takes at most 2, what is quadratic 4, a mask of bytes too."""
+
+
+@ENCODING_LAWS.law(threshold=MOST)
+def memory(
+    build: Example, mask: Callable[[int], Mask] = lambda length: Causal(), length: int = 2048
+) -> Measurement | None:
+    """On the `table` route twice the length takes twice the memory, forward and backward, and no tensor has Lq x Lk elements.
+
+    All that is alive at once, outputs and gradients too. Counted by the profiler at `length` and its double, in float32 with four
+    heads. mask: of a length; `table` must take it.
+    """
+    longer: dict[str, Any] = {} if "max_length" in build.options else {"max_length": 2 * length}
+    encoding = build(**longer).float()
+    if encoding.max_length is not None and encoding.max_length < 2 * length:
+        raise DoesNotApply(
+            f"the table route is tried at {2 * length} tokens, and its positions end at {encoding.max_length}"
+        )
+    require_one_table(encoding, 2 * length)
+    short = {name: x.float() for name, x in heads_and_tokens(8, 8, batch=1).items()}
+    if (why := Call(encoding, short).refusal("table")) is not None:
+        raise DoesNotApply(f"the table route does not take it: {why}")
+    peaks = []
+    for tokens in (length, 2 * length):
+        inputs = differentiable(**{name: x.float() for name, x in heads_and_tokens(tokens, tokens, batch=1).items()})
+        case, wanted = Call(encoding, inputs, mask(tokens)), [*inputs.values(), *learned_of(encoding).values()]
+
+        def forward_and_backward() -> Any:
+            out = case.forward(inputs, "table")  # noqa: B023
+            return torch.autograd.grad(out.sum(), wanted, allow_unused=True)  # noqa: B023
+
+        largest, peak = memory_of(forward_and_backward)
+        if largest >= 4 * tokens**2:
+            raise LawBroken(
+                f"backend table, {tokens} tokens: expected no tensor of {tokens} x {tokens} elements, got {largest} bytes"
+            )
+        peaks.append(peak)
+    return Measurement(
+        peaks[1] / peaks[0], MOST, cause=f"backend table, {tokens} tokens: {peaks[0]} -> {peaks[1]} bytes"
+    )

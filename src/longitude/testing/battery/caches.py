@@ -9,10 +9,10 @@ from torch import Tensor
 
 from longitude.recurrent.base import RecurrentMixer
 from longitude.testing.battery.decoding import CACHES
-from longitude.testing.cache_size import bytes_held, tensors_held
 from longitude.testing.engine import LawBroken, Measurement
 from longitude.testing.examples import DIM, MixerExample
 from longitude.testing.fixtures import LayerStack, close, numbers
+from longitude.testing.memory_use import bytes_held, tensors_held
 from longitude.testing.parts import MIXER_LAWS
 
 MOST = {"O(1)": 1.0, "O(log N)": 2.0, "O(N)": 16.0}

@@ -33,7 +33,7 @@ def compiled_at_many_lengths(build: Example) -> Measurement:
     encoding = build()
     if any(isinstance(term, Transport) for term in encoding.terms(encoding.context(numbers(1, 2, DIM))[0])):
         raise DoesNotApply("Transport: attention walks its tokens chunk by chunk, so each length is a graph")
-    _require_one_table(encoding, 42)
+    require_one_table(encoding, 42)
     from torch._dynamo import reset
     from torch._dynamo.testing import CompileCounter
 
@@ -92,7 +92,7 @@ def export(build: Example) -> None:
     short, long = ({name: x.float() for name, x in heads_and_tokens(n, n).items()} for n in (7, 63))
     if Call(encoding, short).terms():
         raise DoesNotApply("its terms are no part of plain attention")
-    _require_one_table(encoding, 500)
+    require_one_table(encoding, 500)
     attention = _Attention(encoding)
     free = {2: torch.export.Dim("length", min=2, max=500)}
     given, longer = ([tensors[name] for name in "qkv"] for tensors in (short, long))
@@ -100,7 +100,7 @@ def export(build: Example) -> None:
     close("exported", exported(*longer), attention(*longer))
 
 
-def _require_one_table(encoding: Encoding, length: int) -> None:
+def require_one_table(encoding: Encoding, length: int) -> None:
     """DoesNotApply where the queries of one call may have tables of different lengths."""
     if encoding.length_at(0, length - 1) != encoding.length_at(length - 1, length - 1):
         raise DoesNotApply("its tables follow the length, so each length is a call of its own")
