@@ -55,7 +55,7 @@ def built(label: str, known: Mapping[str, int], seed: int = 0, dtype: torch.dtyp
 def gradients(output: Tensor, inputs: list[Tensor], seed: int = 7) -> list[Tensor]:
     """Of inputs that require them, along one random direction of the output; zeros where nothing depends on an input."""
     direction = random(*output.shape, seed=seed, dtype=output.dtype).to(output.device)
-    found = torch.autograd.grad((output * direction).sum(), inputs, allow_unused=True)
+    found = torch.autograd.grad((output * direction).sum(), inputs, allow_unused=True, retain_graph=True)
     return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(inputs, found)]
 
 

@@ -7,6 +7,7 @@ import torch
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS
+from longitude.testing.memory_use import memory_of
 
 Q, K, V = torch.randn(3, 2, 4, 384, 16, generator=torch.Generator().manual_seed(0)).unbind()
 REQUESTS = {
@@ -48,7 +49,7 @@ def test_a_verdict_per_backend_and_the_chosen_one_runs(case, capsys, monkeypatch
     assert chosen.price == min(v.price for v in verdicts if v.refusal is None)
 
     def never(r):
-        raise AssertionError("not the one that explain said")
+        raise AssertionError("not the one that explain chose")
 
     for name, backend in BACKENDS.items():
         if name != chosen.backend:
@@ -96,24 +97,6 @@ def test_an_argument_that_attend_does_not_have():
 
 
 # ---- memory ----------------------------------------------------------------------------------------------------------
-def peak_bytes(call) -> int:
-    """The most that was allocated at once during a call, above what was there before."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    with torch.no_grad(), torch.profiler.profile(activities=activities, profile_memory=True) as profile:
-        out = call()
-    assert out.shape == Q.shape
-    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
-    held = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        held += event.nbytes()
-        peak = max(peak, held)
-    return peak
-
-
-def claim(case: str, backend: str) -> int:
-    return next(v.memory for v in lg.explain(Q, K, V, **REQUESTS[case]) if v.backend == backend)
-
-
 @pytest.mark.parametrize("case", ["plain", "fixed bias", "pairs", "vectors", "rows"])
 def test_claimed_memory_is_measured_memory(case):
     """At most 1.5 times the claim, and at least 0.4 of it: above inputs and output, give or take one MiB."""
@@ -123,7 +106,7 @@ def test_claimed_memory_is_measured_memory(case):
             if verdict.refusal is None and verdict.backend != "flex":  # it compiles; test_flex measures it
                 lg.attend(Q, K, V, **REQUESTS[case], backend=verdict.backend)  # what the first call keeps
                 call = lambda name=verdict.backend: lg.attend(Q, K, V, **REQUESTS[case], backend=name)  # noqa: E731
-                used = peak_bytes(call) - output
+                used = memory_of(call).peak - output
                 assert 0.4 * verdict.memory - slack <= used <= 1.5 * verdict.memory + slack, (verdict, used / 2**20)
 
 

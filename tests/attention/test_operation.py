@@ -1,4 +1,4 @@
-"""attend() as its caller sees it: against torch's own attention, by hand, and its every refusal."""
+"""attend() from outside: against torch's own attention, by hand, and its every refusal."""
 
 import math
 
@@ -9,33 +9,20 @@ import torch.nn.functional as F
 from torch._dynamo.testing import CompileCounter
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS
 from longitude.attention.backends.table import backend as table
 from longitude.positions.composed import compose
-
-GENERAL = [
-    name for name in BACKENDS if name not in ("transport", "split", "flex")
-]  # a transport alone, or blocks of 128 queries
+from tests.support import GENERAL, close, gradients, heads, random
 
 
-def randn(*shape, seed=0, dtype=torch.float64):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
-
-
-def qkv(rows, keys, heads=4, kv_heads=4, dim=8, dtype=torch.float64, batch=2):
+def qkv(rows, keys, kv_heads=4, dtype=torch.float64):
     """q, k, v that take gradients."""
-    shapes = (batch, heads, rows, dim), (batch, kv_heads, keys, dim), (batch, kv_heads, keys, dim)
-    return [randn(*shape, seed=n, dtype=dtype).requires_grad_() for n, shape in enumerate(shapes)]
+    q, k, v = heads(max(rows, keys), num_kv_heads=kv_heads, dtype=dtype)
+    return [x.requires_grad_() for x in (q[:, :, :rows], k[:, :, :keys], v[:, :, :keys])]
 
 
 def same(ours, theirs, inputs, tolerance=1e-12):
     """Equal outputs, and equal gradients of the inputs."""
-    assert ours.dtype == theirs.dtype
-    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=0)
-    grad = randn(*theirs.shape, seed=9, dtype=theirs.dtype)
-    both = (torch.autograd.grad(out, inputs, grad, retain_graph=True) for out in (ours, theirs))
-    for x, y in zip(*both, strict=True):
-        torch.testing.assert_close(x, y, atol=tolerance, rtol=0)
+    close(*([out, *gradients(out, inputs)] for out in (ours, theirs)), atol=tolerance)
 
 
 # ---- without an encoding: torch's own attention -----------------------------------------------------------------------
@@ -48,16 +35,6 @@ def test_equals_torch(backend, length, scale):
     same(ours, F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale), inputs)
     ours = lg.attend(q, k, v, scale=scale, mask=lg.NoMask(), backend=backend)
     same(ours, F.scaled_dot_product_attention(q, k, v, scale=scale), inputs)
-
-
-@pytest.mark.parametrize("backend", ["auto", *GENERAL])
-@pytest.mark.parametrize("kv_heads", [1, 2])
-@pytest.mark.parametrize("encoding", [None, lg.ALiBi(4)], ids=["plain", "alibi"])
-def test_grouped_heads_are_repeated_heads(backend, kv_heads, encoding):
-    q, k, v = inputs = qkv(7, 9, kv_heads=kv_heads)
-    repeated = (x.repeat_interleave(4 // kv_heads, 1) for x in (k, v))
-    ours = lg.attend(q, k, v, encoding=encoding, backend=backend)
-    same(ours, lg.attend(q, *repeated, encoding=encoding, backend="reference"), inputs)
 
 
 ONE_QUERY = {
@@ -87,7 +64,7 @@ def test_one_query_is_the_last_row(mask, kv_heads, positions):
 
 
 @pytest.mark.parametrize("compiler", [True, False])
-def test_who_decodes_a_single_query(compiler, capsys, monkeypatch):
+def test_backends_that_decode_a_single_query(compiler, capsys, monkeypatch):
     """torch's kernel, where there is no bias, no compiler for a loop of our own, or a mask for each sequence."""
     if not compiler:
         monkeypatch.setattr(table.band, "available", lambda dtype: False)
@@ -119,7 +96,7 @@ def test_a_biased_sdpa_compiles_to_a_graph_or_two():
 @pytest.mark.parametrize("backend", ["sdpa", "chunked", "reference"])
 def test_values_of_another_width(backend):
     q, k, _ = qkv(6, 6)
-    v = randn(2, 4, 6, 5)
+    v = random(2, 4, 6, 5)
     out = lg.attend(q, k, v, backend=backend)
     assert out.shape == (2, 4, 6, 5)
     torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=True))
@@ -128,7 +105,7 @@ def test_values_of_another_width(backend):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("backend", ["auto", "sdpa", "chunked", "reference"])
 def test_half_precision(dtype, backend):
-    """Rounded inputs, then nothing worse than one rounding of the output beside the exact answer for these inputs."""
+    """Rounded inputs, then nothing worse than one rounding of the output compared with the exact answer for these inputs."""
     q, k, v = qkv(63, 63, dtype=dtype)
     encoding = lg.ALiBi(4) if backend != "sdpa" else None
     out = lg.attend(q, k, v, encoding=encoding, backend=backend)
@@ -172,20 +149,6 @@ def test_dropout_drops_and_rescales_the_weights():
     torch.testing.assert_close(out, weights @ v)
 
 
-@pytest.mark.parametrize("backend", ["sdpa", "chunked", "reference"])
-def test_dropout_is_the_same_in_backward(backend):
-    """The output is linear in v, so <v, dv> = <out, grad> if, and only if, backward drops what forward dropped."""
-    q, k, v = qkv(33, 33)
-    torch.manual_seed(0)
-    out = lg.attend(q, k, v, dropout=0.5, backend=backend)
-    grad = randn(*out.shape, seed=5)
-    (dv,) = torch.autograd.grad(out, v, grad)
-    torch.testing.assert_close((v * dv).sum(), (out * grad).sum())
-    assert not torch.allclose(out, lg.attend(q, k, v, dropout=0.5, backend=backend))
-    many = torch.stack([lg.attend(q, k, v, dropout=0.5, backend=backend) for _ in range(300)]).mean(0)
-    assert (many - lg.attend(q, k, v)).abs().mean() < 0.1
-
-
 # ---- positions -------------------------------------------------------------------------------------------------------
 ROPE = lg.Rotary(8, layout="interleaved")
 
@@ -201,31 +164,29 @@ def test_an_int_is_the_positions_that_count_from_it(encoding, backend):
             q, k, v, encoding=encoding, q_positions=expand(rows), k_positions=expand(keys), backend=backend
         )
         same(many, one, inputs)
-    # What is not said follows: queries are the last of the keys.
-    for said in ({"q_positions": 107}, {"k_positions": 100}, {"k_positions": keys}):
-        same(lg.attend(q, k, v, encoding=encoding, **said, backend=backend), one, inputs)
+    # What is not given follows: queries are the last of the keys.
+    for given in ({"q_positions": 107}, {"k_positions": 100}, {"k_positions": keys}):
+        same(lg.attend(q, k, v, encoding=encoding, **given, backend=backend), one, inputs)
     default = lg.attend(q, k, v, encoding=encoding, q_positions=7, k_positions=0, backend=backend)
     same(lg.attend(q, k, v, encoding=encoding, backend=backend), default, inputs)
 
 
-def test_positions_of_each_row():
+@pytest.mark.parametrize(
+    "encoding", [ROPE, lg.ALiBi(4), lg.T5Bias(4).double(), lg.Fire(4).double(), lg.Shaw(8).double()]
+)
+def test_positions_of_each_row(encoding):
     """A batch with positions of its own per row is its rows alone."""
-    q, k, v = inputs = qkv(6, 6)
-    places = torch.tensor([[0, 2, 3, 9, 11, 40], [5, 6, 7, 8, 9, 10]])
-    for encoding in (ROPE, lg.ALiBi(4), lg.T5Bias(4).double(), lg.Fire(4).double(), lg.Shaw(8).double()):
-        for backend in ("auto", "reference", "chunked"):
-            both = lg.attend(q, k, v, encoding=encoding, q_positions=places, k_positions=places, backend=backend)
-            alone = [
-                lg.attend(
-                    *(x[b : b + 1] for x in inputs), encoding=encoding, q_positions=places[b], k_positions=places[b]
-                )
-                for b in range(2)
-            ]
-            same(both, torch.cat(alone), inputs)
+    inputs, positions = qkv(6, 6), torch.tensor([[0, 2, 3, 9, 11, 40], [5, 6, 7, 8, 9, 10]])
+    for backend in ("auto", "reference", "chunked"):
+        options = {"encoding": encoding, "backend": backend}
+        both = lg.attend(*inputs, **options, q_positions=positions, k_positions=positions)
+        for b, own in enumerate(positions):
+            alone = lg.attend(*(x[b : b + 1] for x in inputs), **options, q_positions=own, k_positions=own)
+            same(both[b : b + 1], alone, inputs)
 
 
 def test_the_mask_follows_order_and_the_encoding_positions():
-    """Tokens in another order, with their positions and their order said: the same answers in that order."""
+    """Tokens in another order, with their positions and their order given: the same answers in that order."""
     q, k, v = qkv(9, 9)
     mixed = torch.tensor([4, 0, 8, 2, 1, 7, 3, 6, 5])
     for encoding in (ROPE, lg.ALiBi(4), lg.Fire(4).double()):
@@ -241,14 +202,14 @@ def test_the_mask_follows_order_and_the_encoding_positions():
 def test_rope_and_forgetting_by_hand():
     torch.manual_seed(0)
     fox = lg.FoX(dim=16, num_heads=4).double()
-    x, (q, k, v) = randn(2, 11, 16, seed=4), qkv(11, 11)
+    x, (q, k, v) = random(2, 11, 16, seed=4), qkv(11, 11)
     composed = lg.Composed([ROPE, fox])
     inputs = [q, k, v, *fox.parameters()]
     ours = lg.attend(q, k, v, encoding=[ROPE, fox], context=composed.context(x)[0])
 
     angle = torch.arange(11.0, dtype=torch.float64)[:, None] * 10_000.0 ** (-torch.arange(0, 8, 2).double() / 8)
-    turn = torch.polar(torch.ones_like(angle), angle)
-    q, k = (torch.view_as_real(torch.view_as_complex(y.unflatten(-1, (4, 2))) * turn).flatten(-2) for y in (q, k))
+    rotation = torch.polar(torch.ones_like(angle), angle)
+    q, k = (torch.view_as_real(torch.view_as_complex(y.unflatten(-1, (4, 2))) * rotation).flatten(-2) for y in (q, k))
     log_f = F.logsigmoid(x @ fox.forget.weight.T + fox.forget.bias).transpose(1, 2)
     scores = q @ k.mT / math.sqrt(8)
     i, j = torch.arange(11)[:, None], torch.arange(11)
@@ -306,7 +267,7 @@ REFUSED = {
     "negative int": ((Q, Q, Q), {"q_positions": -1}, "integers of 0 or more, .*got -1"),
     "fraction": ((Q, Q, Q), {"k_positions": 0.5}, "got 0.5"),
     "true": ((Q, Q, Q), {"k_positions": True}, "got True"),
-    "keys unsaid": (
+    "keys not given": (
         (Q[:, :, :2], Q, Q),
         {"q_positions": torch.tensor([3, 4])},
         "k_positions: expected them, for 2 queries .* 5 keys",
@@ -316,7 +277,7 @@ REFUSED = {
         {"q_positions": 1},
         "k_positions: expected them, for 2 queries at 1 and 5",
     ),
-    "queries unsaid": (
+    "queries not given": (
         (Q, Q[:, :, :2], Q[:, :, :2]),
         {"k_positions": torch.tensor([3, 4])},
         "q_positions: expected them, for 5 queries and 2 keys",

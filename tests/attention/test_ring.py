@@ -11,31 +11,17 @@ import torch
 import torch.distributed as dist
 
 import longitude as lg
-from longitude.positions.composed import compose
+from tests.support import built, close, gradients, heads, random
 
-HEADS, KV_HEADS, DIM, LENGTH = 4, 2, 8, 62
-ENCODINGS = {
-    "nothing": list,
-    "rotation": lambda: lg.Rotary(DIM, "half"),
-    "fixed bias": lambda: lg.ALiBi(HEADS),
-    "learned bias": lambda: lg.T5Bias(HEADS),
-    "learned kernel": lambda: lg.Kerple(HEADS),
-    "rotation and learned bias": lambda: [lg.Rotary(DIM, "half"), lg.ClippedBias(HEADS, 20)],
-}
-
-
-def built(name: str) -> lg.Composed:
-    torch.manual_seed(0)
-    encoding = compose(ENCODINGS[name]()).double()
-    for parameter in encoding.parameters():
-        parameter.data.uniform_(0.1, 1.0)
-    return encoding
+HEADS, DIM, LENGTH = 4, 8, 62
+ENCODINGS = ["none", "rope", "alibi", "t5", "kerple_log", "rope+clipped"]
+ROOT = Path(__file__).parents[2]
+KNOWN = {"num_heads": HEADS, "head_dim": DIM}
 
 
 def numbers() -> list[torch.Tensor]:
     """q, k, v and the gradient of the output."""
-    generator = torch.Generator().manual_seed(1)
-    return [torch.randn(2, h, LENGTH, DIM, generator=generator).double() for h in (HEADS, KV_HEADS, KV_HEADS, HEADS)]
+    return [*heads(LENGTH), random(2, HEADS, LENGTH, DIM, seed=9)]
 
 
 def whole(encoding: lg.Composed) -> list[torch.Tensor]:
@@ -57,21 +43,16 @@ def dense(q, k, v, allowed):
 @pytest.mark.parametrize("cuts", [(0, 9), (0, 1, 9), (0, 4, 5, 9), (0, 3, 6, 9)])
 def test_merged_parts_are_the_whole(cuts):
     """Over disjoint keys of any number, in any order, where a query may see none of a part's keys, or none at all: both
-    results and all gradients. A part that nobody sees changes nothing."""
-    q, k, v = (torch.randn(2, 3, 9, 4, dtype=torch.float64, requires_grad=True) for _ in range(3))
+    results and all gradients. A part that no query sees changes nothing."""
+    q, k, v = (x.requires_grad_() for x in heads(9, num_heads=3, num_kv_heads=3, head_dim=4))
     allowed = torch.ones(9, 9, dtype=torch.bool).tril(-1)
     want = dense(q, k, v, allowed)
     parts = [dense(q, k[:, :, a:b], v[:, :, a:b], allowed[:, a:b]) for a, b in pairwise(cuts)][::-1]
     parts.insert(1, dense(q, k, v, torch.zeros_like(allowed)))
     got = lg.merge_attention(*zip(*parts, strict=True))
     assert (got[0][:, :, 0] == 0).all() and (got[1][:, :, 0] == -math.inf).all()
-    directions = [torch.randn_like(x) for x in want]
-    for ours, theirs in zip(
-        [*got, *torch.autograd.grad(got, (q, k, v), directions)],
-        [*want, *torch.autograd.grad(want, (q, k, v), directions)],
-        strict=True,
-    ):
-        torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=0)
+    got, want = ([*both, *(g for x in both for g in gradients(x, [q, k, v]))] for both in (got, want))
+    close(got, want, atol=1e-13)
 
 
 def test_merge_in_bfloat16_adds_up_in_float32():
@@ -81,7 +62,7 @@ def test_merge_in_bfloat16_adds_up_in_float32():
     exact, exact_lse = lg.merge_attention([x.double() for x in outs], [x.double() for x in lses])
     assert out.dtype == torch.bfloat16 and lse.dtype == torch.float32
     torch.testing.assert_close(out, exact.bfloat16())
-    torch.testing.assert_close(lse.double(), exact_lse, atol=1e-6, rtol=0)
+    close(lse.double(), exact_lse, atol=1e-6)
 
 
 def test_merge_passes_on_what_is_not_finite():
@@ -96,7 +77,7 @@ OUT, LSE = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
 
 
 @pytest.mark.parametrize(
-    ("outs", "lses", "said"),
+    ("outs", "lses", "message"),
     [
         ([], [], "got 0 and 0"),
         ([OUT], [LSE, LSE], "got 1 and 2"),
@@ -108,8 +89,8 @@ OUT, LSE = torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 3)
         ([OUT.long()], [LSE], "expected floating-point tensors"),
     ],
 )
-def test_merge_refuses(outs, lses, said):
-    with pytest.raises(ValueError, match=said):
+def test_merge_refuses(outs, lses, message):
+    with pytest.raises(ValueError, match=message):
         lg.merge_attention(outs, lses)
 
 
@@ -160,7 +141,7 @@ def one_process(rank: int, world: int, meeting: str) -> None:
     rows = LENGTH // world
     own = slice(rank * rows, (rank + 1) * rows)
     for name in ENCODINGS:
-        encoding = built(name)
+        encoding = built(name, KNOWN)
         q, k, v, grad = (x[:, :, own] for x in numbers())
         inputs = [x.clone().requires_grad_() for x in (q, k, v)]
         out = ring(*inputs, encoding)
@@ -176,14 +157,16 @@ def one_process(rank: int, world: int, meeting: str) -> None:
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo")
 def test_a_ring_of_two_is_the_whole(tmp_path):
     """The output, and the gradients of q, k, v and of learned tables, summed over the processes."""
-    command = [sys.executable, str(Path(__file__)), str(tmp_path / "meeting"), "2"]
-    running = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    command = [sys.executable, "-m", "tests.attention.test_ring", str(tmp_path / "meeting"), "2"]
+    running = [
+        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True, cwd=ROOT) for rank in range(2)
+    ]
     try:
-        said = [process.communicate(timeout=120)[1] for process in running]
+        errors = [process.communicate(timeout=120)[1] for process in running]
     finally:
         for process in running:
             process.kill()
-    assert [process.returncode for process in running] == [0, 0], "\n".join(said)
+    assert [process.returncode for process in running] == [0, 0], "\n".join(errors)
 
 
 if __name__ == "__main__":
