@@ -9,6 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import longitude as lg
 from longitude.attention.grouped_heads import pool_heads
 from longitude.attention.layers.cross import CrossAttention
+from tests.support import close, random
 
 DIM, HEADS, SIZE = 32, 8, 4
 
@@ -19,7 +20,7 @@ def make(num_kv_heads=HEADS, **options) -> lg.MultiHeadAttention:
 
 
 def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(batch, length, DIM, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return random(batch, length, DIM, seed=seed)
 
 
 def spread(grouped: lg.MultiHeadAttention) -> lg.MultiHeadAttention:
@@ -40,12 +41,12 @@ def test_query_head_h_reads_head_h_over_group_size(num_kv_heads):
     """In the layer, whole and through its cache (Ainslie et al. 2023; repeat_interleave, not tiling)."""
     grouped, x = make(num_kv_heads, bias=True), tokens(2, 17)
     wide = spread(grouped)
-    assert_close(grouped(x), wide(x), rtol=1e-12, atol=1e-12)
+    close(grouped(x), wide(x))
     with torch.no_grad():
         cache = grouped.cache_layer()
         chunks = [grouped(x[:, :9], cache=cache), *(grouped(x[:, t : t + 1], cache=cache) for t in range(9, 17))]
     assert cache.keys.shape[1] == num_kv_heads
-    assert_close(torch.cat(chunks, 1), wide(x), rtol=1e-12, atol=1e-12)
+    close(torch.cat(chunks, 1), wide(x))
 
 
 def test_cross_attention_groups_heads_alike():
@@ -155,12 +156,7 @@ def test_what_has_no_heads_of_keys():
 
 
 def test_a_mixer_with_its_own_number_of_heads() -> None:
-    """Means are of the heads that a layer has, whatever the config says for the others."""
-    config = lg.LongitudeConfig(
-        vocab_size=20, hidden_size=32, num_hidden_layers=1, num_attention_heads=8, intermediate_size=32,
-        mixer={"name": "attention", "num_kv_heads": 4},
-    )  # fmt: skip
-    model = lg.LongitudeForCausalLM(config)
-    ours = (m.model.layers[0].mixer.k_proj.weight for m in (model, lg.pool_heads(model, 2)))  # type: ignore[union-attr]
-    before, after = ours
-    torch.testing.assert_close(after, before.unflatten(0, (2, 2, 4)).mean(1).flatten(0, 1))
+    """Means are of the heads that a layer has, whatever the config has for the others."""
+    model = ours(mixer={"name": "attention", "num_kv_heads": 4})
+    before, after = (m.model.layers[0].mixer.k_proj.weight for m in (model, lg.pool_heads(model, 2)))
+    assert_close(after, before.unflatten(0, (2, 2, 4)).mean(1).flatten(0, 1))

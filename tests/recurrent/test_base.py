@@ -1,6 +1,7 @@
 """What all seven layers share beyond the laws of longitude.testing.mixers: registry, initial values, refusals, full states."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import longitude as lg
 from longitude.attention.mixer import MIXERS, mixer_resolved
 from longitude.recurrent.base import RecurrentMixer
 from longitude.registry import options_of
+from tests.sceptic import recurrences
+from tests.support import close, random
 
 NAMES = [name for name in lg.list_mixers() if issubclass(MIXERS[name], RecurrentMixer)]
 
@@ -28,6 +31,17 @@ def built(name: str, **options):
         for parameter in layer.parameters():
             parameter += 0.2 * torch.randn_like(parameter)
     return layer
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "performer"])  # it is a function there
+def test_each_layer_is_its_loop_over_tokens(name):
+    """The loops of tests/sceptic, written from the papers."""
+    layer, x = built(name).double(), random(2, 11, 32)
+    parameters = {key: p.numpy() for key, p in layer.state_dict().items()}
+    options = {**mixer_resolved(name, {}, dim=32, num_heads=4, num_kv_heads=4, head_dim=8), "num_heads": 4}
+    first = {"first": 5} if name == "retention" else {}
+    loop = partial(getattr(recurrences, name), p=parameters, o=options, **first)
+    close(layer(x, positions=5), torch.stack([torch.tensor(loop(row.numpy())) for row in x]), atol=1e-10)
 
 
 def test_all_are_tried():

@@ -1,4 +1,4 @@
-"""Retention: its published numbers, its parallel formula, and the layer around it."""
+"""Retention: its published numbers, its parallel formula, and positions."""
 
 import pytest
 import torch
@@ -44,32 +44,6 @@ def test_the_published_parallel_form():
 def test_bad_decays(decay):
     with pytest.raises(ValueError, match=r"decay: retention expected .*got"):
         retention(*torch.ones(3, 1, 2, 2, 1), decay=decay)
-
-
-def test_the_layer_is_its_formula():
-    """Rotation as complex numbers, every pair of tokens, norm and gate written out."""
-    torch.manual_seed(0)
-    layer = Retention(24, 3).double()
-    x = torch.randn(2, 11, 24, dtype=EXACT)
-    place = torch.arange(5, 16, dtype=EXACT)
-    angles = place[:, None] * torch.tensor([1.0, 10_000 ** (-1 / 3), 10_000 ** (-2 / 3), 1e-4], dtype=EXACT)
-
-    def heads(project):
-        return project(x).view(2, 11, 3, -1).transpose(1, 2)
-
-    def rotated(project):
-        pairs = torch.view_as_complex(heads(project).unflatten(-1, (-1, 2)).contiguous())
-        return pairs * torch.polar(torch.ones_like(angles), angles)
-
-    scores = (rotated(layer.q_proj) @ rotated(layer.k_proj).mH).real / 8**0.5
-    n = torch.arange(11)
-    gamma = 1 - 2.0 ** (-5 - torch.arange(3, dtype=EXACT))
-    out = (scores * (gamma[:, None, None] ** (n[:, None] - n).clamp(min=0)).tril()) @ heads(layer.v_proj)
-    assert out.shape[-1] == 16  # twice the keys'
-    out = out / (out.square().mean(-1, keepdim=True) + 1e-6).sqrt()
-    gate = layer.g_proj(x)
-    wanted = layer.o_proj(gate * gate.sigmoid() * out.transpose(1, 2).flatten(2))
-    torch.testing.assert_close(layer(x, positions=5), wanted)
 
 
 def test_positions_count_by_their_distance_and_far_ones_stay_exact():

@@ -10,12 +10,9 @@ from longitude.attention.backends import BACKENDS, chunked, refuses
 from longitude.attention.operation import choose, requests
 from longitude.attention.reference import reference
 from longitude.positions.composed import compose
-from tests.support import close, random
+from tests.support import GENERAL, close, random
 
 HEADS, DIM = 4, 8
-GENERAL = [
-    name for name in BACKENDS if name not in ("transport", "split", "flex")
-]  # they need a transport, a pattern, 128 rows
 
 
 def request(q, mask=None, encoding=None):

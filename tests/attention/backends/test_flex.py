@@ -4,7 +4,6 @@ FlexAttention uncompiled, with gradients; its graphs; in the slow tier its C++ k
 import math
 import shutil
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from longitude.attention.patterns import Prefix
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
 from longitude.positions.composed import compose
+from longitude.testing.memory_use import memory_of
 from tests.support import built, close, random
 
 HEADS, DIM, WIDTH = 4, 16, 8
@@ -81,7 +81,7 @@ def pairs():  # a gate has no meaning for the future
 
 # ---- its functions, under a stand-in for FlexAttention ------------------------------------------------------------------
 def by_blocks(q, k, v, score_mod, block_mask, scale, enable_gqa):
-    """Partial blocks are masked pair by pair, full ones are taken whole, all others are never looked at."""
+    """Partial blocks are masked pair by pair, full ones are taken whole, all others are never read."""
     assert enable_gqa or q.shape[1] == k.shape[1]
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     sizes = (*q.shape[:3], k.shape[2])
@@ -157,7 +157,7 @@ def test_only_blocks_with_pairs_are_visited(stand_in, monkeypatch):
 
 
 def test_levels_in_the_thousands_keep_their_differences(stand_in):
-    """A gate that forgets the first half: differences inside a half are small beside the levels themselves."""
+    """A gate that forgets the first half: differences inside a half are small compared with the levels themselves."""
     r, _ = problem(140, 140, names="fox")
     level = torch.rand(2, HEADS, 140, dtype=torch.float64) - 7000 * (torch.arange(140) >= 70)
     for scaled in (False, True):
@@ -280,12 +280,8 @@ class TestCompiled:
             expected = lg.attend(q, k, v, **{**options, "backend": "reference"})
             with torch.autocast("cpu", torch.bfloat16):
                 torch.testing.assert_close(lg.attend(q, k, v, **options), expected, atol=1e-5, rtol=0)
-            kinds = [torch.profiler.ProfilerActivity.CPU]
-            with torch.profiler.profile(activities=kinds, profile_memory=True) as profile:
-                lg.attend(q, k, v, **options)
-        events: Any = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
-        held = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()) if e.name() == "[memory]"]
-        assert 0.5 * verdict.memory <= max(accumulate(held)) <= 1.5 * verdict.memory + 2**20
+            peak = memory_of(lambda: lg.attend(q, k, v, **options)).peak
+        assert 0.5 * verdict.memory <= peak <= 1.5 * verdict.memory + 2**20
 
     @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
     def test_what_is_not_finite_reaches_every_query_that_sees_it(self, value):

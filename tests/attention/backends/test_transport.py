@@ -5,12 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.transport import (
-    carried,
-    chunk_product,
-    transport_attention,
-    transported_scores,
-)
+from longitude.attention.backends.transport import carried, chunk_product, transport_attention, transported_scores
 from tests.support import close, random
 
 SHAPES = [
@@ -102,12 +97,10 @@ def test_golden() -> None:
 def test_product_of_a_chunk() -> None:
     """I - W' M W is the product of its reflections, the newest on the left."""
     _, _, _, w, b, _ = drawn(1, 9, 9)
-    want = torch.eye(4, dtype=torch.float64)
+    want = one = torch.eye(4, dtype=torch.float64)
     for t in range(9):
-        want = (
-            torch.eye(4, dtype=torch.float64) - b[..., t, None, None] * w[:, :, t, :, None] * w[:, :, t, None]
-        ) @ want
-    close(torch.eye(4, dtype=torch.float64) - w.mT @ chunk_product(w, b) @ w, want, rtol=1e-12)
+        want = (one - b[..., t, None, None] * w[:, :, t, :, None] * w[:, :, t, None]) @ want
+    close(one - w.mT @ chunk_product(w, b) @ w, want, rtol=1e-12)
 
 
 @pytest.mark.one_in(3)
