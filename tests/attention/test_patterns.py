@@ -109,7 +109,7 @@ def test_split_refuses_in_words():
     for mask, message in (
         (lg.Causal(), "no prefix, no dilated window and no global tokens"),
         (Global([1]) | Global([2]), "global tokens need a local mask"),
-        (Dilated(3, 2) & Dilated(3, 4), "not with more"),
+        (Dilated(3, 2) & Dilated(3, 4), "windows, padding and documents only"),
     ):
         with pytest.raises(ValueError, match=f"'split' cannot: .*{message}"):
             lg.attend(q, q, q, mask=mask, backend="split")
