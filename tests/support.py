@@ -1,9 +1,10 @@
 """What many test files share: closeness, random tensors that a seed decides, encodings with random parameters."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -70,6 +71,17 @@ class LargestTensor(TorchDispatchMode):
             if isinstance(x, Tensor):
                 self.elements = max(self.elements, x.untyped_storage().nbytes() // x.element_size())
         return result
+
+
+def refused_calls(cases: Sequence[tuple[Callable[[], Any], str]]) -> Callable[..., None]:
+    """A test for each (call, message): the call raises a ValueError with that message."""
+
+    @pytest.mark.parametrize(("call", "message"), cases, ids=[message for _, message in cases])
+    def refused(call: Callable[[], Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            call()
+
+    return refused
 
 
 # ---- models of transformers, layer by layer --------------------------------------------------------------------------

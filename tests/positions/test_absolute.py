@@ -9,6 +9,7 @@ import torch
 from transformers.models.gptj.modeling_gptj import create_sinusoidal_positions
 
 import longitude as lg
+from tests.support import refused_calls
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "biases.json").read_text())
 EXACT = {"atol": 1e-12, "rtol": 0}
@@ -99,8 +100,6 @@ def test_rows_of_positions(layout: str, frequencies: str) -> None:
         )
         want = torch.stack([codes(encoding, *row) for row in positions.tolist()])
         assert torch.equal(encoding.embed(torch.zeros(2, 3, dim, dtype=torch.float64), positions), want)
-    assert not lg.Sinusoidal(4).relative and lg.Sinusoidal(4).shared and lg.NoPosition().shared
-    assert not lg.Learned(4, 4).relative and lg.Learned(4, 4).learned and lg.Learned(4, 4).shared
 
 
 def test_learned_rows() -> None:
@@ -267,7 +266,4 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_wrong_options(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+test_wrong_options = refused_calls(WRONG)

@@ -5,6 +5,7 @@ import torch
 
 import longitude as lg
 from longitude.positions.base import OffsetBias, PairBias
+from tests.support import refused_calls
 
 BIASES = [
     name
@@ -41,27 +42,27 @@ def test_bias_at_no_position(name: str, kind: str) -> None:
 
 
 FLAGS = [
-    lambda value: lg.T5Bias(2, bidirectional=value),
-    lambda value: lg.T5Bias(2, shared=value),
-    lambda value: lg.ClippedBias(2, shared=value),
-    lambda value: lg.Kerple(2, shared=value),
-    lambda value: lg.Fire(2, shared=value),
-    lambda value: lg.Shaw(4, values=value),
-    lambda value: lg.Shaw(4, shared=value),
-    lambda value: lg.TransformerXL(2, 4, 8, shared=value),
-    lambda value: lg.CoPE(4, scaled=value),
-    lambda value: lg.FoX(8, 2, scale_gate=value),
+    ("T5Bias", (2,), "bidirectional"),
+    ("T5Bias", (2,), "shared"),
+    ("ClippedBias", (2,), "shared"),
+    ("Kerple", (2,), "shared"),
+    ("Fire", (2,), "shared"),
+    ("Shaw", (4,), "values"),
+    ("Shaw", (4,), "shared"),
+    ("TransformerXL", (2, 4, 8), "shared"),
+    ("CoPE", (4,), "scaled"),
+    ("FoX", (8, 2), "scale_gate"),
 ]
 
 
-@pytest.mark.parametrize("make", FLAGS)
-def test_a_flag_is_true_or_false(make) -> None:
+@pytest.mark.parametrize(("kind", "sizes", "flag"), FLAGS)
+def test_a_flag_is_true_or_false(kind: str, sizes: tuple, flag: str) -> None:
     """Text such as "no" would count as True."""
     for value in ("no", 1, None, float("nan")):
-        with pytest.raises(ValueError, match="to be True or False, got"):
-            make(value)
-    make(True)
-    make(False)
+        with pytest.raises(ValueError, match=f": expected {flag} to be True or False, got {value!r}"):
+            getattr(lg, kind)(*sizes, **{flag: value})
+    for value in (True, False):
+        assert getattr(getattr(lg, kind)(*sizes, **{flag: value}), flag) is value
 
 
 X = torch.zeros(2, 3, 4)
@@ -91,8 +92,7 @@ def test_positions_of_another_shape(kind: str) -> None:
             call(SHAPES[kind])
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+test_other_mistakes = refused_calls(
     [
         (lambda: lg.Rotary(4, "half").rotate(HEADS.long(), 0), "of floats, got torch.int64"),
         (lambda: lg.Rotary(4, "half").rotate(HEADS[0, 0, 0], 0), r"expected x \[..., L, head_dim\]"),
@@ -100,8 +100,5 @@ def test_positions_of_another_shape(kind: str) -> None:
         (lambda: lg.convert_layout([1, 2], 8, "half"), "expected a tensor"),
         (lambda: lg.multimodal_positions(3), "expected a list of texts"),
         (lambda: lg.encoding(["rope"]), "unknown encoding"),
-    ],
+    ]
 )
-def test_other_mistakes(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -9,6 +9,7 @@ import torch
 
 import longitude as lg
 from longitude.positions.bias import FORBIDDEN, Kerple, Sandwich, alibi_slopes
+from tests.support import refused_calls
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "biases.json").read_text())["alibi"]
 
@@ -121,11 +122,6 @@ def test_a_one_sided_head_that_sees_only_the_other_side(backend: str) -> None:
     torch.testing.assert_close(*grads, atol=1e-10, rtol=0)
 
 
-def gradients_are_right(encoding: lg.Encoding, i: torch.Tensor, j: torch.Tensor) -> None:
-    """Of every parameter, against finite differences in float64 (gradcheck moves the parameters in place)."""
-    assert torch.autograd.gradcheck(lambda *_: encoding.bias(i, j), list(encoding.double().parameters()))
-
-
 # ---- KERPLE: Chi et al. 2022, section 4 ----------------------------------------------------------------------------------
 def kerple(kind: str, a: float, p: float) -> Kerple:
     encoding = Kerple(1, kind).double()
@@ -162,13 +158,10 @@ def test_kerple_golden(kind: str, a: float, p: float, offset: int, golden: float
 
 
 @pytest.mark.parametrize("kind", ["log", "power"])
-def test_kerple_gradients(kind: str) -> None:
-    encoding = lg.testing.example(f"kerple_{kind}")()
-    assert all(bool((x > 0.01).all()) for x in (encoding.a, encoding.p))  # inside the bounds
-    gradients_are_right(encoding, torch.arange(3, 9), torch.arange(10))
+def test_kerple_has_no_gradient_at_offset_zero(kind: str) -> None:
     encoding = lg.encoding(f"kerple_{kind}", num_heads=3)
     a, p = torch.autograd.grad(encoding.bias_at(0).sum(), [encoding.a, encoding.p])
-    assert a.tolist() == p.tolist() == [0, 0, 0]  # at offset 0
+    assert a.tolist() == p.tolist() == [0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", ["log", "power"])
@@ -221,8 +214,7 @@ def test_sandwich_is_its_formula(start: int) -> None:
     assert Sandwich(3).bias_at(0).tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+test_wrong_options = refused_calls(
     [
         (lambda: lg.ALiBi(0), "num_heads"),
         (lambda: lg.ALiBi(2.0), "num_heads"),
@@ -256,11 +248,8 @@ def test_sandwich_is_its_formula(start: int) -> None:
         (lambda: lg.Fire(4, eps=0), "eps above 0"),
         (lambda: lg.Fire(4, width=1.5), "width"),
         (lambda: lg.Fire(4).bias_at(3), "depends on both positions"),
-    ],
+    ]
 )
-def test_wrong_options(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
 
 
 # ---- FIRE: Li et al. 2024, definition 3.2 and appendix C -----------------------------------------------------------------

@@ -20,6 +20,7 @@ from longitude.positions.scaling import (
     YaRN,
     rope_frequencies,
 )
+from tests.support import refused_calls
 
 SHORT, LONG = [1.0 + k / 32 for k in range(32)], [1.2**k for k in range(32)]
 ORIGINAL = "original_max_position_embeddings"
@@ -332,7 +333,4 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_wrong_configs(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+test_wrong_configs = refused_calls(WRONG)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import longitude as lg
 from longitude.positions.layouts import convert_layout, pair_order
+from tests.support import refused_calls
 
 OTHER = {"half": "interleaved", "interleaved": "half"}
 
@@ -89,7 +90,4 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_wrong_options(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+test_wrong_options = refused_calls(WRONG)

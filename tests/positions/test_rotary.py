@@ -12,6 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 import longitude as lg
 from longitude.positions.rotation import as_pairs
 from longitude.positions.scaling import from_dict
+from tests.support import refused_calls
 
 LAYOUTS = ("half", "interleaved")
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rotary.json").read_text())
@@ -202,10 +203,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_wrong_options(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+test_wrong_options = refused_calls(WRONG)
 
 
 def test_values_are_not_rotated() -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from longitude.positions.samplers import Contiguous, Randomized, Skipped, sampler
+from tests.support import refused_calls
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -119,8 +120,7 @@ def test_sampler_by_name() -> None:
     assert sampler("skipped", max_length=7, chunks=3) == Skipped(7, 3)
 
 
-@pytest.mark.parametrize(
-    ("call", "message"),
+test_wrong_use = refused_calls(
     [
         (lambda: sampler("randomised", max_length=7), "unknown sampler 'randomised': did you mean 'randomized'"),
         (lambda: sampler("skipped", max_len=7), "option of 'skipped' 'max_len': did you mean 'max_length'"),
@@ -137,8 +137,5 @@ def test_sampler_by_name() -> None:
         (lambda: Contiguous()(2, 0, seeded()), "Contiguous: expected length"),
         (lambda: Randomized(5)(2, 0, seeded()), "Randomized: expected length"),
         (lambda: Skipped(5)(2.0, 3, seeded()), "Skipped: expected batch"),
-    ],
+    ]
 )
-def test_wrong_use(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -11,6 +11,7 @@ from longitude.models import LongitudeConfig
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
 from longitude.positions.rotary import MultimodalRotary, Rotary
 from longitude.positions.scaling import NTKByParts, YaRN, rope_frequencies
+from tests.support import refused_calls
 
 BASE = {"rope_theta": 1e4}
 
@@ -156,10 +157,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_wrong(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+test_wrong = refused_calls(WRONG)
 
 
 def test_what_stays_right() -> None:

@@ -26,6 +26,7 @@ from longitude.positions.scaling import (
     ntk as ntk_module,
     rope_frequencies,
 )
+from tests.support import refused_calls
 
 ONES = [1.0] * 32
 RISING = [1.25 ** (k / 2) for k in range(32)]
@@ -258,10 +259,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_wrong_options(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+test_wrong_options = refused_calls(WRONG)
 
 
 def test_schemes_are_frozen() -> None:

@@ -10,6 +10,7 @@ import torch
 
 import longitude as lg
 from longitude.positions.rotary import RotaryTable, XPos
+from tests.support import refused_calls
 
 LAYOUTS = ("half", "interleaved")
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rotary.json").read_text())
@@ -158,7 +159,4 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), WRONG, ids=[message for _, message in WRONG])
-def test_wrong_options(call, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()
+test_wrong_options = refused_calls(WRONG)
