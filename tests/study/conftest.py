@@ -1,4 +1,4 @@
-"""A run directory as a study leaves it, with numbers that look like a study's, made without training anything."""
+"""What tests of studies share: a tiny study and its text, calls that never return, and run directories made without training."""
 
 import json
 import math
@@ -6,15 +6,98 @@ from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from rich.console import Console
 
 from longitude.measure import Row, default_bins, interval, write_rows
+from longitude.measure.retrieval import scoring
+from longitude.study import analysis, runner
 from longitude.study.config import StudyConfig
+from longitude.study.data import StudyData, Text, split
 from longitude.study.labels import safe
+from longitude.study.plan import plan
+from longitude.study.report import table
+from longitude.study.tasks.base import of_task
+
+SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu"}
+TINY = StudyConfig(
+    encodings=("none", "rope"), train_length=16, test_lengths=(16, 32, 48), steps=4, batch_size=2, documents=4, **SHAPE
+)
+REVERSE = of_task(
+    "reverse",
+    encodings=("rope", "t5"),
+    train_length=4,
+    test_lengths=(2, 4, 6),
+    steps=8,
+    batch_size=4,
+    documents=6,
+    **SHAPE,
+)
+NUMBERS = Text("numbers", [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)])
+
+
+@pytest.fixture
+def numbers(monkeypatch):
+    """A text that is quick to read."""
+    monkeypatch.setattr("longitude.study.data.read_text", lambda data: NUMBERS)
+
+
+@pytest.fixture(scope="session")
+def data() -> StudyData:
+    return split(NUMBERS, 48, 16, 4)
+
+
+def run(config: StudyConfig, path: Path, **options) -> tuple[runner.Outcome, list[str]]:
+    """What a study ended with, and its notes."""
+    notes: list[str] = []
+    return runner.study(plan(config, path), note=notes.append, **options), notes
+
+
+def dying(plain: Callable, when: int | str, die: Callable[[], None]) -> Callable:
+    """A function whose `when`-th call, or the first with a path of that name, never returns."""
+    calls = []
+
+    def dies(*arguments, **named):
+        calls.append(1)
+        if len(calls) == when or when in [getattr(each, "name", None) for each in arguments]:
+            die()
+        return plain(*arguments, **named)
+
+    return dies
+
+
+# ---- findings ----------------------------------------------------------------------------------------------------------
+
+
+def summary(run: Path, method: str | None = None) -> pd.DataFrame:
+    return analysis.summary(analysis.analyse(run), method)
+
+
+def conclusion(run: Path) -> str:
+    return analysis.conclusion(analysis.analyse(run))
+
+
+def line(frame: pd.DataFrame, label: str, length: int) -> dict[str, Any]:
+    [found] = frame[(frame["label"] == label) & (frame["length"] == length)].to_dict("records")
+    return found
+
+
+def is_one_sentence(text: str) -> bool:
+    return text.endswith(".") and ". " not in text and "\n" not in text and text[0] == text[0].upper()
+
+
+def printed(run: Path, width: int = 80) -> str:
+    console = Console(width=width, record=True, force_terminal=False, file=None)
+    with console.capture() as capture:
+        console.print(table(analysis.analyse(run)))
+    return capture.get()
+
+
+# ---- run directories ---------------------------------------------------------------------------------------------------
 
 BITS = {  # bits per byte at 256, 512, 1024, 2048, 4096; None: not measured at that length
     "none": (2.82, 2.88, 3.06, 3.42, 3.95),
@@ -29,108 +112,100 @@ BITS = {  # bits per byte at 256, 512, 1024, 2048, 4096; None: not measured at t
 
 def write_run(
     path: Path,
-    bits: dict[str, tuple[float | None, ...]] = BITS,
-    *,
-    seeds: tuple[int, ...] = (0,),
-    documents: int = 24,
-    lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096),
-    train_length: int = 256,
-    methods: tuple[str, ...] = ("non-overlapping", "per-position"),
+    values: dict[str, tuple[Any, ...]] = BITS,
     states: dict[tuple[str, int], dict] | None = None,
     spread: float = 0.12,
     noise: float = 0.02,
     source: str = "standard library of Python 3.11.2",
+    **options: Any,
 ) -> Path:
-    """states: (label, seed) -> what differs in status.json; spread: of documents, common to all labels and lengths;
-    noise: of every document at every length."""
-    config = StudyConfig(
-        encodings=tuple(bits), seeds=seeds, test_lengths=lengths, train_length=train_length, methods=methods,
-        documents=documents, steps=200, batch_size=16,
-    )  # fmt: skip
+    """A run directory as a study leaves it, with numbers that look like a study's.
+
+    values: label -> bits per byte, or shares of exact answers (also one for each seed), at each length. states: (label, seed) ->
+    what differs in status.json. spread: of documents, common to all labels and lengths; noise: of every document at every length.
+    """
+    config = of_task(options.pop("task", "text"), **{"encodings": tuple(values), "documents": 24, **options})
     random = np.random.default_rng(0)
-    common = random.normal(0, spread, documents)
+    common = random.normal(0, spread, config.documents)
     path.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
-    for label, values in bits.items():
-        for seed in seeds:
+    for label, of_label in values.items():
+        for i, seed in enumerate(config.seeds):
             folder = path / "cells" / f"{safe(label)}-{seed}"
             folder.mkdir(parents=True)
             status = {
-                "status": "done", "label": label, "seed": seed, "encoding": label, "step": config.steps,
-                "steps": config.steps, "reason": None, "parameters": 1_085_000, "training_seconds": 43.2,
-                "measuring_seconds": 12.9,
+                "status": "done", "label": label, "seed": seed, "encoding": label, "step": 200, "steps": 200,
+                "parameters": 1_085_000, "training_seconds": 43.2, "measuring_seconds": 12.9,
             } | (states or {}).get((label, seed), {})  # fmt: skip
             (folder / "status.json").write_text(json.dumps(status))
-            (folder / "losses.jsonl").write_text("".join(_losses(config, values, status["step"], random)))
+            (folder / "losses.jsonl").write_text("".join(_losses(config, status["step"], random)))
             if status["status"] != "done":
                 continue
-            sums = _sums(config, label, seed, values, common, noise, random)
-            columns = ["label", "seed", "method", "length", "document", "nats", "tokens", "bytes"]
-            frame = pd.DataFrame(sums, columns=columns)
+            here = [value[i] if isinstance(value, tuple) else value for value in of_label]
+            at = dict(zip(config.test_lengths, here, strict=True))
+            empty = {"method": [], "length": [], "document": []}
+            sums = _exact(config, at) if config.task == "reverse" else _sums(config, at, common, noise, random)
+            frame = pd.concat([pd.DataFrame({"label": label, "seed": seed, **part}) for part in (empty, *sums)])
             frame.to_parquet(folder / "documents.parquet", index=False)
-            rows += _rows(config, label, seed, frame, values)
+            rows += _rows(config, label, seed, frame, at)
     write_rows(rows, path / "results.parquet")
     study = {
-        "schema": 1,
-        "begun": "2026-01-31T12:00:00+00:00",
+        "schema": 1, "begun": "2026-01-31T12:00:00+00:00", "commit": "0123456789abcdef0123456789abcdef01234567",
         "versions": {"python": "3.11.2", "longitude": "0.1.0", "torch": "2.13.0+cpu", "accelerate": None},
-        "commit": "0123456789abcdef0123456789abcdef01234567",
         "machine": {"system": "Linux x86_64", "cpu": "A processor", "cores": 2, "threads": 2, "gpu": None},
-        "continued": [],
-        "configuration": json.loads(json.dumps(asdict(config))),
+        "continued": [], "configuration": json.loads(json.dumps(asdict(config))),
         "data": {
-            "source": source, "sha256": "ab" * 32, "bytes": 12_345_678, "documents": 590,
-            "left_out": "tests", "unit": "documents", "training_documents": 500, "training_bytes": 10_000_000,
-            "training_documents_too_short": 66, "validation_documents": documents, "validation_bytes": 98_304,
-            "validation_names": [f"module_{i}.py" for i in range(documents)],
+            "source": source, "sha256": "ab" * 32, "bytes": 12_345_678, "documents": 590, "left_out": "tests",
+            ("validation_documents" if config.task == "text" else "test_examples_of_each_length"): config.documents,
         },
     }  # fmt: skip
     (path / "study.json").write_text(json.dumps(study))
     return path
 
 
-def _losses(config, values, steps, random):
-    floor = (values[0] or 2.6) * math.log(2)
+def _losses(config, steps, random):
     for step in range(1, steps + 1):
-        loss = floor + 3.4 * math.exp(-step / 28) + 0.4 * math.exp(-step / 90) + random.normal(0, 0.04)
+        loss = 1.8 + 3.4 * math.exp(-step / 28) + 0.4 * math.exp(-step / 90) + random.normal(0, 0.04)
         tokens = step * config.batch_size * config.train_length
         yield json.dumps({"step": step, "loss": loss, "learning_rate": 1e-3, "tokens": tokens}) + "\n"
 
 
-def _sums(config, label, seed, values, common, noise, random):
+def _sums(config, at, common, noise, random):
     own = random.normal(0, noise / 2)
-    for method in ("non-overlapping", "sliding"):
-        if method not in config.methods:
-            continue
-        for length, bits in zip(config.test_lengths, values, strict=True):
-            if bits is None:
-                continue
-            for document, shift in enumerate(common):
-                size = config.longest * (1 + document % 3)
-                each = bits + shift + own + random.normal(0, noise) - 0.05 * (method == "sliding")
-                yield label, seed, method, length, document, each * math.log(2) * size, size, size
+    for method in config.methods:
+        for length, bits in at.items():
+            if bits is not None and method != "per-position":
+                sizes = config.longest * (1 + np.arange(len(common)) % 3)
+                each = bits + common + own + random.normal(0, noise, len(common)) - 0.05 * (method == "sliding")
+                place = {"method": method, "length": length, "document": range(len(common))}
+                yield place | {"nats": each * math.log(2) * sizes, "tokens": sizes, "bytes": sizes}
 
 
-def _rows(config, label, seed, frame, values):
-    shared = {"task": "text", "encoding": label, "label": label, "seed": seed, "train_length": config.train_length}
-    shared |= {"metric": "bits_per_byte", "weighting": "token", "bos": "none", "dtype": "float32", "backend": "auto"}
+def _exact(config, at):
+    for length, share in at.items():
+        if share is not None:
+            exact = (np.arange(config.documents) < round(share * config.documents)).astype(int)
+            place = {"method": "greedy", "length": length, "document": range(config.documents)}
+            yield place | {"exact": exact, "right": length, "symbols": length}
+
+
+def _rows(config, label, seed, frame, at):
+    shared = {"task": config.task, "encoding": label, "label": label, "seed": seed, "train_length": config.train_length}
     for (method, length), group in frame.groupby(["method", "length"], sort=False):
-        value, low, high = interval(group["nats"], group["bytes"])
-        yield Row(**shared, method=method, length=length, window=length, value=value, low=low, high=high)
+        if config.task == "reverse":
+            metric, (value, low, high) = "exact_match", scoring.mean(group["exact"].astype(float).tolist())
+        else:
+            metric, (value, low, high) = "bits_per_byte", interval(group["nats"], group["bytes"])
+        bounds = {"value": value, "low": low, "high": high}
+        yield Row(**shared, **bounds, metric=metric, method=method, length=length, window=length)
     longest = config.test_lengths[-1]
-    if "per-position" not in config.methods or values[-1] is None:
+    if "per-position" not in config.methods or at[longest] is None:
         return
+    first = at[config.test_lengths[0]]
     for start, stop in pairwise(default_bins(longest)):
         past = max(0.0, math.log2((start + stop) / 2 / config.train_length + 1) - 0.6) if start else 0.0
-        bits = values[0] + 3.5 / (start + 1) ** 0.6 + (values[-1] - values[0]) * past / 2
+        bits = first + 3.5 / (start + 1) ** 0.6 + (at[longest] - first) * past / 2
         yield Row(
-            **shared, method="per-position", length=longest, window=longest, position_from=start, position_to=stop,
-            value=bits, low=bits - 0.06, high=bits + 0.06,
+            **shared, metric="bits_per_byte", method="per-position", length=longest, window=longest, value=bits,
+            position_from=start, position_to=stop, low=bits - 0.06, high=bits + 0.06,
         )  # fmt: skip
-
-
-@pytest.fixture(scope="session")
-def synthetic() -> SimpleNamespace:
-    """The builder and its numbers: synthetic.write(path, bits, ...) -> path."""
-    write: Callable[..., Path] = write_run
-    return SimpleNamespace(write=write, bits=BITS)

@@ -6,43 +6,18 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from longitude.measure import interval
 from longitude.report.wording import percent
-from longitude.study import analysis
 from longitude.study.analysis import analyse
 from longitude.study.criterion import HOLDS, LOST, UNCLEAR
-from longitude.study.report import table
+from longitude.study.report import table, write_report
 from longitude.study.results import read_run
+from tests.study.conftest import BITS, conclusion, is_one_sentence, line, printed, summary, write_run
 
 
-def summary(run, method=None):
-    return analysis.summary(analyse(run), method)
-
-
-def conclusion(run):
-    return analysis.conclusion(analyse(run))
-
-
-def line(frame, label, length):
-    [found] = frame[(frame["label"] == label) & (frame["length"] == length)].to_dict("records")
-    return found
-
-
-def is_one_sentence(text):
-    return text.endswith(".") and ". " not in text and "\n" not in text and text[0] == text[0].upper()
-
-
-def printed(run, width=80):
-    console = Console(width=width, record=True, force_terminal=False, file=None)
-    with console.capture() as capture:
-        console.print(table(analyse(run)))
-    return capture.get()
-
-
-def test_values_and_changes_are_those_of_the_sums(tmp_path, synthetic):
-    run = synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]}, seeds=(0, 1))
+def test_values_and_changes_are_those_of_the_sums(tmp_path):
+    run = write_run(tmp_path, {"rope": BITS["rope"]}, seeds=(0, 1))
     sums = [pd.read_parquet(tmp_path / f"cells/rope-{seed}/documents.parquet") for seed in (0, 1)]
 
     def bits(length):
@@ -62,8 +37,8 @@ def test_values_and_changes_are_those_of_the_sums(tmp_path, synthetic):
     assert line(frame, "rope", 256)["change"] is None
 
 
-def test_documents_are_paired_whatever_their_order(tmp_path, synthetic):
-    run = synthetic.write(tmp_path, {"rope": (2.6, 2.7)}, lengths=(256, 512), spread=0.5, noise=0.001)
+def test_documents_are_paired_whatever_their_order(tmp_path):
+    run = write_run(tmp_path, {"rope": (2.6, 2.7)}, test_lengths=(256, 512), spread=0.5, noise=0.001)
     before = line(summary(run), "rope", 512)
     path = tmp_path / "cells/rope-0/documents.parquet"
     sums = pd.read_parquet(path)
@@ -75,19 +50,19 @@ def test_documents_are_paired_whatever_their_order(tmp_path, synthetic):
     assert after["verdict"] == LOST
 
 
-def test_verdicts_at_their_border(tmp_path, synthetic):
+def test_verdicts_at_their_border(tmp_path):
     bits = {"a": (2.0, 2.0399), "b": (2.0, 2.0401), "c": (2.0, 1.5)}
-    exact = synthetic.write(tmp_path / "exact", bits, lengths=(256, 512), spread=0, noise=0)
+    exact = write_run(tmp_path / "exact", bits, test_lengths=(256, 512), spread=0, noise=0)
     verdicts = [line(summary(exact), label, 512)["verdict"] for label in "abc"]
     assert verdicts == [HOLDS, LOST, HOLDS]
-    noisy = synthetic.write(tmp_path / "noisy", bits, lengths=(256, 512), noise=0.1)
+    noisy = write_run(tmp_path / "noisy", bits, test_lengths=(256, 512), noise=0.1)
     assert [line(summary(noisy), label, 512)["verdict"] for label in "abc"] == [UNCLEAR, UNCLEAR, HOLDS]
 
 
-def test_the_whole_sentence(tmp_path, synthetic):
-    bits = {name: synthetic.bits[name] for name in ("none", "rope", "alibi", "t5", "learned")}
+def test_the_whole_sentence(tmp_path):
+    bits = {name: BITS[name] for name in ("none", "rope", "alibi", "t5", "learned")}
     states = {("none", 0): {"status": "diverged", "step": 117, "reason": "the loss was not finite at step 117"}}
-    run = synthetic.write(tmp_path, bits, spread=0, noise=0, states=states)
+    run = write_run(tmp_path, bits, spread=0, noise=0, states=states)
     assert conclusion(run) == (
         "At 4096 bytes, 16 times the training length, alibi (−1.2%, 95% interval −1.2 to −1.2%) holds (bits per byte "
         "within 2% of those at 256); rope (+42%, +42 to +42%) and t5 (+3.1%, +3.1 to +3.1%) do not; learned was not "
@@ -101,9 +76,9 @@ CASES = {
     "one encoding": ({"bits": ["rope"]}, ["rope (+4", "does not hold"]),
     "three seeds": ({"bits": ["rope"], "seeds": (0, 1, 2)}, ["24 documents and 3 seeds"]),
     "one document": ({"bits": ["rope", "alibi"], "documents": 1}, ["cannot tell whether they hold", "one document only"]),
-    "only the training length": ({"bits": ["rope", "alibi"], "lengths": (256,)}, ["nothing is known about", "for rope"]),
-    "only one length beyond": ({"bits": ["rope"], "lengths": (512,)}, ["measured at one length only"]),
-    "shorter lengths": ({"bits": ["rope"], "lengths": (256,), "train_length": 512}, ["no length beyond"]),
+    "only the training length": ({"bits": ["rope", "alibi"], "test_lengths": (256,)}, ["nothing is known about", "for rope"]),
+    "only one length beyond": ({"bits": ["rope"], "test_lengths": (512,)}, ["measured at one length only"]),
+    "shorter lengths": ({"bits": ["rope"], "test_lengths": (256,), "train_length": 512}, ["no length beyond"]),
     "training length not measured": ({"bits": ["rope"], "train_length": 300}, ["after training on 300", "256, the nearest"]),
     "all diverged": ({"bits": ["rope"], "states": {("rope", 0): {"status": "diverged", "step": 3}}}, ["No encoding", "step 3"]),
     "one seed failed": (
@@ -119,12 +94,12 @@ CASES = {
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", CASES)
-def test_one_sentence_whatever_was_measured(case, tmp_path, synthetic):
+def test_one_sentence_whatever_was_measured(case, tmp_path):
     options, expected = CASES[case]
     options = dict(options)
-    lengths = options.get("lengths", (1,) * 5)
-    bits = {name: synthetic.bits.get(name, synthetic.bits["rope"])[: len(lengths)] for name in options.pop("bits")}
-    run = synthetic.write(tmp_path, bits, **options)
+    lengths = options.get("test_lengths", (1,) * 5)
+    bits = {name: BITS.get(name, BITS["rope"])[: len(lengths)] for name in options.pop("bits")}
+    run = write_run(tmp_path, bits, **options)
     text = conclusion(run)
     assert is_one_sentence(text)
     for words in expected:
@@ -136,10 +111,10 @@ def test_one_sentence_whatever_was_measured(case, tmp_path, synthetic):
 
 
 @pytest.mark.slow
-def test_the_table_shows_value_interval_and_verdict(tmp_path, synthetic):
-    bits = {name: synthetic.bits[name] for name in ("none", "sinusoidal", "rope", "alibi", "t5", "learned")}
+def test_the_table_shows_value_interval_and_verdict(tmp_path):
+    bits = {name: BITS[name] for name in ("none", "sinusoidal", "rope", "alibi", "t5", "learned")}
     states = {("sinusoidal", 0): {"status": "diverged", "step": 117}}
-    run = synthetic.write(tmp_path, bits, states=states)
+    run = write_run(tmp_path, bits, states=states)
     rows = {words[0]: words[1:] for words in map(str.split, printed(run).splitlines()[3:9])}
     found = line(summary(run), "alibi", 4096)
     half = f"±{(found['high'] - found['low']) / 2:.2f}".replace("0.", ".")
@@ -152,10 +127,10 @@ def test_the_table_shows_value_interval_and_verdict(tmp_path, synthetic):
     assert styles == ["red", "", "red", "green", "red", ""]
 
 
-def test_nothing_holds_beyond_training_that_training_never_used(tmp_path, synthetic):
+def test_nothing_holds_beyond_training_that_training_never_used(tmp_path):
     words = "never used its far part in training, whose 256 positions fit its window of 256"
     states = {("alibi", 0): {"untrained": words}}
-    run = synthetic.write(tmp_path, {name: synthetic.bits[name] for name in ("rope", "alibi")}, states=states)
+    run = write_run(tmp_path, {name: BITS[name] for name in ("rope", "alibi")}, states=states)
     text = conclusion(run)
     assert is_one_sentence(text) and f"; alibi {words};" in text and "for alibi (−1" in text and "holds" not in text
     assert set(summary(run).query("label == 'alibi' and length > 256")["verdict"]) == {"cannot tell"}
@@ -164,10 +139,10 @@ def test_nothing_holds_beyond_training_that_training_never_used(tmp_path, synthe
     assert f"alibi {words}" in shown and "?" in shown
 
 
-def test_a_cell_that_is_not_done_counts_for_nothing(tmp_path, synthetic):
-    bits = {"rope": synthetic.bits["rope"]}
-    one = synthetic.write(tmp_path / "one", bits)
-    two = synthetic.write(tmp_path / "two", bits, seeds=(0, 1))
+def test_a_cell_that_is_not_done_counts_for_nothing(tmp_path):
+    bits = {"rope": BITS["rope"]}
+    one = write_run(tmp_path / "one", bits)
+    two = write_run(tmp_path / "two", bits, seeds=(0, 1))
     status = two / "cells/rope-1/status.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "diverged"}))
     assert summary(two).equals(summary(one))
@@ -175,38 +150,34 @@ def test_a_cell_that_is_not_done_counts_for_nothing(tmp_path, synthetic):
 
 
 @pytest.mark.parametrize(
-    ("missing", "message"),
+    ("broken", "message"),
     [
         (".", "there is no such run directory"),
         ("study.json", "study.json is missing"),
         ("results.parquet", "results.parquet is missing"),
         ("cells/rope-0/documents.parquet", "documents.parquet is missing although its trial is done"),
         ("cells/rope-0/losses.jsonl", "losses.jsonl is missing although its trial is done"),
+        ("b'PAR1 cut off'", "not a readable parquet table"),
     ],
 )
-def test_a_missing_piece_is_named(missing, message, tmp_path, synthetic):
-    run = synthetic.write(tmp_path / "run", {"rope": synthetic.bits["rope"]})
-    (run / missing).rename(tmp_path / "elsewhere")
+def test_what_a_run_lacks_is_named_and_its_old_page_stays(broken, message, tmp_path):
+    run = write_run(tmp_path / "run", {"rope": BITS["rope"]})
+    (run / "report.html").write_text("before")
+    if broken.startswith("b'"):
+        (run / "cells/rope-0/documents.parquet").write_bytes(broken.encode())
+    else:
+        (run / broken).rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=message):
-        read_run(run)
+        write_report(analyse(run))
+    if broken != ".":
+        assert (run / "report.html").read_text() == "before" and not (run / "figures").exists()
 
 
-def test_a_broken_piece_is_named(tmp_path, synthetic):
-    run = synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]})
-    (run / "cells/rope-0/documents.parquet").write_bytes(b"PAR1 cut off")
-    with pytest.raises(ValueError, match="not a readable parquet table"):
-        read_run(run)
-
-
-def test_a_cell_never_run_is_no_error(tmp_path, synthetic):
-    run = synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]})
+def test_a_trial_never_run_is_no_error(tmp_path):
+    run = write_run(tmp_path, {"rope": BITS["rope"]})
     study = json.loads((run / "study.json").read_text())
     study["configuration"]["encodings"].append("alibi")
     (run / "study.json").write_text(json.dumps(study))
     assert "alibi was not run" in conclusion(run)
-
-
-def test_a_method_not_measured(tmp_path, synthetic):
-    run = synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]})
     with pytest.raises(ValueError, match="not measured by 'sliding', but by non-overlapping"):
         summary(run, "sliding")

@@ -1,24 +1,18 @@
 """Answers: more is better, from the table of examples to the sentence and the page; nothing of losses leaks in."""
 
-import json
 import re
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from rich.console import Console
 
-from longitude.measure import Row, write_rows
 from longitude.measure.retrieval import scoring
-from longitude.study import analysis
 from longitude.study.analysis import analyse
 from longitude.study.answers import longest_solved, share
 from longitude.study.criterion import HOLDS, LOST, UNCLEAR
 from longitude.study.pictures import figures
 from longitude.study.report import table, write_report
-from longitude.study.tasks.base import of_task
+from tests.study.conftest import conclusion, is_one_sentence, line, printed, summary, write_run
 
 LENGTHS = (8, 16, 20, 32)
 SHARES = {  # of exact answers; None: not measured at that length
@@ -29,76 +23,9 @@ SHARES = {  # of exact answers; None: not measured at that length
 }
 
 
-def write(path: Path, shares=SHARES, seeds=(0,), examples=200, lengths=LENGTHS, train_length=16, states=None) -> Path:
+def write(path: Path, shares=SHARES, **options) -> Path:
     """A run of --task reverse as a study leaves it; a share may be one for each seed."""
-    config = of_task(
-        "reverse",
-        encodings=tuple(shares),
-        seeds=seeds,
-        documents=examples,
-        test_lengths=lengths,
-        train_length=train_length,
-    )
-    rows: list[Row] = []
-    for label, values in shares.items():
-        for i, seed in enumerate(seeds):
-            folder = path / "cells" / f"{label.replace(':', '_')}-{seed}"
-            folder.mkdir(parents=True)
-            status = {"status": "done", "step": 1000, "steps": 1000, "parameters": 300_000, "training_seconds": 50.0}
-            status |= (states or {}).get((label, seed), {})
-            (folder / "status.json").write_text(json.dumps(status))
-            entries = ({"step": s, "loss": 3 / s, "learning_rate": 1e-3, "tokens": 500 * s} for s in range(1, 1001))
-            (folder / "losses.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-            if status["status"] != "done":
-                continue
-            tables = []
-            for length, value in zip(lengths, values, strict=True):
-                if value is None:
-                    continue
-                right = round((value[i] if isinstance(value, tuple) else value) * examples)
-                exact = np.arange(examples) < right
-                shared = {
-                    "label": label,
-                    "seed": seed,
-                    "method": "greedy",
-                    "length": length,
-                    "document": range(examples),
-                }
-                tables.append(pd.DataFrame({**shared, "exact": exact.astype(int), "right": length, "symbols": length}))
-                mean, low, high = scoring.mean(exact.astype(float).tolist())
-                rows.append(
-                    Row(task="reverse", label=label, seed=seed, length=length, metric="exact_match", method="greedy",
-                        train_length=train_length, value=mean, low=low, high=high)
-                )  # fmt: skip
-            pd.concat(tables).to_parquet(folder / "documents.parquet", index=False)
-    write_rows(rows, path / "results.parquet")
-    study = {
-        "schema": 1, "begun": "2026-01-31T12:00:00+00:00", "commit": None, "continued": [],
-        "versions": {"python": "3.11.2"}, "machine": {"cores": 2}, "configuration": json.loads(json.dumps(asdict(config))),
-        "data": {"source": "generated: words", "sha256": "ab" * 32, "test_examples_of_each_length": examples},
-    }  # fmt: skip
-    (path / "study.json").write_text(json.dumps(study))
-    return path
-
-
-def summary(run):
-    return analysis.summary(analyse(run))
-
-
-def conclusion(run):
-    return analysis.conclusion(analyse(run))
-
-
-def line(frame: pd.DataFrame, label: str, length: int) -> dict:
-    [found] = frame[(frame["label"] == label) & (frame["length"] == length)].to_dict("records")
-    return found
-
-
-def printed(run, width=100) -> str:
-    console = Console(width=width, record=True, force_terminal=False, file=None)
-    with console.capture() as capture:
-        console.print(table(analyse(run)))
-    return capture.get()
+    return write_run(path, shares, **{"task": "reverse", "documents": 200, "test_lengths": LENGTHS, **options})
 
 
 def test_values_are_shares_with_wilsons_interval(tmp_path):
@@ -154,7 +81,7 @@ CASES = {
         ["do not solve", "rope solves up to 16 and t5 no length"],
     ),
     "unclear": ({"rope": (1.0, 1.0, 1.0, 0.9)}, {}, ["the data cannot tell whether it solves", "rope solves up to 20"]),
-    "within training": ({"rope": (1.0, 0.5)}, {"lengths": (8, 16)}, ["at 16 symbols, after training on 16"]),
+    "within training": ({"rope": (1.0, 0.5)}, {"test_lengths": (8, 16)}, ["at 16 symbols, after training on 16"]),
     "seeds": ({"rope": (1.0, 1.0, 1.0, (1.0, 0.0))}, {"seeds": (0, 1)}, ["50%", "200 examples and 2 seeds"]),
     "many": ({f"rope:base={i}": (1.0, 1.0, 0.5, i / 100) for i in range(1, 9)}, {}, ["(1% to 8%)"]),
     "nothing": ({"rope": (1.0,) * 4}, {"states": {("rope", 0): {"status": "diverged", "step": 3}}}, ["no encoding was measured"]),
@@ -167,20 +94,20 @@ def test_one_sentence_whatever_was_measured(case, tmp_path):
     shares, options, expected = CASES[case]
     run = write(tmp_path, shares, **options)
     text = conclusion(run)
-    assert text.endswith(".") and ". " not in text and text[0] == text[0].upper()
+    assert is_one_sentence(text)
     for words in expected:
         assert words.lower() in text.lower()
-    assert max(map(len, printed(run, 80).splitlines())) <= 80
+    assert max(map(len, printed(run).splitlines())) <= 80
     assert not re.search(r"bits per|holds?\b|lower", text + printed(run))
 
 
 def test_the_table(tmp_path):
-    shown = printed(write(tmp_path))
+    shown = printed(write(tmp_path), 100)
     rows = {words[0]: words[1:] for words in map(str.split, shown.splitlines()) if words and words[0] in SHARES}
     assert rows["rope"] == ["100", "±1", "99", "±2", "2", "±2", "0", "±1", "16"]
     assert rows["alibi:future=one-sided"][-1] == "32" and rows["learned"][-3:] == ["-", "-", "16"]
     assert "reverse: % of answers exact by length in symbols, trained on 1 to 16" in " ".join(shown.split())
-    narrow = printed(tmp_path, 80)
+    narrow = printed(tmp_path)
     assert max(map(len, narrow.splitlines())) <= 80 and "solved to" in narrow
     styles = [str(getattr(cell, "style", "")) for cell in table(analyse(tmp_path)).columns[-1].cells]
     assert styles == ["red", "green", "red", ""]

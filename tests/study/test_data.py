@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from longitude.positions.samplers import Randomized
 from longitude.study.config import StudyConfig
 from longitude.study.data import BLOCK, Text, Windows, prepare, read_text, split
 
@@ -112,6 +113,19 @@ def test_order_is_a_function_of_text_and_seed_alone():
     np.testing.assert_array_equal(one.starts, again.starts)
     assert (one.starts != other.starts).any()
     np.testing.assert_array_equal(Windows(documents, 16, 100, 0).starts, one.starts[:100])  # more steps only add
+
+
+def test_sampled_positions_belong_to_the_seed_and_the_window():
+    documents = [np.frombuffer(words(500, i), np.uint8) for i in range(5)]
+
+    def positions(count: int, seed: int) -> torch.Tensor:
+        windows = Windows(documents, 16, count, seed, Randomized(48))
+        return torch.stack([windows[i]["position_ids"] for i in reversed(range(count))]).flip(0)  # in any order
+
+    drawn = positions(40, 1)
+    assert len({tuple(row.tolist()) for row in drawn}) == 40
+    assert torch.equal(positions(90, 1)[:40], drawn) and not (positions(40, 2) == drawn).all(1).any()
+    assert Windows(documents, 16, 40, 1)[3].keys() == {"input_ids", "shift_labels"}  # contiguous: the model counts
 
 
 # ---- sources, and bad ones ---------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
-"""Labels: encodings and mixers by name, with the nearest name of either kind for one that nobody knows."""
+"""Labels: encodings and mixers by name, with the nearest name of either kind for an unknown one."""
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,27 +11,14 @@ from transformers import AutoModelForCausalLM
 from longitude.attention.mixer import list_mixers
 from longitude.measure import read_rows
 from longitude.study import runner
-from longitude.study.config import StudyConfig
-from longitude.study.data import Text
-from longitude.study.labels import Label, parse_encoding, parse_label
-from longitude.study.plan import plan
+from longitude.study.labels import Label, parse_encoding, parse_label, safe
 from longitude.study.train import build_model
+from tests.study.conftest import TINY, run
 
-TINY = StudyConfig(
-    train_length=16,
-    test_lengths=(16, 32),
-    steps=2,
-    batch_size=2,
-    layers=2,
-    hidden=16,
-    heads=2,
-    documents=4,
-    device="cpu",
-)
+tiny = partial(replace, TINY, layers=2, steps=2)
 NEEDED = {"window": "window:size=8"}
 ALONE = [NEEDED.get(name, name) for name in list_mixers()]
 """Every mixer as a label, with the options that it cannot go without."""
-DOCUMENTS = [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)]
 
 
 def test_parts_are_encodings_or_mixers():
@@ -42,7 +30,7 @@ def test_parts_are_encodings_or_mixers():
     assert parse_label("rope+fox").encodings == parse_encoding("rope+fox")
 
 
-def test_what_a_config_is_told():
+def test_options_of_a_config():
     assert parse_label("rope").options(4) == {"encoding": {"name": "rope"}}
     assert parse_label("rope+fox").options(4) == {"encoding": [{"name": "rope"}, {"name": "fox"}]}
     assert parse_label("mamba").options(4) == {"mixer": {"name": "mamba"}}
@@ -58,7 +46,7 @@ def test_what_a_config_is_told():
 )
 def test_the_encoding_is_the_one_that_the_model_has(label):
     """A label of mixers alone leaves the encoding to the model."""
-    config = build_model(TINY, label, 0).config
+    config = build_model(tiny(), label, 0).config
     specs = config.encoding if isinstance(config.encoding, list) else [config.encoding]
     assert parse_label(label).encoding == "+".join(spec["name"] for spec in specs)
     names = [spec["name"] for spec in config.layer_mixers()]
@@ -93,46 +81,45 @@ def test_a_label_of_encodings_alone_takes_no_mixer():
         parse_encoding("rope+mamba")
 
 
-@pytest.mark.parametrize(
-    ("label", "message"),
-    [
-        ("rope+mamba", "--encodings rope.mamba: Rotary rotates queries and keys, and Mamba has none"),
-        ("rope+window:size=0", "--encodings rope.window:size=0: .*size"),
-        (
-            "attention+mamba+mamba",
-            "--encodings attention.mamba.mamba: expected a layer for each of the 3 mixers, got 2",
-        ),
-    ],
-)
-def test_what_a_mixer_refuses_is_said_before_anything_is_written(label, message, tmp_path, monkeypatch):
-    monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    with pytest.raises(ValueError, match=message):
-        plan(replace(TINY, encodings=(label,)), tmp_path / "run")
-    assert not list(tmp_path.iterdir())
+def test_labels_with_schemes_and_lists():
+    yarn = {"name": "yarn", "factor": 16, "original_max_length": 256}
+    label = "rope:scaling=yarn(factor=16,original_max_length=256),base=5e5+fox"
+    assert parse_encoding(label) == [{"name": "rope", "scaling": yarn, "base": 5e5}, {"name": "fox"}]
+    assert safe(label) == "rope_scaling=yarn_factor=16,original_max_length=256_,base=5e5+fox"
+    [mrope] = parse_encoding("mrope:sections=2/1/1,arrangement=contiguous")
+    assert mrope == {"name": "mrope", "sections": [2, 1, 1], "arrangement": "contiguous"}
+    lists = "rope:scaling=longrope(short_factor=1/1.5,long_factor=2/4,original_max_length=16,factor=3)"
+    [rope] = parse_encoding(lists)
+    assert rope["scaling"]["short_factor"] == [1, 1.5] and rope["scaling"]["factor"] == 3
+    for wrong in ("rope:scaling=yarn(factor)", "rope:scaling=yarn(factor=,x=2)"):
+        with pytest.raises(ValueError, match=r"expected yarn\(option=value,option=value\), got"):
+            parse_encoding(wrong)
 
 
-def study(labels, path, monkeypatch):
-    monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    return runner.study(plan(replace(TINY, encodings=labels), path))
-
-
-def test_mixers_are_trained_saved_loaded_and_measured(tmp_path, monkeypatch):
-    labels = ("rope+window:size=8", "mamba", "rope+attention+mamba")
-    assert study(labels, tmp_path, monkeypatch).complete
+def test_labels_are_trained_saved_loaded_and_measured(tmp_path, monkeypatch, numbers):
+    scheme = "rope:scaling=yarn(factor=3,original_max_length=16)"
+    config = tiny(
+        encodings=("rope+window:size=8", "mamba", "rope+attention+mamba", scheme, "rope:layout=half,base=5e5")
+    )
+    assert run(config, tmp_path)[0].complete
     rows = read_rows(tmp_path / "results.parquet")
-    firsts = rows.groupby("label", sort=False)["encoding"].first()
-    assert dict(firsts) == {"rope+window:size=8": "rope", "mamba": "none", "rope+attention+mamba": "rope"}
-    assert rows["value"].notna().all() and set(rows["length"]) == {16, 32}
-    saved = json.loads((tmp_path / "cells" / "rope+window_size=8-0" / "config.json").read_text())
-    assert (saved["mixer"]["name"], saved["mixer"]["size"]) == ("window", 8)
+    assert list(rows.groupby("label", sort=False)["encoding"].first()) == ["rope", "none", "rope", "rope", "rope"]
+    assert rows["value"].notna().all() and set(rows["length"]) == {16, 32, 48}
+    specs = {
+        label: json.loads((tmp_path / f"cells/{safe(label)}-0/config.json").read_text()) for label in config.encodings
+    }
+    window, base = specs["rope+window:size=8"]["mixer"], specs["rope:layout=half,base=5e5"]["encoding"]["base"]
+    assert (window["name"], window["size"], base) == ("window", 8, 500_000)
+    yarn = {"name": "yarn", "factor": 3, "original_max_length": 16}
+    assert specs[scheme]["encoding"]["scaling"].items() >= yarn.items()
     hybrid = AutoModelForCausalLM.from_pretrained(tmp_path / "cells" / "rope+attention+mamba-0")
     generated = hybrid.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert generated.shape == (1, 7)
     monkeypatch.setattr(runner, "run_trial", None)  # nothing is run again
-    assert study((*labels,), tmp_path, monkeypatch).complete
+    assert run(config, tmp_path)[0].complete
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("label", ALONE)
-def test_every_mixer_goes_through_a_study(label, tmp_path, monkeypatch):
-    assert study((label,), tmp_path, monkeypatch).complete
+def test_every_mixer_goes_through_a_study(label, tmp_path, numbers):
+    assert run(tiny(encodings=(label,)), tmp_path)[0].complete

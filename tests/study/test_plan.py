@@ -1,166 +1,143 @@
-"""Training positions from a sampler: of the seed and the window alone, recorded everywhere, and none where contiguous."""
+"""What a study refuses before anything is written: wrong options, texts, labels and directories, and one model named twice."""
 
-import json
 from dataclasses import replace
+from functools import partial
 from typing import get_args
 
 import pytest
-import torch
 
-from longitude.measure import Row, from_frame, read_rows, to_frame
-from longitude.positions.samplers import SAMPLERS, Randomized
-from longitude.study import runner
-from longitude.study.analysis import analyse, conclusion
+from longitude.positions.base import list_encodings
+from longitude.positions.samplers import SAMPLERS
+from longitude.runs import files
 from longitude.study.config import Positions, StudyConfig
-from longitude.study.data import Text, Windows, split
-from longitude.study.labels import parse_encoding, safe
 from longitude.study.plan import checked, plan
-from longitude.study.runner import run_trial
-from longitude.study.train import build_model
-from longitude.study.trial import Trial
+from longitude.study.tasks.base import TASKS, of_task
+from tests.study.conftest import REVERSE, TINY
 
-TINY = StudyConfig(
-    encodings=("rope", "learned"), train_length=16, test_lengths=(16, 32, 48), steps=8, batch_size=4, layers=1, hidden=16,
-    heads=2, documents=4, device="cpu", positions="randomized",
-)  # fmt: skip
-DOCUMENTS = [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)]
-
-
-@pytest.fixture(scope="module")
-def data():
-    return split(Text("numbers", DOCUMENTS), 48, 16, 4)
+pytestmark = pytest.mark.usefixtures("numbers")
+tiny, reverse, sampled = (
+    partial(replace, TINY),
+    partial(replace, REVERSE),
+    partial(replace, TINY, positions="randomized"),
+)
 
 
-def positions(windows: Windows) -> torch.Tensor:
-    return torch.stack([windows[i]["position_ids"] for i in range(len(windows))])
+@pytest.mark.parametrize(
+    ("message", "config"),
+    [
+        ("unknown encoding 'rop': did you mean 'rope'.*longitude list", tiny(encodings=("rop",))),
+        ("unknown option of 'rope' 'bas': did you mean 'base'", tiny(encodings=("rope:bas=3",))),
+        ("--encodings rope:rotary_dim=3: .*even rotary_dim", tiny(encodings=("rope:rotary_dim=3",))),
+        ("unknown scaling 'yarm': did you mean 'yarn'", tiny(encodings=("rope:scaling=yarm(factor=2)",))),
+        ("unknown option of 'yarn' 'facto': did you mean", tiny(encodings=("rope:scaling=yarn(facto=2)",))),
+        ("after the colon", tiny(encodings=("rope:",))),
+        ("option=value", tiny(encodings=("rope:base",))),
+        ("named once, got rope twice", tiny(encodings=("rope", "rope"))),
+        ("at least one encoding", tiny(encodings=())),
+        ("either all or a list", tiny(encodings=("all", "rope"))),
+        ("rope.mamba: Rotary rotates queries and keys, and Mamba has none", tiny(encodings=("rope+mamba",))),
+        ("--encodings rope.window:size=0: .*size", tiny(encodings=("rope+window:size=0",))),
+        ("a layer for each of the 3 mixers, got 2", tiny(encodings=("attention+mamba+mamba",), layers=2)),
+        ("must ascend without repeats, got 32 16", tiny(test_lengths=(32, 16))),
+        ("must ascend without repeats", tiny(test_lengths=(16, 16))),
+        ("must be positive numbers of bytes, got 0 16", tiny(test_lengths=(0, 16))),
+        ("got none", tiny(test_lengths=())),
+        ("--heads must divide --hidden, got 3 heads for a width of 16", tiny(heads=3)),
+        ("--steps must be at least 1, got 0", tiny(steps=0)),
+        ("--train-length must be at least 2, got 1", tiny(train_length=1)),
+        ("--seeds must be numbers from 0", tiny(seeds=(-1,))),
+        ("named once, got 0 twice", tiny(seeds=(0, 0))),
+        ("--learning-rate must be above 0", tiny(learning_rate=0.0)),
+        ("--learning-rate must be above 0", tiny(learning_rate=float("nan"))),
+        ("--warmup must be a share of the steps", tiny(warmup=1.0)),
+        ("--weight-decay must be 0 or more", tiny(weight_decay=-1.0)),
+        ("did you mean 'sliding'", tiny(methods=("slidng",))),
+        ("--methods must name at least one of", tiny(methods=())),
+        ("--stride is of sliding windows", tiny(stride=4)),
+        ("1 to the shortest test length 16, got 17", tiny(stride=17, methods=("sliding",))),
+        ("--device tpu: this machine has none", tiny(device="tpu")),
+        ("bytes long and must be at least 80000", tiny(test_lengths=(16, 10_000))),
+        ("unknown sampler 'random': did you mean 'randomized'", tiny(positions="random")),
+        ("--position-range .* --positions is contiguous; leave it out", tiny(position_range=48)),
+        ("--position-range must be at least the training length 16, got 15", sampled(position_range=15)),
+        (
+            "--encodings learned:max_length=40: .*expected positions 0 .. 39",
+            sampled(encodings=("learned:max_length=40",)),
+        ),
+        ("at least the training length 4 with its 5 positions, got 4", reverse(positions="skipped", position_range=4)),
+        ("unknown task of --task 'revers': did you mean 'reverse'", reverse(task="revers")),
+        ("--data of --task reverse must be generated, got stdlib; leave it out", reverse(data="stdlib")),
+        ("--data of --task text must be a text, got generated", reverse(task="text", methods=("sliding",))),
+        ("unknown method 'sliding': .*greedy", reverse(methods=("sliding",))),
+        ("--stride is of sliding windows", reverse(stride=2)),
+        ("--test-lengths must be positive numbers of symbols", reverse(test_lengths=(0, 2))),
+        ("--encodings fox: encoding: FoX has no meaning for tokens in the future", reverse(encodings=("fox",))),
+        ("--encodings mamba: mixer: 'mamba' is causal", of_task("masked", encodings=("mamba",))),
+    ],
+)
+def test_wrong_use_is_refused_before_anything_is_written(message, config, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        plan(config, tmp_path / "run")
+    assert not list(tmp_path.iterdir())
 
 
-def test_positions_belong_to_the_seed_and_the_window(data):
-    windows = Windows(data.training, 16, 40, 1, Randomized(48))
-    found = positions(windows)
-    assert found.shape == (40, 16) and found.min() >= 0 and 40 < found.max() < 48
-    assert (found.diff() > 0).all()
-    assert len({tuple(row.tolist()) for row in found}) == 40
-    torch.testing.assert_close(windows[17]["position_ids"], found[17])  # whatever was drawn before
-    more = Windows(data.training, 16, 90, 1, Randomized(48))
-    assert torch.equal(positions(more)[:40], found)  # or will be drawn after
-    other = positions(Windows(data.training, 16, 40, 2, Randomized(48)))
-    assert not (other == found).all(1).any()
-    plain = Windows(data.training, 16, 40, 1)
-    assert plain[3].keys() == {"input_ids", "shift_labels"}  # contiguous: the model counts, as ever
-    assert all(torch.equal(plain[3][name], windows[3][name]) for name in plain[3])
-
-
-def test_the_model_reads_them(data, tmp_path):
-    config = checked(replace(TINY, encodings=("rope",), steps=1))
-    cell = Trial(tmp_path, "rope", 1)
-    run_trial(config, cell, data)
-    windows = Windows(data.training, 16, 4, 1, Randomized(48))
-    batch = {name: torch.stack([windows[i][name] for i in range(4)]) for name in windows[0]}
-    model = build_model(config, "rope", 1)
-    first = json.loads((cell.folder / "losses.jsonl").read_text())["loss"]
-    assert first == pytest.approx(model(**batch).loss.item(), rel=1e-5)
-    del batch["position_ids"]
-    assert abs(first - model(**batch).loss.item()) > 1e-4
-
-
-@pytest.mark.slow
-def test_a_study_records_its_sampler_everywhere(tmp_path, monkeypatch):
-    monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    outcome = runner.study(plan(TINY, tmp_path))
-    assert outcome.complete and [status.reason for _, status in outcome.trials] == [None, None]
-    study = json.loads((tmp_path / "study.json").read_text())
-    assert (study["configuration"]["positions"], study["configuration"]["position_range"]) == ("randomized", 48)
-    model = json.loads((tmp_path / "cells" / "learned-0" / "config.json").read_text())
-    assert model["encoding"]["max_length"] == model["max_position_embeddings"] == 48
-    rows = from_frame(read_rows(tmp_path / "results.parquet"))
-    assert {row.train_positions for row in rows} == {"randomized(max_length=48)"}
-    assert {(row.label, row.length) for row in rows} >= {("learned", 48), ("rope", 48)}  # a table as long as the range
-    assert "; training windows had randomized positions out of 48;" in conclusion(analyse(tmp_path))
-    with pytest.raises(ValueError, match="holds a study with --positions randomized, not skipped"):
-        runner.study(plan(replace(TINY, positions="skipped"), tmp_path))
-    with pytest.raises(ValueError, match="holds a study with --position-range 48, not 40"):
-        runner.study(plan(replace(TINY, position_range=40), tmp_path))
-
-
-def test_a_contiguous_study_is_what_it_was(tmp_path, monkeypatch):
-    monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    config = replace(TINY, positions="contiguous", encodings=("learned",), steps=2)
-    runner.study(plan(config, tmp_path))
-    assert "train_positions" not in read_rows(tmp_path / "results.parquet")
-    assert json.loads((tmp_path / "cells" / "learned-0" / "config.json").read_text())["max_position_embeddings"] == 16
-    assert "positions out of" not in conclusion(analyse(tmp_path))
-    study = json.loads((tmp_path / "study.json").read_text())
-    for name in ("positions", "position_range"):  # as the first release wrote it
-        del study["configuration"][name]
-    (tmp_path / "study.json").write_text(json.dumps(study))
-    assert "positions out of" not in conclusion(analyse(tmp_path))
-    assert runner.study(plan(config, tmp_path)).complete
-    with pytest.raises(ValueError, match="holds a study with --positions contiguous, not skipped"):
-        runner.study(plan(replace(config, positions="skipped"), tmp_path))
-
-
-def test_rows_gain_the_column_only_where_it_says_something():
-    plain, sampled = Row(task="text", metric="perplexity"), Row(task="text", metric="x", train_positions="skipped")
-    assert "train_positions" not in to_frame([plain, plain])
-    assert list(to_frame([plain, sampled]).columns) == [*to_frame([plain]).columns, "train_positions"]
-    assert from_frame(to_frame([plain, sampled])) == [plain, sampled]
+def test_directories_and_disks_that_do_not_fit_stay_untouched(tmp_path, monkeypatch):
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ValueError, match="holds other files and no study"):
+        plan(TINY, tmp_path)
+    with pytest.raises(ValueError, match="there is a file of this name"):
+        plan(TINY, tmp_path / "thesis.tex")
+    usage = files.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    with pytest.raises(ValueError, match=r"needs about 17 MB of disk, .* has 0 MB free"):
+        plan(TINY, tmp_path / "elsewhere" / "run")
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
 def test_names_and_defaults():
     assert tuple(SAMPLERS) == get_args(Positions)
-    assert checked(TINY).position_range == 48  # the longest length
-    assert checked(replace(TINY, test_lengths=(8,))).position_range == 16
-    assert checked(replace(TINY, position_range=16)).train_positions == "randomized(max_length=16)"
+    assert checked(sampled()).position_range == 48  # the longest length
+    assert checked(sampled(test_lengths=(8,))).position_range == 16
+    assert checked(sampled(position_range=16)).train_positions == "randomized(max_length=16)"
     assert checked(StudyConfig()).train_positions == "contiguous"
+    for name, task in TASKS.items():
+        config = checked(of_task(name))
+        assert config.task == name and set(config.methods) <= set(task.methods)
+        assert len(config.encodings) >= 3 and max(config.test_lengths) > config.train_length
+    assert of_task("reverse", steps=3).steps == 3
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"positions": "random"}, "unknown sampler 'random': did you mean 'randomized'"),
-        (
-            {"positions": "contiguous", "position_range": 48},
-            "--position-range .* --positions is contiguous; leave it out",
-        ),
-        ({"position_range": 15}, "--position-range must be at least the training length 16, got 15"),
-        ({"encodings": ("learned:max_length=40",)}, "--encodings learned:max_length=40: .*expected positions 0 .. 39"),
-    ],
-)
-def test_wrong_use(change, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        plan(replace(TINY, **change), tmp_path / "run")
-    assert not list(tmp_path.iterdir())
+def test_all_is_every_encoding_with_a_meaning_for_the_model():
+    assert checked(tiny(encodings=("all",))).encodings == tuple(list_encodings())
+    everything = checked(reverse(encodings=("all",))).encodings
+    assert "fox" not in everything and {"rope", "t5", "shaw", "none"} <= set(everything)
 
 
-# ---- labels ------------------------------------------------------------------------------------------------------------
+SAME = [
+    ("rope+performer", "performer"),
+    ("rope", "none", "rope:base=10000"),
+    ("mamba", "none+mamba"),
+    ("mamba", "mamba+mamba"),
+    ("rope:base=10000+alibi", "alibi+rope"),
+    ("learned+rope", "rope+learned"),
+    ("attention", "attention:dropout=0.0"),
+    ("path_fox", "path_fox:kernel=3"),
+    ("transformer_xl+alibi+rope", "transformer_xl+rope+alibi"),
+    ("alibi+mamba+attention", "mamba+alibi+attention"),
+]
 
 
-def test_labels_with_schemes_and_lists():
-    yarn = {"name": "yarn", "factor": 16, "original_max_length": 256}
-    label = "rope:scaling=yarn(factor=16,original_max_length=256),base=5e5+fox"
-    assert parse_encoding(label) == [{"name": "rope", "scaling": yarn, "base": 5e5}, {"name": "fox"}]
-    assert safe(label) == "rope_scaling=yarn_factor=16,original_max_length=256_,base=5e5+fox"
-    [mrope] = parse_encoding("mrope:sections=2/1/1,arrangement=contiguous")
-    assert mrope == {"name": "mrope", "sections": [2, 1, 1], "arrangement": "contiguous"}
-    lists = "rope:scaling=longrope(short_factor=1/1.5,long_factor=2/4,original_max_length=16,factor=3)"
-    [rope] = parse_encoding(lists)
-    assert rope["scaling"]["short_factor"] == [1, 1.5] and rope["scaling"]["factor"] == 3
-    for wrong in ("rope:scaling=yarn(factor)", "rope:scaling=yarn(factor=,x=2)"):
-        with pytest.raises(ValueError, match=r"expected yarn\(option=value,option=value\), got"):
-            parse_encoding(wrong)
+@pytest.mark.parametrize("labels", SAME)
+def test_labels_of_one_model_are_refused(labels, tmp_path):
+    with pytest.raises(ValueError, match=f"--encodings .*: it names the same model as {labels[0].replace('+', '.')}"):
+        plan(tiny(layers=2, encodings=labels), tmp_path / "run")
 
 
-def test_a_scheme_is_trained_and_its_errors_name_the_label(tmp_path, monkeypatch):
-    monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    label = "rope:scaling=yarn(factor=3,original_max_length=16)"
-    config = replace(TINY, positions="contiguous", encodings=(label,), steps=2)
-    assert runner.study(plan(config, tmp_path)).complete
-    saved = json.loads((tmp_path / "cells" / f"{safe(label)}-0" / "config.json").read_text())
-    assert saved["encoding"]["scaling"].items() >= {"name": "yarn", "factor": 3, "original_max_length": 16}.items()
-    for wrong, message in (
-        ("rope:scaling=yarm(factor=2)", "unknown scaling 'yarm': did you mean 'yarn'"),
-        ("rope:scaling=yarn(facto=2)", "unknown option of 'yarn' 'facto': did you mean 'factor'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            plan(replace(config, encodings=(wrong,)), tmp_path)
+def test_labels_of_different_models_are_not(tmp_path):
+    """Where queries and keys are changed, the order matters: (q + u) rotated is not q rotated + u."""
+    labels = (
+        "none", "rope", "rope:base=5000", "rope+alibi", "rope+fox", "alibi", "transformer_xl+rope", "rope+transformer_xl",
+        "mamba", "mamba:state_size=8", "mamba+attention", "attention+mamba", "none+attention+mamba", "alibi+attention+mamba",
+        "learned+mamba", "sinusoidal+mamba", "attention:dropout=0.1", "path_fox", "path_fox:kernel=4", "path+fox",
+    )  # fmt: skip
+    assert len(plan(tiny(layers=2, encodings=labels), tmp_path / "run").trials) == len(labels)

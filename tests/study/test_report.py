@@ -12,6 +12,7 @@ from longitude.report import figure
 from longitude.study.analysis import analyse, conclusion, summary
 from longitude.study.pictures import figures
 from longitude.study.report import write_report
+from tests.study.conftest import BITS, write_run
 
 NAMES = ("by-length", "by-position", "by-length-sliding", "training")
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)> & </script>'
@@ -47,11 +48,11 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, synthetic):
+def run(tmp_path_factory):
     """A run with everything in it, its report written; tests read only."""
     path = tmp_path_factory.mktemp("run")
     states = {("sinusoidal", 0): {"status": "diverged", "step": 117, "reason": EVIL}}
-    synthetic.write(path, states=states, source=EVIL, methods=("non-overlapping", "sliding", "per-position"))
+    write_run(path, states=states, source=EVIL, methods=("non-overlapping", "sliding", "per-position"))
     assert write_report(analyse(path)) == path / "report.html"
     return path
 
@@ -118,21 +119,11 @@ def test_the_charts_hold_the_numbers(run, html):
     assert [[point["label"], point["length"], point["value"]] for point in points] == expected
 
 
-def test_a_run_with_missing_pieces_keeps_its_old_page(tmp_path, synthetic):
-    synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]})
-    (tmp_path / "report.html").write_text("before")
-    (tmp_path / "cells/rope-0/documents.parquet").unlink()
-    with pytest.raises(ValueError, match=r"documents\.parquet is missing"):
-        write_report(analyse(tmp_path))
-    assert (tmp_path / "report.html").read_text() == "before"
-    assert not (tmp_path / "figures").exists()
-
-
 @pytest.mark.slow
-def test_little_was_measured(tmp_path, synthetic):
+def test_little_was_measured(tmp_path):
     """One length, one document, a label with options, and figures of an earlier report."""
     bits = {"rope:base=500000": (2.6,), "rope+fox": (2.5,)}
-    synthetic.write(tmp_path, bits, lengths=(256,), documents=1, methods=("non-overlapping",))
+    write_run(tmp_path, bits, test_lengths=(256,), documents=1, methods=("non-overlapping",))
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures/by-position.svg").touch()
     text = "".join(Page(write_report(analyse(tmp_path)).read_text(encoding="utf-8")).text)
@@ -144,9 +135,9 @@ def test_little_was_measured(tmp_path, synthetic):
 
 
 @pytest.mark.slow
-def test_nothing_was_measured(tmp_path, synthetic):
+def test_nothing_was_measured(tmp_path):
     states = {("rope", 0): {"status": "failed", "step": 0, "reason": "RuntimeError: no memory"}}
-    synthetic.write(tmp_path, {"rope": synthetic.bits["rope"]}, states=states)
+    write_run(tmp_path, {"rope": BITS["rope"]}, states=states)
     text = "".join(Page(write_report(analyse(tmp_path)).read_text(encoding="utf-8")).text)
     assert "No encoding was measured; rope failed." in text and "RuntimeError: no memory" in text
     assert list((tmp_path / "figures").iterdir()) == []
@@ -161,9 +152,9 @@ def test_labels_never_overlap_and_keep_their_order():
 
 
 @pytest.mark.slow
-def test_twenty_labels_can_be_told_apart(tmp_path, synthetic):
+def test_twenty_labels_can_be_told_apart(tmp_path):
     labels = [f"rope:base={100 * i}" for i in range(1, 21)]
-    analysis = analyse(synthetic.write(tmp_path, dict.fromkeys(labels, (2.5, 2.6)), lengths=(256, 512)))
+    analysis = analyse(write_run(tmp_path, dict.fromkeys(labels, (2.5, 2.6)), test_lengths=(256, 512)))
     html = write_report(analysis).read_text(encoding="utf-8")
     assert html.count('stroke-dasharray="7 3"') == 3 * 7 and html.count('stroke-dasharray="2 2"') == 3 * 6
     drawn = json.dumps(figures(analysis)[0].chart.to_dict(), ensure_ascii=False)

@@ -13,29 +13,14 @@ import pandas as pd
 import pytest
 import torch
 
-from longitude.measure import read_rows
+from longitude.measure import Row, from_frame, read_rows, to_frame
 from longitude.runs import files
 from longitude.study import runner
-from longitude.study.config import StudyConfig
 from longitude.study.data import Text
-from longitude.study.plan import plan
+from tests.study.conftest import TINY, conclusion, run
 
-TINY = StudyConfig(
-    encodings=("none", "rope"), train_length=16, test_lengths=(16, 32), steps=4, batch_size=2, layers=1, hidden=16,
-    heads=2, documents=4, device="cpu",
-)  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def numbers(monkeypatch):
-    """A text that is quick to read."""
-    documents = [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)]
-    monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, documents))
-
-
-def run(config: StudyConfig, path: Path, **options) -> tuple[runner.Outcome, list[str]]:
-    notes: list[str] = []
-    return runner.study(plan(config, path), note=notes.append, **options), notes
+pytestmark = pytest.mark.usefixtures("numbers")
+TINY = replace(TINY, test_lengths=(16, 32))
 
 
 def statuses(outcome: runner.Outcome) -> list[tuple[str, int, str]]:
@@ -57,37 +42,6 @@ def test_a_study_its_directory_and_its_end(tmp_path, monkeypatch):
     before = (tmp_path / "run" / "study.json").read_bytes()
     assert run(TINY, tmp_path / "run")[0].complete
     assert (tmp_path / "run" / "study.json").read_bytes() == before
-
-
-SAME = [
-    ("rope+performer", "performer"),
-    ("rope", "none", "rope:base=10000"),
-    ("mamba", "none+mamba"),
-    ("mamba", "mamba+mamba"),
-    ("rope:base=10000+alibi", "alibi+rope"),
-    ("learned+rope", "rope+learned"),
-    ("attention", "attention:dropout=0.0"),
-    ("path_fox", "path_fox:kernel=3"),
-    ("transformer_xl+alibi+rope", "transformer_xl+rope+alibi"),
-    ("alibi+mamba+attention", "mamba+alibi+attention"),
-]
-
-
-@pytest.mark.parametrize("labels", SAME)
-def test_labels_of_one_model_are_refused(labels, tmp_path):
-    with pytest.raises(ValueError, match=f"--encodings .*: it names the same model as {labels[0].replace('+', '.')}"):
-        plan(replace(TINY, layers=2, encodings=labels), tmp_path / "run")
-
-
-def test_labels_of_different_models_are_not(tmp_path):
-    """Where queries and keys are changed, the order matters: (q + u) rotated is not q rotated + u."""
-    labels = (
-        "none", "rope", "rope:base=5000", "rope+alibi", "rope+fox", "alibi", "transformer_xl+rope", "rope+transformer_xl",
-        "mamba", "mamba:state_size=8", "mamba+attention", "attention+mamba", "none+attention+mamba", "alibi+attention+mamba",
-        "learned+mamba", "sinusoidal+mamba", "attention:dropout=0.1", "path_fox", "path_fox:kernel=4", "path+fox",
-    )  # fmt: skip
-    config = replace(TINY, layers=2, encodings=labels)
-    assert len(plan(config, tmp_path / "run").trials) == len(labels)
 
 
 @pytest.mark.slow
@@ -122,63 +76,6 @@ def test_another_configuration_is_named(tmp_path, monkeypatch):
     outcome, _ = run(replace(TINY, steps=5, encodings=("rope",)), tmp_path, fresh=True)
     assert statuses(outcome) == [("rope", 0, "done")]
     assert not (tmp_path / "cells" / "none-0").exists() and (tmp_path / "mine.txt").exists()
-
-
-def test_directories_that_are_not_ours_stay_untouched(tmp_path):
-    (tmp_path / "thesis.tex").touch()
-    with pytest.raises(ValueError, match="holds other files and no study"):
-        run(TINY, tmp_path)
-    with pytest.raises(ValueError, match="there is a file of this name"):
-        run(TINY, tmp_path / "thesis.tex")
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"encodings": ("rop",)}, "unknown encoding 'rop': did you mean 'rope'.*longitude list"),
-        ({"encodings": ("rope:bas=3",)}, "unknown option of 'rope' 'bas': did you mean 'base'"),
-        ({"encodings": ("rope:rotary_dim=3",)}, "--encodings rope:rotary_dim=3: .*even rotary_dim"),
-        ({"encodings": ("rope:",)}, "after the colon"),
-        ({"encodings": ("rope:base",)}, "option=value"),
-        ({"encodings": ("rope", "rope")}, "named once, got rope twice"),
-        ({"encodings": ()}, "at least one encoding"),
-        ({"encodings": ("all", "rope")}, "either all or a list"),
-        ({"test_lengths": (32, 16)}, "must ascend without repeats, got 32 16"),
-        ({"test_lengths": (16, 16)}, "must ascend without repeats"),
-        ({"test_lengths": (0, 16)}, "must be positive numbers of bytes, got 0 16"),
-        ({"test_lengths": ()}, "got none"),
-        ({"heads": 3}, "--heads must divide --hidden, got 3 heads for a width of 16"),
-        ({"steps": 0}, "--steps must be at least 1, got 0"),
-        ({"train_length": 1}, "--train-length must be at least 2, got 1"),
-        ({"seeds": (-1,)}, "--seeds must be numbers from 0"),
-        ({"seeds": (0, 0)}, "named once, got 0 twice"),
-        ({"learning_rate": 0.0}, "--learning-rate must be above 0"),
-        ({"learning_rate": float("nan")}, "--learning-rate must be above 0"),
-        ({"methods": ("slidng",)}, "did you mean 'sliding'"),
-        ({"stride": 4}, "--stride is of sliding windows"),
-        ({"stride": 17, "methods": ("sliding",)}, "1 to the shortest test length 16, got 17"),
-        ({"device": "tpu"}, "--device tpu: this machine has none"),
-        ({"test_lengths": (16, 10_000)}, "bytes long and must be at least 80000"),
-    ],
-)
-def test_wrong_use_is_refused_before_anything_is_written(change, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        run(replace(TINY, **change), tmp_path / "run")
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
-def test_variants_and_compositions(tmp_path):
-    labels = ("rope:base=500000", "rope:layout=half,base=5e5", "rope+fox")
-    outcome, _ = run(replace(TINY, encodings=labels, steps=2), tmp_path)
-    assert outcome.complete and [cell.label for cell, _ in outcome.trials] == list(labels)
-    names = {path.name for path in (tmp_path / "cells").iterdir()}
-    assert names == {"rope_base=500000-0", "rope_layout=half,base=5e5-0", "rope+fox-0"}
-    saved = json.loads((tmp_path / "cells" / "rope_base=500000-0" / "config.json").read_text())
-    assert saved["encoding"]["base"] == 500_000
-    rows = read_rows(tmp_path / "results.parquet")
-    assert list(rows.groupby("label", sort=False)["encoding"].first()) == ["rope", "rope", "rope+fox"]
 
 
 def test_a_failed_cell_is_recorded_and_tried_again(tmp_path, monkeypatch):
@@ -219,51 +116,81 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
         assert not list((tmp_path / "run").glob("**/*.tmp")) + list((tmp_path / "run").glob("**/error.txt"))
     assert run(TINY, tmp_path / "run")[0].complete
     assert files.out_of_space(OSError(28, "No space left on device"), tmp_path)
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: usage._replace(free=1000))
-    with pytest.raises(ValueError, match=r"needs about 17 MB of disk, .* has 0 MB free"):
-        plan(TINY, tmp_path / "elsewhere" / "run")
-    assert not (tmp_path / "elsewhere").exists()
+
+
+# ---- sampled positions -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_study_records_its_sampler_everywhere(tmp_path):
+    config = replace(TINY, positions="randomized", encodings=("rope", "learned"))
+    outcome, _ = run(config, tmp_path)
+    assert outcome.complete and [status.reason for _, status in outcome.trials] == [None, None]
+    study = json.loads((tmp_path / "study.json").read_text())
+    assert (study["configuration"]["positions"], study["configuration"]["position_range"]) == ("randomized", 32)
+    model = json.loads((tmp_path / "cells" / "learned-0" / "config.json").read_text())
+    assert model["encoding"]["max_length"] == model["max_position_embeddings"] == 32
+    rows = from_frame(read_rows(tmp_path / "results.parquet"))
+    assert {row.train_positions for row in rows} == {"randomized(max_length=32)"}
+    assert {(row.label, row.length) for row in rows} >= {("learned", 32), ("rope", 32)}  # a table as long as the range
+    assert "; training windows had randomized positions out of 32;" in conclusion(tmp_path)
+    with pytest.raises(ValueError, match="holds a study with --positions randomized, not skipped"):
+        run(replace(config, positions="skipped"), tmp_path)
+    with pytest.raises(ValueError, match="holds a study with --position-range 32, not 20"):
+        run(replace(config, position_range=20), tmp_path)
+
+
+def test_a_contiguous_study_is_what_it_was(tmp_path):
+    config = replace(TINY, encodings=("learned",), steps=2)
+    run(config, tmp_path)
+    assert "train_positions" not in read_rows(tmp_path / "results.parquet")
+    assert json.loads((tmp_path / "cells" / "learned-0" / "config.json").read_text())["max_position_embeddings"] == 16
+    study = json.loads((tmp_path / "study.json").read_text())
+    for name in ("positions", "position_range"):  # as the first release wrote it
+        del study["configuration"][name]
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    assert "positions out of" not in conclusion(tmp_path)
+    assert run(config, tmp_path)[0].complete
+    with pytest.raises(ValueError, match="holds a study with --positions contiguous, not skipped"):
+        run(replace(config, positions="skipped"), tmp_path)
+
+
+def test_rows_gain_the_column_only_where_it_says_something():
+    plain, sampled = Row(task="text", metric="perplexity"), Row(task="text", metric="x", train_positions="skipped")
+    assert "train_positions" not in to_frame([plain, plain])
+    assert list(to_frame([plain, sampled]).columns) == [*to_frame([plain]).columns, "train_positions"]
+    assert from_frame(to_frame([plain, sampled])) == [plain, sampled]
 
 
 # ---- other processes ---------------------------------------------------------------------------------------------------
 
 STUDY = """
-import sys, os, signal
+import os, signal, sys
+from dataclasses import replace
 from pathlib import Path
-from longitude.study import data, runner
+import longitude.study.data
+from longitude.study import runner
 from longitude.study.plan import plan
-from longitude.study.config import StudyConfig
-from longitude.study.data import Text
-documents = [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)]
-data.read_text = lambda name: Text(name, documents)
-config = StudyConfig(encodings=("none", "rope"), train_length=16, test_lengths=(16, 32), steps=20, batch_size=2,
-                     layers=1, hidden=16, heads=2, documents=4, device="cpu")
+from tests.study.conftest import NUMBERS, TINY, dying
+longitude.study.data.read_text = lambda name: NUMBERS
+config = replace(TINY, test_lengths=(16, 32), steps=20)
 
 def killed_at(where, name, when):
-    plain, calls = getattr(where, name), []
-    def dies(*arguments, **named):
-        calls.append(1)
-        if len(calls) == when:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return plain(*arguments, **named)
-    setattr(where, name, dies)
+    setattr(where, name, dying(getattr(where, name), when, lambda: os.kill(os.getpid(), signal.SIGKILL)))
 """
 RUN = "runner.study(plan(config, Path(sys.argv[1])))\n"
 
 
 def process(code: str, *arguments: str) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, "-c", STUDY + code, *arguments], stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-c", STUDY + code, *arguments]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
 
 
 def test_one_writer_per_directory(tmp_path):
     holder = "import fcntl, sys; f = open(sys.argv[1], 'a+'); fcntl.flock(f, fcntl.LOCK_EX); f.write('7'); f.flush(); "
     holder += "print('held', flush=True); sys.stdin.read()"
-    other = subprocess.Popen(
-        [sys.executable, "-c", holder, str(tmp_path / ".lock")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    command = [sys.executable, "-c", holder, str(tmp_path / ".lock")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     with other:
         assert other.stdout.readline() == "held\n"
         with pytest.raises(ValueError, match="is being written by process 7; wait for it, or choose another --out"):
@@ -275,7 +202,7 @@ def test_one_writer_per_directory(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_killed_with_kill_9_again_and_again_the_rows_are_the_same(tmp_path):
+def test_killed_with_kill_9_repeatedly_the_rows_are_the_same(tmp_path):
     kills = [
         "import longitude.study.resume as c; killed_at(c.LossLog, 'append', 8)\n",  # in mid-training
         "import torch; killed_at(torch, 'save', 2)\n",  # in mid-save

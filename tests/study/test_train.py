@@ -8,34 +8,27 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 import torch
+import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
 import longitude.models  # noqa: F401  the Auto classes know the model
 from longitude.measure import losses_by_length, read_rows
 from longitude.study import resume, runner, train
-from longitude.study.config import StudyConfig
-from longitude.study.data import Text, Windows, split
+from longitude.study.data import Windows
 from longitude.study.plan import checked
 from longitude.study.resume import LossLog, newest, seal
 from longitude.study.runner import run_trial
 from longitude.study.tasks import text
-from longitude.study.tasks.base import of_task
+from longitude.study.tasks.base import sampler_of
 from longitude.study.train import build_model
 from longitude.study.trial import Trial
+from tests.study.conftest import REVERSE, TINY, dying
 
-TINY = StudyConfig(
-    train_length=16, test_lengths=(16, 32, 48), steps=20, batch_size=4, layers=1, hidden=16, heads=2, device="cpu"
-)  # saves at steps 5, 10, 15, 20
+TINY = replace(TINY, steps=20, batch_size=4)  # saves at steps 5, 10, 15, 20
 
 
 class Killed(BaseException):
     """What nothing catches, as nothing catches kill -9."""
-
-
-@pytest.fixture(scope="module")
-def data():
-    text = Text("numbers", [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)])
-    return split(text, 48, 16, 4)
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +57,19 @@ def test_a_cell_leaves_what_the_design_says(unkilled, data):
     assert max(entry["learning_rate"] for entry in losses) == TINY.learning_rate
 
 
-def test_logged_losses_are_mean_nats_of_the_ordered_windows(unkilled, data):
-    windows = Windows(data.training, 16, 80, seed=1)
-    model = build_model(TINY, "rope", 1)
-    batch = [windows[i] for i in range(4)]
-    logits = model(torch.stack([each["input_ids"] for each in batch])).logits
-    targets = torch.stack([each["shift_labels"] for each in batch])
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()).item()
-    first = json.loads((unkilled.folder / "losses.jsonl").read_text().splitlines()[0])
-    assert first["loss"] == pytest.approx(expected, rel=1e-5)
+@pytest.mark.parametrize("positions", ["contiguous", "randomized"])
+def test_logged_losses_are_mean_nats_of_the_ordered_windows(positions, data, tmp_path):
+    config = checked(replace(TINY, encodings=("rope",), steps=1, positions=positions))
+    trial = Trial(tmp_path, "rope", 1)
+    run_trial(config, trial, data)
+    windows = Windows(data.training, 16, 4, 1, sampler_of(config))
+    batch = {name: torch.stack([windows[i][name] for i in range(4)]) for name in windows[0]}
+    targets, model = batch.pop("shift_labels").flatten(), build_model(config, "rope", 1)
+    first = json.loads((trial.folder / "losses.jsonl").read_text())["loss"]
+    assert first == pytest.approx(F.cross_entropy(model(**batch).logits.flatten(0, 1), targets).item(), rel=1e-5)
+    if positions == "randomized":
+        del batch["position_ids"]
+        assert abs(first - F.cross_entropy(model(**batch).logits.flatten(0, 1), targets).item()) > 1e-4
 
 
 def test_rows_are_those_of_the_saved_checkpoint(unkilled, data):
@@ -118,16 +115,10 @@ def test_initial_weights_follow_the_seed_and_leave_the_random_state_alone():
 
 
 def killed_at(monkeypatch, where, name: str, when: int | str) -> None:
-    """The call of where.name that is the `when`-th, or the first with a path of that name, never returns."""
-    plain, calls = getattr(where, name), []
+    def die():
+        raise Killed
 
-    def dies(*arguments, **named):
-        calls.append(1)
-        if len(calls) == when or when in [getattr(each, "name", None) for each in arguments]:
-            raise Killed
-        return plain(*arguments, **named)
-
-    monkeypatch.setattr(where, name, dies)
+    monkeypatch.setattr(where, name, dying(getattr(where, name), when, die))
 
 
 KILLS = {
@@ -153,12 +144,6 @@ def test_a_killed_trial_ends_with_the_same_files(kill, unkilled, data, tmp_path,
     assert trial.status.status in ("not run", "running")
     assert run_trial(TINY, trial, data).status == "done"
     assert_same(trial, unkilled)
-
-
-REVERSE = of_task(
-    "reverse", train_length=4, test_lengths=(2, 4, 6), steps=8, batch_size=4, layers=1, hidden=16, heads=2, documents=6,
-    device="cpu",
-)  # fmt: skip
 
 
 @pytest.mark.one_in(4)

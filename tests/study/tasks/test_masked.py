@@ -12,24 +12,14 @@ import torch.nn.functional as F
 
 from longitude.measure import from_frame, read_rows
 from longitude.models.encoder import LongitudeForMaskedLM
-from longitude.study import runner
-from longitude.study.analysis import analyse, conclusion
-from longitude.study.data import Text, split
-from longitude.study.plan import plan
 from longitude.study.tasks.base import of_task, task_of
 from longitude.study.tasks.masked import MASK, SHARE, Masked
 from longitude.study.train import build_model
+from tests.study.conftest import SHAPE, conclusion, run
 
 TINY = of_task(
-    "masked", encodings=("rope", "alibi"), train_length=16, test_lengths=(16, 24, 48), steps=4, batch_size=2, layers=1,
-    hidden=16, heads=2, documents=4, device="cpu",
+    "masked", encodings=("rope", "alibi"), train_length=16, test_lengths=(16, 24, 48), steps=4, batch_size=2, documents=4, **SHAPE
 )  # fmt: skip
-DOCUMENTS = [(str(i), " ".join(str(j * j) for j in range(i, i + 200)).encode()) for i in range(30)]
-
-
-@pytest.fixture(scope="module")
-def data():
-    return split(Text("numbers", DOCUMENTS), 48, 16, 4)
 
 
 def test_training_windows_hide_their_share(data):
@@ -67,9 +57,8 @@ def test_losses_are_those_of_the_hidden_bytes_at_every_length(data):
     assert len(counts) == 1 and 0.1 < sum(counts.pop()) / sum(len(each) for each in data.validation) < 0.2
 
 
-def test_a_study_of_encoders(tmp_path, monkeypatch):
-    monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    assert runner.study(plan(TINY, tmp_path)).complete
+def test_a_study_of_encoders(tmp_path, numbers):
+    assert run(TINY, tmp_path)[0].complete
     rows = from_frame(read_rows(tmp_path / "results.parquet"))
     assert {(row.task, row.metric, row.method) for row in rows} == {
         ("masked", "bits_per_masked_byte", "non-overlapping")
@@ -83,12 +72,6 @@ def test_a_study_of_encoders(tmp_path, monkeypatch):
     model = LongitudeForMaskedLM.from_pretrained(tmp_path / "cells/rope-0")
     again = Masked().losses(model.eval(), task_of(TINY.task).prepare(TINY).validation, 48, 48)
     assert again.nats.sum() == pytest.approx(sums["nats"], rel=1e-5)
-    assert "bits per masked byte within 2% of those at 16" in conclusion(analyse(tmp_path))
+    assert "bits per masked byte within 2% of those at 16" in conclusion(tmp_path)
     losses = [json.loads(line) for line in (tmp_path / "cells/rope-0/losses.jsonl").read_text().splitlines()]
     assert [entry["tokens"] for entry in losses] == [4, 8, 12, 16]
-
-
-def test_a_recurrence_hears_one_side_only(tmp_path, monkeypatch):
-    monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, DOCUMENTS))
-    with pytest.raises(ValueError, match="--encodings mamba: mixer: 'mamba' is causal"):
-        plan(replace(TINY, encodings=("mamba",)), tmp_path / "run")

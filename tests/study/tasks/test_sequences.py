@@ -11,20 +11,16 @@ import torch
 from longitude.measure import from_frame, read_rows
 from longitude.measure.retrieval import scoring
 from longitude.study import runner
-from longitude.study.analysis import analyse, conclusion
-from longitude.study.plan import checked, plan
+from longitude.study.plan import checked
 from longitude.study.runner import run_trial
 from longitude.study.tasks import sequences
-from longitude.study.tasks.base import TASKS, of_task, task_of
+from longitude.study.tasks.base import of_task, task_of
 from longitude.study.tasks.sequences import END, PADDING, START, Pairs
 from longitude.study.train import build_model
 from longitude.study.trial import Trial
+from tests.study.conftest import REVERSE, conclusion, run
 
 NAMES = ("copy", "reverse", "sort", "add")
-TINY = of_task(
-    "reverse", encodings=("rope", "t5"), train_length=4, test_lengths=(2, 4, 6), steps=8, batch_size=4, layers=1,
-    hidden=16, heads=2, documents=6, device="cpu",
-)  # fmt: skip
 
 
 def spoken(symbols) -> str:
@@ -103,15 +99,13 @@ def test_test_examples_are_the_same_for_all_and_none_is_trained():
 
 
 def test_sampled_positions_go_to_both_streams():
-    config = checked(replace(TINY, positions="randomized"))
+    config = checked(replace(REVERSE, positions="randomized"))
     assert config.position_range == 7  # of the longest example and its end
     [item, other] = (task_of(config.task).examples(config, None, 3)[i] for i in (5, 6))
     for name in ("position_ids", "decoder_position_ids"):
         assert len(item[name]) == len(item["labels"]) and (item[name].diff() > 0).all() and item[name].max() < 7
         assert not torch.equal(item[name], other[name])
     assert build_model(config, "learned", 0).config.max_position_embeddings == 7
-    with pytest.raises(ValueError, match="at least the training length 4 with its 5 positions, got 4"):
-        checked(replace(TINY, positions="randomized", position_range=4))
 
 
 # ---- measuring ---------------------------------------------------------------------------------------------------------
@@ -138,7 +132,7 @@ class Scribe(torch.nn.Module):
 
 
 def measured(spoil, examples=6):
-    task, config = task_of("reverse"), replace(TINY, documents=examples)
+    task, config = task_of("reverse"), replace(REVERSE, documents=examples)
     labels = {"task": "reverse", "label": "rope", "seed": 0}
     rows, table = task.measure(Scribe(task, spoil), config, None, [4], labels, lambda done, total: None)
     return {row.metric: row for row in rows}, table
@@ -175,7 +169,7 @@ def test_answers_that_all_end_early_are_filled_up():
 
 def test_answers_are_generated_as_the_whole_pass_would_say(tmp_path):
     """Greedy generation with the cache writes what the model finds likeliest, given what it wrote."""
-    config = replace(TINY, steps=30)
+    config = replace(REVERSE, steps=30)
     model, task = build_model(config, "rope", 0).eval(), task_of(config.task)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -195,7 +189,7 @@ def test_answers_are_generated_as_the_whole_pass_would_say(tmp_path):
 @pytest.fixture(scope="module")
 def done(tmp_path_factory):
     path = tmp_path_factory.mktemp("done")
-    assert runner.study(plan(TINY, path)).complete
+    assert run(REVERSE, path)[0].complete
     return path
 
 
@@ -218,68 +212,30 @@ def test_a_study_of_answers(done, monkeypatch):
     assert list(table) == "label seed method length document exact right symbols".split() and len(table) == 18
     assert not [path for path in done.rglob("*") if path.suffix == ".txt"]  # examples are nowhere on the disk
     monkeypatch.setattr(runner, "run_trial", None)  # nothing is run again
-    assert runner.study(plan(TINY, done)).complete
+    assert run(REVERSE, done)[0].complete
 
 
 def test_another_task_is_another_study(done):
     with pytest.raises(ValueError, match="holds a study with --task reverse, not copy; --fresh starts over"):
-        runner.study(plan(replace(TINY, task="copy"), done))
+        run(replace(REVERSE, task="copy"), done)
 
 
-def test_lengths_beyond_a_table_are_missing_and_said(tmp_path):
-    config = replace(TINY, encodings=("learned",), steps=2)
-    outcome = runner.study(plan(config, tmp_path))
-    [(_, status)] = outcome.trials
-    assert (
-        status.status == "done" and status.reason == "learned has no positions from 5 on, so it was not measured at 6"
-    )
+def test_lengths_beyond_a_table_are_missing_and_named(tmp_path):
+    config = replace(REVERSE, encodings=("learned",), steps=2)
+    [(_, status)] = run(config, tmp_path)[0].trials
+    assert (status.status, status.reason) == ("done", "learned has no positions from 5 on, so it was not measured at 6")
     assert set(read_rows(tmp_path / "results.parquet")["length"]) == {2, 4}
-    assert "no encoding was measured at 6 symbols" in conclusion(analyse(tmp_path)).lower()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"task": "revers"}, "unknown task of --task 'revers': did you mean 'reverse'"),
-        ({"data": "stdlib"}, "--data of --task reverse must be generated, got stdlib; leave it out"),
-        ({"task": "text", "methods": ("sliding",)}, "--data of --task text must be a text, got generated"),
-        ({"methods": ("sliding",)}, "unknown method 'sliding': .*greedy"),
-        ({"stride": 2}, "--stride is of sliding windows"),
-        ({"test_lengths": (0, 2)}, "--test-lengths must be positive numbers of symbols"),
-        ({"encodings": ("fox",)}, "--encodings fox: encoding: FoX has no meaning for tokens in the future"),
-    ],
-)
-def test_wrong_use(change, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        plan(replace(TINY, **change), tmp_path / "run")
-    assert not list(tmp_path.iterdir())
-
-
-def test_all_are_the_encodings_that_an_encoder_understands():
-    everything = checked(replace(TINY, encodings=("all",))).encodings
-    assert "fox" not in everything and {"rope", "t5", "shaw", "none"} <= set(everything)
-
-
-def test_every_task_has_its_defaults():
-    for name, task in TASKS.items():
-        config = checked(of_task(name))
-        assert config.task == name and set(config.methods) <= set(task.methods)
-        assert len(config.encodings) >= 3 and max(config.test_lengths) > config.train_length
-    assert of_task("reverse", steps=3).steps == 3
+    assert "no encoding was measured at 6 symbols" in conclusion(tmp_path).lower()
 
 
 @pytest.mark.slow
-def test_it_learns():
+def test_it_learns(tmp_path):
     """A small encoder-decoder copies short words after 700 steps, and knows where they end."""
     config = of_task(
         "copy", encodings=("rope",), train_length=3, test_lengths=(3,), steps=700, batch_size=32, layers=1, hidden=48,
         heads=4, documents=50, device="cpu",
     )  # fmt: skip
-    import tempfile
-    from pathlib import Path
-
-    with tempfile.TemporaryDirectory() as folder:
-        cell = Trial(Path(folder), "rope", 0)
-        run_trial(config, cell, task_of(config.task).prepare(config))
-        rows = from_frame(read_rows(cell.folder / "results.parquet"))
+    trial = Trial(tmp_path, "rope", 0)
+    run_trial(config, trial, task_of(config.task).prepare(config))
+    rows = from_frame(read_rows(trial.folder / "results.parquet"))
     assert next(row.value for row in rows if row.metric == "exact_match") > 0.7
