@@ -16,54 +16,60 @@ class StudyConfig:
     """One study: the same small model with each encoding and seed, trained on the same tokens, measured at each length.
 
     The defaults are the main job: about five minutes on two cores. `of_task` in study/tasks has those of the other tasks.
+
+    Args:
+        task: What the models learn: text (decoders: the next byte), masked (encoders: masked bytes), or, exactly, by an
+            encoder-decoder: copy, reverse, sort (letters), add (numbers). Each has defaults of its own: --task reverse
+            --help.
+        encodings: Models to compare: encodings (see `longitude list`), variants such as "rope:base=500000", compositions
+            such as rope+fox, or "all" that have a meaning for the task's models; with other mixers than attention:
+            rope+window:size=64, mamba, rope+attention+mamba (one after the other over the layers).
+        data: Text to train on: "stdlib" (the sources of Python's standard library), a file, a folder, or "datasets:NAME"
+            or "datasets:NAME:CONFIG" from the Hugging Face hub; "generated" for tasks that need none.
+        train_length: Bytes per training window; of generated tasks the most symbols of a training example (digits of a
+            number).
+        positions: Positions of a training window: contiguous, randomized (a sorted subset of a longer range) or skipped
+            (two runs, the second moved on). Measuring is contiguous always.
+        position_range: Positions that randomized and skipped draw from, 0 to below it; by default the longest length of
+            the study.
+        test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
+        steps: Optimizer steps of every model.
+        seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
+        batch_size: Windows or examples per step.
+        learning_rate: Peak of the schedule: linear warm-up, then a cosine down to zero.
+        warmup: Share of the steps in which the learning rate rises.
+        weight_decay: Weight decay of AdamW, of matrices only: vectors, norms, tables and rates keep their size.
+        layers: Transformer blocks; an encoder-decoder has this many of each.
+        hidden: Width of the model.
+        heads: Attention heads; they divide the width.
+        documents: Validation documents to measure on, at most; fewer documents give longer excerpts each. Of generated
+            tasks: examples of each length.
+        methods: Ways to measure: non-overlapping, sliding, per-position; generated tasks: greedy.
+        stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
+        device: auto, cpu, cuda or mps; auto is an accelerator where there is one. Only the CPU repeats results bit by
+            bit.
     """
 
     task: str = "text"
-    """What the models learn: text (decoders: the next byte), masked (encoders: masked bytes), or, exactly, by an
-    encoder-decoder: copy, reverse, sort (letters), add (numbers). Each has defaults of its own: --task reverse --help."""
     encodings: tuple[str, ...] = ("none", "sinusoidal", "rope", "alibi", "t5")
-    """Models to compare: encodings (see `longitude list`), variants such as "rope:base=500000", compositions such as
-    rope+fox, or "all" that have a meaning for the task's models; with other mixers than attention: rope+window:size=64,
-    mamba, rope+attention+mamba (one after the other over the layers)."""
     data: str = "stdlib"
-    """Text to train on: "stdlib" (the sources of Python's standard library), a file, a folder, or "datasets:NAME" or
-    "datasets:NAME:CONFIG" from the Hugging Face hub; "generated" for tasks that need none."""
     train_length: int = 256
-    """Bytes per training window; of generated tasks the most symbols of a training example (digits of a number)."""
     positions: Positions = "contiguous"
-    """Positions of a training window: contiguous, randomized (a sorted subset of a longer range) or skipped (two runs, the
-    second moved on). Measuring is contiguous always."""
     position_range: int | None = None
-    """Positions that randomized and skipped draw from, 0 to below it; by default the longest length of the study."""
     test_lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
-    """Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits."""
     steps: int = 260
-    """Optimizer steps of every model."""
     seeds: tuple[int, ...] = (0,)
-    """One model per encoding and seed; a seed decides the initial weights and the order of the text."""
     batch_size: int = 8
-    """Windows or examples per step."""
     learning_rate: float = 4e-3
-    """Peak of the schedule: linear warm-up, then a cosine down to zero."""
     warmup: float = 0.1
-    """Share of the steps in which the learning rate rises."""
     weight_decay: float = 0.1
-    """Weight decay of AdamW, of matrices only: vectors, norms, tables and rates keep their size."""
     layers: int = 4
-    """Transformer blocks; an encoder-decoder has this many of each."""
     hidden: int = 128
-    """Width of the model."""
     heads: int = 4
-    """Attention heads; they divide the width."""
     documents: int = 20
-    """Validation documents to measure on, at most; fewer documents give longer excerpts each. Of generated tasks: examples of
-    each length."""
     methods: tuple[Method, ...] = ("non-overlapping", "per-position")
-    """Ways to measure: non-overlapping, sliding, per-position; generated tasks: greedy."""
     stride: int | None = None
-    """Step of sliding windows in bytes, at most the shortest test length; by default half of each window."""
     device: Device = "auto"
-    """auto, cpu, cuda or mps; auto is an accelerator where there is one. Only the CPU repeats results bit by bit."""
 
     @property
     def longest(self) -> int:

@@ -1,8 +1,9 @@
 """A study before it begins: every check that needs no writing, so that what is wrong is refused before anything is trained."""
 
 import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -72,38 +73,22 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
 def checked(config: StudyConfig) -> StudyConfig:
     """The configuration with "all" and the range of positions filled in, after the checks of its options. ValueError."""
     task = task_of(config.task)
-    for name, least in LEAST.items():
-        if getattr(config, name) < least:
-            raise ValueError(f"{option(name)} must be at least {least}, got {getattr(config, name)}")
-    if config.hidden % config.heads:
-        raise ValueError(f"--heads must divide --hidden, got {config.heads} heads for a width of {config.hidden}")
-    lengths = config.test_lengths
-    if not lengths or min(lengths) < 1:
-        raise ValueError(f"--test-lengths must be positive numbers of {task.unit}, got {_listed(lengths)}")
-    if any(a >= b for a, b in pairwise(lengths)):
-        raise ValueError(f"--test-lengths must ascend without repeats, got {_listed(lengths)}; sort them")
-    if not config.seeds or min(config.seeds) < 0 or max(config.seeds) >= 2**32:
-        raise ValueError(f"--seeds must be numbers from 0 to 2^32 - 1, got {_listed(config.seeds)}")
-    if not 0 < config.learning_rate < float("inf"):
-        raise ValueError(f"--learning-rate must be above 0, got {config.learning_rate}")
-    if not 0 <= config.warmup < 1:
-        raise ValueError(f"--warmup must be a share of the steps from 0 to below 1, got {config.warmup}")
-    if not 0 <= config.weight_decay < float("inf"):
-        raise ValueError(f"--weight-decay must be 0 or more, got {config.weight_decay}")
-    if not config.methods:
-        raise ValueError(f"--methods must name at least one of {_listed(task.methods)}")
+    for name, right, expected in _rules(config, task):
+        if not right:
+            raise ValueError(f"{option(name)} must {expected}, got {_listed(getattr(config, name))}")
     for method in config.methods:
         if method not in task.methods:
             raise unknown("method", method, task.methods, "`longitude study --help` explains them.")
-    if config.stride is not None:
-        if "sliding" not in config.methods:
-            raise ValueError("--stride is of sliding windows; add sliding to --methods, or leave --stride out")
-        if not 1 <= config.stride <= lengths[0]:
-            raise ValueError(f"--stride must be 1 to the shortest test length {lengths[0]}, got {config.stride}")
+    if config.stride is not None and "sliding" not in config.methods:
+        raise ValueError("--stride is of sliding windows; add sliding to --methods, or leave --stride out")
+    if config.positions == "contiguous" and config.position_range is not None:
+        raise ValueError("--position-range is of sampled positions, and --positions is contiguous; leave it out")
     if task.generated != (config.data == GENERATED):
         expected = "generated" if task.generated else "a text"
         raise ValueError(f"--data of --task {task.name} must be {expected}, got {config.data}; leave it out")
-    config = replace(config, position_range=_position_range(config, task), encodings=_encodings(config.encodings, task))
+    config = replace(config, encodings=_encodings(config.encodings, task))
+    if config.positions != "contiguous" and config.position_range is None:
+        config = replace(config, position_range=task.positions(config.longest))
     sampler_of(config)  # refuses unknown names
     for name in ("seeds", "methods", "encodings"):
         _once(option(name), getattr(config, name))
@@ -111,22 +96,29 @@ def checked(config: StudyConfig) -> StudyConfig:
     return config
 
 
-def _position_range(config: StudyConfig, task: Task) -> int | None:
-    if config.positions == "contiguous":
-        if config.position_range is not None:
-            raise ValueError(
-                "--position-range is what randomized and skipped draw from, and --positions is contiguous; leave it out"
-            )
-        return None
-    if config.position_range is None:
-        return task.positions(config.longest)
-    if config.position_range < (needed := task.positions(config.train_length)):
+def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
+    """Each option with a bound, whether it is within, and what it must do."""
+    for name, least in LEAST.items():
+        yield name, getattr(config, name) >= least, f"be at least {least}"
+    yield "heads", config.hidden % config.heads == 0, f"divide --hidden {config.hidden}"
+    lengths, seeds = config.test_lengths, config.seeds
+    yield "test_lengths", bool(lengths) and min(lengths) >= 1, f"be positive numbers of {task.unit}"
+    yield "test_lengths", all(a < b for a, b in pairwise(lengths)), "ascend without repeats"
+    yield "seeds", bool(seeds) and min(seeds) >= 0 and max(seeds) < 2**32, "be numbers from 0 to 2^32 - 1"
+    yield "learning_rate", 0 < config.learning_rate < math.inf, "be above 0"
+    yield "warmup", 0 <= config.warmup < 1, "be a share of the steps from 0 to below 1"
+    yield "weight_decay", 0 <= config.weight_decay < math.inf, "be 0 or more"
+    yield "methods", bool(config.methods), f"name at least one of {_listed(task.methods)}"
+    yield (
+        "stride",
+        config.stride is None or 1 <= config.stride <= lengths[0],
+        f"be 1 to the shortest length {lengths[0]}",
+    )
+    if config.positions != "contiguous" and config.position_range is not None:
+        needed = task.positions(config.train_length)
         positions = "" if needed == config.train_length else f" with its {needed} positions"
-        raise ValueError(
-            f"--position-range must be at least the training length {config.train_length}{positions}, got "
-            f"{config.position_range}"
-        )
-    return config.position_range
+        expected = f"be at least the training length {config.train_length}{positions}"
+        yield "position_range", config.position_range >= needed, expected
 
 
 def _encodings(labels: tuple[str, ...], task: Task) -> tuple[str, ...]:
@@ -150,8 +142,8 @@ def _once(what: str, values: Sequence[Any]) -> None:
         raise ValueError(f"{what} must each be named once, got {value} twice")
 
 
-def _listed(values: Sequence[Any]) -> str:
-    return " ".join(map(str, values)) or "none"
+def _listed(values: Any) -> str:
+    return (" ".join(map(str, values)) if isinstance(values, tuple) else str(values)) or "none"
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------
@@ -162,7 +154,7 @@ def layers_of(model: Any) -> list[Any]:
     they add to scores or columns. It is kept among those that change queries or keys, and among those that change the input:
     (q + u) rotated is not q rotated + u.
     """
-    stacks = [stack for stack in model.modules() if isinstance(stack, LongitudeModel)]
+    stacks = (stack for stack in model.modules() if isinstance(stack, LongitudeModel))
     return [layer for stack in stacks for layer in _layers_of_stack(stack)]
 
 

@@ -5,11 +5,11 @@ Everything comes from saved results; the text and the models are not needed.
 
 import inspect
 import shlex
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
@@ -82,14 +82,8 @@ def table(analysis: Analysis) -> Table:
     if last_column is not None:
         columns.append(last_column[0])
         notes.append(last_column[1])
-    made = empty_table(
-        *columns,
-        title=criterion.title(),
-        caption="\n".join(notes + remarks(run)),
-        box=SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
-        show_edge=False,
-    )
+    words: dict[str, Any] = {"title": criterion.title(), "caption": "\n".join(notes + remarks(run))}
+    made = empty_table(*columns, **words, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     made.columns[0].min_width = min(16, max(len(label) for label in run.labels))
     for column in made.columns[: len(run.lengths) + 1]:
         column.no_wrap, column.overflow = False, "fold"
@@ -101,8 +95,7 @@ def table(analysis: Analysis) -> Table:
 def _row(analysis: Analysis, label: str) -> list[Text]:
     cells, lines, criterion = [Text(label)], analysis.of(label), analysis.criterion
     for each in lines:
-        value = Text("-", "dim") if each.value is None else Text(criterion.short(each), STYLES[each.verdict])
-        cells.append(value)
+        cells.append(Text("-", "dim") if each.value is None else Text(criterion.short(each), STYLES[each.verdict]))
     first = analysis.run.of(label)[0]
     if first.status != "done" and all(each.value is None for each in lines):
         cells[1] = Text(first.status, "red")
@@ -112,24 +105,25 @@ def _row(analysis: Analysis, label: str) -> list[Text]:
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
+def _amount(run: Run) -> tuple[str, str]:
+    """What a model was trained on, and how much of it."""
+    examples = run.config["steps"] * run.config["batch_size"]
+    if run.task.generated:
+        return "training examples", f"{examples:,}"
+    return "training bytes", f"{examples * run.train_length:,}"
+
+
 def _facts(run: Run) -> list[tuple[str, str]]:
     """The study in a few numbers."""
-    parameters = sorted({trial.parameters for trial in run.trials if trial.parameters})
-    size = f"{parameters[0] / 1e6:.2f}" if parameters else ""
-    if parameters and f"{parameters[-1] / 1e6:.2f}" != size:
-        size += f" to {parameters[-1] / 1e6:.2f}"
-    steps, examples = run.config["steps"], run.config["steps"] * run.config["batch_size"]
-    trained = ("million bytes of training", f"{examples * run.train_length / 1e6:.2g}")
-    measured = "validation documents"
-    if run.task.generated:
-        trained, measured = ("training examples", f"{examples:,}"), "test examples of each length"
+    sizes = sorted({f"{trial.parameters / 1e6:.2f}" for trial in run.trials if trial.parameters}, key=float)
+    measured = "test examples of each length" if run.task.generated else "validation documents"
     facts = [
         ("encodings", str(len(run.labels))),
-        ("seeds" if len(run.config["seeds"]) > 1 else "seed", str(len(run.config["seeds"]))),
-        ("million weights", size),
-        trained,
+        ("seeds", str(len(run.config["seeds"]))),
+        ("million weights", " to ".join(sizes[:: len(sizes) - 1] if len(sizes) > 1 else sizes)),
+        _amount(run),
         ("in training", run.sampled_positions),
-        ("steps", f"{steps:,}"),
+        ("steps", f"{run.config['steps']:,}"),
         (measured, str(run.study["data"][measured.replace(" ", "_")])),
     ]
     return [(name, value) for name, value in facts if value]
@@ -164,12 +158,9 @@ def _described(label: str) -> list[dict[str, str]]:
     from longitude.positions.base import ENCODINGS
 
     parsed, parts = parse_label(label), []
-    kinds: list[tuple[dict[str, Any], Callable[..., Any]]] = [
-        *((part, ENCODINGS[part["name"]]) for part in parsed.encodings),
-        *((part, MIXERS[part["name"]]) for part in parsed.mixers),
-    ]
-    for part, factory in kinds:
-        first, _, rest = (inspect.getdoc(factory) or "It has no description.").partition("\n\n")
+    kinds = [ENCODINGS] * len(parsed.encodings) + [MIXERS] * len(parsed.mixers)
+    for part, kind in zip([*parsed.encodings, *parsed.mixers], kinds, strict=True):
+        first, _, rest = (inspect.getdoc(kind[part["name"]]) or "It has no description.").partition("\n\n")
         words = " ".join(first.split())
         formula = " ".join(rest.partition("\n\n")[0].split()) if words.endswith(":") else ""
         options = ", ".join(f"{name} = {value}" for name, value in part.items() if name != "name")
@@ -180,21 +171,19 @@ def _described(label: str) -> list[dict[str, str]]:
 def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     """study.json, legibly: (heading, [(name, value)])."""
     study, config, data = run.study, run.config, run.study["data"]
-    done = [trial for trial in run.trials if trial.status == "done"]
-    seconds = [(trial.training_seconds or 0, trial.measuring_seconds or 0) for trial in done]
+    seconds = pd.DataFrame(
+        [(t.training_seconds, t.measuring_seconds) for t in run.trials if t.status == "done"]
+    ).fillna(0)
     time = []
-    if done:
-        trained, measured = (sum(each) / len(done) for each in zip(*seconds, strict=True))
+    if len(seconds):
+        trained, measured = seconds.mean()
         time = [("time per model", f"{trained:.0f} s of training, {measured:.0f} s of measuring, on average")]
-        time.append(("time in all", f"{sum(map(sum, seconds)) / 60:.1f} minutes"))
-    examples = config["steps"] * config["batch_size"]
-    amount = ("training bytes per model", f"{examples * config['train_length']:,}")
-    if run.task.generated:
-        amount = ("training examples per model", f"{examples:,}")
+        time.append(("time in all", f"{seconds.sum().sum() / 60:.1f} minutes"))
+    amount, number = _amount(run)
     machine = {name: value for name, value in study["machine"].items() if value is not None}
     whole = [
         ("Examples" if run.task.generated else "Text", legible(data)),
-        ("Models and training", [*legible(config), amount]),
+        ("Models and training", [*legible(config), (f"{amount} per model", number)]),
         ("Machine and time", [*legible(machine), *time, ("begun", str(study.get("begun", "not recorded")))]),
         ("Versions", [*legible(study["versions"]), ("commit", str(study.get("commit") or "not in a repository"))]),
     ]

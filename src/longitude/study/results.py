@@ -143,11 +143,8 @@ def read_run(run: Run | Path | str) -> Run:
 
 
 def _read_trial(trial: Trial) -> TrialResult:
-    path, status, documents = (
-        trial.folder / "documents.parquet",
-        trial.status,
-        pd.DataFrame(columns=["method", "length", "document"]),
-    )
+    path, status = trial.folder / "documents.parquet", trial.status
+    documents = pd.DataFrame(columns=["method", "length", "document"])
     if status.status == "done":
         for name in ("documents.parquet", "losses.jsonl"):
             if not (trial.folder / name).exists():
