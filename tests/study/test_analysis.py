@@ -139,7 +139,7 @@ def test_nothing_holds_beyond_training_that_training_never_used(tmp_path):
     assert f"alibi {words}" in shown and "?" in shown
 
 
-def test_a_cell_that_is_not_done_counts_for_nothing(tmp_path):
+def test_a_trial_that_is_not_done_counts_for_nothing(tmp_path):
     bits = {"rope": BITS["rope"]}
     one = write_run(tmp_path / "one", bits)
     two = write_run(tmp_path / "two", bits, seeds=(0, 1))

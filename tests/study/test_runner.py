@@ -1,4 +1,4 @@
-"""A run directory: one configuration, one writer, cells that continue, and rows that no kill changes."""
+"""A run directory: one configuration, one writer, trials that continue, and rows that no kill changes."""
 
 import json
 import os
@@ -24,7 +24,7 @@ TINY = replace(TINY, test_lengths=(16, 32))
 
 
 def statuses(outcome: runner.Outcome) -> list[tuple[str, int, str]]:
-    return [(cell.label, cell.seed, status.status) for cell, status in outcome.trials]
+    return [(trial.label, trial.seed, status.status) for trial, status in outcome.trials]
 
 
 def test_a_study_its_directory_and_its_end(tmp_path, monkeypatch):
@@ -78,13 +78,13 @@ def test_another_configuration_is_named(tmp_path, monkeypatch):
     assert not (tmp_path / "cells" / "none-0").exists() and (tmp_path / "mine.txt").exists()
 
 
-def test_a_failed_cell_is_recorded_and_tried_again(tmp_path, monkeypatch):
+def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
     plain = runner.train
 
-    def breaks(model, config, cell, *rest):
-        if cell.label == "none":
+    def breaks(model, config, trial, *rest):
+        if trial.label == "none":
             raise RuntimeError("the coffee is out\nand more")
-        return plain(model, config, cell, *rest)
+        return plain(model, config, trial, *rest)
 
     with monkeypatch.context() as patched:
         patched.setattr(runner, "train", breaks)
@@ -243,5 +243,5 @@ def assert_same_runs(one: Path, other: Path) -> None:
     rows = [read_rows(path / "results.parquet").drop(columns="commit") for path in (one, other)]
     pd.testing.assert_frame_equal(*rows, check_exact=True)
     for name in ("losses.jsonl", "documents.parquet", "model.safetensors"):
-        for cell in ("none-0", "rope-0"):
-            assert (one / "cells" / cell / name).read_bytes() == (other / "cells" / cell / name).read_bytes()
+        for trial in ("none-0", "rope-0"):
+            assert (one / "cells" / trial / name).read_bytes() == (other / "cells" / trial / name).read_bytes()

@@ -1,4 +1,4 @@
-"""One cell: trained on the given order, measured, and the same however often it is killed on the way."""
+"""One trial: trained on the given order, measured, and the same however often it is killed on the way."""
 
 import json
 import math
@@ -33,9 +33,9 @@ class Killed(BaseException):
 
 @pytest.fixture(scope="module")
 def unkilled(data, tmp_path_factory) -> Trial:
-    cell = Trial(tmp_path_factory.mktemp("unkilled"), "rope", 1)
-    assert run_trial(TINY, cell, data).status == "done"
-    return cell
+    trial = Trial(tmp_path_factory.mktemp("unkilled"), "rope", 1)
+    assert run_trial(TINY, trial, data).status == "done"
+    return trial
 
 
 def assert_same(one: Trial, other: Trial) -> None:
@@ -43,7 +43,7 @@ def assert_same(one: Trial, other: Trial) -> None:
         assert (one.folder / name).read_bytes() == (other.folder / name).read_bytes(), name
 
 
-def test_a_cell_leaves_what_the_design_says(unkilled, data):
+def test_files_of_a_trial(unkilled, data):
     names = {path.relative_to(unkilled.folder).as_posix() for path in unkilled.folder.rglob("*") if path.is_file()}
     assert names == {
         "config.json", "generation_config.json", "model.safetensors", "losses.jsonl", "results.parquet",
@@ -88,19 +88,19 @@ def test_rows_are_those_of_the_saved_checkpoint(unkilled, data):
     assert sums["nats"] / sums["bytes"] / math.log(2) == pytest.approx(values[48], rel=1e-12)
 
 
-def test_every_encoding_sees_the_same_tokens_in_the_same_order(data, tmp_path, monkeypatch):
-    seen: dict[str, list] = {}
+def test_every_encoding_reads_the_same_tokens_in_the_same_order(data, tmp_path, monkeypatch):
+    read: dict[str, list] = {}
     plain = Windows.__getitem__
 
     def spied(self, index):
-        seen[label].append(index)
+        read[label].append(index)
         return plain(self, index)
 
     monkeypatch.setattr(Windows, "__getitem__", spied)
     for label in ("none", "t5", "fox"):
-        seen[label] = []
+        read[label] = []
         assert run_trial(replace(TINY, steps=3), Trial(tmp_path, label, 0), data).status == "done"
-    assert seen["none"] == seen["t5"] == seen["fox"] == list(range(12))
+    assert read["none"] == read["t5"] == read["fox"] == list(range(12))
 
 
 def test_initial_weights_follow_the_seed_and_leave_the_random_state_alone():
@@ -166,20 +166,20 @@ def test_a_killed_trial_of_every_kind(task, positions, kill, data, tmp_path, mon
 
 
 def test_broken_checkpoints_are_dropped_with_a_message(unkilled, data, tmp_path, monkeypatch):
-    cell = Trial(tmp_path, "rope", 1)
+    trial = Trial(tmp_path, "rope", 1)
     with monkeypatch.context() as patched:
         killed_at(patched, LossLog, "append", 17)
         with pytest.raises(Killed):
-            run_trial(TINY, cell, data)
-    saved = cell.folder / "trainer" / "checkpoint-15" / "optimizer.pt"
+            run_trial(TINY, trial, data)
+    saved = trial.folder / "trainer" / "checkpoint-15" / "optimizer.pt"
     saved.write_bytes(saved.read_bytes()[:-100])
     notes = []
-    assert run_trial(TINY, cell, data, note=notes.append).status == "done"
+    assert run_trial(TINY, trial, data, note=notes.append).status == "done"
     assert notes == [
         "rope-1: dropped checkpoint-15: optimizer.pt is not as it was saved",
         "rope-1: continues from step 10",
     ]
-    assert_same(cell, unkilled)
+    assert_same(trial, unkilled)
 
 
 def test_a_checkpoint_is_whole_or_refused(tmp_path):
@@ -218,7 +218,7 @@ def test_the_loss_log_ends_before_the_first_doubtful_line(tmp_path):
 # ---- what is not a number, and what does not exist -----------------------------------------------------------------------
 
 
-def test_a_loss_that_is_not_finite_ends_the_cell_as_diverged(data, tmp_path, monkeypatch):
+def test_a_loss_that_is_not_finite_ends_the_trial_as_diverged(data, tmp_path, monkeypatch):
     plain = runner.build_model
 
     def poisoned(*arguments):
@@ -233,28 +233,28 @@ def test_a_loss_that_is_not_finite_ends_the_cell_as_diverged(data, tmp_path, mon
         return model
 
     monkeypatch.setattr(runner, "build_model", poisoned)
-    cell = Trial(tmp_path, "rope", 1)
-    status = run_trial(TINY, cell, data)
+    trial = Trial(tmp_path, "rope", 1)
+    status = run_trial(TINY, trial, data)
     assert (status.status, status.step, status.reason) == ("diverged", 7, "the loss was not finite at step 7")
-    assert cell.status == status
-    assert len((cell.folder / "losses.jsonl").read_text().splitlines()) == 6
-    assert not (cell.folder / "results.parquet").exists()
+    assert trial.status == status
+    assert len((trial.folder / "losses.jsonl").read_text().splitlines()) == 6
+    assert not (trial.folder / "results.parquet").exists()
 
 
 def test_lengths_beyond_a_table_are_missing_and_named(data, tmp_path):
-    cell = Trial(tmp_path, "learned", 0)
-    status = run_trial(replace(TINY, steps=2), cell, data)
+    trial = Trial(tmp_path, "learned", 0)
+    status = run_trial(replace(TINY, steps=2), trial, data)
     assert status.status == "done" and "no positions from 16 on" in status.reason
-    assert set(read_rows(cell.folder / "results.parquet")["length"]) == {16}
-    assert set(pd.read_parquet(cell.folder / "documents.parquet")["tokens"]) == {48}  # the targets of all other cells
+    assert set(read_rows(trial.folder / "results.parquet")["length"]) == {16}
+    assert set(pd.read_parquet(trial.folder / "documents.parquet")["tokens"]) == {48}  # the targets of all other trials
 
 
 def test_unfinished_files_of_a_killed_process_are_removed(data, tmp_path):
-    cell = Trial(tmp_path, "none", 0)
-    (cell.folder / ".model.1.tmp").mkdir(parents=True)
-    (cell.folder / ".results.parquet.1.tmp").touch()
-    run_trial(replace(TINY, steps=1), cell, data)
-    assert not list(cell.folder.glob(".*"))
+    trial = Trial(tmp_path, "none", 0)
+    (trial.folder / ".model.1.tmp").mkdir(parents=True)
+    (trial.folder / ".results.parquet.1.tmp").touch()
+    run_trial(replace(TINY, steps=1), trial, data)
+    assert not list(trial.folder.glob(".*"))
 
 
 @pytest.mark.parametrize(
@@ -268,26 +268,15 @@ def test_unfinished_files_of_a_killed_process_are_removed(data, tmp_path):
 )
 def test_what_training_never_used_is_named(label, words, data, tmp_path):
     """And of a far part with parameters of its own, that they had no gradient."""
-    cell = Trial(tmp_path, label, 0)
+    trial = Trial(tmp_path, label, 0)
     config = replace(TINY, steps=4)
-    status = run_trial(config, cell, data)
+    status = run_trial(config, trial, data)
     assert status.status == "done" and (status.untrained is None) == (words is None)
     if words is not None:
         assert status.untrained is not None and status.untrained.startswith(words)
         assert ("had no gradient in training for model.layers.0.mixer.gate_" in status.untrained) == (
             "softmax" not in label
         )
-
-
-def test_a_parameter_without_a_gradient_is_named(data, tmp_path, monkeypatch):
-    def with_a_spare(*arguments):
-        model = build_model(*arguments)
-        model.spare = torch.nn.Parameter(torch.ones(3))
-        return model
-
-    monkeypatch.setattr(runner, "build_model", with_a_spare)
-    status = run_trial(replace(TINY, steps=4), Trial(tmp_path, "rope", 0), data)
-    assert status.untrained == "had no gradient in training for spare"
 
 
 @pytest.mark.parametrize(

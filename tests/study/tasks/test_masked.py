@@ -41,7 +41,7 @@ def test_losses_are_those_of_the_hidden_bytes_at_every_length(data):
     model, masked = build_model(TINY, "rope", 0).eval(), Masked()
     counts = set()
     for window in (16, 24, 48):
-        losses = masked.losses(model, data.validation, window, 48)
+        losses = masked.at_length(model, data.validation, window, 48)
         expected = []
         for index, document in enumerate(data.validation):
             size = (len(document) - 1) // 48 * 48
@@ -70,7 +70,7 @@ def test_a_study_of_encoders(tmp_path, numbers):
     sums = table[table["length"] == 48][["nats", "bytes"]].sum()
     assert rows[2].value == pytest.approx(sums["nats"] / sums["bytes"] / math.log(2))
     model = LongitudeForMaskedLM.from_pretrained(tmp_path / "cells/rope-0")
-    again = Masked().losses(model.eval(), task_of(TINY.task).prepare(TINY).validation, 48, 48)
+    again = Masked().at_length(model.eval(), task_of(TINY.task).prepare(TINY).validation, 48, 48)
     assert again.nats.sum() == pytest.approx(sums["nats"], rel=1e-5)
     assert "bits per masked byte within 2% of those at 16" in conclusion(tmp_path)
     losses = [json.loads(line) for line in (tmp_path / "cells/rope-0/losses.jsonl").read_text().splitlines()]

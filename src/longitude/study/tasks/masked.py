@@ -2,26 +2,24 @@
 
 15 % of the bytes are masked, and a masked byte is always the mask, never itself or another byte. In a training window that is
 a number of places, rounded and at least one, which the seed and the window decide. When measuring, chance decides for each byte
-of a document, once: all lengths and models are asked for the same bytes.
+of a document, once: all lengths and models predict the same bytes.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.measure import DocumentLosses, Row
+from longitude.measure import DocumentLosses
 from longitude.measure.windows import evaluating
 from longitude.models.loss import IGNORED
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData, Windows
 from longitude.study.tasks.base import BYTES, OnProgress, register_task, sampler_of
-from longitude.study.tasks.text import Text, documents_frame
+from longitude.study.tasks.text import Text
 
 MASK = BYTES
 SHARE = 0.15
@@ -50,24 +48,17 @@ class Masked(Text):
         count = config.steps * config.batch_size
         return MaskedWindows(Windows(data.training, config.train_length, count, seed, sampler_of(config)))
 
-    def measure(
-        self,
-        model: Any,
-        config: StudyConfig,
-        data: StudyData,
-        lengths: Sequence[int],
-        labels: dict[str, Any],
-        on_progress: OnProgress,
-    ) -> tuple[list[Row], pd.DataFrame]:
+    def losses(
+        self, model: Any, config: StudyConfig, data: StudyData, lengths: Sequence[int], on_progress: OnProgress
+    ) -> list[DocumentLosses]:
         losses = []
         with evaluating(model):
             for i, length in enumerate(lengths):
-                losses.append(self.losses(model, data.validation, length, config.test_lengths[-1]))
+                losses.append(self.at_length(model, data.validation, length, config.test_lengths[-1]))
                 on_progress(i + 1, len(lengths))
-        rows = [replace(each.row(**labels), metric=self.metric) for each in losses]
-        return rows, documents_frame(losses, labels)
+        return losses
 
-    def losses(self, model: Any, documents: Sequence[Tensor], window: int, span: int) -> DocumentLosses:
+    def at_length(self, model: Any, documents: Sequence[Tensor], window: int, span: int) -> DocumentLosses:
         """Sums over the masked bytes of each document, read in windows laid end to end over a multiple of `span` bytes."""
         nats, counts = [], []
         for index, document in enumerate(documents):
@@ -100,7 +91,7 @@ def masked_nats(model: Any, read: Tensor, text: Tensor, hidden: Tensor) -> float
 
 
 class MaskedWindows(Examples):
-    """Training windows with some bytes masked: {"input_ids": [length], "labels": [length], -100 where nothing is asked}."""
+    """Training windows with some bytes masked: {"input_ids": [length], "labels": [length], -100 where nothing is predicted}."""
 
     def __init__(self, windows: Windows):
         self.windows = windows

@@ -147,43 +147,32 @@ class Sequences(Task):
             right = written == answer
             exact, symbols = right.all(1).long(), right[:, :-1].sum(1)  # END, too; without END
             examples, symbols_each = len(answer), answer.shape[1] - 1
-            protocol = {
-                "length": length,
-                "tokens": symbols_each * examples,
-                "dtype": str(model.dtype).removeprefix("torch."),
-            }
-            rows += [
-                row("exact_match", exact.tolist(), count=examples, **protocol, **labels),
-                row(
-                    "symbol_accuracy",
-                    (symbols / symbols_each).tolist(),
-                    count=symbols_each * examples,
-                    **protocol,
-                    **labels,
-                ),
-            ]
+            scores = {"exact_match": (exact, 1), "symbol_accuracy": (symbols / symbols_each, symbols_each)}
+            for metric, (score, count) in scores.items():
+                value, low, high = scoring.mean(score.tolist())
+                rows.append(
+                    Row(
+                        **labels,
+                        metric=metric,
+                        method="greedy",
+                        weighting="example",
+                        truncation="none",
+                        length=length,
+                        documents=examples,
+                        count=count * examples,
+                        tokens=symbols_each * examples,
+                        dtype=str(model.dtype).removeprefix("torch."),
+                        value=value,
+                        low=low,
+                        high=high,
+                    )
+                )
             shared = {"label": labels["label"], "seed": labels["seed"], "method": "greedy", "length": length}
             table = {"document": range(examples), "exact": exact, "right": symbols, "symbols": symbols_each}
             tables.append(pd.DataFrame({**shared, **table}))
             on_progress(sum(lengths[: i + 1]), sum(lengths))
         columns = ["label", "seed", "method", "length", "document", "exact", "right", "symbols"]
         return rows, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
-
-
-def row(metric: str, scores: list[float], **columns: Any) -> Row:
-    """The mean of the examples' scores, with Wilson's interval."""
-    value, low, high = scoring.mean(scores)
-    return Row(
-        **columns,
-        metric=metric,
-        method="greedy",
-        weighting="example",
-        truncation="none",
-        documents=len(scores),
-        value=value,
-        low=low,
-        high=high,
-    )
 
 
 @register_task("copy")

@@ -1,6 +1,7 @@
 """The task of text: a decoder predicts the next byte."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -31,19 +32,23 @@ class Text(Task):
         labels: dict[str, Any],
         on_progress: OnProgress,
     ) -> tuple[list[Row], pd.DataFrame]:
-        losses = []
-        if lengths:
-            losses = losses_by_length(
-                model,
-                data.validation,
-                lengths=lengths,
-                methods=config.methods,
-                stride=config.stride,
-                span=config.test_lengths[-1],
-                token_bytes=1,
-                progress=on_progress,
-            )
-        return [each.row(**labels) for each in losses], documents_frame(losses, labels)
+        losses = self.losses(model, config, data, lengths, on_progress) if lengths else []
+        return [replace(each.row(**labels), metric=self.metric) for each in losses], documents_frame(losses, labels)
+
+    def losses(
+        self, model: Any, config: StudyConfig, data: StudyData, lengths: Sequence[int], on_progress: OnProgress
+    ) -> list[DocumentLosses]:
+        """Sums over each validation document, by length and method."""
+        return losses_by_length(
+            model,
+            data.validation,
+            lengths=lengths,
+            methods=config.methods,
+            stride=config.stride,
+            span=config.test_lengths[-1],
+            token_bytes=1,
+            progress=on_progress,
+        )
 
 
 def documents_frame(losses: Sequence[DocumentLosses], labels: dict[str, Any]) -> pd.DataFrame:
