@@ -12,7 +12,7 @@ from longitude.positions.base import ENCODINGS
 from longitude.positions.scaling import SCHEMES
 from make_api import first_line, parameters, public_names
 
-STRICT = False
+STRICT = True
 """False while docstrings are being written; True: each must be whole, and docs/api.md made of them."""
 
 

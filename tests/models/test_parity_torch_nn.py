@@ -61,7 +61,9 @@ def grouped(stack, theirs):
     """The gradients of our parameters as torch packs them, and torch's own, by name."""
     pairs = {}
     for i, (ours, other) in enumerate(zip(stack.layers, theirs.layers, strict=True)):
-        attentions = [(ours.mixer, other.self_attn)] + ([(ours.cross, other.multihead_attn)] if ours.has_cross else [])
+        attentions = [(ours.mixer, other.self_attn)] + (
+            [(ours.cross, other.multihead_attn)] if ours.cross is not None else []
+        )
         for j, (attention, their_attention) in enumerate(attentions):
             projections = attention.q_proj, attention.k_proj, attention.v_proj
             pairs[f"{i}.{j}.in"] = torch.cat([p.weight.grad for p in projections]), their_attention.in_proj_weight.grad

@@ -139,7 +139,7 @@ def test_defaults_are_the_published_ones() -> None:
 def test_names() -> None:
     assert Scaling().as_dict() == {"name": "none"}
     assert Frequencies(torch.ones(1), 1.5).softmax_factor == 1.0
-    assert list(SCHEMES) == "linear ntk dynamic_ntk ntk_by_parts yarn longrope llama3 base_change".split()
+    assert list(SCHEMES) == "base_change dynamic_ntk linear llama3 longrope ntk ntk_by_parts yarn".split()
 
 
 @pytest.mark.parametrize("scaling", EXAMPLES, ids=lambda scaling: scaling.name)
