@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 
+import longitude as lg
 from longitude.recurrent import orthogonal_features, performer, retention, rwkv4, rwkv6, s4d, selective_scan, ssd
 from tests.support import random
 
@@ -270,3 +272,14 @@ def test_states_of_another_mixer():
         performer(*of_performer(3, 1.0)[1], state=matrix)
     with pytest.raises(ValueError, match="groups of B and C to divide the heads of x, got 3 and 4"):
         ssd(torch.ones(1, 4, 2, 1), torch.zeros(1, 4, 2), torch.ones(1, 3, 2, 1), torch.ones(1, 3, 2, 1))
+
+
+@pytest.mark.parametrize("name", ["mamba", "s4d", "rwkv4"])
+def test_gradients_through_checkpointing(name: str) -> None:
+    """Checkpointing computes what backward saved again, and lets it be read once."""
+    torch.manual_seed(0)
+    layer = lg.mixer(name, dim=8).double()
+    x = torch.randn(1, 7, 8, dtype=torch.float64, requires_grad=True)
+    plain = torch.autograd.grad(layer(x).square().sum(), x)[0]
+    again = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+    torch.testing.assert_close(torch.autograd.grad(again.square().sum(), x)[0], plain)

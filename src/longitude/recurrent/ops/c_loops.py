@@ -68,12 +68,12 @@ class ScanLoop(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        dt, x, *_, first = ctx.saved_tensors
+        dt, x, *_, first = saved = ctx.saved_tensors  # read once: checkpointing computes them for one reading
         batch, length, groups, channels, size, *_ = ctx.sizes
         gdt, gx, gfirst, gA = (torch.empty_like(t) for t in (dt, x, first, first))
         gB, gC = dt.new_empty(2, batch, groups, -(-channels // LANES), length, size).unbind()
         gy, glast = (g.contiguous() for g in grads)
-        _call("scan.c", 1, ctx.sizes, *ctx.saved_tensors, gy, glast, gdt, gx, gA, gB, gC, gfirst)
+        _call("scan.c", 1, ctx.sizes, *saved, gy, glast, gdt, gx, gA, gB, gC, gfirst)
         gB, gC = (g.sum(2).transpose(1, 2) for g in (gB, gC))
         return gdt, gx, gA.sum(0), gB, gC, None, gfirst, None
 
@@ -88,11 +88,11 @@ class WkvLoop(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        _, _, k, v, _, first = ctx.saved_tensors
+        _, _, k, v, _, first = saved = ctx.saved_tensors
         gw, gu = k.new_empty(2, k.shape[0], k.shape[2]).unbind()
         gk, gv, gfirst = (torch.empty_like(t) for t in (k, v, first))
         gout, glast = (g.contiguous() for g in grads)
-        _call("wkv.c", 1, ctx.sizes, *ctx.saved_tensors, gout, glast, gw, gu, gk, gv, gfirst)
+        _call("wkv.c", 1, ctx.sizes, *saved, gout, glast, gw, gu, gk, gv, gfirst)
         return gw.sum(0), gu.sum(0), gk, gv, None, gfirst
 
 
@@ -107,11 +107,11 @@ class DiagonalLoop(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        u, *_, first = ctx.saved_tensors
+        u, *_, first = saved = ctx.saved_tensors
         gu, gfirst = torch.empty_like(u), torch.empty_like(first)
         gr, gB, gC = first.new_empty(3, *first.shape).unbind()
         gy, glast = (g.contiguous() for g in grads)
-        _call("diagonal.c", 1, ctx.sizes, *ctx.saved_tensors, gy, glast, gu, gr, gB, gC, gfirst)
+        _call("diagonal.c", 1, ctx.sizes, *saved, gy, glast, gu, gr, gB, gC, gfirst)
         return gu, gr.sum(0), gB.sum(0), gC.sum(0), None, gfirst, None
 
 
