@@ -2,13 +2,13 @@
 
 import math
 
-import pytest
 import torch
 from torch.nn import functional as F
 
 import longitude as lg
 from longitude.recurrent import Performer, orthogonal_features, performer
-from longitude.recurrent.performer import exponents, running_max
+from longitude.recurrent.performer import exponents
+from tests.support import refused_calls
 
 EXACT = torch.float64
 
@@ -74,26 +74,6 @@ def test_large_keys_neither_overflow_nor_leak():
     torch.testing.assert_close(out[:, :, :20], again[:, :, :20])
 
 
-def test_the_largest_so_far_of_a_document():
-    torch.manual_seed(0)
-    x, before = torch.randn(2, 3, 37), torch.randn(2, 3)
-    reset = torch.rand(2, 37) < 0.15
-    found = running_max(x, before, reset)
-    for row in range(2):
-        now = before[row]
-        for t in range(37):
-            now = x[row, :, t] if reset[row, t] else torch.maximum(now, x[row, :, t])
-            assert torch.equal(found[row, :, t], now)
-    assert torch.equal(running_max(x, before, torch.zeros_like(reset)), running_max(x, before, None))
-
-
-def test_projections_that_do_not_fit():
-    q = torch.ones(1, 2, 3, 4)
-    for shape in ((5, 3), (3, 5, 4), (5,)):
-        with pytest.raises(ValueError, match=r"projection: performer expected \[m, 4\] or \[2, m, 4\], got"):
-            performer(q, q, q, torch.ones(shape))
-
-
 def test_the_layer_has_fixed_features_outside_its_checkpoint():
     torch.manual_seed(0)
     layer = Performer(32, 4, 2)
@@ -122,9 +102,16 @@ def test_rotations_act_before_the_features():
     torch.testing.assert_close(layer(x, encoding=rope), layer.o_proj(out.transpose(1, 2).flatten(2)))
 
 
-def test_encodings_it_refuses():
-    layer, x = Performer(32, 4), torch.randn(1, 9, 32)
-    with pytest.raises(ValueError, match="ALiBi adds to scores, and Performer has none"):
-        layer(x, encoding=lg.ALiBi(num_heads=4))
-    with pytest.raises(ValueError, match="XPos rotates a key again for later queries, and Performer keeps no keys"):
-        layer(x, encoding=lg.encoding("xpos", head_dim=8, layout="half"))
+Q = torch.ones(1, 2, 3, 4)
+XPOS = lg.encoding("xpos", head_dim=8, layout="half")
+test_refusals = refused_calls(
+    [
+        (lambda: performer(Q, Q, Q, torch.ones(5, 3)), r"projection: performer expected \[m, 4\] or \[2, m, 4\], got"),
+        (lambda: performer(Q, Q, Q, torch.ones(3, 5, 4)), r"or \[2, m, 4\], got \[3, 5, 4\]"),
+        (lambda: performer(Q, Q, Q, torch.ones(5)), r"or \[2, m, 4\], got \[5\]"),
+        (
+            lambda: Performer(32, 4)(torch.randn(1, 9, 32), encoding=XPOS),
+            "XPos rotates a key again for later queries, and Performer keeps no keys",
+        ),
+    ]
+)

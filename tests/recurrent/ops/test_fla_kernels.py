@@ -2,26 +2,15 @@
 
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from longitude.recurrent import retention, rwkv6, ssd
 from longitude.recurrent.ops import decayed, fla_kernels as kernels
 
 
-def chunk_simple_gla(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Any = None,
-    g_gamma: Any = None,
-    scale=None,
-    initial_state=None,
-    output_final_state=False,
-):
+def chunk_simple_gla(q, k, v, g=None, g_gamma=None, scale=None, initial_state=None, output_final_state=False):
     """As in fla.ops.simple_gla: q, k [B, T, H, K], v [B, T, H, V], g [B, T, H] or g_gamma [H], states [B, H, K, V]."""
     batch, length, heads, dim = q.shape
     assert k.shape == q.shape and v.shape[:3] == q.shape[:3] and q.dtype == k.dtype == v.dtype
@@ -37,9 +26,7 @@ def chunk_simple_gla(
     return torch.stack(out, 1).to(v.dtype), state if output_final_state else None
 
 
-def chunk_rwkv6(
-    r: Tensor, k: Tensor, v: Tensor, w: Tensor, u: Tensor, scale=None, initial_state=None, output_final_state=False
-):
+def chunk_rwkv6(r, k, v, w, u, scale=None, initial_state=None, output_final_state=False):
     """As in fla.ops.rwkv6: w [B, T, H, K] the log of the decays, u [H, K]."""
     batch, length, heads, dim = r.shape
     assert w.shape == k.shape == r.shape and v.shape[:3] == r.shape[:3] and u.shape == (heads, dim)
@@ -95,12 +82,6 @@ def test_half_precision_stays_half_outside_and_float32_in_the_state(served):
     q, k, v = torch.randn(3, 1, 2, 9, 4).bfloat16()
     out, state = retention(q, k, v)
     assert served and out.dtype == torch.bfloat16 and state.dtype == torch.float32
-
-
-def test_documents_take_the_other_way(served):
-    q, k, v = torch.randn(3, 1, 2, 9, 4)
-    retention(q, k, v, reset=torch.eye(9, dtype=torch.bool)[:1])
-    assert not served
 
 
 def test_when_a_kernel_serves(monkeypatch):
