@@ -1,7 +1,9 @@
 """What many test files share: closeness, random tensors that a seed decides, encodings with random parameters."""
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +28,11 @@ def close(got: Any, want: Any, atol: float = 1e-12, rtol: float = 0.0) -> None:
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Normal numbers of a shape, drawn in float64 so that every dtype sees the same ones."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def golden(name: str) -> Any:
+    """The tables of tests/golden/NAME.json."""
+    return json.loads((Path(__file__).parent / "golden" / f"{name}.json").read_text())
 
 
 def heads(

@@ -60,7 +60,7 @@ def rotated() -> list[dict]:
         "gptj": ("interleaved", gptj.apply_rotary_pos_emb(x.transpose(1, 2), sin[None], cos[None]).transpose(1, 2)),
     }
     return [
-        {"source": name, "layout": layout, "x": listed(x), "turned": listed(y)} for name, (layout, y) in theirs.items()
+        {"source": name, "layout": layout, "x": listed(x), "rotated": listed(y)} for name, (layout, y) in theirs.items()
     ]
 
 
@@ -72,7 +72,7 @@ def xpos() -> list[dict]:
         first = rotary_embedding_torch.RotaryEmbedding(
             DIM, use_xpos=True, xpos_scale_base=scale_base, cache_if_possible=False
         )
-        turned_q, turned_k = first.rotate_queries_and_keys(q, k)
+        rotated_q, rotated_k = first.rotate_queries_and_keys(q, k)
         second = x_transformers.RotaryEmbedding(DIM, use_xpos=True, scale_base=scale_base)
         angles, scale = second.forward_from_seq_len(LENGTH)
         other_q = x_transformers.apply_rotary_pos_emb(q, angles, scale)
@@ -80,7 +80,7 @@ def xpos() -> list[dict]:
         rows += [
             {"source": source, "scale_base": scale_base, "q": listed(q), "k": listed(k), "scores": listed(s)}
             for source, s in (
-                ("rotary_embedding_torch", turned_q @ turned_k.mT),
+                ("rotary_embedding_torch", rotated_q @ rotated_k.mT),
                 ("x_transformers", other_q @ other_k.mT),
             )
         ]
@@ -114,7 +114,7 @@ def axial() -> dict:
         rope_parameters={"rope_type": "axial", "rope_theta": 10_000.0}, embed_dim=32, num_heads=2, head_dim=16
     )
     y, _ = qwen2.apply_rotary_pos_emb_vision(x, x, *qwen2.Qwen2VLVisionRotaryEmbedding(config)(x, positions))
-    return {"x": listed(x), "positions": positions.tolist(), "turned": listed(y)}
+    return {"x": listed(x), "positions": positions.tolist(), "rotated": listed(y)}
 
 
 def streams() -> list[dict]:
@@ -142,7 +142,7 @@ if __name__ == "__main__":
     with torch.no_grad():
         found = {
             "source": {name: version(name) for name in sources},
-            "turned": rotated(),
+            "rotated": rotated(),
             "xpos": xpos(),
             "multimodal": multimodal(),
             "axial": axial(),

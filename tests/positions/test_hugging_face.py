@@ -9,6 +9,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_mscale
 
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
+from longitude.positions.rotary import MultimodalRotary, Rotary
 from longitude.positions.scaling import (
     NTK,
     BaseChange,
@@ -17,6 +18,7 @@ from longitude.positions.scaling import (
     Llama3,
     LongRoPE,
     NTKByParts,
+    Scaling,
     YaRN,
     rope_frequencies,
 )
@@ -25,7 +27,8 @@ from tests.support import refused_calls
 SHORT, LONG = [1.0 + k / 32 for k in range(32)], [1.2**k for k in range(32)]
 ORIGINAL = "original_max_position_embeddings"
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, ORIGINAL: 2048}
-LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": SHORT, "long_factor": LONG, ORIGINAL: 4096}
+LISTS = {"short_factor": SHORT, "long_factor": LONG}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, ORIGINAL: 4096} | LISTS
 
 
 def parameters(**given) -> RopeConfig:
@@ -78,24 +81,26 @@ def test_types(given: dict, want) -> None:
         assert from_hugging_face(old) == rope
 
 
+def scaling_of(config: dict, **options) -> Scaling | None:
+    rope = from_hugging_face(config, **options)
+    assert isinstance(rope, RopeConfig)
+    return rope.scaling
+
+
 def test_follow_as_asked() -> None:
-    config = {"rope_parameters": LONGROPE, "max_position_embeddings": 8192}
-    declared = LongRoPE(SHORT, LONG, 4096, 2.0, 8192)
-    assert from_hugging_face(config, follow="declared").scaling == declared  # type: ignore[union-attr]
-    longer = from_hugging_face(config, follow="declared", max_length=9000)
-    assert longer.scaling == LongRoPE(SHORT, LONG, 4096, 2.0, 9000)  # type: ignore[union-attr]
-    row = from_hugging_face(config, follow="row")
-    assert row.scaling == LongRoPE(SHORT, LONG, 4096, 2.0, follow="row")  # type: ignore[union-attr]
+    config, lists = {"rope_parameters": LONGROPE, "max_position_embeddings": 8192}, (SHORT, LONG, 4096, 2.0)
+    assert scaling_of(config, follow="declared") == LongRoPE(*lists, 8192)
+    assert scaling_of(config, follow="declared", max_length=9000) == LongRoPE(*lists, 9000)
+    assert scaling_of(config, follow="row") == LongRoPE(*lists, follow="row")
     dynamic = {"rope_theta": 1e4, "rope_scaling": {"type": "dynamic", "factor": 2.0}, "max_position_embeddings": 100}
-    rope = from_hugging_face(dynamic, follow="declared", max_length=300)
-    assert rope.scaling == DynamicNTK(2.0, 100, max_length=300)  # type: ignore[union-attr]
+    assert scaling_of(dynamic, follow="declared", max_length=300) == DynamicNTK(2.0, 100, max_length=300)
 
 
 def test_partial_and_legacy_names() -> None:
     assert from_hugging_face({"rope_theta": 5e5}) == RopeConfig(5e5)
-    assert from_hugging_face({"rope_theta": 5e5, "rope_scaling": None, "partial_rotary_factor": 0.5}) == RopeConfig(
-        5e5, None, 0.5
-    )
+    half = {"rope_theta": 5e5, "rope_scaling": None, "partial_rotary_factor": 0.5}
+    assert from_hugging_face(half) == RopeConfig(5e5, None, 0.5)
+    assert from_hugging_face({"rope_theta": 1e4, "rope_scaling": {}, "rope_parameters": None}) == RopeConfig(1e4)
     assert from_hugging_face({"rotary_emb_base": 10_000, "rotary_pct": 0.25}) == RopeConfig(10_000, None, 0.25)
     assert parameters(partial_rotary_factor=0.25) == RopeConfig(1e4, None, 0.25)
     nearer = {"rope_theta": 1.0, "partial_rotary_factor": 0.1, "rope_parameters": {"rope_theta": 2.0}}
@@ -120,35 +125,43 @@ def test_layer_types() -> None:
     old = {"rope_theta": 1e6, "rope_local_base_freq": 1e4, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
     want = {"full_attention": RopeConfig(1e6, Linear(8.0)), "sliding_attention": RopeConfig(1e4)}
     assert from_hugging_face(old) == want
-    assert from_hugging_face({"global_rope_theta": 1e6, "local_rope_theta": 1e4}) == {
-        "full_attention": RopeConfig(1e6),
-        "sliding_attention": RopeConfig(1e4),
-    }
+    two = {"full_attention": RopeConfig(1e6), "sliding_attention": RopeConfig(1e4)}
+    assert from_hugging_face({"global_rope_theta": 1e6, "local_rope_theta": 1e4}) == two
 
 
-def test_sections() -> None:
-    rope = parameters(type="mrope", mrope_section=[16, 24, 24])
-    assert rope == RopeConfig(1e4, sections=(16, 24, 24))
-    assert parameters(mrope_section=[8, 4, 4], mrope_interleaved=True).interleaved is True
+@pytest.mark.parametrize(("sections", "interleaved"), [((2, 3, 3), False), ((3, 3, 2), True)])
+def test_sections_reach_the_encoding(sections: tuple, interleaved: bool) -> None:
+    spec = {"type": "linear", "factor": 2.0, "mrope_section": list(sections), "mrope_interleaved": interleaved}
+    rope = from_hugging_face({"rope_theta": 500.0, "partial_rotary_factor": 0.5, "rope_scaling": spec})
+    assert rope == RopeConfig(500.0, Linear(2.0), 0.5, sections=sections, interleaved=interleaved)
+    found = rope.encoding(32, "half")
+    assert type(found) is MultimodalRotary and (found.layout, found.sections) == ("half", sections)
+    assert found.axis_of_pair == ([0, 1, 2, 0, 1, 2, 0, 1] if interleaved else [0, 0, 1, 1, 1, 2, 2, 2])
+    assert torch.equal(found.frequencies().inverse, rope_frequencies(32, 500.0, rotary_dim=16).inverse / 2)
+
+
+def test_no_sections_is_plain_rope() -> None:
+    rope = RopeConfig(500.0, YaRN(4.0, 2048), 0.5, 0.25)
+    options = {"base": 500.0, "scaling": YaRN(4.0, 2048), "rotary_dim": 16, "proportion": 0.25}
+    assert rope.options(32) == options and parameters(mrope_interleaved=False) == RopeConfig(1e4)
+    assert repr(rope.encoding(32, "interleaved")) == repr(Rotary(32, "interleaved", **options))
+    assert RopeConfig(1e4, None, 0.4).rotary_dim(80) == 32
 
 
 def test_original_length_outside_comes_first() -> None:
     """Phi-3 keeps it next to max_position_embeddings; transformers reads it first for flat parameters of every type."""
-    config = {"rope_theta": 1e4, "max_position_embeddings": 131_072, ORIGINAL: 4096}
-    config["rope_scaling"] = {"type": "longrope", "short_factor": SHORT, "long_factor": LONG, ORIGINAL: 1}
-    rope = from_hugging_face(config)
-    assert isinstance(rope, RopeConfig) and rope.scaling == LongRoPE(SHORT, LONG, 4096, 32.0, follow="sequence")
-    yarn = config | {"rope_scaling": {"type": "yarn", "factor": 4.0, ORIGINAL: 2048}}
-    assert from_hugging_face(yarn).scaling == YaRN(4.0, 4096)  # type: ignore[union-attr]
-    llama3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 2, "high_freq_factor": 3}
-    assert from_hugging_face(config | {"rope_scaling": llama3}).scaling == Llama3(8, 4096, 2, 3)  # type: ignore[union-attr]
-    dynamic = config | {"rope_scaling": {"type": "dynamic", "factor": 2.0}}  # which has no such key
-    assert from_hugging_face(dynamic).scaling == DynamicNTK(2.0, 131_072, follow="sequence")  # type: ignore[union-attr]
-    nested = {"rope_theta": 1e4, ORIGINAL: 4096, "rope_parameters": {"full_attention": yarn["rope_scaling"]}}
-    assert from_hugging_face(nested)["full_attention"].scaling == YaRN(4.0, 2048)  # type: ignore[index]
-    copied = {"max_position_embeddings": 8192} | yarn
-    copied["rope_scaling"] = yarn["rope_scaling"] | {"max_position_embeddings": copied["max_position_embeddings"]}
-    assert from_hugging_face(copied) == from_hugging_face(yarn)
+    outside = {"rope_theta": 1e4, "max_position_embeddings": 131_072, ORIGINAL: 4096}
+    yarn = {"type": "yarn", "factor": 4.0, ORIGINAL: 2048}
+    for inside, want in (
+        ({"type": "longrope"} | LISTS | {ORIGINAL: 1}, LongRoPE(SHORT, LONG, 4096, 32.0, follow="sequence")),
+        (yarn, YaRN(4.0, 4096)),
+        (yarn | {"max_position_embeddings": 131_072}, YaRN(4.0, 4096)),  # a copy of what stands outside
+        ({"type": "llama3", "factor": 8, "low_freq_factor": 2, "high_freq_factor": 3}, Llama3(8, 4096, 2, 3)),
+        ({"type": "dynamic", "factor": 2.0}, DynamicNTK(2.0, 131_072, follow="sequence")),  # which has no such key
+    ):
+        assert scaling_of(outside | {"rope_scaling": inside}) == want
+    nested = {"rope_theta": 1e4, ORIGINAL: 4096, "rope_parameters": {"full_attention": yarn}}
+    assert from_hugging_face(nested) == {"full_attention": RopeConfig(1e4, YaRN(4.0, 2048))}
 
 
 def test_configs_of_transformers() -> None:
@@ -163,9 +176,8 @@ def test_configs_of_transformers() -> None:
     rope = from_hugging_face(phi)
     assert rope == RopeConfig(10_000.0, LongRoPE(**lists, original_max_length=4096, factor=32.0, follow="sequence"))
     sections = {"type": "mrope", "mrope_section": [16, 24, 24]}
-    assert from_hugging_face(Qwen2VLTextConfig(rope_theta=1e6, rope_scaling=sections)) == RopeConfig(
-        1e6, sections=(16, 24, 24)
-    )
+    qwen2 = Qwen2VLTextConfig(rope_theta=1e6, rope_scaling=sections)
+    assert from_hugging_face(qwen2) == RopeConfig(1e6, sections=(16, 24, 24))
     deepseek = {"type": "yarn", "factor": 40, ORIGINAL: 4096, "mscale": 1.0, "mscale_all_dim": 1.0}
     v3 = from_hugging_face(DeepseekV3Config(rope_scaling=deepseek, rope_theta=10_000))
     assert v3 == RopeConfig(10_000, YaRN(40, 4096, mscale=1.0, mscale_all_dim=1.0))
@@ -207,11 +219,8 @@ def test_written_forms() -> None:
     assert to_hugging_face(RopeConfig(5e5)) == {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
     assert to_hugging_face(RopeConfig(5e5), style="rope_scaling") == {"rope_scaling": None, "rope_theta": 5e5}
     yarn = {"rope_type": "yarn", "factor": 4.0, ORIGINAL: 2048, "beta_fast": 32, "beta_slow": 1, "truncate": True}
-    assert to_hugging_face(RopeConfig(1e6, YaRN(4.0, 2048), 0.5), style="rope_scaling") == {
-        "rope_scaling": yarn,
-        "rope_theta": 1e6,
-        "partial_rotary_factor": 0.5,
-    }
+    written = to_hugging_face(RopeConfig(1e6, YaRN(4.0, 2048), 0.5), style="rope_scaling")
+    assert written == {"rope_scaling": yarn, "rope_theta": 1e6, "partial_rotary_factor": 0.5}
     dynamic = to_hugging_face(RopeConfig(1e4, DynamicNTK(2.0, 2048, follow="row")))
     assert dynamic["max_position_embeddings"] == 2048 and dynamic["rope_parameters"]["rope_type"] == "dynamic"
     declared = RopeConfig(1e4, LongRoPE(SHORT, LONG, 4096, max_length=8192))
@@ -267,70 +276,77 @@ def test_layer_types_there_and_back() -> None:
     assert from_hugging_face(to_hugging_face(dynamic)) == dynamic
 
 
-def test_options_feed_the_frequencies() -> None:
-    rope = RopeConfig(1e4, Linear(2.0), 0.25, 0.5)
-    assert rope.options(64) == {"base": 1e4, "scaling": Linear(2.0), "rotary_dim": 16, "proportion": 0.5}
-    assert rope.rotary_dim(128) == 32
-    assert rope._replace(partial_rotary_factor=0.4).rotary_dim(80) == 32
-
-
 # ---- errors ----------------------------------------------------------------------------------------------------------
-def wrong(**given):
+def read(**given):
     return lambda: parameters(**given)
 
 
-WRONG = [
-    (lambda: from_hugging_face({"rope_scaling": {"type": "linear", "factor": 2}}), "expected rope_theta, the base"),
-    (lambda: from_hugging_face({}), "it is never assumed"),
-    (lambda: from_hugging_face({"rope_parameters": {"a": {"rope_type": "default"}}}), "expected rope_theta"),
-    (wrong(rope_type="yarm"), "unknown rope_type 'yarm': did you mean 'yarn'?"),
-    (wrong(rope_type="linear", factr=2), "unknown key of rope_type 'linear' 'factr': did you mean 'factor'?"),
-    (wrong(rope_type="default", factor=2), "unknown key of rope_type 'default' 'factor'"),
-    (wrong(rope_type="linear", factor=2, beta_fast=32), "unknown key of rope_type 'linear' 'beta_fast'"),
-    (wrong(rope_type="dynamic", factor=2, **{ORIGINAL: 4096}), "unknown key of rope_type 'dynamic'"),
-    (wrong(rope_type="yarn", factor=2, short_factor=SHORT), "unknown key of rope_type 'yarn' 'short_factor'"),
-    (wrong(rope_type="linear"), "rope_type 'linear': expected factor, got"),
-    (wrong(rope_type="dynamic"), "rope_type 'dynamic': expected factor, got"),
-    (wrong(rope_type="longrope", short_factor=SHORT), "'longrope': expected long_factor"),
-    (wrong(rope_type="llama3", factor=8), "expected low_freq_factor, high_freq_factor"),
-    (wrong(rope_type="yarn"), "rope_type 'yarn': expected factor, or original_max_position_embeddings and"),
-    (lambda: from_hugging_face({"rope_parameters": YARN | {"factor": None}}), "expected factor, or original"),
-    (
-        lambda: from_hugging_face({"rope_parameters": YARN | {ORIGINAL: None}}),
-        "or max_position_embeddings, got neither",
-    ),
-    (wrong(rope_theta=-1.0), "rope: expected base above 0, got -1.0"),
-    (wrong(partial_rotary_factor=1.5), "partial_rotary_factor above 0 and at most 1, got 1.5"),
-    (wrong(partial_rotary_factor=0), "partial_rotary_factor above 0 and at most 1, got 0"),
-    (wrong(partial_rotary_factor=-0.5), "partial_rotary_factor above 0 and at most 1, got -0.5"),
-    (wrong(partial_rotary_factor="all"), "partial_rotary_factor above 0 and at most 1, got 'all'"),
-    (wrong(rope_type="linear", factor=0.5), "linear: expected a factor of 1 or more, got 0.5"),
-    (
-        lambda: from_hugging_face({"rope_theta": 1e4, "rope_parameters": {"a": {"rope_type": "default"}, "b": 3}}),
-        "expected a mapping for each layer type, got b=3",
-    ),
-    (
-        lambda: from_hugging_face({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": YARN}),
-        "expected rope_parameters or rope_scaling, got both",
-    ),
-    (lambda: to_hugging_face(RopeConfig(1e4), style="old"), "'rope_parameters' or 'rope_scaling', got 'old'"),
-    (
-        lambda: to_hugging_face({"a": RopeConfig(1e4)}, style="rope_scaling"),
-        "got one per layer type; use 'rope_parameters'",
-    ),
-    (lambda: to_hugging_face(RopeConfig(1e4, NTK(2.0))), "NTK: expected head_dim"),
-    (lambda: to_hugging_face(RopeConfig(1e4, YaRN(2.0, 9, ramp="rotations"))), "a scaling that a rope_type exists for"),
-    (lambda: to_hugging_face(RopeConfig(1e4, NTK(2.0), proportion=0.5)), "p-RoPE alone or with Linear"),
-    (lambda: to_hugging_face(RopeConfig(1e4, None, 0.5, 0.5)), "p-RoPE alone or with Linear"),
-    (
-        lambda: to_hugging_face({"a": RopeConfig(1e4, DynamicNTK(2.0, 9)), "b": RopeConfig(1e4, DynamicNTK(2.0, 8))}),
-        "the same max_position_embeddings for all layer types, got another for 'b'",
-    ),
-    (
-        lambda: RopeConfig(1e4, None, 0.3).rotary_dim(50),
-        "head_dim=50 times partial_rotary_factor=0.3 to be even, got 15",
-    ),
-]
+def config(**entries):
+    return lambda: from_hugging_face(entries)
 
 
-test_wrong_configs = refused_calls(WRONG)
+def write(rope, **options):
+    return lambda: to_hugging_face(rope, **options)
+
+
+LINEAR, DEFAULT = {"type": "linear", "factor": 2}, {"rope_type": "default"}
+BOTH = RopeConfig(1e4, proportion=0.5, sections=(2, 3, 3))
+NO_SECTIONS = "expected mrope_section to be a list of numbers of pairs, got "
+SHARE = "partial_rotary_factor above 0 and at most 1, got "
+test_wrong_configs = refused_calls(
+    [
+        (config(rope_scaling=LINEAR), "expected rope_theta, the base"),
+        (config(), "it is never assumed"),
+        (config(rope_parameters={"a": DEFAULT}), "expected rope_theta"),
+        (config(rope_theta=1e4, rope_parameters={"a": DEFAULT, "b": 3}), "a mapping for each layer type, got b=3"),
+        (config(rope_scaling=LINEAR, rope_parameters=YARN), "expected rope_parameters or rope_scaling, got both"),
+        (config(rope_theta=1e4, rope_scaling="yarn"), "expected rope_scaling to be a mapping or None, got 'yarn'"),
+        (config(rope_theta=1e4, rope_scaling=[]), r"expected rope_scaling to be a mapping or None, got \[\]"),
+        (config(rope_theta=1e4, rope_parameters=2), "expected rope_parameters to be a mapping or None, got 2"),
+        (lambda: from_hugging_face("config.json"), r"a config as a mapping or an object with to_dict\(\), got 'config"),
+        (read(rope_type="yarm"), "unknown rope_type 'yarm': did you mean 'yarn'?"),
+        (read(rope_type=["yarn"]), r"unknown rope_type \['yarn'\]: did you mean 'yarn'"),
+        (read(type={}.keys()), r"unknown rope_type dict_keys"),
+        (read(rope_type="linear", factr=2), "unknown key of rope_type 'linear' 'factr': did you mean 'factor'?"),
+        (read(rope_type="default", factor=2), "unknown key of rope_type 'default' 'factor'"),
+        (read(rope_type="dynamic", factor=2, **{ORIGINAL: 4096}), "unknown key of rope_type 'dynamic'"),
+        (read(rope_type="yarn", factor=2, short_factor=SHORT), "unknown key of rope_type 'yarn' 'short_factor'"),
+        (read(rope_type="linear"), "rope_type 'linear': expected factor, got"),
+        (read(rope_type="longrope", short_factor=SHORT), "'longrope': expected long_factor"),
+        (read(rope_type="llama3", factor=8), "expected low_freq_factor, high_freq_factor"),
+        (read(rope_type="yarn"), f"rope_type 'yarn': expected factor, or {ORIGINAL} and"),
+        (config(rope_parameters=YARN | {"factor": None}), "expected factor, or original"),
+        (config(rope_parameters=YARN | {ORIGINAL: None}), "or max_position_embeddings, got neither"),
+        (config(rope_parameters=YARN | {ORIGINAL: "32"}), f"'yarn': expected {ORIGINAL} to be an int .*, got '32'"),
+        (
+            config(rope_parameters=YARN, max_position_embeddings="64"),
+            "max_position_embeddings to be an int .* got '64'",
+        ),
+        (read(rope_theta=-1.0), "rope: expected base above 0, got -1.0"),
+        (read(partial_rotary_factor=1.5), SHARE + "1.5"),
+        (read(partial_rotary_factor=0), SHARE + "0"),
+        (read(partial_rotary_factor=-0.5), SHARE + "-0.5"),
+        (read(partial_rotary_factor="all"), SHARE + "'all'"),
+        (read(partial_rotary_factor=True), SHARE + "True"),
+        (read(rope_type="linear", factor=0.5), "linear: expected a factor of 1 or more, got 0.5"),
+        (read(mrope_section=16), NO_SECTIONS + "16"),
+        (read(mrope_section="abc"), NO_SECTIONS + "'abc'"),
+        (read(mrope_section=[]), NO_SECTIONS + r"\[\]"),
+        (read(mrope_section=[2, 3.0, 3]), NO_SECTIONS + r"\[2, 3.0, 3\]"),
+        (read(mrope_section=[9, -1]), NO_SECTIONS + r"\[9, -1\]"),
+        (read(mrope_section=[2, 3, 3], mrope_interleaved="yes"), "expected mrope_interleaved True or False, got 'yes'"),
+        (read(mrope_interleaved=True), "expected mrope_section, .* with mrope_interleaved, got none"),
+        (lambda: BOTH.encoding(16, "half"), r"mrope: expected sections without p-RoPE, got .*proportion=0.5"),
+        (lambda: RopeConfig(1e4, None, 0.3).rotary_dim(50), "times partial_rotary_factor=0.3 to be even, got 15"),
+        (write(RopeConfig(1e4), style="old"), "'rope_parameters' or 'rope_scaling', got 'old'"),
+        (write({"a": RopeConfig(1e4)}, style="rope_scaling"), "got one per layer type; use 'rope_parameters'"),
+        (write(RopeConfig(1e4, NTK(2.0))), "NTK: expected head_dim"),
+        (write(RopeConfig(1e4, YaRN(2.0, 9, ramp="rotations"))), "a scaling that a rope_type exists for"),
+        (write(RopeConfig(1e4, NTK(2.0), proportion=0.5)), "p-RoPE alone or with Linear"),
+        (write(RopeConfig(1e4, None, 0.5, 0.5)), "p-RoPE alone or with Linear"),
+        (
+            write({"a": RopeConfig(1e4, DynamicNTK(2.0, 9)), "b": RopeConfig(1e4, DynamicNTK(2.0, 8))}),
+            "the same max_position_embeddings for all layer types, got another for 'b'",
+        ),
+    ]
+)

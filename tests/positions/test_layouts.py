@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import longitude as lg
 from longitude.positions.layouts import convert_layout, pair_order
-from tests.support import refused_calls
+from tests.support import close, refused_calls
 
 OTHER = {"half": "interleaved", "interleaved": "half"}
 
@@ -16,9 +16,6 @@ OTHER = {"half": "interleaved", "interleaved": "half"}
 def test_pair_order() -> None:
     assert pair_order(8, "half").tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
     assert pair_order(8, "interleaved").tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
-    for dim in (2, 6, 64):
-        there, back = pair_order(dim, "half"), pair_order(dim, "interleaved")
-        assert there[back].tolist() == back[there].tolist() == list(range(dim))
 
 
 @pytest.mark.parametrize("to", ["half", "interleaved"])
@@ -33,17 +30,13 @@ def test_rows_move_inside_the_rotary_block_of_each_head(to: str) -> None:
     assert torch.equal(convert_layout(matrix, 6, to), matrix[[*order, *(6 + n for n in order)]])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rotary_dim", [None, 8, 2])
-@pytest.mark.parametrize("shape", [(48, 20), (16, 20), (48,), (16,)])
-def test_there_and_back_gives_the_same_bits(shape: tuple, rotary_dim: int | None, dtype: torch.dtype) -> None:
-    weight = torch.randn(shape).to(dtype)
+@pytest.mark.parametrize("shape", [(48, 20), (16,)])
+def test_there_and_back_gives_the_same_bits(shape: tuple, rotary_dim: int | None) -> None:
+    weight = torch.randn(shape).bfloat16()
     for to, other in OTHER.items():
         there = convert_layout(weight, 16, to, rotary_dim)
-        assert there.dtype == dtype
-        assert there.shape == weight.shape
-        assert torch.equal(convert_layout(there, 16, other, rotary_dim), weight)
-        assert torch.equal(there.flatten().sort().values, weight.flatten().sort().values)
+        assert torch.equal(convert_layout(there, 16, other, rotary_dim), weight) and there.dtype == weight.dtype
         assert torch.equal(there, weight) == (rotary_dim == 2)
 
 
@@ -63,31 +56,32 @@ def test_scores_stay(to: str, options: dict[str, Any]) -> None:
     def scores(layout: str, convert) -> Tensor:
         rope = lg.Rotary(dim, layout, **options)
 
-        def made(name: str) -> Tensor:
+        def projected(name: str) -> Tensor:
             y = nn.functional.linear(x, convert(weights[name]), convert(biases[name])).unflatten(-1, (-1, dim))
             return nn.functional.rms_norm(y, (dim,), convert(norms[name])).transpose(1, 2)
 
-        q, k = rope.rotate_queries(made("q"), 3), rope.rotate_keys(made("k"), 3)
+        q, k = rope.rotate_queries(projected("q"), 3), rope.rotate_keys(projected("k"), 3)
         return q @ k.repeat_interleave(heads // kv_heads, 1).mT
 
     want = scores(OTHER[to], lambda tensor: tensor)
-    torch.testing.assert_close(scores(to, converted), want, atol=1e-12, rtol=0)
+    close(scores(to, converted), want)
     assert not torch.allclose(scores(to, lambda tensor: tensor), want, atol=0.1)
 
 
-WRONG = [
-    (lambda: pair_order(7, "half"), "even rotary_dim, got 7"),
-    (lambda: pair_order(0, "half"), "rotary_dim"),
-    (lambda: pair_order(8, "neox"), "to 'half' or 'interleaved', got 'neox'"),
-    (lambda: convert_layout(torch.zeros(30, 4), 8, "half"), r"multiple of head_dim=8 rows, got \[30, 4\]"),
-    (lambda: convert_layout(torch.zeros(0, 4), 8, "half"), "multiple of head_dim=8"),
-    (lambda: convert_layout(torch.tensor(1.0), 8, "half"), "multiple of head_dim=8"),
-    (lambda: convert_layout(torch.zeros(16, 4), 8, "half", rotary_dim=10), "at most head_dim=8, got 10"),
-    (lambda: convert_layout(torch.zeros(16, 4), 8, "half", rotary_dim=3), "even rotary_dim, got 3"),
-    (lambda: convert_layout(torch.zeros(16, 4), 8, "half", rotary_dim=0), "rotary_dim"),
-    (lambda: convert_layout(torch.zeros(16, 4), 0, "half"), "head_dim"),
-    (lambda: convert_layout(torch.zeros(16, 4), 8, "other"), "got 'other'"),
-]
-
-
-test_wrong_options = refused_calls(WRONG)
+ROWS = torch.zeros(16, 4)
+test_wrong_options = refused_calls(
+    [
+        (lambda: pair_order(7, "half"), "even rotary_dim, got 7"),
+        (lambda: pair_order(0, "half"), "rotary_dim"),
+        (lambda: pair_order(8, "neox"), "to 'half' or 'interleaved', got 'neox'"),
+        (lambda: convert_layout(torch.zeros(30, 4), 8, "half"), r"multiple of head_dim=8 rows, got \[30, 4\]"),
+        (lambda: convert_layout(torch.zeros(0, 4), 8, "half"), "multiple of head_dim=8"),
+        (lambda: convert_layout(torch.tensor(1.0), 8, "half"), "multiple of head_dim=8"),
+        (lambda: convert_layout([1, 2], 8, "half"), "expected a tensor"),
+        (lambda: convert_layout(ROWS, 8, "half", rotary_dim=10), "at most head_dim=8, got 10"),
+        (lambda: convert_layout(ROWS, 8, "half", rotary_dim=3), "even rotary_dim, got 3"),
+        (lambda: convert_layout(ROWS, 8, "half", rotary_dim=0), "rotary_dim"),
+        (lambda: convert_layout(ROWS, 0, "half"), "head_dim"),
+        (lambda: convert_layout(ROWS, 8, "other"), "got 'other'"),
+    ]
+)

@@ -1,7 +1,6 @@
-"""rope: published numbers, the two layouts against four independent ports, far angles, and what scaling does to it."""
+"""rope, axial_rope, mrope and xpos: published numbers, ports of others, closed forms, and what scaling does to a rotation."""
 
-import json
-from pathlib import Path
+import math
 
 import numpy as np
 import pytest
@@ -10,14 +9,15 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 import longitude as lg
-from longitude.positions.rotation import as_pairs
+from longitude.positions.rotary import AxialRotary, MultimodalRotary, RotaryTable, XPos
 from longitude.positions.scaling import from_dict
-from tests.support import refused_calls
+from tests.support import close, golden, refused_calls
 
 LAYOUTS = ("half", "interleaved")
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rotary.json").read_text())
+GOLDEN = golden("rotary")
 
 
+# ---- rope ------------------------------------------------------------------------------------------------------------
 # Su et al. 2021, section 3.4.2, for position 2 and d = 4: angles 2 and 0.02.
 @pytest.mark.parametrize(
     ("layout", "x", "want"),
@@ -28,19 +28,17 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "rotary.json").read_
         ("half", [0, 1, 0, 0], [0, 0.9998000, 0, 0.0199987]),
     ],
 )
-def test_golden(layout: str, x: list, want: list) -> None:
+def test_published_rotation(layout: str, x: list, want: list) -> None:
     rotated = lg.Rotary(4, layout).rotate(torch.tensor([x], dtype=torch.float64), 2)
-    torch.testing.assert_close(rotated[0], torch.tensor(want, dtype=torch.float64), atol=5e-8, rtol=0)
+    close(rotated[0], torch.tensor(want, dtype=torch.float64), 5e-8)
 
 
-@pytest.mark.parametrize("row", GOLDEN["turned"], ids=lambda row: row["source"])
+@pytest.mark.parametrize("row", GOLDEN["rotated"], ids=lambda row: row["source"])
 def test_rotations_equal_those_of_other_libraries(row: dict) -> None:
-    x, want = torch.tensor(row["x"]), torch.tensor(row["turned"])
+    x, want = torch.tensor(row["x"]), torch.tensor(row["rotated"])
     rope = lg.Rotary(x.shape[-1], row["layout"])
     for rotate in (rope.rotate_queries, rope.rotate_keys):
-        torch.testing.assert_close(rotate(x, 0), want, atol=2e-6, rtol=0)
-    other = lg.Rotary(x.shape[-1], LAYOUTS[row["layout"] == "half"])
-    assert float((other.rotate(x, 0) - want).abs().max()) > 0.5
+        close(rotate(x, 0), want, 2e-6)
 
 
 @pytest.mark.parametrize("dim", [32, 96])
@@ -49,69 +47,12 @@ def test_float32_angles_equal_llama_to_the_bit(base: float, dim: int) -> None:
     config = LlamaConfig(hidden_size=4 * dim, num_attention_heads=4, rope_theta=base)
     positions = torch.tensor([[0, 1, 2, 77, 4095, 131_071]])
     cos, sin = (t[0, :, : dim // 2] for t in LlamaRotaryEmbedding(config)(torch.zeros(1), positions))
-    assert config.rope_parameters["rope_theta"] == base
     table = lg.Rotary(dim, "half", base=base, angle_dtype="float32").prepare(positions[0])
-    assert torch.equal(table.cos, cos)
-    assert torch.equal(table.sin, sin)
+    assert torch.equal(table.cos, cos) and torch.equal(table.sin, sin)
     exact = lg.Rotary(dim, "half", base=base).prepare(positions[0])
     assert 1e-4 < float((table.cos - exact.cos).abs().max()) < 0.1  # what that rounding costs at 131,071
 
 
-@pytest.mark.parametrize("rotary_dim", [16, 8])
-def test_layouts_are_permutations_of_each_other(rotary_dim: int) -> None:
-    """half(x[perm]) = interleaved(x)[perm]: conversion of a checkpoint reorders rows inside each head."""
-    perm = torch.cat([torch.arange(0, rotary_dim, 2), torch.arange(1, rotary_dim, 2), torch.arange(rotary_dim, 16)])
-    x = torch.randn(2, 3, 20, 16, dtype=torch.float64)
-    half, interleaved = (lg.Rotary(16, layout, rotary_dim=rotary_dim) for layout in LAYOUTS)
-    torch.testing.assert_close(half.rotate(x[..., perm], 5), interleaved.rotate(x, 5)[..., perm], atol=1e-14, rtol=0)
-    assert not torch.allclose(half.rotate(x, 5), interleaved.rotate(x, 5), atol=0.1)
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_partial_rotates_the_first_dimensions_only(layout: str) -> None:
-    x = torch.randn(1, 2, 9, 16, dtype=torch.float64)
-    rotated = lg.Rotary(16, layout, rotary_dim=6).rotate(x, 3)
-    assert torch.equal(rotated[..., 6:], x[..., 6:])
-    torch.testing.assert_close(rotated[..., :6], lg.Rotary(6, layout).rotate(x[..., :6], 3))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_rotations_add_and_norms_stay(layout: str) -> None:
-    rope, x = lg.Rotary(16, layout), torch.randn(1, 2, 9, 16, dtype=torch.float64)
-    torch.testing.assert_close(rope.rotate(x, 1000).norm(dim=-1), x.norm(dim=-1))
-    there = rope.rotate(rope.rotate(x, torch.full((9,), 40)), torch.full((9,), 2))
-    torch.testing.assert_close(there, rope.rotate(x, torch.full((9,), 42)))
-    assert torch.equal(rope.rotate(x, torch.zeros(9, dtype=torch.long)), x)
-    for dtype in (torch.bfloat16, torch.float16, torch.float32):  # the dtype stays as well
-        assert rope.rotate(x.to(dtype), 3).dtype == dtype
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("base", [10_000.0, 500_000.0])
-def test_far_angles(dtype: torch.dtype, base: float) -> None:
-    """Within 1e-6 of float64 up to 131,071, whatever the model's dtype; and position 100,002 is not 100,003."""
-    positions = torch.cat([torch.arange(0, 131_072, 997), torch.tensor([100_002, 100_003, 131_071])])
-    rope = lg.Rotary(64, "half", base=base).to(dtype)
-    with torch.autocast("cpu", torch.bfloat16):
-        cos, sin = rope.prepare(positions, dtype=dtype)
-    want = [[p * base ** (-2 * k / 64) for k in range(32)] for p in positions.tolist()]
-    assert cos.dtype == sin.dtype == torch.promote_types(dtype, torch.float32)
-    assert np.abs(cos.double().numpy() - np.cos(want)).max() <= 1e-6
-    assert np.abs(sin.double().numpy() - np.sin(want)).max() <= 1e-6
-    assert not torch.equal(cos[-3], cos[-2])
-
-
-def test_tables_of_rows_serve_all_heads() -> None:
-    one_each = torch.tensor([[3], [40]])  # two rows of one token, as in decoding
-    cos, _ = lg.Rotary(8, "half").prepare(one_each)
-    assert torch.equal(cos, lg.Rotary(8, "half").prepare(one_each[:, 0]).cos.view(2, 1, 1, 4))
-    rope, x = lg.Rotary(8, "half"), torch.randn(2, 3, 5, 8)
-    positions = torch.tensor([[0, 1, 2, 3, 4], [7, 8, 9, 20, 30]])
-    rows = [rope.rotate(x[b], positions[b]) for b in range(2)]
-    torch.testing.assert_close(rope.rotate(x, positions), torch.stack(rows))
-
-
-# ---- p-RoPE ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("angle_dtype", ["float64", "float32"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_proportion_of_pairs_rotates(layout: str, angle_dtype: str) -> None:
@@ -120,120 +61,293 @@ def test_a_proportion_of_pairs_rotates(layout: str, angle_dtype: str) -> None:
     part = lg.Rotary(16, layout, proportion=0.75, angle_dtype=angle_dtype)
     theta, want = part.frequencies().inverse, plain.frequencies().inverse
     assert torch.equal(theta, torch.cat([want[:6], want[6:] * 0]))
-    assert float(want[5]) == pytest.approx(10_000 ** (-10 / 16))
     assert lg.Rotary(16, layout, rotary_dim=12).frequencies().inverse[5] != want[5]
     fixed = [6, 7, 14, 15] if layout == "half" else [12, 13, 14, 15]
-    assert torch.equal(part.rotate(x, 9)[:, fixed], x[:, fixed])
     rotating = [d for d in range(16) if d not in fixed]
-    torch.testing.assert_close(part.rotate(x, 9)[:, rotating], plain.rotate(x, 9)[:, rotating], atol=0, rtol=0)
-    assert torch.equal(lg.Rotary(16, layout, proportion=1.0).rotate(x, 9), lg.Rotary(16, layout).rotate(x, 9))
-    assert torch.equal(lg.Rotary(16, layout, proportion=0.0).rotate(x, 9), x)
+    assert torch.equal(part.rotate(x, 9)[:, fixed], x[:, fixed])
+    close(part.rotate(x, 9)[:, rotating], plain.rotate(x, 9)[:, rotating], 0)
 
 
-# ---- scaling ---------------------------------------------------------------------------------------------------------
 def test_scaling_changes_the_frequencies() -> None:
-    x = torch.randn(5, 16, dtype=torch.float64)
-    spec = {"name": "linear", "factor": 4.0}
-    scaled = lg.Rotary(16, "half", base=500.0, rotary_dim=8, scaling=spec)
-    positions = torch.arange(5)
-    want = lg.Rotary(16, "half", base=500.0, rotary_dim=8).rotate(x, positions)
-    torch.testing.assert_close(scaled.rotate(x, 4 * positions), want, atol=1e-14, rtol=0)
-    as_object = lg.Rotary(16, "half", base=500.0, rotary_dim=8, scaling=from_dict(spec))
-    assert torch.equal(as_object.rotate(x, 7), scaled.rotate(x, 7))
+    x, spec, positions = torch.randn(5, 16, dtype=torch.float64), {"name": "linear", "factor": 4.0}, torch.arange(5)
+    for scaling in (spec, from_dict(spec)):
+        scaled = lg.Rotary(16, "half", base=500.0, rotary_dim=8, scaling=scaling)
+        want = lg.Rotary(16, "half", base=500.0, rotary_dim=8).rotate(x, positions)
+        close(scaled.rotate(x, 4 * positions), want, 1e-14)
+    assert "factor=4.0" in repr(scaled) and "scaling" not in repr(lg.Rotary(16, "half"))
     rounded = lg.Rotary(16, "half", scaling=spec, angle_dtype="float32").prepare(torch.tensor([400]))
-    unscaled = lg.Rotary(16, "half", angle_dtype="float32").prepare(torch.tensor([100]))
-    torch.testing.assert_close(rounded.cos, unscaled.cos, atol=2e-5, rtol=0)
-    assert scaled.softmax_factor == 1.0
-    assert scaled.stable_keys
-    assert scaled.length_at(3, 9) is None
-    assert "rotary_dim=8" in repr(scaled)
-    assert "factor=4.0" in repr(scaled)
-    assert "scaling" not in repr(lg.Rotary(16, "half"))
+    close(rounded.cos, lg.Rotary(16, "half", angle_dtype="float32").prepare(torch.tensor([100])).cos, 2e-5)
 
 
 def test_factors_of_scaling() -> None:
     """YaRN, s = 40: cos and sin times 0.1 ln 40 + 1 = 1.3688879; DeepSeek-V2's g(0.707)^2 = 1.5896262 for the scores."""
-    yarn = {"name": "yarn", "factor": 40.0, "original_max_length": 4096}
-    rope, positions = lg.Rotary(16, "half", scaling=yarn), torch.arange(20)
+    yarn, positions = {"name": "yarn", "factor": 40.0, "original_max_length": 4096}, torch.arange(20)
+    rope = lg.Rotary(16, "half", scaling=yarn)
     cos, sin = rope.prepare(positions)
-    torch.testing.assert_close(torch.hypot(cos, sin), torch.full((20, 8), 1.3688879), atol=1e-6, rtol=0)
+    close(torch.hypot(cos, sin), torch.full((20, 8), 1.3688879), 1e-6)
     assert (rope.softmax_factor, lg.Rotary.softmax_factor) == (1.0, 1.0)
     deepseek = lg.Rotary(16, "half", scaling={**yarn, "mscale": 0.707, "mscale_all_dim": 0.707})
     assert deepseek.softmax_factor == pytest.approx(1.5896262, abs=1e-7)
-    torch.testing.assert_close(deepseek.prepare(positions).cos, cos / 1.3688879, atol=1e-6, rtol=0)
-    torch.testing.assert_close(deepseek.prepare(positions).sin, sin / 1.3688879, atol=1e-6, rtol=0)
+    close(torch.stack(deepseek.prepare(positions)), torch.stack([cos, sin]) / 1.3688879, 1e-6)
 
 
 def test_scaling_that_follows_the_length() -> None:
     spec = {"name": "dynamic_ntk", "factor": 2.0, "original_max_length": 16, "max_length": 64}
     positions = torch.arange(40)
+
+    def cos_of_base(times: float) -> torch.Tensor:
+        return lg.Rotary(8, "half", base=10_000.0 * times ** (8 / 6)).prepare(positions).cos
+
     for follow, lengths in (("row", (16, 40)), ("sequence", (40, 40))):
         rope = lg.Rotary(8, "half", scaling={**spec, "follow": follow})
         assert not rope.stable_keys
-        assert (rope.length_at(3, 39), rope.length_at(39, 39)) == lengths
         assert rope.length_at(torch.tensor([3, 39]), torch.tensor([39, 39])).tolist() == list(lengths)
-        assert torch.equal(rope.prepare(positions, 16).cos, lg.Rotary(8, "half").prepare(positions).cos)
-        base = 10_000.0 * (2 * 40 / 16 - 1) ** (8 / 6)
-        want = lg.Rotary(8, "half", base=base).prepare(positions).cos
-        torch.testing.assert_close(rope.prepare(positions, 40).cos, want, atol=1e-7, rtol=0)
+        close(rope.prepare(positions, 16).cos, cos_of_base(1), 0)
+        close(rope.prepare(positions, 40).cos, cos_of_base(2 * 40 / 16 - 1), 1e-7)
     declared = lg.Rotary(8, "half", scaling=spec)
-    assert declared.stable_keys
-    assert declared.length_at(3, 39) is None
-    want = lg.Rotary(8, "half", base=10_000.0 * 7 ** (8 / 6)).prepare(positions).cos
-    torch.testing.assert_close(declared.prepare(positions).cos, want, atol=1e-7, rtol=0)
+    assert declared.stable_keys and declared.length_at(3, 39) is None
+    close(declared.prepare(positions).cos, cos_of_base(7), 1e-7)
+
+
+# ---- axial_rope and mrope --------------------------------------------------------------------------------------------
+def angles_of(rope: lg.Rotary, *coordinates: int) -> list[float]:
+    """The angles at one position, up to whole rotations."""
+    cos, sin = rope.prepare(torch.tensor([coordinates]), dtype=torch.float64)
+    return torch.atan2(sin, cos)[0].tolist()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_published_axial_angles(layout: str) -> None:
+    """Qwen2-VL's vision tower: d = 16, phi = 1, 0.1, 0.01, 0.001, (h, w) = (2, 5); and three axes, phi = 1, 0.1."""
+    want = [2, 0.2, 0.02, 0.002, 5 - 2 * np.pi, 0.5, 0.05, 0.005]
+    assert angles_of(AxialRotary(16, layout), 2, 5) == pytest.approx(want, abs=1e-12)
+    three = AxialRotary(12, layout, axes=3, base=100.0)
+    assert angles_of(three, 1, 2, 3) == pytest.approx([1, 0.1, 2, 0.2, 3, 0.3], abs=1e-12)
+
+
+def test_axial_equals_the_vision_tower_of_qwen2_vl() -> None:
+    row = GOLDEN["axial"]
+    x, positions, want = (torch.tensor(row[name]) for name in ("x", "positions", "rotated"))
+    x, want = x.transpose(0, 1)[None], want.transpose(0, 1)[None]
+    rope = AxialRotary(16, "half")
+    close(rope.rotate_queries(x, positions), want, 1e-5)
+    close(rope.rotate_keys(x, positions[None]), want, 1e-5)
+    rounded = AxialRotary(16, "half", angle_dtype="float32")
+    close(rounded.rotate(x, positions), want, 1e-6)
+    phi = 1.0 / 10_000.0 ** (torch.arange(0, 8, 2).float() / 8)
+    assert torch.equal(rounded.prepare(positions).cos, (positions[:, :, None] * phi).cos().flatten(1))
+
+
+@pytest.mark.parametrize("make", [AxialRotary, MultimodalRotary])
+def test_shapes_of_positions(make) -> None:
+    """[L], [B, L] and [B, L, 1] stand on the diagonal; [L, axes] and [B, L, axes] have each coordinate."""
+    rope, x = make(24, "half"), torch.randn(2, 3, 5, 24)
+    n = rope.axes
+    line = torch.arange(5) + torch.tensor([[0], [40]])
+    diagonal = line[..., None].expand(2, 5, n)
+    want = rope.rotate(x, diagonal)
+    for positions in (line, line[..., None]):
+        close(rope.rotate(x, positions), want, 0)
+    for positions in (line[0], diagonal[0], 0):
+        close(rope.rotate(x[:1], positions), want[:1], 0)
+    grid = torch.stack([line + 7 * axis for axis in range(n)], -1)
+    rows = torch.cat([rope.rotate(x[b : b + 1], grid[b]) for b in range(2)])
+    close(rope.rotate(x, grid), rows, 0)
+    assert not torch.allclose(rows, want, atol=0.1)
+    for wrong in ([2, 5, n + 1], [2, 5, n, 1], []):
+        message = rf"{rope.registered_name}: expected positions \[L\], \[B, L\] or \[B, L, {n}\]"
+        with pytest.raises(ValueError, match=message):
+            rope.prepare(torch.zeros(wrong, dtype=torch.long))
+
+
+ROWS = [row for row in GOLDEN["multimodal"] if (row["source"], row["sections"]) != ("qwen3", [2, 3, 3])]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['source']}-{row['sections']}")
+def test_multimodal_tables_equal_those_of_published_models(row: dict) -> None:
+    options = {name: row[name] for name in ("base", "sections")}
+    options["arrangement"] = {"qwen2": "contiguous", "qwen3": "interleaved"}[row["source"]]
+    want = [torch.tensor(row[name]) for name in ("cos", "sin")]
+    for angle_dtype, atol in (("float64", 1e-4), ("float32", 2e-7)):
+        rope = MultimodalRotary(2 * sum(row["sections"]), "half", **options, angle_dtype=angle_dtype)
+        close([*rope.prepare(torch.tensor(row["positions"]))], want, atol)
+
+
+def test_default_sections_are_the_published_ones() -> None:
+    """Qwen2-VL 16:24:24 of 64 pairs; Qwen3-VL 24:20:20. Time takes what division leaves."""
+    kinds = {
+        "contiguous": {128: (16, 24, 24), 32: (4, 6, 6), 24: (4, 4, 4), 8: (2, 1, 1), 2: (1, 0, 0)},
+        "interleaved": {128: (24, 20, 20), 32: (6, 5, 5), 24: (6, 3, 3), 8: (2, 1, 1), 2: (1, 0, 0)},
+    }
+    for arrangement, wanted in kinds.items():
+        for head_dim, sections in wanted.items():
+            assert MultimodalRotary(head_dim, "half", arrangement=arrangement).sections == sections
+    assert MultimodalRotary(64, "half", rotary_dim=32).sections == (4, 6, 6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("arrangement", ["contiguous", "interleaved"])
+def test_text_is_rope_to_the_bit(arrangement: str, layout: str) -> None:
+    x = torch.randn(1, 2, 9, 32)
+    for options in ({}, {"rotary_dim": 16, "base": 500.0}, {"scaling": {"name": "linear", "factor": 2.0}}):
+        mrope = MultimodalRotary(32, layout, arrangement=arrangement, **options)
+        want = lg.Rotary(32, layout, **options).rotate(x, 1000)
+        for positions in (1000, torch.arange(1000, 1009)[:, None].expand(-1, 3)):
+            assert torch.equal(mrope.rotate(x, positions), want)
+
+
+# ---- xpos ------------------------------------------------------------------------------------------------------------
+LAST = 131_071
+
+
+def magnitude(table: RotaryTable) -> torch.Tensor:
+    return torch.hypot(table.cos, table.sin)
+
+
+# Sun et al. 2022, with gamma = 0.4: zeta of the first and the last pair, and its root for scale_base = 512.
+@pytest.mark.parametrize(
+    ("head_dim", "zeta", "root"),
+    [(4, [0.2857143, 0.6428571], [0.9975562, 0.9991374]), (64, [0.2857143, 0.9776786], [0.9975562, 0.9999559])],
+)
+def test_published_xpos_magnitudes(head_dim: int, zeta: list, root: list) -> None:
+    tables = XPos(head_dim, "half").prepare(torch.tensor([1, 512]), dtype=torch.float64)
+    want = torch.tensor([root, zeta], dtype=torch.float64)
+    close(magnitude(tables.queries)[:, [0, -1]], want, 5e-8)
+    close(magnitude(tables.keys)[:, [0, -1]], 1 / want, 5e-7)
+
+
+@pytest.mark.parametrize("row", GOLDEN["xpos"], ids=lambda row: f"{row['source']}-{row['scale_base']}")
+def test_xpos_scores_equal_those_of_other_libraries(row: dict) -> None:
+    q, k, want = (torch.tensor(row[name]) for name in ("q", "k", "scores"))
+    order = {"interleaved": [*range(q.shape[-1])], "half": [*range(0, q.shape[-1], 2), *range(1, q.shape[-1], 2)]}
+    for layout, pairs in order.items():
+        xpos = XPos(q.shape[-1], layout, scale_base=row["scale_base"])
+        close(xpos.rotate_queries(q[..., pairs], 3) @ xpos.rotate_keys(k[..., pairs], 3).mT, want, 5e-6)
+
+
+def closed_form(q: np.ndarray, k: np.ndarray, n: int, m: int, layout: str, scale_base: float, gamma: float) -> float:
+    """Sum over pairs of zeta^((n - m)/scale_base) times rope's score, in plain numpy."""
+    pairs = len(q) // 2
+    first = np.arange(0, 2 * pairs, 2) if layout == "interleaved" else np.arange(pairs)
+    second = first + (1 if layout == "interleaved" else pairs)
+    angle = (n - m) * 10_000.0 ** (-np.arange(pairs) / pairs)
+    zeta = (np.arange(pairs) / pairs + gamma) / (1 + gamma)
+    dot, cross = q[first] * k[first] + q[second] * k[second], q[second] * k[first] - q[first] * k[second]
+    return float((zeta ** ((n - m) / scale_base) * (dot * np.cos(angle) - cross * np.sin(angle))).sum())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("scale_base", "gamma"), [(512, 0.4), (100.0, 0.1), (2048, 3.0)])
+def test_xpos_scores_equal_the_closed_form_anywhere(layout: str, scale_base: float, gamma: float) -> None:
+    """Through the tables of the query's block, from near and far; and where no length is given."""
+    q, k = np.random.default_rng(0).normal(size=(2, 8))
+    xpos, x = XPos(8, layout, scale_base=scale_base, gamma=gamma), torch.tensor(np.stack([q, k]))[:, None, None, None]
+    block = xpos.length_at(0, 0)
+    for n in (0, 1, block - 1, block, block + 1, 5000, 100_003, LAST):
+        for m in {n, n - 1, n - 7, n - 700, n - block, n // 2, 0}:
+            if m < 0:
+                continue
+            want = pytest.approx(closed_form(q, k, n, m, layout, scale_base, gamma), abs=2e-9)  # float64 at 131,071
+            length = xpos.length_at(n, LAST)
+            rotated_q = xpos.queries(x[0], xpos.prepare(torch.tensor([n]), length, torch.float64))
+            rotated_k = xpos.keys(x[1], xpos.prepare(torch.tensor([m]), length, torch.float64))
+            assert float((rotated_q * rotated_k).sum()) == want
+            if (scale_base, n) == (512, 5000):
+                assert float((xpos.rotate_queries(x[0], n) * xpos.rotate_keys(x[1], m)).sum()) == want
+
+
+def test_blocks_of_xpos() -> None:
+    """The length is the end of the query's block, whatever the newest key: decoding sees the tables of a whole pass."""
+    xpos = XPos(8, "half")
+    half = int(math.log(16) * 512 / math.log(1.4 / 0.4))  # where zeta_0 is about to fall to 1/16
+    assert xpos.length_at(0, 0) == xpos.length_at(2 * half - 1, 10**6) == 2 * half
+    query = torch.tensor([[0, 2 * half - 1, 2 * half, LAST]])
+    assert torch.equal(xpos.length_at(query, query), (query // (2 * half) + 1) * 2 * half)
+    assert XPos(8, "half", scale_base=1e-9).length_at(5, 5) == 6  # never an empty block
+    assert XPos(8, "half", gamma=1e300).length_at(LAST, LAST) == 2**41  # nor one that no int64 holds
+
+
+@pytest.mark.parametrize(("scale_base", "gamma"), [(512, 0.4), (37.5, 0.4), (512, 1e-4)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_xpos_overflows_at_no_position(dtype: torch.dtype, scale_base: float, gamma: float) -> None:
+    """Queries and keys at all of 0 .. 131,071 by the tables of any block: finite, and those that meet no larger than 16."""
+    xpos = XPos(4, "interleaved", scale_base=scale_base, gamma=gamma).to(dtype)
+    positions = torch.arange(0, LAST + 1, 257)
+    x = torch.full((1, 1, len(positions), 4), 30.0, dtype=dtype)
+    for n in (0, 5000, 100_003, LAST):
+        end = xpos.length_at(n, LAST)
+        tables = xpos.prepare(positions, end, dtype)
+        assert bool(xpos.queries(x, tables).isfinite().all()) and bool(xpos.keys(x, tables).isfinite().all())
+        assert max(float(magnitude(table).max()) for table in tables) < 16.01
+        for table in xpos.prepare(torch.arange(end - xpos.length_at(0, 0), end), end, dtype):
+            assert 1 / 16.1 < float(magnitude(table).min()) < 0.1 < 10 < float(magnitude(table).max()) < 16.01
+
+
+def test_keys_after_the_block_take_the_magnitude_of_its_end() -> None:
+    xpos = XPos(8, "half")
+    end = xpos.length_at(0, 0)
+    keys = magnitude(xpos.prepare(torch.tensor([end - 1, end, end + 1, 2 * end]), end, torch.float64).keys)
+    close(keys[1:], keys[1].expand(3, 4))
+    assert bool((keys[0] < keys[1]).all())
+    early = magnitude(xpos.prepare(torch.tensor([0, end, end + 1]), 2 * end, torch.float64).queries)
+    close(early[0], early[1])
+    assert bool((early[1] > early[2]).all())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_xpos_that_does_not_fall_is_rope(layout: str) -> None:
+    """gamma beyond all bounds makes zeta 1."""
+    xpos, rope = XPos(8, layout, base=500.0, gamma=1e15), lg.Rotary(8, layout, base=500.0)
+    x = torch.randn(1, 2, 9, 8, dtype=torch.float64)
+    for rotate in (xpos.rotate_queries, xpos.rotate_keys):
+        close(rotate(x, 100), rope.rotate(x, 100))
+
+
+def test_xpos_without_a_length_takes_positions_that_fit_the_dtype() -> None:
+    """Magnitudes up to the root of the greatest number; float64 reaches beyond 131,071."""
+    x, xpos = torch.ones(1, 4), XPos(4, "half")
+    for dtype, reach in ((torch.float16, 2266), (torch.bfloat16, 18_129), (torch.float32, 18_130)):
+        assert bool(xpos.rotate_keys(x.to(dtype), reach - 1).isfinite().all())
+        message = rf"xpos without a length, in {dtype}: expected positions 0 \.\. {reach - 1}"
+        with pytest.raises(ValueError, match=message):
+            xpos.rotate_keys(x.to(dtype), reach)
+    assert bool(xpos.rotate_keys(x.double(), LAST).isfinite().all())
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
-WRONG = [
-    (lambda: lg.Rotary(7, "half"), "even rotary_dim"),
-    (lambda: lg.Rotary(8, "half", rotary_dim=10), "at most head_dim=8, got 10"),
-    (lambda: lg.Rotary(8, "half", rotary_dim=0), "rotary_dim"),
-    (lambda: lg.Rotary(8, "neox"), r"'half' \(GPT-NeoX, Llama\) or 'interleaved' \(GPT-J\), got 'neox'"),
-    (lambda: lg.Rotary(8, "half", angle_dtype="bfloat16"), "angle_dtype"),
-    (lambda: lg.Rotary(8, "half", base=-1.0), "base"),
-    (lambda: lg.encoding("rope", head_dim=8), "'rope' needs the option 'layout'"),
-    (lambda: lg.Rotary(8, "half", proportion=1.5), "proportion from 0 to 1"),
-    (lambda: lg.Rotary(8, "half", scaling={"name": "yarm"}), "did you mean 'yarn'"),
-    (lambda: lg.Rotary(8, "half", scaling="yarn"), "expected a scheme"),
-    (lambda: lg.Rotary(8, "half").rotate(torch.zeros(2, 6), 0), r"rope: expected \[B, H, L, 8\], got \[1, 1, 2, 6\]"),
-    (lambda: lg.Rotary(8, "half").prepare(torch.tensor(3)), r"rope: expected positions \[L\], \[B, L\] .* got \[\]"),
-    (lambda: lg.Rotary(8, "half").prepare(torch.zeros(2, 3, 2, dtype=torch.long)), r"\[B, L\].* got \[2, 3, 2\]"),
-    (lambda: lg.Rotary(8, "half").prepare(torch.tensor([1.5])), "integer positions"),
-    (lambda: lg.Rotary(8, "half").prepare(torch.tensor([-3])), "got -3 .. -3"),
-]
-
-
-test_wrong_options = refused_calls(WRONG)
-
-
-def test_values_are_not_rotated() -> None:
-    """One key: the output is its value, wherever it stands."""
-    q, k, v = torch.randn(3, 1, 2, 1, 8)
-    torch.testing.assert_close(lg.attend(q, k, v, encoding=lg.Rotary(8, "half"), q_positions=77), v)
-
-
-def test_defaults() -> None:
-    """Su et al. 2021: all dimensions, base 10,000; the layout of a model of our own is the paper's, of checkpoints none."""
-    rope = lg.Rotary(8, "half")
-    assert (rope.base, rope.rotary_dim, rope.scaling, rope.proportion) == (10_000.0, 8, None, 1.0)
-    assert (rope.angle_dtype, rope.softmax_factor, rope.axes, rope.shared) == ("float64", 1.0, 1, True)
-    assert (rope.relative, rope.stable_keys, rope.length_at(3, 9)) == (True, True, None)
-    for kind in (lg.Rotary, lg.AxialRotary, lg.MultimodalRotary, lg.XPos):
-        assert kind.model_defaults == {"layout": "interleaved"}
-
-
-def test_memory_that_reads_as_complex_numbers_is_not_copied() -> None:
-    whole = torch.randn(4, 6, 8)
-    for readable in (whole, whole[1:], whole.transpose(0, 1), whole[..., 2:6], whole[:, ::2]):
-        assert as_pairs(readable) is readable
-    for odd in (
-        whole[..., 1:5],
-        torch.randn(3, 4, 7)[..., :6],
-        torch.randn(6, 4).T,
-        whole[..., ::2],
-        whole.permute(1, 2, 0),
-    ):
-        copy = as_pairs(odd)
-        assert torch.equal(copy, odd)
-        pairs = torch.view_as_complex(copy.unflatten(-1, (-1, 2)))
-        assert torch.equal(torch.view_as_real(pairs).flatten(-2), odd)
+AT = torch.tensor
+test_wrong_options = refused_calls(
+    [
+        (lambda: lg.Rotary(7, "half"), "rope: expected an even rotary_dim"),
+        (lambda: lg.Rotary(8, "half", rotary_dim=10), "at most head_dim=8, got 10"),
+        (lambda: lg.Rotary(8, "neox"), r"'half' \(GPT-NeoX, Llama\) or 'interleaved' \(GPT-J\), got 'neox'"),
+        (lambda: lg.Rotary(8, "half", angle_dtype="bfloat16"), "angle_dtype"),
+        (lambda: lg.encoding("rope", head_dim=8), "'rope' needs the option 'layout'"),
+        (lambda: lg.Rotary(8, "half", scaling={"name": "yarm"}), "did you mean 'yarn'"),
+        (
+            lambda: lg.Rotary(8, "half").rotate(torch.zeros(2, 6), 0),
+            r"rope: expected \[B, H, L, 8\], got \[1, 1, 2, 6\]",
+        ),
+        (lambda: lg.Rotary(8, "half").prepare(AT(3)), r"rope: expected positions \[L\], \[B, L\] .* got \[\]"),
+        (lambda: lg.Rotary(8, "half").prepare(torch.zeros(2, 3, 2).long()), r"\[B, L\].* got \[2, 3, 2\]"),
+        (lambda: AxialRotary(14, "half"), "axial_rope: expected head_dim to be a multiple of 4, .* got 14"),
+        (lambda: AxialRotary(8, "half", axes=3), "multiple of 6"),
+        (lambda: AxialRotary(8, "half", axes=0), "axial_rope: expected axes to be an int of 1 or more, got 0"),
+        (lambda: AxialRotary(8, "neox"), "axial_rope: expected layout"),
+        (lambda: AxialRotary(8, "half", base=0.0), "axial_rope: expected base"),
+        (lambda: AxialRotary(8, "half").prepare(AT([[1, -1]])), "axial_rope: .* got -1 .. 1"),
+        (lambda: MultimodalRotary(16, "half", sections=4), "mrope: expected sections of pairs .*, got 4"),
+        (lambda: MultimodalRotary(16, "half", sections=[2, 3, 4]), r"sum to rotary_dim/2 = 8, got \[2, 3, 4\]"),
+        (lambda: MultimodalRotary(16, "half", sections=[4, 4]), "time, height and width"),
+        (lambda: MultimodalRotary(16, "half", sections=[9, 0, -1]), r"sum to rotary_dim/2 = 8, got \[9, 0, -1\]"),
+        (lambda: MultimodalRotary(16, "half", sections=[4.0, 2, 2]), "sections"),
+        (lambda: MultimodalRotary(16, "half", sections=[2, 3, 3], arrangement="interleaved"), r"read \(3, 3, 2\)"),
+        (lambda: MultimodalRotary(16, "half", arrangement="mixed"), "'contiguous' or 'interleaved', got 'mixed'"),
+        (lambda: XPos(7, "half"), "xpos: expected an even rotary_dim"),
+        (lambda: XPos(8, "half", scale_base=0), "xpos: expected scale_base above 0, got 0"),
+        (lambda: XPos(8, "half", gamma=-0.4), "xpos: expected gamma above 0, got -0.4"),
+        (lambda: XPos(8, "half").rotate(torch.zeros(2, 6), 0), r"xpos: expected \[B, H, L, 8\], got \[1, 1, 2, 6\]"),
+        (lambda: XPos(8, "half").prepare(AT([1.5])), "xpos: expected integer positions"),
+        (lambda: XPos(8, "half").prepare(AT([-3]), 4), "xpos: .* got -3 .. -3"),
+    ]
+)

@@ -1,15 +1,16 @@
-"""Turning pairs cheaply: each form equals the textbook's formula, in values and gradients, on any memory."""
+"""Rotating pairs cheaply: each form equals the textbook's formula, in values and gradients, on any memory."""
 
 import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import longitude as lg
 from longitude.positions import rotation
 from longitude.positions.rotation import RotaryTable, apply_rotary, compiled, rotate_by_formula
+from tests.support import close
 
 LAYOUTS = ("half", "interleaved")
-EXACT = {"atol": 1e-12, "rtol": 0}
 needs_compiler = pytest.mark.skipif(compiled() is None, reason="no C compiler here")
 
 
@@ -68,19 +69,19 @@ def test_equals_the_textbook(route: str, layout: str, length: int, rotary_dim: i
     near = torch.arange(length) + 5
     for positions in (near, torch.stack([near, 2 * near + 1])):
         x, weight = torch.randn(2, 2, 3, length, 16, dtype=torch.float64)
-        for dtype, exact in ((torch.float64, EXACT), (torch.float32, {"atol": 1e-6 * 5, "rtol": 1e-6})):
+        for dtype, atol, rtol in ((torch.float64, 1e-12, 0), (torch.float32, 5e-6, 1e-6)):
             tables = rope.prepare(positions, dtype=dtype)
             rounded, wanted = x.to(dtype), x.to(dtype).double().requires_grad_()
             want = textbook(wanted, positions, layout, rotary_dim)
             (back,) = torch.autograd.grad(want, wanted, weight.to(dtype).double())
-            for name, memory in memories(rounded).items():
+            for memory in memories(rounded).values():
                 memory.requires_grad_()
                 got = rope.queries(memory, tables)
                 assert got.dtype == dtype
-                torch.testing.assert_close(got.double(), want, msg=lambda m, n=name: f"{n}: {m}", **exact)
+                close(got.double(), want, atol, rtol)
                 for gradient in memories(weight.to(dtype)).values():
                     (given,) = torch.autograd.grad(got, memory, gradient, retain_graph=True)
-                    torch.testing.assert_close(given.double(), back, msg=lambda m, n=name: f"{n}: {m}", **exact)
+                    close(given.double(), back, atol, rtol)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -107,29 +108,13 @@ def test_narrow_numbers_rotate_in_float32(route: str, layout: str, dtype: torch.
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own, in forward mode
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradients_of_every_order(layout: str) -> None:
-    table = lg.Rotary(6, layout).prepare(torch.tensor([[3, 9, 1], [4, 0, 77]]), dtype=torch.float64)
-    x = torch.randn(2, 2, 3, 6, dtype=torch.float64, requires_grad=True)
+    """Also where rotations stretch, as those of xpos and YaRN do: the gradient is the transpose, not the inverse."""
+    cos, sin = 3 * torch.randn(2, 2, 1, 3, 3, dtype=torch.float64)
+    table, x = RotaryTable(cos, sin), torch.randn(2, 2, 3, 6, dtype=torch.float64, requires_grad=True)
     assert gradcheck(lambda x: apply_rotary(x, table, layout), x, check_forward_ad=True)
-    assert gradgradcheck(lambda x: apply_rotary(x, table, layout), x)
-    assert gradgradcheck(lambda x: apply_rotary(x, table, layout).square() * x.sin(), x)  # where the second is not zero
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_the_gradient_rotates_by_the_negative_angle(route: str, layout: str) -> None:
-    """Tables whose rotations also stretch, as those of xpos and YaRN: the gradient is the transpose, not the inverse."""
-    table = RotaryTable(3 * torch.randn(5, 4), 3 * torch.randn(5, 4))
-    x = torch.randn(1, 2, 5, 8, requires_grad=True)
-    y = torch.randn(1, 2, 5, 8)
-    (back,) = torch.autograd.grad(apply_rotary(x, table, layout), x, y)
-    torch.testing.assert_close((apply_rotary(x, table, layout) * y).sum(), (x * back).sum())
-    torch.testing.assert_close(back, apply_rotary(y, table.back, layout))
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_tables_that_learn_get_gradients(layout: str) -> None:
-    cos, sin = torch.randn(2, 3, 2, dtype=torch.float64).requires_grad_()
-    x = torch.randn(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
-    assert gradcheck(lambda x, cos, sin: apply_rotary(x, RotaryTable(cos, sin), layout), (x, cos, sin))
+    assert gradgradcheck(lambda x: apply_rotary(x, table, layout).square() * x.sin(), x)
+    learned = [t.requires_grad_() for t in (cos, sin)]
+    assert gradcheck(lambda x, cos, sin: apply_rotary(x, RotaryTable(cos, sin), layout), (x, *learned))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -172,11 +157,8 @@ def test_compiled_equals_the_formula_to_the_bit(layout: str, monkeypatch: pytest
     assert len(calls) == 1  # too small
 
 
+@needs_compiler
 def test_the_operator_is_known_to_tracers() -> None:
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    if compiled() is None:
-        pytest.skip("no C compiler here")
     table = lg.Rotary(8, "half").prepare(torch.arange(4))
     x = torch.randn(1, 2, 4, 8)
     op = torch.ops.longitude.rotate.default
@@ -190,10 +172,10 @@ def test_tables_that_broadcast(layout: str) -> None:
     """One position for all tokens, rows for a single one: the formula's, whatever the shapes."""
     table = lg.Rotary(4, layout).prepare(torch.tensor([3]), dtype=torch.float64)
     x = torch.randn(2, 2, 5, 4, dtype=torch.float64)
-    torch.testing.assert_close(apply_rotary(x, table, layout), textbook(x, torch.full((5,), 3), layout, 4), **EXACT)
-    rows = lg.Rotary(4, layout).prepare(torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]]), dtype=torch.float64)
-    want = torch.cat([textbook(x[:1], torch.arange(5), layout, 4), textbook(x[:1], torch.arange(9, 4, -1), layout, 4)])
-    torch.testing.assert_close(apply_rotary(x[:1], rows, layout), want, **EXACT)
+    close(apply_rotary(x, table, layout), textbook(x, torch.full((5,), 3), layout, 4))
+    positions = torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
+    rows = lg.Rotary(4, layout).prepare(positions, dtype=torch.float64)
+    close(apply_rotary(x[:1], rows, layout), textbook(x[:1].expand(2, -1, -1, -1), positions, layout, 4))
     with pytest.raises(RuntimeError, match="size"):
         apply_rotary(x[:, :, :3], rows, layout)
 
@@ -206,8 +188,8 @@ def test_function_transforms(route: str, layout: str) -> None:
     torch.testing.assert_close(torch.func.grad(lambda x: apply_rotary(x, table, layout).square().sum())(x), 2 * x)
 
 
-@pytest.mark.skipif(compiled() is None, reason="no C compiler here")
-@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@needs_compiler
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_not_finite_as_in_the_formula(layout):
     """NaN, infinities, the largest and the tiniest numbers, in tokens and in angles."""
     generator = torch.Generator().manual_seed(0)

@@ -1,9 +1,10 @@
-"""Frequencies and the schemes that stretch them: published numbers, the published library's tables, laws, and pitfalls."""
+"""Frequencies and the schemes that stretch them: published numbers, the published library's tables, laws, and refusals."""
 
+import dataclasses
+import itertools
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from longitude.positions.hugging_face import from_hugging_face
 from longitude.positions.scaling import (
     NTK,
+    SCHEMES,
     BaseChange,
     DynamicNTK,
     Linear,
@@ -20,11 +22,16 @@ from longitude.positions.scaling import (
     NTKByParts,
     Scaling,
     YaRN,
+    base as base_module,
+    from_dict,
+    ntk as ntk_module,
     rope_frequencies,
 )
+from tests.support import golden
 
 LISTS = {"short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 2.0, 8.0, 32.0]}
-ONES = {"short_factor": [1.0] * 32, "long_factor": [1.0] * 32}
+ONES = [1.0] * 32
+RISING = [1.25 ** (k / 2) for k in range(32)]
 
 
 def inverse(scaling=None, head_dim: int = 64, base: float = 10_000.0, **options) -> Tensor:
@@ -39,26 +46,21 @@ def exact(got: Tensor, want: list[float], tolerance: float = 1e-12) -> None:
     torch.testing.assert_close(got, torch.tensor(want, dtype=torch.float64), rtol=tolerance, atol=0)
 
 
-# ---- plain -----------------------------------------------------------------------------------------------------------
+# ---- published numbers and tables ------------------------------------------------------------------------------------
 def test_plain_frequencies() -> None:
     exact(inverse(head_dim=8), [1, 0.1, 0.01, 0.001], 1e-14)
     exact(inverse(head_dim=64, base=5e5, rotary_dim=16), [theta(k, 16, 5e5) for k in range(8)], 1e-14)
-    assert rope_frequencies(8)[1:] == (1.0, 1.0)
-    assert inverse().dtype == torch.float64
 
 
 @pytest.mark.parametrize(
-    ("dim", "proportion", "turning"), [(16, 1, 8), (16, 0.75, 6), (16, 0.7, 5), (16, 0.1, 0), (16, 0.0, 0), (4, 0.5, 1)]
+    ("dim", "proportion", "rotating"),
+    [(16, 1, 8), (16, 0.75, 6), (16, 0.7, 5), (16, 0.1, 0), (16, 0.0, 0), (4, 0.5, 1)],
 )
-def test_proportion_keeps_the_fastest_pairs_at_their_frequencies(dim: int, proportion: float, turning: int) -> None:
+def test_proportion_keeps_the_fastest_pairs_at_their_frequencies(dim: int, proportion: float, rotating: int) -> None:
     """p-RoPE: exponents over all rotary dimensions, unlike partial rotary; int(p d) // 2 pairs."""
-    want = [theta(k, dim) if k < turning else 0.0 for k in range(dim // 2)]
+    want = [theta(k, dim) if k < rotating else 0.0 for k in range(dim // 2)]
     exact(inverse(head_dim=dim, proportion=proportion), want)
     exact(inverse(Linear(2.0), head_dim=2 * dim, rotary_dim=dim, proportion=proportion), [x / 2 for x in want])
-
-
-# ---- the published library -------------------------------------------------------------------------------------------
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "scaling.json").read_text())
 
 
 def label(case: dict) -> str:
@@ -67,7 +69,7 @@ def label(case: dict) -> str:
 
 
 @pytest.mark.one_in(5)
-@pytest.mark.parametrize("case", GOLDEN["cases"], ids=label)
+@pytest.mark.parametrize("case", golden("scaling")["cases"], ids=label)
 def test_tables_of_transformers(case: dict) -> None:
     """Their float32 tables, made by tests/golden/make_scaling.py."""
     rope = from_hugging_face({name: case[name] for name in ("rope_parameters", "max_position_embeddings")})
@@ -76,13 +78,6 @@ def test_tables_of_transformers(case: dict) -> None:
     assert got.attention_factor == pytest.approx(case["attention_factor"], rel=1e-12)
 
 
-def test_golden_cases_are_of_every_type() -> None:
-    types = {case["rope_parameters"]["rope_type"] for case in GOLDEN["cases"]}
-    assert types == {"linear", "dynamic", "yarn", "longrope", "llama3", "proportional"}
-    assert GOLDEN["versions"]["transformers"]
-
-
-# ---- linear, base ----------------------------------------------------------------------------------------------------
 def test_linear_divides_and_never_rounds_positions() -> None:
     """Rounding p/s down would make 904 of 5000 neighbours collide (5000 over 4096)."""
     exact(inverse(Linear(5000 / 4096)), [theta(k) * 4096 / 5000 for k in range(32)])
@@ -93,28 +88,23 @@ def test_linear_divides_and_never_rounds_positions() -> None:
 def test_base_change() -> None:
     """Adjusted base frequencies of d = 64, base 1e6, and of Llama 3 (d = 128, base 5e5)."""
     exact(inverse(BaseChange(1e6))[-1:], [1.5399265e-6], 1e-7)
-    exact(inverse(BaseChange(5e5), 128)[-1:], [2.4551408e-6], 1e-7)
-    exact(inverse(BaseChange(5e5), base=123.0), [theta(k, 64, 5e5) for k in range(32)])
+    exact(inverse(BaseChange(5e5), 128, base=123.0)[-1:], [2.4551408e-6], 1e-7)
 
 
-# ---- NTK -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("factor", "ratio"), [(5000 / 4096, 1.2285814), (4.0, 4.1829366)])
 def test_ntk_base(factor: float, ratio: float) -> None:
     """d = 64. With the exponent 2/(d-2), found in print, the ratios would be 1.0064539 and 1.0457341."""
     exact(inverse(NTK(factor)), [theta(k, 64, 10_000 * ratio) for k in range(32)], 1e-6)
     exact(inverse(NTK(factor))[-1:], [theta(31) / factor])  # the slowest is divided by the factor
-    assert inverse(NTK(factor))[0] == 1.0
     exact(inverse(NTK(factor), head_dim=4), [1, 0.01 / factor])  # two pairs suffice
 
 
 def test_dynamic_ntk() -> None:
     """factor 2, L = 4096, length 8192, d = 64: base 31082.24; at factor 1 the bracket is length/L."""
-    scaling = DynamicNTK(2.0, 4096, max_length=8192)
     want = [theta(k, 64, 31_082.24) for k in range(32)]
-    exact(inverse(scaling), want, 1e-6)
+    exact(inverse(DynamicNTK(2.0, 4096, max_length=8192)), want, 1e-6)
     exact(inverse(DynamicNTK(2.0, 4096), length=8192), want, 1e-6)
-    exact(inverse(DynamicNTK(2.0, 4096, follow="row"), length=torch.tensor(8192)), inverse(scaling).tolist())
-    assert inverse(DynamicNTK(2.0, 3, follow="row"), length=torch.tensor(10)).dtype == torch.float64
+    exact(inverse(DynamicNTK(2.0, 4096, follow="row"), length=torch.tensor(8192)), want, 1e-6)
     exact(inverse(DynamicNTK(2.0, 3), length=torch.tensor(10)), inverse(DynamicNTK(2.0, 3), length=10).tolist())
     exact(inverse(DynamicNTK(1.0, 4096), length=8192), [theta(k, 64, 10_000 * 2 ** (64 / 62)) for k in range(32)])
 
@@ -127,7 +117,6 @@ def test_dynamic_ntk_is_plain_up_to_the_original_length(length: int) -> None:
         assert torch.equal(inverse(DynamicNTK(3.3, 4096, length, follow)), inverse())
 
 
-# ---- by parts --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("dim", "original", "truncate", "want"),
     [
@@ -148,7 +137,6 @@ def test_borders_of_the_published_ramp(dim: int, original: int, truncate: bool, 
 def test_yarn_frequency() -> None:
     """d = 128, L = 4096, s = 16: pair 32 lies 12/26 down the ramp from 20 to 46, where the rest is a sixteenth."""
     scaled = inverse(YaRN(16.0, 4096), 128)
-    exact(scaled[32:33] / theta(32, 128), [0.5673077], 1e-7)
     exact(scaled[32:33], [0.005673077], 1e-7)
     kept = [1 - min(max((k - 20) / 26, 0), 1) for k in range(64)]  # inverted, the slow pairs would stay
     exact(scaled, [theta(k, 128) * (g + (1 - g) / 16) for k, g in enumerate(kept)])
@@ -168,72 +156,82 @@ def test_ramp_in_rotations(scheme: type) -> None:
     assert float(code[33] / paper[33]) == pytest.approx(2.6, abs=0.05)
 
 
-def test_betas_are_numbers_of_turns_within_the_original_length() -> None:
-    """Pairs of at least beta_fast rotations stay, of at most beta_slow are interpolated: by either ramp."""
-    rotations = 4096 * inverse() / (2 * math.pi)
-    for ramp in ("dimensions", "rotations"):
-        scaled = inverse(NTKByParts(8.0, 4096, 128, 2, ramp=ramp)) / inverse()
-        fast, slow = (
-            rotations >= 128 * 10_000 ** (2 / 64),
-            rotations <= 2 * 10_000 ** (-2 / 64),
-        )  # a pair further, for rounding
-        assert torch.equal(scaled[fast], torch.ones_like(scaled[fast])) and fast.sum() >= 5
-        assert torch.equal(scaled[slow], torch.full_like(scaled[slow], 1 / 8)) and slow.sum() >= 8
-        assert ((scaled[~fast & ~slow] < 1) | (scaled[~fast & ~slow] > 1 / 8)).all()
+@pytest.mark.parametrize(
+    ("scaling", "dim", "base", "kept"),
+    [
+        (YaRN(4.0, 6), 64, 1e4, [1.0] + [0.0] * 31),  # rounded outwards to pair 0: published, 0.001 wide
+        (YaRN(4.0, 7, truncate=False), 64, 1e4, [1.0] + [0.0] * 31),  # between pairs 0 and 1
+        (YaRN(4.0, 63, 2, 1), 2, 1e4, [1.0]),
+        (YaRN(4.0, 30_000), 64, 15.0, [1.0] * 32),  # low is pair 59 of 64: every real pair rotates often
+    ],
+    ids=str,
+)
+def test_ramps_at_the_very_border(scaling, dim: int, base: float, kept: list) -> None:
+    """What the published code still computes stays, to its value."""
+    exact(inverse(scaling, dim, base), [theta(k, dim, base) * (g + (1 - g) / 4) for k, g in enumerate(kept)])
+
+
+@pytest.mark.parametrize("truncate", [True, False])
+def test_slower_pairs_are_scaled_more_or_refused(truncate: bool) -> None:
+    """At every length up to 1024: what is left of a frequency never grows with the pair, and the law of each end holds."""
+    refused = 0
+    for original in [*range(1, 40), *(2**n for n in range(6, 11))]:
+        for base in (3.0, 50.0, 1e4):
+            scaling, plain = YaRN(4.0, original, truncate=truncate), inverse(None, 16, base)
+            inverse(YaRN(4.0, original, ramp="rotations"), 16, base)  # is never refused
+            try:
+                left = inverse(scaling, 16, base) / plain
+            except ValueError:
+                refused += 1
+                continue
+            rotations = original * plain / (2 * torch.pi)
+            assert (left.diff() <= 1e-12).all(), (original, base)
+            torch.testing.assert_close(left[rotations >= 32], torch.ones_like(left[rotations >= 32]))
+            if not truncate:
+                torch.testing.assert_close(left[rotations <= 1], torch.full_like(left[rotations <= 1], 0.25))
+    assert refused == (9 if truncate else 18)
 
 
 def test_llama3() -> None:
     """Llama 3.1: factor 8, L = 8192, base 5e5, d = 128. Pairs 0..28 stay, 29..34 are blended, 35..63 divided by 8."""
     ratio = inverse(head_dim=128, base=5e5) / inverse(Llama3(8.0, 8192), 128, 5e5)
-    assert torch.equal(ratio[:29], torch.ones(29, dtype=torch.float64))
-    assert torch.equal(ratio[35:], torch.full((29,), 8.0, dtype=torch.float64))
-    assert ((ratio[29:35] > 1) & (ratio[29:35] < 8)).all()
+    exact(ratio[[*range(29), *range(35, 64)]], [1.0] * 29 + [8.0] * 29, 0)
     exact(ratio[29:30], [1.2074840], 2e-7)  # published in float32
     exact(inverse(Llama3(8.0, 8192), 128, 5e5)[[29, 63]], [0.002166571, 3.0689259e-7], 5e-7)
+    for scaling, slow, fast in ((Llama3(8.0, 8192), 1, 4), (Llama3(8.0, 8192, 2, 6), 2, 6)):
+        assert torch.equal(inverse(scaling), inverse(NTKByParts(8.0, 8192, fast, slow, ramp="rotations")))
 
 
-def test_llama3_is_by_parts_with_turns_from_1_to_4() -> None:
-    by_parts = NTKByParts(8.0, 8192, beta_fast=4, beta_slow=1, ramp="rotations")
-    assert torch.equal(inverse(Llama3(8.0, 8192)), inverse(by_parts))
-    other = NTKByParts(8.0, 8192, beta_fast=6, beta_slow=2, ramp="rotations")
-    assert torch.equal(inverse(Llama3(8.0, 8192, 2, 6)), inverse(other))
+G = 1.3688879  # 0.1 ln 40 + 1
 
 
-# ---- YaRN's temperature ----------------------------------------------------------------------------------------------
-def factors(**options) -> tuple[float, float]:
-    return rope_frequencies(64, scaling=YaRN(original_max_length=4096, **options))[1:]
+@pytest.mark.parametrize(
+    ("options", "attention", "softmax"),
+    [
+        ({"factor": 1}, 1, 1),
+        ({"factor": 4}, 1.1386294, 1),
+        ({"factor": 16}, 1.2772589, 1),
+        ({"factor": 32}, 1.3465736, 1),
+        ({"factor": 40}, G, 1),
+        ({"factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707}, 1, 0.1147214 * 192**0.5),  # DeepSeek-V2
+        ({"factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0}, 1, 0.1352338 * 192**0.5),  # and V3
+        # Both given and not zero: their ratio. Else g(1). The second alone still sharpens the softmax, as published.
+        ({"factor": 40, "mscale": 0.707, "mscale_all_dim": 1.0}, 1.2608038 / G, G**2),
+        ({"factor": 40, "mscale": 0.707}, G, 1),
+        ({"factor": 40, "mscale": 0.707, "mscale_all_dim": 0}, G, 1),
+        ({"factor": 40, "mscale": 0, "mscale_all_dim": 1.0}, G, G**2),
+        ({"factor": 40, "mscale_all_dim": 1.0}, G, G**2),
+        ({"factor": 1, "mscale": 0.5, "mscale_all_dim": 0.7}, 1, 1),
+        ({"factor": 40, "attention_factor": 1.5}, 1.5, 1),
+        ({"factor": 40, "attention_factor": 1.5, "mscale": 0.7, "mscale_all_dim": 1.0}, 1.5, G**2),
+    ],
+    ids=str,
+)
+def test_factors_of_yarn(options: dict, attention: float, softmax: float) -> None:
+    got = rope_frequencies(64, scaling=YaRN(original_max_length=4096, **options))[1:]
+    assert got == (pytest.approx(attention, rel=5e-7), pytest.approx(softmax, rel=5e-7))
 
 
-@pytest.mark.parametrize(("s", "want"), [(1, 1), (4, 1.1386294), (16, 1.2772589), (32, 1.3465736), (40, 1.3688879)])
-def test_yarn_attention_factor(s: float, want: float) -> None:
-    assert factors(factor=s) == (pytest.approx(want, abs=5e-8), 1.0)
-
-
-def test_deepseek_factors() -> None:
-    """V2: both 0.707, factor 40: g = 1.2608038 and the scale of 192 dimensions 0.1147214; V3: both 1, 0.1352338."""
-    assert factors(factor=40, mscale=0.707, mscale_all_dim=0.707) == (1.0, pytest.approx(1.5896262, abs=5e-8))
-    assert 192**-0.5 * factors(factor=40, mscale=0.707, mscale_all_dim=0.707)[1] == pytest.approx(0.1147214, abs=5e-8)
-    assert 192**-0.5 * factors(factor=40, mscale=1.0, mscale_all_dim=1.0)[1] == pytest.approx(0.1352338, abs=5e-8)
-
-
-def test_mscale_counts_only_with_its_partner() -> None:
-    """Both given and not zero: their ratio. Else g(1). The second alone still sharpens the softmax, as published."""
-    g = 1.3688879
-    ratio = (1 + 0.0707 * math.log(40)) / (1 + 0.1 * math.log(40))
-    assert factors(factor=40, mscale=0.707, mscale_all_dim=1.0) == (pytest.approx(ratio), pytest.approx(g**2))
-    assert factors(factor=40, mscale=0.707) == (pytest.approx(g), 1.0)
-    assert factors(factor=40, mscale=0.707, mscale_all_dim=0) == (pytest.approx(g), 1.0)
-    assert factors(factor=40, mscale=0, mscale_all_dim=1.0) == (pytest.approx(g), pytest.approx(g**2))
-    assert factors(factor=40, mscale_all_dim=1.0) == (pytest.approx(g), pytest.approx(g**2))
-    assert factors(factor=1, mscale=0.5, mscale_all_dim=0.7) == (1.0, 1.0)
-
-
-def test_explicit_attention_factor_overrides() -> None:
-    assert factors(factor=40, attention_factor=1.5) == (1.5, 1.0)
-    assert factors(factor=40, attention_factor=1.5, mscale=0.7, mscale_all_dim=0.5)[0] == 1.5
-
-
-# ---- LongRoPE --------------------------------------------------------------------------------------------------------
 def test_longrope_lists_switch_after_the_original_length() -> None:
     short, long = ([theta(k, 8) / x for k, x in enumerate(LISTS[name])] for name in ("short_factor", "long_factor"))
     for follow in ("declared", "row", "sequence"):
@@ -242,43 +240,42 @@ def test_longrope_lists_switch_after_the_original_length() -> None:
             exact(inverse(scaling, 8, length=length), short)
             exact(inverse(scaling, 8, length=length + 1), long)
         exact(inverse(scaling, 8), long if follow == "declared" else short)
-    exact(inverse(LongRoPE(**LISTS, original_max_length=100, max_length=100), 8), short)
-    exact(inverse(LongRoPE(**LISTS, original_max_length=100, factor=2, max_length=100), 8), short)
-    exact(inverse(LongRoPE(**LISTS, original_max_length=100, max_length=101), 8), long)
-    exact(inverse(LongRoPE(**LISTS, original_max_length=100, factor=1.0), 8), short)
-    exact(inverse(LongRoPE(**LISTS, original_max_length=100, factor=1.001), 8), long)
-    exact(inverse(LongRoPE(**LISTS, original_max_length=100, max_length=400, follow="row"), 8), long)
+    for options, want in (
+        ({"max_length": 100}, short),
+        ({"factor": 2, "max_length": 100}, short),
+        ({"max_length": 101}, long),
+        ({"factor": 1.0}, short),
+        ({"factor": 1.001}, long),
+        ({"max_length": 400, "follow": "row"}, long),
+    ):
+        exact(inverse(LongRoPE(**LISTS, original_max_length=100, **options), 8), want)
 
 
 @pytest.mark.parametrize(("s", "want"), [(1, 1.0), (2, 1.0408330), (8, 1.1180340), (32, 1.1902381)])
 def test_longrope_attention_factor(s: int, want: float) -> None:
     """sqrt(1 + ln s / ln L), L = 4096; the same for both lists."""
-    options = [{"factor": s}, {"max_length": 4096 * s}, {"factor": s, "max_length": 10**6}]
-    for option in options:
+    for option in ({"factor": s}, {"max_length": 4096 * s}, {"factor": s, "max_length": 10**6}):
         for length in (5, 10_000):
-            got = rope_frequencies(64, scaling=LongRoPE(**ONES, original_max_length=4096, **option), length=length)
+            got = rope_frequencies(64, scaling=LongRoPE(ONES, ONES, 4096, **option), length=length)
             assert got[1:] == (pytest.approx(want, abs=5e-8), 1.0)
-    assert LongRoPE(**ONES, original_max_length=4096, factor=8, attention_factor=1.3).factors() == (1.3, 1.0)
-    assert LongRoPE(**ONES, original_max_length=4096, max_length=1000).factors() == (1.0, 1.0)
-    assert LongRoPE(**ONES, original_max_length=2, factor=4).factors() == (pytest.approx(3**0.5), 1.0)  # the shortest
+    assert LongRoPE(ONES, ONES, 4096, 8, attention_factor=1.3).factors() == (1.3, 1.0)
+    assert LongRoPE(ONES, ONES, 4096, max_length=1000).factors() == (1.0, 1.0)
+    assert LongRoPE(ONES, ONES, 2, 4).factors() == (pytest.approx(3**0.5), 1.0)  # the shortest
 
 
 # ---- which length ----------------------------------------------------------------------------------------------------
 QUERY = torch.tensor([0, 98, 99, 100, 106, 107, 108, 250])
+EXACT_LENGTHS = [100, 100, 100, 101, 107, 108, 109, 251]
 
 
 @pytest.mark.parametrize(
     ("scaling", "row", "sequence"),
     [
-        (
-            DynamicNTK(2.0, 100, follow="row", step=8),
-            [100, 100, 100, 108, 108, 108, 116, 252],
-            [100, 100, 100, 101, 107, 108, 109, 251],
-        ),
-        (DynamicNTK(2.0, 100), [100, 100, 100, 106, 112, 112, 112, 256], [100, 100, 100, 101, 107, 108, 109, 251]),
-        (DynamicNTK(2.0, 90), [90, 100, 100, 105, 110, 110, 110, 255], [90, 99, 100, 101, 107, 108, 109, 251]),
-        (DynamicNTK(2.0, 15), [15, 99, 100, 101, 107, 108, 109, 251], [15, 99, 100, 101, 107, 108, 109, 251]),
-        (LongRoPE(**ONES, original_max_length=100, factor=2), [100] * 3 + [101] * 5, [100] * 3 + [101] * 5),
+        (DynamicNTK(2.0, 100, follow="row", step=8), [100, 100, 100, 108, 108, 108, 116, 252], EXACT_LENGTHS),
+        (DynamicNTK(2.0, 100), [100, 100, 100, 106, 112, 112, 112, 256], EXACT_LENGTHS),
+        (DynamicNTK(2.0, 90), [90, 100, 100, 105, 110, 110, 110, 255], [90, 99, *EXACT_LENGTHS[2:]]),
+        (DynamicNTK(2.0, 15), [15, 99, *EXACT_LENGTHS[2:]], [15, 99, *EXACT_LENGTHS[2:]]),
+        (LongRoPE(ONES, ONES, original_max_length=100, factor=2), [100] * 3 + [101] * 5, [100] * 3 + [101] * 5),
     ],
 )
 def test_length_at(scaling: Scaling, row: list[int], sequence: list[int]) -> None:
@@ -289,7 +286,112 @@ def test_length_at(scaling: Scaling, row: list[int], sequence: list[int]) -> Non
     rows = replace(scaling, follow="row")
     assert rows.length_at(QUERY, QUERY * 0 + 1000).tolist() == row
     assert sequences.length_at(QUERY * 0, QUERY).tolist() == sequence
-    assert rows.length_at(QUERY, QUERY).dtype == torch.int64
     for position, one, other in zip(QUERY.tolist(), row, sequence, strict=True):
         assert rows.length_at(position, 1000) == one and type(rows.length_at(position, 1000)) is int
         assert sequences.length_at(0, position) == other
+
+
+@pytest.mark.parametrize("scaling", [DynamicNTK(2.0, 100), LongRoPE(ONES, RISING, 100, factor=2)], ids=lambda s: s.name)
+def test_frequencies_that_follow_the_length(scaling: Scaling) -> None:
+    """They fall as it grows; equal canonical lengths mean equal tables; and a compiler follows lengths that are tensors."""
+    follows, rows = (replace(scaling, follow=follow) for follow in ("sequence", "row"))
+    tables = [inverse(follows, length=length) for length in (1, 100, 101, 200, 1000)]
+    assert torch.equal(tables[0], tables[1]) and not torch.equal(tables[1], tables[2])
+    assert all((later <= earlier).all() for earlier, later in itertools.pairwise(tables))
+    for newest in (0, 98, 99, 100, 101, 500):
+        asked = inverse(follows, length=newest + 1)
+        assert torch.equal(inverse(follows, length=follows.length_at(0, newest)), asked)
+
+    def of_position(position: Tensor) -> Tensor:
+        return inverse(rows, length=rows.length_at(position, position))
+
+    compiled = torch.compile(of_position, fullgraph=True, backend="eager")
+    for position in (99, 100, 250):
+        torch.testing.assert_close(compiled(torch.tensor(position)), of_position(torch.tensor(position)))
+
+
+def test_without_a_length_the_declared_or_the_original_one_counts() -> None:
+    declared = inverse(DynamicNTK(2.0, 100), length=300)
+    for follow in ("declared", "row", "sequence"):
+        assert torch.equal(inverse(DynamicNTK(2.0, 100, max_length=300, follow=follow)), declared)
+    for follow in ("row", "sequence"):
+        assert torch.equal(inverse(DynamicNTK(2.0, 100, follow=follow)), inverse())
+    for scaling in (Linear(2.0), NTK(2.0), YaRN(2.0, 100), Llama3(2.0, 100), BaseChange(1e6)):
+        assert scaling.length_at(5, 500) is None
+        assert torch.equal(inverse(scaling, length=500), inverse(scaling))
+
+
+# ---- laws of every scheme --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        Linear(1.0),
+        NTK(1.0),
+        DynamicNTK(1.0, 2048, max_length=2048),
+        NTKByParts(1.0, 2048),
+        NTKByParts(1.0, 2048, ramp="rotations"),
+        YaRN(1.0, 2048, truncate=False, mscale=0.7, mscale_all_dim=0.5),
+        LongRoPE(ONES, ONES, 2048, factor=1.0),
+        Llama3(1.0, 2048),
+        BaseChange(10_000.0),
+        None,
+    ],
+)
+def test_factor_one_is_plain_to_the_bit(scaling: Scaling | None) -> None:
+    got, plain = rope_frequencies(64, scaling=scaling), rope_frequencies(64)
+    assert torch.equal(got.inverse, plain.inverse) and got[1:] == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("base", [10_000.0, 5e5])
+@pytest.mark.parametrize("s", [1.5, 4.0, 32.0])
+def test_frequencies_fall_and_lie_between_interpolated_and_plain(s: float, base: float) -> None:
+    plain = inverse(base=base)
+    for scaling in (
+        Linear(s),
+        NTK(s),
+        DynamicNTK(s, 2048, max_length=4096),
+        NTKByParts(s, 2048, ramp="rotations"),
+        YaRN(s, 2048),
+        YaRN(s, 131_072),  # whose ramp ends beyond the last pair
+        Llama3(s, 2048),
+        LongRoPE(ONES, [min(x, s) for x in RISING], 2048, factor=s),
+    ):
+        ratio = plain / inverse(scaling, base=base)
+        bound = s + 1 if isinstance(scaling, DynamicNTK) else s  # at twice the length the bracket is s + 1
+        assert (inverse(scaling, base=base).diff() < 0).all(), scaling
+        assert (ratio >= 1).all() and (ratio <= bound * (1 + 1e-12)).all(), scaling
+        assert (ratio.diff() >= -1e-12).all(), scaling  # what rotates slower is stretched more
+
+
+EXAMPLES = [
+    Linear(4.0),
+    NTK(4.0),
+    DynamicNTK(2.0, 2048, max_length=8192, follow="row", step=100),
+    NTKByParts(4.0, 2048, 16, 2, ramp="rotations"),
+    YaRN(4.0, 2048, mscale=0.7, mscale_all_dim=0.7, truncate=False),
+    LongRoPE(ONES, RISING, 2048, factor=4.0, follow="row"),
+    Llama3(8.0, 8192),
+    BaseChange(5e5),
+]
+
+
+def test_schemes_as_json_and_back() -> None:
+    assert {scaling.name for scaling in EXAMPLES} == {*SCHEMES}
+    assert from_dict(None) is None and from_dict(EXAMPLES[0]) is EXAMPLES[0]
+    for scaling in EXAMPLES:
+        spec = json.loads(json.dumps(scaling.as_dict()))
+        assert spec == scaling.as_dict()  # lists, not tuples
+        assert from_dict(spec) == scaling and hash(from_dict(spec)) == hash(scaling)
+        assert set(spec) == {"name"} | {field.name for field in dataclasses.fields(scaling)}
+        assert torch.equal(inverse(spec), inverse(scaling))
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(scaling, dataclasses.fields(scaling)[0].name, 3.0)
+
+
+def test_frequencies_are_on_the_device_and_as_wide_as_it_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some devices have no float64; the one here plays such a device."""
+    for module in (base_module, ntk_module):
+        monkeypatch.setattr(module, "wide", lambda device: torch.float32 if device.type == "meta" else torch.float64)
+    for scaling in [None, *EXAMPLES]:
+        there = inverse(scaling, device=torch.device("meta"))
+        assert (there.device.type, there.dtype, inverse(scaling).dtype) == ("meta", torch.float32, torch.float64)

@@ -1,0 +1,47 @@
+"""Positions of text, images and videos: those of transformers, and the published rule by hand."""
+
+import pytest
+import torch
+
+from longitude.positions.multimodal import multimodal_positions
+from tests.support import golden, refused_calls
+
+
+@pytest.mark.parametrize("row", golden("rotary")["streams"], ids=lambda row: f"{row['source']}-{row['segments']}")
+def test_positions_equal_those_of_transformers(row: dict) -> None:
+    """It advances by the extent of a grid; the published rule agrees while no video has more frames than that."""
+    segments, want = row["segments"], torch.tensor(row["positions"]).T
+    got = multimodal_positions(segments, next_text="extent")
+    assert torch.equal(got, want)
+    assert int(got.max()) + 1 - len(got) == row["delta"]
+    short = all(isinstance(s, int) or s[0] <= max(s[1:]) for s in segments)
+    assert torch.equal(multimodal_positions(segments), want) == short
+
+
+def test_positions() -> None:
+    """An image from 3, text after it at 6; after a video of 10 frames from 3, text at 13, by the rule of extent at 5."""
+    image = multimodal_positions([3, (1, 2, 3), 2])
+    assert image.tolist() == [
+        *([n, n, n] for n in range(3)),
+        *([3, 3 + row, 3 + column] for row in range(2) for column in range(3)),
+        *([n, n, n] for n in (6, 7)),
+    ]
+    video = multimodal_positions([3, (10, 2, 2), 2])
+    assert video[3:43].tolist() == [[3 + t, 3 + h, 3 + w] for t in range(10) for h in range(2) for w in range(2)]
+    assert video[43:].tolist() == [[13] * 3, [14] * 3]
+    assert multimodal_positions([3, (10, 2, 2), 2], next_text="extent")[43:].tolist() == [[5] * 3, [6] * 3]
+    assert multimodal_positions([(1, 5, 2), (1, 2, 4), 1], next_text="extent")[-1].tolist() == [9, 9, 9]
+    assert multimodal_positions([]).shape == (0, 3)
+
+
+test_wrong_segments = refused_calls(
+    [
+        (lambda: multimodal_positions(3), "expected a list of texts"),
+        (lambda: multimodal_positions([3, (1, 2), 2]), r"\(frames, height, width\), .* got \(1, 2\)"),
+        (lambda: multimodal_positions([0]), "1 or more, got 0"),
+        (lambda: multimodal_positions([True]), "got True"),
+        (lambda: multimodal_positions([2.5]), "got 2.5"),
+        (lambda: multimodal_positions([(1, 2, 0)]), r"got \(1, 2, 0\)"),
+        (lambda: multimodal_positions([3], next_text="last"), "next_text 'max' or 'extent', got 'last'"),
+    ]
+)
