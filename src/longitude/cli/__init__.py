@@ -45,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return DONE
     try:
         _require_known(arguments)
-        return _dispatch(arguments)
+        code = _dispatch(arguments)
+        sys.stdout.flush()
+        return code
     except ValueError as error:
         print(f"longitude: {' '.join(str(error).split())}", file=sys.stderr)
         return WRONG_USE
@@ -67,11 +69,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _require_known(arguments: list[str]) -> None:
     """The nearest valid verb or option for an unknown one."""
-    if not arguments or arguments[0].startswith("-"):
-        if arguments and arguments[0] not in ("-h", "--help"):
-            raise unknown("option", arguments[0], ["--help", "--version"], "`longitude --help` shows the verbs.")
+    verb = arguments[0] if arguments else "--help"
+    if verb in ("-h", "--help"):
         return
-    verb = arguments[0]
+    if verb.startswith("-"):
+        raise unknown("option", verb, ["--help", "--version"], "`longitude --help` shows the verbs.")
     if verb not in verbs():
         raise unknown("verb", verb, verbs(), "`longitude --help` shows them.")
     valid = ["--help"]

@@ -1,7 +1,6 @@
 """`longitude bench`."""
 
 import sys
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +8,7 @@ from typing import Annotated
 import tyro
 
 from longitude.bench.config import BenchConfig
-from longitude.cli.shared import DONE, FAILURES, INTERRUPTED, print_json, stderr_console
+from longitude.cli.shared import DONE, FAILURES, INTERRUPTED, print_json, waiting
 
 
 def bench(
@@ -27,8 +26,7 @@ def bench(
     from longitude.bench.config import checked
 
     config = checked(config)
-    console = stderr_console()
-    with console.status("loading") if console.is_terminal else nullcontext():
+    with waiting("loading"):
         import transformers
 
         from longitude.bench import figures, report
@@ -38,7 +36,7 @@ def bench(
     transformers.utils.logging.set_verbosity_error()
     report.require_place(out)
     try:
-        with Progress(console) as progress:
+        with Progress() as progress:
             rows = sweep(config, progress)
     except KeyboardInterrupt:
         print("longitude: interrupted; nothing was written", file=sys.stderr)

@@ -1,7 +1,6 @@
 """`longitude check`."""
 
 import re
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -49,17 +48,13 @@ def check(
 
     target = part_of(model_or_part)
     with Progress() as progress:
-
-        def on_law(name: str, done: int, total: int) -> None:
-            progress.update(name, done, total)
-
         if target is not None:
             given = {"--length": length, "--reference": reference, "--dtype": dtype}
             for option in [name for name, value in given.items() if value is not None]:
                 raise ValueError(f"{option} is for models, and {model_or_part} is an encoding or a mixer; leave it out")
             from longitude.check.parts import battery_of, check_part
 
-            results = check_part(*target, laws=laws, on_law=on_law)
+            results = check_part(*target, laws=laws, on_law=progress.update)
             protocol: dict[str, Any] = {"kind": battery_of(*target).noun}
         else:
             from longitude.check import check_subject, subject_of
@@ -74,7 +69,7 @@ def check(
             other = None if reference is None else loaded(reference)
             subject = subject_of(checkpoint, length=length, reference=other, seed=seed)
             subject.on_progress = lambda share: progress.update(None, int(progress.done) + min(share, 0.99))
-            results = check_subject(subject, laws, on_law)
+            results = check_subject(subject, laws, progress.update)
             protocol = {
                 "kind": "model",
                 "tokens": subject.reach,
@@ -136,30 +131,23 @@ def or_part(name: str) -> Iterator[None]:
 # ---- output ------------------------------------------------------------------------------------------------------------
 def show(checked: str, protocol: Mapping[str, Any], results: Mapping[str, Any]) -> None:
     """The table, the reason of each broken law, and one line of summary."""
-    from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    table = Table("law", "status", "measured", "threshold", "what it claims, or why it does not apply", box=None)
-    for column in table.columns[:4]:
-        column.no_wrap = True
+    from longitude.report.table import show as display, table
+
+    laws = table("law", "status", "measured", "threshold", "what it claims, or why it does not apply", words=5)
+    laws.columns[4].no_wrap = False
     for result in results.values():
         words = result.reason if result.status == "does not apply" else result.claim
         words += f" ({result.reason})" if result.status == "holds" and result.reason else ""
         status = Text(result.status, STYLES[result.status])
-        table.add_row(result.law, status, number(result.measured), number(result.threshold), Text(words))
-    console.print(table)
-    for result in results.values():
-        if result.status == "broken":
-            console.print(Text.assemble((f"\n{result.law}: ", "bold red"), result.reason), soft_wrap=True)
+        laws.add_row(result.law, status, number(result.measured), number(result.threshold), Text(words))
+    broken = [result for result in results.values() if result.status == "broken"]
     count = Counter(result.status for result in results.values())
     words = f"of {len(results)} laws {count['holds']} hold, {count['broken']} are broken, {count['does not apply']} do not apply"
     how = ", ".join(f"{key} {value}" for key, value in protocol.items() if key != "kind" and value is not None)
-    console.print(
-        f"\n{checked}: {words}" + (f"  ({how})" if how else ""), highlight=False, markup=False, soft_wrap=True
-    )
-    sys.stdout.flush()
+    reasons = [Text.assemble((f"\n{result.law}: ", STYLES["broken"]), result.reason) for result in broken]
+    display(laws, *reasons, f"\n{checked}: {words}" + (f"  ({how})" if how else ""))
 
 
 def number(value: float | None) -> str:

@@ -7,60 +7,65 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from longitude.cli.shared import DONE, print_json, stderr_console
+from longitude.cli.shared import DONE, print_json
+from longitude.errors import check_positive, check_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtendOptions:
-    """A checkpoint for longer texts: what changes, and where the numbers come from."""
+    """A checkpoint for longer texts: what changes, and where the numbers come from.
+
+    Args:
+        to: The new length in tokens.
+        method: linear, ntk, dynamic, ntk-by-parts, yarn, longrope, llama3, base or another registered scheme; a learned table
+            is stretched with linear.
+        factor: Factor of the scheme; by default --to over the original length. Llama 3.1 has 8 from 8192 to 131072.
+        base: With --method base: the new base of the frequencies (rope_theta), such as 500000.
+        original: The trained length, where the configuration does not hold it; needed to extend what is extended already.
+        convert_layout: half or interleaved: the rotary layout to bring the weights into, from the other one.
+        text: Text of the measured cost: a file, a folder, datasets:NAME, or the sources of Python's standard library.
+        no_measure: Leave out the measured cost: no model is loaded, and the tokenizer may be missing.
+        budget: With --method longrope: minutes to search, in all; 32 candidates are tried at least, however long they take.
+        seed: Of the search and of fine-tuning.
+        fine_tune: Text to train on after extending, full or with --lora: a file, a folder, stdlib or datasets:NAME. Without
+            --to, MODEL is trained as it is.
+        steps: With --fine-tune: how many.
+        lora: With --fine-tune: train low-rank matrices only (peft), merged at the end.
+        positions: With --fine-tune: where positions of a window come from: contiguous, or randomized or skipped over the whole
+            length.
+        window: With --fine-tune: tokens of a window; by default the new length, with other positions the original one.
+        batch: With --fine-tune: windows per step on each device.
+        learning_rate: With --fine-tune: after 5 % of the steps, in which it rises.
+        gradient_checkpointing: With --fine-tune: less memory, a third more time.
+        dry_run: Print what would change, and write nothing.
+        allow_pickle: Take weights that are saved as a pickle, which can run code as it is read; they are written as
+            safetensors.
+    """
 
     to: int | None = None
-    """The new length in tokens."""
     method: str | None = None
-    """linear, ntk, dynamic, ntk-by-parts, yarn, longrope, llama3, base or another registered scheme; a learned table is
-    stretched with linear."""
     factor: float | None = None
-    """Factor of the scheme; by default --to over the original length. Llama 3.1 has 8 from 8192 to 131072."""
     base: float | None = None
-    """With --method base: the new base of the frequencies (rope_theta), such as 500000."""
     original: int | None = None
-    """The trained length, where the configuration does not hold it; needed to extend what is extended already."""
     convert_layout: Literal["half", "interleaved"] | None = None
-    """half or interleaved: the rotary layout to bring the weights into, from the other one."""
     text: str = "stdlib"
-    """Text of the measured cost: a file, a folder, datasets:NAME, or the sources of Python's standard library."""
     no_measure: bool = False
-    """Leave out the measured cost: no model is loaded, and the tokenizer may be missing."""
     budget: float = 4.0
-    """With --method longrope: minutes to search, in all; 32 candidates are tried at least, however long they take."""
     seed: int = 0
-    """Of the search and of fine-tuning."""
     fine_tune: str | None = None
-    """Text to train on after extending, full or with --lora: a file, a folder, stdlib or datasets:NAME. Without --to, MODEL is
-    trained as it is."""
     steps: int | None = None
-    """With --fine-tune: how many."""
     lora: bool = False
-    """With --fine-tune: train low-rank matrices only (peft), merged at the end."""
     positions: Literal["contiguous", "randomized", "skipped"] = "contiguous"
-    """With --fine-tune: where positions of a window come from: contiguous, or randomized or skipped over the whole length."""
     window: int | None = None
-    """With --fine-tune: tokens of a window; by default the new length, with other positions the original one."""
     batch: int = 1
-    """With --fine-tune: windows per step on each device."""
     learning_rate: float = 2e-5
-    """With --fine-tune: after 5 % of the steps, in which it rises."""
     gradient_checkpointing: bool = False
-    """With --fine-tune: less memory, a third more time."""
     dry_run: bool = False
-    """Print what would change, and write nothing."""
     allow_pickle: bool = False
-    """Take weights that are saved as a pickle, which can run code as it is read; they are written as safetensors."""
 
     def check(self) -> None:
         """ValueError for options that exclude each other."""
-        if not self.budget > 0:
-            raise ValueError(f"--budget: expected minutes above 0, got {self.budget}")
+        check_positive("extend", **{"--budget": self.budget, "--learning-rate": self.learning_rate})
         if self.convert_layout is not None and (self.to is not None or self.fine_tune is not None):
             raise ValueError("--convert-layout excludes --to and --fine-tune, got both; convert first")
         self._require("--to, the new length", self.to, ("method", "factor", "base", "original"))
@@ -70,13 +75,8 @@ class ExtendOptions:
             raise ValueError("expected --to, the length in tokens, and --method; got neither --to nor --convert-layout")
         if self.to is not None and self.method is None:
             raise ValueError("expected --method with --to, got none; `longitude extend --help` lists the methods")
-        if self.fine_tune is not None and (self.steps is None or self.steps < 1):
-            raise ValueError(f"--fine-tune: expected --steps of 1 or more, got {self.steps or 'none'}")
-        if self.batch < 1 or not self.learning_rate > 0:
-            raise ValueError(
-                f"--fine-tune: expected --batch of 1 or more and --learning-rate above 0, got {self.batch} and "
-                f"{self.learning_rate}"
-            )
+        if self.fine_tune is not None:
+            check_sizes("--fine-tune", **{"--steps": self.steps or 0, "--batch": self.batch})
 
     def _require(self, what: str, given: Any, names: tuple[str, ...]) -> None:
         for name in names:
@@ -107,7 +107,7 @@ def extend(
         require_new(out, model)
     from longitude.runs.progress import Progress
 
-    with Progress(stderr_console()) as bar:
+    with Progress() as bar:
         bar.update("reading the checkpoint", 0)
         return _extend(model, config, out, json, bar)
 
@@ -123,10 +123,9 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
     text = None if config.no_measure else config.text
 
     def train(folder: Path, out: Path, cost_text: str | None = None) -> Any:
-        assert config.fine_tune is not None and config.steps is not None
         names = ("steps", "lora", "positions", "batch", "learning_rate", "gradient_checkpointing", "seed")
-        options = {name: getattr(config, name) for name in names} | {"length": config.window, "cost_text": cost_text}
-        return fine_tune(folder, config.fine_tune, out=out, on_progress=bar.update, **options)
+        options: Any = {name: getattr(config, name) for name in names} | {"length": config.window}
+        return fine_tune(folder, str(config.fine_tune), out=out, cost_text=cost_text, on_progress=bar.update, **options)
 
     result: dict[str, Any] = {}
     if config.convert_layout is not None:
@@ -136,18 +135,16 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
             result["training"] = train(Path(model) if config.to is None else staged(written), written, text)
             result["costs"] = result["training"].costs
     else:
-        assert config.method is not None
-        given |= {name: getattr(config, name) for name in ("to", "factor", "base", "original", "budget", "seed")}
+        names = ("to", "method", "factor", "base", "original", "budget", "seed")
         extension = extend(
             model,
             written,
-            method=config.method,
             text=text,
             train=None if config.fine_tune is None else train,
             on_plan=lambda plan: None if json else display(*show.plan_parts(plan)),
             on_progress=bar.update,
             on_note=bar.note,
-            **given,
+            **given | {name: getattr(config, name) for name in names},
         )
         result = {name: getattr(extension, name) for name in ("plan", "training", "costs")}
         written = written if extension.written else None
@@ -176,8 +173,6 @@ def require_new(out: Path, model: str) -> None:
     folder = Path(model).expanduser()
     if folder.is_dir() and out.absolute().resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"--out {out} is inside the model's own folder {model}; name one outside of it")
-    parent = out.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
+    parent = next(folder for folder in out.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise ValueError(f"--out {out}: {parent} is not a directory that can be written to; choose another --out")

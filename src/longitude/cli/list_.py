@@ -20,24 +20,20 @@ def list_(json: bool = False) -> int:
         return DONE
     from rich.console import Console
 
-    console = Console()
-    for part in _tables(facts):
-        console.print(part, highlight=False)
+    Console().print(*_tables(facts), sep="\n", highlight=False)
     return DONE
 
 
 def _tables(facts: dict[str, Any]) -> Iterator[Any]:
     """The catalogue for the terminal."""
-    from rich.table import Table
     from rich.text import Text
 
-    def table(title: str, *columns: str, rows: Iterator[tuple[str, ...]]) -> Table:
-        shown = Table(
-            *columns, title=f"[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False
-        )
-        for column in shown.columns:
-            column.overflow = "fold"
-        shown.columns[0].no_wrap = True
+    from longitude.report.table import table as empty
+
+    def table(title: str, *columns: str, rows: Iterator[tuple[str, ...]]) -> Any:
+        shown = empty(*columns, words=len(columns), title=title)
+        for column in shown.columns[1:]:
+            column.no_wrap, column.overflow = False, "fold"
         for name, *cells in rows:
             shown.add_row(Text(name, "bold"), *(cell or "-" for cell in cells))
         return shown

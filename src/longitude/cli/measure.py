@@ -5,7 +5,7 @@ from typing import Annotated
 
 import tyro
 
-from longitude.cli.shared import DONE, FAILURES, print_json, stderr_console
+from longitude.cli.shared import DONE, FAILURES, print_json
 from longitude.measure.config import MeasureConfig
 
 
@@ -29,7 +29,7 @@ def measure(
     """
     from longitude.runs.progress import Progress
 
-    with Progress(stderr_console()) as bar:
+    with Progress() as bar:
         bar.update("reading the text and the configurations", 0)
         from longitude.measure import report, run, to_frame
         from longitude.measure.plan import plan

@@ -23,6 +23,7 @@ def report(run: Annotated[Path, tyro.conf.Positional], json: bool = False) -> in
 def show(run: Path, json: bool) -> int:
     """Write the report of a study; print its table and conclusion, or its rows."""
     from longitude.measure import to_frame
+    from longitude.report.table import show as display
     from longitude.study.analysis import analyse, conclusion
     from longitude.study.report import table, write_report
 
@@ -31,10 +32,5 @@ def show(run: Path, json: bool) -> int:
     if json:
         print_json(to_frame(analysis.run.rows))
         return DONE
-    from rich.console import Console
-
-    console = Console()
-    console.print(table(analysis))
-    console.print(conclusion(analysis), highlight=False, markup=False)
-    console.print(f"report: {path}", highlight=False, markup=False, soft_wrap=True)
+    display(table(analysis), conclusion(analysis), f"report: {path}")
     return DONE

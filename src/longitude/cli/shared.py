@@ -1,7 +1,7 @@
 """What verbs share: exit codes, what is shown while they load, JSON for machines."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from json import dumps, loads
 from typing import Any
 
@@ -14,19 +14,11 @@ def print_json(value: Any) -> None:
     print(dumps(rows, indent=1, ensure_ascii=False))
 
 
-def stderr_console() -> Any:
-    """Where progress is shown."""
-    from rich.console import Console
-
-    return Console(stderr=True, soft_wrap=True)
-
-
 @contextmanager
 def waiting(message: str) -> Iterator[None]:
     """Shows what is being loaded or read, on a terminal."""
-    console = stderr_console()
-    if not console.is_terminal:
-        yield
-        return
-    with console.status(message):
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with console.status(message) if console.is_terminal else nullcontext():
         yield

@@ -1,6 +1,7 @@
 """`longitude study`."""
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,17 +17,12 @@ LINES = 7
 
 def defaults(arguments: list[str]) -> dict[str, Any]:
     """Of `study`, for the task that the arguments name."""
-    task = "text"
-    for i, argument in enumerate(arguments):
-        if argument == "--task" and i + 1 < len(arguments):
-            task = arguments[i + 1]
-        elif argument.startswith("--task="):
-            task = argument.removeprefix("--task=")
-    if task == "text":
+    named = re.findall(r"--task[= ](\S+)", " ".join(arguments))
+    if named in ([], ["text"]):
         return {}
     from longitude.study.tasks.base import of_task  # loads torch
 
-    return {"config": of_task(task), "out": Path("runs") / task}
+    return {"config": of_task(named[-1]), "out": Path("runs") / named[-1]}
 
 
 def study(
