@@ -1,0 +1,199 @@
+"""Keys that cannot count are left out of the Toeplitz kernel, and no other; what is not finite is never hidden by that."""
+
+import math
+from contextlib import nullcontext
+
+import pytest
+import torch
+
+from longitude.attention.backends.table import band as loop
+from tests.attention.backends.table.written_out import (
+    CAUSAL,
+    EACH,
+    KINDS,
+    answer,
+    by_tiles,
+    compare,
+    dense,
+    named,
+    narrowed,
+    needs_compiler,
+    ours,
+    tensors,
+)
+from tests.support import close
+
+VALUES = [math.nan, math.inf, -math.inf]
+
+
+# ---- keys that cannot count are left out, and no other -----------------------------------------------------------------
+def steep(kind, queries, keys, times):
+    """Eight heads that forget at the rates times 2^-1 .. 2^-8: ALiBi's slopes for a table, gates for levels."""
+    x = tensors([kind], queries, keys, batch=1, heads=8, kv_heads=4, dim=3)
+    rates = times * 2.0 ** -torch.arange(1, 9).double()[:, None]
+    if kind == "table":
+        x["table"] = -rates * (keys - 1 - torch.arange(queries + keys - 1)).abs()
+    else:
+        x["k_level"] = -(2 * rates * torch.rand(1, 8, keys, dtype=torch.float64)).cumsum(-1)
+        x["q_level"] = x["k_level"][:, :, keys - queries :]
+    return x
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("size", [1, 30], ids=["", "queries and keys 30 times as long"])
+@pytest.mark.parametrize("times", [1, 20, 300])
+@pytest.mark.parametrize("kind", ["table", "levels"])
+def test_steep_tables_and_strong_forgetting(kind, times, size):
+    """Far keys count where queries and keys are long, or where the band does not show a query its own key.
+
+    In float32 weights are as precise as scores are, and levels as their differences inside a tile of queries.
+    """
+    for queries, keys in ((300, 300), (131, 400)):
+        x = steep(kind, queries, keys, times)
+        x = x | {name: size * x[name] for name in "qk"}
+        for low, high in (CAUSAL, (0, 99), (20, None), (None, None)):
+            compare(x, low=low, high=high)
+        largest = 0.4 * x["q"].norm(dim=-1).max() * x["k"].norm(dim=-1).max()
+        if kind == "levels":
+            largest += (x["k_level"][:, :, :-128] - x["k_level"][:, :, 128:]).max()
+        compare(narrowed(x), tolerance=1e-5 + 2.0**-22 * float(largest))
+
+
+@pytest.mark.parametrize(("dtype", "negligible"), [(torch.float32, 2.0**-60), (torch.float64, 2.0**-120)], ids=str)
+@pytest.mark.parametrize("kind", ["table", "levels"])
+def test_a_key_is_kept_while_its_weight_may_count(kind, dtype, negligible):
+    """The worst case of the bound |scale q.k| <= m: m for the far key, -m for the query's own. The far key alone has a value,
+    so that the output is its weight."""
+    for m in (0.0, 3.0, 40.0):
+        for factor in (2.0, 0.25):
+            fall = -2 * m + math.log(negligible * factor)  # of the far key, so that its weight is negligible * factor
+            x = {
+                "q": torch.tensor([[[[m**0.5, 0.0]]]]).double(),
+                "k": torch.tensor([[[[m**0.5, 1.0], [-(m**0.5), 1.0]]]]).double(),
+                "v": torch.tensor([[[[1.0, 1.0], [0.0, 0.0]]]]).double(),
+            }
+            if kind == "table":
+                x["table"] = torch.tensor([[fall, 0.0]]).double()
+            else:
+                x |= {"q_level": torch.zeros(1, 1, 1), "k_level": torch.tensor([[[-fall, 0]]])}
+            x = narrowed(x, dtype)
+            with by_tiles():
+                got = answer(ours, x, near=0, low=0, high=None, scale=1.0, through=["out"])
+            if factor > 1:
+                weight = torch.full_like(got["out"], negligible * factor)
+                close(got["out"], weight, atol=0, rtol=1e-4)
+                assert (got["dv"][:, :, 0] != 0).all()
+            else:
+                assert (got["out"] <= negligible).all()
+
+
+def test_denormal_weights_change_nothing():
+    x = tensors(["table"], 200, 200, batch=1, dim=3)
+    for low, high in (CAUSAL, (None, None)):
+        for exponent in (86.0, 92.0, 100.0):  # 1e-37 .. 1e-44; float32 has full precision down to 1e-38
+            x["table"] = torch.where((torch.arange(399) - 199).abs() < 30, 0.0, -exponent).expand(2, -1).double()
+            compare(narrowed(x), 1e-5, low=low, high=high)
+
+
+def sloped(length, slopes, dtype=torch.float32):
+    """Two heads of a causal bias with these slopes, by name."""
+    x = tensors(["table"], length, length, batch=1, kv_heads=1, dim=24)
+    steps = (length - 1 - torch.arange(2 * length - 1)).clamp(min=0)
+    return narrowed(x | {"table": -torch.tensor(slopes).double()[:, None] * steps}, dtype)
+
+
+@needs_compiler
+@pytest.mark.parametrize("times", [1, 8])
+@pytest.mark.parametrize("slopes", [(0.25, 0.3), (0.5, 3.0), (100.0, 0.01)], ids=str)
+def test_what_the_loop_leaves_out_is_zero_to_the_last_bit(slopes, times, monkeypatch):
+    """Values and gradients of very different lengths among them. The same bits, because the same loops add exact zeros or
+    nothing; the two builds differ in one constant."""
+    x = sloped(640, slopes)
+    x |= {name: times**0.5 * x[name] for name in "qk"}
+    x["v"][:, :, 64:] *= 1e-15
+    x["v"][:, :, 300:] *= 1e25
+
+    def run():
+        first = torch.tensor([1e-20] * 320 + [1] * 320)[:, None]
+        spoil = lambda grads, results: {"out": grads["out"] * first, "lse": grads["lse"]}  # noqa: E731
+        return answer(ours, x, spoil=spoil, near=0, low=0, high=None, scale=0.3)
+
+    mine = run()
+    everything = loop.functions(torch.float32, "-DNEGLIGIBLE=1e30f")
+    monkeypatch.setattr(loop, "functions", lambda dtype: everything)
+    assert all(torch.equal(t, mine[name]) for name, t in run().items())
+
+
+@pytest.mark.parametrize("value", [1e6, 1e20, *VALUES])
+@pytest.mark.parametrize("name", ["k", "v"])
+def test_keys_that_no_query_may_see(name, value):
+    """On both sides of a window, whatever they are: not a bit of another row, whose loops never read those keys.
+
+    Tiles decide by the longest key of all what they may leave out.
+    """
+    in_c = value != 1e6 and loop.functions(torch.float32) is not None
+    x = sloped(300, (0.1, 0.3), torch.float32 if in_c else torch.float64)
+    spoiled = x | {name: x[name].clone()}
+    spoiled[name][:, :, :50] = spoiled[name][:, :, 200:] = value if in_c else 1e6
+    with nullcontext() if in_c else by_tiles():
+        clean, other = (ours(y, near=0, low=0, high=39, scale=0.3) for y in (x, spoiled))
+    for one, two in zip(clean, other, strict=True):  # rows: blocks of queries that end before the first
+        close(one[:, :, 96:192], two[:, :, 96:192], atol=0 if in_c else 1e-12)
+
+
+# ---- what is not finite ------------------------------------------------------------------------------------------------
+def right_where_finite(x, name, value, tolerance, **options):
+    """With `value` in the middle of the tensor of that name: what is finite is what the written pairs say."""
+    x = {other: t.clone() for other, t in x.items()}
+    if name in x:
+        axis = 1 if name in KINDS else 2  # of diagonals or tokens
+        x[name][(0,) * axis + (x[name].shape[axis] // 2,)] = value
+
+    def spoil(grads, results):  # of a loss that reads what is not finite
+        grads = {n: g * results[n].detach() for n, g in grads.items()}
+        if name in grads:
+            grads[name][0, 0, grads[name].shape[2] - 9] = value
+        return grads
+
+    got = answer(ours, x, spoil=spoil, **options)
+    want = answer(dense, {other: t.double() for other, t in x.items()}, spoil=spoil, **options)
+    for n, t in got.items():
+        finite, where = t.isfinite(), f"{n}, with {value} in {name}"
+        assert want[n][finite].isfinite().all(), f"{where}, is finite: {t[finite & ~want[n].isfinite()][0]}"
+        largest = want[n][finite].abs().max().clamp(min=1) if finite.any() else 1.0
+        assert (t[finite] - want[n][finite]).abs().le(tolerance * largest).all(), where
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("kinds", EACH, **named)
+def test_where_an_answer_is_finite_it_is_right(kinds, value):
+    x = tensors(kinds, 75, 75, 50, batch=1, dim=2)
+    for route in (nullcontext, by_tiles):
+        for name in [*x, "out", "lse"]:
+            with route():
+                right_where_finite(x, name, value, 1e-10, near=50, low=0, high=None, scale=0.4)
+                right_where_finite(narrowed(x), name, value, 1e-4, near=50, low=0, high=20, scale=0.4)
+
+
+@needs_compiler
+def test_a_nan_of_a_table_reaches_its_rows():
+    x = sloped(640, (0.25, 0.3))
+    x["table"][0, 20] = math.nan
+    out, lse = ours(x, near=0, low=0, high=None, scale=0.3)
+    meets = torch.zeros(2, 640, dtype=torch.bool)
+    meets[0, 619:] = True
+    assert torch.equal(out[0].isnan().any(-1), meets) and torch.equal(lse[0].isnan(), meets)
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("value", VALUES)
+@pytest.mark.parametrize("kind", ["table", "levels"])
+def test_far_keys_left_out_hide_nothing(kind, value):
+    for queries, keys in ((300, 300), (131, 400)):
+        x = steep(kind, queries, keys, 2000)
+        x = {name: t[-1:] if name == "table" else t[:, -1:] for name, t in x.items()}  # the last head
+        for name in [*x, "out", "lse"]:
+            if (name, value) != ("table", -math.inf):  # tables are finite; -inf is how the kernel itself forbids
+                with by_tiles():
+                    right_where_finite(x, name, value, 1e-10, near=0, low=0, high=None, scale=0.4)
