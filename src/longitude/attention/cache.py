@@ -21,8 +21,12 @@ from longitude.positions.coordinates import Positions, explicit
 class GrowingBuffer:
     """Space in which a tensor [B, heads, L, head_dim] grows along L.
 
-    New tokens are written after the last ones: to copy all keys for each token costs as much as to attend to them.
+    New tokens are written after the last ones: to copy all keys for each token costs as much as to attend to them. Few are
+    copied all the same, which is one call (measured: 1.3 us with 64 keys of 4 heads of 16, written behind 3.5; equal at 200 KiB).
     """
+
+    FEW = 2**15
+    """Numbers of a tensor that is copied as a whole."""
 
     def __init__(self) -> None:
         self.space: Tensor | None = None
@@ -30,11 +34,13 @@ class GrowingBuffer:
 
     def append(self, held: Tensor, new: Tensor) -> Tensor:
         """What is held with the new tokens behind it."""
-        past = held.shape[-2] if held.numel() else 0
-        length, space = past + new.shape[2], self.space
+        if held.numel() < self.FEW:
+            return torch.cat([held, new], 2) if held.dim() == 4 else new
+        past, added, space = held.shape[2], new.shape[2], self.space
+        length = past + added
         fits = held is self.given and space is not None and length <= space.shape[2] and space.dtype == new.dtype
-        if fits and len(held) == len(new) and (torch.is_inference_mode_enabled() or not held.is_inference()):
-            space.narrow(2, past, new.shape[2]).copy_(new)  # type: ignore[union-attr]
+        if fits and held.shape[0] == new.shape[0] and (torch.is_inference_mode_enabled() or not held.is_inference()):
+            space.narrow(2, past, added).copy_(new)  # type: ignore[union-attr]
         else:
             spare = new.new_empty(*new.shape[:2], length // 8 + 64, new.shape[3])
             self.space = space = torch.cat([held, new, spare], 2)

@@ -44,13 +44,13 @@ class Call:
     def pairs(self, batch: int, rows: int, keys: int) -> AllowedPairs:
         """What the mask allows the last `rows` of `keys` keys, which are fewer than all where a cache dropped some."""
         which = batch, rows, keys
-        if torch.compiler.is_compiling() or which not in self.found:
+        pairs = self.found.get(which)
+        if pairs is None:
             mask = self.mask if keys == self.keys else self.mask.since(self.keys - keys)
             pairs = AllowedPairs(mask, batch, rows, keys, keys - rows)
-            if torch.compiler.is_compiling():
-                return pairs
-            self.found[which] = pairs
-        return self.found[which]
+            if not torch.compiler.is_compiling():
+                self.found[which] = pairs
+        return pairs
 
 
 def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: MixerInputs) -> tuple[Tensor, Call]:
