@@ -34,8 +34,10 @@ class GrowingBuffer:
 
     def append(self, held: Tensor, new: Tensor) -> Tensor:
         """What is held with the new tokens behind it."""
+        if held.dim() < 4:  # nothing yet
+            held = new[:, :, :0]
         if held.numel() < self.FEW:
-            return torch.cat([held, new], 2) if held.dim() == 4 else new
+            return torch.cat([held, new], 2)
         past, added, space = held.shape[2], new.shape[2], self.space
         length = past + added
         fits = held is self.given and space is not None and length <= space.shape[2] and space.dtype == new.dtype

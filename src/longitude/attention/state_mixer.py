@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from longitude.attention.state_cache import StateLayer
 
 NO_ENCODING = compose(None)
-"""Built once: torch.compile does not follow the construction of an empty Composed."""
+"""Built once, because every call of a mixer without an encoding reads it."""
 
 
 class StateInputs(NamedTuple):

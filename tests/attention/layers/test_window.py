@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.attention.cache import LongitudeCacheLayer
+from longitude.attention.cache import GrowingBuffer, LongitudeCacheLayer
 from longitude.attention.layers.window import WindowAttention
 from longitude.attention.mixer import MIXERS
 from longitude.attention.patterns import Dilated
@@ -169,7 +169,8 @@ def test_memory_is_that_of_the_window():
 
 
 @torch.no_grad()
-def test_a_token_costs_no_copy_of_the_window():
+def test_a_token_costs_no_copy_of_the_window(monkeypatch):
+    monkeypatch.setattr(GrowingBuffer, "FEW", 0)
     attention = layer("rope", 200)
     cache, places = attention.cache_layer(), set()
     for length in (300, *[1] * 200):
