@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.layers.multihead import MultiHeadAttention
 from longitude.attention.length_dependent import newest
 from longitude.attention.masks import Causal, Documents, Padding
@@ -250,11 +251,17 @@ CountsPadding = with_cache("CountsPadding", Placed, write=counts_padding)
 KeepsWhatInferenceMade = with_cache("KeepsWhatInferenceMade", read=lambda self, owner: self.state)
 CropsWhatItCannot = with_cache("CropsWhatItCannot", require_crop=crops_what_it_cannot)
 AcceptsAnyCrop = with_cache("AcceptsAnyCrop", require_crop=accepts_any_crop)
+CropsNothing = broken(
+    "CropsNothing",
+    MultiHeadAttention,
+    cache_layer=lambda self: type("Layer", (LongitudeCacheLayer,), {"_crop": lambda self, tokens_to_remove: None})(),
+)
 TakesNothingBack = broken("TakesNothingBack", growth="O(N)")  # declares that its cache keeps every token
 
 
 # ---- its arguments and declarations ----------------------------------------------------------------------------------
 NamesNoParameter = broken("NamesNoParameter", undecayed=("rates",))
+MarksNothing = broken("MarksNothing", undecayed=("rate",))  # as other trainers would read it
 TakesAnyEncoding = broken("TakesAnyEncoding", refuses=lambda self, encoding: None)
 TakesAnyMask = broken("TakesAnyMask", forward=lambda self, x, *, mask=None, **rest: Decay.forward(self, x, **rest))
 TakesAnyPositions = broken(

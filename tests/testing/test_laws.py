@@ -270,10 +270,10 @@ RED = {
         "extreme_inputs": [mixer.Overflows],
         "nan_and_inf": [mixer.SwallowsNaN, mixer.LosesNaNOfItsRates, mixer.MixesItsBatch],
         "dtypes": [mixer.Frequencies, mixer.WidensItsOutput],
-        "weight_decay": [mixer.NamesNoParameter],
+        "weight_decay": [mixer.NamesNoParameter, mixer.MarksNothing],
         "wrong_input": [mixer.TakesAnyMask, mixer.TakesAnyEncoding, mixer.NoOptionIsWrong],
         "refused_calls": [mixer.CropsWhatItCannot, mixer.TakesAnyPositions],
-        "prompt_lookup": [mixer.TakesNothingBack],
+        "prompt_lookup": [mixer.TakesNothingBack, mixer.CropsNothing],
         "attention_weights": [
             mixer.GivesWeightsOfNothing,
             mixer.DeclaresWeights,

@@ -51,6 +51,14 @@ def parameters_of(encoding: nn.Module) -> Named:
     return {f"encoding.{name}": p for name, p in learned_of(encoding).items()}
 
 
+@contextmanager
+def seeded(seed: int = 0) -> Iterator[None]:
+    """Random numbers of this seed; those of the caller stay as they are."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
 def differentiable(**tensors: Tensor) -> Named:
     """Copies that take a gradient."""
     return {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}
@@ -118,6 +126,19 @@ class LayerStack(nn.Module):
         ]
         return torch.cat(parts, 1)
 
+    def answer(
+        self,
+        x: Tensor,
+        *rest: Any,
+        forward: Callable[..., Tensor] | None = None,
+        seen: Tensor | None = None,
+        direction: Tensor | None = None,
+    ) -> Named:
+        """The output for x and the rest, and the gradients of x and every parameter; forward: another way to the same."""
+        x = x.detach().clone().requires_grad_()
+        forward = self if forward is None else forward
+        return with_gradients(lambda: forward(x, *rest), {"x": x, **learned_of(self)}, seen, direction)
+
 
 # ---- comparing -------------------------------------------------------------------------------------------------------
 def with_gradients(
@@ -134,13 +155,11 @@ def with_gradients(
     out = forward()
     if seen is not None:
         out = out * seen
-    if not wanted:
-        return {"output": out.detach()}
     if direction is None:
         direction = numbers(*out.shape[1:], seed=9).expand(out.shape)
         direction = direction if seen is None else direction * seen
     grads: Sequence[Tensor | None] = [None] * len(wanted)
-    if out.requires_grad:  # else no query has a key: a constant
+    if wanted and out.requires_grad:  # else no query has a key: a constant
         grads = torch.autograd.grad((out.double() * direction).sum(), list(wanted.values()), allow_unused=True)
     named = {
         f"gradient of {name}": torch.zeros_like(x) if g is None else g

@@ -1,4 +1,4 @@
-"""Hierarchical attention as a layer: chunks and single tokens with the state, which is the same however it was reached."""
+"""Hierarchical attention as a layer: chunks and single tokens with the state, which is the same whatever the chunks."""
 
 import pytest
 import torch

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 from torch import Tensor
 
@@ -13,15 +11,7 @@ from longitude.positions.base import Encoding, Transport
 from longitude.testing.attend_calls import Call
 from longitude.testing.engine import DoesNotApply, Measurement
 from longitude.testing.examples import DIM, Example, MixerExample
-from longitude.testing.fixtures import (
-    LayerStack,
-    close,
-    differentiable,
-    heads_and_tokens,
-    learned_of,
-    numbers,
-    with_gradients,
-)
+from longitude.testing.fixtures import LayerStack, close, heads_and_tokens, numbers
 from longitude.testing.parts import ENCODING_LAWS, shared_law
 
 LENGTHS = range(2, 42, 2)
@@ -38,14 +28,13 @@ def compiled_at_many_lengths(build: Example) -> Measurement:
     from torch._dynamo.testing import CompileCounter
 
     stack = LayerStack(build.in_attention()).float()
-    wanted = learned_of(stack.encoding)
     reset()
     graphs = CompileCounter()
     compiled = torch.compile(stack, backend=graphs, fullgraph=True)
     try:
         for length in LENGTHS:
             x = numbers(2, length, DIM).float()
-            got, want = (with_gradients(partial(f, x, 0), wanted) for f in (compiled, stack))
+            got, want = (stack.answer(x, 0, forward=f) for f in (compiled, stack))
             close(f"compiled, length {length}", got, want, 1e-4)
     finally:
         reset()
@@ -61,8 +50,7 @@ def compiled_training(build: MixerExample) -> None:
     from torch._dynamo import reset
 
     net = LayerStack(build, layers=1 if isinstance(build.encoding, Example) else 2).float()
-    inputs = differentiable(x=numbers(2, 21, DIM).float())
-    x, wanted = inputs["x"], {**inputs, **learned_of(net)}
+    x = numbers(2, 21, DIM).float()
     positions = torch.arange(21).expand(2, 21)
     documents = torch.tensor([[0] * 9 + [1] * 12, [-1] * 4 + [0] * 17])
     ways = [("", (x, 0), None), (" with documents", (x, positions, documents), (documents >= 0)[..., None].float())]
@@ -70,7 +58,7 @@ def compiled_training(build: MixerExample) -> None:
     try:
         compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
         for what, given, seen in ways[: 1 if isinstance(build.encoding, Example) else 2]:
-            got, want = (with_gradients(partial(f, *given), wanted, seen) for f in (compiled, net))
+            got, want = (net.answer(*given, forward=f, seen=seen) for f in (compiled, net))
             close(f"compiled{what}", got, want)
     finally:
         reset()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import product
 from typing import Any
 
@@ -13,17 +12,7 @@ from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import NoMask
 from longitude.testing.engine import DoesNotApply, LawBroken
 from longitude.testing.examples import DIM, MixerExample
-from longitude.testing.fixtures import (
-    LayerStack,
-    Named,
-    close,
-    differentiable,
-    error,
-    learned_of,
-    numbers,
-    random_cuts,
-    with_gradients,
-)
+from longitude.testing.fixtures import LayerStack, close, error, learned_of, numbers, random_cuts
 from longitude.testing.parts import MIXER_LAWS, shared_law
 
 CACHES = ("transformers",)
@@ -85,10 +74,13 @@ def forms(build: MixerExample, lengths: tuple[int, ...] = LENGTHS) -> None:
     first, *others = nets
     for length in lengths:
         x, documents = numbers(2, length, DIM), two_documents(length)
-        for what, ids in (("", None), (", with documents", documents)):
-            want = _answer(nets[first], x, ids)
+        for what, ids, seen in (
+            ("", None, None),
+            (", with documents", documents, (documents >= 0)[..., None].double()),
+        ):
+            want = nets[first].answer(x, 0, ids, seen=seen)
             for name in others:
-                close(f"{length} tokens{what}: {first} and {name}", _answer(nets[name], x, ids), want)
+                close(f"{length} tokens{what}: {first} and {name}", nets[name].answer(x, 0, ids, seen=seen), want)
     length, cut = 40, 23
     x = numbers(2, length, DIM)
     with torch.no_grad():
@@ -107,12 +99,6 @@ def two_documents(length: int) -> Tensor:
     return ids
 
 
-def _answer(net: LayerStack, x: Tensor, documents: Tensor | None) -> Named:
-    inputs = differentiable(x=x)
-    seen = None if documents is None else (documents >= 0)[..., None].double()
-    return with_gradients(lambda: net(inputs["x"], 0, documents), {**inputs, **learned_of(net)}, seen)
-
-
 # ---- gradients -------------------------------------------------------------------------------------------------------
 DIFFERENCES = 1e-5
 """How near central differences come to a gradient."""
@@ -129,15 +115,14 @@ def gradients(build: MixerExample, lengths: tuple[int, ...] = (7, 63)) -> None:
             continue  # the law of forms compares their gradients
         here = f"{length} tokens {name}".strip()
         net = LayerStack(build, **options)
-        inputs = differentiable(x=numbers(2, length, DIM))
-        wanted, x = {**inputs, **learned_of(net)}, inputs["x"]
-        whole = with_gradients(partial(net, x, 0), wanted)
+        x = numbers(2, length, DIM)
+        whole = net.answer(x, 0)
         for cuts in (random_cuts(length, 0), random_cuts(length, 1)):
-            close(f"{here}, cut at {cuts[1:-1]}", with_gradients(partial(net.in_chunks, x, cuts), wanted), whole)
+            close(f"{here}, cut at {cuts[1:-1]}", net.answer(x, cuts, forward=net.in_chunks), whole)
         if length != max(lengths):
             continue
         direction = numbers(*whole["output"].shape[1:], seed=9)
-        for n, (parameter, p) in enumerate(wanted.items()):
+        for n, (parameter, p) in enumerate({"x": x, **learned_of(net)}.items()):
             gradient = whole[f"gradient of {parameter}"]
             if not bool(gradient.any()):
                 raise LawBroken(f"{here}: {parameter} gets no gradient")
@@ -191,7 +176,7 @@ def _require_gradients(what: str, net: LayerStack, x: Tensor, *rest: Any) -> Non
 def batch_invariance(build: MixerExample) -> None:
     """A row of a batch = the row alone, with a cache too; forward and gradients."""
     net, x = LayerStack(build), numbers(3, 21, DIM)
-    together, *alone = (_answer(net, rows, None) for rows in (x, *x.split(1)))
+    together, *alone = (net.answer(rows, 0) for rows in (x, *x.split(1)))
     for name in together:
         of_input = name in ("output", "gradient of x")
         want = torch.cat([a[name] for a in alone]) if of_input else torch.stack([a[name] for a in alone]).sum(0)

@@ -8,15 +8,7 @@ from torch import Tensor
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken
 from longitude.testing.examples import DIM, MixerExample
-from longitude.testing.fixtures import (
-    LayerStack,
-    close,
-    differentiable,
-    learned_of,
-    numbers,
-    random_cuts,
-    with_gradients,
-)
+from longitude.testing.fixtures import LayerStack, close, numbers, random_cuts
 from longitude.testing.parts import MIXER_LAWS, shared_law
 
 NOISE = 50.0
@@ -101,18 +93,14 @@ class _Streams:
     def same_as_alone(self, what: str, net: LayerStack) -> None:
         direction, real = torch.zeros_like(self.x), (self.documents >= 0)[..., None]
         for row, tokens in self.sequences:
-            direction[row, tokens] = numbers(tokens.stop - tokens.start, DIM, seed=9)  # as with_gradients takes alone
-        inputs, learned = differentiable(x=self.x), learned_of(net)
-        together = with_gradients(
-            lambda: net(inputs["x"], self.positions, self.documents), {**inputs, **learned}, direction=direction
-        )
+            direction[row, tokens] = numbers(tokens.stop - tokens.start, DIM, seed=9)  # as `answer` takes alone
+        together = net.answer(self.x, self.positions, self.documents, direction=direction)
         if not bool(together["output"].isfinite().all()):
             raise LawBroken(f"{what}: expected finite outputs at padding, too")
         close(f"{what}, gradient of padding", together["gradient of x"] * ~real, torch.zeros_like(self.x))
         totals = {name: torch.zeros_like(together[name]) for name in together}
         for own, (row, tokens) in zip(self.alone, self.sequences, strict=True):
-            one = differentiable(x=own)
-            separate = with_gradients(lambda x=one["x"]: net(x, 0), {**one, **learned})
+            separate = net.answer(own, 0)
             for name, total in totals.items():
                 if name in ("output", "gradient of x"):
                     close(f"{what}, {name} of {tokens} in row {row}", together[name][row, tokens], separate[name][0])
@@ -132,9 +120,7 @@ class _Streams:
         for cuts in (one_by_one, random_cuts(width, 0), random_cuts(width, 1), (0, *sorted(between), width)):
             parts = net.in_chunks(self.x, cuts, lambda a, b: self.positions[:, a:b], self.documents)
             close(f"{what}, cut at {cuts[1:-1]}", parts * real, whole * real)
-        if (
-            not net.encoding.at_input and net.encoding.axes == 1
-        ):  # on several, tokens continue after the largest of the row
+        if not net.encoding.at_input and net.encoding.axes == 1:  # on several, tokens follow the largest of the row
             cuts = (0, *sorted({first_call, min(first_call + 1, width), min(first_call + 9, width), width}))
             parts = net.in_chunks(self.x, cuts, lambda a, b: None if a else self.positions[:, :b], self.documents)
             close(f"{what}, cut at {cuts[1:-1]}, positions of the first call alone", parts * real, whole * real)

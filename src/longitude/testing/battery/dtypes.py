@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from longitude.testing.engine import LawBroken
 from longitude.testing.examples import DIM, Example, MixerExample
-from longitude.testing.fixtures import LayerStack, close, learned_of, numbers
+from longitude.testing.fixtures import LayerStack, close, learned_of, numbers, seeded
 from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
 from longitude.training import parameter_groups
 
@@ -95,8 +95,7 @@ def initialization(build: MixerExample) -> None:
     for reset in (False, True):
         mixer = build(filled=False).float()
         if reset:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(3)
+            with seeded(3):
                 mixer.reset_parameters()
         learned = learned_of(mixer)
         out = mixer(numbers(2, 63, DIM).float(), encoding=build.encodings(mixer).float(), positions=0)
@@ -129,10 +128,14 @@ def weight_decay_of_encodings(build: Example) -> None:
 def weight_decay_of_mixers(build: MixerExample) -> None:
     """lg.parameter_groups puts each parameter into one of two groups; vectors and what `undecayed` names do not decay.
 
-    In a copy neither; what `undecayed` names is there.
+    In a copy neither. What `undecayed` names is there, and marked with `_no_weight_decay`, which other trainers read.
     """
-    for mixer in (build(), deepcopy(build())):
-        _grouped(mixer, set(mixer.undecayed))
+    mixer = build()
+    for one in (mixer, deepcopy(mixer)):
+        _grouped(one, set(mixer.undecayed))
+    marked = {name for name, p in mixer.named_parameters() if getattr(p, "_no_weight_decay", False)}
+    if missing := set(mixer.undecayed) - marked:
+        raise LawBroken(f"undecayed: {sorted(missing)} are not marked with _no_weight_decay; call mark_undecayed()")
 
 
 def _grouped(module: nn.Module, undecayed: set[str]) -> None:

@@ -133,9 +133,9 @@ def _in_calls(
 
 
 # ---- prompt lookup ---------------------------------------------------------------------------------------------------
-@ENCODING_LAWS.law(name="prompt_lookup", needs=CACHES)
+@ENCODING_LAWS.law(name="prompt_lookup", threshold=EQUAL, needs=CACHES)
 def prompt_lookup_of_encodings(build: Example) -> None:
-    """In a model, greedy generation with prompt lookup writes what it writes without, or is refused at once.
+    """In a model, greedy generation with prompt lookup gives the tokens and logits that it gives without, or is refused at once.
 
     An encoding that passes a state from token to token, which could not be taken back, declares `carries`.
     """
@@ -148,9 +148,9 @@ def prompt_lookup_of_encodings(build: Example) -> None:
     _require_prompt_lookup("two layers", language_model(*[mixer_example("attention")] * 2, encoding=encoding))
 
 
-@MIXER_LAWS.law(name="prompt_lookup", needs=CACHES)
+@MIXER_LAWS.law(name="prompt_lookup", threshold=EQUAL, needs=CACHES)
 def prompt_lookup_of_mixers(build: MixerExample) -> None:
-    """In a model, greedy generation with prompt lookup writes what it writes without, or is refused at once.
+    """In a model, greedy generation with prompt lookup gives the tokens and logits that it gives without, or is refused at once.
 
     Alone and with attention; refused where what guesses left in the cache could not be taken back.
     """
@@ -159,8 +159,11 @@ def prompt_lookup_of_mixers(build: MixerExample) -> None:
 
 
 def _require_prompt_lookup(what: str, model: LongitudeForCausalLM) -> None:
-    ids = token_ids(1, 3).repeat(1, 4)
+    ids = token_ids(1, 3).repeat(
+        1, 4
+    )  # repeated, so that its first guess is the next token of the prompt, which is wrong
     options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(ids)}
+    options |= {"output_logits": True, "return_dict_in_generate": True}
     calls: list[None] = []
     hook = model.register_forward_pre_hook(lambda module, inputs: calls.append(None))
     try:
@@ -171,8 +174,10 @@ def _require_prompt_lookup(what: str, model: LongitudeForCausalLM) -> None:
         return
     finally:
         hook.remove()
-    if made.tolist() != model.generate(ids, **options).tolist():
+    want = model.generate(ids, **options)
+    if made.sequences.tolist() != want.sequences.tolist():
         raise LawBroken(f"{what}: prompt lookup writes other tokens than greedy generation")
+    close(f"{what}, logits with prompt lookup and without", torch.stack(made.logits), torch.stack(want.logits))
 
 
 # ---- refused calls ---------------------------------------------------------------------------------------------------

@@ -16,15 +16,7 @@ from longitude.registry import options_of
 from longitude.testing.battery.decoding import CACHES
 from longitude.testing.engine import LawBroken
 from longitude.testing.examples import DIM, OTHER_SHAPES, SHAPES, Example, MixerExample
-from longitude.testing.fixtures import (
-    LayerStack,
-    close,
-    differentiable,
-    learned_of,
-    numbers,
-    refused,
-    with_gradients,
-)
+from longitude.testing.fixtures import LayerStack, close, learned_of, numbers, refused, seeded
 from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
 
 
@@ -108,7 +100,7 @@ def _loads(build: Example, module: torch.nn.Module, answer: Callable[[Any], Tens
         raise LawBroken(f"made on another device than the default one: {strays}")
     loaded = empty.to_empty(device="cpu")
     if isinstance(loaded, Mixer):
-        with torch.random.fork_rng(devices=[]):
+        with seeded():
             loaded.reset_parameters()
     loaded.load_state_dict(module.state_dict())
     pickle.dumps(module)
@@ -131,13 +123,11 @@ def extreme_inputs(build: MixerExample) -> None:
         "huge, then small": torch.cat([1e4 * numbers(2, 9, DIM), 1e-3 * numbers(2, 54, DIM)], 1).float(),
     }
     for name, options in build.forms((16,)).items():
-        net = LayerStack(
-            build, layers=1, **options
-        ).float()  # a product of inputs in each of two would be beyond float32
+        # One layer: a product of inputs in each of two would be beyond float32.
+        net = LayerStack(build, layers=1, **options).float()
         where = f", {name}" if name else ""
         for what, x in inputs.items():
-            given = differentiable(x=x)
-            answer = with_gradients(partial(net, given["x"], 0), {**given, **learned_of(net)})
+            answer = net.answer(x, 0)
             with torch.no_grad():
                 answer["output in chunks"] = net.in_chunks(x, (0, 9, 10, x.shape[1]))
             for part, found in answer.items():

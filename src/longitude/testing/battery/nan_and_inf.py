@@ -1,4 +1,4 @@
-"""Laws of NaN and infinities: they reach what depends on them, and no other sequence."""
+"""Laws of NaN and infinities: they show in what depends on them, and in no other sequence."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ NOT_FINITE = (math.nan, math.inf, -math.inf)
 @ENCODING_LAWS.law(name="nan_and_inf", threshold=1e-6)
 @torch.no_grad()
 def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUICK) -> None:
-    """A NaN reaches the output of every query that attends to it, on every backend, and no other sequence.
+    """A NaN shows in the output of every query that attends to it, on every backend, and in no other sequence.
 
-    In a query, key or value; an infinity reaches no other sequence either. (Within a sequence a mask hides by a weight of 0, and
+    In a query, key or value; an infinity leaves other sequences alone, too. (Within a sequence a mask hides by a weight of 0, and
     0 * NaN is NaN: what a query must not see may taint it, as in torch's own attention.) A NaN in a token that context reads, or
-    in a learned number, reaches every output that depends on it. kinds: of masks; None: all.
+    in a learned number, shows in every output that depends on it. kinds: of masks; None: all.
     """
     encoding, tensors = build(), heads_and_tokens(LENGTH, LENGTH)
     token = torch.arange(LENGTH)
@@ -41,11 +41,11 @@ def nan_and_inf_in_attention(build: Example, kinds: tuple[str, ...] | None = QUI
             for value in (math.nan, math.inf):
                 for backend in backends:
                     here = f"backend {backend}, mask {kind}, {value} in {name} of token {AT}"
-                    _require_reached(here, _lost(case, name, value, backend), dependent & (value != value))
+                    _require_lost(here, _lost(case, name, value, backend), dependent & (value != value))
         if encoding.reads_tokens:
             want = _lost(case, "x", math.nan, "reference")
             for backend in ("reference", *backends):
-                _require_reached(f"backend {backend}, mask {kind}, NaN in x", _lost(case, "x", math.nan, backend), want)
+                _require_lost(f"backend {backend}, mask {kind}, NaN in x", _lost(case, "x", math.nan, backend), want)
     _in_a_parameter(build, tensors)
     _in_whole_tokens(build, tensors)
 
@@ -57,11 +57,11 @@ def _lost(case: Call, name: str, value: float, backend: str) -> Tensor:
     return ~case.forward({**case.tensors, name: x}, backend).isfinite().all(-1).all(1)
 
 
-def _require_reached(here: str, lost: Tensor, dependent: Tensor) -> None:
+def _require_lost(here: str, lost: Tensor, dependent: Tensor) -> None:
     if bool(lost[1].any()):
-        raise LawBroken(f"{here}: reached the other sequence of the batch, {lost.nonzero().tolist()}")
-    if bool((missed := dependent & ~lost).any()):
-        raise LawBroken(f"{here}: did not reach {missed.nonzero().tolist()}, which depend on it")
+        raise LawBroken(f"{here}: the other sequence of the batch is not finite, {lost.nonzero().tolist()}")
+    if bool((finite := dependent & ~lost).any()):
+        raise LawBroken(f"{here}: finite outputs at {finite.nonzero().tolist()}, which depend on it")
 
 
 def _in_a_parameter(build: Example, tensors: Named) -> None:
@@ -79,7 +79,7 @@ def _in_a_parameter(build: Example, tensors: Named) -> None:
         for backend in case.able():
             missed = want & case.forward(tensors, backend).isfinite().all(-1)
             if bool(missed.any()):
-                raise LawBroken(f"backend {backend}, NaN in {name}: did not reach {missed.nonzero().tolist()}")
+                raise LawBroken(f"backend {backend}, NaN in {name}: finite outputs at {missed.nonzero().tolist()}")
 
 
 def _in_whole_tokens(build: Example, tensors: Named) -> None:

@@ -15,18 +15,7 @@ from longitude.positions.coordinates import explicit
 from longitude.testing.attend_calls import Call
 from longitude.testing.engine import DoesNotApply, LawBroken
 from longitude.testing.examples import DIM, SHAPES, Example
-from longitude.testing.fixtures import (
-    LayerStack,
-    close,
-    differentiable,
-    error,
-    heads_and_tokens,
-    learned_of,
-    numbers,
-    refused,
-    tensors_in,
-    with_gradients,
-)
+from longitude.testing.fixtures import LayerStack, close, error, heads_and_tokens, numbers, refused, tensors_in
 from longitude.testing.parts import ENCODING_LAWS
 
 SHIFTS = (1, 3, 1000, 100_000)
@@ -41,16 +30,14 @@ def shift(build: Example) -> None:
     encoding, length = build(), 9
     stack = LayerStack(build.in_attention(), encoding=encoding)
     limit = encoding.max_length or 10**9
-    inputs = differentiable(x=numbers(2, length, DIM))
-    wanted = {**inputs, **learned_of(stack)}
-    moved = 0.0
+    x, moved = numbers(2, length, DIM), 0.0
     for positions in (0, torch.arange(length) * 3 + 2):
-        home = with_gradients(lambda p=positions: stack(inputs["x"], p), wanted)
+        home = stack.answer(x, positions)
         for shift in SHIFTS:
             there = positions + shift
             if int(explicit(there, length).max()) >= limit:
                 continue
-            away = with_gradients(lambda p=there: stack(inputs["x"], p), wanted)
+            away = stack.answer(x, there)
             if encoding.relative:
                 close(f"positions shifted by {shift}", away, home)
             moved = max(moved, error(away["output"], home["output"]))
