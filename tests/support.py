@@ -67,6 +67,12 @@ def gradients(output: Tensor, inputs: list[Tensor], seed: int = 7) -> list[Tenso
     return [torch.zeros_like(x) if grad is None else grad for x, grad in zip(inputs, found)]
 
 
+def parameter_gradients(loss: Tensor, model: nn.Module) -> list[Tensor]:
+    """Of every learned number, zero where the loss does not depend on it."""
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True, materialize_grads=True)
+    return list(found)
+
+
 class LargestTensor(TorchDispatchMode):
     """Remembers the most memory, in elements, behind any tensor that an operation made inside."""
 

@@ -1,34 +1,36 @@
-"""Small models to ask questions of."""
+"""Small models to ask questions of, and tokens for them."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
-from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from longitude.models import LongitudeConfig, LongitudeForCausalLM, LongitudeModel
 
 VOCABULARY = 61
+SMALL: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "pad_token_id": 0,
+}
 
 
 @pytest.fixture
-def build() -> Callable[..., LongitudeForCausalLM]:
-    """build("rope", ...options of the config) -> a model in float64 and eval mode, encodings filled with random numbers."""
+def build() -> Callable[..., Any]:
+    """build("rope", kind, ...options of the config) -> a model in float64 and eval mode, encodings filled with random numbers."""
 
-    def make(encoding="rope", **options) -> LongitudeForCausalLM:
+    def make(encoding="rope", kind=LongitudeForCausalLM, **options) -> Any:
         torch.manual_seed(0)
-        small = {
-            "vocab_size": VOCABULARY,
-            "hidden_size": 16,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 64,
-            "pad_token_id": 0,
-        }
-        model = LongitudeForCausalLM(LongitudeConfig(encoding=encoding, **{**small, **options})).double().eval()
-        for member in model.model.encodings:
-            for parameter in member.parameters():
-                torch.nn.init.normal_(parameter, std=0.3)
+        model = kind(LongitudeConfig(encoding=encoding, **SMALL | options)).double().eval()
+        for stack in model.modules():
+            if isinstance(stack, LongitudeModel):
+                for parameter in stack.encodings.parameters():
+                    torch.nn.init.normal_(parameter, std=0.3)
         return model
 
     return make

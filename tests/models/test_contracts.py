@@ -1,10 +1,13 @@
 """What transformers and its users expect of every model class, whatever stands in it."""
 
+import json
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM, AutoModelForSeq2SeqLM, DynamicCache
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.modeling_outputs import ModelOutput
 
@@ -12,39 +15,32 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM, LongitudeFor
 from longitude.models.decoder import LongitudeModel
 from longitude.models.encoder import LongitudeEncoder
 from longitude.models.seq2seq import LongitudeEncoderDecoder
+from tests.support import close, parameter_gradients
 
-HEADS = {
-    LongitudeForCausalLM: LongitudeModel,
-    LongitudeForMaskedLM: LongitudeEncoder,
-    LongitudeForSeq2SeqLM: LongitudeEncoderDecoder,
-}
-CLASSES = [*HEADS, *HEADS.values()]
-SMALL = {
-    "vocab_size": 61,
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
+CAUSAL, MASKED, SEQ2SEQ = LongitudeForCausalLM, LongitudeForMaskedLM, LongitudeForSeq2SeqLM
+BASES = {CAUSAL: LongitudeModel, MASKED: LongitudeEncoder, SEQ2SEQ: LongitudeEncoderDecoder}
+AUTO = {CAUSAL: AutoModelForCausalLM, MASKED: AutoModelForMaskedLM, SEQ2SEQ: AutoModelForSeq2SeqLM}
+CLASSES = [*BASES, *BASES.values()]
 
 every_class = pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
-every_head = pytest.mark.parametrize("kind", HEADS, ids=lambda kind: kind.__name__)
-
-
-def made(kind: Any, **options: Any) -> Any:
-    torch.manual_seed(0)
-    return kind(LongitudeConfig(**{"encoding": "alibi", **SMALL, **options})).double().eval()
+every_head = pytest.mark.parametrize("kind", BASES, ids=lambda kind: kind.__name__)
 
 
 def inputs(kind: Any, length: int = 9) -> dict[str, Tensor]:
     """The source is shorter than the target, and each has padding."""
     ids = torch.randint(3, 61, (2, length), generator=torch.Generator().manual_seed(1))
     mask = torch.arange(length) < torch.tensor([[length], [length - 2]])
-    if kind not in (LongitudeForSeq2SeqLM, LongitudeEncoderDecoder):
+    if kind not in (SEQ2SEQ, LongitudeEncoderDecoder):
         return {"input_ids": ids, "attention_mask": mask}
     source = {"input_ids": ids[:, :7], "attention_mask": mask[:, :7]}
     return {**source, "decoder_input_ids": ids, "decoder_attention_mask": mask}
+
+
+def labelled(kind: Any) -> dict[str, Tensor]:
+    """The same with labels, some of which are to be skipped."""
+    x = inputs(kind)
+    labels = x.get("decoder_input_ids", x["input_ids"]).masked_fill(torch.arange(9) % 4 == 2, -100)
+    return {**x, "labels": labels if kind is SEQ2SEQ else labels.masked_fill(~x["attention_mask"], -100)}
 
 
 def same(x: Any, y: Any) -> None:
@@ -59,148 +55,171 @@ def same(x: Any, y: Any) -> None:
         assert type(x) is type(y)
 
 
-def held(out: ModelOutput, ending: str) -> dict[str, Any]:
-    return {name: value for name, value in out.items() if name.endswith(ending)}
+def ending(out: ModelOutput, name: str) -> dict[str, Any]:
+    """Outputs whose names end so."""
+    return {key: value for key, value in out.items() if key.endswith(name)}
 
 
 # ---- what is returned ------------------------------------------------------------------------------------------------
 @every_class
 @torch.no_grad()
-def test_the_config_asks_as_the_call_does(kind):
+def test_the_config_asks_as_the_call_does(kind, build):
     """And the call counts more."""
-    x = inputs(kind)
-    plain, asking = made(kind), made(kind, output_hidden_states=True, output_attentions=True, norm_position="post")
-    said = made(kind, norm_position="post")(**x, output_hidden_states=True, output_attentions=True)
-    later = made(kind, norm_position="post")
-    later.config.output_hidden_states = later.config.output_attentions = True
-    for out in (asking(**x), later(**x)):
-        assert out.keys() == said.keys()
-        same(out.to_tuple(), said.to_tuple())
-    assert held(said, "hidden_states") and held(said, "attentions")
-    quiet = asking(**x, output_hidden_states=False, output_attentions=False)
-    assert not held(quiet, "hidden_states") and not held(quiet, "attentions")
-    assert plain(**x).keys() == quiet.keys()
+    x, also = inputs(kind), {"output_hidden_states": True, "output_attentions": True}
+    asking, model = (build("alibi", kind, norm_position="post", **options) for options in (also, {}))
+    want = model(**x, **also)
+    neither = asking(**x, output_hidden_states=False, output_attentions=False)
+    assert model(**x).keys() == neither.keys()
+    model.config.output_hidden_states = model.config.output_attentions = True
+    for out in (asking(**x), model(**x)):
+        assert out.keys() == want.keys()
+        same(out.to_tuple(), want.to_tuple())
+    assert ending(want, "hidden_states") and ending(want, "attentions")
+    assert not ending(neither, "hidden_states") and not ending(neither, "attentions")
 
 
 @every_class
 @torch.no_grad()
-def test_tuples(kind):
-    """Asked for by the call or by the config, inner models included."""
-    x, model = {**inputs(kind), "output_hidden_states": True}, made(kind)
+def test_tuples(kind, build):
+    """By the call or by the config, inner models included."""
+    x, model = {**inputs(kind), "output_hidden_states": True}, build("alibi", kind)
     want = model(**x).to_tuple()
     same(model(**x, return_dict=False), want)
     assert isinstance(model(**x, return_dict=None), ModelOutput)
     model.config.return_dict = False
     same(model(**x), want)
     assert isinstance(model(**x, return_dict=True), ModelOutput)
-    same(made(kind, return_dict=False)(**x), want)
+    same(build("alibi", kind, return_dict=False)(**x), want)
 
 
 @every_class
 @torch.no_grad()
-def test_chosen_hidden_states(kind):
-    model, x = made(kind), inputs(kind)
+def test_chosen_hidden_states(kind, build):
+    model, x = build("alibi", kind), inputs(kind)
     every = model(**x, output_hidden_states=True)
     for chosen, kept in (([0, -1], {0, 2}), (1, {1}), ([1, -2], {1})):
         out = model(**x, output_hidden_states=chosen)
-        for name, states in held(every, "hidden_states").items():
+        for name, states in ending(every, "hidden_states").items():
             same(out[name], tuple(state if i in kept else None for i, state in enumerate(states)))
     with pytest.raises(ValueError, match="expected indices from -3 to 2, got 3"):
         model(**x, output_hidden_states=[3])
 
 
+@every_head
+@torch.no_grad()
+def test_hidden_states_begin_with_embeddings_and_end_before_the_head(kind, build):
+    model, x = build("alibi", kind), inputs(kind)
+    out = model(**x, output_hidden_states=True)
+    for name, states in ending(out, "hidden_states").items():
+        tokens = x["decoder_input_ids"] if name.startswith("decoder") else x["input_ids"]
+        close(states[0], model.get_input_embeddings()(tokens) * 4.0)  # sqrt(hidden_size)
+        assert len(states) == 3
+    close(model.lm_head(states[-1]) if kind is not SEQ2SEQ else out.logits, out.logits)
+    if kind is not MASKED:
+        for keep, at in ((4, slice(-4, None)), (torch.tensor([0, 3, 8]), [0, 3, 8])):
+            close(model(**x, logits_to_keep=keep).logits, out.logits[:, at])
+
+
 @every_class
 @torch.no_grad()
-def test_weights_are_weights(kind):
-    """Each row sums to 1 over the keys that are none of padding."""
+def test_weights_are_weights(kind, build):
+    """Each row sums to 1 over the keys that are none of padding, nor later ones of a decoder."""
     x = inputs(kind)
-    out = made(kind)(**x, output_attentions=True)
-    for name, layers in held(out, "attentions").items():
+    out = build("alibi", kind)(**x, output_attentions=True)
+    for name, layers in ending(out, "attentions").items():
         keys = x["attention_mask"] if not name.startswith("decoder") else x["decoder_attention_mask"]
         queries = x["attention_mask"] if name in ("attentions", "encoder_attentions") else x["decoder_attention_mask"]
+        causal = name.startswith("decoder") or kind in (CAUSAL, LongitudeModel)
         assert len(layers) == 2
         for weights in layers:
             assert weights.shape == (2, 4, queries.shape[1], keys.shape[1])
             assert (weights.masked_select(~keys[:, None, None]) == 0).all()
+            assert bool((weights.triu(1) == 0).all()) is causal
             sums = weights.sum(-1).transpose(1, 2)[queries]
             torch.testing.assert_close(sums, torch.ones_like(sums))
 
 
-@pytest.mark.parametrize("kind", [LongitudeModel, LongitudeForCausalLM])
+@pytest.mark.parametrize("kind", [LongitudeModel, CAUSAL])
 @torch.no_grad()
-def test_layers_without_weights(kind):
+def test_layers_without_weights(kind, build):
     """None for the layer of a state, and an error where no layer has any; hidden states come from all."""
-    model, x = made(kind, encoding="none", mixers=["retention", "attention"]), inputs(kind)
+    model, x = build("none", kind, mixers=["retention", "attention"]), inputs(kind)
     out = model(**x, output_attentions=True, output_hidden_states=True)
     assert out.attentions[0] is None and out.attentions[1].shape == (2, 4, 9, 9)
     assert all(state.shape == (2, 9, 16) for state in out.hidden_states)
-    states = made(kind, encoding="none", mixer="retention")
-    assert len(states(**x, output_hidden_states=True).hidden_states) == 3
     with pytest.raises(ValueError, match=r"output_attentions: no layer .* are Retention; expected one of attention, "):
-        states(**x, output_attentions=True)
+        build("none", kind, mixer="retention")(**x, output_attentions=True)
 
 
-@torch.no_grad()
-def test_an_encoder_decoder_gives_what_its_stacks_give():
-    model = made(LongitudeForSeq2SeqLM, mixers=["retention", "attention"], encoding="none", encoder_encoding="rope")
-    x = inputs(LongitudeForSeq2SeqLM)
-    out = model(**x, output_hidden_states=True, output_attentions=True)
-    encoded = model.encoder(x["input_ids"], x["attention_mask"], output_hidden_states=True, output_attentions=True)
-    decoded = model.decoder(
-        inputs_embeds=model.encoder.embed_tokens(x["decoder_input_ids"]),
-        attention_mask=x["decoder_attention_mask"],
-        source=encoded.last_hidden_state,
-        source_valid=x["attention_mask"],
-        output_hidden_states=True,
-        output_attentions=True,
-    )
-    same(out.encoder_hidden_states, encoded.hidden_states)
-    same(out.encoder_attentions, encoded.attentions)
-    same(out.decoder_hidden_states, decoded.hidden_states)
-    same(out.decoder_attentions, decoded.attentions)
-    same(out.cross_attentions, decoded.cross_attentions)
-    assert out.decoder_attentions[0] is None and all(weights is not None for weights in out.cross_attentions)
+# ---- padding ---------------------------------------------------------------------------------------------------------
+PADDED = [(kind, name) for kind in BASES for name in ("t5", "learned", "path_fox", "shaw", "mrope")]
 
 
-def test_memories_that_were_not_kept():
-    model, x = made(LongitudeModel), inputs(LongitudeModel)["input_ids"]
-    kept = model(x, output_hidden_states=[0]).hidden_states
-    with pytest.raises(ValueError, match="memories: expected a tensor for each layer"):
-        model(x, memories=kept)
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(("kind", "name"), [case for case in PADDED if case != (MASKED, "path_fox")])
+def test_padding_changes_nothing(kind, name, build, ids):
+    """Left, right or both: logits, loss and gradients of the tokens are those without. Padding is not predicted."""
+    model, x = build(name, kind, **({"encoder_encoding": "t5"} if kind is SEQ2SEQ else {}), bos_token_id=1), ids(1, 9)
+    plain = model(x, labels=x)
+    wanted = parameter_gradients(plain.loss, model)
+    for left, right in ((4, 0), (0, 3), (2, 2)):
+        padded, mask = F.pad(x, (left, right), value=5), F.pad(torch.ones_like(x), (left, right))
+        labels = {CAUSAL: padded.masked_fill(mask == 0, -100), MASKED: padded, SEQ2SEQ: x}[kind]
+        out = model(padded, attention_mask=mask, labels=labels)
+        close(out.logits if kind is SEQ2SEQ else out.logits[:, left : left + 9], plain.logits, 1e-10)
+        close(out.loss, plain.loss, 1e-10)
+        close(parameter_gradients(out.loss, model), wanted, 1e-10)
 
 
-# ---- base models -----------------------------------------------------------------------------------------------------
+# ---- checkpoints -----------------------------------------------------------------------------------------------------
 @every_head
 @torch.no_grad()
-def test_the_base_model_is_where_its_prefix_says(kind, tmp_path):
-    """A head's checkpoint loads into the base model, and the base model's into a head."""
-    model, x = made(kind), inputs(kind)
+def test_the_base_model_is_where_its_prefix_points(kind, build, tmp_path):
+    """A head's checkpoint loads into the base model, and the base model's into a head; the Auto class loads the head's."""
+    model, x = build("alibi", kind), inputs(kind)
     base = getattr(model, model.base_model_prefix)
-    assert model.base_model is base and type(base) is HEADS[kind] and base.config is model.config
+    assert model.base_model is base and type(base) is BASES[kind] and base.config is model.config
     hidden = base(**x)[0]
     model.save_pretrained(tmp_path / "head")
     base.save_pretrained(tmp_path / "base")
     for source in ("head", "base"):
-        for loaded in (
-            HEADS[kind].from_pretrained(tmp_path / source),
-            kind.from_pretrained(tmp_path / source).base_model,
-        ):
-            same(loaded(**x)[0], hidden)
-    assert model.get_encoder() is (model.encoder if kind is LongitudeForSeq2SeqLM else model)
+        same(BASES[kind].from_pretrained(tmp_path / source)(**x)[0], hidden)
+        same(kind.from_pretrained(tmp_path / source).base_model(**x)[0], hidden)
+    loaded = AUTO[kind].from_pretrained(tmp_path / "head", dtype=torch.float64)
+    assert type(loaded) is kind and loaded.lm_head.weight is loaded.get_input_embeddings().weight
+    close(loaded(**x).logits, model(**x).logits, 1e-10)
+    assert json.loads((tmp_path / "head" / "config.json").read_text())["architectures"] == [kind.__name__]
+    made = AUTO[kind].from_config(AutoConfig.from_pretrained(tmp_path / "head"))
+    assert {n: p.shape for n, p in made.named_parameters()} == {n: p.shape for n, p in model.named_parameters()}
+    assert model.get_encoder() is (model.encoder if kind is SEQ2SEQ else model)
 
 
 @every_class
-def test_a_checkpoint_of_another_kind_is_refused(kind, tmp_path):
-    made(kind).save_pretrained(tmp_path)
-    for other in CLASSES:
-        if other.written_by != kind.written_by:
-            with pytest.raises(
-                ValueError, match=f"expected a checkpoint of {other.written_by}, got one of {kind.__name__}"
-            ):
+def test_a_checkpoint_of_another_kind_is_refused(kind, build, tmp_path):
+    """An encoder's weights fit a decoder, which would make nonsense of them without a word."""
+    build("alibi", kind).save_pretrained(tmp_path)
+    readers = {other: other.written_by for other in CLASSES} | {auto: one.__name__ for one, auto in AUTO.items()}
+    for other, written_by in readers.items():
+        if written_by != kind.written_by:
+            with pytest.raises(ValueError, match=f"expected a checkpoint of {written_by}, got one of {kind.__name__}"):
                 other.from_pretrained(tmp_path)
 
 
-# ---- the loss --------------------------------------------------------------------------------------------------------
+@every_head
+@torch.no_grad()
+def test_the_vocabulary_may_grow(kind, build):
+    """One matrix embeds and predicts, and stays one."""
+    model, x = build("t5", kind), inputs(kind)
+    before = model(**x).logits
+    assert [tuple(p.shape) for p in model.parameters()].count((61, 16)) == 1
+    model.resize_token_embeddings(70, mean_resizing=False)
+    assert model.config.vocab_size == 70 and model.lm_head.weight is model.get_input_embeddings().weight
+    close(model(**x).logits[..., :61], before)
+    untied = build("t5", kind, tie_word_embeddings=False)
+    assert untied.lm_head.weight is not untied.get_input_embeddings().weight
+
+
+# ---- training --------------------------------------------------------------------------------------------------------
 class Adapted(nn.Module):
     """A head with something more, as adapters make it; `weight` is still the plain one's."""
 
@@ -215,23 +234,158 @@ class Adapted(nn.Module):
 
 @every_head
 @pytest.mark.parametrize("adapted", [False, True])
-def test_the_loss_is_that_of_the_logits(kind, adapted):
+def test_the_loss_is_that_of_the_logits(kind, adapted, build):
     """Whatever makes them; and it is a function of those returned, in evaluation and in training."""
-    model, x = made(kind), inputs(kind)
+    model, x = build("alibi", kind), labelled(kind)
     if adapted:
         model.lm_head = Adapted(model.lm_head)
-    labels = x.get("decoder_input_ids", x["input_ids"]).masked_fill(torch.arange(9) % 4 == 2, -100)
-    mask = x["attention_mask"]
-    if kind is not LongitudeForSeq2SeqLM:
-        labels = labels.masked_fill(~mask, -100)
-    shifted = None if kind is LongitudeForCausalLM else labels
+    shifted = None if kind is CAUSAL else x["labels"]
     for training in (False, True):
-        out = model.train(training)(**x, labels=labels, skip_logits=False)
+        out = model.train(training)(**x, skip_logits=False)
         assert torch.autograd.grad(out.loss, out.logits, retain_graph=True)[0].abs().max() > 0
-        theirs = ForCausalLMLoss(out.logits, labels, 61, shift_labels=shifted)
-        torch.testing.assert_close(out.loss.float(), theirs.float())
-        torch.testing.assert_close(model(**x, labels=labels, skip_logits=True).loss, out.loss)
-        if kind is not LongitudeForMaskedLM:
-            last = model(**x, labels=labels, skip_logits=False, logits_to_keep=2)
+        for items in (None, torch.tensor(40)):
+            theirs = ForCausalLMLoss(out.logits, x["labels"], 61, num_items_in_batch=items, shift_labels=shifted)
+            torch.testing.assert_close(model(**x, num_items_in_batch=items).loss.float(), theirs.float())
+        torch.testing.assert_close(model(**x, skip_logits=True).loss, out.loss)
+        assert (model(**x).logits is None) == training
+        if kind is not MASKED:
+            last = model(**x, skip_logits=False, logits_to_keep=2)
             torch.testing.assert_close(last.loss, out.loss)
             assert last.logits.shape[1] == 2
+
+
+@pytest.mark.one_in(2)
+@every_head
+@pytest.mark.parametrize("name", ["rope", "t5", "shaw", "sinusoidal"])
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_checkpointing_gives_the_same_gradients(kind, name, position, build):
+    """And goes without a cache."""
+    model, x = build(name, kind, norm_position=position).train(), labelled(kind)
+    plain = parameter_gradients(model(**x).loss, model)
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    cache = {} if kind is MASKED else {"use_cache": True}
+    for reentrant in (False, True):
+        enable({"use_reentrant": reentrant})
+        out = model(**x, **cache)
+        assert not cache or out.past_key_values is None
+        out.loss.backward()
+        close([torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()], plain, 1e-10)
+        model.zero_grad()
+    assert not cache or model.eval()(**x, **cache).past_key_values is not None
+
+
+@every_head
+@pytest.mark.parametrize("name", ["rope", "t5", "fire", "sinusoidal"])
+def test_half_precision(kind, name, build):
+    """Autocast, and a bfloat16 model: finite, near the float64 one, and gradients reach every learned number."""
+    model, x = build(name, kind), labelled(kind)
+    exact = model(**x).logits.detach()
+    with torch.autocast("cpu", torch.bfloat16):
+        automatic = model.float()(**x).logits
+    out = model.bfloat16()(**x)
+    assert out.logits.dtype == torch.bfloat16 and out.loss.dtype == torch.float32
+    for logits in (automatic, out.logits):
+        assert (logits.double() - exact).abs().mean() < 0.08 * exact.abs().mean()
+    out.loss.backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@every_head
+def test_dropout_acts_in_training_alone(kind, build):
+    model, x = build("rope", kind, hidden_dropout=0.3, attention_dropout=0.3), labelled(kind)
+    close(model(**x).logits, build("rope", kind)(**x).logits)
+    assert len({model.train()(**x).loss.item() for _ in range(3)}) == 3
+
+
+# ---- refusals --------------------------------------------------------------------------------------------------------
+X = torch.full((2, 6), 3)
+ONES = torch.ones(2, 6, 16).double()
+REFUSED = [
+    (CAUSAL, {"atention_mask": X}, "unknown argument 'atention_mask': did you mean 'attention_mask'"),
+    (MASKED, {"atention_mask": X}, "unknown argument 'atention_mask': did you mean 'attention_mask'"),
+    (SEQ2SEQ, {"decoder_inputs_ids": X}, "unknown argument 'decoder_inputs_ids': did you mean 'decoder_input_ids'"),
+    (MASKED, {"use_cache": True}, "unknown argument 'use_cache'"),
+    (CAUSAL, {"input_ids": None}, "expected either input_ids or inputs_embeds"),
+    (CAUSAL, {"inputs_embeds": ONES}, "expected either input_ids or inputs_embeds"),
+    (SEQ2SEQ, {"input_ids": None}, "expected either input_ids or inputs_embeds"),
+    (SEQ2SEQ, {"labels": None}, "expected labels, or either decoder_input_ids or decoder_inputs_embeds"),
+    (SEQ2SEQ, {"decoder_input_ids": X, "decoder_inputs_embeds": ONES}, "expected labels, or either"),
+    (CAUSAL, {"attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
+    (CAUSAL, {"attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask: .*got \[2, 1, 6, 6\]"),
+    (
+        CAUSAL,
+        {"attention_mask": torch.tensor([[-1e9] + [0.0] * 5] * 2)},
+        "attention_mask: expected 1 for tokens and 0 for padding",
+    ),
+    (MASKED, {"attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
+    (SEQ2SEQ, {"attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
+    (SEQ2SEQ, {"decoder_attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
+    (
+        SEQ2SEQ,
+        {"input_ids": None, "encoder_outputs": (ONES[:, :4],), "attention_mask": X},
+        r"attention_mask: expected \[2, 4\], one per token of the source, got \[2, 6\]",
+    ),
+    (CAUSAL, {"document_ids": X[:1]}, r"document_ids: expected \[2, 6\].*got \[1, 6\]"),
+    (CAUSAL, {"document_ids": X - 4}, "document_ids: expected numbers of 0 or more, got -1; .*attention_mask"),
+    (SEQ2SEQ, {"document_ids": X}, "document_ids: an encoder-decoder has one source and one target per row"),
+    (CAUSAL, {"seq_idx": X - 4}, "seq_idx: expected numbers of 0 or more, got -1; .*attention_mask"),
+    (CAUSAL, {"labels": X[:, :5]}, r"labels: expected \[2, 6\], got \[2, 5\]"),
+    (CAUSAL, {"labels": X[:, :5], "document_ids": X}, r"labels: expected \[2, 6\], got \[2, 5\]"),
+    (CAUSAL, {"labels": X[0]}, r"labels: expected \[2, 6\], got \[6\]"),
+    (MASKED, {"labels": X[:, :5]}, r"labels: expected \[2, 6\], got \[2, 5\]"),
+    (SEQ2SEQ, {"decoder_input_ids": X, "labels": X[:, :5]}, r"labels: expected \[2, 6\], got \[2, 5\]"),
+    (CAUSAL, {"shift_labels": X[:, :5]}, r"shift_labels: expected \[2, 6\], got \[2, 5\]"),
+    (CAUSAL, {"position_ids": X[:, :5]}, r"position_ids: expected \[6\] or \[2, 6\], got \[2, 5\]"),
+    (CAUSAL, {"position_ids": torch.arange(6.0)}, "position_ids: expected integer positions"),
+    (CAUSAL, {"position_ids": X - 4}, "position_ids: expected positions of 0 or more, got -1"),
+    (SEQ2SEQ, {"past_key_values": DynamicCache()}, "past_key_values: expected transformers' EncoderDecoderCache"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"), REFUSED, ids=lambda case: case if isinstance(case, str) else ""
+)
+def test_refusals(kind, options, message, build):
+    model = build("rope", kind, bos_token_id=1)
+    given = {"input_ids": X, **({"labels": X} if kind is SEQ2SEQ and "decoder_input_ids" not in options else {})}
+    with pytest.raises(ValueError, match=message):
+        model(**given | options)
+
+
+EMBEDS = {
+    "width": torch.ones(2, 6, 12),
+    "rank": torch.ones(6, 16),
+    "wider dtype": torch.ones(2, 6, 16, dtype=torch.float64),
+    "integers": X[..., None].expand(2, 6, 16),
+    "no tensor": [[1.0] * 16],
+}
+
+
+@every_head
+def test_embeddings_instead_of_tokens(kind, build):
+    """The same answer; what does not fit is refused."""
+    model, x = build("sinusoidal", kind, norm="layernorm"), inputs(kind)
+    tokens = [name for name in x if name.endswith("input_ids")]
+    embedded = {name.replace("input_ids", "inputs_embeds"): model.get_input_embeddings()(x[name]) for name in tokens}
+    masks = {name: x[name] for name in x if name not in tokens}
+    close(model(**embedded, **masks).logits, model(**x).logits)
+    model.float()
+    good = {name: torch.ones(2, 6, 16) for name in embedded}
+    for name in good:
+        for wrong in EMBEDS.values():
+            with pytest.raises(ValueError, match=rf"^{name}: expected .*\[.*16\].*, got .*; "):
+                model(**good | {name: wrong})
+    model(**good)
+    with torch.autocast("cpu", torch.bfloat16):
+        model(**{name: embeds.bfloat16() for name, embeds in good.items()})
+        with pytest.raises(ValueError, match="inputs_embeds: expected"):
+            model(**dict.fromkeys(good, EMBEDS["width"]))
+
+
+def test_ones_own_config_is_left_alone():
+    config = LongitudeConfig(encoding="t5", num_encoder_layers=3, vocab_size=61)
+    before = config.to_dict()
+    masked, seq2seq = MASKED(config), SEQ2SEQ(config)
+    assert config.to_dict() == before and not config.is_encoder_decoder
+    assert masked.config.encoding["bidirectional"]
+    assert seq2seq.config.is_encoder_decoder and not seq2seq.encoder.config.is_encoder_decoder

@@ -1,4 +1,4 @@
-"""generate(): with the cache as without, batched as alone, continued as never stopped."""
+"""generate(): with the cache as without, batched as alone, continued as never stopped, in every kind of cache."""
 
 import pytest
 import torch
@@ -6,6 +6,7 @@ from transformers import DynamicCache
 
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
+from longitude.attention.state_cache import StateLayer
 
 SPECS = [*lg.list_encodings(), ["rope", "fox"]]
 NEW = 9
@@ -18,8 +19,9 @@ def build(build):
     def make(encoding, **options):
         model = build(encoding, tie_word_embeddings=False, **options)
         for layer in model.model.layers:
-            layer.mixer.q_proj.weight.data *= 2
-            layer.mixer.o_proj.weight.data *= 8
+            if isinstance(layer.mixer, lg.MultiHeadAttention):
+                layer.mixer.q_proj.weight.data *= 2
+                layer.mixer.o_proj.weight.data *= 8
         return model
 
     return make
@@ -40,8 +42,8 @@ def test_greedy_is_the_argmax_of_whole_passes(spec, build, ids):
     for _ in range(NEW):
         best = model(expected, use_cache=False).logits[:, -1].argmax(-1)
         expected = torch.cat([expected, best[:, None]], 1)
-    assert torch.equal(generate(model, x), expected)
-    assert torch.equal(generate(model, x, use_cache=False), expected)
+    for options in ({}, {"use_cache": False}, {"past_key_values": DynamicCache()}):
+        assert torch.equal(generate(model, x, **options), expected)
     assert len(set(expected[:, 7:].flatten().tolist())) > (1 if "kerple" in str(spec) else 2)
 
 
@@ -49,17 +51,12 @@ def test_greedy_is_the_argmax_of_whole_passes(spec, build, ids):
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_sampling_and_beams_with_the_cache_as_without(spec, build, ids):
     model, x = build(spec), ids(2, 7)
-
-    def drawn(seed, **options):
-        torch.manual_seed(seed)
-        return generate(model, x, **options)
-
-    sampling = {"do_sample": True, "temperature": 1.5}
-    for options in (sampling, {"num_beams": 4}, {"num_beams": 3, "num_return_sequences": 3}):
-        with_cache = drawn(3, **options)
-        assert torch.equal(with_cache, drawn(3, use_cache=False, **options))
-        assert torch.equal(with_cache, drawn(3, **options))
-    assert not torch.equal(drawn(3, **sampling), drawn(4, **sampling))
+    for options in ({"do_sample": True, "temperature": 1.5}, {"num_beams": 3, "num_return_sequences": 3}):
+        found = []
+        for use_cache in (True, False):
+            torch.manual_seed(3)
+            found.append(generate(model, x, use_cache=use_cache, **options))
+        assert torch.equal(*found)
 
 
 @pytest.mark.one_in(5)
@@ -77,29 +74,25 @@ def test_a_left_padded_batch_is_its_rows_alone(spec, beams, build, ids):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_going_on_from_a_returned_cache(spec, build, ids):
-    """Stop, and go on with the cache: the tokens that one run would have given; also after a turn of the user's."""
+def test_continuing_from_a_returned_cache(spec, build, ids):
+    """The tokens that one run would have given; also after a turn of the user's."""
     model, x = build(spec), ids(2, 7)
     part = generate(model, x, new=4, return_dict_in_generate=True)
     assert part.past_key_values.get_seq_length() == 10  # the last token was given out, but not yet read
     options = {"past_key_values": part.past_key_values, "return_dict_in_generate": True}
     more = generate(model, part.sequences, new=4, **options)
     assert torch.equal(more.sequences, generate(model, x, new=8))
-    turn = torch.cat([more.sequences, ids(2, 5, seed=9)], 1)
-    assert torch.equal(generate(model, turn, past_key_values=more.past_key_values), generate(model, turn))
+    longer = torch.cat([more.sequences, ids(2, 5, seed=9)], 1)
+    assert torch.equal(generate(model, longer, past_key_values=more.past_key_values), generate(model, longer))
 
 
 def test_guesses_of_an_assistant_are_taken_back(build, ids, monkeypatch):
     """Wrong ones are cropped off the cache; an assistant and a model whose cache cannot do that are refused."""
     model, x, cropped, crop = build("shaw"), ids(1, 7), [], LongitudeCacheLayer.crop
-    torch.manual_seed(5)
     assistant, whole = build("none"), generate(model, x)
     monkeypatch.setattr(LongitudeCacheLayer, "crop", lambda layer, n: cropped.append(n) or crop(layer, n))
     assert torch.equal(generate(model, x, assistant_model=assistant), whole) and any(cropped)
-    sizes = {"vocab_size": 61, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
-    hybrids = [
-        lg.LongitudeForCausalLM(lg.LongitudeConfig(**sizes, mixers=["attention", m])) for m in ("mamba", "hierarchical")
-    ]
+    hybrids = [build("auto", mixers=["attention", other]) for other in ("mamba", "hierarchical")]
     for stateful in (build("fox"), *hybrids):
         with pytest.raises(ValueError, match="assisted generation is not supported with stateful models"):
             generate(stateful, x, assistant_model=assistant)
@@ -108,7 +101,7 @@ def test_guesses_of_an_assistant_are_taken_back(build, ids, monkeypatch):
 
 
 @pytest.mark.parametrize("spec", ["rope", "learned", "fox"])
-def test_the_last_document_goes_on(spec, build, ids):
+def test_the_last_document_continues(spec, build, ids):
     """What a packed prompt is followed by is what its last document is followed by alone; left padding included."""
     model, x = build(spec), ids(2, 11)
     documents = torch.tensor([[0] * 4 + [1] * 7] * 2)
@@ -125,6 +118,43 @@ def test_embeddings_instead_of_tokens(build, ids):
     assert torch.equal(written, model.generate(x, **options)[:, 11:])
 
 
-def test_an_empty_cache_of_transformers_is_adopted(build, ids):
-    model, x = build("fox"), ids()
-    assert torch.equal(generate(model, x, past_key_values=DynamicCache()), generate(model, x))
+# ---- kinds of caches -------------------------------------------------------------------------------------------------
+RECURRENT = [["mamba2", "rwkv6"], ["retention", {"name": "window", "size": 5}]]
+GROWING = [["attention"] * 2, ["mamba2", "attention"], ["latent"] * 2, ["hierarchical"] * 2]
+
+
+@pytest.mark.parametrize("mixers", [*RECURRENT, *GROWING], ids=str)
+def test_offloaded_and_static_caches(mixers, build, ids, monkeypatch):
+    """The same text, and every layer leaves and comes back once for each call; static where states have a fixed size."""
+    model, x, moves = build("auto", mixers=mixers), ids(2, 7), []
+    wanted = generate(model, x)
+    if mixers in RECURRENT:
+        assert torch.equal(generate(model, x, cache_implementation="static"), wanted)
+    else:
+        with pytest.raises(
+            ValueError, match="cache_implementation: expected 'dynamic' or 'offloaded', got 'static', and"
+        ):
+            generate(model, x, cache_implementation="static")
+
+    def watched(layer, name):
+        move = getattr(layer, name)
+        monkeypatch.setattr(layer, name, lambda self: (moves.append(name), move(self))[1])
+
+    for layer in {type(make()) for make in model.model.cache_layers}:
+        watched(layer, "prefetch")
+        watched(layer, "offload")
+    assert torch.equal(generate(model, x, cache_implementation="offloaded"), wanted)
+    assert moves == ["prefetch", "offload"] * 2 * NEW
+
+
+def test_offloaded_numbers_come_back():
+    """By device alone: a state and keys on "meta" stand for those of an accelerator."""
+    state, keys = StateLayer(), LongitudeCacheLayer()
+    state.state = (torch.zeros(2, 3),)
+    new = torch.zeros(1, 2, 3, 4)
+    keys.extend(new, new, 0, {"c": new}, (new[:, 0],))
+    for layer in (state, keys):
+        layer.device = torch.device("meta")
+        layer.prefetch()
+    found = state.state[0], keys.keys, keys.values, keys.columns["c"], keys.carry[0]
+    assert {x.device.type for x in found} == {"meta"}

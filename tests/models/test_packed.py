@@ -7,6 +7,7 @@ from transformers.masking_utils import find_packed_sequence_indices
 
 import longitude as lg
 from longitude.models.streams import documents_of, starting_over
+from tests.support import close as near
 
 LENGTHS = (8, 12, 1, 3)
 TOKENS = sum(LENGTHS)
@@ -21,80 +22,54 @@ MARKS = {
     "document_ids that come back": {"document_ids": NUMBERS % 2},
     "seq_idx": {"seq_idx": NUMBERS.int()},
     "cu_seq_lens": {"cu_seq_lens_q": ENDS, "cu_seq_lens_k": ENDS, **MOST},
-    "all of them": {
-        "position_ids": PLACES,
-        "seq_idx": NUMBERS.int(),
-        "cu_seq_lens_q": ENDS,
-        "cu_seq_lens_k": ENDS,
-        **MOST,
-    },
 }
-QUICK = ["rope", "fox"]
-ENCODINGS = [
-    pytest.param({"encoding": name}, id=name, marks=() if name in QUICK else pytest.mark.slow)
-    for name in lg.list_encodings()
-    if name not in ("axial_rope", "mrope")
-]
-HYBRIDS = [["mamba2", "attention", "hierarchical"], ["attention", "rwkv6"], ["latent", "retention"]]
-MIXERS = [
-    pytest.param(
-        {
-            "encoding": "rope" if {"attention", "latent", "window", "hierarchical"} & {*names} else "none",
-            "mixers": names,
-        },
-        id="+".join(names),
-        marks=() if names in HYBRIDS[:1] else pytest.mark.slow,
-    )
-    for names in [*HYBRIDS, *([name] * 2 for name in lg.list_mixers())]
+MARKS["all of them"] = MARKS["position_ids"] | MARKS["seq_idx"] | MARKS["cu_seq_lens"]
+MODELS = [
+    {"encoding": "rope"},
+    {"encoding": "fox"},
+    {"encoding": "learned"},
+    {
+        "encoding": "auto",
+        "mixers": ["mamba2", "attention", {"name": "hierarchical", "window": 4}],
+        "num_hidden_layers": 3,
+    },
+    {"encoding": "none", "mixers": ["rwkv6", {"name": "window", "size": 5}]},
+    {"encoding": "rope", "mixers": ["latent", "retention"]},
 ]
 
 
-def close(x, y, atol=1e-10):
-    torch.testing.assert_close(x, y, atol=atol, rtol=0)
+def close(x, y):
+    near(x, y, 1e-10)
 
 
-def small(build, options):
-    sizes = {"window": {"size": 5}, "hierarchical": {"window": 4}}
-    mixers = [{"name": name, **sizes.get(name, {})} for name in options.get("mixers", ["attention"] * 2)]
-    return build(options["encoding"], mixers=mixers, num_hidden_layers=len(mixers))
-
-
-def embedded(model, x):
-    return model.model.embed_tokens(x).detach().requires_grad_()
-
-
-@pytest.mark.parametrize("options", ENCODINGS + MIXERS)
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("options", MODELS, ids=str)
 def test_packed_is_alone(options, build, ids):
     """Logits, the loss and all gradients, for every way to mark documents; the loss predicts across no border."""
-    model, x = small(build, options), ids(1, TOKENS)
-    whole, parts = embedded(model, x), x.split(LENGTHS, 1)
-    alone = [model(inputs_embeds=e, labels=part) for e, part in zip(whole.split(LENGTHS, 1), parts, strict=True)]
+    model, x = build(**options), ids(1, TOKENS)
+    whole = model.model.embed_tokens(x).detach().requires_grad_()
+    parts = zip(whole.split(LENGTHS, 1), x.split(LENGTHS, 1), strict=True)
+    alone = [model(inputs_embeds=embeds, labels=part) for embeds, part in parts]
     predicted = [n - 1 for n in LENGTHS]
     loss = sum(n * one.loss for n, one in zip(predicted, alone, strict=True) if n) / sum(predicted)
-    wanted = torch.autograd.grad(loss, [whole, *model.parameters()], allow_unused=True)
-    for name, marks in MARKS.items():
-        embeds = embedded(model, x)
-        found = model(inputs_embeds=embeds, labels=x, **marks)
+    (wanted,) = torch.autograd.grad(loss, whole, retain_graph=True)
+    for marks in MARKS.values():
+        found = model(inputs_embeds=whole, labels=x, **marks)
         close(found.logits, torch.cat([one.logits for one in alone], 1))
         close(found.loss, loss)
-        if name in ("position_ids", "all of them"):
-            gradients = torch.autograd.grad(found.loss, [embeds, *model.parameters()], allow_unused=True)
-            for ours, theirs in zip(gradients, wanted, strict=True):
-                assert (ours is None) == (theirs is None)
-                if ours is not None:
-                    close(ours, theirs)
+        close(torch.autograd.grad(found.loss, whole)[0], wanted)
 
 
 def test_collators_of_transformers(build, ids):
-    """DataCollatorWithFlattening with all it can say: the loss of the documents alone; without position_ids too."""
+    """DataCollatorWithFlattening with all its marks: the loss of the documents alone; without position_ids too."""
     model, x = build("rope"), ids(3, 9)
     rows = [{"input_ids": row[:n].tolist()} for row, n in zip(x, (9, 2, 5), strict=True)]
     alone = [model(torch.tensor([row["input_ids"]]), labels=torch.tensor([row["input_ids"]])).loss for row in rows]
     wanted = (8 * alone[0] + 1 * alone[1] + 4 * alone[2]) / 13
-    for said in ({}, {"return_flash_attn_kwargs": True}, {"return_flash_attn_kwargs": True, "return_seq_idx": True}):
-        batch = DataCollatorWithFlattening(return_tensors="pt", **said)(rows)
+    for marks in ({}, {"return_flash_attn_kwargs": True}, {"return_flash_attn_kwargs": True, "return_seq_idx": True}):
+        batch = DataCollatorWithFlattening(return_tensors="pt", **marks)(rows)
         close(model(**batch).loss, wanted)
-        if said:
+        if marks:
             del batch["position_ids"]
             close(model(**batch).loss, wanted)
 
@@ -111,7 +86,7 @@ def test_the_loss_where_labels_do_not_mark_borders(build, ids):
 
 # ---- the rule of position_ids -----------------------------------------------------------------------------------------
 def test_restarts_are_those_of_transformers():
-    """Positions that go on by one or start over: the same documents as transformers finds, in every row."""
+    """Positions that count on by one or start over: the same documents as transformers finds, in every row."""
     generator = torch.Generator().manual_seed(0)
     for _ in range(50):
         begins = torch.rand(3, 17, generator=generator) < 0.3
@@ -140,70 +115,58 @@ def test_positions_that_mark_nothing(build, ids):
 
 
 def test_a_call_with_documents_keeps_no_cache(build, ids):
-    """Nobody asked for one, and its tokens could not be told apart later; asked for, it is refused."""
+    """Its tokens could not be distinguished later; where one is requested, the call is refused."""
     model, x = build("rope"), ids(1, TOKENS)
     for name, marks in MARKS.items():
         kept = model(x, **marks).past_key_values
         assert (kept is None) == ("document_ids" not in name)
         if "document_ids" not in name:
-            with pytest.raises(
-                ValueError, match="mark documents within one call, and this one has a cache or memories"
-            ):
+            with pytest.raises(ValueError, match="within one call, and this one has a cache or memories"):
                 model(x, use_cache=True, **marks)
     assert model(x, position_ids=torch.arange(TOKENS)).past_key_values is not None
 
 
 TWO = torch.tensor([[0, 0, 1, 1]])
-REFUSED = {
-    "other seq_idx": ({"seq_idx": TWO, "document_ids": 0 * TWO}, "seq_idx and document_ids mark different documents"),
-    "other ends": (
-        {"seq_idx": TWO, "cu_seq_lens_q": torch.tensor([0, 1, 4])},
-        "seq_idx and cu_seq_lens_q mark different",
-    ),
-    "other keys": (
-        {"cu_seq_lens_q": torch.tensor([0, 2, 4]), "cu_seq_lens_k": torch.tensor([0, 3, 4])},
+
+
+def ends(*numbers):
+    return torch.tensor(numbers)
+
+
+REFUSED = [
+    ({"seq_idx": TWO, "document_ids": 0 * TWO}, "seq_idx and document_ids mark different documents"),
+    ({"seq_idx": TWO, "cu_seq_lens_q": ends(0, 1, 4)}, "seq_idx and cu_seq_lens_q mark different"),
+    (
+        {"cu_seq_lens_q": ends(0, 2, 4), "cu_seq_lens_k": ends(0, 3, 4)},
         "cu_seq_lens_k and cu_seq_lens_q mark different",
     ),
-    "restart inside": (
-        {"position_ids": torch.tensor([[0, 0, 0, 1]]), "seq_idx": TWO},
-        "position_ids start over within a document of seq_idx",
-    ),
-    "not from 0": (
-        {"cu_seq_lens_q": torch.tensor([1, 4])},
-        r"expected numbers that rise from 0 to the 4 tokens, got \[1, 4\]",
-    ),
-    "not to the end": ({"cu_seq_lens_k": torch.tensor([0, 3])}, "rise from 0 to the 4 tokens"),
-    "falling": ({"cu_seq_lens_q": torch.tensor([0, 3, 2, 4])}, "rise from 0 to the 4 tokens"),
-    "floats": ({"cu_seq_lens_q": torch.tensor([0.0, 4.0])}, r"expected integers \[documents \+ 1\]"),
-    "too short": (
-        {"cu_seq_lens_q": torch.tensor([0, 2, 4]), "max_length_q": 1},
-        "max_length_q: expected 2, the length",
-    ),
-    "shape": ({"seq_idx": TWO[:, :3]}, r"seq_idx: expected integers \[1, 4\]"),
-    "unknown": ({"seq_ids": TWO}, "unknown argument 'seq_ids': did you mean 'seq_idx'"),
-}
+    ({"position_ids": ends(0, 0, 0, 1), "seq_idx": TWO}, "position_ids start over within a document of seq_idx"),
+    ({"cu_seq_lens_q": ends(1, 4)}, r"expected numbers that rise from 0 to the 4 tokens, got \[1, 4\]"),
+    ({"cu_seq_lens_k": ends(0, 3)}, "rise from 0 to the 4 tokens"),
+    ({"cu_seq_lens_q": ends(0, 3, 2, 4)}, "rise from 0 to the 4 tokens"),
+    ({"cu_seq_lens_q": ends(0.0, 4.0)}, r"expected integers \[documents \+ 1\]"),
+    ({"cu_seq_lens_q": ends(0, 2, 4), "max_length_q": 1}, "max_length_q: expected 2, the length"),
+    ({"seq_idx": TWO[:, :3]}, r"seq_idx: expected integers \[1, 4\]"),
+    ({"seq_ids": TWO}, "unknown argument 'seq_ids': did you mean 'seq_idx'"),
+]
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_refused(name, build, ids):
-    model, (marks, message) = build("rope"), REFUSED[name]
+@pytest.mark.parametrize(("marks", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_refused(marks, message, build, ids):
+    model = build("rope")
     for one in (model, model.model):
         with pytest.raises(ValueError, match=message):
             one(ids(1, 4), **marks)
 
 
 def test_several_rows_have_no_common_ends(build, ids):
-    with pytest.raises(
-        ValueError, match="cu_seq_lens_q: it marks documents of one row, the flattened batch; expected batch 1"
-    ):
-        build("rope")(ids(2, 4), cu_seq_lens_q=torch.tensor([0, 2, 4]))
+    with pytest.raises(ValueError, match="documents of one row, the flattened batch; expected batch 1"):
+        build("rope")(ids(2, 4), cu_seq_lens_q=ends(0, 2, 4))
 
 
 @torch.no_grad()
-def test_encoders_take_the_marks_too(ids):
-    torch.manual_seed(0)
-    config = lg.LongitudeConfig(vocab_size=61, hidden_size=16, num_hidden_layers=2, num_attention_heads=4)
-    model, x = lg.LongitudeForMaskedLM(config).double().eval(), ids(1, TOKENS)
+def test_encoders_take_the_marks_too(build, ids):
+    model, x = build("rope", lg.LongitudeForMaskedLM), ids(1, TOKENS)
     alone = torch.cat([model(part).logits for part in x.split(LENGTHS, 1)], 1)
     for name in ("document_ids that come back", "seq_idx", "cu_seq_lens", "all of them"):
         close(model(x, **MARKS[name]).logits, alone)

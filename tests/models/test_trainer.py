@@ -1,21 +1,29 @@
-"""Hugging Face's Trainer, unchanged."""
+"""Hugging Face's trainers, unchanged."""
+
+from typing import Any
 
 import pytest
 import torch
-from transformers import Trainer, TrainingArguments
+import torch.nn.functional as F
+from transformers import Seq2SeqTrainer, Seq2SeqTrainingArguments, Trainer, TrainingArguments
 
-from longitude.models import LongitudeForCausalLM
+from longitude.models import LongitudeForMaskedLM, LongitudeForSeq2SeqLM
+from tests.support import close
 
 LENGTH = 12
 CHECKPOINTING = next(
     name for name in ("activation_checkpointing", "gradient_checkpointing") if hasattr(TrainingArguments, name)
 )  # it changed its name in 2026
+SETTINGS: dict[str, Any] = {
+    "use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False, "max_steps": 3,
+    "logging_steps": 1, "save_strategy": "no", "learning_rate": 0.01, "max_grad_norm": 0.0,
+}  # fmt: skip
 
 
-def rows(ids, count=8, shifted=False):
-    """Examples of one length; their labels have holes, of another size each."""
+def rows(ids, shifted=False):
+    """Eight examples of one length; their labels have holes, of another size each."""
     examples = []
-    for n, x in enumerate(ids(count, LENGTH)):
+    for n, x in enumerate(ids(8, LENGTH)):
         labels = x.clone()
         labels[: 1 + n % 5] = -100
         examples.append({"input_ids": x, "labels": labels})
@@ -24,74 +32,108 @@ def rows(ids, count=8, shifted=False):
     return examples
 
 
-def trainer(model, path, examples, **options):
-    arguments = TrainingArguments(
-        output_dir=str(path),
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        remove_unused_columns="shift_labels" not in examples[0],  # it looks for columns in the signature of forward
-        **{"max_steps": 3, "logging_steps": 1, "save_strategy": "no", "learning_rate": 0.01, "max_grad_norm": 0.0}
-        | options,
-    )
-    return Trainer(model=model, args=arguments, train_dataset=examples, eval_dataset=examples)
+def trainer(model, path, examples, collate=None, **options):
+    options = {"remove_unused_columns": "shift_labels" not in examples[0], **options}  # it reads forward's signature
+    arguments = TrainingArguments(str(path), **SETTINGS | options)
+    return Trainer(model, arguments, collate, train_dataset=examples, eval_dataset=examples)
 
 
 def losses(run):
     return [entry["loss"] for entry in run.state.log_history if "loss" in entry]
 
 
-def test_it_learns(build, ids, tmp_path):
-    """Twenty steps over eight examples: the loss falls, the encoding moves, and what is saved is what was trained."""
+def require_saved(run, path):
+    """What is saved is what was trained."""
+    run.save_model(str(path))
+    loaded = type(run.model).from_pretrained(path)
+    for name, value in run.model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[name], value), name
+    return loaded
+
+
+def test_a_decoder_learns(build, ids, tmp_path):
+    """Eight examples by heart: the loss falls, the encoding moves."""
     model = build("t5").float()
     before = model.model.encodings[0].table.detach().clone()
     run = trainer(model, tmp_path, rows(ids), max_steps=20, per_device_train_batch_size=8)
     run.train()
     assert losses(run)[-1] < 0.5 * losses(run)[0]
     assert not torch.equal(model.model.encodings[0].table, before)
-    run.save_model()
-    loaded = LongitudeForCausalLM.from_pretrained(tmp_path)
-    for name, value in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], value), name
+    require_saved(run, tmp_path)
+
+
+def test_an_encoder_learns(build, ids, tmp_path):
+    """Every third token is hidden: a neighbour on the right tells which it was."""
+    model = build("t5", LongitudeForMaskedLM, norm="layernorm", norm_position="post", hidden_act="gelu").float()
+    x, hidden = ids(8, 12), torch.arange(12) % 3 == 0
+    x[:, ::3] = x[:, 1::3] // 2 + 1
+    examples = [{"input_ids": row.masked_fill(hidden, 0), "labels": row.masked_fill(~hidden, -100)} for row in x]
+    run = trainer(model, tmp_path, examples, max_steps=40, max_grad_norm=1.0, lr_scheduler_type="constant")
+    run.train()
+    assert losses(run)[-1] < 0.3 * losses(run)[0]
+    assert require_saved(run, tmp_path).config.encoding["bidirectional"]
+
+
+def collate(rows):
+    """Sources padded on the left with their mask, targets on the right with -100."""
+    long, wide = (max(len(row[name]) for row in rows) for name in ("input_ids", "labels"))
+    left = [long - len(row["input_ids"]) for row in rows]
+    return {
+        "input_ids": torch.stack([F.pad(row["input_ids"], (n, 0)) for row, n in zip(rows, left, strict=True)]),
+        "attention_mask": torch.stack([torch.arange(long) >= n for n in left]).long(),
+        "labels": torch.stack([F.pad(row["labels"], (0, wide - len(row["labels"])), value=-100) for row in rows]),
+    }
+
+
+@pytest.mark.slow
+def test_an_encoder_decoder_learns(build, tmp_path):
+    """Eight words and the same backwards, by heart: generate() writes them, and so does what was saved."""
+    special = {"bos_token_id": 1, "eos_token_id": 2}
+    model = build("sinusoidal", LongitudeForSeq2SeqLM, hidden_size=32, **special).float()
+    words = [torch.randint(3, 9, (1 + n % 5,)) for n in range(8)]
+    examples = [{"input_ids": word, "labels": F.pad(word.flip(0), (0, 1), value=2)} for word in words]
+    options = SETTINGS | {"max_steps": 60, "predict_with_generate": True, "generation_max_length": 8}
+    arguments = Seq2SeqTrainingArguments(str(tmp_path), **options)
+    run = Seq2SeqTrainer(model, arguments, collate, train_dataset=examples, eval_dataset=examples)
+    run.train()
+    assert losses(run)[-1] < 0.2 * losses(run)[0]
+    batch = collate(examples)
+    with torch.no_grad():
+        expected = model.eval()(**batch)
+    assert run.evaluate()["eval_loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
+    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    answers = model.generate(**source, max_new_tokens=7)
+    for row, answer in zip(examples, answers.tolist(), strict=True):
+        assert answer[1 : 1 + len(row["labels"])] == row["labels"].tolist()
+    assert (run.predict(examples).predictions[:, : answers.shape[1]] == answers.numpy()).all()
+    assert torch.equal(require_saved(run, tmp_path).generate(**source, max_new_tokens=7), answers)
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("shifted", [False, True], ids=["labels", "shift_labels"])
-@pytest.mark.parametrize("loss", ["logged", "weights"])
-def test_accumulated_batches_are_the_big_batch(shifted, loss, build, ids, tmp_path):
-    """8 = 4 x 2 although the micro-batches hold unequal numbers of labels: one step of SGD gives the same weights."""
-    runs = []
-    for batch, accumulated in ((8, 1), (2, 4), (1, 8)):
+@pytest.mark.parametrize("accumulated", [2, 4, 8])
+def test_accumulated_batches_are_the_big_batch(shifted, accumulated, build, ids, tmp_path):
+    """Although the micro-batches hold unequal numbers of labels: one step of SGD gives the same loss and weights."""
+    start, runs = build("alibi").state_dict()["model.embed_tokens.weight"], []
+    for steps in (1, accumulated):
         run = trainer(
-            build("alibi"), tmp_path, rows(ids, shifted=shifted), max_steps=1, optim="sgd", learning_rate=0.5,
-            per_device_train_batch_size=batch, gradient_accumulation_steps=accumulated,
+            build("alibi"), tmp_path, rows(ids, shifted), max_steps=1, optim="sgd", learning_rate=0.5,
+            per_device_train_batch_size=8 // steps, gradient_accumulation_steps=steps,
         )  # fmt: skip
         run.train()
         runs.append(run)
-    for other in runs[1:]:
-        if loss == "logged":
-            assert losses(other) == pytest.approx(losses(runs[0]), rel=1e-6)
-        else:
-            for ours, theirs in zip(other.model.parameters(), runs[0].model.parameters(), strict=True):
-                torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=0)
-    moved = build("alibi").state_dict()["model.embed_tokens.weight"] - runs[0].model.model.embed_tokens.weight
-    assert moved.abs().max() > 1e-4
-
-
-def test_shifted_labels_are_labels(build, ids, tmp_path):
-    runs = [trainer(build("rope"), tmp_path, rows(ids, shifted=shifted)) for shifted in (False, True)]
-    for run in runs:
-        run.train()
-    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-9)
+    one, other = runs
+    assert losses(other) == pytest.approx(losses(one), rel=1e-6)
+    close(list(other.model.parameters()), list(one.model.parameters()), 1e-10)
+    assert (start - one.model.model.embed_tokens.weight).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("shifted", [False, True], ids=["labels", "shift_labels"])
 def test_evaluation(shifted, build, ids, tmp_path):
-    """evaluate() gives the loss that the model gives; predict() the logits."""
-    model, examples = build("rope"), rows(ids, shifted=shifted)
+    """evaluate() gives the loss that the model gives, predict() the logits; shifted labels are labels."""
+    model, examples = build("rope"), rows(ids, shifted)
     run = trainer(model, tmp_path, examples, per_device_eval_batch_size=8)
-    batch = {name: torch.stack([example[name] for example in examples]) for name in examples[0]}
+    batch = {name: torch.stack([example[name] for example in examples]) for name in ("input_ids", "labels")}
     with torch.no_grad():
         expected = model.eval()(**batch)
     assert run.evaluate()["eval_loss"] == pytest.approx(expected.loss.item(), rel=1e-6)
@@ -103,12 +145,11 @@ def test_evaluation(shifted, build, ids, tmp_path):
 @pytest.mark.slow
 def test_checkpointed_and_packed(build, ids, tmp_path):
     """document_ids pass through, and checkpointing changes no step."""
-    examples = [{**row, "document_ids": torch.arange(LENGTH) // 5} for row in rows(ids)]
-    runs = []
-    for checkpointing in (False, True):
-        runs.append(trainer(build("fire"), tmp_path, examples, **({CHECKPOINTING: True} if checkpointing else {})))
-        runs[-1].train()
-    assert losses(runs[0]) == pytest.approx(losses(runs[1]), rel=1e-6)
-    unpacked = trainer(build("fire"), tmp_path, rows(ids))
-    unpacked.train()
-    assert losses(runs[0]) != pytest.approx(losses(unpacked), rel=1e-3)
+    packed = [{**row, "document_ids": torch.arange(LENGTH) // 5} for row in rows(ids)]
+    found = []
+    for examples, options in ((packed, {}), (packed, {CHECKPOINTING: True}), (rows(ids), {})):
+        run = trainer(build("fire"), tmp_path, examples, **options)
+        run.train()
+        found.append(losses(run))
+    assert found[0] == pytest.approx(found[1], rel=1e-6)
+    assert found[0] != pytest.approx(found[2], rel=1e-3)

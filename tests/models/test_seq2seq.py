@@ -1,0 +1,322 @@
+"""The encoder-decoder: step by step = whole, position stays in its place, generate(), the config, and the guide to it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import DynamicCache, EncoderDecoderCache
+
+import longitude as lg
+from longitude.attention.mixer import MIXERS, list_mixers
+from longitude.models import LongitudeForSeq2SeqLM
+from longitude.registry import options_of
+from tests.support import close as near, parameter_gradients
+
+SPECS = [*lg.list_encodings(), ["rope", "t5"]]
+CAUSAL_ONLY = ("cope", "fox", "path", "path_fox", "xpos")
+POST = {"norm": "layernorm", "norm_position": "post", "hidden_act": "relu", "mlp_bias": True, "attention_bias": True}
+GUIDE = Path(__file__).parents[2] / "docs" / "encoder-decoder.md"
+
+
+def close(x, y):
+    near(x, y, 1e-10)
+
+
+@pytest.fixture
+def build(build):
+    """Models that do not fall into repeating one token, which would hide anything: untied, with loud cross-attention."""
+
+    def make(encoding="rope", **options):
+        encoder = {"encoder_encoding": "alibi"} if encoding in CAUSAL_ONLY else {}
+        own = {"tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2}
+        model = build(encoding, LongitudeForSeq2SeqLM, **own | encoder | options)
+        for block in model.decoder.layers:
+            block.cross.q_proj.weight.data *= 2
+            block.cross.o_proj.weight.data *= 6
+        return model
+
+    return make
+
+
+@pytest.fixture
+def pair(ids):
+    """pair(source, target, batch) -> tokens of a source and of a target, none of them special."""
+
+    def make(source=11, target=9, batch=2):
+        return ids(batch, source).clamp(min=3), ids(batch, target, seed=2).clamp(min=3)
+
+    return make
+
+
+def generate(model, x, new=8, **options):
+    """The start and exactly `new` tokens after it, by argmax unless options choose otherwise."""
+    return model.generate(x, max_new_tokens=new, min_new_tokens=new, **{"do_sample": False, **options})
+
+
+def small(name):
+    """A mixer, with a reach that is shorter than the texts here where it is required."""
+    return {"name": name, **({"size": 5} if "size" in options_of(MIXERS[name]) else {})}
+
+
+MASK = torch.arange(11) < torch.tensor([[11], [7]])
+
+
+def in_chunks(model, x, y):
+    """Logits of the target in chunks and token by token, and the last cache."""
+    encoded, cache, chunks = model.encoder(x, attention_mask=MASK), None, []
+    for chunk in y.split((5, 1, 1, 7), 1):
+        given = {"encoder_outputs": encoded, "attention_mask": MASK, "decoder_input_ids": chunk}
+        out = model(**given, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        chunks.append(out.logits)
+    return torch.cat(chunks, 1), cache
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@torch.no_grad()
+def test_chunks_are_the_whole(spec, build, pair):
+    """The source is read once, and its keys are made once in each block."""
+    model, (x, y) = build(spec), pair(target=14)
+    whole = model(x, attention_mask=MASK, decoder_input_ids=y, use_cache=False)
+    assert whole.past_key_values is None and model(x, labels=y).past_key_values is None
+    read: list[str] = []
+    model.encoder.register_forward_hook(lambda *_: read.append("source"))
+    for block in model.decoder.layers:
+        block.cross.k_proj.register_forward_hook(lambda *_: read.append("key"))
+        block.cross.v_proj.register_forward_hook(lambda *_: read.append("value"))
+    chunks, cache = in_chunks(model, x, y)
+    close(chunks, whole.logits)
+    assert read == ["source", *["key", "value"] * 2]
+    assert cache.get_seq_length() == 14 and cache.cross_attention_cache.get_seq_length() == 11
+
+
+@pytest.mark.one_in(7)
+@pytest.mark.parametrize("hybrid", [False, True])
+@pytest.mark.parametrize("name", list_mixers())
+@torch.no_grad()
+def test_a_decoder_of_any_mixer(name, hybrid, build, pair):
+    """Whole = chunks = generate(), for a decoder of this mixer and for one in which it alternates with attention."""
+    kind = {"mixers": [small(name), "attention"]} if hybrid else {"mixer": small(name)}
+    model, (x, y) = build("sinusoidal", num_attention_heads=2, num_key_value_heads=2, **kind), pair(target=14)
+    assert all(type(block.mixer).bidirectional for block in model.encoder.layers)
+    whole = model(x, attention_mask=MASK, decoder_input_ids=y, use_cache=False).logits
+    close(in_chunks(model, x, y)[0], whole)
+    for beams in (1, 3):
+        options = {"num_beams": beams, "attention_mask": MASK.long()}
+        assert torch.equal(generate(model, x, **options), generate(model, x, use_cache=False, **options))
+
+
+@pytest.mark.parametrize("spec", ["rope", "alibi", "learned", "path_fox", ["rope", "t5"]], ids=str)
+def test_padding_of_the_target_changes_nothing(spec, build, pair):
+    """Labels of -100 at the end, and targets padded on the left, cached chunks included."""
+    model, (x, y) = build(spec), pair(batch=1)
+    plain = model(x, labels=y)
+    out = model(x, labels=F.pad(y, (0, 4), value=-100))
+    close(out.loss, plain.loss)
+    close(out.logits[:, :9], plain.logits)
+    inputs = model.prepare_decoder_input_ids_from_labels(y)
+    padded, mask = F.pad(inputs, (3, 0), value=5), F.pad(torch.ones_like(inputs), (3, 0))
+    cache, chunks = None, []
+    for start, stop in ((0, 6), (6, 12)):
+        given = {"decoder_input_ids": padded[:, start:stop], "decoder_attention_mask": mask[:, :stop]}
+        out = model(x, **given, past_key_values=cache, use_cache=True)
+        cache = out.past_key_values
+        chunks.append(out.logits)
+    close(torch.cat(chunks, 1)[:, 3:], plain.logits)
+    close(model(x, decoder_input_ids=padded, decoder_attention_mask=mask).logits[:, 3:], plain.logits)
+
+
+# ---- position --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("spec", ["rope", "alibi", "t5", "shaw", "transformer_xl"])
+@torch.no_grad()
+def test_cross_attention_has_no_positions(spec, build, pair):
+    """Where the encoding knows offsets alone, moving all of the source or all of the target changes nothing."""
+    model, (x, y) = build(spec), pair()
+    plain = model(x, decoder_input_ids=y).logits
+    close(model(x, decoder_input_ids=y, position_ids=torch.arange(11) + 20).logits, plain)
+    close(model(x, decoder_input_ids=y, decoder_position_ids=torch.arange(9) + 20).logits, plain)
+    reordered = model(x, decoder_input_ids=y, position_ids=torch.arange(11).flip(0)).logits
+    assert (reordered - plain).abs().max() > 1e-3 or spec == "alibi"  # whose mirror image is the same
+
+
+def test_each_stack_has_the_encoding_it_needs(build):
+    """T5: buckets for both sides in the encoder, for the past in the decoder, a table each."""
+    model = build("t5")
+    assert model.encoder.encodings[0].bidirectional and not model.decoder.encodings[0].bidirectional
+    assert not model.config.encoding["bidirectional"] and model.config.encoder_encoding["bidirectional"]
+    learned = build("learned")
+    assert learned.encoder.encodings[0].table is not learned.decoder.encodings[0].table
+    mixed = build("fox", encoder_encoding={"name": "t5", "num_buckets": 8})
+    assert mixed.encoder.encodings[0].num_buckets == 8 and mixed.encoder.encodings[0].bidirectional
+    each = build("auto", encodings=["alibi", "t5"])
+    assert [type(member).__name__ for member in each.encoder.encodings] == ["ALiBi", "T5Bias"]
+    for name in CAUSAL_ONLY:
+        with pytest.raises(ValueError, match="has no meaning for tokens in the future, and an encoder attends to them"):
+            build(name, encoder_encoding=None)
+    with pytest.raises(ValueError, match=r"encodings: got 2, .* an encoder of 3 layers; expected as many, or encoder_"):
+        build("auto", encodings=["alibi", "t5"], num_encoder_layers=3)
+
+
+@pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ("attention", "window", "latent")])
+def test_the_encoder_of_a_recurrence_is_attention_with_positions(name, build, pair):
+    model, (x, _) = build("auto", mixer=small(name), num_attention_heads=2, num_key_value_heads=2), pair()
+    assert all(type(block.mixer) is lg.MultiHeadAttention for block in model.encoder.layers)
+    assert (model.encoder(x.flip(1))[0].flip(1) - model.encoder(x)[0]).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_it_gives_what_its_stacks_give(build, pair):
+    model = build("none", mixers=["retention", "attention"], encoder_encoding="rope")
+    (x, y), also = pair(), {"output_hidden_states": True, "output_attentions": True}
+    out = model(x, attention_mask=MASK, decoder_input_ids=y, **also)
+    encoded = model.encoder(x, MASK, **also)
+    embeds, source = model.encoder.embed_tokens(y), {"source": encoded.last_hidden_state, "source_valid": MASK}
+    decoded = model.decoder(inputs_embeds=embeds, **source, **also)
+    for name, want in (("hidden_states", 3), ("attentions", 2)):
+        assert len(out[f"encoder_{name}"]) == len(out[f"decoder_{name}"]) == want
+        close(list(out[f"encoder_{name}"]), list(encoded[name]))
+        close(out[f"decoder_{name}"][1:], decoded[name][1:])
+    close(list(out.cross_attentions), list(decoded.cross_attentions))
+    assert out.decoder_attentions[0] is None
+
+
+# ---- layers, labels, caches ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("layers", [1, 5])
+def test_depths_may_differ(layers, build, pair):
+    model, (x, y) = build("rope", num_encoder_layers=layers, **POST), pair()
+    assert len(model.encoder.layers) == layers and len(model.decoder.layers) == 2
+    assert not any(block.cross for block in model.encoder.layers)
+    out = model(x, labels=y, output_hidden_states=True)
+    assert len(out.encoder_hidden_states) == layers + 1
+    assert all(g.abs().max() > 0 for g in parameter_gradients(out.loss, model))  # nothing is left out
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_dropout_is_where_the_paper_has_it(dropout, position, monkeypatch, build, pair):
+    """Of both embedding sums and of what every part adds, before the norm; in training alone."""
+    calls: list[tuple[int, ...]] = []
+    dropped = F.dropout
+    monkeypatch.setattr(F, "dropout", lambda x, p, *a, **k: calls.append(tuple(x.shape)) or dropped(x, p, *a, **k))
+    model, (x, y) = build("rope", hidden_dropout=dropout, norm_position=position), pair()
+    model(x, labels=y)
+    assert not calls
+    model.train()(x, labels=y)
+    assert calls == ([(2, 11, 16)] * (1 + 2 * 2) + [(2, 9, 16)] * (1 + 2 * 3) if dropout else [])
+
+
+def test_labels_become_inputs_one_later(build, pair):
+    model, (x, y) = build(), pair()
+    labels = y.clone()
+    labels[1, 6:] = -100
+    shifted = model.prepare_decoder_input_ids_from_labels(labels)
+    assert shifted.tolist() == [[1, *y[0, :-1].tolist()], [1, *y[1, :6].tolist(), 0, 0]]
+    close(model(x, labels=labels).logits, model(x, decoder_input_ids=shifted).logits)
+    for options, start in (({"decoder_start_token_id": 7}, 7), ({"bos_token_id": None}, 0)):
+        assert generate(build(**options), x)[:, 0].tolist() == [start, start]
+    last = build(pad_token_id=None, bos_token_id=None, decoder_start_token_id=9)
+    assert last.prepare_decoder_input_ids_from_labels(labels)[1].tolist() == [9, *y[1, :6].tolist(), 9, 9]
+    nothing = build(pad_token_id=None, bos_token_id=None, eos_token_id=None)
+    with pytest.raises(ValueError, match=r"expected decoder_start_token_id .* in the config"):
+        nothing(x, labels=y)
+
+
+@torch.no_grad()
+def test_a_cache_of_another_source_is_refused(build, pair):
+    model, (x, y) = build(), pair()
+    cache = model(x, decoder_input_ids=y, use_cache=True).past_key_values
+    message = r"cache: expected keys \[2, 2, 5, 4\] of this layer's source, got \[2, 2, 11, 4\]"
+    with pytest.raises(ValueError, match=message):
+        model(x[:, :5], decoder_input_ids=y[:, :1], past_key_values=cache)
+    with pytest.raises(ValueError, match="past_key_values: expected 3 layers, as the decoder has, got 2"):
+        build(num_hidden_layers=3)(x, decoder_input_ids=y, past_key_values=cache)
+
+
+# ---- generate() ------------------------------------------------------------------------------------------------------
+FEW = [pytest.param(spec, marks=[] if spec in ("t5", "learned", "path_fox") else pytest.mark.slow) for spec in SPECS]
+"""One of each way to act, and the others where there is time."""
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("spec", FEW, ids=str)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_padded_batch_is_its_rows_alone(spec, side, build, pair):
+    """Greedily and with beams: each row writes what it writes alone."""
+    model, (x, _) = build(spec), pair(source=8, batch=3)
+    lengths = (8, 5, 2)
+    valid = torch.arange(8) < torch.tensor(lengths)[:, None]
+    valid = valid.flip(1) if side == "left" else valid
+    padded = torch.zeros_like(x).masked_scatter(valid, torch.cat([row[:n] for row, n in zip(x, lengths, strict=True)]))
+    for beams in (1, 3):
+        together = generate(model, padded, attention_mask=valid.long(), num_beams=beams)
+        for row, n in enumerate(lengths):
+            assert torch.equal(together[row], generate(model, x[row : row + 1, :n], num_beams=beams)[0])
+        assert beams > 1 or len(set(together[:, 1:].flatten().tolist())) > 2
+
+
+@pytest.mark.parametrize("spec", FEW, ids=str)
+@torch.no_grad()
+def test_with_the_cache_as_without(spec, build, pair):
+    """Greedy is the argmax of whole passes; beams change places, and take both caches along."""
+    model, (x, _) = build(spec), pair()
+    expected = torch.full((2, 1), 1)
+    for _ in range(8):
+        logits = model(x, decoder_input_ids=expected, use_cache=False).logits[:, -1]
+        logits[:, 2] = -torch.inf  # generate() may not stop before min_new_tokens
+        expected = torch.cat([expected, logits.argmax(-1, keepdim=True)], 1)
+    assert torch.equal(generate(model, x), expected)
+    for options in ({}, {"do_sample": True, "temperature": 1.5}, {"num_beams": 3, "num_return_sequences": 3}):
+        found = []
+        for use_cache in (True, False):
+            torch.manual_seed(3)
+            found.append(generate(model, x, use_cache=use_cache, **options))
+        assert torch.equal(*found)
+
+
+@torch.no_grad()
+def test_generate_continues_from_what_is_given(build, pair):
+    """A prefix of the target; a source encoded before; a returned cache; all with the same tokens."""
+    model, (x, _) = build("alibi"), pair()
+    whole = generate(model, x)
+    assert torch.equal(generate(model, x, new=5, decoder_input_ids=whole[:, :4]), whole)
+    assert torch.equal(generate(model, None, encoder_outputs=model.encoder(x)), whole)
+    part = generate(model, x, new=4, return_dict_in_generate=True)
+    more = generate(model, x, new=4, decoder_input_ids=part.sequences, past_key_values=part.past_key_values)
+    assert torch.equal(more, whole)
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+    assert torch.equal(generate(model, x, past_key_values=cache), whole)
+
+
+# ---- saved, and the guide --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"encoding": "t5", "num_encoder_layers": 3, "decoder_start_token_id": 5},
+        {"encoding": "fox", "encoder_encoding": "shaw", "tie_word_embeddings": False},
+        {"encoding": "auto", "encodings": ["learned", "alibi"], **POST},
+    ],
+    ids=lambda options: options["encoding"],
+)
+@torch.no_grad()
+def test_saved_and_loaded(options, tmp_path, build, pair):
+    """Every option is in config.json, and what is loaded computes the same."""
+    model, (x, y) = build(**options), pair()
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["is_encoder_decoder"] is True
+    loaded = LongitudeForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float64)
+    close(loaded(x, decoder_input_ids=y).logits, model(x, decoder_input_ids=y).logits)
+    assert torch.equal(generate(loaded, x), generate(model, x))
+
+
+@pytest.mark.parametrize("steps", [5, pytest.param(300, marks=pytest.mark.slow)])
+def test_the_guide_runs(steps, capsys):
+    """Its code from top to bottom, as it stands or with few steps; what it trains is right nearly always."""
+    code = "\n".join(re.findall(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL))
+    assert "steps = 300\n" in code
+    exec(code.replace("steps = 300\n", f"steps = {steps}\n"), {})
+    right = int(re.search(r"(\d+)% of 200 new strings", capsys.readouterr().out)[1])
+    assert right > 90 if steps == 300 else right < 50
