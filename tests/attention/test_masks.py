@@ -10,7 +10,7 @@ from longitude import testing
 from longitude.attention.masks import Band, Mask
 from longitude.attention.patterns import Dilated, Global, Prefix
 from longitude.testing.battery.random_calls import draw
-from tests.support import GENERAL, LargestTensor, close, gradients, heads
+from tests.support import GENERAL, LargestTensor, close, gradients, heads, refused_calls
 
 KEYS = 9
 ORDER = torch.tensor([3, 0, 7, 2, 8, 1, 5, 4, 6])
@@ -80,14 +80,6 @@ def test_truth_of_one(name):
     check(ATOMS[name][0], truth(name))
 
 
-@pytest.mark.parametrize("a", ATOMS)
-def test_truth_of_two(a):
-    for b in list(ATOMS)[:11] if a in list(ATOMS)[:11] else [a, "padding"]:
-        (x, _), (y, _) = ATOMS[a], ATOMS[b]
-        check(x & y, truth(a) & truth(b))
-        check(x | y, truth(a) | truth(b))
-
-
 def test_truth_of_many():
     """Trees of & and |, drawn with a fixed seed."""
     r, truths = random.Random(0), {name: truth(name) for name in ATOMS}
@@ -129,22 +121,7 @@ def test_random_calls(name):
     testing.laws()["random_calls"](build, draws=[*split, *range(900, 908)]).require(name)
 
 
-@pytest.mark.parametrize("backend", GENERAL)
-def test_weights_and_output_obey_the_mask(backend):
-    """A key that no query may see changes nothing."""
-    q, k, v = heads(KEYS, num_heads=2)
-    for mask, unseen in ((lg.Causal(), slice(5, None)), (lg.Causal() & lg.Padding(VALID[:1]), slice(0, 2))):
-        out = lg.attend(q, k, v, mask=mask, backend=backend)
-        k2, v2 = k.clone(), v.clone()
-        k2[:, :, unseen] += 7
-        v2[:, :, unseen] -= 9
-        changed = lg.attend(q, k2, v2, mask=mask, backend=backend)
-        seen = slice(0, 5) if unseen.start else slice(None)
-        close(out[:, :, seen], changed[:, :, seen])
-        assert unseen.start == 0 or not torch.allclose(out[:, :, 5:], changed[:, :, 5:])
-
-
-# ---- queries with nothing to look at ---------------------------------------------------------------------------------
+# ---- queries with nothing to attend to ---------------------------------------------------------------------------------
 NOTHING = {
     "all padding": (lg.Causal() & lg.Padding(torch.stack([VALID[0], VALID[0] * 0])), KEYS),
     "left padding": (lg.Causal() & lg.Padding(VALID), KEYS),
@@ -155,10 +132,9 @@ NOTHING = {
 
 @pytest.mark.parametrize("case", NOTHING)
 @pytest.mark.parametrize("backend", GENERAL)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_nothing_to_look_at_gives_zeros(backend, case, dtype):
+def test_nothing_to_attend_to_gives_zeros(backend, case):
     mask, rows = NOTHING[case]
-    (q, _, _), (_, k, v) = (heads(n, num_heads=2, head_dim=4, dtype=dtype) for n in (rows, KEYS))
+    (q, _, _), (_, k, v) = (heads(n, num_heads=2, head_dim=4) for n in (rows, KEYS))
     inputs = [x.requires_grad_() for x in (q, k, v)]
     expected, weights = lg.attend(*inputs, mask=mask, return_weights=True)
     blind = ~weights.any(-1)
@@ -167,7 +143,7 @@ def test_nothing_to_look_at_gives_zeros(backend, case, dtype):
         out = lg.attend(*inputs, mask=mask, backend=backend)
         ours = gradients(out, inputs)
     assert (out[blind] == 0).all() and (ours[0][blind] == 0).all()
-    close([out, *ours], [expected, *gradients(expected, inputs)], atol=1e-5)
+    close([out, *ours], [expected, *gradients(expected, inputs)], atol=1e-10)
 
 
 # ---- spans: padding and documents stay linear ------------------------------------------------------------------------
@@ -228,8 +204,7 @@ def test_what_has_no_spans_is_refused_in_words_and_right_elsewhere(words):
 
 
 # ---- mistakes --------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("make", "message"),
+test_mistakes_when_made = refused_calls(
     [
         (lambda: lg.Window(0), "1 or more keys, got 0"),
         (lambda: lg.Window(2.5), "1 or more keys, got 2.5"),
@@ -254,41 +229,38 @@ def test_what_has_no_spans_is_refused_in_words_and_right_elsewhere(words):
         (lambda: Dilated(0, 2), "a size of 1 or more, got 0"),
         (lambda: Dilated(2, 0), "a step of 1 or more, got 0"),
         (lambda: Dilated(2, 1.5), "a step of 1 or more, got 1.5"),
-    ],
+    ]
 )
-def test_mistakes_when_made(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
+def attending(mask, rows: int = 4):
+    q, k = torch.ones(2, 1, rows, 4), torch.ones(2, 1, KEYS, 4)
+    return lambda: lg.attend(q, k, k, mask=mask)
+
+
+test_mistakes_when_used = refused_calls(
     [
-        (lg.Documents(IDS[:, :5]), r"Documents\(ids\): expected \[9\] or \[2, 9\], one per key, got \[2, 5\]"),
-        (lg.Documents(IDS[:, :4]), r"got \[2, 4\]"),  # one per query is not one per key
-        (lg.Padding(torch.ones(3, 9, dtype=torch.long)), r"Padding\(valid\): .*got \[3, 9\]"),
-        (lg.Causal(ORDER[:4]), r"Causal: expected order \[9\].*got torch.int64 \[4\]"),
-        (lg.Window(2, ORDER.float()), r"Window: expected order \[9\].*got torch.float32"),
-        (lg.Causal() & (lg.NoMask() | lg.Documents(IDS[:, 1:])), r"got \[2, 8\]"),  # inside a tree too
-        ("causal", r"mask: expected lg.Causal\(\).*got 'causal'"),
-        (torch.ones(4, 9, dtype=torch.bool), "mask: expected lg.Causal"),
-        (None, r"NoMask\(\).*got None"),
-        (Prefix(torch.tensor([1, 2, 3])), r"one length per row, \[2\], got \[3\]"),
-        (Global(TOKENS[:, :5]), r"Global\(tokens\): expected \[9\] or \[2, 9\], one per key, got \[2, 5\]"),
-        (Global([2, 9]), "places below 9, the number of keys, got 9"),
-        (lg.Window(3) | Global(TOKENS[:1, :8]), r"got \[1, 8\]"),
-        ("prefx", r"Prefix\(length\), Global\(tokens\).*did you mean lg.Prefix\?"),
-        ("dilated", r"Dilated\(size, step\).*did you mean lg.Dilated\?"),
-    ],
+        (
+            attending(lg.Documents(IDS[:, :5])),
+            r"Documents\(ids\): expected \[9\] or \[2, 9\], one per key, got \[2, 5\]",
+        ),
+        (attending(lg.Documents(IDS[:, :4])), r"got \[2, 4\]"),  # one per query is not one per key
+        (attending(lg.Padding(torch.ones(3, 9, dtype=torch.long))), r"Padding\(valid\): .*got \[3, 9\]"),
+        (attending(lg.Causal(ORDER[:4])), r"Causal: expected order \[9\].*got torch.int64 \[4\]"),
+        (attending(lg.Window(2, ORDER.float())), r"Window: expected order \[9\].*got torch.float32"),
+        (attending(lg.Causal() & (lg.NoMask() | lg.Documents(IDS[:, 1:]))), r"got \[2, 8\]"),  # inside a tree too
+        (attending("causal"), r"mask: expected lg.Causal\(\).*got 'causal'"),
+        (attending(torch.ones(4, 9, dtype=torch.bool)), "mask: expected lg.Causal"),
+        (attending(None), r"NoMask\(\).*got None"),
+        (attending(Prefix(torch.tensor([1, 2, 3]))), r"one length per row, \[2\], got \[3\]"),
+        (attending(Global(TOKENS[:, :5])), r"Global\(tokens\): expected \[9\] or \[2, 9\], one per key, got \[2, 5\]"),
+        (attending(Global([2, 9])), "places below 9, the number of keys, got 9"),
+        (attending(lg.Window(3) | Global(TOKENS[:1, :8])), r"got \[1, 8\]"),
+        (attending("prefx"), r"Prefix\(length\), Global\(tokens\).*did you mean lg.Prefix\?"),
+        (attending("dilated"), r"Dilated\(size, step\).*did you mean lg.Dilated\?"),
+        *(
+            (attending(mask, rows=12), "queries among the 9 keys, got 12")
+            for mask in (lg.Documents(IDS), Prefix(3), Global([0]))
+        ),
+    ]
 )
-def test_mistakes_when_used(mask, message):
-    q, k = torch.randn(2, 1, 4, 4), torch.randn(2, 1, KEYS, 4)
-    with pytest.raises(ValueError, match=message):
-        lg.attend(q, k, k, mask=mask)
-
-
-@pytest.mark.parametrize("mask", [lg.Documents(IDS), Prefix(3), Global([0])], ids=["documents", "prefix", "global"])
-def test_queries_are_among_the_keys(mask):
-    q, k = torch.randn(2, 1, 12, 4), torch.randn(2, 1, KEYS, 4)
-    with pytest.raises(ValueError, match="queries among the 9 keys, got 12"):
-        lg.attend(q, k, k, mask=mask)

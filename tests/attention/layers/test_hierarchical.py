@@ -8,6 +8,8 @@ from torch import Tensor
 
 import longitude as lg
 from longitude.attention.layers.hierarchical import HierarchicalAttention, blocks, function, hierarchical_attention
+from longitude.positions.composed import compose
+from tests.support import close, gradients, refused_calls
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 ENCODINGS = {
@@ -22,7 +24,7 @@ ENCODINGS = {
 
 def built(name: str):
     torch.manual_seed(5)
-    made = lg.positions.composed.compose(ENCODINGS[name]()).double()
+    made = compose(ENCODINGS[name]()).double()
     for parameter in made.parameters():
         parameter.data.uniform_(0.1, 1)
     return made
@@ -76,11 +78,9 @@ def binary_blocks(a: int) -> list[tuple[int, int]]:
 def merged(x: Tensor, tree) -> Tensor:
     """The summary of tokens [B, H, 2^l, DIM]: of halves, and of their halves."""
     n = x.shape[2]
-    return (
-        x[:, :, 0]
-        if n == 1
-        else tree(int(math.log2(n)), merged(x[:, :, : n // 2], tree), merged(x[:, :, n // 2 :], tree))
-    )
+    if n == 1:
+        return x[:, :, 0]
+    return tree(int(math.log2(n)), merged(x[:, :, : n // 2], tree), merged(x[:, :, n // 2 :], tree))
 
 
 def definition(q, k, v, gate, window, combine, encoding=(), size_term=True, tree=None) -> Tensor:
@@ -131,9 +131,9 @@ def test_zero_keys(options: dict, expected: float) -> None:
     if "gate" in options:
         options = options | {"gate": torch.full((1, 1, 9), options["gate"], dtype=torch.float64)}
     out = hierarchical_attention(q, q, v, window=3, **options)
-    torch.testing.assert_close(out[0, 0, 8], torch.full((2,), expected, dtype=torch.float64), rtol=0, atol=1e-14)
+    close(out[0, 0, 8], torch.full((2,), expected, dtype=torch.float64), atol=1e-14)
     early = torch.tensor([0.0, 0.5, 1.0], dtype=torch.float64)  # the gate is 1 without blocks
-    torch.testing.assert_close(out[0, 0, :3, 0], early, rtol=0, atol=1e-14)
+    close(out[0, 0, :3, 0], early, atol=1e-14)
 
 
 # ---- the definition --------------------------------------------------------------------------------------------------
@@ -147,15 +147,9 @@ def test_output_and_gradients(name: str, length: int, window: int, combine: str)
     q, k, v, gate = inputs
     ours = hierarchical_attention(q, k, v, window=window, combine=combine, encoding=encoding, **gate_of(combine, gate))
     theirs = definition(q, k, v, gate, window, combine, encoding)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
-    direction = torch.randn_like(ours)
+    close(ours, theirs)
     wanted = [*inputs, *encoding.parameters()]
-    grads = [
-        torch.autograd.grad((out * direction).sum(), wanted, materialize_grads=True, allow_unused=True)
-        for out in (ours, theirs)
-    ]
-    for a, b in zip(*grads, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+    close(gradients(ours, wanted), gradients(theirs, wanted), atol=1e-11)
 
 
 @pytest.mark.parametrize(("window", "size_term"), [(1, False), (33, True)])
@@ -163,18 +157,18 @@ def test_longer_than_a_chunk(window: int, size_term: bool) -> None:
     q, k, v, gate = numbers(71, batch=1)
     ours = hierarchical_attention(q, k, v, window=window, gate=gate, size_term=size_term, encoding=built("rotation"))
     theirs = definition(q, k, v, gate, window, "gate", built("rotation"), size_term)
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    close(ours, theirs)
+
+
+def tree(level: int, left: Tensor, right: Tensor) -> Tensor:
+    """A merge of halves that depends on the level."""
+    return (left + 0.5 * right.flip(-1)) * (1 + level) ** -0.5
 
 
 def test_merge_of_halves() -> None:
-    """Two functions of the level, of keys and of values, here the same."""
-
-    def tree(level: int, left: Tensor, right: Tensor) -> Tensor:
-        return (left + 0.5 * right.flip(-1)) * (1 + level) ** -0.5
-
     q, k, v, _ = numbers(22)
     ours = hierarchical_attention(q, k, v, window=4, combine="softmax", merge=(tree, tree))
-    torch.testing.assert_close(ours, definition(q, k, v, None, 4, "softmax", tree=tree), rtol=0, atol=1e-12)
+    close(ours, definition(q, k, v, None, 4, "softmax", tree=tree))
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 8, 64])
@@ -183,72 +177,23 @@ def test_any_chunk_gives_the_same(chunk: int, monkeypatch: pytest.MonkeyPatch) -
     expected = hierarchical_attention(q, k, v, window=70, gate=gate, encoding=built("rotation"))
     monkeypatch.setattr(blocks, "CHUNK", chunk)
     found = hierarchical_attention(q, k, v, window=70, gate=gate, encoding=built("rotation"))
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-13)
+    close(found, expected, atol=1e-13)
 
 
-# ---- where it is full attention --------------------------------------------------------------------------------------
-@pytest.mark.parametrize("length", [1, 7, 63, 130, 500])
-@pytest.mark.parametrize("window", [1, 3, 50])
+@pytest.mark.parametrize(("length", "window"), [(7, 1), (63, 50), (500, 3)])
 def test_equal_keys_give_full_attention(length: int, window: int) -> None:
     q, k, v, _ = numbers(length)
     k = k[:, :, :1].expand_as(k)
-    ours = hierarchical_attention(q, k, v, window=window, combine="softmax")
-    torch.testing.assert_close(ours, lg.attend(q, k, v), rtol=0, atol=1e-12)
+    close(hierarchical_attention(q, k, v, window=window, combine="softmax"), lg.attend(q, k, v))
 
 
-# ---- nothing of the future -------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("combine", ["gate", "softmax"])
-@pytest.mark.parametrize("chunk", [4, 32])
-def test_no_leak(combine: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs before a changed token stay as they are, and those after it do not."""
-    monkeypatch.setattr(blocks, "CHUNK", chunk)
-    q, k, v, gate = numbers(130)
-    options = {"window": 6, "combine": combine, "encoding": lg.Rotary(DIM, "interleaved"), **gate_of(combine, gate)}
-    before = hierarchical_attention(q, k, v, **options)
-    for s in (0, 5, 6, 63, 64, 100, 129):
-        changed = [x.clone() for x in (q, k, v)]
-        for x in changed:
-            x[:, :, s] += 3.0
-        after = hierarchical_attention(*changed, **options)
-        torch.testing.assert_close(after[:, :, :s], before[:, :, :s], rtol=0, atol=1e-12)
-        for later in (s, -1):
-            assert (after[:, :, later] - before[:, :, later]).abs().max() > 1e-4
-
-
-# ---- documents, padding, batch ---------------------------------------------------------------------------------------
-@pytest.mark.parametrize("name", ["rotation", "fixed bias"])
-def test_documents_and_padding(name: str) -> None:
-    """Each run of one number is as if it were alone, forward and in gradients; padding gives zeros and takes no gradient."""
-    q, k, v, gate = (x.requires_grad_() for x in numbers(60, batch=3))
-    documents = torch.zeros(3, 60, dtype=torch.long)
-    documents[0, :17] = -1
-    documents[1, 20:41], documents[1, 41:] = 1, 0
-    documents[2, 33:50], documents[2, 50:] = 7, -1
-    runs = [(0, 17, 60), (1, 0, 20), (1, 20, 41), (1, 41, 60), (2, 0, 33), (2, 33, 50)]
-    out = hierarchical_attention(q, k, v, window=4, gate=gate, encoding=built(name), documents=documents)
-    alone = torch.zeros_like(out)
-    for b, s, e in runs:
-        part = (x[b : b + 1, :, s:e] for x in (q, k, v))
-        alone[b, :, s:e] = hierarchical_attention(
-            *part, window=4, gate=gate[b : b + 1, :, s:e], encoding=built(name), positions=s
-        )[0]
-    torch.testing.assert_close(out, alone, rtol=0, atol=1e-13)
-    assert torch.equal(out[documents[:, None].expand(-1, HEADS, -1) < 0], torch.zeros(HEADS * 27, DIM, dtype=out.dtype))
-    direction = torch.randn_like(out)
-    for a, b in zip(*(torch.autograd.grad((x * direction).sum(), (q, k, v, gate)) for x in (out, alone)), strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
-
-
+# ---- documents and positions -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("window", "combine"), [(1, "softmax"), (3, "gate"), (50, "gate")])
 @pytest.mark.parametrize("name", ["rotation", "fixed bias"])
 def test_documents_as_a_compiler_sees_them(
     name: str, window: int, combine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a look at where they end: the same, gradients too, with numbers that come back, and learned merges."""
-
-    def tree(level: int, left: Tensor, right: Tensor) -> Tensor:
-        return (left + 0.5 * right.flip(-1)) * (1 + level) ** -0.5
-
     inputs = [x.requires_grad_() for x in numbers(40)]
     q, k, v, gate = inputs
     documents = torch.zeros(2, 40, dtype=torch.long)
@@ -261,10 +206,8 @@ def test_documents_as_a_compiler_sees_them(
             if compiling:
                 patch.setattr(function, "in_a_compiler", lambda: True)
             out = hierarchical_attention(q, k, v, documents=documents, merge=(tree, tree), **options)
-        grads = torch.autograd.grad(out.square().sum(), inputs, allow_unused=True, materialize_grads=True)
-        answers.append([out, *grads])
-    for a, b in zip(*answers, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+        answers.append([out, *gradients(out, inputs)])
+    close(*answers, atol=1e-11)
 
 
 @pytest.mark.parametrize("name", ["rotation", "learned bias"])
@@ -274,12 +217,12 @@ def test_positions_move_together(name: str) -> None:
     options = {"window": 3, "gate": gate, "encoding": built(name)}
     near = hierarchical_attention(q, k, v, **options)
     rows = torch.arange(40) + torch.tensor([[5], [90_000]])
-    torch.testing.assert_close(hierarchical_attention(q, k, v, positions=rows, **options), near, rtol=0, atol=1e-9)
+    close(hierarchical_attention(q, k, v, positions=rows, **options), near, atol=1e-9)
     with_gap = torch.arange(40) * 3 // 2
     gaps = hierarchical_attention(q, k, v, positions=with_gap, **options)
     assert not torch.allclose(gaps, near)
     moved = hierarchical_attention(q, k, v, positions=with_gap + 11, **options)
-    torch.testing.assert_close(moved, gaps, rtol=0, atol=1e-12)
+    close(moved, gaps)
 
 
 # ---- precision -------------------------------------------------------------------------------------------------------
@@ -296,38 +239,35 @@ def test_bfloat16() -> None:
     torch.testing.assert_close(found.double(), exact, rtol=2**-6, atol=2**-7)
 
 
-# ---- wrong input -----------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"window": 0}, "window"),
-        ({"window": True}, "window"),
-        ({"combine": "gates"}, "did you mean 'gate'"),
-        ({"merge": "max"}, "mean"),
-        ({"size_term": 1}, "size_term"),
-        ({"gate": None}, "expected a gate"),
-        ({"combine": "softmax"}, "expected no gate"),
-        ({"gate": torch.ones(2, 1, 7)}, "expected \\[B, H, L\\]"),
-        ({"scale": "1"}, "scale"),
-        ({"positions": torch.zeros(6, dtype=torch.long)}, "positions"),
-        ({"documents": torch.zeros(2, 6, dtype=torch.long)}, "documents"),
-        ({"encoding": lg.Fire(HEADS)}, "Fire adds PairBias"),
-        ({"encoding": lg.Shaw(DIM, 4)}, "Shaw adds OffsetVectors"),
-        ({"encoding": lg.FoX(16, HEADS)}, "FoX reads each token"),
-        ({"encoding": lg.PaTH(16, HEADS, DIM)}, "PaTH reads each token"),
-        ({"encoding": lg.XPos(DIM, "half")}, "XPos follows the length"),
-    ],
-)
-def test_wrong_input(options: dict, message: str) -> None:
+# ---- refusals --------------------------------------------------------------------------------------------------------
+class Mirror(lg.Encoding):
+    def keys(self, k: Tensor, prepared: object) -> Tensor:
+        return k.flip(-1)
+
+
+def calling(**options):
     q, k, v, gate = numbers(7, dtype=torch.float32)
-    with pytest.raises(ValueError, match=message):
-        hierarchical_attention(q, k, v, **{"window": 3, "gate": gate, **options})
+    return lambda: hierarchical_attention(q, k, v, **{"window": 3, "gate": gate, **options})
 
 
-def test_a_rotation_by_other_tables_is_refused() -> None:
-    class Mirror(lg.Encoding):
-        def keys(self, k: Tensor, prepared: object) -> Tensor:
-            return k.flip(-1)
-
-    with pytest.raises(ValueError, match="Mirror prepares no RotaryTable"):
-        HierarchicalAttention(16, 2, encoding=Mirror())
+test_refusals = refused_calls(
+    [
+        (calling(window=0), "window"),
+        (calling(window=True), "window"),
+        (calling(combine="gates"), "did you mean 'gate'"),
+        (calling(merge="max"), "mean"),
+        (calling(size_term=1), "size_term"),
+        (calling(gate=None), "expected a gate"),
+        (calling(combine="softmax"), "expected no gate"),
+        (calling(gate=torch.ones(2, 1, 7)), "expected \\[B, H, L\\]"),
+        (calling(scale="1"), "scale"),
+        (calling(positions=torch.zeros(6, dtype=torch.long)), "positions"),
+        (calling(documents=torch.zeros(2, 6, dtype=torch.long)), "documents"),
+        (calling(encoding=lg.Fire(HEADS)), "Fire adds PairBias"),
+        (calling(encoding=lg.Shaw(DIM, 4)), "Shaw adds OffsetVectors"),
+        (calling(encoding=lg.FoX(16, HEADS)), "FoX reads each token"),
+        (calling(encoding=lg.PaTH(16, HEADS, DIM)), "PaTH reads each token"),
+        (calling(encoding=lg.XPos(DIM, "half")), "XPos follows the length"),
+        (lambda: HierarchicalAttention(16, 2, encoding=Mirror()), "Mirror prepares no RotaryTable"),
+    ]
+)

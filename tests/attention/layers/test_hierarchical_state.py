@@ -7,9 +7,10 @@ from torch import Tensor
 import longitude as lg
 from longitude.attention.layers.hierarchical import HierarchicalAttention
 from longitude.attention.layers.hierarchical.state import State
+from tests.support import close, random, refused_calls
 
 WIDTH, HEADS, KV_HEADS = 16, 4, 2
-CUTS = ([1] * 45, [13, 1, 1, 20, 1, 9], [40, 5], [44, 1])
+CUTS = ([1] * 45, [13, 1, 1, 20, 1, 9], [40, 5], [44, 1], [16, 29], [7, 13, 25])
 ENCODINGS = {
     "rotation": lambda: lg.Rotary(WIDTH // HEADS, "half"),
     "bias": lambda: lg.T5Bias(HEADS, num_buckets=8, max_distance=16),
@@ -27,7 +28,7 @@ def layer(encoding: str = "rotation", filled: bool = True, **options) -> Hierarc
 
 
 def tokens(batch: int = 3, length: int = 45) -> Tensor:
-    return torch.randn(batch, length, WIDTH, generator=torch.Generator().manual_seed(length), dtype=torch.float64)
+    return random(batch, length, WIDTH, seed=length)
 
 
 def in_chunks(mixer: HierarchicalAttention, x: Tensor, cuts: list[int], documents: Tensor | None = None):
@@ -47,10 +48,12 @@ def assert_same(a: State, b: State) -> None:
             torch.testing.assert_close(x, y, rtol=0, atol=1e-10, msg=name)
 
 
-DOCUMENTS = torch.zeros(3, 45, dtype=torch.long)
+DOCUMENTS = torch.zeros(5, 45, dtype=torch.long)
 DOCUMENTS[0, :11] = -1
 DOCUMENTS[1, 9:30], DOCUMENTS[1, 30:] = 1, 2
 DOCUMENTS[2, 41:] = -1
+# Runs are grouped by length: a row's new document may be in a group that runs before the one of its old document.
+DOCUMENTS[3, 25:], DOCUMENTS[4, 3:5], DOCUMENTS[4, 24:] = 1, -1, 1
 
 
 @pytest.mark.one_in(5)
@@ -67,31 +70,18 @@ DOCUMENTS[2, 41:] = -1
 )
 def test_chunks(encoding: str, options: dict, documents: Tensor | None, grad: bool) -> None:
     """The whole pass, and each way to cut it: the same outputs, the same state."""
-    mixer, x = layer(encoding, **options), tokens()
+    mixer, x = layer(encoding, **options), tokens(5)
     with torch.set_grad_enabled(grad):
         expected = mixer(x, documents=documents)
         real = slice(None) if documents is None else documents >= 0
         whole, cache = in_chunks(mixer, x, [45], documents)
-        torch.testing.assert_close(whole[real], expected[real], rtol=0, atol=1e-12)
+        close(whole[real], expected[real])
         for cuts in CUTS:
             out, other = in_chunks(mixer, x, cuts, documents)
-            torch.testing.assert_close(out[real], expected[real], rtol=0, atol=1e-10)
+            close(out[real], expected[real], atol=1e-10)
             assert out.isfinite().all()
             assert_same(other.state, cache.state)
             assert other.get_seq_length() == 45
-
-
-@torch.no_grad()
-def test_a_row_that_ends_one_document_and_begins_another_next_to_a_longer_one() -> None:
-    """Runs are grouped by length: a row's new document may be in a group that runs before the one of its old document."""
-    documents = torch.zeros(2, 45, dtype=torch.long)
-    documents[0, 25:], documents[1, 3:5], documents[1, 24:] = 1, -1, 1
-    mixer, x = layer(), tokens(2)
-    whole, expected = in_chunks(mixer, x, [45], documents)
-    for cuts in ([16, 29], [7, 13, 25]):
-        out, cache = in_chunks(mixer, x, cuts, documents)
-        torch.testing.assert_close(out[documents >= 0], whole[documents >= 0], rtol=0, atol=1e-12)
-        assert_same(cache.state, expected.state)
 
 
 def test_state_is_the_binary_counter() -> None:
@@ -102,23 +92,11 @@ def test_state_is_the_binary_counter() -> None:
     assert state.seen.tolist() == [45] * 3
     assert state.block_keys.shape[2] == 6
     for level, (start, stop) in {5: (0, 32), 3: (32, 40)}.items():
-        torch.testing.assert_close(state.block_keys[:, :, level], keys[:, :, start:stop].mean(2), rtol=0, atol=1e-14)
+        close(state.block_keys[:, :, level], keys[:, :, start:stop].mean(2), atol=1e-14)
         assert state.ends[:, level].tolist() == [[start, stop - 1]] * 3
     for level in (0, 1, 2, 4):
         assert not state.block_keys[:, :, level].any()
-    torch.testing.assert_close(state.keys, keys[:, :, 40:], rtol=0, atol=1e-14)  # token 40 in slot 0
-
-
-def test_state_grows_by_a_block_per_doubling() -> None:
-    mixer = layer(window=16)
-
-    def held(length: int) -> int:
-        with torch.no_grad():
-            cache = in_chunks(mixer, tokens(1, length), [length])[1]
-        return sum(x.numel() * x.element_size() for x in cache.state if x is not None)
-
-    a_block = 2 * KV_HEADS * (WIDTH // HEADS) * 8 + 2 * 8
-    assert [held(2 * n) - held(n) for n in (64, 128, 256, 512)] == [a_block] * 4
+    close(state.keys, keys[:, :, 40:], atol=1e-14)  # token 40 in slot 0
 
 
 # ---- the layer -------------------------------------------------------------------------------------------------------
@@ -128,7 +106,7 @@ def test_as_it_begins() -> None:
     assert mixer.gate_bias is not None and mixer.gate_bias.tolist() == [2.0] * HEADS
     learned = layer(filled=False, merge="learned")
     learned.load_state_dict(mixer.state_dict(), strict=False)
-    torch.testing.assert_close(learned(x), mixer(x), rtol=0, atol=1e-14)
+    close(learned(x), mixer(x), atol=1e-14)
 
 
 def test_learned_merge() -> None:
@@ -144,34 +122,32 @@ def test_learned_merge() -> None:
     torch.testing.assert_close(merge(8, left, right), (left + right) / 2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+def calling(batch: int = 3, **options):
+    return lambda: layer()(tokens(batch), **options)
+
+
+def after_45_tokens(batch: int = 3, **other):
+    """A call of another layer, or of another batch, with the cache of a layer."""
+    return lambda: layer(**other)(tokens(batch), cache=in_chunks(layer(), tokens(), [45])[1])
+
+
+test_refusals = refused_calls(
     [
-        ({"mask": lg.NoMask()}, "mask: HierarchicalAttention mixes"),
-        ({"mask": lg.Window(3)}, "mask: HierarchicalAttention"),
-        ({"return_weights": True}, "return_weights: HierarchicalAttention"),
-        ({"memory": torch.zeros(3, 2, WIDTH)}, "memory: HierarchicalAttention"),
-        ({"documents": torch.zeros(3, 44, dtype=torch.long)}, "documents: expected"),
-        ({"encoding": lg.Fire(HEADS)}, "Fire adds PairBias"),
-        ({"positions": torch.zeros(3, 45, 2, dtype=torch.long)}, "one axis"),
-        ({"cache": object()}, "cache: HierarchicalAttention expected the StateLayer"),
-    ],
+        (calling(mask=lg.NoMask()), "mask: HierarchicalAttention mixes"),
+        (calling(mask=lg.Window(3)), "mask: HierarchicalAttention"),
+        (calling(return_weights=True), "return_weights: HierarchicalAttention"),
+        (calling(memory=torch.zeros(3, 2, WIDTH)), "memory: HierarchicalAttention"),
+        (calling(documents=torch.zeros(3, 44, dtype=torch.long)), "documents: expected"),
+        (calling(encoding=lg.Fire(HEADS)), "Fire adds PairBias"),
+        (calling(positions=torch.zeros(3, 45, 2, dtype=torch.long)), "one axis"),
+        (calling(cache=object()), "cache: HierarchicalAttention expected the StateLayer"),
+        (after_45_tokens(window=6), "cache: "),
+        (after_45_tokens(2), "cache: "),
+        (after_45_tokens(encoding="bias"), "cache: "),
+        (lambda: layer(merge="learned", merge_levels=0), "merge_levels"),
+        (lambda: layer(window=0), "window"),
+        (lambda: layer(merge="max"), "merge"),
+        (lambda: layer(combine="sum"), "combine"),
+        (lambda: layer(head_dim=0), "head_dim"),
+    ]
 )
-def test_wrong_input(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        layer()(tokens(), **options)
-
-
-@pytest.mark.parametrize(("other", "batch"), [({"window": 6}, 3), ({}, 2), ({"encoding": "bias"}, 3)])
-def test_another_state(other: dict, batch: int) -> None:
-    _, cache = in_chunks(layer(), tokens(), [45])
-    with pytest.raises(ValueError, match="cache: "):
-        layer(**other)(tokens(batch), cache=cache)
-
-
-@pytest.mark.parametrize(
-    "options", [{"merge_levels": 0}, {"window": 0}, {"merge": "max"}, {"combine": "sum"}, {"head_dim": 0}]
-)
-def test_wrong_options(options: dict) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        HierarchicalAttention(WIDTH, HEADS, **options)

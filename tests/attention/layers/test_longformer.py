@@ -10,6 +10,7 @@ from transformers.models.longformer import modeling_longformer
 import longitude as lg
 from longitude.attention.heads import split_heads
 from longitude.attention.layers.longformer import LongformerAttention
+from tests.support import close, random, refused_calls
 
 DIM, HEADS, WINDOW = 16, 4, 4
 
@@ -20,11 +21,7 @@ def layer(encoding=None, **options) -> LongformerAttention:
 
 
 def tokens(length: int, batch: int = 2) -> torch.Tensor:
-    return torch.randn(batch, length, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def close(x, y, atol=1e-11):
-    torch.testing.assert_close(x, y, atol=atol, rtol=0)
+    return random(batch, length, DIM, seed=1)
 
 
 # ---- transformers -------------------------------------------------------------------------------------------------------
@@ -80,7 +77,7 @@ def test_equals_transformers(case, length, exact):
     )[0][:, :length]
     state = state[:, :length]
     out = ours(x, tokens=state > 0, documents=-(state < 0).long())
-    close(out, expected)
+    close(out, expected, atol=1e-11)
     direction = torch.randn(out.shape, dtype=torch.float64) * (state >= 0)[..., None]
     mine = [x, *(getattr(ours, f"{g}{n}_proj").weight for g in ("", "global_") for n in "qkv")]
     names = ("query", "key", "value")
@@ -90,20 +87,7 @@ def test_equals_transformers(case, length, exact):
         for y, of in ((out, mine), (expected, other))
     )
     for a, b in zip(got, wanted, strict=True):
-        close(a, b, 1e-10)
-
-
-def test_one_sided_and_two_sided_windows_differ(exact):
-    """attention_window counts both sides: one token more or less is another answer."""
-    ours, theirs = pair()
-    x, nowhere = tokens(24), torch.zeros(2, 24, dtype=torch.bool)
-    expected = theirs(
-        x, attention_mask=torch.zeros(2, 24).double(), is_index_masked=nowhere, is_index_global_attn=nowhere
-    )[0]
-    close(ours(x), expected)
-    for other in (WINDOW - 1, WINDOW + 1, 2 * WINDOW):
-        ours.window = other
-        assert (ours(x) - expected).abs().max() > 1e-3
+        close(a, b, atol=1e-10)
 
 
 # ---- the formula, pair by pair --------------------------------------------------------------------------------------------
@@ -151,29 +135,11 @@ def test_encodings_that_rotate_queries_and_keys():
     """Rotated by positions: adding one number to all of them changes nothing, and another order of them does."""
     m, x, places = layer(lg.Rotary(DIM // HEADS, "half")), tokens(20), torch.arange(20)
     out = m(x, tokens=[0, 7])
-    close(m(x, tokens=[0, 7], positions=9), out, 1e-9)
-    close(m(x, tokens=[0, 7], positions=(places + 3).expand(2, -1)), out, 1e-9)
+    close(m(x, tokens=[0, 7], positions=9), out, atol=1e-9)
+    close(m(x, tokens=[0, 7], positions=(places + 3).expand(2, -1)), out, atol=1e-9)
     moved = m(x, tokens=[0, 7], positions=2 * places)
     assert all((moved - out)[:, i].abs().max() > 1e-3 for i in (0, 7, 12))
     assert (layer()(x, tokens=[0, 7]) - out).abs().max() > 1e-3
-
-
-def test_a_causal_one_ignores_the_future():
-    m, x = layer(causal=True), tokens(20)
-    other = x.clone()
-    other[:, 11] += 1
-    a, b = m(x, tokens=[0, 5, 11]), m(other, tokens=[0, 5, 11])
-    close(a[:, :11], b[:, :11], 0.0)
-    assert ((a - b)[:, 11:].abs().amax((0, 2)) > 1e-6).all()  # a global token changes all after it
-
-
-def test_everything_near_is_full_attention():
-    m, x = layer(window=50), tokens(20)
-    full = lg.MultiHeadAttention(DIM, HEADS, bias=True).double()
-    full.load_state_dict({name: p for name, p in m.state_dict().items() if "global" not in name})
-    close(m(x), full(x, mask=lg.NoMask()))
-    m.causal = True
-    close(m(x), full(x))
 
 
 # ---- the price ----------------------------------------------------------------------------------------------------------
@@ -197,27 +163,32 @@ def test_memory_grows_with_the_length_alone(causal):
     assert counted[1] < 4 * HEADS * 2048 * 2048 / 4  # a quarter of one square of scores
 
 
-# ---- mistakes -----------------------------------------------------------------------------------------------------------
-def test_mistakes():
-    m, x = layer(), tokens(9)
-    for call, message in (
-        (lambda: layer(window=0), "window"),
-        (lambda: LongformerAttention(15, 4, window=2), "num_heads to divide dim, got 4 and 15"),
-        (lambda: layer(lg.FoX(DIM, HEADS)), "reads the tokens in order"),
-        (lambda: layer(dropout=1.0), "dropout"),
-        (lambda: layer(backend="fast"), "backend"),
-        (lambda: m(x[0]), r"x: expected \[B, L, 16\] with no empty dimension, got \[9, 16\]"),
-        (lambda: m(x, tokens=[9]), "places below 9"),
-        (lambda: m(x, tokens=torch.zeros(2, 8, dtype=torch.bool)), r"one per key, got \[2, 8\]"),
-        (lambda: m(x, documents=torch.zeros(2, 8, dtype=torch.long)), r"documents: expected \[2, 9\]"),
-        (lambda: m(x, positions=-1), "positions"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
-
-
 def test_a_run_is_a_document():
     m, x = layer(), tokens(6)
     back, other = torch.tensor([[0, 0, 1, 1, 0, 0]] * 2), torch.tensor([[4, 4, 9, 9, 2, 2]] * 2)
     for chosen in ([], [0, 5]):
         close(m(x, tokens=chosen, documents=back), m(x, tokens=chosen, documents=other))
+
+
+# ---- refusals ---------------------------------------------------------------------------------------------------------
+NINE = tokens(9)
+
+
+def calling(x=NINE, **options):
+    return lambda: layer()(x, **options)
+
+
+test_refusals = refused_calls(
+    [
+        (lambda: layer(window=0), "window"),
+        (lambda: LongformerAttention(15, 4, window=2), "num_heads to divide dim, got 4 and 15"),
+        (lambda: layer(lg.FoX(DIM, HEADS)), "reads the tokens in order"),
+        (lambda: layer(dropout=1.0), "dropout"),
+        (lambda: layer(backend="fast"), "backend"),
+        (calling(NINE[0]), r"x: expected \[B, L, 16\] with no empty dimension, got \[9, 16\]"),
+        (calling(tokens=[9]), "places below 9"),
+        (calling(tokens=torch.zeros(2, 8, dtype=torch.bool)), r"one per key, got \[2, 8\]"),
+        (calling(documents=torch.zeros(2, 8, dtype=torch.long)), r"documents: expected \[2, 9\]"),
+        (calling(positions=-1), "positions"),
+    ]
+)

@@ -1,14 +1,12 @@
 """The attention layer: projections around attend(), and its bookkeeping of positions, documents and padding."""
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
 
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
-from tests.support import close
+from tests.support import close, random, refused_calls
 
 DIM, HEADS = 16, 4
 
@@ -19,20 +17,20 @@ def layer(kv_heads=None, encoding=None, **options) -> lg.MultiHeadAttention:
 
 
 def tokens(batch=2, length=11) -> torch.Tensor:
-    return torch.randn(batch, length, DIM, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return random(batch, length, DIM, seed=1)
 
 
 @pytest.mark.parametrize("bias", [True, False])
 def test_equals_torch(bias):
     ours, theirs = layer(bias=bias), nn.MultiheadAttention(DIM, HEADS, bias=bias, batch_first=True).double()
+    if bias:
+        nn.init.normal_(theirs.in_proj_bias)
     parts = zip((ours.q_proj, ours.k_proj, ours.v_proj), theirs.in_proj_weight.chunk(3), strict=True)
     with torch.no_grad():
         for n, (projection, weight) in enumerate(parts):
             projection.weight.copy_(weight)
             if bias:
-                projection.bias.copy_(
-                    theirs.in_proj_bias.normal_().chunk(3)[n] if n == 0 else theirs.in_proj_bias.chunk(3)[n]
-                )
+                projection.bias.copy_(theirs.in_proj_bias.chunk(3)[n])
         ours.o_proj.load_state_dict(theirs.out_proj.state_dict())
     x, future = tokens(), torch.ones(11, 11, dtype=torch.bool).triu(1)
     expected, weights = theirs(x, x, x, attn_mask=future, average_attn_weights=False)
@@ -43,19 +41,13 @@ def test_equals_torch(bias):
     close(ours(x, mask=lg.NoMask()), theirs(x, x, x)[0])
 
 
-def test_head_dim_and_scale_may_be_said():
+def test_head_dim_and_scale_may_be_given():
     wide = layer(encoding=lg.Rotary(6, "half"), head_dim=6, scale=0.3)
     assert wide.q_proj.out_features == 24 and wide.o_proj.in_features == 24
     x = tokens()
     q, k, v = (p(x).unflatten(-1, (HEADS, 6)).transpose(1, 2) for p in (wide.q_proj, wide.k_proj, wide.v_proj))
     by_hand = lg.attend(q, k, v, encoding=lg.Rotary(6, "half"), scale=0.3).transpose(1, 2).flatten(2)
     close(wide(x), wide.o_proj(by_hand))
-
-
-def test_dropout_acts_in_training_only():
-    dropping, x = layer(dropout=0.5), tokens()
-    close(dropping.eval()(x), layer()(x))
-    assert not torch.allclose(dropping.train()(x), dropping(x))
 
 
 def test_documents_join_the_callers_own():
@@ -75,42 +67,33 @@ def test_encoding_and_tables_may_be_handed_in():
     assert not torch.allclose(handed(x), own(x))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
+def after_a_prefill(**arguments):
+    attention, cache = layer(), LongitudeCacheLayer()
+    attention(tokens(), cache=cache)
+    return lambda: attention(tokens(length=1), cache=cache, **arguments)
+
+
+RUNS = torch.zeros(2, 1, dtype=torch.long)
+GATED = lg.MultiHeadAttention(16, 4, encoding=lg.FoX(16, 4))
+test_refusals = refused_calls(
     [
         (lambda: lg.MultiHeadAttention(16, 3), "num_heads to divide dim, got 3 and 16; or pass head_dim="),
         (lambda: lg.MultiHeadAttention(16, 4, 3), "num_kv_heads to divide num_heads, got 3 and 4"),
-        (lambda: lg.MultiHeadAttention(16, 4, 0), "expected num_kv_heads .*got 0"),
         (lambda: lg.MultiHeadAttention(16, 4, encoding="rope"), "got 'rope'; build one"),
-        (lambda: layer()(tokens()[0]), r"x: expected \[B, L, 16\], got \[11, 16\]"),
-        (lambda: layer()(tokens()[..., :8]), r"x: expected \[B, L, 16\], got \[2, 11, 8\]"),
-        (lambda: layer()(tokens()[:, :0]), r"x: expected no empty dimension, got \[2, 0, 16\]"),
         (lambda: lg.MultiHeadAttention(16, 4, scale="big"), "scale: expected a finite number .*got 'big'"),
+        (lambda: layer()(tokens()[:, :0]), r"x: expected no empty dimension, got \[2, 0, 16\]"),
         (lambda: layer()(tokens(), positions=torch.arange(10)), r"positions: expected \[11\] or \[2, 11\], got \[10\]"),
         (lambda: layer()(tokens(), positions=torch.arange(11.0)), "integer positions"),
-        (lambda: layer()(tokens(), documents=torch.zeros(2, 10, dtype=torch.long)), r"documents: expected \[2, 11\]"),
-        (lambda: layer()(tokens(), mask="causal"), "mask: expected lg.Causal"),
         (lambda: layer(encoding=lg.ALiBi(8))(tokens()), "ALiBi was built with num_heads=8, q has 4"),
         (lambda: layer(backend="tabel")(tokens()), "unknown backend 'tabel': did you mean 'table'"),
-    ],
+        (after_a_prefill(documents=RUNS), r"documents: expected \[2, 12\], cached tokens included, got \[2, 1\]"),
+        # the encoding's context would not know of documents in the mask alone
+        (
+            lambda: GATED(tokens().float(), mask=lg.Documents(RUNS.expand(2, 11))),
+            "pass documents and padding as documents=",
+        ),
+    ]
 )
-def test_mistakes(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
-
-
-def test_documents_cover_the_cache():
-    attention, cache = layer(), LongitudeCacheLayer()
-    attention(tokens(), cache=cache)
-    with pytest.raises(ValueError, match=r"documents: expected \[2, 12\], cached tokens included, got \[2, 1\]"):
-        attention(tokens(length=1), cache=cache, documents=torch.zeros(2, 1, dtype=torch.long))
-
-
-def test_documents_in_the_mask_alone_are_refused_where_tokens_are_read() -> None:
-    """The encoding's context would not know of them."""
-    layer = lg.MultiHeadAttention(16, 4, encoding=lg.FoX(16, 4))
-    with pytest.raises(ValueError, match="pass documents and padding as documents="):
-        layer(torch.zeros(1, 4, 16), mask=lg.Causal() & lg.Documents(torch.tensor([0, 0, 1, 1])))
 
 
 CACHED = {
@@ -124,31 +107,23 @@ CACHED = {
 TAKES = {(name, name) for name in CACHED} | {("attention", "window")}  # a cache of everything serves a window, too
 
 
-@pytest.mark.parametrize("to", CACHED)
+def cached_mixer(name: str) -> lg.Mixer:
+    return lg.mixer(name, **({"dim": 16} if name == "mamba" else {"dim": 16, "num_heads": 2}), **CACHED[name])
+
+
 @pytest.mark.parametrize("of", CACHED)
 @torch.no_grad()
-def test_a_cache_of_another_mixer_is_refused(of: str, to: str) -> None:
-    """Each way: what one mixer has left in its cache serves no other."""
-
-    def made(name: str) -> Any:
-        sizes_ = {"dim": 16} if name == "mamba" else {"dim": 16, "num_heads": 2}
-        return lg.mixer(name, **sizes_, **CACHED[name])
-
-    x, cache = torch.randn(2, 7, 16), made(of).cache_layer()
-    made(of)(x, cache=cache)
-    if (of, to) in TAKES:
-        assert made(to)(x, cache=cache).shape == x.shape
-        return
-    with pytest.raises(ValueError, match=r"cache: .*expected"):
-        made(to)(x, cache=cache)
-
-
-@pytest.mark.parametrize("of", CACHED)
-@pytest.mark.parametrize("filled", [True, False])
-def test_cross_attention_takes_its_own_cache_only(of: str, filled: bool) -> None:
-    own = lg.mixer(of, **({"dim": 16} if of == "mamba" else {"dim": 16, "num_heads": 2}), **CACHED[of])
-    x, cache = torch.randn(2, 7, 16), own.cache_layer()
-    if filled:
-        own(x, cache=cache)
-    with pytest.raises(ValueError, match="cache: CrossAttention expected the DynamicLayer"):
-        lg.CrossAttention(16, 2)(x, x, cache=cache)
+def test_a_cache_of_another_mixer_is_refused(of: str) -> None:
+    """What one mixer has left in its cache serves no other, nor attention to another sequence."""
+    x = random(2, 7, 16, dtype=torch.float32)
+    for to in CACHED:
+        cache = cached_mixer(of).cache_layer()
+        cached_mixer(of)(x, cache=cache)
+        if (of, to) in TAKES:
+            assert cached_mixer(to)(x, cache=cache).shape == x.shape
+            continue
+        with pytest.raises(ValueError, match=r"cache: .*expected"):
+            cached_mixer(to)(x, cache=cache)
+    for one in (cache, cached_mixer(of).cache_layer()):  # filled or not
+        with pytest.raises(ValueError, match="cache: CrossAttention expected the DynamicLayer"):
+            lg.CrossAttention(16, 2)(x, x, cache=one)
