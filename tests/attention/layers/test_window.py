@@ -5,7 +5,7 @@ import torch
 
 import longitude as lg
 from longitude import testing
-from longitude.attention.cache import LongitudeCacheLayer
+from longitude.attention.cache import GrowingBuffer, LongitudeCacheLayer
 from longitude.attention.layers.window import WindowAttention
 from longitude.attention.patterns import Dilated
 from longitude.attention.rolling_cache import RollingCacheLayer
@@ -124,8 +124,9 @@ def test_text_continues_after_the_largest_position_even_if_it_is_dropped():
 
 
 @torch.no_grad()
-def test_memory_is_that_of_the_window_and_few_tokens_copy_it():
+def test_memory_is_that_of_the_window_and_few_tokens_copy_it(monkeypatch):
     """Storage, not shapes: neither a long prompt nor many tokens leave anything behind."""
+    monkeypatch.setattr(GrowingBuffer, "FEW", 0)
     attention = layer("fox", 16)
     cache, storages = attention.cache_layer(), set()
     for length in (500, *[1] * 300, 40, 7, *[1] * 50):
