@@ -56,7 +56,7 @@ def test_key_twice(save, command, tmp_path) -> None:
     ("arguments", "words"),
     [
         (["--to", LENGTH // 2, "--method", "yarn"], "factor below one"),
-        (["--to", 4 * LENGTH, "--method", "yarn", "--factor", 0.5], "below one"),
+        (["--to", 4 * LENGTH, "--method", "yarn", "--factor", 0.5], "shorten the context"),
         (["--to", 0, "--method", "yarn"], "--to"),
         (["--to", 10**12, "--method", "yarn"], "whole numbers"),
         (["--to", 2**24, "--method", "yarn"], "GiB"),

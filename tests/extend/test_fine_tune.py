@@ -185,7 +185,7 @@ def test_lora_without_peft(tune, monkeypatch, tmp_path) -> None:
 
 
 def test_wrong_use_is_told(tune, save, text, tmp_path) -> None:
-    with pytest.raises(ValueError, match="steps and a batch of 1 or more, got 0 and 2"):
+    with pytest.raises(ValueError, match="expected steps to be an int of 1 or more, got 0"):
         tune(steps=0)
     with pytest.raises(ValueError, match="windows of 2 to 256 tokens, got 257"):
         tune(length=257)

@@ -249,9 +249,9 @@ def test_a_loss_that_is_no_number_loses(tmp_path, monkeypatch) -> None:
 def test_wrong_use_is_told(model, checkpoint, tmp_path) -> None:
     with pytest.raises(ValueError, match="length above the original one, 64, got 64"):
         call(model, tmp_path / "s", length=LENGTH)
-    with pytest.raises(ValueError, match="documents of 129 tokens or more to search on, got one of 128"):
+    with pytest.raises(ValueError, match="documents of 129 tokens or more, got one of 128"):
         call(model, tmp_path / "s", documents=[*documents(), torch.zeros(2 * LENGTH, dtype=torch.long)])
-    with pytest.raises(ValueError, match="documents of 129 tokens or more to search on, got one of 0"):
+    with pytest.raises(ValueError, match="documents of 129 tokens or more, got one of 0"):
         call(model, tmp_path / "s", documents=[])
     with pytest.raises(ValueError, match="GPT2LMHeadModel: expected a model with rotary positions"):
         call(loaded(checkpoint("gpt2")), tmp_path / "s")

@@ -46,20 +46,24 @@ def declared_length(config: Any) -> int | None:
     return next((length for length in lengths if isinstance(length, int) and length > 0), None)
 
 
+def of_layers(parameters: Any) -> list[Mapping[str, Any]]:
+    """The dicts of rope parameters of a config: one of each layer type, or one of all layers, empty where there are none."""
+    parameters = parameters if isinstance(parameters, Mapping) else {}
+    return [value for value in parameters.values() if isinstance(value, Mapping)] or [parameters]
+
+
 def trained_length(config: Any) -> int | None:
     """The trained length: before extension, where the configuration has it; else the declared length."""
     config = config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    layers = [value for value in rope.values() if isinstance(value, dict)]
-    lengths = [each.get(ORIGINAL) for each in (rope, *layers)] + [getattr(config, ORIGINAL, None)]
+    lengths = [each.get(ORIGINAL) for each in of_layers(getattr(config, "rope_parameters", None))]
+    lengths.append(getattr(config, ORIGINAL, None))
     return next((length for length in lengths if isinstance(length, int) and length > 1), declared_length(config))
 
 
 def rope_types(config: Any) -> list[str]:
     """The rotary types that a configuration names, one or one per layer type."""
-    parameters = getattr(config.get_text_config(), "rope_parameters", None) or {}
-    inner = [value for value in parameters.values() if isinstance(value, dict)] or [parameters]
-    return [kind for each in inner if (kind := each.get("rope_type"))]
+    parameters = getattr(config.get_text_config(), "rope_parameters", None)
+    return [kind for each in of_layers(parameters) if (kind := each.get("rope_type"))]
 
 
 def not_rotary(config: Any) -> str | None:
@@ -109,25 +113,19 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     if inside := list(unknown_inside(raw)):
         yield from inside
         return
-    readings: dict[str, Any] = {}
-    for name in SCHEMAS:
-        if raw.get(name) or not any(raw.get(one) for one in SCHEMAS):
-            try:
-                readings[name] = from_hugging_face({k: v for k, v in raw.items() if k not in SCHEMAS or k == name})
-            except ValueError as error:
-                silent = (
-                    "; transformers takes 10000 without a warning: write the one of training"
-                    if "expected rope_theta" in str(error)
-                    else ""
-                )
-                yield f"{error}{silent}"
-                return
-    ours = next(iter(readings.values()))
-    if len(readings) == 2 and readings["rope_parameters"] != readings["rope_scaling"]:
-        yield (
-            f"rope_parameters and rope_scaling disagree: {described(readings['rope_parameters'])} and "
-            f"{described(readings['rope_scaling'])}; remove the wrong one"
+    schemas = [{name} for name in SCHEMAS if raw.get(name)] or [{*SCHEMAS}]
+    try:
+        ours, *others = (
+            from_hugging_face({key: value for key, value in raw.items() if key not in SCHEMAS or key in schema})
+            for schema in schemas
         )
+    except ValueError as error:
+        silent = "; transformers takes 10000 without a warning: write the one of training"
+        yield f"{error}{silent if 'expected rope_theta' in str(error) else ''}"
+        return
+    if others and others != [ours]:
+        both = f"{described(ours)} and {described(others[0])}"
+        yield f"rope_parameters and rope_scaling disagree: {both}; remove the wrong one"
         return
     yield from two_values(raw)
     try:
@@ -164,7 +162,7 @@ def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
 
 def unknown_inside(raw: Mapping[str, Any]) -> Iterator[str]:
     """Keys of the rope dicts that their type does not have."""
-    for name, one in flat(raw):
+    for name, one in rope_dicts(raw):
         kind = one.get("rope_type", one.get("type", "default"))
         kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else None
         if kind not in TYPES:
@@ -178,13 +176,9 @@ def unknown_inside(raw: Mapping[str, Any]) -> Iterator[str]:
             yield f"unknown key {key!r} in {name}, which transformers ignores: {meant}"
 
 
-def flat(raw: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def rope_dicts(raw: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
     """(schema, parameters) of each dict of rope parameters, those of layer types one by one."""
-    for name in SCHEMAS:
-        given = raw.get(name)
-        given = given if isinstance(given, Mapping) else {}
-        for one in [inner for inner in given.values() if isinstance(inner, Mapping)] or [given]:
-            yield name, one
+    return [(name, one) for name in SCHEMAS for one in of_layers(raw.get(name))]
 
 
 def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
@@ -198,7 +192,7 @@ def two_values(raw: Mapping[str, Any]) -> Iterator[str]:
             if key is not None and inside is not None and raw[key] != inside:
                 both = f"{key} is {raw[key]} at the top and {inside} in {name}"
                 yield f"{both}; transformers takes the latter; remove the wrong one"
-    for name, given in flat(raw):
+    for name, given in rope_dicts(raw):
         old, new = (OLD_TYPES.get(str(kind), kind) for kind in (given.get("type"), given.get("rope_type")))
         if None not in (old, new) and old != new:
             yield f"type is {old!r} and rope_type {new!r} in {name}; transformers takes the latter; remove the wrong one"
@@ -212,26 +206,22 @@ def lengths(raw: Mapping[str, Any], config: Any, rope: RopeConfig, given: Mappin
     scaling, declared = rope.scaling, raw.get("max_position_embeddings")
     if scaling is None:
         return
+    head_dim = head_dim_of(config)
     try:
-        rope_frequencies(
-            head_dim_of(config), **{k: v for k, v in rope.options(head_dim_of(config)).items() if k in FREQUENCY}
-        )
+        rope_frequencies(head_dim, **{k: v for k, v in rope.options(head_dim).items() if k in FREQUENCY})
     except ValueError as error:
         yield str(error)
     original = getattr(scaling, "original_max_length", None)
     if original is None or declared is None or isinstance(scaling, DynamicNTK):
         return
     if ORIGINAL not in given and ORIGINAL not in raw:
-        yield (
-            f"{ORIGINAL} is missing, and transformers takes max_position_embeddings = {declared} for the length that the "
-            "model was trained at; write it"
-        )
+        for_it = f"max_position_embeddings = {declared} for the length that the model was trained at"
+        yield f"{ORIGINAL} is missing, and transformers takes {for_it}; write it"
     elif original > declared:
         yield f"{ORIGINAL} = {original} is longer than max_position_embeddings = {declared}"
-    elif (longest := (given.get("factor") or declared) * original) < 0.99 * declared and not isinstance(
-        scaling, Llama3
-    ):
-        # Llama 3's own factor reaches half of what it declares.
+    elif isinstance(scaling, Llama3):
+        return  # its own factor reaches half of what it declares
+    elif (longest := (given.get("factor") or declared) * original) < 0.99 * declared:
         factor = f"factor {given['factor']} times {ORIGINAL} = {original}"
         yield f"{factor} is {longest:g}, less than max_position_embeddings = {declared}"
 

@@ -11,7 +11,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from longitude.checkpoints.config import BASES, LENGTH_KEYS, SHARES, two_values
+from longitude.checkpoints.config import BASES, LENGTH_KEYS, SHARES, rope_dicts, two_values
 from longitude.checkpoints.source import Source
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
 
@@ -59,8 +59,7 @@ def with_defaults(inner: Mapping[str, Any], read: RopeConfig) -> dict[str, Any]:
 
 def names_base(inner: Mapping[str, Any]) -> bool:
     """Whether the file itself names the base of its frequencies."""
-    inside = [inner.get("rope_parameters") or {}, inner.get("rope_scaling") or {}]
-    inside += [value for each in inside for value in each.values() if isinstance(value, Mapping)]
+    inside = [given for _, given in rope_dicts(inner)]
     return any(each.get(key) is not None for each in (inner, *inside) for key in BASES[:3])
 
 

@@ -90,7 +90,7 @@ def load(
     with (
         quiet(),
         _config_to_blame(path, config, make),
-        _one_line(f"{path}: the weights cannot be loaded; copy or download them again"),
+        in_one_line(f"{path}: the weights cannot be loaded; copy or download them again"),
     ):
         loaded: Any = kinds.from_pretrained(
             path,
@@ -141,7 +141,7 @@ def config_of(name_or_path: str | Path) -> PreTrainedConfig:
     if where is not None:
         _require_config(where)
     problem = "its configuration cannot be read" if where else "there is no such folder, and no such name on the hub"
-    with quiet(), _one_line(f"{path}: {problem}"):
+    with quiet(), in_one_line(f"{path}: {problem}"):
         return AutoConfig.from_pretrained(path, trust_remote_code=False)
 
 
@@ -156,7 +156,7 @@ def tokenizer_of(name_or_path: str | Path, config: PreTrainedConfig) -> PreTrain
             f"{path}: there is no tokenizer (expected {TOKENIZERS[0]} or another of its kinds); copy the tokenizer's files "
             f"of the model it comes from into this folder"
         )
-    with quiet(), _one_line(f"{path}: its tokenizer cannot be loaded"):
+    with quiet(), in_one_line(f"{path}: its tokenizer cannot be loaded"):
         return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
 
 
@@ -226,7 +226,7 @@ def shapes_of(shard: Path) -> dict[str, list[int]]:
     if not os.access(shard, os.R_OK):
         raise ValueError(f"{shard} cannot be read; you need the permission to")
     problem = f"{shard}: the weights are truncated or broken; copy or download them again"
-    with _one_line(problem), safe_open(shard, framework="pt") as file:
+    with in_one_line(problem), safe_open(shard, framework="pt") as file:
         return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  it is no dict
 
 
@@ -240,7 +240,7 @@ def _dtype(dtype: str | torch.dtype | None) -> torch.dtype | str:
 
 
 def _device(device: str | torch.device) -> torch.device:
-    with _one_line(f"device {device}: this machine has none that torch {torch.__version__} can use; try cpu"):
+    with in_one_line(f"device {device}: this machine has none that torch {torch.__version__} can use; try cpu"):
         torch.empty(1, device=device)
         return torch.device(device)
 
@@ -252,7 +252,7 @@ def one_line_of(error: BaseException) -> str:
 
 
 @contextmanager
-def _one_line(problem: str) -> Iterator[None]:
+def in_one_line(problem: str) -> Iterator[None]:
     """Whatever transformers, safetensors, tokenizers or torch raise about a user's files becomes one ValueError."""
     try:
         yield
@@ -270,9 +270,7 @@ def _config_to_blame(path: str, config: PreTrainedConfig, make: Callable[[PreTra
             with torch.device("meta"):
                 make(config)
         except Exception as reason:
-            found = (
-                "; ".join(contradictions(raw_config(path), config))
-                or f"no model can be built of it ({one_line_of(reason)})"
-            )
-            raise ValueError(f"{path}: config.json: {found}") from error
+            wrong = "; ".join(contradictions(raw_config(path), config))
+            wrong = wrong or f"no model can be built of it ({one_line_of(reason)})"
+            raise ValueError(f"{path}: config.json: {wrong}") from error
         raise

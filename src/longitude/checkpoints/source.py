@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForMaskedLM, PreTrainedC
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
 
 from longitude.checkpoints.config import LENGTH_KEYS, declared_length
-from longitude.checkpoints.load import config_of, one_line_of, require_weights, shapes_of
+from longitude.checkpoints.load import config_of, in_one_line, require_weights, shapes_of
 from longitude.checkpoints.positions import BUCKETS, Kind, kind_of
 from longitude.checkpoints.quiet import quiet
 from longitude.runs.files import read_json
@@ -48,6 +48,11 @@ class Source:
         """What its config.json calls the length."""
         theirs = self.config.attribute_map.get(LENGTH_KEYS[0], LENGTH_KEYS[0])
         return next((key for key in (theirs, *LENGTH_KEYS) if key in self.inner), theirs)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights in its files, as the configuration has it."""
+        return getattr(torch, str(self.config.dtype or "float32").removeprefix("torch."))
 
     @property
     def declared(self) -> int | None:
@@ -87,11 +92,8 @@ def open_source(model: str, allow_pickle: bool = False) -> Source:
     causal = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING and not (masked and "LMHead" not in architecture)
     if not causal and not masked:
         raise ValueError(f"{model}: expected a language model, causal or masked, got {config.model_type}")
-    with quiet(), torch.device("meta"):
-        try:
-            skeleton = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_config(config)
-        except Exception as error:
-            raise ValueError(f"{model}: its model cannot be built ({one_line_of(error)})") from error
+    with quiet(), torch.device("meta"), in_one_line(f"{model}: its model cannot be built"):
+        skeleton = (AutoModelForCausalLM if causal else AutoModelForMaskedLM).from_config(config)
     source = Source(model, folder, json, inner, text, skeleton, causal)
     require_files(source, allow_pickle)
     return source
@@ -102,21 +104,17 @@ def _fetched(name: str, allow_pickle: bool) -> Path:
     from huggingface_hub import snapshot_download
 
     unused = ["*.msgpack", "*.h5", "*.onnx", "*.py"]
-    try:
+    with in_one_line(f"{name}: it cannot be fetched from the hub"):
         folder = Path(snapshot_download(name, ignore_patterns=[*unused, "*.bin", "*.pt"]))
         if allow_pickle and not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, ignore_patterns=unused))
-        return folder
-    except Exception as error:  # whatever the hub or the network raises
-        raise ValueError(f"{name}: it cannot be fetched from the hub ({one_line_of(error)})") from error
+    return folder
 
 
 # ---- weights ---------------------------------------------------------------------------------------------------------
 def require_files(source: Source, allow_pickle: bool) -> None:
     """ValueError unless every weights file is whole and nothing is missing. Reads headers only."""
-    held: dict[str, list[int]] = {}
-    for shard in source.shards:
-        held |= shapes_of(shard)
+    held = {name: shape for shard in source.shards for name, shape in shapes_of(shard).items()}
     index = source.folder / INDEX
     if index.is_file():
         named = read_json(index).get("weight_map", {})

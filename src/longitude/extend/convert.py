@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,16 +19,17 @@ from longitude.checkpoints.positions import rotary_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, open_source
 from longitude.extend.weights import Change, write_checkpoint
-from longitude.positions.layouts import convert_layout
+from longitude.positions.layouts import Layout, convert_layout
 from longitude.positions.rotation import RotaryTable, apply_rotary
 
-Layout = Literal["half", "interleaved"]
 SEPARATE = ("q_proj", "k_proj")
 NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
 FUSED_BY_HEAD, FUSED_BY_KIND = "query_key_value", "qkv_proj"
 CLOSE = 1e-4
 """Of the logits' spread: float32 sums in another order stay below."""
 TOKENS = 64
+ROTATION = "apply_rotary_pos_emb"
+"""What files of transformers call the function that rotates queries and keys."""
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,7 @@ def layout_changes(source: Source, to: str) -> dict[str, Change]:
     if module is None:
         raise ValueError(f"--convert-layout: {source.name} has no rotary parameters, and no layout")
     if source.pickled:
-        raise ValueError(
-            "--convert-layout: expected weights in safetensors, got a pickle; convert it without this option first"
-        )
+        raise ValueError("--convert-layout: expected weights in safetensors, got a pickle; save it as such first")
     if getattr(config, "quantization_config", None) is not None:
         raise ValueError(f"--convert-layout: the weights of {source.name} are quantized; convert the original weights")
     widths = {2 * len(x) for name, x in module.named_buffers(recurse=False) if name.endswith("inv_freq")}
@@ -154,9 +153,8 @@ def compare(source: Source, changes: Mapping[str, Change], to: Layout) -> Parity
     if min(distance(plain, wrong), distance(plain, before)) > CLOSE:
         raise ValueError(f"--convert-layout: {source.name} rotates neither half nor interleaved; nothing was converted")
     if not error <= CLOSE:
-        raise ValueError(
-            f"--convert-layout: the converted weights give other logits, {error:.1e} of their spread apart; nothing was written"
-        )
+        apart = f"{error:.1e} of their spread apart"
+        raise ValueError(f"--convert-layout: the converted weights give other logits, {apart}; nothing was written")
     return Parity(error, distance(wrong, before), native)
 
 
@@ -164,11 +162,6 @@ def compare(source: Source, changes: Mapping[str, Change], to: Layout) -> Parity
 def rotating_in(model: nn.Module, layout: str) -> Iterator[None]:
     """Within: the model rotates by its own angles in this layout. ValueError where its rotation cannot be replaced."""
     files = [sys.modules[name] for name in sorted({type(m).__module__ for m in model.modules()})]
-    files = [file for file in files if hasattr(file, "apply_rotary_pos_emb")]
-    if not files:
-        raise ValueError(
-            f"--convert-layout: the rotation of {type(model).__name__} cannot be replaced, so nothing can be checked"
-        )
     calls = 0
 
     def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
@@ -181,15 +174,15 @@ def rotating_in(model: nn.Module, layout: str) -> Iterator[None]:
         q, k = (torch.cat([apply_rotary(x[..., :width], table, layout), x[..., width:]], -1) for x in (q, k))
         return q, k
 
-    before = [file.apply_rotary_pos_emb for file in files]
-    for file in files:
-        file.apply_rotary_pos_emb = rotate  # type: ignore[attr-defined]
+    originals = {file: getattr(file, ROTATION) for file in files if hasattr(file, ROTATION)}
     try:
+        for file in originals:
+            setattr(file, ROTATION, rotate)
         yield
     finally:
-        for file, original in zip(files, before, strict=True):
-            file.apply_rotary_pos_emb = original  # type: ignore[attr-defined]
+        for file, original in originals.items():
+            setattr(file, ROTATION, original)
     if not calls:
         raise ValueError(
-            f"--convert-layout: {type(model).__name__} does not call its rotation by name, so nothing can be checked"
+            f"--convert-layout: {type(model).__name__}'s rotation cannot be replaced, and nothing be checked"
         )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from longitude.checkpoints.config import head_dim_of
 from longitude.checkpoints.load import Checkpoint, load, tokenizer_of
@@ -25,6 +25,7 @@ TOKENS, DOCUMENTS, FEWEST = 65_536, 32, 4
 """What is scored: about this many tokens, of this many documents; of long windows no fewer than FEWEST."""
 BATCH = 4096
 """Tokens read at once, or one window where it is longer."""
+WITHOUT = "leave out the measured cost with --no-measure"
 
 Progress = Callable[[str, float, float], None]
 """on_progress(what is being done, done, total)."""
@@ -64,9 +65,7 @@ class CostMeasurement:
         try:
             tokenizer_of(source.folder, source.config)
         except ValueError as error:
-            raise ValueError(
-                f"{error}; or leave out the measured cost, which alone needs it, with --no-measure"
-            ) from error
+            raise ValueError(f"{error}; or {WITHOUT}, which alone needs it") from error
         self.source, self.on_progress = source, on_progress
         self.text = read_text(text, "--text")
         self.documents: dict[int, Documents] = {}
@@ -75,21 +74,13 @@ class CostMeasurement:
 
     def require_memory(self, length: int) -> None:
         """ValueError when the model with one window of `length` tokens is larger than what is free."""
-        dtype = getattr(torch, str(self.source.config.dtype or "float32").removeprefix("torch."))
+        source, rows = self.source, max(1, BATCH // length)
         needs = forward_memory(
-            self.source.skeleton,
-            head_dim_of(self.source.config),
-            dtype,
-            length,
-            max(1, BATCH // length),
-            length,
-            LOGITS,
+            source.skeleton, head_dim_of(source.config), source.dtype, length, rows, chunk=length, logits=LOGITS
         )
         if needs.total > (free := available_memory(device_of().type)):
-            raise ValueError(
-                f"{self.source.name}: reading {length} tokens at once takes {needs}, and {free / 1e9:.1f} GB are free; leave "
-                f"out what is measured with --no-measure"
-            )
+            problem = f"reading {length} tokens at once takes {needs}, and {free / 1e9:.1f} GB are free"
+            raise ValueError(f"{source.name}: {problem}; {WITHOUT}")
 
     def load(self, folder: Path | None = None) -> Checkpoint:
         """The model in a folder, or the original, on the device."""
@@ -100,13 +91,12 @@ class CostMeasurement:
         """One window of `length` tokens or more of each document. ValueError for a text that is too short."""
         documents = min(DOCUMENTS, max(FEWEST, TOKENS // length))
         windows = max(1, TOKENS // (documents * length))
-        problem = None
-        for long in (windows * length, length):
-            try:
-                return documents_of(self.text, tokenizer, long, documents)
-            except ValueError as error:
-                problem = error
-        raise ValueError(f"{problem}; or leave out what is measured with --no-measure")
+        with suppress(ValueError):
+            return documents_of(self.text, tokenizer, windows * length, documents)
+        try:
+            return documents_of(self.text, tokenizer, length, documents)
+        except ValueError as error:
+            raise ValueError(f"{error}; or {WITHOUT}") from error
 
     def measure_original(self, lengths: Sequence[int]) -> None:
         """Before anything is written. ValueError for a text that is too short, or losses that are not finite."""
@@ -114,26 +104,22 @@ class CostMeasurement:
         self.documents = {length: self.excerpts(checkpoint.tokenizer, length) for length in lengths}
         self.before = self._losses(checkpoint, "measuring the original")
         if not np.isfinite(self.before[lengths[0]].nats).all():
-            raise ValueError(
-                f"{self.source.name}: its losses on {self.text.source} are not finite at {lengths[0]} tokens, before anything "
-                f"is extended; look for NaN or overflow in its weights"
-            )
+            losses = f"{self.source.name}: its losses on {self.text.source} are not finite at {lengths[0]} tokens"
+            raise ValueError(f"{losses}, before anything is extended; look for NaN or overflow in its weights")
 
     def compare(self, folder: Path | None) -> list[Cost]:
         """The original compared with the checkpoint in `folder`, or alone. One model is in memory at a time."""
         after = {} if folder is None else self._losses(self.load(folder), "measuring the new one")
-        return [self._cost(length, before, after.get(length)) for length, before in self.before.items()]
-
-    def _cost(self, length: int, before: DocumentLosses, after: DocumentLosses | None) -> Cost:
-        return Cost(
-            length,
-            interval(*before.sums, metric=before.metric),
-            None if after is None else interval(*after.sums, metric=after.metric),
-            None if after is None else paired_difference(after.sums, before.sums, metric=before.metric),
-            len(before.nats),
-            int(before.tokens.sum()),
-            self.text.source,
-        )
+        costs = []
+        for length, losses in self.before.items():
+            value = interval(*losses.sums, metric=losses.metric)
+            new = difference = None
+            if length in after:
+                new = interval(*after[length].sums, metric=losses.metric)
+                difference = paired_difference(after[length].sums, losses.sums, metric=losses.metric)
+            tokens = int(losses.tokens.sum())
+            costs.append(Cost(length, value, new, difference, len(losses.nats), tokens, self.text.source))
+        return costs
 
     def _losses(self, checkpoint: Checkpoint, what: str) -> dict[int, DocumentLosses]:
         """Sums over the documents in windows that do not overlap, with their bytes."""

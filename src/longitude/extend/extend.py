@@ -160,9 +160,7 @@ def _search(
     if target.original is not None and of_full_attention(ropes_of(source)).scaling is not None:
         raise ValueError(f"--method longrope: {source.name} was extended already; search on the original checkpoint")
     if cost is None or out is None:
-        raise ValueError(
-            "--method longrope searches on text, which takes a model: leave out --dry-run and --no-measure"
-        )
+        raise ValueError("--method longrope searches on text with the model: leave out --dry-run and --no-measure")
     cost.require_memory(target.to)
     checkpoint = cost.load()
 

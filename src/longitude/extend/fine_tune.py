@@ -22,9 +22,10 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
-from longitude.checkpoints.load import config_of, load
+from longitude.checkpoints.load import load
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import open_source
+from longitude.errors import check_sizes
 from longitude.extend.cost import Cost, CostMeasurement
 from longitude.hf import Trainer
 from longitude.measure.sources import read_text
@@ -114,8 +115,7 @@ def fine_tune(
     """
     if out.exists():
         raise ValueError(f"{out} exists already, and nothing is written over; name another")
-    if steps < 1 or batch < 1:
-        raise ValueError(f"fine-tuning: expected steps and a batch of 1 or more, got {steps} and {batch}")
+    check_sizes("fine-tuning", steps=steps, batch=batch)
     if lora and importlib.util.find_spec("peft") is None:
         raise ValueError("--lora needs the package peft; install it with pip install 'longitude[peft]'")
     cost = None
@@ -123,10 +123,10 @@ def fine_tune(
         cost = CostMeasurement(source, cost_text, on_progress)
         cost.measure_original([source.declared or 1])
     PartialState(cpu=not torch.cuda.is_available(), timeout=WAIT).wait_for_everyone()
-    directory = open_source(str(directory)).folder
+    source = open_source(str(directory))
+    directory = source.folder
     checkpoint = load(directory, dtype=None if lora else torch.float32)
     model, tokenizer, config = checkpoint.model, checkpoint.tokenizer, checkpoint.config.get_text_config(decoder=True)
-    saved_as = _saved_dtype(directory)
     if positions != "contiguous" and "position_ids" not in inspect.signature(model.forward).parameters:
         raise ValueError(f"--positions {positions}: a {config.model_type} model takes no positions; leave it out")
     length, rule = _window(config, length, positions)
@@ -146,7 +146,7 @@ def fine_tune(
         seconds = time.perf_counter() - begun
         trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
         if arguments.process_index == 0:
-            _save(trainer.accelerator.unwrap_model(trainer.model), directory, unfinished, lora, saved_as)
+            _save(trainer.accelerator.unwrap_model(trainer.model), directory, unfinished, lora, source.dtype)
     trainer.accelerator.wait_for_everyone()  # none continues before `out` is there
     costs = [] if cost is None else cost.compare(out)
     return Training(callback.losses, len(windows) * length, trained, seconds, costs)
@@ -156,7 +156,7 @@ def _arguments(
     folder: Path, steps: int, batch: int, learning_rate: float, seed: int, gradient_checkpointing: bool
 ) -> TrainingArguments:
     on_gpu = torch.cuda.is_available()
-    checkpointing: Any = {_CHECKPOINTING: True} if gradient_checkpointing else {}
+    checkpointing: Any = {_CHECKPOINTING: gradient_checkpointing}
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -252,10 +252,6 @@ def _with_lora(model: Any, seed: int) -> Any:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)  # peft uses the old name
         return get_peft_model(model, adapters)
-
-
-def _saved_dtype(directory: Path) -> torch.dtype:
-    return getattr(torch, str(config_of(directory).dtype or "float32").removeprefix("torch."))
 
 
 def _save(model: Any, directory: Path, out: Path, lora: bool, dtype: torch.dtype) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from longitude.checkpoints.config import head_dim_of
 from longitude.checkpoints.keys import Ropes, difference, names_base, ropes_of, with_ropes
-from longitude.checkpoints.load import one_line_of
+from longitude.checkpoints.load import in_one_line
 from longitude.checkpoints.positions import Kind, rotary_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source
@@ -24,7 +24,7 @@ from longitude.extend.weights import Change
 from longitude.positions.hugging_face import ORIGINAL, type_of
 from longitude.positions.scaling import DynamicNTK, Follows, Scaling, rope_frequencies
 from longitude.runs.files import read_json
-from longitude.runs.memory import total_memory
+from longitude.runs.memory import forward_memory, total_memory
 
 FARTHEST = 2**24
 """transformers counts positions in float32, which holds every whole number up to here and not beyond."""
@@ -42,19 +42,13 @@ class Target:
 
     def __post_init__(self) -> None:
         if not 1 <= self.to <= FARTHEST:
-            raise ValueError(
-                f"--to: expected a length of 1 to {FARTHEST} tokens, got {self.to}; beyond, transformers' float32 positions "
-                f"are no whole numbers"
-            )
+            beyond = "beyond, transformers' float32 positions are no whole numbers"
+            raise ValueError(f"--to: expected a length of 1 to {FARTHEST} tokens, got {self.to}; {beyond}")
         method_of(self.method)
         if self.base is not None and self.method != "base":
             raise ValueError(f"--base is the new base of --method base, got it with --method {self.method}")
-        if self.base is not None and not self.base > 1:
-            raise ValueError(f"--base: expected a number above 1, got {self.base}")
         if self.factor is not None and not self.factor > 1:
-            raise ValueError(
-                f"--factor: expected more than 1, got {self.factor}; a factor below one would shorten the context"
-            )
+            raise ValueError(f"--factor: expected more than 1, got {self.factor}; one below would shorten the context")
         if self.factor is not None and self.method in ("base", "longrope"):
             raise ValueError(f"--factor is no option of --method {self.method}; leave it out")
         if self.original is not None and self.original < 2:
@@ -122,10 +116,8 @@ def plan_extension(
     """The plan for a checkpoint. ValueError for what cannot or should not be done; must_fit: on this machine, in memory."""
     original = original_length(source, target)
     if target.to < original:
-        raise ValueError(
-            f"--to {target.to} is less than the length {original} that {source.name} was trained at, a factor below one; "
-            f"expected {original} or more"
-        )
+        below = f"less than the length {original} that {source.name} was trained at, a factor below one"
+        raise ValueError(f"--to {target.to} is {below}; expected {original} or more")
     factor = target.to / original if target.factor is None else target.factor
     plan = ExtendPlan(source, source.kind, original, target, factor, copy.deepcopy(source.json), search=search)
     if plan.kind == "rotary":
@@ -138,9 +130,8 @@ def plan_extension(
             "model keeps its quality at the new length is measured."
         )
         if hasattr(source.config, "max_seq_len"):
-            plan.notes.append(
-                f"transformers makes this model's biases for max_seq_len positions: load it with max_seq_len={target.to}."
-            )
+            biases = "transformers makes this model's biases for max_seq_len positions"
+            plan.notes.append(f"{biases}: load it with max_seq_len={target.to}.")
     if search is not None and search.note:
         plan.notes.append(search.note)
     return plan
@@ -192,6 +183,13 @@ def tokenizer_length(source: Source) -> int | None:
     return length if isinstance(length, int) and length < 10**9 else None
 
 
+def _require_memory(plan: ExtendPlan, what: str, needed: int, give: str) -> None:
+    if needed > (there := total_memory()):
+        raise ValueError(
+            f"--to {plan.length}: {what} about {needed / 2**30:.1f} GiB, this machine has {there / 2**30:.1f}; give {give}"
+        )
+
+
 # ---- rotary ----------------------------------------------------------------------------------------------------------
 def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     source, target = plan.source, plan.target
@@ -199,18 +197,14 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     rope, head_dim = of_full_attention(ropes), head_dim_of(source.config)
     if plan.length == plan.original and plan.factor == 1:
         if target.base is not None and target.base != rope.base:
-            raise ValueError(
-                f"--base {target.base:g}: --to is the trained length, where nothing changes; give a longer --to, or leave "
-                f"--base out"
-            )
+            unchanged = "--to is the trained length, where nothing changes"
+            raise ValueError(f"--base {target.base:g}: {unchanged}; give a longer --to, or leave --base out")
         plan.base = rope.base
         plan.notes.append("Factor 1: every method is the identity, and the checkpoint is a copy.")
         return
     if target.base is not None and target.base < rope.base:
-        raise ValueError(
-            f"--base {target.base:g} is below the base of {source.name}, {rope.base:g}: it would rotate faster, "
-            f"which shortens the context; give a larger one"
-        )
+        below = f"below the base of {source.name}, {rope.base:g}"
+        raise ValueError(f"--base {target.base:g} is {below}: a smaller base shortens the context; give a larger one")
     scheme = plan.search.scheme if plan.search else scheme_of(target.method, plan.factor, plan.original, target.base)
     plan.scheme = writable(scheme, rope, head_dim, plan.original, plan.length)
     after = with_scheme(ropes, plan.scheme)
@@ -224,24 +218,17 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     plan.base = type_of(of_full_attention(after), head_dim)[1]
     plan.notes.append(method.note)
     if not names_base(source.inner):
-        plan.notes.append(
-            f"config.json names no base: {rope.base:g} is what transformers takes for this model, and it is "
-            f"written down now. Make sure that the model was trained with it."
-        )
+        taken = f"{rope.base:g} is what transformers takes for this model, and it is written down now"
+        plan.notes.append(f"config.json names no base: {taken}. Make sure that the model was trained with it.")
     if isinstance(after, dict):
         same = [layer for layer, one in after.items() if one == ropes[layer]]  # type: ignore[index]
         plan.notes.append(f"Layers that stay as they are: {', '.join(same)}.")
     if (window := getattr(source.config, "sliding_window", None)) and window < plan.length:
         plan.notes.append(f"A layer with a sliding window attends to {window} tokens, before and after.")
-    config = source.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = {"float64": 8, "float32": 4}.get(str(config.dtype).removeprefix("torch."), 2)
-    cache = 2 * config.num_hidden_layers * heads * head_dim * size * plan.length
-    if must_fit and cache > (there := total_memory()):
-        raise ValueError(
-            f"--to {plan.length}: keys and values of one sequence take about {cache / 2**30:.1f} GiB, this machine has "
-            f"{there / 2**30:.1f}; give a shorter length, or --no-measure if the model will run elsewhere"
-        )
+    cache = forward_memory(source.skeleton, head_dim, source.dtype, plan.length, rows=1, chunk=1, logits=0).cache
+    if must_fit:
+        elsewhere = "a shorter length, or --no-measure if the model will run elsewhere"
+        _require_memory(plan, "keys and values of one sequence take", cache, elsewhere)
     plan.notes.append(f"Keys and values of one sequence of {plan.length} tokens take {cache / 2**20:.0f} MiB.")
 
 
@@ -251,17 +238,11 @@ def require_same_frequencies(plan: ExtendPlan, ropes: Ropes, head_dim: int) -> f
     Its own module is built from it and called, at the original length and, where they follow the length, at the new one.
     Returns the attention factor of the layers of full attention.
     """
-    name, config = plan.source.name, plan.source.config
-    module = rotary_of(plan.source.skeleton)
+    name, config, module = plan.source.name, plan.source.config, rotary_of(plan.source.skeleton)
     assert module is not None
-    try:
-        with quiet():
-            theirs: Any = type(module)(type(config).from_dict(plan.inner))
-    except Exception as error:  # whatever a class raises about keys
-        raise ValueError(
-            f"{name}: transformers cannot build {type(module).__name__} for --method {plan.target.method} "
-            f"({one_line_of(error)}); choose another method"
-        ) from error
+    kind, method = type(module).__name__, plan.target.method
+    with quiet(), in_one_line(f"{name}: transformers builds no {kind} for --method {method}; choose another"):
+        theirs: Any = type(module)(type(config).from_dict(plan.inner))
     factor = 1.0
     for layer, rope in ropes.items() if isinstance(ropes, dict) else [(None, ropes)]:
         if rope is None:
@@ -275,8 +256,8 @@ def require_same_frequencies(plan: ExtendPlan, ropes: Ropes, head_dim: int) -> f
             near = len(inverse) == before and torch.allclose(ours.inverse.float(), inverse.float(), rtol=1e-4, atol=0)
             if not near or abs(their_factor - ours.attention_factor) > 1e-6:
                 raise ValueError(
-                    f"{name}: transformers' {type(module).__name__} does not rotate as {rope.scaling} defines; "
-                    f"{config.model_type} models cannot be extended by --method {plan.target.method}"
+                    f"{name}: transformers' {kind} does not rotate as {rope.scaling} defines; {config.model_type} models "
+                    f"cannot be extended by --method {method}"
                 )
             if rope == of_full_attention(ropes):
                 factor = ours.attention_factor
@@ -300,17 +281,10 @@ def _plan_table(plan: ExtendPlan) -> None:
             f"expected --method linear, which stretches the table"
         )
     if plan.original != table.rows:
-        raise ValueError(
-            f"--original {plan.original}: the table of {source.name} has {table.rows} positions; leave it out"
-        )
+        raise ValueError(f"--original {plan.original}: the table has {table.rows} positions; leave it out")
     if plan.factor != plan.length / plan.original:
         raise ValueError("--factor: a table is stretched to --to and has no other factor; leave it out")
-    size, there = table.dim * 4 * plan.length, total_memory()
-    if size > there // 4:
-        raise ValueError(
-            f"--to {plan.length}: the table alone would take {size / 2**30:.1f} GiB, this machine has {there / 2**30:.1f}; "
-            f"give a shorter length"
-        )
+    _require_memory(plan, "the table alone, with its copies, takes", 16 * table.dim * plan.length, "a shorter length")
     if plan.length == plan.original:
         plan.notes.append("Factor 1: the table stays as it is, and the checkpoint is a copy.")
         return

@@ -21,7 +21,7 @@ from longitude.measure.text import losses_by_length
 from longitude.measure.windows import Bounded
 from longitude.positions.scaling import LongRoPE
 from longitude.runs import journal
-from longitude.runs.files import locked, remove_unfinished, write_json
+from longitude.runs.files import locked, read_json, remove_unfinished, write_json
 
 SCHEMA = 1
 TOKENS, FEWEST_WINDOWS = 16_384, 4
@@ -105,8 +105,8 @@ def search(
     pairs = rotary_pairs(model, original_length, length)
     starts = pairs.starts()
     windows = _windows(documents, length)
-    most = starts["yarn"].attention_factor if attention else 1.0
-    bounds = Bounds(low=1.0, high=1.25 * pairs.factor, least=1.0, most=most)
+    highest = starts["yarn"].attention_factor if attention else 1.0
+    bounds = Bounds(low=1.0, high=1.25 * pairs.factor, least=1.0, most=highest)
     if state.exists() and not state.is_dir():
         raise ValueError(f"{state} is no folder; remove it to search again")
     state.mkdir(parents=True, exist_ok=True)
@@ -124,17 +124,14 @@ def search(
 
         named = {name: evaluate(start) for name, start in starts.items()}
         if not math.isfinite(min(named.values())):
-            raise ValueError(
-                "longrope: no loss of the model is finite, before anything is extended; look for NaN or overflow in its weights"
-            )
+            weights = "before anything is extended; look for NaN or overflow in its weights"
+            raise ValueError(f"longrope: no loss of the model is finite, {weights}")
         if saved["evaluations"] is None:
             seconds = tries.seconds_each(starts["unchanged"])
             most = len(named) + affordable(budget, sum(tries.seconds), seconds)
             if most < FEWEST:
                 minutes = (FEWEST - len(named)) * seconds / 60
-                on_note(
-                    f"longrope: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes from here on."
-                )
+                on_note(f"longrope: {FEWEST} candidates are tried at least, which takes {minutes:.2g} minutes more.")
             saved["evaluations"] = max(FEWEST, min(PUBLISHED, most))
             write_json(record, saved)
         losses = evolve([*starts.values()], bounds, evaluate, saved["evaluations"], Random(seed))
@@ -150,11 +147,8 @@ def affordable(budget: float, spent: float, seconds: float) -> int:
 
 def _windows(documents: Sequence[Tensor], length: int) -> list[Tensor]:
     """[length + 1] each, as far from each other as they can be. ValueError where a document is too short."""
-    if not documents or min(len(document) for document in documents) <= length:
-        shortest = min((len(document) for document in documents), default=0)
-        raise ValueError(
-            f"longrope: expected documents of {length + 1} tokens or more to search on, got one of {shortest}"
-        )
+    if (shortest := min(map(len, documents), default=0)) <= length:
+        raise ValueError(f"longrope: expected documents of {length + 1} tokens or more, got one of {shortest}")
     each = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
     count = min(len(each), max(FEWEST_WINDOWS, TOKENS // length))
     places = [each[i * len(each) // count] for i in range(count)]
@@ -188,10 +182,8 @@ def _best(
         if losses[plain] <= min(starts.values()):
             best = plain
         else:
-            note = (
-                f"A start with an attention factor of its own stayed the best; {best.attention_factor:.4g} holds for short "
-                f"texts as well. A larger budget may find factors that do without."
-            )
+            start = f"A start with an attention factor of its own, {best.attention_factor:.4g}, stayed the best"
+            note = f"{start}; it holds for short texts as well. A larger budget may find factors that do without."
     history: list[tuple[int, float]] = []
     for i, loss in enumerate(losses.values(), 1):
         if not history or loss < history[-1][1]:
@@ -214,7 +206,7 @@ class Tries:
     def __call__(self, candidate: Candidate) -> float:
         if candidate not in self.losses:
             loss = self._timed(candidate)
-            journal.append(self.path, asdict(candidate) | {"loss": loss if math.isfinite(loss) else None})
+            journal.append(self.path, asdict(candidate) | {"loss": _finite(loss)})
             self.losses[candidate] = loss
         self.used.add(candidate)
         self.lowest = min(self.lowest, self.losses[candidate])
@@ -263,23 +255,23 @@ def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | 
 
     The number of candidates is as saved for the same budget.
     """
-    remedy = f"name another folder, or remove {record.parent} to search again"
-    if record.exists():
-        try:
-            saved = json.loads(record.read_bytes())
-        except ValueError:
-            raise _damaged(record) from None
-        complete = isinstance(saved, dict) and {*of, "budget", "evaluations"} <= saved.keys()
-        if not complete or not isinstance(saved["evaluations"], int | None):
-            raise _damaged(record)
-    else:
+    own = of | {"budget": budget, "evaluations": evaluations}
+    saved = read_json(record, f"remove {record.parent} to search again")
+    if saved is None:
         (record.parent / "tried.jsonl").unlink(missing_ok=True)  # without a record of what was tried
-        saved = of | {"budget": budget, "evaluations": evaluations}
+        saved = own
+    elif (
+        not isinstance(saved, dict)
+        or not own.keys() <= saved.keys()
+        or not isinstance(saved["evaluations"], int | None)
+    ):
+        raise _damaged(record)
     for key, value in of.items():
         if saved[key] != value:
+            remedy = f"name another folder, or remove {record.parent} to search again"
             raise ValueError(f"{record.parent} holds a search with {key} {saved[key]}, not {value}; {remedy}")
     if evaluations is not None or saved["budget"] != budget:
-        saved |= {"budget": budget, "evaluations": evaluations}
+        saved |= own
     write_json(record, saved)
     return saved
 
@@ -287,11 +279,14 @@ def _opened(record: Path, of: dict[str, Any], budget: float, evaluations: int | 
 def _as_json(result: SearchResult) -> dict[str, Any]:
     """The factors first; None for a loss that is not finite."""
     scheme = result.scheme.as_dict()
-    factors = {name: scheme[name] for name in ("short_factor", "long_factor", "attention_factor", "factor")}
-    return factors | {
-        "nats_per_token": result.loss if math.isfinite(result.loss) else None,
-        "starts": {name: loss if math.isfinite(loss) else None for name, loss in result.starts.items()},
+    return {name: scheme[name] for name in ("short_factor", "long_factor", "attention_factor", "factor")} | {
+        "nats_per_token": _finite(result.loss),
+        "starts": {name: _finite(loss) for name, loss in result.starts.items()},
         "history": [each for each in result.history if math.isfinite(each[1])],
         "tried": result.tried,
         "note": result.note,
     }
+
+
+def _finite(loss: float) -> float | None:
+    return loss if math.isfinite(loss) else None

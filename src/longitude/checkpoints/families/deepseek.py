@@ -14,26 +14,21 @@ from longitude.models.configuration import LongitudeConfig
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 
 KINDS = ("deepseek_v2", "deepseek_v3")
-ATTENTION = {
-    "q_proj": "q_proj",
+NAMES = {
+    "self_attn": "mixer",
     "q_a_proj": "q_down",
     "q_a_layernorm": "q_norm",
     "q_b_proj": "q_up",
     "kv_a_proj_with_mqa": "kv_down",
     "kv_a_layernorm": "kv_norm",
     "kv_b_proj": "kv_up",
-    "o_proj": "o_proj",
-}
-"""Their name of a part of attention -> ours."""
-BLOCK = {
     "input_layernorm": "mixer_norm",
     "post_attention_layernorm": "mlp_norm",
-    "mlp.gate_proj": "mlp.gate",
-    "mlp.up_proj": "mlp.up",
-    "mlp.down_proj": "mlp.down",
-    **{f"self_attn.{theirs}": f"mixer.{ours}" for theirs, ours in ATTENTION.items()},
+    "gate_proj": "gate",
+    "up_proj": "up",
+    "down_proj": "down",
 }
-"""Their name of a part of a layer -> ours."""
+"""Their name of a module -> ours, where they differ."""
 
 
 def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
@@ -57,8 +52,7 @@ def from_deepseek(model: PreTrainedModel | str | Path) -> LongitudeForCausalLM:
     if not isinstance(model, PreTrainedModel):
         raise ValueError(f"from_deepseek: expected a model of transformers or a path, got {type(model).__name__}")
     ours = LongitudeForCausalLM(config_of(model.config))
-    state = {renamed(name): tensor for name, tensor in model.state_dict().items()}
-    ours.load_state_dict(state)
+    ours.load_state_dict(renamed(model))
     ours.generation_config = model.generation_config
     nn.Module.to(ours, model.device, model.dtype)
     return ours.train(model.training)
@@ -90,8 +84,7 @@ def from_deepseek_attention(attention: nn.Module) -> LatentAttention:
         bias=config.attention_bias,
         dropout=config.attention_dropout,
     )
-    state: dict[str, Tensor] = attention.state_dict()
-    ours.load_state_dict({with_part(name, ATTENTION): tensor for name, tensor in state.items()})
+    ours.load_state_dict(renamed(attention))
     some = next(attention.parameters())
     return ours.to(device=some.device, dtype=some.dtype).train(attention.training)
 
@@ -146,15 +139,7 @@ def layout_of(config: PreTrainedConfig) -> str:
     return "interleaved" if getattr(config, "rope_interleave", True) else "half"
 
 
-def renamed(name: str) -> str:
-    """model.layers.3.self_attn.kv_b_proj.weight -> model.layers.3.mixer.kv_up.weight."""
-    if not name.startswith("model.layers."):
-        return name
-    _, _, layer, part = name.split(".", 3)
-    return f"model.layers.{layer}.{with_part(part, BLOCK)}"
-
-
-def with_part(name: str, names: dict[str, str]) -> str:
-    """self_attn.kv_b_proj.weight -> mixer.kv_up.weight."""
-    part, kind = name.rsplit(".", 1)
-    return f"{names[part]}.{kind}"
+def renamed(module: nn.Module) -> dict[str, Tensor]:
+    """Its tensors under our names: model.layers.3.self_attn.kv_b_proj.weight is model.layers.3.mixer.kv_up.weight."""
+    state = module.state_dict()
+    return {".".join(NAMES.get(part, part) for part in name.split(".")): tensor for name, tensor in state.items()}
