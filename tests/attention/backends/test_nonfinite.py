@@ -1,23 +1,24 @@
-"""NaN and infinities go where the formula sends them. They never hang, and never turn into zeros.
+"""NaN and infinities go where the formula sends them, in gradients too. They never hang, and never turn into zeros.
 
-The rule, for outputs and all gradients: *where an answer is finite, it is right*. What is right is the reference, asked for
-each query alone with the keys that it sees, so that nothing is hidden in it. Whatever depends on a number that is not finite
-is then not finite on any route. (Infinite keys are not tried under reflections, whose sums may be taken in several orders: they
-are -inf in one and NaN in another.) The rule does not say that the rest stays finite. A mask hides by a weight of 0 or a score
-of -inf, and 0 * NaN is NaN: inside a block of queries and keys, what a query must not see may taint it, as in torch's own
-attention. `test_what_stays_finite` says what every route keeps apart.
+The rule: *where an answer is finite, it is right*, as the reference gives it for each query alone with the keys that it sees.
+(Infinite keys are not tried under reflections, whose sums are -inf in one order and NaN in another.)
+The rule does not say that the rest stays finite: inside a block a mask hides by a weight of 0 or a score of -inf, and 0 * NaN is
+NaN. `test_what_stays_finite` says what every route keeps apart; the law `nan_and_inf` that it reaches what depends on it.
 """
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import longitude as lg
 from longitude import testing
-from longitude.attention.backends import BACKENDS, chunked
-from longitude.attention.operation import refusal, requests
+from longitude.attention.backends import chunked
 from longitude.positions.composed import compose
+from longitude.testing.attend_calls import Call
+from longitude.testing.fixtures import differentiable, parameters_of
+from tests.support import random
 
 HEADS, DIM, WIDTH = 2, 4, 6
 ENCODINGS = {
@@ -42,64 +43,38 @@ def _blocks_of_a_few_queries(monkeypatch):
     monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**13)
 
 
-def built(name: str, dtype: torch.dtype) -> lg.Composed:
-    return testing.fill(compose(ENCODINGS[name]()).to(dtype), seed=3)
+def make_call(name: str, length: int, dtype: torch.dtype, mask: lg.Mask | None = None) -> Call:
+    encoding = testing.fill(compose(ENCODINGS[name]()).to(dtype), seed=3)
+    tensors = {n: random(1, HEADS, length, DIM, seed=s, dtype=dtype) for s, n in enumerate("qkv")}
+    return Call(encoding, tensors | {"x": random(1, length, WIDTH, seed=4, dtype=dtype)}, mask or lg.Causal())
 
 
-def numbers(length: int, dtype: torch.dtype, batch: int = 1) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(length)
-    widths = {"q": (HEADS, length, DIM), "k": (HEADS, length, DIM), "v": (HEADS, length, DIM), "x": (length, WIDTH)}
-    widths["grad"] = widths["q"]
-    return {name: torch.randn(batch, *shape, generator=generator).to(dtype) for name, shape in widths.items()}
+def answer(call: Call, forward, spoil=lambda grad: grad) -> dict[str, torch.Tensor]:
+    """The output of forward(tensors), and the gradients of all tensors and parameters, of half its squares: a loss that reads
+    an output which is not finite."""
+    wanted = differentiable(**call.tensors)
+    out = forward(wanted)
+    wanted |= parameters_of(call.encoding)
+    direction = spoil(random(*out.shape, seed=5).to(out)) * out.detach()
+    grads = torch.autograd.grad(out, list(wanted.values()), direction, allow_unused=True, materialize_grads=True)
+    return {"output": out.detach(), **dict(zip(wanted, grads, strict=True))}
 
 
-def answer(n, encoding, forward) -> dict[str, torch.Tensor]:
-    """The output of forward(q, k, v, columns), and the gradients of q, k, v, x and what is learned, of half its squares: a
-    loss that reads an output which is not finite."""
-    wanted = {name: n[name].detach().requires_grad_() for name in "qkvx"}
-    out = forward(*(wanted[name] for name in "qkv"), encoding.context(wanted["x"])[0])
-    wanted |= dict(encoding.named_parameters())
-    grads = torch.autograd.grad(
-        out, list(wanted.values()), n["grad"] * out.detach(), allow_unused=True, materialize_grads=True
-    )
-    return {"output": out.detach(), **{f"gradient of {name}": g for name, g in zip(wanted, grads, strict=True)}}
-
-
-def by_rows(n, encoding, first) -> dict[str, torch.Tensor]:
+def by_rows(call: Call, first):
     """Each query alone, with the keys it sees: first(i) .. i."""
 
-    def forward(q, k, v, columns):
-        rows = []
+    def forward(tensors):
+        q, k, v, x = tensors.values()
+        columns, rows = call.context(x), []
         for i in range(q.shape[2]):
             seen = slice(first(i), i + 1)
-            options = {"encoding": encoding, "context": {name: column[:, :, seen] for name, column in columns.items()}}
+            context = {name: column[:, :, seen] for name, column in columns.items()}
+            options = {"encoding": call.encoding, "context": context, "backend": "reference"}
             options |= {"q_positions": torch.tensor([i]), "k_positions": torch.arange(first(i), i + 1)}
-            row = q[:, :, i : i + 1], k[:, :, seen], v[:, :, seen]
-            rows.append(lg.attend(*row, **options, backend="reference"))
+            rows.append(lg.attend(q[:, :, i : i + 1], k[:, :, seen], v[:, :, seen], **options))
         return torch.cat(rows, 2)
 
-    return answer(n, encoding, forward)
-
-
-def takes(backend: str, n, encoding, mask) -> bool:
-    columns = encoding.context(n["x"])[0]
-    parts = requests(n["q"], n["k"], n["v"], encoding, columns, mask, None, None, None, 0.0, False)
-    return refusal(BACKENDS[backend], [part.request for part in parts]) is None
-
-
-def by(backend: str, n, encoding, mask) -> dict[str, torch.Tensor]:
-    def forward(q, k, v, columns):
-        return lg.attend(q, k, v, encoding=encoding, context=columns, mask=mask, backend=backend)
-
-    return answer(n, encoding, forward)
-
-
-def right_where_finite(what: str, got, want, tolerance: float) -> None:
-    for name in want:
-        finite = got[name].isfinite()
-        wrong = finite & ~want[name].isfinite()
-        assert not wrong.any(), f"{what}, {name}: finite where it depends on what is not, such as {got[name][wrong][0]}"
-        torch.testing.assert_close(got[name][finite], want[name][finite], atol=tolerance, rtol=tolerance, msg=what)
+    return forward
 
 
 POISONS = {
@@ -112,114 +87,107 @@ POISONS = {
 }
 
 
-def poisoned(length: int, dtype: torch.dtype, encoding: lg.Composed, name: str, value: float):
-    n = numbers(length, dtype)
+def poison(call: Call, name: str, value: float) -> None:
+    q, k, middle = call.tensors["q"], call.tensors["k"], call.tensors["q"].shape[2] // 2
     if name == "learned":
-        for parameter in encoding.parameters():
+        for parameter in call.encoding.parameters():
             parameter.data.view(-1)[-1] = value
     elif name == "row":
-        n["k"].abs_()
-        n["q"][0, 0, length // 2] = value
+        k.abs_()
+        q[0, 0, middle] = value
     elif name == "all":
-        n["q"].abs_()
-        n["k"][:] = value
-    else:
-        n[name][..., length // 2, 1] = value  # of every head
-    return n
+        q.abs_()
+        k[:] = value
+    elif name in "qkvx":
+        call.tensors[name][..., middle, 1] = value  # of every head
 
 
-CASES = [
-    (name, poison)
-    for name in ENCODINGS
-    for poison, (where, value) in POISONS.items()
-    if not ("reflections" in name and where in ("k", "row", "all") and value in (math.inf, -math.inf))
-    and not (where == "learned" and not list(built(name, torch.float32).parameters()))
-    and not (where == "x" and not built(name, torch.float32).reads_tokens)
-]
+def applies(name: str, where: str, value: float) -> bool:
+    encoding = make_call(name, 3, torch.float32).encoding
+    if where == "learned":
+        return len([*encoding.parameters()]) > 0
+    if "reflections" in name and where in ("k", "row", "all"):
+        return math.isnan(value)
+    return where != "x" or compose(encoding).reads_tokens
+
+
+CASES = [(name, what) for name in ENCODINGS for what, how in POISONS.items() if applies(name, *how)]
 
 
 @pytest.mark.one_in(7)
-@pytest.mark.parametrize(("name", "poison"), CASES)
-def test_where_an_answer_is_finite_it_is_right(name, poison):
+@pytest.mark.parametrize(("name", "what"), CASES)
+def test_where_an_answer_is_finite_it_is_right(name, what):
+    def spoil(grad):
+        if POISONS[what][0] == "grad":
+            grad[..., grad.shape[2] // 2, 1] = math.nan
+        return grad
+
     for length, dtype, tolerance in SIZES:
-        encoding = built(name, dtype)
-        n = poisoned(length, dtype, encoding, *POISONS[poison])
         for mask, first in ((lg.Causal(), lambda i: 0), (lg.Window(4), lambda i: max(0, i - 3))):
-            want = by_rows(n, encoding, first)
-            for backend in BACKENDS:
-                if takes(backend, n, encoding, mask):
-                    what = f"{backend}, {dtype}, {length} tokens, {mask}"
-                    right_where_finite(what, by(backend, n, encoding, mask), want, tolerance)
-
-
-SPAN_BY_SPAN = ("sdpa", "table", "transport")
-"""They cut documents and padding away, where `reference` and `chunked` hold whole rows."""
+            call = make_call(name, length, dtype, mask)
+            poison(call, *POISONS[what])
+            want = answer(call, by_rows(call, first), spoil)
+            for backend in call.able():
+                got = answer(call, lambda tensors: call.forward(tensors, backend), spoil)  # noqa: B023
+                for n in want:
+                    here, finite = f"{backend}, {dtype}, {length} tokens, {mask}, {n}", got[n].isfinite()
+                    assert want[n][finite].isfinite().all(), f"{here}: finite where it depends on what is not"
+                    torch.testing.assert_close(
+                        got[n][finite], want[n][finite], atol=tolerance, rtol=tolerance, msg=here
+                    )
 
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_what_stays_finite(name):
-    """On every route: other sequences of the batch, other heads, and other queries than the one that is not finite. Where a
-    route goes span by span: other documents, and whatever stands in the padding."""
-    length, dtype = 11, torch.float64
-    token = torch.arange(length)
-    causal, documents = lg.Causal(), lg.Causal() & lg.Documents(token // 4)
-    padded = lg.Causal() & lg.Padding(token >= 4)
-    every, first, later = slice(None), slice(0, 4), slice(4, None)
-    # What is not finite (sequences, heads, tokens of these tensors), and what then stays finite.
-    cases = {
-        "another sequence": (causal, "qkv", (0, every, every), (1, every, every)),
-        "another head": (causal, "qkv", (every, 0, every), (every, 1, every)),
-        "another query": (causal, "q", (every, every, first), (every, every, later)),
-        "another document": (documents, "qkv", (every, every, first), (every, every, later)),
-        "padding": (padded, "kv", (every, every, first), (every, every, later)),
-    }
-    encoding, tried = built(name, dtype), set()
-    for kind, (mask, names, where, there) in cases.items():
-        clean, n = numbers(length, dtype, batch=2), numbers(length, dtype, batch=2)
+    """On every route: other heads, and other queries than the one that is not finite. Where a route goes span by span, and does
+    not hold whole rows: other documents, and whatever stands in the padding."""
+    token, every, first, later = torch.arange(11), slice(None), slice(0, 4), slice(4, None)
+    by_span = ("sdpa", "table", "transport")
+    documents, padded = lg.Causal() & lg.Documents(token // 4), lg.Causal() & lg.Padding(token >= 4)
+    # What is not finite (heads, tokens of these tensors), what then stays finite, and where.
+    for mask, names, where, there, backends in (
+        (lg.Causal(), "qkv", (0, every), (1, every), None),
+        (lg.Causal(), "q", (every, first), (every, later), None),
+        (documents, "qkv", (every, first), (every, later), by_span),
+        (padded, "kv", (every, first), (every, later), by_span),
+    ):
+        clean = make_call(name, 11, torch.float64, mask)
+        spoiled = replace(clean, tensors={n: x.clone() for n, x in clean.tensors.items()})
         for tensor in names:
-            n[tensor][where] = math.nan
-        for backend in BACKENDS:
-            if takes(backend, n, encoding, mask) and (
-                kind not in ("another document", "padding") or backend in SPAN_BY_SPAN
-            ):
-                tried.add(kind)
-                got, want = (by(backend, numbers, encoding, mask) for numbers in (n, clean))
-                for name in ("output", *(f"gradient of {tensor}" for tensor in names)):
-                    torch.testing.assert_close(got[name][there], want[name][there], msg=f"{backend}, {kind}, {name}")
-    assert {"another sequence", "another head", "another query"} <= tried
+            spoiled.tensors[tensor][:, *where] = math.nan
+        able = [backend for backend in clean.able() if backends is None or backend in backends]
+        assert backends or {"reference", "chunked"} <= {*able}
+        for backend in able:
+            got, want = (answer(c, lambda t, c=c: c.forward(t, backend)) for c in (spoiled, clean))  # noqa: B023
+            for n in ("output", *names):
+                torch.testing.assert_close(got[n][:, *there], want[n][:, *there], msg=f"{backend}, {mask}, {n}")
 
 
 @pytest.mark.parametrize(("dtype", "huge"), [(torch.float32, 2.5e38), (torch.float64, 2.5e150)])
 def test_scores_of_any_size_are_scores(dtype, huge):
     """Near the largest numbers, all of one sign: the highest score has all the weight, as in the specification."""
-    encoding = built("fixed bias", dtype)
     for length in (3, 11):  # few queries and many take two loops in C
-        n = numbers(length, dtype)
-        n["k"][..., 0] = torch.linspace(0.9, 1.3, length)[torch.arange(length) * 2 % length]
+        call = make_call("fixed bias", length, dtype)
+        call.tensors["k"][..., 0] = torch.linspace(0.9, 1.3, length)[torch.arange(length) * 2 % length]
         for sign in (1, -1):
-            n["q"].zero_()[..., 0] = sign * huge
-            want = lg.attend(*(n[x] for x in "qkv"), encoding=encoding, backend="reference")
+            call.tensors["q"].zero_()[..., 0] = sign * huge
+            want = call.forward(call.tensors, "reference")
             assert want.isfinite().all()
-            for backend in BACKENDS:
-                if takes(backend, n, encoding, lg.Causal()):
-                    got = by(backend, n, encoding, lg.Causal())["output"]
-                    torch.testing.assert_close(got, want, msg=f"{backend}, {dtype}, {length} tokens, {sign * huge}")
+            for backend in call.able():
+                torch.testing.assert_close(call.forward(call.tensors, backend), want, msg=f"{backend}, {length} tokens")
 
 
 @pytest.mark.parametrize("name", ["fixed bias", "learned bias", "vectors", "gates"])
+@torch.no_grad()
 def test_keys_of_weight_zero_weigh_nothing_at_lengths_of_many_blocks(name, monkeypatch):
     """Where a query's keys take several calls, in some of them no key may count for it: its scores there are -inf, or its bias
     has fallen below what changes a digit. (torch's kernel says of both that their logsumexp is 0.)"""
     monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**24)
-    length = 2100
-    encoding, n = built(name, torch.float32), numbers(length, torch.float32)
-    n["q"].abs_()
+    call = make_call(name, 2100, torch.float32)
+    call.tensors["q"].abs_()
     for first in (0, 1030):
-        n["k"][:, :, :first, 0] = -math.inf
-        columns = encoding.context(n["x"])[0]
-        with torch.no_grad():
-            options = {"encoding": encoding, "context": columns}
-            got, want = (lg.attend(*(n[x] for x in "qkv"), **options, backend=b) for b in ("table", "chunked"))
+        call.tensors["k"][:, :, :first, 0] = -math.inf
+        got, want = (call.forward(call.tensors, backend) for backend in ("table", "chunked"))
         assert want[:, :, first:].isfinite().all()
         torch.testing.assert_close(got[:, :, first:], want[:, :, first:], atol=2e-5, rtol=1e-4)
         assert got[:, :, :first].isnan().all()
