@@ -1,5 +1,7 @@
 """Heads in groups: which head of keys a query head reads, everywhere, and heads pooled by groups."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -9,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import longitude as lg
 from longitude.attention.grouped_heads import pool_heads
 from longitude.attention.layers.cross import CrossAttention
-from tests.support import close, random
+from tests.support import close, random, refused_calls
 
 DIM, HEADS, SIZE = 32, 8, 4
 
@@ -26,13 +28,16 @@ def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
 def spread(grouped: lg.MultiHeadAttention) -> lg.MultiHeadAttention:
     """The multi-head layer in which query head h has a copy of head h // (H / Hkv) of keys and values."""
     wide, each = make(bias=grouped.k_proj.bias is not None), HEADS // grouped.num_kv_heads
-    state = grouped.state_dict()
-    for name in state:
-        if name.startswith(("k_proj", "v_proj")):
-            heads = state[name].unflatten(0, (grouped.num_kv_heads, SIZE))
-            state[name] = torch.stack([heads[h // each] for h in range(HEADS)]).flatten(0, 1)
-    wide.load_state_dict(state)
+    wide.load_state_dict(copied(grouped.state_dict(), each))
     return wide
+
+
+def copied(state, each: int):
+    """Head h of keys and values becomes the heads each * h .. each * h + each - 1."""
+    return {
+        name: x.unflatten(0, (-1, SIZE)).repeat_interleave(each, 0).flatten(0, 1) if name[:2] in ("k_", "v_") else x
+        for name, x in state.items()
+    }
 
 
 # ---- the published order ---------------------------------------------------------------------------------------------
@@ -52,10 +57,7 @@ def test_query_head_h_reads_head_h_over_group_size(num_kv_heads):
 def test_cross_attention_groups_heads_alike():
     torch.manual_seed(0)
     grouped, wide = CrossAttention(DIM, HEADS, 2), CrossAttention(DIM, HEADS)
-    state = grouped.state_dict()
-    for name in ("k_proj.weight", "v_proj.weight"):
-        state[name] = state[name].unflatten(0, (2, SIZE)).repeat_interleave(4, 0).flatten(0, 1)
-    wide.load_state_dict(state)
+    wide.load_state_dict(copied(grouped.state_dict(), 4))
     x, source = tokens(2, 5).float(), tokens(2, 9, 1).float()
     assert_close(grouped(x, source), wide(x, source))
 
@@ -74,25 +76,18 @@ def test_equal_heads_pooled_are_the_same_function(num_kv_heads, bias):
 
 def test_a_head_is_the_mean_of_its_group():
     layer = make(bias=True)
-    pooled = pool_heads(layer, 2)
-    for name in ("k_proj", "v_proj"):
-        before, after = getattr(layer, name), getattr(pooled, name)
-        for group in range(2):
-            heads = [slice(h * SIZE, (h + 1) * SIZE) for h in range(4 * group, 4 * group + 4)]
-            own = slice(group * SIZE, (group + 1) * SIZE)
-            assert_close(after.weight[own], sum(before.weight[h] for h in heads) / 4)
-            assert_close(after.bias[own], sum(before.bias[h] for h in heads) / 4)
-    assert_close(pooled.q_proj.weight, layer.q_proj.weight)
-    assert_close(pooled.o_proj.weight, layer.o_proj.weight)
+    before, after = layer.state_dict(), pool_heads(layer, 2).state_dict()
+    for name, tensor in before.items():
+        pooled = name.startswith(("k_proj", "v_proj"))
+        assert_close(after[name], tensor.unflatten(0, (2, 4, SIZE)).mean(1).flatten(0, 1) if pooled else tensor)
 
 
 def test_as_many_heads_as_there_are_is_the_identity_and_a_copy():
-    layer, x = make(), tokens(2, 9)
+    layer = make()
     pooled = pool_heads(layer, HEADS)
-    assert_close(pooled(x), layer(x))
-    with torch.no_grad():
-        pooled.k_proj.weight.zero_()
-        pooled.q_proj.weight.zero_()
+    for name, tensor in pooled.state_dict().items():
+        assert_close(tensor, layer.state_dict()[name])
+        tensor.zero_()
     assert layer.k_proj.weight.any() and layer.q_proj.weight.any()
 
 
@@ -136,23 +131,22 @@ def test_a_model_of_equal_heads_pooled_is_the_same_model(name, tmp_path):
 
 
 # ---- what does not fit -----------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("num_kv_heads", [0, 3, 16, 2.0])
-def test_a_number_that_does_not_divide(num_kv_heads):
-    for trained in (make(), ours()):
-        with pytest.raises(ValueError, match="num_kv_heads"):
-            pool_heads(trained, num_kv_heads)
-
-
-def test_what_has_no_heads_of_keys():
-    for trained, message in (
-        (nn.Linear(4, 4), "expected a MultiHeadAttention, or a model whose config"),
-        ("llama", "got str"),
-        (GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=4)), "got GPT2LMHeadModel"),
-        (ours(mixer="latent"), "LongitudeForCausalLM has no projections called k_proj and v_proj"),
-        (ours(encoding="path"), "PaTH is built for each head of keys"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            pool_heads(trained, 2)
+test_what_does_not_fit = refused_calls(
+    [
+        *((partial(pool_heads, trained, n), "num_kv_heads") for n in (0, 3, 16, 2.0) for trained in (make(), ours())),
+        (partial(pool_heads, nn.Linear(4, 4), 2), "expected a MultiHeadAttention, or a model whose config"),
+        (partial(pool_heads, "llama", 2), "got str"),
+        (
+            lambda: pool_heads(GPT2LMHeadModel(GPT2Config(vocab_size=40, n_embd=32, n_layer=1, n_head=4)), 2),
+            "got GPT2LM",
+        ),
+        (
+            lambda: pool_heads(ours(mixer="latent"), 2),
+            "LongitudeForCausalLM has no projections called k_proj and v_proj",
+        ),
+        (lambda: pool_heads(ours(encoding="path"), 2), "PaTH is built for each head of keys"),
+    ]
+)
 
 
 def test_a_mixer_with_its_own_number_of_heads() -> None:
