@@ -107,15 +107,21 @@ def random_model(kind: type, config: Any, std: float = 0.1) -> nn.Module:
     return model
 
 
-def recorded(model: nn.Module, outputs: str, last: str) -> dict[str, dict[str, list[Tensor]]]:
-    """Per attention layer, filled by each pass: outputs of some of its modules, and "mixed", the input of its last projection."""
-    seen: dict[str, dict[str, list[Tensor]]] = defaultdict(lambda: defaultdict(list))
+def recorded(model: nn.Module, outputs: str, last: str) -> dict[str, dict[str, Tensor]]:
+    """Per attention layer, filled by each pass: outputs of some of its modules, and "mixed", the input of its last projection.
+
+    [B, L, ...], joined over the passes, so that tokens decoded with a cache read as a whole sequence."""
+    seen: dict[str, dict[str, Tensor]] = defaultdict(dict)
+
+    def keep(layer: str, name: str, x: Tensor) -> None:
+        seen[layer][name] = torch.cat([seen[layer][name], x], 1) if name in seen[layer] else x
+
     for name, module in model.named_modules():
         layer, _, own = name.rpartition(".")
         if own in outputs.split():
-            module.register_forward_hook(lambda _, __, out, at=(layer, own): seen[at[0]][at[1]].append(out))
+            module.register_forward_hook(lambda _, __, out, at=(layer, own): keep(*at, out))
         if own == last:
-            module.register_forward_pre_hook(lambda _, given, at=layer: seen[at]["mixed"].append(given[0]))
+            module.register_forward_pre_hook(lambda _, given, at=layer: keep(at, "mixed", given[0]))
     return seen
 
 

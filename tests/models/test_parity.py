@@ -40,16 +40,16 @@ def llama(rope: dict | None = None, **options) -> LlamaForCausalLM:
 
 def ours(theirs, layout: str = "half", angle_dtype: str = "float32", follow: str | None = None) -> LongitudeForCausalLM:
     """Our model with their weights, and the rotation that we read from their config. The import rotates all dimensions of
-    Llama's heads whatever partial_rotary_factor says, as Llama does; p-RoPE says its part otherwise."""
+    Llama's heads whatever partial_rotary_factor is, as Llama does; p-RoPE names its part otherwise."""
     c = theirs.config
     rope = from_hugging_face(c, follow=follow)
     options = rope.options(c.hidden_size // c.num_attention_heads)
     options["scaling"] = options["scaling"] and options["scaling"].as_dict()
-    turning = {"name": "rope", "layout": layout, "angle_dtype": angle_dtype, **options}
+    rotation = {"name": "rope", "layout": layout, "angle_dtype": angle_dtype, **options}
     rotates = getattr(c, "no_rope_layers", [1] * c.num_hidden_layers)  # SmolLM3: 0 where a layer does not rotate
     config = LongitudeConfig(
         **{name: getattr(c, name) for name in SMALL if name != "initializer_range"},
-        tie_word_embeddings=c.tie_word_embeddings, encodings=[turning if t else "none" for t in rotates],
+        tie_word_embeddings=c.tie_word_embeddings, encodings=[rotation if t else "none" for t in rotates],
         embedding_scale=1.0, rms_norm_eps=c.rms_norm_eps,
     )  # fmt: skip
     model = LongitudeForCausalLM(config).eval()
@@ -79,66 +79,48 @@ def test_llama(kv_heads, base, tied, ids):
 
 
 def in_float64(theirs: LlamaForCausalLM) -> LlamaForCausalLM:
-    """Throughout: its norms and angles would go through float32 in a model of any dtype."""
+    """Throughout: its angles would go through float32 in a model of any dtype."""
+    inverse = theirs.config.rope_parameters["rope_theta"] ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
 
-    class Angles(nn.Module):
-        inverse = theirs.config.rope_parameters["rope_theta"] ** -(torch.arange(0, 8, 2, dtype=torch.float64) / 8)
+    def forward(x, position_ids):
+        angles = (position_ids[..., None] * inverse).repeat(1, 1, 2)
+        return angles.cos(), angles.sin()
 
-        def forward(self, x, position_ids):
-            angles = position_ids[..., None] * self.inverse
-            angles = torch.cat([angles, angles], -1)
-            return angles.cos(), angles.sin()
-
-    theirs.model.rotary_emb = Angles()
+    theirs.model.rotary_emb.forward = forward
     return norms_in_float64(theirs)
 
 
 def norms_in_float64(theirs):
     """Its norms would go through float32 in a model of any dtype."""
-
-    def norm(old):
-        new = nn.RMSNorm(32, eps=theirs.config.rms_norm_eps)
-        new.weight.data = old.weight.data
-        return new
-
-    theirs.model.norm = norm(theirs.model.norm)
-    for layer in theirs.model.layers:
-        layer.input_layernorm = norm(layer.input_layernorm)
-        layer.post_attention_layernorm = norm(layer.post_attention_layernorm)
+    for owner in (theirs.model, *theirs.model.layers):
+        for name, old in list(owner.named_children()):
+            if name.endswith("norm"):
+                new = nn.RMSNorm(32, eps=theirs.config.rms_norm_eps)
+                new.weight.data = old.weight.data
+                setattr(owner, name, new)
     return theirs.double()
 
 
 # ---- every rope type -------------------------------------------------------------------------------------------------
 ORIGINAL = "original_max_position_embeddings"
 YARN = {"rope_type": "yarn", **BASE, "factor": 8.0, ORIGINAL: 16}
-LONG = {
-    "rope_type": "longrope",
-    **BASE,
-    "short_factor": [1.0, 1.1, 1.3, 1.7],
-    "long_factor": [1.0, 2.5, 6.0, 8.0],
-    ORIGINAL: 24,
-}
+LONG = {"rope_type": "longrope", **BASE, ORIGINAL: 24}
+LONG |= {"short_factor": [1.0, 1.1, 1.3, 1.7], "long_factor": [1.0, 2.5, 6.0, 8.0]}
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 500.0},
     "linear": {"rope_type": "linear", **BASE, "factor": 3.0},
     "dynamic": {"rope_type": "dynamic", **BASE, "factor": 2.5},
     "yarn": YARN,
-    "yarn, not truncated": YARN | {"truncate": False},
-    "yarn, other ramp": YARN | {"beta_fast": 8.0, "beta_slow": 0.5},
-    "yarn, its factor": YARN | {"attention_factor": 0.7},
     "yarn, mscale": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
-    "yarn, one mscale": YARN | {"mscale": 0.7},
     "longrope": LONG,
-    "longrope, its factors": LONG | {"factor": 3.0, "attention_factor": 1.4},
     "llama3": {
         "rope_type": "llama3", **BASE, "factor": 8.0, ORIGINAL: 64, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     },
     "proportional": {"rope_type": "proportional", **BASE, "partial_rotary_factor": 0.5},
-    "proportional, slowed": {"rope_type": "proportional", **BASE, "partial_rotary_factor": 0.75, "factor": 2.0},
 }  # fmt: skip
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("length", [24, 25, 70])  # on both sides of where dynamic (32) and longrope (24) change
 @pytest.mark.parametrize("name", ROPES)
 @torch.no_grad()
@@ -173,31 +155,18 @@ def test_llama_padded_and_cached(name, ids):
     mine = ours(theirs, angle_dtype="float64").double()
     mask = (torch.arange(40) >= torch.tensor([[0], [9]])).long()
     positions = (mask.cumsum(1) - 1).clamp(min=0)
-    steps = [slice(0, 12), *(slice(i, i + 1) for i in range(12, 20)), slice(20, 33), slice(33, 40)]
-    caches, logits = [None, None], [[], []]
-    for step in steps:
-        for which, model in enumerate((theirs, mine)):
-            out = model(
-                x[:, step], attention_mask=mask[:, : step.stop], position_ids=positions[:, step],
-                past_key_values=caches[which], use_cache=True,
-            )  # fmt: skip
-            caches[which] = out.past_key_values
-            logits[which].append(out.logits)
-    expected, got = (torch.cat(found, 1)[mask.bool()] for found in logits)
+    found = []
+    for model in (theirs, mine):
+        cache, logits = None, []
+        for step in (slice(0, 12), *(slice(i, i + 1) for i in range(12, 20)), slice(20, 33), slice(33, 40)):
+            given = {"attention_mask": mask[:, : step.stop], "position_ids": positions[:, step]}
+            out = model(x[:, step], **given, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            logits.append(out.logits)
+        found.append(torch.cat(logits, 1)[mask.bool()])
+    expected, got = found
     same(got, expected)
     same(mine(x, attention_mask=mask).logits[mask.bool()], expected)  # positions from the mask
-
-
-@torch.no_grad()
-def test_llama_padded_and_generating(ids):
-    theirs, x = llama(), ids(2, 12)
-    model, mask = ours(theirs), torch.arange(12) >= torch.tensor([[0], [5]])
-    for options in ({}, {"num_beams": 3}):
-        out = [
-            m.generate(x, attention_mask=mask.long(), max_new_tokens=10, do_sample=False, pad_token_id=0, **options)
-            for m in (model, theirs)
-        ]
-        assert torch.equal(*out)
 
 
 @pytest.mark.parametrize("rotates", [[1, 0, 1], [0, 1, 1], [1, 1, 0]])
@@ -206,9 +175,8 @@ def test_smollm3(rotates, ids):
     """Layers without rotation among layers that rotate."""
     torch.manual_seed(0)
     rope = {"rope_type": "default", "rope_theta": 5_000.0}
-    config = SmolLM3Config(
-        **SMALL, rope_parameters=rope, no_rope_layers=rotates, pad_token_id=0, tie_word_embeddings=False
-    )
+    options = {"rope_parameters": rope, "no_rope_layers": rotates, "tie_word_embeddings": False}
+    config = SmolLM3Config(**SMALL, **options, pad_token_id=0)
     theirs, x = SmolLM3ForCausalLM(config).eval(), ids(2, 40)
     mine = ours(theirs)
     same(mine(x).logits, theirs(x).logits)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration, Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
@@ -16,25 +17,17 @@ from tests.support import random_model, recorded
 
 IMAGE, VIDEO = 61, 62
 SPECIAL: dict[str, Any] = {
-    "image_token_id": IMAGE,
-    "video_token_id": VIDEO,
-    "vision_start_token_id": 63,
-    "vision_end_token_id": 64,
-}
+    "image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": 63, "vision_end_token_id": 64,
+}  # fmt: skip
 TEXT: dict[str, Any] = {
     "vocab_size": 70, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 128, "initializer_range": 0.2, "bos_token_id": 1,
     "eos_token_id": 2,
 }  # fmt: skip
 VISION: dict[str, Any] = {
-    "depth": 2,
-    "hidden_size": 64,
-    "num_heads": 2,
-    "patch_size": 2,
-    "temporal_patch_size": 1,
-    "in_channels": 3,
-}
-VISION |= {"spatial_merge_size": 2}
+    "depth": 2, "hidden_size": 64, "num_heads": 2, "patch_size": 2, "temporal_patch_size": 1, "in_channels": 3,
+    "spatial_merge_size": 2,
+}  # fmt: skip
 
 # Texts, images and videos: tokens, or frames, height and width in tokens. A token merges two by two patches.
 FIRST = [3, (1, 2, 3), 5, (4, 2, 2), 4]
@@ -44,21 +37,16 @@ Segments = Sequence[int | tuple[int, int, int]]
 
 def qwen2() -> nn.Module:
     rope = {"rope_type": "default", "rope_theta": 300.0, "mrope_section": [2, 3, 3]}
-    vision = VISION | {"embed_dim": 32}
-    return random_model(
-        Qwen2VLForConditionalGeneration,
-        Qwen2VLConfig(text_config=TEXT | {"rope_parameters": rope}, vision_config=vision, **SPECIAL),
-    )
+    parts = {"text_config": TEXT | {"rope_parameters": rope}, "vision_config": VISION | {"embed_dim": 32}}
+    return random_model(Qwen2VLForConditionalGeneration, Qwen2VLConfig(**parts, **SPECIAL))
 
 
 def qwen3() -> nn.Module:
     rope = {"rope_type": "default", "rope_theta": 300.0, "mrope_section": [4, 2, 2], "mrope_interleaved": True}
     vision = VISION | {"hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 64, "num_position_embeddings": 16}
     vision |= {"deepstack_visual_indexes": [0]}
-    text = TEXT | {"head_dim": 16, "rope_parameters": rope}
-    return random_model(
-        Qwen3VLForConditionalGeneration, Qwen3VLConfig(text_config=text, vision_config=vision, **SPECIAL)
-    )
+    parts = {"text_config": TEXT | {"head_dim": 16, "rope_parameters": rope}, "vision_config": vision}
+    return random_model(Qwen3VLForConditionalGeneration, Qwen3VLConfig(**parts, **SPECIAL))
 
 
 def tokens(segments: Segments) -> Tensor:
@@ -74,27 +62,17 @@ def tokens(segments: Segments) -> Tensor:
 
 def batch(rows: Sequence[Segments], pixels: bool = True) -> dict[str, Tensor]:
     """Rows of segments, padded on the left, as the models take them; grids are counted in patches."""
-    length = max(len(tokens(row)) for row in rows)
-    ids, mask = torch.zeros(len(rows), length, dtype=torch.long), torch.zeros(len(rows), length, dtype=torch.long)
-    grids: dict[str, list] = {"image": [], "video": []}
-    for b, row in enumerate(rows):
-        own = tokens(row)
-        ids[b, length - len(own) :], mask[b, length - len(own) :] = own, 1
-        for segment in row:
-            if not isinstance(segment, int):
-                frames, height, width = segment
-                grids["image" if frames == 1 else "video"].append([frames, 2 * height, 2 * width])
-    given = {
-        "input_ids": ids,
-        "attention_mask": mask,
-        "mm_token_type_ids": (ids == IMAGE).int() + 2 * (ids == VIDEO).int(),
-    }
-    for kind, own in grids.items():
-        if own:
+    each = [tokens(row) for row in rows]
+    length = max(map(len, each))
+    ids = torch.stack([F.pad(row, (length - len(row), 0)) for row in each])
+    kinds = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+    given = {"input_ids": ids, "attention_mask": (ids > 0).long(), "mm_token_type_ids": kinds}
+    shapes = [segment for row in rows for segment in row if not isinstance(segment, int)]
+    for kind, name, frames in (("image", "pixel_values", {1}), ("video", "pixel_values_videos", {*range(2, 10)})):
+        if own := [[f, 2 * height, 2 * width] for f, height, width in shapes if f in frames]:
             given[f"{kind}_grid_thw"] = torch.tensor(own)
-            patches = int(torch.tensor(own).prod(1).sum())
             if pixels:
-                given["pixel_values" if kind == "image" else "pixel_values_videos"] = torch.randn(patches, 12)
+                given[name] = torch.randn(int(torch.tensor(own).prod(1).sum()), 12)
     return given
 
 
@@ -119,17 +97,15 @@ VIDEOS = [[FIRST, SECOND], [[(2, 3, 2), 4], [1, (3, 1, 2), 2]], [[2, (9, 2, 2), 
 
 @pytest.mark.parametrize("rows", IMAGES_ONLY + VIDEOS)
 def test_positions(rows):
-    """Text and images as published; after a video, text goes on at its larger side, not after its last frame: say "extent"."""
+    """Text and images as published; after a video, text continues at its larger side, not after its last frame: "extent"."""
     given = batch(rows, pixels=False)
     theirs, deltas = qwen2().model.get_rope_index(**given)
     mask = given["attention_mask"]
     theirs = theirs.permute(1, 2, 0) * mask[..., None]
     assert torch.equal(places(rows, mask, "extent"), theirs)
-    after = any(
-        not isinstance(s, int) and s[0] > max(s[1:]) and i + 1 < len(row) for row in rows for i, s in enumerate(row)
-    )
+    after = any(not isinstance(s, int) and s[0] > max(s[1:]) for row in rows for s in row[:-1])
     assert torch.equal(places(rows, mask, "max"), theirs) != after
-    for row, delta in zip(rows, deltas, strict=True):  # generated text goes on after the largest of all
+    for row, delta in zip(rows, deltas, strict=True):  # generated text continues after the largest of all
         own = multimodal_positions(row, "extent")
         assert own.max() + 1 == len(own) + delta
 
@@ -145,7 +121,7 @@ def test_text_layers_padded_and_cached(model, ids):
     seen = recorded(theirs.model.language_model, " ".join([*names, "v_proj"]), "o_proj")
     cache = theirs(**given).past_key_values
     real, positions = given["attention_mask"].bool(), places(rows, given["attention_mask"], "extent")
-    start, more = real.shape[1], ids(2, 6)
+    more = ids(2, 6)
     for step in range(6):
         real = torch.cat([real, torch.ones(2, 1, dtype=torch.bool)], 1)
         after = positions.amax((1, 2), keepdim=True) + 1
@@ -154,30 +130,18 @@ def test_text_layers_padded_and_cached(model, ids):
         theirs(more[:, step : step + 1], attention_mask=real.long(), past_key_values=cache, position_ids=new)
 
     rope = from_hugging_face(theirs.config.text_config)
-    options = {"base": rope.base, "sections": rope.sections}
-    encoding = MultimodalRotary(16, "half", **options, arrangement="interleaved" if rope.interleaved else "contiguous")
+    arrangement = "interleaved" if rope.interleaved else "contiguous"
     assert rope.interleaved == (model is qwen3)
-    text = lg.Rotary(16, "half", base=rope.base)
+    encoding = MultimodalRotary(16, "half", base=rope.base, sections=rope.sections, arrangement=arrangement)
     assert len(seen) == 2
     for layer in seen.values():
-        q, k, v = (torch.cat(layer[name], 1) for name in (*names, "v_proj"))
+        q, k, v = (layer[name] for name in (*names, "v_proj"))
         q, k, v = (x.flatten(2).unflatten(-1, (-1, 16)).transpose(1, 2) for x in (q, k, v))
-        first = 0
-        for mixed in layer["mixed"]:
-            now = slice(first, first + mixed.shape[1])
-            keys = slice(0, now.stop)
-            call = {
-                "mask": lg.Causal() & lg.Padding(real[:, keys]),
-                "q_positions": positions[:, now],
-                "k_positions": positions[:, keys],
-            }
-            mine = lg.attend(q[:, :, now], k[:, :, keys], v[:, :, keys], encoding=encoding, **call)
-            same(mine, mixed, real[:, now])
-            order = {"q_positions": now.start, "k_positions": 0}
-            plain = lg.attend(q[:, :, now], k[:, :, keys], v[:, :, keys], encoding=text, **call | order)
-            assert (plain - mine).abs().max() > 1e-3
-            first = now.stop
-        assert first == start + 6
+        mask = lg.Causal() & lg.Padding(real)
+        mine = lg.attend(q, k, v, encoding=encoding, mask=mask, q_positions=positions, k_positions=positions)
+        same(mine, layer["mixed"], real)
+        plain = lg.attend(q, k, v, encoding=lg.Rotary(16, "half", base=rope.base), mask=mask)
+        assert (plain - mine).abs().max() > 1e-3
 
 
 # ---- vision towers ---------------------------------------------------------------------------------------------------
@@ -191,21 +155,19 @@ def test_vision_layers(model):
     theirs(torch.randn(sum(t * h * w for t, h, w in grids), 12), grid_thw=torch.tensor(grids))
     positions, frames = [], []
     for t, h, w in grids:
-        at = torch.cartesian_prod(
-            *(torch.arange(n) for n in (h // 2, w // 2, 2, 2))
-        )  # block row and column, inner ones
+        at = torch.cartesian_prod(*(torch.arange(n) for n in (h // 2, w // 2, 2, 2)))  # row and column of block, inner
         for _ in range(t):
             positions.append(2 * at[:, :2] + at[:, 2:])
             frames.append(torch.full((h * w,), len(frames)))
     where, frame = torch.cat(positions), torch.cat(frames)
     encoding = AxialRotary(16, "half")
-    call = {"mask": lg.NoMask() & lg.Documents(frame[None]), "q_positions": where, "k_positions": where}
+    mask = lg.NoMask() & lg.Documents(frame[None])
     assert len(seen) == 2
     for layer in seen.values():
-        q, k, v = layer["qkv"][0].unflatten(-1, (3, 2, 16)).permute(1, 2, 0, 3)[:, None]
-        mine = lg.attend(q, k, v, encoding=encoding, **call)
-        same(mine, layer["mixed"][0][None], torch.ones(1, len(where), dtype=torch.bool))
-        swapped = lg.attend(
-            q, k, v, encoding=encoding, mask=call["mask"], q_positions=where.flip(1), k_positions=where.flip(1)
+        q, k, v = layer["qkv"].unflatten(-1, (3, 2, 16)).permute(1, 2, 0, 3)[:, None]
+        mine, swapped = (
+            lg.attend(q, k, v, encoding=encoding, mask=mask, q_positions=at, k_positions=at)
+            for at in (where, where.flip(1))
         )
+        same(mine, layer["mixed"][None], torch.ones(1, len(where), dtype=torch.bool))
         assert (swapped - mine).abs().max() > 1e-3

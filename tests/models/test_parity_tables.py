@@ -1,11 +1,14 @@
-"""Rotary tables of configurations that nobody thought of: transformers' modules and our import read the same random config."""
+"""Rotary tables of transformers' modules and of our import: of every family's own config, and of random ones."""
 
+import importlib
+import inspect
 import random
+from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, Phi3Config, Qwen2VLTextConfig, Qwen3VLTextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
@@ -65,73 +68,43 @@ def close(mine: tuple[Tensor, Tensor], theirs: tuple[Tensor, Tensor], length: in
         torch.testing.assert_close(got.float(), want[0, :, :pairs], atol=4e-7 * length, rtol=0)
 
 
+def same_tables(config: Any, theirs: nn.Module, head_dim: int) -> lg.Rotary:
+    """Ours, read from a config, makes their tables on both sides of the lengths that dynamic and longrope follow."""
+    rope = from_hugging_face(config)
+    assert isinstance(rope, RopeConfig)
+    mine = lg.Rotary(head_dim, "half", **rope.options(head_dim))
+    assert mine.frequencies().attention_factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
+    for length in (20, 41, 120):
+        places, own = torch.arange(length), mine.length_at(length - 1, length - 1)
+        close(mine.prepare(places, own), theirs(torch.zeros(1), places[None]), length)
+        torch.testing.assert_close(mine.frequencies(own).inverse.float(), theirs.inv_freq, rtol=3e-6, atol=1e-12)
+    return mine
+
+
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("style", ["rope_parameters", "rope_scaling"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seed", range(6))
 def test_random_llama(kind, style, seed):
-    """Both styles of config, on both sides of the length that dynamic and longrope follow. Llama ignores
-    partial_rotary_factor for "default" alone, so it is not given there."""
+    """Both styles of config. Llama ignores partial_rotary_factor for "default" alone, so it is not given there."""
     r = random.Random(f"{kind} {style} {seed}")
     head_dim, base = r.choice([8, 16, 20, 64, 128]), r.choice([100.0, 10_000.0, 500_000.0, 1e7, r.uniform(50, 1e6)])
     share = r.choice([1.0, 0.5]) if kind not in ("default", "proportional") else 1.0
     given = parameters(r, kind, int(head_dim * share) // 2)
-    most = 128 if kind == "longrope" else r.choice([40, 128])
-    given_config: dict[str, Any] = {
-        "hidden_size": 4 * head_dim,
-        "num_attention_heads": 4,
-        "max_position_embeddings": most,
-    }
     if share != 1:
         given["partial_rotary_factor"] = share
+    most = 128 if kind == "longrope" else r.choice([40, 128])
+    config = {"hidden_size": 4 * head_dim, "num_attention_heads": 4, "max_position_embeddings": most}
     if style == "rope_parameters":
-        given_config["rope_parameters"] = {"rope_type": kind, "rope_theta": base, **given}
+        config["rope_parameters"] = {"rope_type": kind, "rope_theta": base, **given}
     else:
-        given_config |= {"rope_theta": base, "rope_scaling": {r.choice(["type", "rope_type"]): kind, **given}}
-    theirs = LlamaRotaryEmbedding(
-        LlamaConfig(**{k: dict(v) if isinstance(v, dict) else v for k, v in given_config.items()})
-    )
-    rope = from_hugging_face(given_config)
-    assert isinstance(rope, RopeConfig)
-    mine = lg.Rotary(head_dim, "half", **rope.options(head_dim))
-    assert mine.frequencies().attention_factor == pytest.approx(theirs.attention_scaling, rel=1e-12)
-    for length in (20, 41, 120):
-        places = torch.arange(length)
-        table = mine.prepare(places, mine.length_at(length - 1, length - 1))
-        close(table, theirs(torch.zeros(1), places[None]), length)
-        inverse = mine.frequencies(mine.length_at(length - 1, length - 1)).inverse
-        torch.testing.assert_close(inverse.float(), theirs.inv_freq, rtol=3e-6, atol=1e-12)
-
-
-@pytest.mark.parametrize("inside", [{}, {ORIGINAL: 32}])
-@pytest.mark.parametrize("kind", ["yarn", "llama3", "longrope"])
-def test_original_length_outside_of_the_dict(kind, inside):
-    """Beside the dict, it comes first, as saved by Phi-3 and DeepSeek."""
-    own: dict[str, Any] = {"factor": 8.0}
-    if kind == "llama3":
-        own |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    if kind == "longrope":
-        own |= {"short_factor": [1.0] * 8, "long_factor": [float(n) for n in range(1, 9)]}
-    given = {"rope_type": kind, "rope_theta": 10_000.0, **own, **inside}
-    given_config: dict[str, Any] = {
-        "hidden_size": 32,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 512,
-        ORIGINAL: 64,
-    }
-    theirs = LlamaRotaryEmbedding(LlamaConfig(**given_config, rope_parameters=dict(given)))
-    rope = from_hugging_face(given_config | {"rope_parameters": given})
-    assert isinstance(rope, RopeConfig)
-    mine = lg.Rotary(16, "half", **rope.options(16))
-    for length in (60, 100):
-        places = torch.arange(length)
-        table = mine.prepare(places, mine.length_at(length - 1, length - 1))
-        close(table, theirs(torch.zeros(1), places[None]), length)
+        config |= {"rope_theta": base, "rope_scaling": {r.choice(["type", "rope_type"]): kind, **given}}
+    same_tables(config, LlamaRotaryEmbedding(LlamaConfig(**deepcopy(config))), head_dim)
 
 
 @pytest.mark.parametrize("seed", range(15))
 def test_random_partial(seed):
-    """GPT-NeoX and Phi-3 (which knows only LongRoPE) honour partial_rotary_factor; exponents count the dimensions that turn."""
+    """GPT-NeoX and Phi-3 (only with LongRoPE) honour partial_rotary_factor; exponents count the dimensions that rotate."""
     r, phi = random.Random(seed), seed % 3 == 0
     head_dim, share, base = r.choice([16, 48, 96]), r.choice([0.25, 0.5, 0.75, 1.0]), r.uniform(100, 1e6)
     kind = "longrope" if phi else r.choice([kind for kind in KINDS if kind != "proportional"])
@@ -142,14 +115,7 @@ def test_random_partial(seed):
         hidden_size=2 * head_dim, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=90,
         rope_parameters=given, pad_token_id=0, original_max_position_embeddings=given.get(ORIGINAL, 90),
     )  # fmt: skip
-    theirs, rope = module(config), from_hugging_face(config)
-    assert isinstance(rope, RopeConfig)
-    mine = lg.Rotary(head_dim, "half", **rope.options(head_dim))
-    assert mine.rotary_dim == 2 * pairs
-    for length in (25, 110):
-        places = torch.arange(length)
-        table = mine.prepare(places, mine.length_at(length - 1, length - 1))
-        close(table, theirs(torch.zeros(1), places[None]), length)
+    assert same_tables(config, module(config), head_dim).rotary_dim == 2 * pairs
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -207,3 +173,42 @@ def test_interleaved_sections(sections):
     mine = MultimodalRotary(32, "half", sections=rope.sections, base=rope.base, arrangement="interleaved")
     places = torch.randint(0, 100, (50, 3), generator=torch.Generator().manual_seed(1))
     close(mine.prepare(places), theirs(torch.zeros(1), places.T[:, None]), 100)
+
+
+# ---- every family ----------------------------------------------------------------------------------------------------
+FAMILIES = """
+    apertus arcee bamba cohere cohere2 deepseek_v2 deepseek_v3 diffllama doge dots1 ernie4_5 exaone4 falcon gemma gemma2
+    gemma3 glm glm4 gpt_neox gpt_oss granite helium hunyuan_v1_dense jetmoe lfm2 llama llama4 longcat_flash minimax ministral
+    mistral mixtral modernbert moonshine nemotron olmo olmo2 olmo3 persimmon phi phi3 qwen2 qwen2_moe qwen3 qwen3_next seed_oss
+    smollm3 stablelm starcoder2 vaultgemma zamba2
+"""
+
+
+def first_of(module, ending: str) -> type:
+    """The class of a module whose name ends so: of text, if there are several."""
+    found = [kind for name, kind in vars(module).items() if inspect.isclass(kind) and name.endswith(ending)]
+    found = [kind for kind in found if kind.__module__ == module.__name__]
+    return min(
+        found, key=lambda kind: ("Vision" in kind.__name__ or "Audio" in kind.__name__, "Text" not in kind.__name__)
+    )
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("family", FAMILIES.split())
+@pytest.mark.filterwarnings("default")  # of code that is not ours
+def test_family(family):
+    """Frequencies, their number, and the factor of cos and sin; per layer type where there are several."""
+    own = f"transformers.models.{family}"
+    modeling, configuration = (
+        importlib.import_module(f"{own}.{part}_{family}") for part in ("modeling", "configuration")
+    )
+    config = first_of(configuration, "Config")()
+    theirs, read = first_of(modeling, "RotaryEmbedding")(config), lg.from_hugging_face(config)
+    head_dim = getattr(config, "qk_rope_head_dim", None) or getattr(config, "head_dim", None)
+    head_dim = head_dim or config.hidden_size // config.num_attention_heads
+    for layer, rope in (read if isinstance(read, dict) else {"": read}).items():
+        assert isinstance(rope, lg.RopeConfig)
+        start = f"{layer}_" if layer else ""
+        mine = lg.rope_frequencies(head_dim, **rope.options(head_dim))
+        torch.testing.assert_close(mine.inverse.float(), getattr(theirs, f"{start}inv_freq").float(), rtol=2e-6, atol=0)
+        assert getattr(theirs, f"{start}attention_scaling", 1.0) == pytest.approx(mine.attention_factor, rel=1e-12)

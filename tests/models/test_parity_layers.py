@@ -1,0 +1,253 @@
+"""Attention layers of transformers' models, from their projections and our encodings; rotary ones read from their configs."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    FalconConfig,
+    FalconForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GlmConfig,
+    GlmForCausalLM,
+    GPTJConfig,
+    GPTJForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    MptConfig,
+    MptForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
+
+import longitude as lg
+from longitude.positions.hugging_face import from_hugging_face
+from tests.support import by_head, random_model, recorded
+
+MASK = torch.arange(40) >= torch.tensor([[0], [13]])  # the second row is padded on the left
+POSITIONS = (MASK.long().cumsum(1) - 1).clamp(min=0)
+PADDED: dict[str, Any] = {"mask": lg.Causal() & lg.Padding(MASK), "q_positions": POSITIONS, "k_positions": POSITIONS}
+STEPS = [slice(0, 25), *(slice(i, i + 1) for i in range(25, 33)), slice(33, 40)]
+SPECIAL: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SMALL: dict[str, Any] = {"vocab_size": 61, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL |= {"initializer_range": 0.2, "intermediate_size": 64, **SPECIAL}
+ORIGINAL = "original_max_position_embeddings"
+
+
+def layers_of(
+    model: type, config: Any, outputs: str, last: str, x: Tensor, count: int = 2, dtype=torch.float64, **inputs
+) -> list[dict[str, Tensor]]:
+    """What one pass of a random model shows of each attention layer."""
+    theirs = random_model(model, config, 0.2).to(dtype)
+    seen = recorded(theirs, outputs, last)
+    with torch.no_grad():
+        theirs(x, **inputs)
+    assert len(seen) == count
+    return list(seen.values())
+
+
+def same(q, k, v, theirs: Tensor, encoding, real: Tensor | None = None, far: float = 0.01, **options) -> None:
+    """attend(q, k, v) is what their layer hands to its last projection at real tokens, up to the float32 of their angles and
+    softmax; and the encoding is not idle."""
+    real = torch.ones(theirs.shape[:2], dtype=torch.bool) if real is None else real
+    mine, without = (
+        lg.attend(q, k, v, encoding=one, **options).transpose(1, 2).flatten(2)[real] for one in (encoding, None)
+    )
+    theirs, size = theirs[real], float(theirs[real].std())
+    torch.testing.assert_close(mine, theirs, atol=1e-5 * size, rtol=0)
+    assert encoding is None or (without - theirs).abs().max() > far * size
+
+
+# ---- biases ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("num_heads", [4, 6, 12])
+@torch.no_grad()
+def test_bloom_padded_and_cached(num_heads, ids):
+    """Its bias m_h j, of the tokens that are not padding, is ours under a causal softmax: token by token."""
+    config = BloomConfig(vocab_size=61, hidden_size=48, n_layer=2, n_head=num_heads, **SPECIAL)
+    theirs, x, cache = random_model(BloomForCausalLM, config, 0.2), ids(2, 40), None
+    seen = recorded(theirs, "query_key_value", "dense")
+    for step in STEPS:
+        cache = theirs(x[:, step], attention_mask=MASK[:, : step.stop].long(), past_key_values=cache).past_key_values
+    assert len(seen) == 2
+    for layer in seen.values():
+        q, k, v = layer["query_key_value"].unflatten(-1, (num_heads, 3, -1)).permute(3, 0, 2, 1, 4)
+        same(q, k, v, layer["mixed"], lg.ALiBi(num_heads), MASK, **PADDED)
+
+
+@pytest.mark.parametrize("recipe", ["paper", "mpt"])
+@pytest.mark.parametrize("num_heads", [4, 6, 12])
+def test_mpt(num_heads, recipe, ids):
+    config = MptConfig(d_model=48, n_heads=num_heads, n_layers=2, vocab_size=61, max_seq_len=64, **SPECIAL)
+    given = {"attention_mask": MASK.long(), "dtype": torch.float32}  # in float64 theirs makes NaN of padding
+    for layer in layers_of(MptForCausalLM, config, "Wqkv", "out_proj", ids(2, 40), **given):
+        q, k, v = (by_head(x, num_heads) for x in layer["Wqkv"].chunk(3, -1))
+        same(q, k, v, layer["mixed"], lg.ALiBi(num_heads, slopes=recipe), MASK, **PADDED)
+
+
+@pytest.mark.parametrize(("attention", "times"), [("sdpa", 1), ("eager", 2)])
+@pytest.mark.parametrize("kv_heads", ["one", "all"])
+@pytest.mark.parametrize("num_heads", [4, 6])
+def test_falcon_scales_its_bias(num_heads, kv_heads, attention, times, ids):
+    """Scores and bias are multiplied by 1/sqrt(head_dim) together: slopes so much smaller. transformers' eager code adds that
+    bias twice, once inside its mask. (It is made in bfloat16, exact here: slopes are powers of two, positions below 256.)"""
+    config = FalconConfig(
+        vocab_size=61, hidden_size=48, num_hidden_layers=2, num_attention_heads=num_heads, alibi=True, **SPECIAL,
+        multi_query=kv_heads == "one", new_decoder_architecture=False, parallel_attn=False, attn_implementation=attention,
+    )  # fmt: skip
+    slopes = [times * m * (48 // num_heads) ** -0.5 for m in lg.ALiBi(num_heads).slopes]
+    given = {"attention_mask": MASK.long()}
+    for layer in layers_of(FalconForCausalLM, config, "query_key_value", "dense", ids(2, 40), **given):
+        fused = layer["query_key_value"]
+        if kv_heads == "one":
+            q, k, v = by_head(fused, num_heads + 2).split([num_heads, 1, 1], 1)
+        else:
+            q, k, v = fused.unflatten(-1, (num_heads, 3, -1)).permute(3, 0, 2, 1, 4)
+        same(q, k, v, layer["mixed"], lg.ALiBi(num_heads, slopes=slopes), MASK, **PADDED)
+
+
+@pytest.mark.parametrize(("buckets", "distance"), [(32, 128), (8, 20), (10, 24)])
+@torch.no_grad()
+def test_t5(buckets, distance, ids):
+    """One table per stack, shared by its layers; scores are not scaled; the encoder looks both ways; cross-attention has none.
+    The decoder runs with its cache."""
+    config = T5Config(
+        vocab_size=61, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, relative_attention_num_buckets=buckets,
+        relative_attention_max_distance=distance, decoder_start_token_id=0, pad_token_id=0, initializer_factor=0.5,
+    )  # fmt: skip
+    theirs = random_model(T5ForConditionalGeneration, config, 0.2).double()
+    tables = {}
+    for name, stack in (("encoder", theirs.encoder), ("decoder", theirs.decoder)):
+        tables[name] = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+        tables[name].data.normal_()
+    seen, target, cache = recorded(theirs, "q k v", "o"), ids(2, 40, seed=2), None
+    memory = theirs.encoder(ids(2, 40), attention_mask=MASK.long())
+    for step in STEPS:
+        given = {"encoder_outputs": memory, "attention_mask": MASK.long(), "decoder_input_ids": target[:, step]}
+        cache = theirs(**given, past_key_values=cache).past_key_values
+    assert len(seen) == 6
+    for name, layer in seen.items():
+        q, k, v = (by_head(layer[part], 4) for part in "qkv")
+        stack, own = name.split(".")[0], name.rsplit(".")[-1]
+        encoding = None
+        if own == "SelfAttention":
+            encoding = lg.T5Bias(4, buckets, distance, bidirectional=stack == "encoder").double()
+            encoding.table.data = tables[stack].data
+        of_source = stack == "encoder" or own == "EncDecAttention"
+        mask = lg.NoMask() & lg.Padding(MASK) if of_source else lg.Causal()
+        same(q, k, v, layer["mixed"], encoding, MASK if stack == "encoder" else None, scale=1.0, mask=mask)
+
+
+# ---- rotations -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
+def test_gpt_neox_partial_rotation(share, ids):
+    rope = {"rope_type": "default", "rope_theta": 2_000.0, "partial_rotary_factor": share}
+    config = GPTNeoXConfig(**SMALL, rope_parameters=rope)
+    encoding = lg.Rotary(16, "half", **from_hugging_face(config).options(16))
+    assert encoding.rotary_dim == 16 * share
+    for layer in layers_of(GPTNeoXForCausalLM, config, "query_key_value", "dense", ids(2, 40)):
+        q, k, v = layer["query_key_value"].unflatten(-1, (4, 48)).transpose(1, 2).chunk(3, -1)
+        same(q, k, v, layer["mixed"], encoding)
+
+
+@pytest.mark.parametrize("rotary_dim", [4, 8, 12])
+def test_gptj_interleaved(rotary_dim, ids):
+    """Its base is always 10000, which its config does not hold."""
+    sizes = {"vocab_size": 61, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "initializer_range": 0.2}
+    config, encoding = GPTJConfig(**sizes, rotary_dim=rotary_dim), lg.Rotary(12, "interleaved", rotary_dim=rotary_dim)
+    given = {"attention_mask": MASK.long(), "position_ids": POSITIONS}
+    for layer in layers_of(GPTJForCausalLM, config, "q_proj k_proj v_proj", "out_proj", ids(2, 40), **given):
+        q, k, v = (by_head(layer[f"{name}_proj"], 4) for name in "qkv")
+        same(q, k, v, layer["mixed"], encoding, MASK, **PADDED)
+
+
+FAMILIES = {"cohere": (CohereConfig, CohereForCausalLM, 1.0), "glm": (GlmConfig, GlmForCausalLM, 0.5)}
+
+
+@pytest.mark.parametrize("kind", ["default", "yarn"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_interleaved_with_grouped_heads(family, kind, ids):
+    """Cohere rotates all of each head, GLM the first half of it."""
+    config_class, model, share = FAMILIES[family]
+    rope = {"rope_type": kind, "rope_theta": 4_000.0, "partial_rotary_factor": share}
+    rope |= {"factor": 6.0, ORIGINAL: 16} if kind == "yarn" else {}
+    config = config_class(**SMALL, num_key_value_heads=2, head_dim=16, rope_parameters=rope)
+    encoding = lg.Rotary(16, "interleaved", **from_hugging_face(config).options(16))
+    for layer in layers_of(model, config, "q_proj k_proj v_proj", "o_proj", ids(2, 40)):
+        q, k, v = by_head(layer["q_proj"], 4), by_head(layer["k_proj"], 2), by_head(layer["v_proj"], 2)
+        same(q, k, v, layer["mixed"], encoding)
+
+
+@pytest.mark.parametrize("length", [32, 33, 60])
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_phi3_longrope(length, share, ids):
+    """The short list up to the original length, the long one beyond, and one factor for both."""
+    head_dim = 8 if share == 1 else 16
+    lists = {"short_factor": [1.0, 1.05, 1.2, 1.5], "long_factor": [1.0, 3.0, 4.0, 7.5]}
+    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": share, **lists}
+    sizes = SMALL | {"hidden_size": 4 * head_dim, "max_position_embeddings": 128, ORIGINAL: 32}
+    config = Phi3Config(**sizes, num_key_value_heads=2, rope_parameters=rope)
+    encoding = lg.Rotary(head_dim, "half", **from_hugging_face(config).options(head_dim))
+    factor = (1 + torch.tensor(4.0).log() / torch.tensor(32.0).log()).sqrt()
+    assert encoding.frequencies().attention_factor == pytest.approx(float(factor))
+    for layer in layers_of(Phi3ForCausalLM, config, "qkv_proj", "o_proj", ids(2, length)):
+        q, k, v = by_head(layer["qkv_proj"], 8).split([4, 2, 2], 1)
+        same(q, k, v, layer["mixed"], encoding)
+
+
+MSCALES = [(1.0, 1.0), (0.707, 0.707), (0.7, 1.3), (None, None), (1.0, None), (None, 1.0)]
+
+
+@pytest.mark.parametrize(("mscale", "all_dim"), MSCALES)
+def test_deepseek_v3_rotary_part(mscale, all_dim, ids):
+    """8 of 24 dimensions rotate, neighbour with neighbour; yarn, its factor on cos and sin, and its square on all scores."""
+    mscales = {"mscale": mscale, "mscale_all_dim": all_dim}
+    rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 40.0, ORIGINAL: 16, "beta_fast": 8, "beta_slow": 1}
+    rope |= {name: value for name, value in mscales.items() if value is not None}
+    config = DeepseekV3Config(
+        **SMALL, num_key_value_heads=4, q_lora_rank=20, kv_lora_rank=24, qk_rope_head_dim=8, rope_parameters=rope,
+        qk_nope_head_dim=16, v_head_dim=12, first_k_dense_replace=2, max_position_embeddings=640,
+    )  # fmt: skip
+    encoding = lg.Rotary(24, "interleaved", **from_hugging_face(config).options(24) | {"rotary_dim": 8})
+    g = 0.1 * (all_dim or 0.0) * torch.tensor(40.0, dtype=torch.float64).log() + 1
+    assert encoding.softmax_factor == pytest.approx(float(g) ** 2)
+    projections = "q_b_proj kv_a_proj_with_mqa kv_b_proj"
+    for layer in layers_of(DeepseekV3ForCausalLM, config, projections, "o_proj", ids(2, 50)):
+        q_plain, q_rotary = by_head(layer["q_b_proj"], 4).split([16, 8], -1)
+        k_plain, v = by_head(layer["kv_b_proj"][:, 0], 4).split([16, 12], -1)
+        k_rotary = layer["kv_a_proj_with_mqa"][:, None, :, -8:].expand(-1, 4, -1, -1)  # one for all heads
+        q, k = (
+            torch.cat([q_rotary, q_plain], -1),
+            torch.cat([k_rotary, k_plain], -1),
+        )  # ours rotates the first dimensions
+        same(q, k, v, layer["mixed"], encoding, scale=24**-0.5 * encoding.softmax_factor)
+
+
+def test_gemma3_bases_per_layer_type(ids):
+    """Local layers rotate by a small base within a window; global ones by a large one, slowed down."""
+    ropes = {
+        "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+    }
+    types = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = Gemma3TextConfig(
+        **SMALL | {"num_hidden_layers": 3}, num_key_value_heads=2, head_dim=16, layer_types=types,
+        sliding_window=9, query_pre_attn_scalar=20, rope_parameters=ropes, attn_implementation="eager",
+    )  # fmt: skip
+    read = from_hugging_face(config)
+    assert isinstance(read, dict)
+    encodings = {layer: lg.Rotary(16, "half", **rope.options(16)) for layer, rope in read.items() if rope}
+    windows = {"full_attention": lg.Causal(), "sliding_attention": lg.Window(9)}
+    seen = layers_of(Gemma3ForCausalLM, config, "q_norm k_norm v_proj", "o_proj", ids(2, 40), count=3)
+    for layer, kind in zip(seen, types, strict=True):
+        q, k, v = layer["q_norm"], layer["k_norm"], by_head(layer["v_proj"], 2)
+        same(q, k, v, layer["mixed"], encodings[kind], scale=20**-0.5, mask=windows[kind])
