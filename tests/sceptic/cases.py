@@ -1,366 +1,340 @@
-"""Random cases of longitude's public interface, each with the loop that says what it should be.
+"""Random cases, each with the loop that gives what it should be. Calls of attend are those of the law `random_calls`."""
 
-A case has `inputs`, name -> float64 array, learned numbers among them as "p.<name>"; `loop(inputs)`, an array; and
-`library(tensors, way)`, the same by longitude: way is a backend, or a way to cut the call. Where `keep` is given, it says which
-outputs mean anything.
-"""
-
-import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import loops
 import numpy as np
 import recurrences
 import torch
-from drawn import ATTEND_WAYS, DIM, HEADS, POSITIVE, WIDTH, Called, Case, encoding, learned, masks, positions, put
+from torch import Tensor
 
 import longitude as lg
+from longitude import testing
+from longitude.attention.backends import BACKENDS
+from longitude.testing.attend_calls import SLOW
+from longitude.testing.battery.random_calls import draw
+from longitude.testing.examples import DIM, SHAPES, MixerExample
+from longitude.testing.fixtures import LayerStack, Named, learned_of, numbers, parameters_of, random_cuts
+
+HEADS, WIDTH = SHAPES["num_heads"], SHAPES["head_dim"]
 
 
-# ---- kinds of cases ---------------------------------------------------------------------------------------------------------
-def attend(draw, pick):
-    e, o, label, causal = encoding(draw, pick)
-    batch, keys = int(draw.integers(1, 3)), int(draw.integers(1, 11))
-    rows = pick([keys, keys, 1, int(draw.integers(1, keys + 1))])
-    rows = rows + keys if not causal and draw.random() < 0.08 else rows
-    kv_heads = o.get("kv_heads") or pick([1, 2, 4])
-    mask, sees = masks(draw, pick, batch, rows, keys, causal)
-    case = Case(label.split()[0], o, encoding=e, ways=ATTEND_WAYS)
-    case.scale = pick([DIM**-0.5, 1.0, 0.0, -0.3])
-    case.sees = sees
-    q_at, k_at, given = positions(draw, pick, batch, rows, keys, label, getattr(e, "axes", 1))
-    case.places = lambda b: (q_at[b], k_at[b])
-    shapes = {"q": (batch, HEADS, rows, DIM), "k": (batch, kv_heads, keys, DIM), "v": (batch, kv_heads, keys, DIM)}
-    case.inputs = {n: draw.normal(size=s) for n, s in shapes.items()}
-    case.inputs |= {"x": draw.normal(size=(batch, keys, WIDTH)), **learned(e, draw, POSITIVE)}
-    module = put(Called(e), case, "encoding.")
+@dataclass
+class Case:
+    """loop: of arrays by the names of inputs and parameters; forward: of tensors and a way, a backend or how to cut the call.
 
-    def loop(inputs):
-        p = {n[2:]: a for n, a in inputs.items() if n.startswith("p.")}
-        return loops.attention(case, inputs["q"], inputs["k"], inputs["v"], inputs["x"], p)
+    seen: 1 where outputs mean anything, of padding 0.
+    """
 
-    def library(tensors, way):
-        return module(*(tensors[n] for n in "qkvx"), mask=mask, scale=case.scale, backend=way, **given)
+    label: str
+    text: str
+    inputs: Named
+    learned: Named
+    loop: Callable[[dict[str, np.ndarray]], np.ndarray]
+    forward: Callable[[Named, str], Tensor]
+    ways: tuple[str, ...] = ("whole", "chunks")
+    seen: Tensor | float = 1.0
 
-    case.loop, case.library = loop, library
-    case.text = f"{label} B{batch} L{rows} K{keys} Hkv{kv_heads} scale {case.scale:.2f} {given} {mask}"
-    return case
+    @property
+    def every(self) -> Named:
+        return {**self.inputs, **self.learned}
 
 
-def embedded(draw, pick):
-    """Sinusoidal and learned codes, at the model's input."""
-    length, dim = int(draw.integers(1, 9)), pick([6, 8])
-    at = draw.integers(0, 20, size=length)
-    case = Case("embed", ways=("embed",))
-    case.inputs = {"x": draw.normal(size=(2, length, dim))}
-    if draw.random() < 0.5:
-        layout, rule = pick(["interleaved", "half"]), pick(["paper", "tensor2tensor"])
-        e = lg.Sinusoidal(dim, layout=layout, frequencies=rule)
-        w = loops.plain(dim, 10000.0) if rule == "paper" else 10000.0 ** (-np.arange(dim // 2) / (dim // 2 - 1))
+def below(arrays, *prefixes):
+    """The numbers whose names begin so, by the rest of their names."""
+    for prefix in prefixes:
+        arrays = {name.removeprefix(prefix): x for name, x in arrays.items() if name.startswith(prefix)}
+    return arrays
 
-        def code(p, t):
-            s, c = np.sin(t * w), np.cos(t * w)
-            return np.stack([s, c], 1).reshape(-1) if layout == "interleaved" else np.concatenate([s, c])
 
-        case.text = f"sinusoidal {layout} {rule}"
+# ---- encodings: their options, and what loops need besides ------------------------------------------------------------------
+LAYOUTS = ["half", "interleaved"]
+OPTIONS = {
+    "axial_rope": {"layout": LAYOUTS, "axes": [2]},
+    "mrope": {"layout": LAYOUTS, "sections": [(2, 1, 1)]},
+    "xpos": {"layout": LAYOUTS, "base": [100.0], "scale_base": [4, 512]},
+    "t5": {"num_buckets": [8], "max_distance": [8, 20], "bidirectional": [True, False]},
+    "clipped": {"max_distance": [1, 3, 40]},
+    "sandwich": {"dim": [8, 128]},
+    "fire": {"width": [6], "threshold": [4.0, 512.0]},
+    "transformer_xl": {"clamp_length": [None, 3]},
+    "shaw": {"max_distance": [1, 4, 40], "values": [True, False]},
+    "cope": {"max_position": [3, 64]},
+    "fox": {"scale_gate": [True, False]},
+    "path": {"rank": [3, None]},
+    "path_fox": {"rank": [3, None]},
+    **{name: {} for name in ("none", "alibi", "kerple_log", "kerple_power")},
+}
+AXES = {
+    "axial_rope": {"axis": [0, 0, 1, 1], "theta": np.tile(loops.plain(WIDTH // 2, 10000.0), 2)},
+    "mrope": {"axis": [0, 0, 1, 2], "theta": loops.plain(WIDTH, 10000.0)},
+}
+S, SHORT, LONG = lg.scaling, [1.0, 1.1, 1.5, 2.0], [1.0, 2.0, 3.0, 8.0]
+BY_ROW = {"follow": "row", "trained": 8, "scheme": loops.dynamic_ntk, "numbers": (4.0, 8)}
+ROPES = {
+    "plain": ({}, {}),
+    "partial": ({"rotary_dim": 4}, {}),
+    **{f"proportion {share}": ({"proportion": share}, {}) for share in (0.0, 0.5, 1.0)},
+    "linear": ({"scaling": S.Linear(4.0)}, {"scheme": loops.linear, "numbers": (4.0,)}),
+    "ntk": ({"scaling": S.NTK(4.0)}, {"scheme": loops.ntk, "numbers": (4.0,)}),
+    "yarn": ({"scaling": S.YaRN(4.0, 64, beta_fast=4)}, {"scheme": loops.yarn, "numbers": (4.0, 64, 4, 1)}),
+    "llama3": ({"scaling": S.Llama3(4.0, 64)}, {"scheme": loops.llama3, "numbers": (4.0, 64, 1, 4)}),
+    "dynamic": ({"scaling": S.DynamicNTK(4.0, 8, follow="row")}, BY_ROW),
+    "dynamic by 3": ({"scaling": S.DynamicNTK(4.0, 8, follow="row", step=3)}, BY_ROW | {"step": 3}),
+    "declared": ({"scaling": S.DynamicNTK(4.0, 8, max_length=24, follow="declared")}, BY_ROW | {"follow": 24}),
+    "sequence": ({"scaling": S.DynamicNTK(4.0, 8, follow="sequence")}, BY_ROW | {"follow": "sequence"}),
+    "longrope": (
+        {"scaling": S.LongRoPE(SHORT, LONG, 8, factor=4.0, follow="row")},
+        {"follow": "row", "trained": 0, "scheme": loops.longrope, "numbers": (4.0, 8, SHORT, LONG)},
+    ),
+}
+
+
+def encoding(r):
+    """-> an Example, what its loop needs, its name and scaling."""
+    name, scheme = r.choice([*OPTIONS, "alibi", "path", "path_fox", *["rope"] * 4]), r.choice([*ROPES, "plain"])
+    if name == "rope":
+        options, more = ROPES[scheme]
+        options = {"layout": r.choice(LAYOUTS), "base": r.choice([10000.0, 100.0]), **options}
     else:
-        beyond = pick(["error", "clamp", "interpolate"])
-        rows = {"error": 20, "clamp": 7, "interpolate": 7}[beyond]
-        align = pick(["end", "start"])
-        more = {"length": 20, "align": align} if beyond == "interpolate" else {}
-        e = lg.Learned(rows, dim, beyond=beyond, **more)
-
-        def code(p, t):
-            table = p["table"]
-            if beyond == "interpolate":
-                at = t * (rows - 1) / 19 if align == "end" else min(t * rows / 20, rows - 1)
-                low = math.floor(at + 1e-12)
-                return table[low] + (at - low) * (table[min(low + 1, rows - 1)] - table[low])
-            return table[min(t, rows - 1)]
-
-        case.text = f"learned {beyond} {align}"
-    case.inputs |= learned(e, draw)
-    put(e, case)
-
-    def loop(inputs):
-        p = {n[2:]: a for n, a in inputs.items() if n.startswith("p.")}
-        return inputs["x"] + np.stack([code(p, int(t)) for t in at])
-
-    case.loop = loop
-    case.library = lambda t, way: e.embed(t["x"], torch.tensor(at))
-    return case
+        options = {option: r.choice(values) for option, values in OPTIONS[name].items()}
+        scheme, more = "", AXES.get(name, {})
+    dot = loops.dot_axes if name in AXES else getattr(loops, f"dot_{name}", loops.dot_plain)
+    o = {**SHAPES, **options, **more, "kind": name, "dot": dot, "add": getattr(loops, f"add_{name}", None)}
+    return testing.example(name, **options), o, f"{name} {scheme}".strip()
 
 
-def documents_of(draw, pick, batch, length):
-    """Numbers that grow by one at each document, -1 for padding on one side, and the parts [(row, slice)]."""
-    ids, parts = np.zeros((batch, length), int), []
+# ---- attend ---------------------------------------------------------------------------------------------------------------
+def allows(mask):
+    """A mask as a predicate of (row of the batch, order of the query, order of the key)."""
+
+    def of(x, b, at):
+        return bool(x[at] if x.dim() == 1 else x[b % len(x), at])
+
+    def ago(i, j):
+        return i - j if mask.order is None else int(mask.order[i] - mask.order[j])
+
+    match mask:
+        case lg.NoMask():
+            return lambda b, i, j: True
+        case lg.Causal():
+            return lambda b, i, j: ago(i, j) >= 0
+        case lg.Window(size=size):
+            return lambda b, i, j: 0 <= ago(i, j) < size
+        case lg.Dilated(size=size, step=step):
+            return lambda b, i, j: i >= j and (i - j) % step == 0 and (i - j) // step < size
+        case lg.Band(before=before, after=after):
+            return lambda b, i, j: -after <= i - j <= before
+        case lg.Padding(valid=valid):
+            return lambda b, i, j: of(valid, b, j)
+        case lg.Documents(ids=ids):
+            rows = ids.view(-1, ids.shape[-1])
+            return lambda b, i, j: rows[b % len(rows), i] == rows[b % len(rows), j]
+        case lg.Prefix(length=length):
+            return lambda b, i, j: j <= i or j < (length[b % len(length)] if isinstance(length, Tensor) else length)
+        case lg.Global(tokens=tokens) if tokens.dtype == torch.bool:
+            return lambda b, i, j: of(tokens, b, i) or of(tokens, b, j)
+        case lg.Global(tokens=tokens):
+            return lambda b, i, j: i in tokens.tolist() or j in tokens.tolist()
+    every, joined = [allows(part) for part in mask.masks], any if type(mask).__name__ == "AnyOf" else all
+    return lambda b, i, j: joined(one(b, i, j) for one in every)
+
+
+def placed(batch, rows, keys, axes, options):
+    """Positions of queries and keys, [B, L], with several axes [B, L, axes]: by default queries are the last."""
+    q, k = options.get("q_positions"), options.get("k_positions")
+    if k is None:
+        k = max(0, rows - keys) if q is None else q + rows - keys if isinstance(q, int) else q
+    if q is None:
+        q = k + keys - rows if isinstance(k, int) else k[:, -rows:] if k.dim() == 3 else k[..., -rows:]
+    given = (np.arange(p, p + n) if isinstance(p, int) else p.numpy() for p, n in ((q, rows), (k, keys)))
+    of_axes = [
+        np.broadcast_to(p if p.ndim == 3 else p[..., None], (batch, p.shape[-1 - (p.ndim == 3)], axes)) for p in given
+    ]
+    return [p if axes > 1 else p[..., 0] for p in of_axes]
+
+
+def attend(r, seed):
+    build, o, label = encoding(r)
+    call = replace(draw(build, seed, longest=10), documents=None)
+    (batch, _, rows, _), keys = call.tensors["q"].shape, call.tensors["k"].shape[2]
+    if label in (
+        "xpos",
+        "rope sequence",
+    ):  # in order: xpos grows without bound ahead, the other takes the newest of all
+        given = call.options.get("k_positions")
+        options = {name: x for name, x in call.options.items() if not isinstance(x, Tensor)}
+        if isinstance(given, Tensor) and rows <= keys:
+            options["k_positions"] = given.sort(-1).values
+        call = replace(call, options=options)
+    places = placed(batch, rows, keys, call.encoding.axes, call.options)
+    scale, allowed = call.options.get("scale", WIDTH**-0.5), allows(call.mask)
+    seen = [[[j for j in range(keys) if allowed(b, keys - rows + n, j)] for n in range(rows)] for b in range(batch)]
+
+    def loop(arrays):
+        out = loops.attention(o, scale, seen, *places, *(arrays[n] for n in "qkvx"), below(arrays, "encoding."))
+        return out if call.options.get("return_lse") else out[..., :-1]
+
+    ways = ("auto", *(name for name in BACKENDS if name not in SLOW))
+    learned = parameters_of(call.encoding)
+    return Case(f"attend {o['kind']}", f"{label} {call}", call.tensors, learned, loop, call.output, ways)
+
+
+# ---- layers: whole and in chunks behind a cache, packed and padded or plain -------------------------------------------------
+def documents(r, batch, length):
+    """Ids [B, L], -1 for padding on one side, positions, and the documents [(row, slice)]."""
+    ids, positions, found = torch.full((batch, length), -1), torch.zeros(batch, length, dtype=torch.long), []
     for b in range(batch):
-        first, stop = 0, length
-        if draw.random() < 0.4:
-            cut = int(draw.integers(0, length))
-            first, stop = (cut, length) if draw.random() < 0.6 else (0, length - cut)
-        ids[b] = -1
-        at = first
-        while at < stop:
-            n = int(draw.integers(1, stop - at + 1))
-            ids[b, at : at + n] = len(parts)
-            parts.append((b, slice(at, at + n)))
-            at += n
-    return ids, parts
+        pad = r.randrange(length) if r.random() < 0.4 else 0
+        start, stop = (pad, length) if r.random() < 0.6 else (0, length - pad)
+        while start < stop:
+            end = r.randint(start + 1, stop)
+            ids[b, start:end], positions[b, start:end] = len(found), torch.arange(end - start)
+            found.append((b, slice(start, end)))
+            start = end
+    return ids, positions, found
 
 
-def cuts_of(draw, length):
-    inner = sorted({int(c) for c in draw.integers(1, length, size=int(draw.integers(0, 4)))}) if length > 1 else []
-    return [0, *inner, length]
+def layer(r, seed, label, text, net, of_document):
+    """A case of x + layer(x): each document is as `of_document` has it alone."""
+    testing.fill(net, seed, DIM**-0.5)
+    batch, length = r.randint(1, 2), r.randint(1, 12)
+    ids, positions, found = documents(r, batch, length)
+    if plain := r.random() < 0.4:
+        ids, positions, found = None, None, [(b, slice(0, length)) for b in range(batch)]
+    cuts, seen = random_cuts(length, seed, most=4), 1.0 if plain else (ids >= 0)[..., None].double()
 
-
-def layer(case, draw, pick, module, of_document, width, axes=1):
-    """A layer whole, in chunks with its cache; packed and padded, or plain: each document as the loop has it alone."""
-    batch, length = int(draw.integers(1, 3)), int(draw.integers(1, 13))
-    packed = draw.random() < 0.6
-    ids, parts = documents_of(draw, pick, batch, length)
-    if not packed:
-        parts = [(b, slice(0, length)) for b in range(batch)]
-    at = np.zeros((batch, length), int)
-    for b, part in parts:
-        at[b, part] = np.arange(part.stop - part.start)
-    case.inputs = {"x": draw.normal(size=(batch, length, width)), **case.inputs}
-    case.keep = np.zeros((batch, length, 1))
-    for b, part in parts:
-        case.keep[b, part] = 1
-    cuts = cuts_of(draw, length)
-    case.ways = ("whole", "chunks")
-    put(module, case)
-
-    def loop(inputs):
-        p, out = {n[2:]: a for n, a in inputs.items() if n.startswith("p.")}, np.zeros((batch, length, width))
-        for b, part in parts:
-            out[b, part] = of_document(inputs["x"][b, part], p)
+    def loop(arrays):
+        out = np.zeros((batch, length, DIM))
+        for b, part in found:
+            own = arrays["x"][b, part]
+            out[b, part] = own + of_document(own, arrays)
         return out
 
-    def library(tensors, way):
-        outs = []
-        cache = module.cache_layer() if way == "chunks" else None
-        steps = cuts if way == "chunks" else [0, length]
-        for a, z in pairwise(steps):
-            places = torch.tensor(at[:, a:z])
-            given = (
-                {"positions": places if axes == 1 else places[..., None], "documents": torch.tensor(ids[:, :z])}
-                if packed
-                else {}
-            )
-            outs.append(module(tensors["x"][:, a:z], cache=cache, **given))
-        return torch.cat(outs, 1)
+    def forward(tensors, way):
+        if way == "whole":
+            return net(tensors["x"], positions, ids)
+        return net.in_chunks(tensors["x"], cuts, lambda a, b: a if plain else positions[:, a:b], ids)
 
-    case.loop, case.library = loop, library
-    case.text += f" B{batch} L{length} cuts {cuts} documents {ids.tolist() if packed else None}"
-    return case
+    text += f" B{batch} L{length} cuts {cuts} documents {ids}"
+    inputs = {"x": numbers(batch, length, DIM, seed=seed)}
+    return Case(label, text, inputs, learned_of(net), loop, forward, seen=seen)
 
 
-def decoding(draw, pick):
-    """MultiHeadAttention with its cache."""
-    while True:
-        e, o, label, _ = encoding(draw, pick)
-        if "sequence" not in label:
-            break
-    kv_heads = o.get("kv_heads") or pick([1, 2, 4])
-    size = pick([None, None, int(draw.integers(1, 6))])
-    extra = {"size": size} if size else {}
+def decoding(r, seed):
+    label = "rope sequence"
+    while label == "rope sequence":  # its tables follow the newest token, so that the past changes
+        build, o, label = encoding(r)
+    size = r.choice([None, None, r.randint(1, 6)])
+    options = {"size": size} if size else {}
+    if "path" not in label:
+        options["num_kv_heads"] = r.choice([1, 2, 4])
     kind = lg.WindowAttention if size else lg.MultiHeadAttention
-    module = kind(WIDTH, HEADS, kv_heads, e, head_dim=DIM, **extra)
-    case = Case("decode", inputs=learned(module, draw, POSITIVE))
-    case.text = f"{label} Hkv{kv_heads} window {size}"
-    axes = getattr(e, "axes", 1)
-    prefix = next((n for n in module.state_dict() if n.startswith("encoding.")), "encoding.members.0.")
-    prefix = prefix[: len("encoding.members.0.")]
+    net = LayerStack(MixerExample(kind, options, build), layers=1)
+    members = () if o["kind"] == "path_fox" else ("members.0.",)
 
-    def of_document(x, p):
-        length = len(x)
-        own = {n[len(prefix) :]: a for n, a in p.items() if n.startswith(prefix)}
-        if label == "path_fox":
-            own = {n[len("encoding.") :]: a for n, a in p.items() if n.startswith("encoding.")}
-        one = Case(label.split()[0], o, DIM**-0.5)
-        one.sees = lambda b, i, j: 0 <= i - j < (size or length + 1)
-        token = [n if axes == 1 else (n,) * axes for n in range(length)]
-        one.places = lambda b: (token, token)
-        q, k, v = ((x @ p[f"{n}_proj.weight"].T).reshape(1, length, -1, DIM).transpose(0, 2, 1, 3) for n in "qkv")
-        out = loops.attention(one, q, k, v, x[None], own)
-        return out[0].transpose(1, 0, 2).reshape(length, -1) @ p["o_proj.weight"].T
+    def of_document(x, arrays):
+        p, length, axes = below(arrays, "layers.0."), len(x), net.encoding.axes
+        q, k, v = ((x @ p[f"{n}_proj.weight"].T).reshape(1, length, -1, WIDTH).swapaxes(1, 2) for n in "qkv")
+        places, own = placed(1, length, length, axes, {}), below(arrays, "encoding.", *members)
+        seen = [[[*range(max(0, n + 1 - (size or length)), n + 1)] for n in range(length)]]
+        out = loops.attention(o, WIDTH**-0.5, seen, *places, q, k, v, x[None], own)
+        return out[0, ..., :-1].swapaxes(0, 1).reshape(length, -1) @ p["o_proj.weight"].T
 
-    return layer(case, draw, pick, module, of_document, WIDTH, axes)
+    return layer(r, seed, "decode", f"{label} {options}", net, of_document)
 
 
-def recurrence(draw, pick):
-    name = pick("retention mamba mamba2 rwkv4 rwkv6 s4d".split())
-    r, o = lg.recurrent, {"num_heads": 2, "groups": pick([1, 2]), "state_size": 3}
-    mode = pick(["chunked", "recurrent", "parallel"]) if name != "rwkv6" else pick(["chunked", "recurrent"])
-    chunk = {"mode": mode, "chunk_size": int(draw.integers(1, 9))}
-    module = {
-        "retention": lambda: r.Retention(8, 2, **chunk),
-        "mamba": lambda: r.Mamba(6, state_size=3, **chunk),
-        "mamba2": lambda: r.Mamba2(6, head_dim=3, state_size=3, groups=o["groups"], **chunk),
-        "rwkv4": lambda: r.RWKV4(6, **chunk),
-        "rwkv6": lambda: r.RWKV6(8, 2, mix_rank=3, decay_rank=2, **chunk),
-        "s4d": lambda: r.S4D(4, state_size=6, **chunk),
-    }[name]()
-    width = {"retention": 8, "rwkv6": 8, "s4d": 4}.get(name, 6)
-    case = Case(name, inputs=learned(module, draw))
-    case.text = f"{name} {chunk}"
-    loop = getattr(recurrences, name)
-    return layer(case, draw, pick, module, lambda x, p: loop(x, p, o), width)
+def recurrence(r, seed):
+    name = r.choice("retention mamba mamba2 rwkv4 rwkv6 s4d".split())
+    options = {"mode": r.choice(["chunked", "recurrent", "parallel"]), "chunk_size": r.randint(1, 9)}
+    if name == "mamba2":
+        options["groups"] = r.choice([1, 2])
+    build = testing.mixers.example(name, **options)
+    o, loop = build.resolved(), getattr(recurrences, name)
+    net = LayerStack(build, layers=1)
+    return layer(
+        r, seed, f"recurrence {name}", f"{options}", net, lambda x, arrays: loop(x, below(arrays, "layers.0."), o)
+    )
 
 
-def hierarchical(draw, pick):
+# ---- functions ----------------------------------------------------------------------------------------------------------------
+def embedded(r, seed):
+    """Sinusoidal and learned codes, at the model's input."""
+    at = [r.randrange(20) for _ in range(r.randint(1, 8))]
+    if r.random() < 0.5:
+        o = {"layout": r.choice(LAYOUTS), "frequencies": r.choice(["paper", "tensor2tensor"])}
+        e, code = lg.Sinusoidal(dim := r.choice([6, 16]), **o), lambda p, t: loops.sinusoidal(dim, **o, t=t)
+    else:
+        beyond, align = r.choice([("error", None), ("clamp", None), ("interpolate", "end"), ("interpolate", "start")])
+        o = {"beyond": beyond, **({"length": 20, "align": align} if align else {})}
+        e = testing.example("learned", max_length=20 if beyond == "error" else 7, **o)(seed)
+        code = lambda p, t: loops.learned(p["table"], t, align)  # noqa: E731
+
+    def loop(arrays):
+        return arrays["x"] + np.stack([code(below(arrays, "encoding."), t) for t in at])
+
+    def forward(tensors, way):
+        return e.embed(tensors["x"], torch.tensor(at))
+
+    inputs = {"x": numbers(2, len(at), e.dim, seed=seed)}
+    return Case("embed", f"{o} {at}", inputs, parameters_of(e), loop, forward, ("embed",))
+
+
+def hierarchical(r, seed):
     """lg.hierarchical_attention without an encoding."""
-    batch, length, window = int(draw.integers(1, 3)), int(draw.integers(1, 14)), int(draw.integers(1, 7))
-    kv_heads, combine, size_term = pick([1, 2, 4]), pick(["gate", "softmax"]), pick([True, False])
-    case = Case("hierarchical", ways=("auto", "reference", "chunked"))
-    for n, heads in (("q", HEADS), ("k", kv_heads), ("v", kv_heads)):
-        case.inputs[n] = draw.normal(size=(batch, heads, length, DIM))
-    case.inputs["gate"] = draw.random((batch, HEADS, length))
+    batch, length, kv_heads = r.randint(1, 2), r.randint(1, 13), r.choice([1, 2, 4])
+    options = {"window": r.randint(1, 6), "combine": r.choice(["gate", "softmax"]), "size_term": r.random() < 0.5}
+    inputs = {
+        n: numbers(batch, h, length, WIDTH, seed=seed) for n, h in (("q", HEADS), ("k", kv_heads), ("v", kv_heads))
+    }
+    inputs["gate"] = numbers(batch, HEADS, length, seed=seed).sigmoid()
 
-    def softmaxed(scores, values):
-        w = np.exp(np.array(scores) - max(scores))
-        return (w / w.sum()) @ np.array(values)
+    def forward(tensors, way):
+        q, k, v, gate = tensors.values()
+        gate = gate if options["combine"] == "gate" else None
+        return lg.hierarchical_attention(q, k, v, gate=gate, backend=way, **options)
 
-    def loop(inputs):
-        out = np.zeros_like(inputs["q"])
-        for b, h, t in np.ndindex(batch, HEADS, length):
-            q, g = inputs["q"][b, h, t] * DIM**-0.5, h * kv_heads // HEADS
-            k, v = inputs["k"][b, g], inputs["v"][b, g]
-            a = max(0, t - window + 1)
-            near, near_v = [q @ k[j] for j in range(a, t + 1)], [v[j] for j in range(a, t + 1)]
-            far, far_v, start = [], [], 0
-            for level in reversed(range(8)):
-                if a & (1 << level):
-                    block = slice(start, start + 2**level)
-                    far.append(q @ k[block].mean(0) + (math.log(2**level) if size_term else 0.0))
-                    far_v.append(v[block].mean(0))
-                    start = block.stop
-            if combine == "softmax":
-                out[b, h, t] = softmaxed(near + far, near_v + far_v)
-            else:
-                gate = inputs["gate"][b, h, t] if a else 1.0
-                out[b, h, t] = gate * softmaxed(near, near_v) + ((1 - gate) * softmaxed(far, far_v) if a else 0.0)
-        return out
-
-    def library(t, way):
-        gate = t["gate"] if combine == "gate" else None
-        return lg.hierarchical_attention(
-            t["q"], t["k"], t["v"], window=window, combine=combine, gate=gate, size_term=size_term, backend=way
-        )
-
-    case.loop, case.library = loop, library
-    case.text = f"B{batch} L{length} window {window} Hkv{kv_heads} {combine} size_term {size_term}"
-    return case
+    ways = ("auto", "reference", "chunked")
+    text = f"B{batch} L{length} Hkv{kv_heads} {options}"
+    return Case("hierarchical", text, inputs, {}, lambda arrays: loops.hierarchical(options, **arrays), forward, ways)
 
 
-def performer(draw, pick):
+def performer(r, seed):
     """lg.recurrent.performer, in its three modes and in chunks."""
-    batch, length, features, epsilon = int(draw.integers(1, 3)), int(draw.integers(1, 12)), 5, pick([1e-4, 0.1])
-    case = Case("performer", ways=("chunked", "recurrent", "parallel"))
-    case.inputs = {n: draw.normal(size=(batch, 2, length, 4)) for n in "qkv"}
-    w = draw.normal(size=(features, 4))
+    batch, length, epsilon = r.randint(1, 2), r.randint(1, 11), r.choice([1e-4, 0.1])
+    inputs = {n: numbers(batch, 2, length, 4, seed=seed + at) for at, n in enumerate("qkv")}
+    w, cuts = numbers(5, 4, seed=seed + 3), random_cuts(length, seed, most=4)
 
-    def loop(inputs):
-        out = np.zeros_like(inputs["v"])
-        for b, h in np.ndindex(batch, 2):
-            s, z, top = np.zeros((features, 4)), np.zeros(features), -math.inf
-            for t in range(length):
-                q, k = (inputs[n][b, h, t] * 4**-0.25 for n in "qk")
-                e = w @ k - k @ k / 2
-                grown = max(top, e.max())
-                shrink = math.exp(top - grown) if t else 0.0
-                phi = np.exp(e - grown) + epsilon
-                s, z, top = s * shrink + np.outer(phi, inputs["v"][b, h, t]), z * shrink + phi, grown
-                e = w @ q - q @ q / 2
-                phi = np.exp(e - e.max()) + epsilon
-                out[b, h, t] = phi @ s / (phi @ z)
-        return out
-
-    cuts = cuts_of(draw, length)
-
-    def library(t, way):
+    def forward(tensors, way):
         state, outs = None, []
-        for a, z in pairwise(cuts):
-            parts = (t[n][:, :, a:z] for n in "qkv")
-            y, state = lg.recurrent.performer(
-                *parts, torch.tensor(w), epsilon=epsilon, mode=way, chunk_size=3, state=state
-            )
-            outs.append(y)
+        for a, b in pairwise(cuts):
+            parts = (x[:, :, a:b] for x in tensors.values())
+            out, state = lg.recurrent.performer(*parts, w, epsilon=epsilon, mode=way, chunk_size=3, state=state)
+            outs.append(out)
         return torch.cat(outs, 2)
 
-    case.loop, case.library = loop, library
-    case.text = f"B{batch} L{length} epsilon {epsilon} cuts {cuts}"
-    return case
+    def loop(arrays):
+        return recurrences.performer(**arrays, w=w.numpy(), epsilon=epsilon)
 
-
-def model(draw, pick):
-    """A whole model: documents packed or padded, in chunks with its cache, as each is alone."""
-    mixers = [
-        pick("attention attention hierarchical window retention mamba mamba2 rwkv4 rwkv6 s4d".split()) for _ in range(2)
-    ]
-    spec = [
-        {"name": m, **({"size": 4} if m == "window" else {}), **({"window": 3} if m == "hierarchical" else {})}
-        for m in mixers
-    ]
-    name = pick("none rope alibi t5 fire sinusoidal".split()) if "attention" in mixers else pick(["none", "sinusoidal"])
-    if "hierarchical" in mixers and name == "fire":
-        name = "alibi"
-    shape = {"hidden_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2, "vocab_size": 11}
-    config = lg.LongitudeConfig(**shape, mixers=spec, encoding=name, max_position_embeddings=64)
-    torch.manual_seed(int(draw.integers(2**31)))
-    net = lg.LongitudeForCausalLM(config).double().eval()
-    batch, length = int(draw.integers(1, 3)), int(draw.integers(2, 14))
-    ids, parts = documents_of(draw, pick, batch, length)
-    tokens = torch.tensor(draw.integers(0, 11, size=(batch, length)))
-    cuts = cuts_of(draw, length)
-    case = Case("model", ways=("whole", "chunks"))
-    case.keep = (ids >= 0)[..., None].astype(float)
-    one = all(len({i for i in row if i >= 0}) <= 1 for row in ids)  # then it may be passed as attention_mask, too
-    case.inputs = {}
-
-    @torch.no_grad()
-    def loop(inputs):
-        out = np.zeros((batch, length, 11))
-        for b, part in parts:
-            out[b, part] = net(tokens[b : b + 1, part], use_cache=False).logits[0].numpy()
-        return out
-
-    @torch.no_grad()
-    def library(t, way):
-        cache, outs = None, []
-        steps = cuts if way == "chunks" else [0, length]
-        for a, z in pairwise(steps):
-            given = {"attention_mask": torch.tensor((ids[:, :z] >= 0).astype(int))}
-            given |= {} if one else {"document_ids": torch.tensor(np.maximum(ids[:, :z], 0))}
-            got = net(tokens[:, a:z], past_key_values=cache, use_cache=way == "chunks", **given)
-            cache = got.past_key_values
-            outs.append(got.logits)
-        return torch.cat(outs, 1)
-
-    case.loop, case.library = loop, library
-    case.text = f"{mixers} {name} documents {ids.tolist()} cuts {cuts}"
-    return case
+    text = f"B{batch} L{length} epsilon {epsilon} cuts {cuts}"
+    return Case("performer", text, inputs, {}, loop, forward, ("chunked", "recurrent", "parallel"))
 
 
 KINDS = {
     "attend": (attend, 0.5),
-    "decode": (decoding, 0.15),
-    "recurrence": (recurrence, 0.15),
+    "decode": (decoding, 0.19),
+    "recurrence": (recurrence, 0.19),
     "embed": (embedded, 0.03),
     "hierarchical": (hierarchical, 0.05),
     "performer": (performer, 0.04),
-    "model": (model, 0.08),
 }
 
 
 def made(seed, only=None):
     """The case of this number."""
-    draw = np.random.default_rng(seed)
-
-    def pick(options):
-        return options[int(draw.integers(len(options)))]
-
-    name = only or str(draw.choice(list(KINDS), p=[share for _, share in KINDS.values()]))
-    return name, KINDS[name][0](draw, pick)
+    r = random.Random(seed + 10**6)  # other numbers than those of `draw`
+    name = only or r.choices([*KINDS], [share for _, share in KINDS.values()])[0]
+    return KINDS[name][0](r, seed)

@@ -69,38 +69,31 @@ def dot_plain(o, q, k, i, j, newest):
 
 
 def dot_rope(o, q, k, i, j, newest):
-    dim, length = o["rotary_dim"], 0
-    if o.get("follow") == "row":
-        length, step = max(i + 1, o["trained"]), o.get("step", 1)
-        length = o["trained"] + math.ceil((length - o["trained"]) / step) * step
-    if o.get("follow") == "sequence":
+    dim, length = o.get("rotary_dim", len(q)), o.get("follow")
+    if length == "row":
+        trained, step = o["trained"], o.get("step", 1)
+        length = trained + math.ceil((max(i + 1, trained) - trained) / step) * step
+    elif length == "sequence":
         length = newest + 1
-    theta, factor = (
-        o["scheme"](dim, o["base"], length, *o["numbers"]) if "scheme" in o else (plain(dim, o["base"]), 1.0)
-    )
-    if "proportion" in o:
-        theta[int(o["proportion"] * dim) // 2 :] = 0
-    rotated_pair = [rotated(x, p * theta, factor, o["layout"], dim) for x, p in ((q, i), (k, j))]
-    return rotated_pair[0] @ rotated_pair[1]
+    theta, factor = plain(dim, o["base"]), 1.0
+    if "scheme" in o:
+        theta, factor = o["scheme"](dim, o["base"], length, *o["numbers"])
+    theta[int(o.get("proportion", 1) * dim) // 2 :] = 0
+    return rotated(q, i * theta, factor, o["layout"], dim) @ rotated(k, j * theta, factor, o["layout"], dim)
 
 
 def dot_axes(o, q, k, i, j, newest):
     """i, j: coordinates; theta and the axis of each pair are options."""
-    rotated_pair = [
-        rotated(x, np.array([p[a] for a in o["axis"]]) * o["theta"], 1.0, o["layout"], len(x))
-        for x, p in ((q, i), (k, j))
-    ]
-    return rotated_pair[0] @ rotated_pair[1]
+    q, k = (rotated(x, p[o["axis"]] * o["theta"], 1.0, o["layout"], len(x)) for x, p in ((q, i), (k, j)))
+    return q @ k
 
 
 def dot_xpos(o, q, k, i, j, newest):
     dim, total = len(q), 0.0
-    rotated_pair = [rotated(x, p * plain(dim, o["base"]), 1.0, o["layout"], dim) for x, p in ((q, i), (k, j))]
+    q, k = (rotated(x, p * plain(dim, o["base"]), 1.0, o["layout"], dim) for x, p in ((q, i), (k, j)))
     for n, (a, b) in enumerate(pairs_of(o["layout"], dim)):
         zeta = (2 * n / dim + 0.4) / 1.4
-        total += zeta ** ((i - j) / o["scale_base"]) * (
-            rotated_pair[0][a] * rotated_pair[1][a] + rotated_pair[0][b] * rotated_pair[1][b]
-        )
+        total += zeta ** ((i - j) / o["scale_base"]) * (q[a] * k[a] + q[b] * k[b])
     return total
 
 
@@ -112,7 +105,7 @@ def slopes(heads):
 
 
 def add_alibi(o, p, h, i, j):
-    return -slopes(o["heads"])[h] * abs(i - j)
+    return -slopes(o["num_heads"])[h] * abs(i - j)
 
 
 def bucket(distance, count, far, both):
@@ -149,7 +142,7 @@ def add_kerple_power(o, p, h, i, j):
 def add_sandwich(o, p, h, i, j):
     dim = o["dim"]
     total = sum(math.cos((i - j) / 10000 ** (2 * k / dim)) for k in range(1, dim // 2 + 1))
-    return (total - dim / 2) / (8 * (h + 1) / o["heads"])
+    return (total - dim / 2) / (8 * (h + 1) / o["num_heads"])
 
 
 def add_fire(o, p, h, i, j):
@@ -192,50 +185,54 @@ def dot_path(q, k, w, b, i, j):
 
 
 # ---- attention ------------------------------------------------------------------------------------------------------------
-def attention(case, q, k, v, x, p):
-    """q [B, H, Lq, D], k, v [B, Hkv, Lk, D], x [B, Lk, dim] -> [B, H, Lq, D]."""
+def attention(o, scale, seen, at, to, q, k, v, x, p):
+    """q [B, H, Lq, D], k, v [B, Hkv, Lk, D], x [B, Lk, dim] -> [B, H, Lq, D + 1], the logsumexp behind the output, -9 for none.
+
+    o: the encoding's kind, options, what it does to a dot product and what it adds; p: its learned numbers; at, to: positions of
+    queries and keys; seen[b][n]: the keys that a query attends to.
+    """
     batch, heads, rows, _ = q.shape
-    keys, group = k.shape[2], heads // k.shape[1]
-    o, kind, scale = case.numbers, case.kind, case.scale
-    out = np.zeros((*q.shape[:3], v.shape[3]))
+    keys, group, kind = k.shape[2], heads // k.shape[1], o["kind"]
+    out = np.zeros((batch, heads, rows, v.shape[3] + 1))
+    out[..., -1] = -9
     for b in range(batch):
-        gates = log_gates(p, x[b], "members.1." if kind == "path_fox" else "") if kind in ("fox", "path_fox") else None
-        reflected = (
-            reflections(p, x[b], k.shape[1], "members.0." if kind == "path_fox" else "") if "path" in kind else None
-        )
-        at, to = case.places(b)
-        newest = max(to) if not isinstance(to[0], tuple) else 0
-        for h in range(heads):
-            for n in range(rows):
-                i, row, g = keys - rows + n, q[b, h, n], h // group
-                seen = [j for j in range(keys) if case.sees(b, i, j)]
-                if not seen:
-                    continue
-                scores = []
-                for j in seen:
-                    if reflected is not None:
-                        dot = dot_path(row, k[b, g, j], reflected[0][:, g], reflected[1][:, g], i, j)
-                    elif kind == "transformer_xl":
-                        dot = xl(o, p, h, row, k[b, g, j], at[n] - to[j])
-                    elif kind == "shaw":
-                        dot = row @ (k[b, g, j] + p["key_table"][shaw_row(o, to[j] - at[n])])
-                    else:
-                        dot = o.get("dot", dot_plain)(o, row, k[b, g, j], at[n], to[j], newest)
-                    score = scale * dot
-                    if gates is not None:
-                        score += (gates[i, h] - gates[j, h]) * (scale if o.get("scale_gate") else 1.0)
-                    if "add" in o:
-                        score += o["add"](o, p, h, at[n], to[j])
-                    scores.append(score)
-                if kind == "cope":
-                    scores = cope(o, p, len(row) ** -0.5, row, scores)
-                weights = np.exp(np.array(scores) - max(scores))
-                weights /= weights.sum()
-                for weight, j in zip(weights, seen, strict=True):
-                    out[b, h, n] += weight * v[b, g, j]
-                    if kind == "shaw" and "value_table" in p:
-                        out[b, h, n] += weight * p["value_table"][shaw_row(o, to[j] - at[n])]
+        both = kind == "path_fox"
+        gates = log_gates(p, x[b], "members.1." * both) if kind in ("fox", "path_fox") else None
+        reflected = reflections(p, x[b], k.shape[1], "members.0." * both) if "path" in kind else None
+        for h, n in np.ndindex(heads, rows):
+            i, row, g, scores = keys - rows + n, q[b, h, n], h // group, []
+            for j in seen[b][n]:
+                if reflected is not None:
+                    dot = dot_path(row, k[b, g, j], reflected[0][:, g], reflected[1][:, g], i, j)
+                elif kind == "transformer_xl":
+                    dot = xl(o, p, h, row, k[b, g, j], at[b, n] - to[b, j])
+                elif kind == "shaw":
+                    dot = row @ (k[b, g, j] + p["key_table"][shaw_row(o, to[b, j] - at[b, n])])
+                else:
+                    dot = o["dot"](o, row, k[b, g, j], at[b, n], to[b, j], to[b].max())
+                score = scale * dot
+                if gates is not None:
+                    score += (gates[i, h] - gates[j, h]) * (scale if o.get("scale_gate", both) else 1.0)
+                if o["add"]:
+                    score += o["add"](o, p, h, at[b, n], to[b, j])
+                scores.append(score)
+            if not scores:
+                continue
+            if kind == "cope":
+                scores = cope(o, p, len(row) ** -0.5, row, scores)
+            weights, total = softmax(scores)
+            out[b, h, n, -1] = total
+            for weight, j in zip(weights, seen[b][n], strict=True):
+                out[b, h, n, :-1] += weight * v[b, g, j]
+                if kind == "shaw" and "value_table" in p:
+                    out[b, h, n, :-1] += weight * p["value_table"][shaw_row(o, to[b, j] - at[b, n])]
     return out
+
+
+def softmax(scores):
+    """The weights, and the logarithm of what they were divided by."""
+    w = np.exp(np.array(scores) - max(scores))
+    return w / w.sum(), max(scores) + math.log(w.sum())
 
 
 def shaw_row(o, ahead):
@@ -244,8 +241,8 @@ def shaw_row(o, ahead):
 
 
 def xl(o, p, h, q, k, offset):
-    if o["clamp"] is not None:
-        offset = max(-o["clamp"], min(o["clamp"], offset))
+    far = o["clamp_length"] or math.inf
+    offset = max(-far, min(far, offset))
     f = plain(o["dim"], 10000.0)
     code = np.concatenate([np.sin(offset * f), np.cos(offset * f)])
     w = p["project.weight"].reshape(p["u"].shape[0], -1, o["dim"])[h]
@@ -263,3 +260,41 @@ def cope(o, p, scale, q, scores):
         mixed = (1 - (at - low)) * table[:, low] + (at - low) * table[:, high]
         found.append(score + scale * (q @ mixed))
     return found
+
+
+# ---- at the model's input ---------------------------------------------------------------------------------------------------
+def sinusoidal(dim, layout, frequencies, t):
+    w = plain(dim, 10000.0) if frequencies == "paper" else 10000.0 ** (-np.arange(dim // 2) / (dim // 2 - 1))
+    sin, cos = np.sin(t * w), np.cos(t * w)
+    return np.stack([sin, cos], 1).reshape(-1) if layout == "interleaved" else np.concatenate([sin, cos])
+
+
+def learned(table, t, align):
+    """Row t, or the last one; with `align`, 20 positions over all rows, between two of them."""
+    last = len(table) - 1
+    at = {None: min(t, last), "end": t * last / 19, "start": min(t * len(table) / 20, last)}[align]
+    low = math.floor(at + 1e-12)
+    return table[low] + (at - low) * (table[min(low + 1, last)] - table[low])
+
+
+# ---- hierarchical attention -------------------------------------------------------------------------------------------------
+def hierarchical(o, q, k, v, gate):
+    """A window, and before it the mean of each block of 2^n tokens, by the binary digits of their number."""
+    batch, heads, length, dim = q.shape
+    out = np.zeros_like(q)
+    for b, h, t in np.ndindex(batch, heads, length):
+        row, g = q[b, h, t] * dim**-0.5, h * k.shape[1] // heads
+        a, start = max(0, t - o["window"] + 1), 0
+        near, near_v, far, far_v = list(k[b, g, a : t + 1] @ row), list(v[b, g, a : t + 1]), [], []
+        for level in reversed(range(8)):
+            if a & (1 << level):
+                block = slice(start, start + 2**level)
+                far.append(row @ k[b, g, block].mean(0) + (math.log(2**level) if o["size_term"] else 0.0))
+                far_v.append(v[b, g, block].mean(0))
+                start = block.stop
+        if o["combine"] == "softmax" or not a:
+            out[b, h, t] = softmax(near + far)[0] @ np.array(near_v + far_v)
+        else:
+            share = gate[b, h, t]
+            out[b, h, t] = share * softmax(near)[0] @ np.array(near_v) + (1 - share) * softmax(far)[0] @ np.array(far_v)
+    return out

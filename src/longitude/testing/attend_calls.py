@@ -67,19 +67,19 @@ class Call:
         options = {**self.options, "mask": self.mask, **more}
         return attend(q, k, v, encoding=self.encoding, context=self.context(x), backend=backend, **options)
 
+    def output(self, tensors: Named, backend: str) -> Tensor:
+        """The output; where it is requested, the logsumexp is its last column, -9 for a query without keys."""
+        if not self.options.get("return_lse"):
+            return self.forward(tensors, backend)
+        out, lse = self.forward(tensors, backend)
+        return torch.cat([out, lse.masked_fill(lse == -math.inf, -9.0)[..., None]], -1)
+
     def answer(self, backend: str) -> Named:
-        """The output, with the logsumexp behind it where that is requested, and every gradient where any is recorded."""
-
-        def forward() -> Tensor:
-            if not self.options.get("return_lse"):
-                return self.forward(inputs, backend)
-            out, lse = self.forward(inputs, backend)
-            return torch.cat([out, lse.masked_fill(lse == -math.inf, -9.0)[..., None]], -1)
-
+        """The output and every gradient, where any is recorded."""
         inputs = differentiable(**self.tensors)
         wanted = {**inputs, **parameters_of(self.encoding)} if torch.is_grad_enabled() else {}
         with unchanged(f"backend {backend}", *wanted.values()):
-            return with_gradients(forward, wanted)
+            return with_gradients(lambda: self.output(inputs, backend), wanted)
 
     def row(self, b: int) -> Call:
         """The b-th sequence alone."""

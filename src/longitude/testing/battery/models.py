@@ -79,6 +79,7 @@ STREAMS = {
         ("no positions", "positions of the first call"),
     ),
     "left padding": ({"attention_mask": LEFT_PADDED}, ((0, 0, 18), (1, 5, 18)), 7, ("no positions",)),
+    "right padding": ({"attention_mask": LEFT_PADDED.flip(1)}, ((0, 0, 18), (1, 0, 13)), 7, ("no positions",)),
     "cut in its padding": ({"attention_mask": LEFT_PADDED}, ((0, 0, 18), (1, 5, 18)), 3, ("no positions",)),
 }
 
