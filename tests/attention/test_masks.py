@@ -167,9 +167,7 @@ LONG = {
 
 @pytest.mark.parametrize("case", LONG)
 @pytest.mark.parametrize(
-    ("encoding", "backend"),
-    [(None, "auto"), (None, "sdpa"), (lg.ALiBi(2), "table")],
-    ids=["plain", "sdpa", "alibi"],
+    ("encoding", "backend"), [(None, "auto"), (None, "sdpa"), (lg.ALiBi(2), "table")], ids=["plain", "sdpa", "alibi"]
 )
 def test_spans_are_never_dense(case, encoding, backend):
     inputs = [x.requires_grad_() for x in heads(LENGTH, num_heads=2, dtype=torch.float32)]

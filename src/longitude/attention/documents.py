@@ -13,6 +13,18 @@ BEGINS = "longitude_begins"
 """The attribute of a tensor of runs that holds where they begin: every layer of a model reads it."""
 
 
+def require_tokens(x: Tensor, dim: int) -> None:
+    """ValueError unless x is [B, L, dim] and has tokens."""
+    if x.dim() != 3 or x.shape[-1] != dim or x.numel() == 0:
+        raise ValueError(f"x: expected [B, L, {dim}] with no empty dimension, got {list(x.shape)}")
+
+
+def require_number_per_token(documents: Tensor, batch: int, keys: int) -> None:
+    """ValueError unless documents is [batch, keys]."""
+    if documents.shape != (batch, keys):
+        raise ValueError(f"documents: expected [{batch}, {keys}], cached tokens included, got {list(documents.shape)}")
+
+
 def runs_of(documents: Int[Tensor, "B L"]) -> Int[Tensor, "B L"]:
     """A number per token -> each document's own number: 0, 1, 2, ... along the row, and -1 for padding.
 

@@ -75,14 +75,14 @@ def requests(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    encoding: Encoding | Sequence[Encoding] | None,
-    context: Columns | None,
-    mask: Mask,
-    q_positions: Positions | None,
-    k_positions: Positions | None,
-    scale: float | None,
-    dropout: float,
-    return_weights: bool,
+    encoding: Encoding | Sequence[Encoding] | None = None,
+    context: Columns | None = None,
+    mask: Mask = Causal(),  # noqa: B008 (frozen)
+    q_positions: Positions | None = None,
+    k_positions: Positions | None = None,
+    scale: float | None = None,
+    dropout: float = 0.0,
+    return_weights: bool = False,
 ) -> list[Part]:
     """The arguments of attend, checked: one part, or one for each length that tables follow."""
     validate(q, k, v, mask, scale, dropout)
@@ -368,20 +368,16 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
     Raises:
         ValueError: As attend; and for an argument that attend does not have.
     """
-    names = ("encoding", "context", "q_positions", "k_positions", "scale")
-    known = {*names, "mask", "dropout", "return_weights", "return_lse", "backend"}
+    known = attend.__kwdefaults__ or {}
     for name in arguments:
         if name not in known:
             raise unknown("argument", name, known, "explain takes what attend takes.")
-    encoding, context, q_positions, k_positions, scale = (arguments.get(name) for name in names)
-    dropout, return_weights = arguments.get("dropout", 0.0), arguments.get("return_weights", False)
-    mask = arguments.get("mask", Causal())
-    parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
-    requested = [part.request.with_lse() if arguments.get("return_lse") else part.request for part in parts]
+    name, return_lse = arguments.pop("backend", "auto"), arguments.pop("return_lse", False)
+    parts = requests(q, k, v, **arguments)
+    requested = [part.request.with_lse() if return_lse else part.request for part in parts]
     largest = max(requested, key=lambda r: r.rows * r.length)
     if len(parts) > 1:
         print(f"tables follow {len(parts)} lengths, each in a call of its own; memory is of the largest")
-    name = arguments.get("backend", "auto")
     require_backend(name)
     refusals = {b.name: refusal(b, requested) for b in BACKENDS.values()}
     chosen = choose(requested, name) if name == "auto" or refusals[name] is None else None
@@ -389,11 +385,9 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
     for b in BACKENDS.values():
         why = None
         if refusals[b.name] is None and b is not chosen:
-            why = (
-                f"{name!r} was requested"
-                if chosen is None or name != "auto"
-                else _passed_over(b, chosen, requested[-1])
-            )
+            why = f"{name!r} was requested"
+            if chosen is not None and name == "auto":
+                why = _passed_over(b, chosen, requested[-1])
         verdicts.append(Verdict(b.name, refusals[b.name], b.memory(largest), b.price(requested[-1]), b is chosen, why))
     print("\n".join(map(str, verdicts)))
     return tuple(verdicts)

@@ -36,14 +36,8 @@ class AllowedPairs:
     """
 
     def __init__(self, mask: Mask, batch: int, rows: int, keys: int, q_order: int, k_order: int = 0):
-        self.mask, self.batch, self.rows, self.keys, self.q_order, self.k_order = (
-            mask,
-            batch,
-            rows,
-            keys,
-            q_order,
-            k_order,
-        )
+        self.mask, self.batch, self.rows, self.keys = mask, batch, rows, keys
+        self.q_order, self.k_order = q_order, k_order
         parts = mask.parts()
         self.beyond_band = tuple(m for m in parts if not is_band(m))
         self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
@@ -304,11 +298,8 @@ def transformed(
     if not (encoding.prepares or encoding.transforms):
         return r
     q_tables = k_tables = encoding.prepare(explicit(q_positions, r.rows, r.q.device), length, r.q.dtype)
-    if (
-        r.rows != r.length
-        or q_positions is not k_positions
-        and not (isinstance(q_positions, int) and isinstance(k_positions, int) and q_positions == k_positions)
-    ):
+    ints = isinstance(q_positions, int) and isinstance(k_positions, int)
+    if r.rows != r.length or (q_positions != k_positions if ints else q_positions is not k_positions):
         k_tables = encoding.prepare(explicit(k_positions, r.length, r.q.device), length, r.q.dtype)
     return replace(r, q=encoding.queries(r.q, q_tables), k=encoding.keys(r.k, k_tables))
 
@@ -330,12 +321,7 @@ def following(first: Tensor, length: int) -> Tensor:
 
 def as_int(positions: Positions) -> Positions:
     """The int that positions [L] or [B, L] count up from in every row, where reading them is free; else themselves."""
-    if (
-        not isinstance(positions, Tensor)
-        or positions.dim() > 2
-        or not positions.is_cpu
-        or torch.compiler.is_compiling()
-    ):
+    if isinstance(positions, int) or positions.dim() > 2 or not positions.is_cpu or torch.compiler.is_compiling():
         return positions
     first = int(positions.flatten()[0])
     counted = positions == torch.arange(first, first + positions.shape[-1])
@@ -352,23 +338,23 @@ def places(
     if k_positions is not None:
         k_positions = canonical("k_positions", k_positions, batch, keys, axes)
     if q_positions is None and k_positions is None:
-        k_positions = 0 if rows <= keys else rows - keys
+        k_positions = max(0, rows - keys)
     if k_positions is None:
-        assert q_positions is not None
-        if rows == keys:
-            k_positions = q_positions
-        elif isinstance(q_positions, int):
-            k_positions = q_positions + rows - keys
-        if k_positions is None or (isinstance(k_positions, int) and k_positions < 0):
+        k_positions = _last_of(q_positions, rows, keys) if rows == keys or isinstance(q_positions, int) else None
+        if k_positions is None:
             raise ValueError(f"k_positions: expected them, for {rows} queries at {q_positions!r} and {keys} keys")
     if q_positions is None:
-        if rows == keys:
-            q_positions = k_positions
-        elif isinstance(k_positions, int):
-            q_positions = k_positions + keys - rows
-        elif rows <= keys:
-            assert isinstance(k_positions, Tensor)
-            q_positions = k_positions[:, keys - rows :] if k_positions.dim() > 1 else k_positions[keys - rows :]
-        if q_positions is None or (isinstance(q_positions, int) and q_positions < 0):
+        q_positions = _last_of(k_positions, keys, rows)
+        if q_positions is None:
             raise ValueError(f"q_positions: expected them, for {rows} queries and {keys} keys at {k_positions!r}")
     return q_positions, k_positions
+
+
+def _last_of(positions: Positions | None, count: int, last: int) -> Positions | None:
+    """Positions of the last tokens of a stream, where those of its last `count` are known; None where that does not tell."""
+    first = count - last
+    if isinstance(positions, int):
+        return positions + first if positions + first >= 0 else None
+    if positions is None or first <= 0:
+        return None if first else positions
+    return positions[:, first:] if positions.dim() > 1 else positions[first:]

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from longitude.attention.documents import begins_of
+from longitude.attention.documents import begins_of, require_number_per_token, require_tokens
 from longitude.attention.masks import Causal, require_mask
 from longitude.attention.mixer import Mixer, MixerInputs, require_no_weights
 from longitude.attention.request import following
@@ -70,8 +70,7 @@ class StateMixer(Mixer):
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Tensor:
         """As Mixer.forward, through `mix`; a cache keeps the state after this call's tokens."""
         name, cache, encoding = type(self).__name__, inputs.cache, inputs.encoding
-        if x.dim() != 3 or x.shape[-1] != self.dim or x.numel() == 0:
-            raise ValueError(f"x: expected [B, L, {self.dim}] with no empty dimension, got {list(x.shape)}")
+        require_tokens(x, self.dim)
         require_no_weights(self, inputs.return_weights, inputs.memory)
         require_mask(inputs.mask)
         if not (isinstance(inputs.mask, Causal) and inputs.mask.order is None):
@@ -116,10 +115,7 @@ def _found(
     """Reset, valid, and positions as they are passed on and as a tensor: the same for all layers of a forward."""
     documents, positions, reset, valid = inputs.documents, inputs.positions, None, None
     if documents is not None:
-        if documents.shape != (batch, past + length):
-            raise ValueError(
-                f"documents: expected {[batch, past + length]}, cached tokens included, got {list(documents.shape)}"
-            )
+        require_number_per_token(documents, batch, past + length)
         reset, valid = document_flags(documents, past)
     if positions is None:
         positions = 0 if inputs.cache is None else inputs.cache.next_positions()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.documents import runs_of
+from longitude.attention.documents import require_number_per_token, require_tokens, runs_of
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
 from longitude.attention.masks import Documents, Mask, Padding, require_causal, require_mask
 from longitude.attention.mixer import MixerInputs
@@ -60,10 +60,7 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
     mask: of the inputs, with what the layer itself adds.
     """
     cache, memory = inputs.cache, inputs.memory
-    if x.dim() != 3 or x.shape[-1] != dim:
-        raise ValueError(f"x: expected [B, L, {dim}], got {list(x.shape)}")
-    if x.numel() == 0:
-        raise ValueError(f"x: expected no empty dimension, got {list(x.shape)}")
+    require_tokens(x, dim)
     remembered = 0
     if memory is not None:
         if cache is not None or memory.dim() != 3 or memory.shape[::2] != x.shape[::2]:
@@ -92,10 +89,7 @@ def _checked(x: Tensor, encoding: Composed, mask: Mask, inputs: MixerInputs, pas
     if documents is None and encoding.reads_tokens and any(isinstance(m, Documents | Padding) for m in mask.parts()):
         raise ValueError("mask: the encoding reads the tokens too; pass documents and padding as documents= instead")
     if documents is not None:
-        if documents.shape != (batch, keys):
-            raise ValueError(
-                f"documents: expected [{batch}, {keys}], cached tokens included, got {list(documents.shape)}"
-            )
+        require_number_per_token(documents, batch, keys)
         documents = runs_of(documents)
         mask = mask & Documents(documents) & Padding(documents >= 0)
     if positions is None:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from longitude.attention.documents import require_tokens
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.masks import NoMask, Padding
 from longitude.attention.operation import attend, require_backend
@@ -96,8 +97,7 @@ class CrossAttention(nn.Module):
             ValueError: for shapes that do not fit, another mixer's cache, or neither source nor filled cache.
         """
         dim, kv_dim = self.q_proj.in_features, self.k_proj.in_features
-        if x.dim() != 3 or x.shape[-1] != dim or x.numel() == 0:
-            raise ValueError(f"x: expected [B, L, {dim}] with no empty dimension, got {list(x.shape)}")
+        require_tokens(x, dim)
         if source is not None and (source.dim() != 3 or source.shape[::2] != (len(x), kv_dim) or source.numel() == 0):
             raise ValueError(
                 f"source: expected [{len(x)}, S, {kv_dim}] with no empty dimension, got {list(source.shape)}"

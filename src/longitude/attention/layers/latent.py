@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +17,9 @@ from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
 from longitude.attention.suffix_encoding import SuffixEncoding
 from longitude.errors import check_sizes, unknown
-from longitude.positions.base import Columns, Encoding, OffsetVectors
+from longitude.positions.base import Encoding, OffsetVectors
 from longitude.positions.composed import Composed, compose
-from longitude.positions.coordinates import Positions, explicit
+from longitude.positions.coordinates import explicit
 
 if TYPE_CHECKING:
     from longitude.attention.layers.latent_cache import LatentCacheLayer
@@ -161,9 +161,17 @@ class LatentAttention(Mixer):
             suffix: Any = SuffixEncoding(encoding, self.kv_rank)
             key, _, columns = cache.extend(key, key[..., :0], call.positions, columns, carry, suffix)
             k_positions = cache.positions
+        scale = self.scale
+        if scale is None:
+            scale = (self.nope_dim + self.rope_dim) ** -0.5 * encoding.softmax_factor
+
+        def over_keys(q: Tensor, k: Tensor, v: Tensor, before: int) -> tuple[Tensor, Tensor | None]:
+            """Attention with what the encoding does to the part of queries and keys after the first `before` numbers."""
+            suffix: Any = SuffixEncoding(encoding, before) if adds(encoding) else compose(None)
+            return attended(self, (q, k, v), call, suffix, columns, k_positions, scale, inputs.return_weights)
+
         attend = self.absorbed if absorbed else self.expanded
-        q = q[:, :, call.remembered :]
-        out, weights = attend(q, key, call, encoding, columns, k_positions, inputs.return_weights)
+        out, weights = attend(q[:, :, call.remembered :], key, over_keys)
         out = self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(2))
         return (out, weights) if inputs.return_weights else out
 
@@ -172,10 +180,7 @@ class LatentAttention(Mixer):
         return q.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
 
     def expanded(
-        self,
-        q: Float[Tensor, "B H Lq nope+rotary"],
-        key: Float[Tensor, "B 1 Lk rank+rotary"],
-        *rest: Any,
+        self, q: Float[Tensor, "B H Lq nope+rotary"], key: Float[Tensor, "B 1 Lk rank+rotary"], over_keys: OverKeys
     ) -> tuple[Float[Tensor, "B H Lq value"], Tensor | None]:
         """Keys and values of every head, made of the latents."""
         latent, rotary = key.to(q.dtype).transpose(1, 2).split([self.kv_rank, self.rope_dim], -1)  # [B, Lk, 1, ...]
@@ -185,14 +190,11 @@ class LatentAttention(Mixer):
         # Fused kernels, those of CPUs and some of GPUs, want values as wide as keys; zeros change nothing.
         more = self.nope_dim + self.rope_dim - self.value_dim
         q, k, v = padded(q, front=-more), padded(k, front=-more), padded(v.transpose(1, 2), back=more)
-        out, weights = self.over_keys(q, k, v, self.nope_dim + max(0, -more), *rest)
+        out, weights = over_keys(q, k, v, self.nope_dim + max(0, -more))
         return out[..., : self.value_dim], weights
 
     def absorbed(
-        self,
-        q: Float[Tensor, "B H Lq nope+rotary"],
-        key: Float[Tensor, "B 1 Lk rank+rotary"],
-        *rest: Any,
+        self, q: Float[Tensor, "B H Lq nope+rotary"], key: Float[Tensor, "B 1 Lk rank+rotary"], over_keys: OverKeys
     ) -> tuple[Float[Tensor, "B H Lq value"], Tensor | None]:
         """Queries in the space of the latents: every head attends to the same keys, and sums latents."""
         to_keys, to_values = self.kv_up.weight.unflatten(0, (self.num_heads, -1)).split(
@@ -202,27 +204,8 @@ class LatentAttention(Mixer):
         content = torch.einsum("bhln,hnr->bhlr", content, to_keys)
         wide = torch.cat([content.to(q.dtype), positional], -1).to(key.dtype)  # a cache may hold keys in a wider dtype
         # The key itself as value, so that both are equally wide and nothing is copied; its rotary part is not read.
-        out, weights = self.over_keys(wide, key, key, self.kv_rank, *rest)
+        out, weights = over_keys(wide, key, key, self.kv_rank)
         return torch.einsum("bhlr,hvr->bhlv", out[..., : self.kv_rank].to(q.dtype), to_values), weights
-
-    def over_keys(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        before: int,
-        call: Call,
-        encoding: Composed,
-        columns: Columns,
-        k_positions: Positions,
-        return_weights: bool,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Attention with what the encoding does to the part of queries and keys after the first `before` numbers."""
-        scale = self.scale
-        if scale is None:
-            scale = (self.nope_dim + self.rope_dim) ** -0.5 * encoding.softmax_factor
-        suffix: Any = SuffixEncoding(encoding, before) if adds(encoding) else compose(None)
-        return attended(self, (q, k, v), call, suffix, columns, k_positions, scale, return_weights)
 
     # ---- which route ----
     def absorbs(self, call: Call, encoding: Composed) -> bool:
@@ -284,14 +267,12 @@ def adds(encoding: Composed) -> bool:
     return not encoding.stable_keys or any(type(member).terms is not Encoding.terms for member in encoding)
 
 
+Size = int | None
+OverKeys = Callable[[Tensor, Tensor, Tensor, int], tuple[Tensor, Tensor | None]]
+
+
 def sized(
-    dim: int,
-    num_heads: int,
-    head_dim: int | None,
-    kv_rank: int | None,
-    nope_dim: int | None,
-    rope_dim: int | None,
-    value_dim: int | None,
+    dim: int, num_heads: int, head_dim: Size, kv_rank: Size, nope_dim: Size, rope_dim: Size, value_dim: Size
 ) -> tuple[int, int, int, int]:
     """kv_rank, nope_dim, rope_dim and value_dim, with their defaults."""
     check_sizes("LatentAttention", dim=dim, num_heads=num_heads)

@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from longitude.attention.documents import runs_of
+from longitude.attention.documents import require_number_per_token, require_tokens, runs_of
 from longitude.attention.heads import head_sizes, join_heads, split_heads
 from longitude.attention.masks import Band, Causal, Documents, Mask, NoMask, Padding
 from longitude.attention.operation import attend, require_backend
@@ -105,15 +105,13 @@ class LongformerAttention(nn.Module):
         Raises:
             ValueError: for shapes that do not fit.
         """
-        if x.dim() != 3 or x.shape[-1] != self.dim or x.numel() == 0:
-            raise ValueError(f"x: expected [B, L, {self.dim}] with no empty dimension, got {list(x.shape)}")
+        require_tokens(x, self.dim)
         batch, length = x.shape[:2]
         several = Global(tokens)
         several.validate(batch, length, length)
         mask: Mask = Causal() if self.causal else NoMask()
         if documents is not None:
-            if documents.shape != (batch, length):
-                raise ValueError(f"documents: expected [{batch}, {length}], one per token, got {list(documents.shape)}")
+            require_number_per_token(documents, batch, length)
             documents = runs_of(documents)
             mask = mask & Documents(documents) & Padding(documents >= 0)
         positions = canonical("positions", 0 if positions is None else positions, batch, length, self.encoding.axes)

@@ -9,12 +9,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from longitude.attention.cache_guard import CacheKind, of_this_mode
+from longitude.attention.heads import head_sizes
 from longitude.attention.layers.base import attended, checked_call
 from longitude.attention.masks import Mask
 from longitude.attention.mixer import Mixer, MixerInputs, register_mixer
 from longitude.attention.operation import require_backend
 from longitude.attention.request import require_options
-from longitude.errors import check_sizes
 from longitude.positions.base import Encoding
 from longitude.positions.composed import compose
 from longitude.positions.coordinates import explicit
@@ -69,23 +69,14 @@ class MultiHeadAttention(Mixer):
         backend: str = "auto",
     ):
         super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        check_sizes("MultiHeadAttention", dim=dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
-        if num_heads % num_kv_heads:
-            raise ValueError(f"expected num_kv_heads to divide num_heads, got {num_kv_heads} and {num_heads}")
-        if head_dim is not None:
-            check_sizes("MultiHeadAttention", head_dim=head_dim)
+        num_kv_heads, head_dim = head_sizes("MultiHeadAttention", dim, num_heads, num_kv_heads, head_dim)
         require_backend(backend)
         require_options(scale, dropout)
-        if head_dim is None and dim % num_heads:
-            raise ValueError(f"expected num_heads to divide dim, got {num_heads} and {dim}; or pass head_dim=")
-        self.dim, self.num_heads, self.num_kv_heads = dim, num_heads, num_kv_heads
-        self.head_dim = head_dim or dim // num_heads
+        self.dim, self.num_heads, self.num_kv_heads, self.head_dim = dim, num_heads, num_kv_heads, head_dim
         self.dropout, self.scale, self.backend = dropout, scale, backend
-        self.q_proj = nn.Linear(dim, num_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(dim, num_kv_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(num_heads * self.head_dim, dim, bias=bias)
+        self.q_proj = nn.Linear(dim, num_heads * head_dim, bias=bias)
+        self.k_proj, self.v_proj = (nn.Linear(dim, num_kv_heads * head_dim, bias=bias) for _ in range(2))
+        self.o_proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
         self.encoding = compose(encoding)
 
     def cache_layer(self) -> LongitudeCacheLayer:

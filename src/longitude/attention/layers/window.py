@@ -61,16 +61,9 @@ class WindowAttention(MultiHeadAttention):
     ):
         check_sizes("WindowAttention", size=size, step=step)
         super().__init__(
-            dim,
-            num_heads,
-            num_kv_heads,
-            encoding,
-            head_dim=head_dim,
-            bias=bias,
-            dropout=dropout,
-            scale=scale,
-            backend=backend,
-        )
+            dim, num_heads, num_kv_heads, encoding,
+            head_dim=head_dim, bias=bias, dropout=dropout, scale=scale, backend=backend,
+        )  # fmt: skip
         self.size, self.step = size, step
         self.window_mask: Mask = Window(size) if step == 1 else Dilated(size, step)
 

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from longitude.attention.documents import require_number_per_token
 from longitude.attention.layers.hierarchical.blocks import (
     COMBINES,
     Merge,
@@ -102,8 +103,8 @@ def hierarchical_attention(
         )
     if gate is not None and gate.shape != q.shape[:3]:
         raise ValueError(f"gate: expected [B, H, L] = {list(q.shape[:3])}, got {list(gate.shape)}")
-    if documents is not None and documents.shape != (q.shape[0], q.shape[2]):
-        raise ValueError(f"documents: expected [B, L] = {[q.shape[0], q.shape[2]]}, got {list(documents.shape)}")
+    if documents is not None:
+        require_number_per_token(documents, q.shape[0], q.shape[2])
     encoding = compose(encoding)
     for member in encoding:
         if (why := refusal(member)) is not None:
