@@ -43,13 +43,13 @@ class Call:
 
     def pairs(self, batch: int, rows: int, keys: int) -> AllowedPairs:
         """What the mask allows the last `rows` of `keys` keys, which are fewer than all where a cache dropped some."""
-        which = batch, rows, keys
-        pairs = self.found.get(which)
-        if pairs is None:
-            mask = self.mask if keys == self.keys else self.mask.since(self.keys - keys)
-            pairs = AllowedPairs(mask, batch, rows, keys, keys - rows)
-            if not torch.compiler.is_compiling():
-                self.found[which] = pairs
+        which, kept = (batch, rows, keys), not torch.compiler.is_compiling()  # a compiler's free length is no key
+        if kept and which in self.found:
+            return self.found[which]
+        mask = self.mask if keys == self.keys else self.mask.since(self.keys - keys)
+        pairs = AllowedPairs(mask, batch, rows, keys, keys - rows)
+        if kept:
+            self.found[which] = pairs
         return pairs
 
 
