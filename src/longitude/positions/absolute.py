@@ -160,9 +160,7 @@ class Learned(AtInput):
                 )
             check_sizes("Learned", length=length)
             if length <= max_length:
-                raise ValueError(
-                    f"Learned: expected length above max_length={max_length}, got {length}; leave beyond out"
-                )
+                raise ValueError(f"Learned: expected length above max_length={max_length}, got {length}; or no beyond")
         self.rows, self.dim, self.row_offset = max_length, dim, row_offset
         self.beyond, self.length, self.align = beyond, length, align
         self.max_length = None if beyond == "clamp" else length or max_length
@@ -204,9 +202,7 @@ class Learned(AtInput):
         """
         check_choice("Learned.truncate", Literal["first", "last"], side=side)
         if self.max_length is None:
-            raise ValueError(
-                "Learned.truncate: expected a last position, got beyond='clamp', where all exist; do not truncate"
-            )
+            raise ValueError("Learned.truncate: expected a last position, got beyond='clamp', where all exist")
         lengths = {tensor.shape[1] if tensor.dim() > 1 else None for tensor in tensors}
         if None in lengths or len(lengths) > 1:
             raise ValueError(

@@ -285,6 +285,10 @@ class Encoding(nn.Module):
             raise ValueError(f"{type(self).__name__} has no bias that positions alone decide, so no .{method}()")
         return biases
 
+    def overrides(self, *methods: str) -> bool:
+        """Whether its class has one of these methods of its own."""
+        return any(getattr(type(self), method) is not getattr(Encoding, method) for method in methods)
+
     def extra_repr(self) -> str:
         names = options_of(type(self))
         return ", ".join(f"{n}={v!r}" for n in names if isinstance(v := getattr(self, n, None), int | float | str))

@@ -50,17 +50,15 @@ class Composed(Encoding):
         for name, combine in COMBINED.items():
             setattr(self, name, combine([getattr(m, name) for m in members]))
         self.reads_tokens = any(m.reads_tokens for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
-        self.adds_terms = any(type(m).terms is not Encoding.terms for m in members)
+        self.adds_terms = any(m.overrides("terms") for m in members)
         self.sizes = tuple(
             (type(m).__name__, name, getattr(m, name))
             for m in members
             for name in ("num_heads", "head_dim")
             if hasattr(m, name)
         )  # what queries are compared with
-        self.prepares = any(prepares(m) for m in members)
-        self.transforms = any(
-            type(m).queries is not Encoding.queries or type(m).keys is not Encoding.keys for m in members
-        )
+        self.prepares = any(m.overrides("prepare") for m in members)
+        self.transforms = any(m.overrides("queries", "keys") for m in members)
         if self.passing_columns and not self.stable_keys:
             raise ValueError(
                 "one of these encodings needs keys as they came in a cache, and another rewrites them there; use a rotation "
@@ -80,8 +78,7 @@ class Composed(Encoding):
         return x
 
     def length_at(self, query: Any, newest: Any) -> Any:
-        lengths = [m.length_at(query, newest) for m in self]
-        lengths = [length for length in lengths if length is not None]
+        lengths = [length for m in self if (length := m.length_at(query, newest)) is not None]
         if len(lengths) > 1:
             raise ValueError("two composed encodings both follow a length; use one of them")
         return lengths[0] if lengths else None
@@ -114,19 +111,13 @@ class Composed(Encoding):
         return tuple(term for m in self for term in m.terms(context))
 
 
-def prepares(member: Encoding) -> bool:
-    """Whether it makes tables of positions."""
-    return type(member).prepare is not Encoding.prepare
-
-
 def of_axes(member: Encoding, positions: Tensor) -> Tensor:
     """Positions as a member takes them; ValueError where it measures one axis and they have several."""
-    if member.axes > 1 or positions.dim() < 3 or not (member.at_input or prepares(member)):
+    if member.axes > 1 or positions.dim() < 3 or not member.overrides("embed", "prepare"):
         return positions
     if positions.shape[-1] > 1:
-        raise ValueError(
-            f"{type(member).__name__} measures one axis: expected positions [L] or [B, L], got {list(positions.shape)}"
-        )
+        who, shape = type(member).__name__, list(positions.shape)
+        raise ValueError(f"{who} measures one axis: expected positions [L] or [B, L], got {shape}")
     return positions[..., 0]
 
 

@@ -23,25 +23,22 @@ def canonical(name: str, positions: Positions, batch: int, length: int, axes: in
     So no dimension is mistaken for another. ValueError for any other shape, for no integers, and for negative ones.
     """
     if isinstance(positions, bool) or not isinstance(positions, int | Tensor):
-        raise ValueError(
-            f"{name}: expected integers of 0 or more, as a tensor or one int to count from, got {positions!r}"
-        )
+        raise ValueError(f"{name}: expected integers of 0 or more, a tensor or an int to count from, got {positions!r}")
     if isinstance(positions, int):
         if positions < 0:
             raise ValueError(f"{name}: expected integers of 0 or more, got {positions}")
         return positions
-    shape = tuple(positions.shape)
+    shape, lines = tuple(positions.shape), ((batch, length), (1, length))
+    grids = [(*line, n) for line in lines for n in (1, axes)] if axes > 1 else []
     if axes > 1 and shape == (length, axes) == (batch, length):
         raise ValueError(
             f"{name}: {list(shape)} may mean [B, L] or [L, axes]; pass [{batch}, {length}, 1] or [1, {length}, {axes}]"
         )
     if axes > 1 and shape == (length, axes):
         positions = positions[None]
-    elif axes > 1 and shape in ((batch, length), (1, length)):
+    elif axes > 1 and shape in lines:
         positions = positions[..., None]
-    elif shape not in ((length,), (batch, length), (1, length)) and not (
-        axes > 1 and len(shape) == 3 and shape[0] in (1, batch) and shape[1] == length and shape[2] in (1, axes)
-    ):
+    elif shape not in ((length,), *lines, *grids):
         with_axes = f", or with axes [{length}, {axes}] or [{batch}, {length}, {axes}]" if axes > 1 else ""
         raise ValueError(f"{name}: expected [{length}] or [{batch}, {length}]{with_axes}, got {list(shape)}")
     require_positions(positions, who=name)
@@ -55,9 +52,7 @@ def require_positions(positions: Tensor, max_length: int | None = None, who: str
     asynchronous assertion.
     """
     if positions.dtype not in (torch.int64, torch.int32):
-        raise ValueError(
-            f"{who}: expected integer positions (int64), got {positions.dtype}; scale angles, not positions"
-        )
+        raise ValueError(f"{who}: expected integer positions, got {positions.dtype}; scale angles, not positions")
     valid = positions >= 0 if max_length is None else (positions >= 0) & (positions < max_length)
     bound = f"expected positions 0 .. {max_length - 1}" if max_length else "expected positions of 0 or more"
     if torch.compiler.is_compiling() or positions.device.type != "cpu":

@@ -8,12 +8,9 @@ from typing import Any, Literal, NamedTuple, cast
 from longitude.errors import check_choice, check_positive, check_sizes, unknown
 from longitude.positions.layouts import Layout
 from longitude.positions.rotary import MultimodalRotary, Rotary
-from longitude.positions.scaling import BaseChange, Linear, Scaling
+from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Linear, Llama3, LongRoPE, NTKByParts, Scaling, YaRN
 from longitude.positions.scaling.base import Follow
-from longitude.positions.scaling.llama3 import Llama3
-from longitude.positions.scaling.longrope import LongRoPE
-from longitude.positions.scaling.ntk import NTK, DynamicNTK, ntk_base
-from longitude.positions.scaling.yarn import NTKByParts, YaRN
+from longitude.positions.scaling.ntk import ntk_base
 
 
 class RopeConfig(NamedTuple):
@@ -51,9 +48,7 @@ class RopeConfig(NamedTuple):
         if self.sections is None:
             return options | {"proportion": self.proportion}
         if self.proportion != 1:
-            raise ValueError(
-                f"mrope: expected sections without p-RoPE, got sections={self.sections} and proportion={self.proportion}"
-            )
+            raise ValueError(f"mrope: expected sections without p-RoPE, got proportion={self.proportion}")
         arrangement = "interleaved" if self.interleaved else "contiguous"
         return options | {"sections": self.sections, "arrangement": arrangement}
 
@@ -124,9 +119,7 @@ def from_hugging_face(
             raise ValueError(f"expected {name} to be a mapping or None, got {config[name]!r}")
     old, new = config.get("rope_scaling"), config.get("rope_parameters")
     if old and new and old != new:
-        raise ValueError(
-            f"expected rope_parameters or rope_scaling, got both: {new!r} and {old!r}; remove the wrong one"
-        )
+        raise ValueError(f"expected rope_parameters or rope_scaling, got both: {new!r} and {old!r}; remove one")
     parameters = new or old or {}
     base = next((config[k] for k in ("rope_theta", "rotary_emb_base", "global_rope_theta") if k in config), None)
     local = next((config[k] for k in ("rope_local_base_freq", "local_rope_theta") if k in config), None)
@@ -135,9 +128,8 @@ def from_hugging_face(
 
     def read(parameters: Mapping[str, Any], config: Mapping[str, Any] = config, **outside: Any) -> RopeConfig:
         given = {key: value for key, value in parameters.items() if value is not None}
-        copied = "max_position_embeddings"
-        if copied in given and given[copied] == config.get(copied):
-            del given[copied]
+        if given.get("max_position_embeddings") == config.get("max_position_embeddings"):  # a copy
+            given.pop("max_position_embeddings", None)
         given = {key: value for key, value in outside.items() if value is not None} | given
         return rope_of(given, config, follow, max_length)
 
@@ -257,9 +249,7 @@ def to_hugging_face(
     check_choice("to_hugging_face", Style, style=style)
     if not isinstance(rope, RopeConfig):
         if style == "rope_scaling":
-            raise ValueError(
-                "expected one RopeConfig for style 'rope_scaling', got one per layer type; use 'rope_parameters'"
-            )
+            raise ValueError("rope_scaling: expected one RopeConfig, got one per layer type; use 'rope_parameters'")
         both = {layer: (None, {}) if one is None else entries(one, head_dim) for layer, one in rope.items()}
         outside: dict[str, Any] = {}
         for layer, (_, more) in both.items():

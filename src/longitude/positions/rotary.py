@@ -85,11 +85,15 @@ class Rotary(Encoding):
 
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
         """Theta of each pair, and the two factors."""
-        dims, who = (self.head_dim, self.base, self.scaling, self.rotary_dim), self.registered_name
-        frequencies = rope_frequencies(*dims, length, self.proportion, device, who)
-        if self.angle_dtype == "float32" and self.scaling is None:  # sign: theta stays 0 where it is 0
-            theta = float32_frequencies(self.rotary_dim, self.base, device)
-            frequencies = frequencies._replace(inverse=frequencies.inverse.sign() * theta)
+        return self._frequencies_of(self.rotary_dim, length, device)
+
+    def _frequencies_of(self, dim: int, length: int | None, device: torch.device | None) -> Frequencies:
+        """Of the pairs of this many dimensions."""
+        given = self.head_dim, self.base, self.scaling, dim, length, self.proportion, device, self.registered_name
+        frequencies = rope_frequencies(*given)
+        if self.angle_dtype == "float32" and self.scaling is None:  # with the roundings of most ports, on a CPU
+            theta = 1.0 / self.base ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+            frequencies = frequencies._replace(inverse=frequencies.inverse.sign() * theta.to(device))  # 0 stays 0
         return frequencies
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> RotaryTable:
@@ -171,19 +175,15 @@ class AxialRotary(Rotary):
         check_sizes("axial_rope", head_dim=head_dim, axes=axes)
         if head_dim % (2 * axes):
             raise ValueError(
-                f"axial_rope: expected head_dim to be a multiple of {2 * axes}, pairs for each of {axes} axes, got {head_dim}"
+                f"axial_rope: expected head_dim to be a multiple of {2 * axes}, 2 per axis, got {head_dim}"
             )
         super().__init__(head_dim, layout, base, angle_dtype=angle_dtype)
         self.axes = axes
         self.axis_of_pair = [axis for axis in range(axes) for _ in range(head_dim // axes // 2)]
 
     def frequencies(self, length: int | None = None, device: torch.device | None = None) -> Frequencies:
-        along = self.head_dim // self.axes
-        if self.angle_dtype == "float32":
-            phi = float32_frequencies(along, self.base, device)
-        else:
-            phi = rope_frequencies(along, self.base, device=device, who=self.registered_name).inverse
-        return Frequencies(phi.repeat(self.axes), 1.0, 1.0)
+        along = self._frequencies_of(self.head_dim // self.axes, length, device)
+        return along._replace(inverse=along.inverse.repeat(self.axes))
 
 
 @register("mrope")
@@ -334,21 +334,14 @@ class XPos(Encoding):
         log_zeta = (pair / self.head_dim + self.gamma).log() - math.log1p(self.gamma)
         dtype = torch.promote_types(dtype, torch.float32)
 
-        def times(magnitude: Tensor) -> RotaryTable:
+        def fallen_over(distance: Tensor) -> RotaryTable:
+            magnitude = (distance.to(exact) / self.scale_base * log_zeta).exp()
             return RotaryTable((table.cos * magnitude).to(dtype), (table.sin * magnitude).to(dtype))
 
-        return ScaledRotaryTable(
-            times((to_query.to(exact) / self.scale_base * log_zeta).exp()),
-            times((-to_key.to(exact) / self.scale_base * log_zeta).exp()),
-        )
+        return ScaledRotaryTable(fallen_over(to_query), fallen_over(-to_key))
 
     def queries(self, q: Tensor, prepared: ScaledRotaryTable) -> Tensor:
         return self.rope.queries(q, prepared.queries)
 
     def keys(self, k: Tensor, prepared: ScaledRotaryTable) -> Tensor:
         return self.rope.queries(k, prepared.keys)
-
-
-def float32_frequencies(rotary_dim: int, base: float, device: torch.device | None) -> Tensor:
-    """Theta in float32, with the roundings of 1 / base^(2k/rotary_dim) on a CPU: those of most ports."""
-    return (1.0 / base ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)).to(device)

@@ -53,9 +53,7 @@ class LongRoPE(Follows):
             check_positive(self.name, **{f"{name}[{i}]": number for i, number in enumerate(given)})
             object.__setattr__(self, name, tuple(given))
         if self.attention_factor is None and self.factor is None and self.max_length is None:
-            raise ValueError(
-                "longrope: expected factor, max_length or attention_factor, got none; cos and sin depend on it"
-            )
+            raise ValueError("longrope: expected factor, max_length or attention_factor, for cos and sin, got none")
         if self.attention_factor is None and self.original_max_length < 2:
             raise ValueError("longrope: expected an original_max_length of 2 or more, got 1")
 

@@ -73,12 +73,10 @@ class NTKByParts(Scaling):
         check_flags(self.name, truncate=self.truncate)
         if fast <= slow:
             raise ValueError(
-                f"{self.name}: expected beta_fast, the larger number of rotations, above beta_slow, got {fast!r} and {slow!r}"
+                f"{self.name}: expected beta_fast above beta_slow, in rotations, got {fast!r} and {slow!r}"
             )
         if self.ramp == "rotations" and not self.truncate:
-            raise ValueError(
-                f"{self.name}: expected truncate=False only with ramp='dimensions'; the ramp in rotations has nothing to round"
-            )
+            raise ValueError(f"{self.name}: expected truncate=False only with ramp='dimensions', got ramp='rotations'")
 
     def frequencies(self, rotary_dim, base, length=None, device=None) -> Tensor:
         theta = plain(rotary_dim, base, device)
