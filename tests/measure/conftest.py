@@ -62,3 +62,10 @@ def checkpoints(tmp_path_factory):
     """name -> path of a checkpoint that no test changes."""
     folder = tmp_path_factory.mktemp("checkpoints")
     return {name: write(folder, name) for name in ("llama", "neox", "gpt2", "bloom", "ours")}
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text("".join(f"line {i} says {i * i % 97} and ümlaut\n" for i in range(60)))
+    return path

@@ -8,26 +8,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from longitude.measure import by_length, default_bins, document_losses, losses_by_length
+from tests.measure.conftest import build
 
 VOCAB = 37
 LENGTHS = [3, 8, 16]  # 3 does not divide 16: ragged windows
+COUNTS = [16, 32, 32, 48]  # of the documents, multiples of 16
 
 
 @pytest.fixture(scope="module")
 def model():
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        initializer_range=0.7,  # attention that looks somewhere, so that context matters
-    )
-    return LlamaForCausalLM(config).double().eval()
+    return build("llama", vocab_size=VOCAB, initializer_range=0.7).double().eval()  # context matters
 
 
 @pytest.fixture(scope="module")
@@ -36,19 +28,18 @@ def documents():
     return [torch.randint(VOCAB, (n,), generator=generator) for n in (17, 33, 40, 50)]
 
 
-def brute(model, document, count, window, stride):
-    """Every target alone: the loss of token t + 1 after the tokens of its window, one forward pass each."""
-    losses = []
-    for t in range(count):
-        move = 0 if t < window else -(-(t + 1 - window) // stride)  # moves until the window's inputs reach t
-        with torch.no_grad():
-            logits = model(input_ids=document[None, move * stride : t + 1]).logits[0, -1]
-        losses.append(-torch.log_softmax(logits, 0)[document[t + 1]].item())
-    return np.array(losses)
-
-
-def counts(documents, span=16):
-    return [(len(document) - 1) // span * span for document in documents]
+def brute(model, documents, window, stride):
+    """Every target alone: the loss of token t + 1 after the tokens of its window, one forward pass each; by document."""
+    by_document = []
+    for document, count in zip(documents, COUNTS, strict=False):
+        losses = []
+        for t in range(count):
+            move = 0 if t < window else -(-(t + 1 - window) // stride)  # moves until the window's inputs reach t
+            with torch.no_grad():
+                logits = model(input_ids=document[None, move * stride : t + 1]).logits[0, -1]
+            losses.append(-torch.log_softmax(logits, 0)[document[t + 1]].item())
+        by_document.append(np.array(losses))
+    return by_document
 
 
 @pytest.mark.one_in(5)
@@ -58,12 +49,9 @@ def counts(documents, span=16):
 def test_losses_are_those_of_every_target_alone(model, documents, window, stride, batch_tokens):
     stride = window if stride == "window" else stride
     losses = document_losses(model, documents, window=window, stride=stride, span=16, batch_tokens=batch_tokens)
-    expected = [
-        brute(model, document, count, window, stride or window).sum()
-        for document, count in zip(documents, counts(documents), strict=True)
-    ]
+    expected = [each.sum() for each in brute(model, documents, window, stride or window)]
     np.testing.assert_allclose(losses.nats, expected, rtol=1e-12)
-    assert losses.tokens.tolist() == counts(documents) == [16, 32, 32, 48]
+    assert losses.tokens.tolist() == COUNTS
 
 
 def test_default_stride_is_half_the_window(model, documents):
@@ -72,12 +60,7 @@ def test_default_stride_is_half_the_window(model, documents):
     for row in rows:
         one = document_losses(model, documents, window=row.length, stride=row.stride, span=16)
         assert row.value == pytest.approx(math.exp(one.nats.sum() / one.tokens.sum()), rel=1e-12)
-
-
-def test_more_context_is_used(model, documents):
-    """The fixture can tell windows apart: otherwise every test above would pass for any context."""
-    values = [row.value for row in by_length(model, documents, lengths=LENGTHS, methods=["non-overlapping"])]
-    assert np.abs(np.diff(values)).min() > 1e-3
+    assert np.abs(np.diff([row.value for row in rows])).min() > 1e-3  # the model can tell contexts apart
 
 
 def test_small_chunks_of_logits_do_not_matter(model, documents, monkeypatch):
@@ -87,34 +70,29 @@ def test_small_chunks_of_logits_do_not_matter(model, documents, monkeypatch):
 
 
 def test_positions_are_those_of_the_longest_windows(model, documents):
-    token_bytes = torch.arange(VOCAB) % 3 + 1
-    losses = losses_by_length(
-        model, documents, lengths=LENGTHS, methods=["per-position"], bins=[0, 1, 5, 16], token_bytes=token_bytes
-    )
-    nats = np.stack([
-        brute(model, document, count, 16, 16).reshape(-1, 16).sum(0)
-        for document, count in zip(documents, counts(documents), strict=True)
-    ])  # fmt: skip
+    sizes = torch.arange(VOCAB) % 3 + 1
+    options = {"lengths": LENGTHS, "methods": ["per-position"], "bins": [0, 1, 5, 16]}
+    losses = losses_by_length(model, documents, **options, token_bytes=sizes)
+    nats = np.stack([each.reshape(-1, 16).sum(0) for each in brute(model, documents, 16, 16)])
     assert [(each.position_from, each.position_to) for each in losses] == [(0, 1), (1, 5), (5, 16)]
     for each in losses:
         np.testing.assert_allclose(each.nats, nats[:, each.position_from : each.position_to].sum(1), rtol=1e-12)
         assert each.tokens.tolist() == [w * (each.position_to - each.position_from) for w in (1, 2, 2, 3)]
         assert each.window == each.stride == 16
-    for index, (document, count) in enumerate(zip(documents, counts(documents), strict=True)):
-        sizes = token_bytes[document[1 : count + 1]].reshape(-1, 16)
-        assert losses[1].bytes[index] == sizes[:, 1:5].sum()
+    scored = [sizes[document[1 : count + 1]].view(-1, 16) for document, count in zip(documents, COUNTS)]
+    assert losses[1].bytes.tolist() == [int(each[:, 1:5].sum()) for each in scored]
 
 
 def test_positions_of_a_span_that_windows_do_not_fill(model, documents):
     """span 16 in windows of 5: the last window of every document is one token."""
     losses = losses_by_length(model, documents, lengths=[5], methods=["per-position"], span=16, bins=range(6))
-    nats = brute(model, documents[0], 16, 5, 5)
+    [nats] = brute(model, documents[:1], 5, 5)
     for position, each in enumerate(losses):
         np.testing.assert_allclose(each.nats[0], nats[position::5].sum(), rtol=1e-12)
     assert [each.tokens[0] for each in losses] == [4, 3, 3, 3, 3]
 
 
-def test_the_model_runs_once_for_positions_and_progress_hears_it(model, documents):
+def test_the_model_runs_once_for_positions_and_progress_follows(model, documents):
     seen, run = [], []
     hook = model.register_forward_pre_hook(
         lambda _, args, kwargs: run.append(kwargs["input_ids"].numel()), with_kwargs=True
@@ -124,19 +102,17 @@ def test_the_model_runs_once_for_positions_and_progress_hears_it(model, document
         progress=lambda done, total: seen.append((done, total)),
     )  # fmt: skip
     hook.remove()
-    total = 3 * sum(counts(documents))
-    assert sum(run) == total
-    assert [done for done, _ in seen] == np.cumsum(run).tolist()
-    assert {total for _, total in seen} == {total}
-    assert max(run) <= 32
+    total = 3 * sum(COUNTS)
+    assert sum(run) == total and max(run) <= 32
+    assert seen == [(done, total) for done in np.cumsum(run)]
 
 
 class Uniform(nn.Module):
     """Every token equally likely: log2(vocab) bits, whatever the text."""
 
-    def __init__(self, vocab, logit=0.0, dtype=torch.float32):
+    def __init__(self, logit=0.0, dtype=torch.float32):
         super().__init__()
-        self.weight = nn.Parameter(torch.full((vocab,), logit, dtype=dtype))
+        self.weight = nn.Parameter(torch.full((VOCAB,), logit, dtype=dtype))
 
     def forward(self, input_ids, use_cache):
         assert not use_cache and not self.training and not torch.is_grad_enabled()
@@ -144,62 +120,49 @@ class Uniform(nn.Module):
 
 
 def test_bits_are_per_byte_of_the_targets(documents):
-    token_bytes = torch.arange(VOCAB) % 4 + 1
-    targets = torch.cat([d[1 : n + 1] for d, n in zip(documents, counts(documents), strict=True)])
-    [row] = by_length(Uniform(VOCAB), documents, lengths=[16], methods=["non-overlapping"], token_bytes=token_bytes)
-    assert row.metric == "bits_per_byte" and row.count == token_bytes[targets].sum()
-    assert row.value == pytest.approx(len(targets) * math.log2(VOCAB) / row.count, rel=1e-6)
+    sizes = torch.arange(VOCAB) % 4 + 1
+    count = sum(int(sizes[document[1 : n + 1]].sum()) for document, n in zip(documents, COUNTS))
+    [row] = by_length(Uniform(), documents, lengths=[16], methods=["non-overlapping"], token_bytes=sizes)
+    assert row.metric == "bits_per_byte" and row.count == count
+    assert row.value == pytest.approx(sum(COUNTS) * math.log2(VOCAB) / count, rel=1e-6)
     assert row.low < row.value < row.high
+    alone = by_length(Uniform(), documents[:1], lengths=[16], token_bytes=1)
+    assert all(row.value is not None and row.low is None and row.high is None for row in alone)  # of one document
+    diverged = by_length(Uniform(math.nan), documents, lengths=LENGTHS, token_bytes=1)
+    assert {(row.value, row.low, row.high) for row in diverged} == {(None, None, None)}
+    assert all(row.count > 0 for row in diverged)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_perplexity_without_bytes_is_averaged_in_float32(documents, dtype):
-    [row] = by_length(Uniform(VOCAB, dtype=getattr(torch, dtype)), documents, lengths=[16], methods=["sliding"])
+    [row] = by_length(Uniform(dtype=getattr(torch, dtype)), documents, lengths=[16], methods=["sliding"])
     assert (row.metric, row.dtype) == ("perplexity", dtype)
     assert row.value == pytest.approx(VOCAB, rel=1e-5)  # bfloat16 would be off by 1e-3
-    assert row.count == row.tokens == sum(counts(documents))
+    assert row.count == row.tokens == sum(COUNTS)
 
 
-def test_a_loss_that_is_not_finite_is_a_missing_value(documents):
-    rows = by_length(Uniform(VOCAB, logit=math.nan), documents, lengths=LENGTHS, token_bytes=1)
-    assert {(row.value, row.low, row.high) for row in rows} == {(None, None, None)}
-    assert all(row.count > 0 for row in rows)
-
-
-def test_one_document_has_no_interval(documents):
-    rows = by_length(Uniform(VOCAB), documents[:1], lengths=[16], token_bytes=1)
-    assert all(row.value is not None and row.low is None and row.high is None for row in rows)
-
-
-def test_protocol_is_written_down(model, documents):
-    rows = by_length(
-        model, documents, lengths=LENGTHS, token_bytes=1, stride=2, encoding="rope", label="rope", seed=3,
-        train_length=8, commit="abc", backend="sdpa",
-    )  # fmt: skip
+def test_protocol_is_written_down_and_the_seed_is_of_the_bootstrap(model, documents):
+    labels = {"encoding": "rope", "label": "rope", "seed": 3, "train_length": 8, "commit": "abc", "backend": "sdpa"}
+    options = {"lengths": LENGTHS, "token_bytes": 1, "stride": 2, **labels}
+    rows = by_length(model, documents, **options)
     assert [row.method for row in rows] == ["non-overlapping"] * 3 + ["sliding"] * 3 + ["per-position"] * 5
     for row in rows:
-        assert (row.task, row.bos, row.weighting, row.dtype) == ("text", "none", "token", "float64")
-        assert (row.encoding, row.label, row.seed, row.train_length) == ("rope", "rope", 3, 8)
-        assert (row.commit, row.backend) == ("abc", "sdpa")
+        assert {name: getattr(row, name) for name in labels} == labels
+        assert (row.task, row.bos, row.weighting, row.dtype, row.documents) == ("text", "none", "token", "float64", 4)
         assert row.window == row.length and row.stride == (2 if row.method == "sliding" else row.window)
-        assert row.documents == 4
         assert row.truncation == "tail dropped to a multiple of 16 targets"
-    assert {row.tokens for row in rows if row.method != "per-position"} == {sum(counts(documents))}
-
-
-def test_the_same_call_gives_the_same_rows(model, documents):
-    first = by_length(model, documents, lengths=LENGTHS, token_bytes=1)
-    assert by_length(model, documents, lengths=LENGTHS, token_bytes=1) == first
-    other = by_length(model, documents, lengths=LENGTHS, token_bytes=1, bootstrap_seed=1)
-    assert [row.value for row in other] == [row.value for row in first]
-    assert [row.low for row in other] != [row.low for row in first]
+    assert {row.tokens for row in rows if row.method != "per-position"} == {sum(COUNTS)}
+    assert by_length(model, documents, **options) == rows
+    other = by_length(model, documents, **options, bootstrap_seed=1)
+    assert [row.value for row in other] == [row.value for row in rows]
+    assert [row.low for row in other] != [row.low for row in rows]
 
 
 def test_training_mode_of_every_submodule_is_put_back(documents):
     def stop(done, total):
         raise RuntimeError("stop")
 
-    model = Uniform(VOCAB)
+    model = Uniform()
     model.part = nn.Dropout().eval()
     model.training = True
     document_losses(model, documents, window=16)
@@ -209,15 +172,10 @@ def test_training_mode_of_every_submodule_is_put_back(documents):
     assert model.training and not model.part.training
 
 
-@pytest.mark.parametrize("length", [1, 2, 7, 64, 100, 4096])
-def test_default_bins_cover_every_position_once(length):
-    edges = default_bins(length)
-    assert edges[0] == 0 and edges[-1] == length
-    assert all(a < b for a, b in pairwise(edges))
-    assert len(edges) <= 24
-
-
-def test_default_bins_have_an_edge_at_the_training_length():
+def test_default_bins_cover_every_position_once():
+    for length in (1, 2, 7, 64, 100):
+        edges = default_bins(length)
+        assert edges[0] == 0 and edges[-1] == length and all(a < b for a, b in pairwise(edges))
     assert default_bins(4096) == [
         0, 1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
     ]  # fmt: skip
@@ -226,43 +184,39 @@ def test_default_bins_have_an_edge_at_the_training_length():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"lengths": []}, "at least one length"),
-        ({"lengths": [8, 8]}, "strictly ascending"),
-        ({"lengths": [16, 8]}, "strictly ascending"),
-        ({"lengths": [0, 8]}, "positive integer, got 0"),
-        ({"lengths": [8.0]}, "positive integer, got 8.0"),
+        ({"lengths": []}, "lengths must be one or more"),
+        ({"lengths": [8, 8]}, "ascending without repeats, got 8 8"),
+        ({"lengths": [0, 8]}, r"lengths\[0\] to be an int of 1 or more, got 0"),
+        ({"lengths": [8.0]}, r"lengths\[0\] to be an int of 1 or more, got 8.0"),
         ({"lengths": [16, 32]}, "document 0 has 17 tokens, but the longest window needs 33"),
-        ({"methods": []}, "sequence of different names"),
-        ({"methods": "sliding"}, "sequence of different names"),
-        ({"methods": ["sliding", "sliding"]}, "sequence of different names"),
-        ({"methods": ["slidng"]}, "unknown method 'slidng'.*'sliding'"),
-        ({"stride": 0}, "stride must be a positive integer, got 0"),
-        ({"stride": 9}, "got stride 9 for window 8"),
+        ({"methods": []}, "methods must name at least one"),
+        ({"methods": "sliding"}, r"expected methods\[0\] 'non-overlapping'"),
+        ({"methods": ["sliding", "sliding"]}, "each once"),
+        ({"methods": ["slidng"]}, r"methods\[0\] .*'sliding' or 'per-position', got 'slidng'"),
+        ({"stride": 0}, "stride to be an int of 1 or more"),
+        ({"stride": 9}, "at most the shortest length 8, got 9"),
         ({"span": 15}, "at least the longest length 16, got 15"),
         ({"bins": [0]}, "at least two"),
-        ({"bins": [0, 4, 4]}, "strictly ascending"),
-        ({"bins": [0, 17]}, "within 0..16"),
-        ({"batch_tokens": 0}, "batch_tokens must be a positive integer"),
-        ({"token_bytes": 0}, "token_bytes must be a positive integer"),
+        ({"bins": [0, 4, 4]}, "ascending without repeats, got 0 4 4"),
+        ({"bins": [0, 17]}, "bins must be one or more numbers from 0 to 16"),
+        ({"batch_tokens": 0}, "batch_tokens to be an int of 1 or more"),
+        ({"token_bytes": 0}, "token_bytes to be an int of 1 or more"),
         ({"token_bytes": torch.ones(VOCAB)}, "token_bytes must be int64"),
         ({"token_bytes": torch.ones(3, dtype=torch.int64)}, "token_bytes has 3 entries"),
         ({"documents": []}, "at least one document"),
         ({"documents": [torch.zeros(17)]}, "document 0 must be a 1-D int64 tensor.*float32"),
         ({"documents": [torch.zeros(1, 17, dtype=torch.int64)]}, "document 0 must be a 1-D int64 tensor"),
-        ({"documents": [torch.zeros(16, dtype=torch.int64)]}, "document 0 has 16 tokens"),
         ({"lable": "rope"}, "unknown label 'lable'.*'label'"),
-        ({"resamples": 0}, "resamples must be a positive integer"),
     ],
 )
-def test_wrong_use_says_what_to_do(documents, change, message):
-    arguments = {"documents": documents, "lengths": [8, 16]} | change
+def test_wrong_use(documents, change, message):
     with pytest.raises(ValueError, match=message):
-        by_length(Uniform(VOCAB), **arguments)
+        by_length(Uniform(), **{"documents": documents, "lengths": [8, 16]} | change)
 
 
-@pytest.mark.parametrize("answer", [None, torch.zeros(2, 3), "logits"])
+@pytest.mark.parametrize("answer", [None, torch.zeros(2, 3)])
 def test_a_model_without_causal_logits_is_refused(documents, answer):
-    model = Uniform(VOCAB)
+    model = Uniform()
     model.forward = lambda input_ids, use_cache: SimpleNamespace(logits=answer)
     with pytest.raises(ValueError, match="AutoModelForCausalLM"):
         by_length(model, documents, lengths=[16])

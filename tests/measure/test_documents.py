@@ -14,7 +14,7 @@ CORPUS = ["the cat sat on the mat  and the dog sat too " * 20, HARD, "def f(x):\
 
 
 def byte_bpe(**options) -> PreTrainedTokenizerFast:
-    """As GPT-2's: pieces of bytes, which may split a character, and begin with the space before them."""
+    """As GPT-2's: tokens of bytes, which may split a character, and begin with the space before them."""
     plain = Tokenizer(models.BPE())
     plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     plain.decoder = decoders.ByteLevel()
@@ -24,10 +24,10 @@ def byte_bpe(**options) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=plain, **options)
 
 
-def sentence_pieces() -> PreTrainedTokenizerFast:
+def sentencepiece() -> PreTrainedTokenizerFast:
     """As Llama's: a mark for each space, one put before the text, and bytes for what is unknown."""
     letters = [*(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
-    vocabulary = {piece: i for i, piece in enumerate(["<unk>", "<s>", "</s>", *letters])}
+    vocabulary = {token: i for i, token in enumerate(["<unk>", "<s>", "</s>", *letters])}
     plain = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
     plain.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     plain.decoder = decoders.Sequence(
@@ -44,12 +44,12 @@ def folding() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=plain, unk_token="<unk>")
 
 
-@pytest.mark.parametrize("make", [byte_tokenizer, byte_bpe, sentence_pieces, ByT5Tokenizer, folding])
+@pytest.mark.parametrize("make", [byte_tokenizer, byte_bpe, sentencepiece, ByT5Tokenizer, folding])
 @pytest.mark.parametrize("text", [HARD, HARD.strip(), "a", "\U0001f600", "plain words only"])
 def test_all_bytes_of_the_text_are_counted_once(make, text):
     tokenizer = make()
     if make is ByT5Tokenizer:
-        text = text.replace("</s>", "")  # it drops the spaces around, and says so: below
+        text = text.replace("</s>", "")  # it drops the spaces around: below
     ids, sizes = tokens_of(text, tokenizer)
     assert ids.dtype == sizes.dtype == torch.int64 and ids.shape == sizes.shape
     assert ids.tolist() == tokenizer(text, add_special_tokens=False).input_ids
@@ -62,16 +62,12 @@ def test_a_tokenizer_without_offsets_that_drops_text_is_refused():
         tokens_of(HARD, ByT5Tokenizer())
 
 
-def test_the_first_piece_of_a_character_has_its_bytes():
+def test_bytes_belong_to_the_first_token_of_a_character_and_spaces_to_the_word_after():
     ids, sizes = tokens_of("a\U0001f600b", byte_tokenizer())
     assert len(ids) == 6 and sizes.tolist() == [1, 4, 0, 0, 0, 1]
-
-
-def test_pieces_begin_with_the_space_before_them():
     tokenizer = byte_bpe()
     ids, sizes = tokens_of("the cat  sat", tokenizer)
-    for i, size in zip(ids.tolist(), sizes.tolist(), strict=True):
-        assert len(tokenizer.decode([i])) == size
+    assert sizes.tolist() == [len(tokenizer.decode([i])) for i in ids.tolist()]
 
 
 def test_special_tokens_are_not_put_around_the_text():
@@ -84,27 +80,18 @@ def texts(count: int, size: int) -> Text:
 
 
 def test_documents_are_excerpts_of_their_own():
-    found = documents_of(texts(30, 200), byte_tokenizer(), 64, 20)
+    found, again, fewer = (documents_of(texts(30, 200), byte_tokenizer(), 64, most) for most in (20, 20, 3))
     assert len(found.ids) == 20 and found.unit.startswith("excerpts")
     assert all(len(ids) == 65 and len(set(ids.tolist())) == 1 for ids in found.ids)
-    again = documents_of(texts(30, 200), byte_tokenizer(), 64, 20)
-    assert all(torch.equal(a, b) for a, b in zip(found.ids, again.ids, strict=True))
-    fewer = documents_of(texts(30, 200), byte_tokenizer(), 64, 3)
-    assert all(torch.equal(a, b) for a, b in zip(found.ids, fewer.ids, strict=False))
+    assert [ids.tolist() for ids in again.ids] == [ids.tolist() for ids in found.ids]
+    assert [ids.tolist() for ids in fewer.ids] == [ids.tolist() for ids in found.ids[:3]]
 
 
-def test_short_documents_are_joined():
+def test_short_documents_are_joined_and_one_file_gives_blocks_from_all_of_it():
     found = documents_of(texts(30, 50), byte_tokenizer(), 64, 5)
-    assert len(found.ids) == 5 and found.unit.startswith("blocks")
-    assert all(len(ids) == 65 for ids in found.ids)
-
-
-def test_one_file_gives_blocks_from_all_of_it():
+    assert [len(ids) for ids in found.ids] == [65] * 5 and found.unit.startswith("blocks")
     content = b"".join(bytes([97 + i]) * 65 for i in range(26))
     found = documents_of(Text("file", [("file", content)]), byte_tokenizer(), 64, 4)
     assert [chr(int(ids[0])) for ids in found.ids] == ["a", "g", "n", "t"]
-
-
-def test_a_text_that_is_too_short_says_how_much_it_is():
     with pytest.raises(ValueError, match=r"41 tokens long by this tokenizer, and the longest length needs 65"):
         documents_of(texts(1, 40), byte_tokenizer(), 64, 4)

@@ -1,7 +1,9 @@
 """What is refused before any weights are read, in one line; and what a model needs."""
 
 import json
+import re
 import shutil
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -22,11 +24,19 @@ def config():
 
 
 def test_a_base_that_only_the_models_class_knows_is_measured(checkpoints, config, tmp_path):
-    """Published files are without it; `longitude check` tells."""
+    """Published files are without it; `longitude check` reports it."""
     folder = shutil.copytree(checkpoints["llama"], tmp_path / "model")
-    said = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in said.items() if k != "rope_parameters"}))
+    saved = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in saved.items() if k != "rope_parameters"}))
     assert plan(config, (str(folder),)).subjects[0].label == "model"
+
+
+def refusal(config, *models) -> str:
+    """The one line that a plan is refused with."""
+    with pytest.raises(ValueError) as caught:
+        plan(config, tuple(map(str, models)))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -45,28 +55,53 @@ def test_a_base_that_only_the_models_class_knows_is_measured(checkpoints, config
 )
 def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, config, tmp_path, changes, message):
     folder = shutil.copytree(checkpoints["llama"], tmp_path / "model")
-    assert plan(config, (str(folder),)).subjects[0].label == "model"
-    said = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(said))
-    with pytest.raises(ValueError, match=message) as caught:
-        plan(config, (str(folder),))
-    assert str(caught.value).startswith(f"{folder}: ") and "\n" not in str(caught.value)
+    saved = json.loads((folder / "config.json").read_text()) | changes
+    (folder / "config.json").write_text(json.dumps(saved))
+    refused = refusal(config, folder)
+    assert refused.startswith(f"{folder}: ") and re.search(message, refused)
 
 
-def test_a_model_that_is_not_causal_is_one_line(config, tmp_path):
-    small = T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=256)
-    T5ForConditionalGeneration(small).save_pretrained(tmp_path)
-    byte_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="a t5 model is no causal language model") as caught:
-        plan(config, (str(tmp_path),))
-    assert len(str(caught.value)) < 300
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lengths": (64, 48)}, "--lengths must be .* ascending without repeats, got 64 48"),
+        ({"lengths": ()}, "--lengths must be one or more numbers from 2, .* got none"),
+        ({"tasks": ("passkey", "passkey")}, "--tasks must name at least one, and each once"),
+        ({"text": "/nowhere/text"}, "--text /nowhere/text: there is no such file"),
+        (
+            {"lengths": (48, 4096)},
+            r"the text .* is \d+ tokens long by this tokenizer, and the longest length needs 4097",
+        ),
+        ({"lengths": (48, 2**40), "tasks": ("passkey",)}, "GB are free on cpu"),
+        ({"stride": 50}, "--stride must be from 1 to 48, the shortest of --lengths, got 50"),
+        ({"tokens": 10}, "--tokens must be at least 64, the longest of --lengths, got 10"),
+        ({"documents": 0}, "--documents must be at least 1"),
+        ({"seed": -1}, "--seed must be from 0"),
+        ({"depths": (0.5, 0.5)}, "--depths must be .* from 0 to 1, ascending"),
+        ({"lengths": (33, 48), "tasks": ("passkey",)}, "has no prompt at lengths"),
+    ],
+)
+def test_bad_options_are_one_line(checkpoints, config, text, changes, message):
+    config = replace(config, **{"lengths": (48, 64), "tasks": ("perplexity",), "text": str(text)} | changes)
+    assert re.search(message, refusal(config, checkpoints["llama"]))
 
 
-def test_a_folder_has_one_name(checkpoints, config):
+def test_bad_models_are_one_line(checkpoints, config, tmp_path, saved):
     llama = str(checkpoints["llama"])
-    with pytest.raises(ValueError, match="each once"):
-        plan(config, (llama, f"{llama}/"))
-    assert plan(config, (f"{llama}/",)).subjects[0].model == llama
+    assert plan(config, (f"{llama}/",)).subjects[0].model == llama  # a folder has one name
+    assert "models must name at least one, and each once, got none" in refusal(config)
+    assert "no such folder" in refusal(config, "/nowhere")
+    assert "each once" in refusal(config, llama, f"{llama}/")
+    bare = saved(tmp_path, "llama", tokenizer=False)
+    assert "no tokenizer" in refusal(config, bare)
+    shutil.copy(checkpoints["llama"] / "tokenizer.json", bare)
+    weights = bare / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    assert "the weights are truncated" in refusal(config, checkpoints["neox"], bare)  # before the first is measured
+    small = T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=256)
+    T5ForConditionalGeneration(small).save_pretrained(tmp_path / "t5")
+    byte_tokenizer().save_pretrained(tmp_path / "t5")
+    assert "a t5 model is no causal language model" in refusal(config, tmp_path / "t5")
 
 
 def test_a_stock_model_with_our_positions_is_measured_as_it_is(stock, config, tmp_path):
@@ -81,12 +116,9 @@ def test_a_stock_model_with_our_positions_is_measured_as_it_is(stock, config, tm
     assert names == {name: parameter.shape for name, parameter in model.named_parameters()}
 
 
-@pytest.mark.parametrize(
-    ("lengths", "trained", "all_of_them"),
-    [((48, 64), [32, None, 32], [32, 48, 64]), ((48, 64), [64, 128], [48, 64]), ((48, 64), [], [48, 64])],
-)
-def test_short_context_is_asked_too(lengths, trained, all_of_them):
-    assert with_trained(lengths, trained) == all_of_them
+def test_short_context_is_measured_too():
+    found = [with_trained((48, 64), trained) for trained in ([32, None, 32], [64, 128], [])]
+    assert found == [[32, 48, 64], [48, 64], [48, 64]]
 
 
 def test_the_options_name_every_task():

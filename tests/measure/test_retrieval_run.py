@@ -19,7 +19,6 @@ from longitude.measure.retrieval import (
     TASKS,
     definition,
     effective_length,
-    estimate,
     heat_map,
     run,
     scores_by_length,
@@ -147,13 +146,11 @@ def test_a_crash_loses_one_row():
     assert [(row.length, row.depth) for row in rows] == [(512, 0), (512, 1)]
 
 
-def test_progress_and_estimate_agree():
+def test_progress_is_in_tokens():
     seen = []
     options = {"lengths": [400, 700, 1500], "trials": 2}
     list(run(reader(), "variable-tracking", **options, progress=lambda done, total: seen.append((done, total))))
     assert seen == [(800, 5200), (2200, 5200), (3700, 5200), (5200, 5200)]
-    whole = estimate("passkey", lengths=[400, 1500], depths=[0, 0.5, 1], trials=2)
-    assert (whole.rows, whole.prompts, whole.tokens) == (6, 12, 6 * 1900)
 
 
 # ---- models that generate ------------------------------------------------------------------------------------------------
@@ -203,7 +200,7 @@ def test_a_table_of_positions_ends():
     ("tokenizer", "options", "message"),
     [
         (TOKENS, {"labels": 3}, "unknown label 'labels': did you mean 'label'"),
-        (TOKENS, {"prefill": 0}, "prefill must be a positive integer"),
+        (TOKENS, {"prefill": 0}, "prefill to be an int of 1 or more"),
         (None, {}, "needs the checkpoint's tokenizer"),
     ],
 )

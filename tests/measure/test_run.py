@@ -1,4 +1,4 @@
-"""A run directory: what is in it, what goes on, what is refused, and what a kill costs."""
+"""A run directory: what is in it, what continues, what is refused, and what a kill costs."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -16,31 +17,26 @@ from longitude.measure import Row, from_frame, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
 from longitude.measure.plan import Unit, plan
 from longitude.measure.report import terminal, write_report
-from longitude.measure.run import Watcher, measure, read_results
+from longitude.measure.run import measure, read_results
 from longitude.measure.tables import sentences, tables
+from longitude.runs.progress import Progress
 
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    path = tmp_path_factory.mktemp("text") / "text.txt"
-    path.write_text("".join(f"line {i} says {i * i % 97} and ümlaut\n" for i in range(60)))
-    return path
+SIZES: dict[str, Any] = {"lengths": (48, 64), "documents": 3, "chunk": 40, "batch": 64}
 
 
 @pytest.fixture
 def config(text):
-    methods = ("non-overlapping",)
-    sizes = {"lengths": (48, 64), "documents": 3, "chunk": 40, "batch": 64}
-    return MeasureConfig(text=str(text), device="cpu", methods=methods, **sizes)
+    return MeasureConfig(text=str(text), device="cpu", methods=("non-overlapping",), **SIZES)
 
 
-class Notes(Watcher):
+class Notes(Progress):
     """Keeps what is reported; may end the process in the middle of a unit."""
 
     def __init__(self, stop: int | None = None):
+        super().__init__()
         self.units, self.notes, self.stop = [], [], stop
 
-    def update(self, description, done):
+    def update(self, description, done, total=None):
         if description not in self.units:
             if len(self.units) == self.stop:
                 raise KeyboardInterrupt
@@ -52,7 +48,7 @@ class Notes(Watcher):
 
 def go(config, out, *models, **options):
     watcher = Notes(options.pop("stop", None))
-    results = measure(plan(config, tuple(map(str, models))), out, watcher=watcher, **options)
+    results = measure(plan(config, tuple(map(str, models))), out, watcher, **options)
     return results, list(results.failures), watcher
 
 
@@ -60,11 +56,20 @@ def numbers(rows: list[Row]) -> list[Row]:
     return [replace(row, commit=None) for row in rows]
 
 
-def test_one_model(checkpoints, config, tmp_path):
-    results, failures, watcher = go(replace(config, methods=METHODS), tmp_path / "run", checkpoints["llama"])
-    assert failures == [] and watcher.notes[0].startswith("llama: needs about")
+@pytest.fixture(scope="module")
+def llama(checkpoints, text, tmp_path_factory):
+    """Results and notes of one model, measured all ways."""
+    methods = MeasureConfig(text=str(text), device="cpu", methods=METHODS, **SIZES)
+    results, failures, watcher = go(methods, tmp_path_factory.mktemp("llama") / "run", checkpoints["llama"])
+    assert failures == []
+    return results, watcher.notes
+
+
+def test_one_model(llama):
+    results, notes = llama
+    assert notes[0].startswith("llama: needs about")
     flat = {row.length: row for row in results.rows if row.method == "non-overlapping"}
-    assert list(flat) == [32, 48, 64]  # the trained length is there, though nobody asked for it
+    assert list(flat) == [32, 48, 64]  # the trained length is there, though it was not requested
     assert {row.length for row in results.rows if row.method == "sliding"} == {32, 48, 64}
     places = [row for row in results.rows if row.method == "per-position"]
     assert {row.length for row in places} == {64} and places[-1].position_to == 64
@@ -76,10 +81,36 @@ def test_one_model(checkpoints, config, tmp_path):
         assert row.dtype == "float32" and row.backend == "sdpa" and row.low < row.value < row.high
         assert row.prefill == ("one pass" if row.length <= 40 else "chunks of 40 with the cache")
     assert len({row.count for row in flat.values()}) == 1  # the same bytes at every length
-    assert from_frame(read_rows(tmp_path / "run" / "results.parquet")) == results.rows
+    assert from_frame(read_rows(results.path / "results.parquet")) == results.rows
 
 
-def test_it_goes_on_and_grows(checkpoints, config, tmp_path):
+def test_the_page_needs_no_network(llama):
+    results, _ = llama
+    text = write_report(results).read_text()
+    assert "default-src 'none'" in text and '<link rel="stylesheet"' not in text and 'src="http' not in text
+    assert "Loss by window length" in text and "Loss by position" in text
+    assert all(f"{row.value:.3f}" in text for row in results.rows if row.method == "sliding")
+    shown = [part for part in terminal(results) if hasattr(part, "columns")]
+    assert [column.header for column in shown[0].columns] == ["model", "positions", "trained at", "32", "48", "64"]
+
+
+def test_reasons_alike_stand_once(llama, checkpoints):
+    results, _ = llama
+    reasons = {(32, "0"): "takes 257 of 32", (32, "1"): "takes 258 of 32", (48, "0"): "takes 258 of 48"}
+    reasons[64, "0"] = "no end"
+    model = str(checkpoints["llama"])
+    absent = [(Unit(model, "passkey", *where), reason) for where, reason in reasons.items()]
+    assert sentences(replace(results, absent=absent))[:2] == [
+        "llama has no passkey at 32 48: takes 257 of 32",
+        "llama has no passkey at 64: no end",
+    ]
+    untrained = {model: about | {"trained": None} for model, about in results.about["models"].items()}
+    assert "llama: its config.json has no trained length" in sentences(
+        replace(results, about=results.about | {"models": untrained})
+    )
+
+
+def test_it_continues_and_grows(checkpoints, config, tmp_path):
     whole, *_ = go(config, tmp_path / "whole", checkpoints["llama"], checkpoints["neox"])
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
@@ -133,7 +164,7 @@ def test_it_writes_only_where_it_may(checkpoints, config, tmp_path):
         go(config, tmp_path / "run", checkpoints["llama"])
 
 
-def test_beyond_a_table_of_positions_is_said(checkpoints, config, tmp_path):
+def test_beyond_a_table_of_positions_there_is_a_reason(checkpoints, config, tmp_path):
     config = replace(config, methods=("non-overlapping", "per-position"))
     results, failures, _ = go(config, tmp_path / "run", checkpoints["gpt2"], checkpoints["ours"])
     assert failures == []
@@ -144,7 +175,7 @@ def test_beyond_a_table_of_positions_is_said(checkpoints, config, tmp_path):
     assert {row.length for row in ours} == {32, 48, 64} and {row.encoding for row in ours} == {"alibi"}
 
 
-def test_a_unit_that_fails_is_said_and_tried_again(checkpoints, config, tmp_path, monkeypatch):
+def test_a_unit_that_fails_is_reported_and_tried_again(checkpoints, config, tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(runs, "losses_by_length", lambda *_, **__: 1 / 0)
         results, failures, _ = go(config, tmp_path / "run", checkpoints["llama"])
@@ -153,7 +184,7 @@ def test_a_unit_that_fails_is_said_and_tried_again(checkpoints, config, tmp_path
     assert failures == [] and len(results.rows) == 3
 
 
-def test_an_extended_model_stands_beside_the_first(checkpoints, config, tmp_path, saved):
+def test_an_extended_model_is_compared_with_the_first(checkpoints, config, tmp_path, saved):
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
     longer = saved(tmp_path, "llama", rope_parameters=rope, original_max_position_embeddings=32)
     changed = json.loads((longer / "config.json").read_text()) | {"max_position_embeddings": 64}
@@ -165,7 +196,7 @@ def test_an_extended_model_stands_beside_the_first(checkpoints, config, tmp_path
     [cost] = [sentence for sentence in sentences(results) if "bits per byte at 32 tokens" in sentence]
     rows = {(row.model, row.length): row.value for row in results.rows}
     change = rows[str(longer), 32] / rows[str(checkpoints["llama"]), 32] - 1
-    assert f"{change:+.1%}" in cost and cost.startswith("checkpoints") is False
+    assert f"{change:+.1%}" in cost
 
 
 @pytest.mark.slow
@@ -175,25 +206,9 @@ def test_retrieval_stands_in_the_same_run(checkpoints, config, tmp_path):
     assert failures == [] and [row.task for row in results.rows] == ["passkey"] * 2
     [table] = tables(results)
     assert table.lengths == [32, 512] and table.extra == ["effective length"]
-    assert table.lines[0][3][0].value == "–"  # short context could not be asked
-    assert [said for said in sentences(results) if "llama has no passkey at 32:" in said] == sentences(results)[:1]
+    assert table.lines[0][3][0].value == "–"  # too short for a prompt
+    assert [line for line in sentences(results) if "llama has no passkey at 32:" in line] == sentences(results)[:1]
     assert "Retrieval: passkey" in write_report(results).read_text()
-
-
-def test_a_reason_stands_once(checkpoints, config, tmp_path):
-    results, *_ = go(config, tmp_path / "run", checkpoints["llama"])
-    model = str(checkpoints["llama"])
-    reasons = {
-        (32, "0"): "takes 257 of 32",
-        (32, "1"): "takes 258 of 32",
-        (48, "0"): "takes 258 of 48",
-        (64, "0"): "no end",
-    }
-    absent = [(Unit(model, "passkey", *where), reason) for where, reason in reasons.items()]
-    assert sentences(replace(results, absent=absent))[:2] == [
-        "llama has no passkey at 32 48: takes 257 of 32",
-        "llama has no passkey at 64: no end",
-    ]
 
 
 def spoil(folder, change):
@@ -249,65 +264,11 @@ def test_a_damaged_directory_is_one_line(checkpoints, config, tmp_path, file, co
     (out / file).write_text(content)
     with pytest.raises(ValueError) as caught:
         go(config, out, checkpoints["llama"])
-    said = str(caught.value)
-    assert said.startswith(f"{out / file} is damaged (") and said.endswith("; --fresh starts over") and "\n" not in said
+    reason = str(caught.value)
+    assert reason.startswith(f"{out / file} is damaged (") and reason.endswith("; --fresh starts over")
+    assert "\n" not in reason
     results, *_ = go(config, out, checkpoints["llama"], fresh=True)
     assert numbers(results.rows) == numbers(whole.rows)
-
-
-@pytest.mark.slow
-def test_the_page_needs_no_network(checkpoints, config, tmp_path):
-    results, *_ = go(replace(config, methods=METHODS), tmp_path / "run", checkpoints["bloom"])
-    text = write_report(results).read_text()
-    assert "default-src 'none'" in text and '<link rel="stylesheet"' not in text and 'src="http' not in text
-    assert "Loss by window length" in text and "Loss by position" in text
-    for row in results.rows:
-        if row.method == "sliding":
-            assert f"{row.value:.3f}" in text
-    assert "has no trained length" in " ".join(sentences(results))
-    shown = [part for part in terminal(results) if hasattr(part, "columns")]
-    assert [column.header for column in shown[0].columns] == ["model", "positions", "trained at", "48", "64"]
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lengths": (64, 48)}, "--lengths must ascend"),
-        ({"lengths": ()}, "--lengths must be numbers"),
-        ({"tasks": ("passkey", "passkey")}, "--tasks must name at least one, and each once"),
-        ({"text": "/nowhere/text"}, "--text /nowhere/text: there is no such file"),
-        (
-            {"lengths": (48, 4096)},
-            r"the text .* is \d+ tokens long by this tokenizer, and the longest length needs 4097",
-        ),
-        ({"lengths": (48, 2**40), "tasks": ("passkey",)}, "GB are free on cpu"),
-        ({"stride": 50}, "--stride must be 1 to the shortest length 48"),
-        ({"tokens": 10}, "--tokens must be at least the longest length"),
-        ({"documents": 0}, "--documents must be at least 1"),
-        ({"depths": (0.5, 0.5)}, "--depths must ascend"),
-        ({"lengths": (33, 48), "tasks": ("passkey",)}, "has no prompt at lengths"),
-    ],
-)
-def test_bad_options_are_one_line(checkpoints, config, changes, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        plan(replace(config, **changes), (str(checkpoints["llama"]),))
-    assert "\n" not in str(caught.value)
-
-
-def test_bad_models_are_one_line(checkpoints, config, tmp_path, saved):
-    for models, message in (
-        ((), "name at least one model"),
-        (("/nowhere",), "no such folder"),
-        ((str(checkpoints["llama"]),) * 2, "each once"),
-        ((str(saved(tmp_path, "llama", tokenizer=False)),), "no tokenizer"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            plan(config, models)
-    file = tmp_path / "llama" / "model.safetensors"
-    shutil.copy(checkpoints["llama"] / "tokenizer.json", tmp_path / "llama")
-    file.write_bytes(file.read_bytes()[:-10])
-    with pytest.raises(ValueError, match="the weights are truncated"):
-        plan(config, (str(checkpoints["neox"]), str(tmp_path / "llama")))  # before the first is measured
 
 
 @pytest.mark.slow

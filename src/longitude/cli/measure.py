@@ -37,7 +37,7 @@ def measure(
         run.require_place(out)
         planned = plan(config, models)
         bar.total = bar.lines = sum(len(planned.units(subject)) for subject in planned.subjects)
-        results = run.measure(planned, out, fresh=fresh, watcher=bar)
+        results = run.measure(planned, out, bar, fresh)
     path = report.write_report(results)
     if json:
         print_json(to_frame(results.rows))

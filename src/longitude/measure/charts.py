@@ -1,7 +1,5 @@
 """The figures of a measurement: bits per byte by length and by position, and the grid of lengths and depths."""
 
-from typing import Any
-
 import altair as alt
 
 from longitude.measure import retrieval
@@ -18,59 +16,42 @@ def figures(results: Results) -> list[Figure]:
     rows = [row for row in results.rows if row.value is not None]
     flat = [row for row in rows if row.method == "non-overlapping"] or [row for row in rows if row.method == "sliding"]
     by_position = [row for row in rows if row.method == "per-position" and (row.position_from or 0) >= FIRST]
-    drawn = [_grid(results, rows, task) for task in dict.fromkeys(row.task for row in rows if row.depth is not None)]
-    if by_position:
-        drawn.insert(0, _by_position(results, by_position))
+    drawn = []
     if flat:
-        drawn.insert(0, _by_length(results, flat))
-    return drawn
+        about = f"Bits per byte, {flat[0].method} windows, lower is better; bands are 95 % intervals over documents."
+        ticks = alt.Axis(values=sorted({row.length for row in flat if row.length}))
+        x = alt.X("length:Q", title="window length, tokens", scale=alt.Scale(type="log", base=2), axis=ticks)
+        drawn.append(_lines(results, flat, "by-length", "Loss by window length", about, x))
+    if by_position:
+        about = f"Bits per byte of the targets at each position of the longest window, from position {FIRST} on."
+        x = alt.X("position:Q", title="position in the window, tokens", scale=alt.Scale(type="log", base=2))
+        drawn.append(_lines(results, by_position, "by-position", "Loss by position", about, x))
+    tasks = dict.fromkeys(row.task for row in rows if row.depth is not None)
+    return drawn + [_grid(results, rows, task) for task in tasks]
 
 
-def _by_length(results: Results, rows: list[Row]) -> Figure:
-    points = [_point(row) | {"length": row.length} for row in rows]
-    lengths = sorted({row.length for row in rows if row.length})
-    x = alt.X(
-        "length:Q", title="window length, tokens", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=lengths)
-    )
-    caption = f"Bits per byte, {rows[0].method} windows, lower is better; bands are 95 % intervals over documents."
-    return Figure("by-length", "Loss by window length", caption, caption, _lines(results, points, x))
-
-
-def _by_position(results: Results, rows: list[Row]) -> Figure:
+def _lines(results: Results, rows: list[Row], name: str, title: str, about: str, x: alt.X) -> Figure:
+    """A line per model with a band, by length or by the middle of positions."""
     points = [
-        _point(row)
-        | {
-            "position": ((row.position_from or 0) * (row.position_to or 1)) ** 0.5,
-            "from": row.position_from,
-            "to": row.position_to,
-        }
+        {"model": row.label, "length": row.length, "from": row.position_from, "to": row.position_to, "value": row.value}
+        | {"low": row.low or row.value, "high": row.high or row.value}
+        | {"position": ((row.position_from or 0) * (row.position_to or 1)) ** 0.5}
         for row in rows
     ]
-    x = alt.X("position:Q", title="position in the window, tokens", scale=alt.Scale(type="log", base=2))
-    caption = f"Bits per byte of the targets at each position of the longest window, from position {FIRST} on."
-    return Figure("by-position", "Loss by position", caption, caption, _lines(results, points, x))
-
-
-def _point(row: Row) -> dict[str, Any]:
-    return {"model": row.label, "value": row.value, "low": row.low or row.value, "high": row.high or row.value}
-
-
-def _lines(results: Results, points: list[dict[str, Any]], x: alt.X) -> Any:
-    colour = alt.Color(
-        "model:N",
-        sort=results.labels,
-        scale=alt.Scale(domain=results.labels, range=[colour_of(i) for i in range(len(results.labels))]),
-        legend=alt.Legend(title=None, orient="top", labelLimit=400, symbolOpacity=1),
-    )
+    colours = alt.Scale(domain=results.labels, range=[colour_of(i) for i in range(len(results.labels))])
+    legend = alt.Legend(title=None, orient="top", labelLimit=400, symbolOpacity=1)
+    colour = alt.Color("model:N", sort=results.labels, scale=colours, legend=legend)
     base = alt.Chart(alt.Data(values=points))
     y = alt.Y("value:Q", title="bits per byte", scale=alt.Scale(zero=False))
-    names = ["model:N", *(f"{name}:Q" for name in points[0] if name not in ("model", "position"))]
+    places = ["length:Q"] if name == "by-length" else ["from:Q", "to:Q"]
     layers = [
         base.mark_area(opacity=0.15).encode(x, alt.Y("low:Q", title="bits per byte"), alt.Y2("high:Q"), colour),
         base.mark_line().encode(x, y, colour),
-        base.mark_point(filled=True, size=45).encode(x, y, colour, tooltip=names),
+        base.mark_point(filled=True, size=45).encode(
+            x, y, colour, tooltip=["model:N", *places, "value:Q", "low:Q", "high:Q"]
+        ),
     ]
-    return themed(alt.layer(*layers).properties(height=340))
+    return Figure(name, title, about, about, themed(alt.layer(*layers).properties(height=340)))
 
 
 def _grid(results: Results, rows: list[Row], task: str) -> Figure:
@@ -90,9 +71,8 @@ def _grid(results: Results, rows: list[Row], task: str) -> Figure:
         if own:
             panels.append((square + words).properties(width=alt.Step(64), height=alt.Step(34)))
     chosen = retrieval.TASKS[task]
-    caption = (
+    about = (
         f"{chosen.metric.capitalize()} by length and by the depth of the needle, 0 first and 1 last: {chosen.summary}."
     )
-    return Figure(
-        f"grid-{task}", f"Retrieval: {task}", caption, caption, themed(alt.concat(*panels, columns=2)), resizes=False
-    )
+    chart = themed(alt.concat(*panels, columns=2))
+    return Figure(f"grid-{task}", f"Retrieval: {task}", about, about, chart, resizes=False)

@@ -1,10 +1,12 @@
 """What `longitude measure` measures: its options and their checks. Importing this loads neither torch nor transformers."""
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
 
+from longitude.errors import check_sizes
 from longitude.runs.device import Device
 
 Method = Literal["non-overlapping", "sliding", "per-position"]
@@ -55,26 +57,41 @@ class MeasureConfig:
 
 def require_consistent(config: MeasureConfig) -> None:
     """ValueError for options that are wrong whatever text and model are."""
-    for name in ("documents", "tokens", "trials", "batch", "chunk"):
+    check_ascending("--lengths", config.lengths, 2)
+    check_ascending("--depths", config.depths, 0, 1)
+    check_each_once("--methods", config.methods)
+    check_each_once("--tasks", config.tasks)
+    bounds = {"tokens": (config.lengths[-1], math.inf), "stride": (1, config.lengths[0]), "seed": (0, 2**32 - 1)}
+    bounds |= dict.fromkeys(("documents", "trials", "batch", "chunk"), (1, math.inf))
+    for name, (low, high) in bounds.items():
         value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ValueError(f"--{name} must be at least 1, got {value}")
-    for name in ("methods", "tasks"):
-        given = getattr(config, name)
-        if not given or len({*given}) < len(given):
-            raise ValueError(f"--{name} must name at least one, and each once, got {words(given) or 'none'}")
-    if not config.lengths or min(config.lengths) < 2:
-        raise ValueError(f"--lengths must be numbers of tokens from 2, got {words(config.lengths) or 'none'}")
-    if any(a >= b for a, b in pairwise(config.lengths)):
-        raise ValueError(f"--lengths must ascend without repeats, got {words(config.lengths)}; sort them")
-    if config.tokens is not None and config.tokens < config.lengths[-1]:
-        raise ValueError(f"--tokens must be at least the longest length {config.lengths[-1]}, got {config.tokens}")
-    if config.stride is not None and not 1 <= config.stride <= config.lengths[0]:
-        raise ValueError(f"--stride must be 1 to the shortest length {config.lengths[0]}, got {config.stride}")
-    if not 0 <= config.seed < 2**32:
-        raise ValueError(f"--seed must be from 0 to 2^32 - 1, got {config.seed}")
-    if list(config.depths) != sorted(set(config.depths)) or not all(0 <= depth <= 1 for depth in config.depths):
-        raise ValueError(f"--depths must ascend from 0 to 1 without repeats, got {words(config.depths)}")
+        if value is not None and not low <= value <= high:
+            why = {"tokens": ", the longest of --lengths", "stride": ", the shortest of --lengths"}.get(name, "")
+            limits = f"at least {low}" if high == math.inf else f"from {low} to {high}"
+            raise ValueError(f"--{name} must be {limits}{why}, got {value}")
+
+
+def check_ascending(name: str, values: Sequence[float], low: float, high: float = math.inf) -> None:
+    """ValueError unless there are some, from low to high, each above the one before."""
+    if not values or not low <= min(values) <= max(values) <= high or any(a >= b for a, b in pairwise(values)):
+        limits = f"from {low}" if high == math.inf else f"from {low} to {high}"
+        raise ValueError(
+            f"{name} must be one or more numbers {limits}, ascending without repeats, got {words(values) or 'none'}"
+        )
+
+
+def check_each_once(name: str, values: Sequence[str]) -> None:
+    """ValueError unless there are some, all different."""
+    if not values or len({*values}) < len(values):
+        raise ValueError(f"{name} must name at least one, and each once, got {words(values) or 'none'}")
+
+
+def checked_lengths(lengths: Sequence[int]) -> list[int]:
+    """Of the functions that measure. ValueError unless they are ascending integers from 1."""
+    lengths = list(lengths)
+    check_sizes("measure", **{f"lengths[{i}]": length for i, length in enumerate(lengths)})
+    check_ascending("lengths", lengths, 1)
+    return lengths
 
 
 def with_trained(lengths: Iterable[int], trained: Iterable[int | None]) -> list[int]:

@@ -1,6 +1,5 @@
 """Text as a model's tokens, each with its number of bytes of the text."""
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longitude.measure.sources import Text
+from longitude.measure.sources import Text, name_hash
 
 ENOUGH = 20
 """Documents from which a text is measured by document; with fewer that are long enough, in blocks of joined documents."""
@@ -30,13 +29,13 @@ def documents_of(text: Text, tokenizer: Any, length: int, most: int) -> Document
     window does not depend on the place in the file. Where fewer than `most` and than 20 are long enough, a document is a block
     of the text's tokens, one after the other, in the order of the hashes. Raises ValueError for a text that is too short.
     """
-    ranked = sorted(text.documents, key=lambda named: _hash(named[0]))
+    ranked = sorted(text.documents, key=lambda named: name_hash(named[0]))
     found: list[tuple[Tensor, Tensor]] = []
     for name, content in ranked:
         if len(content) > length:  # a token is a byte at least, but for those that share a character
             ids, sizes = tokens_of(content.decode("utf-8"), tokenizer)
             if len(ids) > length:
-                start = int(_hash(name), 16) % (len(ids) - length)
+                start = int(name_hash(name), 16) % (len(ids) - length)
                 found.append((ids[start : start + length + 1], sizes[start : start + length + 1]))
         if len(found) == most:
             break
@@ -50,24 +49,21 @@ def documents_of(text: Text, tokenizer: Any, length: int, most: int) -> Document
 def _blocks(
     ranked: list[tuple[str, bytes]], tokenizer: Any, length: int, most: int, source: str
 ) -> list[tuple[Tensor, Tensor]]:
-    ids, sizes, count = [], [], 0
+    found, count, most = [], 0, most * (length + 1)
     for _, content in ranked:
-        more, of_them = tokens_of(content.decode("utf-8") + "\n", tokenizer)
-        ids.append(more)
-        sizes.append(of_them)
-        count += len(more)
-        if count >= most * (length + 1) and len(ranked) > 1:
+        found.append(tokens_of(content.decode("utf-8") + "\n", tokenizer))
+        count += len(found[-1][0])
+        if count >= most and len(ranked) > 1:
             break
-    blocks = count // (length + 1)
-    if blocks == 0:
+    if count <= length:
         raise ValueError(
             f"the text ({source}) is {count} tokens long by this tokenizer, and the longest length needs {length + 1}: "
             f"{length} and the one after them; give a longer --text or shorter --lengths"
         )
-    joined = torch.cat(ids), torch.cat(sizes)
-    chosen = [i * blocks // min(most, blocks) for i in range(min(most, blocks))]
-    cuts = [slice(i * (length + 1), (i + 1) * (length + 1)) for i in chosen]
-    return [(joined[0][cut], joined[1][cut]) for cut in cuts]
+    blocks = [torch.cat(each).split(length + 1) for each in zip(*found, strict=True)]
+    whole = count // (length + 1)
+    chosen = min(most // (length + 1), whole)
+    return [(blocks[0][i * whole // chosen], blocks[1][i * whole // chosen]) for i in range(chosen)]
 
 
 def tokens_of(content: str, tokenizer: Any) -> tuple[Tensor, Tensor]:
@@ -103,7 +99,3 @@ def _ends(ids: list[int], tokenizer: Any, back: int = 16) -> np.ndarray:
 
     more = [size(ids[max(0, i - back) : i + 1]) - size(ids[max(0, i - back) : i]) for i in range(len(ids))]
     return np.cumsum(np.array(more, dtype=np.int64))
-
-
-def _hash(name: str) -> str:
-    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()

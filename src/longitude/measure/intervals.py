@@ -19,13 +19,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import bootstrap
 
-from longitude.errors import unknown
+from longitude.errors import check_sizes, unknown
 
 METRICS: dict[str, Callable] = {
     "bits_per_byte": lambda nats: nats / math.log(2),  # weights: bytes
     "perplexity": np.exp,  # weights: tokens
     "mean": lambda ratio: ratio,
 }
+Sums = tuple[ArrayLike, ArrayLike]
+"""(nats, weights), each [documents] or [seeds, documents]."""
 ONE_SEED = np.zeros(1, dtype=np.int64)
 
 
@@ -78,13 +80,7 @@ def interval(
 
 
 def paired_difference(
-    a: tuple[ArrayLike, ArrayLike],
-    b: tuple[ArrayLike, ArrayLike],
-    *,
-    metric: str = "bits_per_byte",
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    a: Sums, b: Sums, *, metric: str = "bits_per_byte", confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Interval:
     """metric(a) - metric(b) on the same documents: negative if a is better.
 
@@ -106,13 +102,7 @@ def paired_difference(
 
 
 def paired_ratio(
-    a: tuple[ArrayLike, ArrayLike],
-    b: tuple[ArrayLike, ArrayLike],
-    *,
-    metric: str = "bits_per_byte",
-    confidence: float = 0.95,
-    resamples: int = 2000,
-    seed: int = 0,
+    a: Sums, b: Sums, *, metric: str = "bits_per_byte", confidence: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Interval:
     """metric(a) / metric(b) on the same documents.
 
@@ -138,8 +128,7 @@ def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Interval:
         raise unknown("metric", metric, METRICS, "They are in longitude.measure.intervals.METRICS.")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95 %), got {confidence}")
-    if not isinstance(resamples, int) or resamples < 1:
-        raise ValueError(f"resamples must be a positive integer, got {resamples!r}")
+    check_sizes("interval", resamples=resamples)
     sums = _sums(cells)
     seeds, documents = sums.shape[2:]
 

@@ -14,7 +14,7 @@ from longitude.checkpoints.config import contradictions, head_dim_of, raw_config
 from longitude.checkpoints.positions import has_alibi, last_position
 from longitude.hf.stock import KEY, class_of
 from longitude.measure import retrieval
-from longitude.measure.config import PERPLEXITY, MeasureConfig, require_consistent, with_trained
+from longitude.measure.config import PERPLEXITY, MeasureConfig, check_each_once, require_consistent, with_trained
 from longitude.measure.documents import Documents, documents_of
 from longitude.measure.perplexity import follows_length
 from longitude.measure.sources import Text, read_text
@@ -44,7 +44,6 @@ class Subject:
     Attributes:
         model: Its folder or name.
         label: A short name.
-        config: Of transformers.
         trained: The length it was trained at, from config.json.
         last: Where a table of positions ends.
         positions: Its encoding in a few words.
@@ -56,7 +55,6 @@ class Subject:
 
     model: str
     label: str
-    config: Any
     trained: int | None
     last: int | None
     positions: str
@@ -64,6 +62,14 @@ class Subject:
     adds_bos: bool
     documents: Documents | None
     needs: Memory
+
+    def as_json(self) -> dict[str, Any]:
+        """What a run directory keeps of it."""
+        kept = {name: getattr(self, name) for name in ("label", "positions", "trained", "content", "adds_bos")}
+        return kept | {
+            "unit": self.documents.unit if self.documents else None,
+            "documents": len(self.documents.ids) if self.documents else None,
+        }
 
 
 @dataclass(frozen=True)
@@ -102,8 +108,7 @@ def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
     require_consistent(config)
     # one spelling of a folder: "models/llama/" is "models/llama"
     models = tuple(str(Path(model)) if model and Path(model).expanduser().is_dir() else model for model in models)
-    if not models or len(set(models)) < len(models):
-        raise ValueError(f"name at least one model, and each once, got {' '.join(models) or 'none'}")
+    check_each_once("the models", models)
     device = device_of(config.device).type
     text = read_text(config.text, "--text") if PERPLEXITY in config.tasks else None
     if text is not None and not any(content for _, content in text.documents):
@@ -116,55 +121,49 @@ def plan(config: MeasureConfig, models: tuple[str, ...]) -> MeasurePlan:
 
 
 def _subject(
-    config: MeasureConfig, model: str, label: str, text: Text | None, device: str, read: dict[str, Documents]
+    options: MeasureConfig, model: str, label: str, text: Text | None, device: str, read: dict[str, Documents]
 ) -> Subject:
-    checkpoints.require(model, config.allow_pickle)
-    its_config = checkpoints.config_of(model)
-    tokenizer = checkpoints.tokenizer_of(model, its_config)
-    outline = outline_of(model, its_config)
-    needs, free = _needed(config, outline), available_memory(device)
+    checkpoints.require(model, options.allow_pickle)
+    config = checkpoints.config_of(model)
+    tokenizer = checkpoints.tokenizer_of(model, config)
+    outline = outline_of(model, config)
+    needs, free = _needed(options, outline), available_memory(device)
     if needs.total > free:
         raise ValueError(
-            f"{model}: --lengths {config.lengths[-1]} needs {needs}, and {free / 1e9:.1f} GB are free on {device}; take "
+            f"{model}: --lengths {options.lengths[-1]} needs {needs}, and {free / 1e9:.1f} GB are free on {device}; take "
             f"shorter --lengths, a smaller --chunk or --batch, or --dtype bfloat16"
         )
-    for task in config.tasks:
+    last, begin = last_position(outline), tokenizer("a").input_ids[:1]
+    for task in options.tasks:
         if task != PERPLEXITY:
-            depths = config.depths if retrieval.TASKS[task].depths else None
-            retrieval.run(
-                checkpoints.Checkpoint(outline, tokenizer, its_config, model), task, lengths=config.lengths,
-                depths=depths, trials=config.trials, seed=config.seed,
-            )  # fmt: skip
-    last = last_position(outline)
-    begin = tokenizer("a").input_ids[:1]
-    return Subject(
-        model,
-        label,
-        its_config,
-        trained_length(its_config),
-        last,
-        _positions(its_config, last),
-        _content(model),
-        bool(begin) and begin[0] == tokenizer.bos_token_id,
-        None if text is None else _documents(config, model, its_config, tokenizer, text, read),
-        needs,
-    )
-
-
-def _documents(
-    config: MeasureConfig, model: str, its_config: Any, tokenizer: Any, text: Text, read: dict[str, Documents]
-) -> Documents:
-    """The text in a tokenizer's tokens; read: by tokenizers, for models that share one."""
-    alphabet = json.dumps([tokenizer.get_vocab(), str(type(tokenizer)), getattr(tokenizer, "name_or_path", "")])
-    if alphabet not in read:
-        longest = config.lengths[-1]
-        most = config.documents if config.tokens is None else min(config.documents, config.tokens // longest)
-        read[alphabet] = documents_of(text, tokenizer, longest, most)
-    highest, size = max(int(ids.max()) for ids in read[alphabet].ids), its_config.get_text_config().vocab_size
-    if highest >= size:
+            depths = options.depths if retrieval.TASKS[task].depths else None
+            retrieval.plan(task, options.lengths, depths, options.trials, options.seed).require_prompt(tokenizer, last)
+    documents = None if text is None else _documents(options, tokenizer, text, read)
+    highest = max(int(ids.max()) for ids in documents.ids) if documents else 0
+    if highest >= (size := config.get_text_config().vocab_size):
         raise ValueError(
             f"{model}: its tokenizer gives token {highest}, and the model has {size}; they are not of the same checkpoint"
         )
+    return Subject(
+        model,
+        label,
+        trained=trained_length(config),
+        last=last,
+        positions=_positions(config, last),
+        content=_content(model),
+        adds_bos=bool(begin) and begin[0] == tokenizer.bos_token_id,
+        documents=documents,
+        needs=needs,
+    )
+
+
+def _documents(options: MeasureConfig, tokenizer: Any, text: Text, read: dict[str, Documents]) -> Documents:
+    """The text in a tokenizer's tokens; read: by tokenizers, for models that share one."""
+    alphabet = json.dumps([tokenizer.get_vocab(), str(type(tokenizer)), getattr(tokenizer, "name_or_path", "")])
+    if alphabet not in read:
+        longest = options.lengths[-1]
+        most = options.documents if options.tokens is None else min(options.documents, options.tokens // longest)
+        read[alphabet] = documents_of(text, tokenizer, longest, most)
     return read[alphabet]
 
 

@@ -2,13 +2,14 @@
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import get_args
 
 import pandas as pd
 
+from longitude.errors import unknown
 from longitude.runs.files import atomic
 
 SCHEMA = 1
@@ -93,6 +94,17 @@ class Row:
             number = getattr(self, name)
             if number is not None and not math.isfinite(number):
                 raise ValueError(f"Row {name} must be a finite number or None, got {number}; pass None for missing")
+
+
+LABELS = tuple("task model encoding label seed train_length train_positions bos backend commit prefill".split())
+"""Columns that a caller of a measurement may fill."""
+
+
+def check_labels(labels: Iterable[str], allowed: Sequence[str] = LABELS) -> None:
+    """ValueError for a label that is none of the columns that a caller may fill."""
+    for name in labels:
+        if name not in allowed:
+            raise unknown("label", name, allowed, "They are columns of longitude.measure.Row.")
 
 
 def _dtype(annotation) -> str:

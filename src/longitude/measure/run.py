@@ -1,6 +1,5 @@
 """A run directory of measurements: each is written as it comes, and the same command continues where it stopped."""
 
-import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +18,8 @@ from longitude.measure.text import losses_by_length
 from longitude.measure.windows import Progress
 from longitude.runs import journal
 from longitude.runs.files import locked, read_json, remove_unfinished, write_json
-from longitude.runs.provenance import commit_of_code, machine, versions
+from longitude.runs.progress import Progress as Watcher
+from longitude.runs.provenance import commit_of_code, provenance
 
 SCHEMA = 1
 ABOUT, JOURNAL, ROWS, REPORT = "measure.json", "rows.jsonl", "results.parquet", "report.html"
@@ -27,14 +27,6 @@ GROWING = ("models", "tasks", "lengths", "depths")
 """Options of which a run directory may be given more, as long as the longest length is the same."""
 FREE = ("allow_pickle",)
 """Options that change no number."""
-
-
-class Watcher:
-    """What a measurement reports to, as longitude.runs.progress.Progress does; this one ignores it."""
-
-    def update(self, description: str | None, done: float) -> None: ...
-
-    def note(self, message: str) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,7 @@ class Results:
         return [each["label"] for each in self.about["models"].values()]
 
 
-def measure(plan: MeasurePlan, out: Path, fresh: bool = False, watcher: Any = None) -> Results:
+def measure(plan: MeasurePlan, out: Path, watcher: Watcher, fresh: bool = False) -> Results:
     """Measure what is not measured yet, and return all results.
 
     Each unit that failed is reported in a line and tried again next time; so is one of several checkpoints that cannot be loaded.
@@ -80,7 +72,7 @@ def measure(plan: MeasurePlan, out: Path, fresh: bool = False, watcher: Any = No
                 (out / name).unlink(missing_ok=True)
         journal.cut(out / JOURNAL)
         _open(plan, out)
-        run = Run(plan, out, watcher or Watcher())
+        run = Run(plan, out, watcher)
         try:
             for subject in plan.subjects:
                 run.measure(subject)
@@ -102,7 +94,7 @@ class Opened(NamedTuple):
 class Run:
     """The measuring into a directory that this process holds."""
 
-    def __init__(self, plan: MeasurePlan, out: Path, watcher: Any):
+    def __init__(self, plan: MeasurePlan, out: Path, watcher: Watcher):
         self.plan, self.config, self.out, self.watcher = plan, plan.config, out, watcher
         self.finished, self.commit = read_results(out).done, commit_of_code()
         self.failures: list[str] = []
@@ -133,20 +125,22 @@ class Run:
             self.fail(reason, len(units) - len(left))
             units = left
         for unit in units:
-            what = " ".join(str(word) for word in (subject.label, unit.task, unit.length, unit.way) if word)
-            self.watcher.update(what, self.done)
-            try:
-                entry = self.entry(opened, unit, self.progress(what))
-            except Exception as error:  # the next unit may succeed; this one is tried again by the same command
-                reason = f"{type(error).__name__}: {one_line_of(error)}"
-                self.fail(f"{subject.label}: {unit.task} at {unit.length} failed, {reason}", 1)
-            else:
-                journal.append(self.out / JOURNAL, {"unit": unit.key, **asdict(unit), **entry})
-                self.done += 1
-            self.watcher.update(what, self.done)
+            self.attempt(opened, unit)
 
-    def progress(self, what: str) -> Progress:
-        return lambda done, total: self.watcher.update(what, self.done + done / total)
+    def attempt(self, opened: Opened, unit: Unit) -> None:
+        """One measurement into the journal. Where it fails the next may succeed, and the same command tries it again."""
+        label = opened.subject.label
+        what = " ".join(str(word) for word in (label, unit.task, unit.length, unit.way) if word)
+        self.watcher.update(what, self.done)
+        try:
+            entry = self.entry(opened, unit, lambda done, total: self.watcher.update(what, self.done + done / total))
+        except Exception as error:
+            reason = f"{type(error).__name__}: {one_line_of(error)}"
+            self.fail(f"{label}: {unit.task} at {unit.length} failed, {reason}", 1)
+        else:
+            journal.append(self.out / JOURNAL, {"unit": unit.key, **asdict(unit), **entry})
+            self.done += 1
+        self.watcher.update(what, self.done)
 
     def opened(self, subject: Subject) -> Opened:
         """The checkpoint, and how it reads windows. ValueError when it cannot be loaded, or is not causal."""
@@ -154,19 +148,13 @@ class Run:
         self.watcher.note(f"{label}: needs {subject.needs}")
         checkpoint = load(subject.model, dtype=config.dtype, device=self.plan.device, allow_pickle=config.allow_pickle)
         if unused := checkpoint.unused:
-            self.watcher.note(
-                f"{label}: {len(unused)} tensors of its files have no place in the model, such as {unused[0]}"
-            )
+            why = "tensors of its files have no place in the model, such as"
+            self.watcher.note(f"{label}: {len(unused)} {why} {unused[0]}")
         reading = reading_of(checkpoint.model, config.chunk)
         if reading.reason is not None:
             self.watcher.note(f"{label}: windows are read in one pass, because {reading.reason}")
-        labels = {
-            "model": subject.model,
-            "encoding": subject.positions,
-            "label": label,
-            "train_length": subject.trained,
-            "commit": self.commit,
-        }
+        labels = {"model": subject.model, "encoding": subject.positions, "label": label}
+        labels |= {"train_length": subject.trained, "commit": self.commit}
         return Opened(subject, checkpoint, reading, labels)
 
     def entry(self, opened: Opened, unit: Unit, progress: Progress) -> dict[str, Any]:
@@ -176,46 +164,39 @@ class Run:
             return {"rows": [], "reason": f"its table of positions ends at {last}"}
         if unit.task == PERPLEXITY:
             return self.perplexity(opened, unit, progress)
+        depths = [float(unit.way)] if unit.way else None
+        options = {"trials": self.config.trials, "seed": self.config.seed, "progress": progress, **opened.labels}
+        options["prefill"] = None if opened.reading.reason else self.config.chunk
         try:
-            rows = retrieval.run(
-                opened.checkpoint,
-                unit.task,
-                lengths=[unit.length],
-                depths=[float(unit.way)] if unit.way else None,
-                trials=self.config.trials,
-                seed=self.config.seed,
-                prefill=None if opened.reading.reason else self.config.chunk,
-                progress=progress,
-                **opened.labels,
-            )
+            rows = retrieval.run(opened.checkpoint, unit.task, lengths=[unit.length], depths=depths, **options)
             return {"rows": [asdict(row) for row in rows]}
         except ValueError as error:
             return {"rows": [], "reason": one_line_of(error)}
 
     def perplexity(self, opened: Opened, unit: Unit, progress: Progress) -> dict[str, Any]:
         """All lengths of a measurement score the same targets of every document."""
-        config, documents, reading = self.config, opened.subject.documents, opened.reading
+        documents, reading = opened.subject.documents, opened.reading
         assert documents is not None
-        methods = (unit.way,)
+        methods = [unit.way]
         if unit.way == "non-overlapping" and self.plan.by_position(unit.length, opened.subject):
-            methods = tuple(method for method in config.methods if method != "sliding")
-        losses = losses_by_length(
+            methods = [method for method in self.config.methods if method != "sliding"]
+        first, *others = losses_by_length(
             opened.checkpoint.model,
             documents.ids,
             lengths=[unit.length],
             methods=methods,
-            stride=config.stride,
+            stride=self.config.stride,
             span=len(documents.ids[0]) - 1,
             token_bytes=documents.bytes,
-            batch_tokens=config.batch,
+            batch_tokens=self.config.batch,
             progress=progress,
             reader=reading.reader,
         )
         read = {"backend": retrieval.backend_of(opened.checkpoint.config), "prefill": reading.described(unit.length)}
-        rows = [each.row(bootstrap_seed=config.seed, **opened.labels, **read) for each in losses]
-        flat = losses[0]
-        sums = {"nats": flat.nats.tolist(), "bytes": flat.sums[1].tolist()} if flat.position_from is None else None
-        return {"rows": [asdict(row) for row in rows], "documents": sums if rows[0].value is not None else None}
+        rows = [each.row(bootstrap_seed=self.config.seed, **opened.labels, **read) for each in (first, *others)]
+        whole = first.position_from is None and rows[0].value is not None
+        sums = {"nats": first.nats.tolist(), "bytes": first.sums[1].tolist()} if whole else None
+        return {"rows": [asdict(row) for row in rows], "documents": sums}
 
 
 # ---- the directory ----------------------------------------------------------------------------------------------------
@@ -230,61 +211,40 @@ def require_place(out: Path) -> None:
 def _open(plan: MeasurePlan, out: Path) -> None:
     """Write measure.json, or continue with what is in it."""
     path = out / ABOUT
+    here = {"schema": SCHEMA, "begun": datetime.now(UTC).isoformat(timespec="seconds"), "device": plan.device}
+    here |= provenance()
+    models = {subject.model: subject.as_json() for subject in plan.subjects}
+    text = None if plan.text is None else {"source": plan.text.source, "sha256": plan.text.sha256}
+    now = {"configuration": as_json(plan.config), "models": models, "text": text}
     saved = read_json(path, "start over with --fresh")
-    models = {
-        subject.model: {
-            "label": subject.label,
-            "positions": subject.positions,
-            "trained": subject.trained,
-            "content": subject.content,
-            "unit": subject.documents.unit if subject.documents else None,
-            "documents": len(subject.documents.ids) if subject.documents else None,
-            "adds_bos": subject.adds_bos,
-        }
-        for subject in plan.subjects
-    }
-    text = None if plan.text is None else {"source": plan.text.source, "sha256": _digest(plan)}
-    here = {"versions": versions(), "commit": commit_of_code(), "machine": machine(), "device": plan.device}
-    about = {"schema": SCHEMA, "begun": datetime.now(UTC).isoformat(timespec="seconds"), **here}
     if saved is not None:
         with _whole(path):
-            _require_same(out, saved, as_json(plan.config), models, text)
-            about = {key: saved[key] for key in about}
-            text = text or saved["text"]
-    write_json(path, about | {"configuration": as_json(plan.config), "models": models, "text": text})
+            _require_same(out, saved, now)
+            here = {key: saved[key] for key in here}
+            now["text"] = text or saved["text"]
+    write_json(path, here | now)
 
 
-def _require_same(
-    out: Path, saved: Any, options: dict[str, Any], models: dict[str, Any], text: dict[str, Any] | None
-) -> None:
+def _require_same(out: Path, saved: Any, now: dict[str, Any]) -> None:
     """ValueError naming the first option, text or model that differs from those of the run, unless it only grew."""
     remedy = "--fresh starts over, another --out keeps both"
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
         raise ValueError(f"{out} holds a measure.json that this release cannot read; {remedy}")
-    old = as_json(MeasureConfig()) | saved["configuration"]
-    before, now = old | {"models": list(saved["models"])}, options | {"models": list(models)}
-    for name in now:
-        grows = name in GROWING and not set(before[name]) - set(now[name])
+    before = as_json(MeasureConfig()) | saved["configuration"] | {"models": list(saved["models"])}
+    for name, value in (now["configuration"] | {"models": list(now["models"])}).items():
+        grows = name in GROWING and not set(before[name]) - set(value)
         if name == "lengths":
-            grows = grows and before[name][-1] == now[name][-1]
-        if name not in FREE and before[name] != now[name] and not grows:
+            grows = grows and before[name][-1] == value[-1]
+        if name not in FREE and before[name] != value and not grows:
             raise ValueError(
-                f"{out} holds measurements with {name} {words(before[name])}, not {words(now[name])}; {remedy}"
+                f"{out} holds measurements with {name} {words(before[name])}, not {words(value)}; {remedy}"
             )
-    if text is not None and saved["text"] is not None and saved["text"] != text:
+    if now["text"] is not None and saved["text"] is not None and saved["text"] != now["text"]:
         raise ValueError(f"{out} holds measurements of another text, {saved['text']['source']}; {remedy}")
     measured = {unit.model for unit in read_results(out).done}
     for model, about in saved["models"].items():
-        if model in measured and about["content"] != models[model]["content"]:
+        if model in measured and about["content"] != now["models"][model]["content"]:
             raise ValueError(f"{out} holds measurements of {model} as it was before its files changed; {remedy}")
-
-
-def _digest(plan: MeasurePlan) -> str:
-    assert plan.text is not None
-    digest = hashlib.sha256()
-    for name, content in plan.text.documents:
-        digest.update(len(content).to_bytes(8) + name.encode("utf-8", "surrogateescape") + b"\0" + content)
-    return digest.hexdigest()
 
 
 @contextmanager
@@ -312,9 +272,8 @@ def read_results(run: Path) -> Results:
             (json.loads(line) for line in journal.lines(path)),
             key=lambda entry: (models.index(entry["model"]), tasks.index(entry["task"]), entry["length"]),
         )
-        units = [Unit(entry["model"], entry["task"], entry["length"], entry["way"]) for entry in entries]
         rows = [Row(**row) for entry in entries for row in entry["rows"]]
-        pairs = list(zip(units, entries, strict=True))
+        pairs = [(Unit(*(entry[name] for name in ("model", "task", "length", "way"))), entry) for entry in entries]
         absent = [(unit, entry["reason"]) for unit, entry in pairs if entry.get("reason")]
         documents = {unit.key: entry["documents"] for unit, entry in pairs if entry.get("documents")}
-    return Results(run, about, rows, absent, documents, set(units))
+    return Results(run, about, rows, absent, documents, {unit for unit, _ in pairs})

@@ -1,11 +1,15 @@
 """Text that users name: the sources of Python's standard library, a file, a folder, or a Hugging Face dataset."""
 
+import hashlib
 import os
 import platform
 import sysconfig
+from collections.abc import Collection
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
+
+from longitude.checkpoints.load import one_line_of
 
 # Not text a programmer wrote for a reader: tests, character tables, generated topics; and what others installed.
 NOT_STDLIB = {
@@ -20,6 +24,18 @@ class Text:
     source: str
     documents: list[tuple[str, bytes]]
     left_out: str = ""
+
+    @property
+    def sha256(self) -> str:
+        digest = hashlib.sha256()
+        for name, content in self.documents:
+            digest.update(len(content).to_bytes(8) + name.encode("utf-8", "surrogateescape") + b"\0" + content)
+        return digest.hexdigest()
+
+
+def name_hash(name: str) -> str:
+    """What orders documents and draws places in them, the same for the same names."""
+    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def read_text(data: str, option: str = "--data") -> Text:
@@ -47,11 +63,9 @@ def read_text(data: str, option: str = "--data") -> Text:
 
 def _stdlib(option: str) -> Text:
     root = Path(sysconfig.get_path("stdlib"))
-    paths = [
-        path for path in _walk(root, NOT_STDLIB) if path.suffix == ".py" and not path.name.startswith("_sysconfigdata")
-    ]
-    documents = [(path.relative_to(root).as_posix(), _read(path)) for path in paths]
-    documents = [(name, content) for name, content in documents if _is_text(content) and content]
+    contents = _contents(root, NOT_STDLIB, ".py")
+    documents = [(name, content) for name, content in contents.items() if content and _is_text(content)]
+    documents = [(name, content) for name, content in documents if not Path(name).name.startswith("_sysconfigdata")]
     if not documents:
         raise ValueError(f"{option} stdlib: no .py files under {root}; give a text file or a folder with {option}")
     left_out = "tests, character tables, generated sources, and what is not part of the library"
@@ -59,17 +73,12 @@ def _stdlib(option: str) -> Text:
 
 
 def _folder(root: Path, option: str) -> Text:
-    documents, other, empty = [], [], 0
-    for path in _walk(root, set()):
-        content = _read(path)
-        if not content:
-            empty += 1
-        elif _is_text(content):
-            documents.append((path.relative_to(root).as_posix(), content))
-        else:
-            other.append(path.relative_to(root).as_posix())
+    contents = _contents(root)
+    full = {name: content for name, content in contents.items() if content}
+    documents = [(name, content) for name, content in full.items() if _is_text(content)]
+    other, empty = [name for name in full if name not in dict(documents)], len(contents) - len(full)
     if not documents:
-        what = f"{len(other)} binary and {empty} empty files" if other or empty else "no files"
+        what = f"{len(other)} binary and {empty} empty files" if contents else "no files"
         raise ValueError(f"{option} {root}: expected files of UTF-8 text in this folder, got {what}")
     left_out = [f"{len(other)} files that are not UTF-8 text, such as {other[0]}"] if other else []
     left_out += [f"{empty} empty files"] if empty else []
@@ -87,7 +96,7 @@ def _dataset(data: str, option: str) -> Text:
     try:
         parts = datasets.load_dataset(name, subset or None)
     except Exception as error:  # whatever the hub, the network or a loader raises is a wrong {option} here
-        raise ValueError(f"{option} {data}: it cannot be loaded ({_first_line(error)})") from error
+        raise ValueError(f"{option} {data}: it cannot be loaded ({one_line_of(error)})") from error
     part = "train" if "train" in parts else next(iter(parts))
     rows = parts[part]
     if "text" not in rows.column_names:
@@ -96,13 +105,13 @@ def _dataset(data: str, option: str) -> Text:
     return Text(f"{data}, split {part}", [(f"row {i}", content) for i, content in enumerate(contents)])
 
 
-def _walk(root: Path, skipped: set[str]) -> list[Path]:
-    """All files under `root` in the order of their names; hidden files and folders, and those of `skipped`, are not."""
+def _contents(root: Path, skipped: Collection[str] = (), suffix: str = "") -> dict[str, bytes]:
+    """Name -> content of all files under `root`, in order; hidden files and folders, and those of `skipped`, are left out."""
     found = []
     for folder, names, files in os.walk(root, onerror=_unreadable):
         names[:] = [name for name in names if not name.startswith(".") and name not in skipped]
-        found += [Path(folder, name) for name in files if not name.startswith(".")]
-    return sorted(path for path in found if path.is_file())
+        found += [Path(folder, name) for name in files if not name.startswith(".") and name.endswith(suffix)]
+    return {path.relative_to(root).as_posix(): _read(path) for path in sorted(found) if path.is_file()}
 
 
 def _read(path: Path) -> bytes:
@@ -118,14 +127,7 @@ def _unreadable(error: OSError) -> None:
 
 
 def _is_text(content: bytes) -> bool:
-    if b"\0" in content:
-        return False
     try:
-        content.decode("utf-8")
+        return "\0" not in content.decode("utf-8")
     except UnicodeDecodeError:
         return False
-    return True
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -49,39 +49,36 @@ def _perplexity(results: Results, method: str) -> Table:
     laid = "laid end to end" if method == "non-overlapping" else moved
     lengths = sorted({row.length for row in rows if row.length})
     by_cell = {(row.label, row.length): row for row in rows}
-    lines = [
-        _line(about, [_cell(by_cell.get((about["label"], length)), ".3f", ".2f") for length in lengths])
-        for about in results.about["models"].values()
-    ]
+    cells = {label: [_cell(by_cell.get((label, each)), ".3f", ".2f") for each in lengths] for label in results.labels}
     caption = f"Lower is better. Windows {laid}; every target counts once."
-    return Table(f"bits per byte, {method}", caption, lengths, [], lines)
+    return Table(f"bits per byte, {method}", caption, lengths, [], _lines(results, cells))
 
 
 def _retrieval(results: Results, task: str) -> Table:
     rows = [row for row in results.rows if row.task == task]
-    models = results.about["models"].values()
-    lengths = with_trained(results.about["configuration"]["lengths"], [about["trained"] for about in models])
+    trained = {about["label"]: about["trained"] for about in results.about["models"].values()}
+    lengths = with_trained(results.about["configuration"]["lengths"], trained.values())
     depths = any(row.depth is not None for row in rows)
-    lines = []
-    for about in models:
-        own = [row for row in rows if row.label == about["label"]]
+    cells: dict[str, list[Cell]] = {}
+    for label in results.labels:
+        own = [row for row in rows if row.label == label]
         scores, by_length = retrieval.scores_by_length(own), {row.length: row for row in own}
-        cells = [
+        cells[label] = [
             NONE if length not in scores
-            else Cell(f"{scores[length]:.0%}", trained=length == about["trained"]) if depths
+            else Cell(f"{scores[length]:.0%}", trained=length == trained[label]) if depths
             else _cell(by_length[length], ".0%", ".0%")
             for length in lengths
         ]  # fmt: skip
-        effective = retrieval.effective_length(own)
-        cells.append(Cell(str(effective) if effective else "none") if scores else NONE)
-        lines.append(_line(about, cells))
+        cells[label].append(Cell(str(retrieval.effective_length(own) or "none")) if scores else NONE)
     chosen = retrieval.TASKS[task]
     caption = f"{chosen.metric.capitalize()}, higher is better: {chosen.summary} ({chosen.source})."
-    return Table(task, caption + (" Means over depths." if depths else ""), lengths, ["effective length"], lines)
+    caption += " Means over depths." if depths else ""
+    return Table(task, caption, lengths, ["effective length"], _lines(results, cells))
 
 
-def _line(about: dict[str, Any], cells: list[Cell]) -> tuple[str, str, str, list[Cell]]:
-    return about["label"], about["positions"], str(about["trained"] or "?"), cells
+def _lines(results: Results, cells: dict[str, list[Cell]]) -> list[tuple[str, str, str, list[Cell]]]:
+    models = results.about["models"].values()
+    return [(each["label"], each["positions"], str(each["trained"] or "?"), cells[each["label"]]) for each in models]
 
 
 def _cell(row: Row | None, value: str, ends: str) -> Cell:
@@ -126,12 +123,12 @@ def _missing(results: Results) -> list[str]:
     models = results.about["models"]
     absent = [(models[unit.model]["label"], unit.task, unit.length, reason) for unit, reason in results.absent]
     absent += [(row.label, row.task, row.length, row.reason) for row in results.rows if row.reason is not None]
-    reasons: dict[tuple[str | None, str, str], tuple[str, list[int | None]]] = {}
-    for label, task, length, reason in absent:  # the first of those that differ in numbers alone, by depth or length
-        reasons.setdefault((label, task, re.sub(r"\d+", "", reason)), (reason, []))[1].append(length)
+    alike: dict[Any, list[tuple[int | None, str]]] = {}
+    for label, task, length, reason in absent:  # reasons that differ in numbers alone, by depth or length, stand once
+        alike.setdefault((label, task, re.sub(r"\d+", "", reason)), []).append((length, reason))
     lines = [
-        f"{label} has no {task} at {' '.join(map(str, dict.fromkeys(lengths)))}: {reason}"
-        for (label, task, _), (reason, lengths) in reasons.items()
+        f"{label} has no {task} at {' '.join(map(str, dict(found)))}: {found[0][1]}"
+        for (label, task, _), found in alike.items()
     ]
     longest = results.about["configuration"]["lengths"][-1]
     for about in models.values():

@@ -20,19 +20,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor, int64, nn
 
-from longitude.measure.checks import (
-    METHODS,
-    check_documents,
-    check_labels,
-    checked_bins,
-    checked_lengths,
-    checked_methods,
-    checked_stride,
-    positive,
-)
+from longitude.errors import check_choice, check_sizes
+from longitude.measure.config import METHODS, Method, check_ascending, check_each_once, checked_lengths
 from longitude.measure.intervals import interval
-from longitude.measure.rows import Row
-from longitude.measure.windows import Progress, Reader, Scorer, plan_windows
+from longitude.measure.rows import Row, check_labels
+from longitude.measure.windows import Progress, Reader, plan_windows, score
 
 _PROTOCOL = ("metric", "method", "window", "stride", "position_from", "position_to", "truncation", "dtype")
 """Columns of `Row` that are attributes of `DocumentLosses`."""
@@ -187,7 +179,7 @@ def losses_by_length(
         bins: Ascending edges of the per-position averages, within 0..longest length; None: `default_bins`.
         batch_tokens: Input tokens per forward pass; the logits of a pass, batch_tokens * vocab numbers, are its memory.
         progress: Called as progress(done, total), in input tokens, after every forward pass.
-        reader: How the model reads a window; `OnePass` of longitude.measure.windows by default, `Bounded` for long windows.
+        reader: How the model reads a window; one pass by default, `Bounded` of longitude.measure.windows for long ones.
 
     Returns:
         The sums, one entry per method and length, then one per bin of positions.
@@ -195,30 +187,48 @@ def losses_by_length(
     Raises:
         ValueError: For each of these that is not so.
     """
-    lengths, methods = checked_lengths(lengths), checked_methods(methods)
+    lengths = checked_lengths(lengths)
     longest = lengths[-1]
-    span = longest if span is None else positive("span", span)
+    span = longest if span is None else span
+    edges = default_bins(longest) if bins is None else [int(edge) for edge in bins]
+    check_choice("measure", Method, **{f"methods[{i}]": method for i, method in enumerate(methods)})
+    check_each_once("methods", methods)
+    check_sizes("measure", span=span, batch_tokens=batch_tokens, stride=lengths[0] if stride is None else stride)
+    check_ascending("bins", edges, 0, longest)
     if span < longest:
         raise ValueError(f"span must be at least the longest length {longest}, got {span}; leave it out or raise it")
-    sliding = lengths if "sliding" in methods else []
-    for length in sliding:
-        checked_stride(stride, length)
-    edges = default_bins(longest) if bins is None else checked_bins(bins, longest)
-    targets = _Targets(documents, span, token_bytes)
-
+    if "sliding" in methods and stride is not None and stride > lengths[0]:
+        raise ValueError(
+            f"stride must be at most the shortest length {lengths[0]}, got {stride}; text would be skipped"
+        )
+    if len(edges) < 2:
+        raise ValueError(f"bins must have at least two edges, got {edges}")
     flat = lengths if "non-overlapping" in methods else [longest] if "per-position" in methods else []
     passes = [("non-overlapping", length, length) for length in flat]
-    passes += [("sliding", length, checked_stride(stride, length)) for length in sliding]
-    plans = [plan_windows(targets.counts, window, step) for _, window, step in passes]
-    scorer = Scorer(model, documents, plans, positive("batch_tokens", batch_tokens), progress, reader)
+    if "sliding" in methods:
+        passes += [("sliding", length, stride or max(1, length // 2)) for length in lengths]
+    _check_documents(documents, span)
+    counts = [(len(document) - 1) // span * span for document in documents]
+    weights = {"tokens": [np.ones(count, dtype=np.int64) for count in counts]}
+    if token_bytes is not None:
+        weights["bytes"] = _bytes(documents, counts, token_bytes)
+
+    plans = [plan_windows(counts, window, step) for _, window, step in passes]
+    scores = score(model, documents, counts, plans, batch_tokens, progress, reader)
     results, positions = [], []
-    for (method, window, step), plan in zip(passes, plans, strict=True):
-        nats = scorer.nats(plan, targets.counts)
-        protocol = {"window": window, "stride": step, "dtype": scorer.dtype}
+    for (method, window, step), nats in zip(passes, scores, strict=True):
+        along = {"nats": nats} | weights
+        protocol = {"window": window, "stride": step, "truncation": f"tail dropped to a multiple of {span} targets"}
+        protocol["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
         if method in methods:
-            results.append(targets.losses(nats, method=method, **protocol))
+            sums = {name: np.array([each.sum() for each in values]) for name, values in along.items()}
+            results.append(DocumentLosses(**sums, method=method, **protocol))
         if "per-position" in methods and (method, window) == ("non-overlapping", longest):
-            positions = targets.losses_by_position(nats, edges, method="per-position", **protocol)
+            profiles = {name: np.stack([_profile(each, window) for each in values]) for name, values in along.items()}
+            for start, stop in pairwise(edges):
+                sums = {name: profile[:, start:stop].sum(1) for name, profile in profiles.items()}
+                bounds = {"position_from": start, "position_to": stop}
+                positions.append(DocumentLosses(**sums, method="per-position", **bounds, **protocol))
     return results + positions
 
 
@@ -275,42 +285,18 @@ def default_bins(length: int) -> list[int]:
     return [edge for edge in edges if edge < length] + [length]
 
 
-# --- documents, and sums over them --------------------------------------------------------------------------------
-
-
-class _Targets:
-    """The scored targets of every document: how many, their bytes, and how losses along them are summed."""
-
-    def __init__(self, documents: Sequence[Tensor], span: int, token_bytes: Tensor | Sequence[Tensor] | int | None):
-        check_documents(documents, span)
-        self.counts = [(len(document) - 1) // span * span for document in documents]
-        self.truncation = f"tail dropped to a multiple of {span} targets"
-        scored = [document[1 : count + 1] for document, count in zip(documents, self.counts, strict=True)]
-        self.bytes = None if token_bytes is None else _bytes(documents, scored, token_bytes)
-
-    def losses(self, nats: list[np.ndarray], **protocol) -> DocumentLosses:
-        """Summed over each document."""
-        sums = {name: np.array([each.sum() for each in values]) for name, values in self._along(nats).items()}
-        return DocumentLosses(**sums, **protocol, truncation=self.truncation)
-
-    def losses_by_position(self, nats: list[np.ndarray], edges: list[int], **protocol) -> list[DocumentLosses]:
-        """Summed over each document's input positions [from, to) of every window, for each bin."""
-        window = protocol["window"]
-        sums = {name: np.stack([_profile(v, window) for v in values]) for name, values in self._along(nats).items()}
-        return [
-            DocumentLosses(
-                **{name: profile[:, start:stop].sum(1) for name, profile in sums.items()},
-                **protocol,
-                position_from=start,
-                position_to=stop,
-                truncation=self.truncation,
+def _check_documents(documents: Sequence[Tensor], span: int) -> None:
+    if len(documents) == 0:
+        raise ValueError("documents must hold at least one document, got none; pass a sequence of 1-D token tensors")
+    for index, document in enumerate(documents):
+        if not isinstance(document, Tensor) or document.ndim != 1 or document.dtype != int64:
+            got = f"{document.dtype} {list(document.shape)}" if isinstance(document, Tensor) else type(document)
+            raise ValueError(f"document {index} must be a 1-D int64 tensor of token ids, got {got}")
+        if len(document) < span + 1:
+            raise ValueError(
+                f"document {index} has {len(document)} tokens, but the longest window needs {span + 1}: {span} and the "
+                f"token after them; join short documents, leave this one out, or ask for shorter lengths"
             )
-            for start, stop in pairwise(edges)
-        ]
-
-    def _along(self, nats: list[np.ndarray]) -> dict[str, list[np.ndarray]]:
-        ones = [np.ones(count, dtype=np.int64) for count in self.counts]
-        return {"nats": nats, "tokens": ones} | ({} if self.bytes is None else {"bytes": self.bytes})
 
 
 def _profile(values: np.ndarray, window: int) -> np.ndarray:
@@ -319,20 +305,20 @@ def _profile(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def _bytes(
-    documents: Sequence[Tensor], scored: list[Tensor], token_bytes: Tensor | Sequence[Tensor] | int
+    documents: Sequence[Tensor], counts: list[int], token_bytes: Tensor | Sequence[Tensor] | int
 ) -> list[np.ndarray]:
     """Bytes of every scored target, one int64 array per document."""
+    scored = [document[1 : count + 1].cpu() for document, count in zip(documents, counts, strict=True)]
     if isinstance(token_bytes, Sequence):
         given, expected = [list(each.shape) for each in token_bytes], [list(each.shape) for each in documents]
         if given != expected:
             raise ValueError(
                 f"token_bytes of each document must have its shape, {expected[:3]} ...; got {given[:3]} ..."
             )
-        pairs = zip(token_bytes, scored, strict=True)
-        return [sizes[1 : len(targets) + 1].cpu().numpy() for sizes, targets in pairs]
+        return [sizes[1 : count + 1].cpu().numpy() for sizes, count in zip(token_bytes, counts, strict=True)]
     if not isinstance(token_bytes, Tensor):
-        size = positive("token_bytes", token_bytes)
-        return [np.full(len(targets), size, dtype=np.int64) for targets in scored]
+        check_sizes("measure", token_bytes=token_bytes)
+        return [np.full(count, token_bytes, dtype=np.int64) for count in counts]
     if token_bytes.ndim != 1 or token_bytes.dtype != int64 or (token_bytes < 0).any():
         raise ValueError(
             f"token_bytes must be int64 [vocab], none negative, or one positive integer; got {token_bytes.dtype} "
@@ -344,4 +330,4 @@ def _bytes(
             f"token_bytes has {len(token_bytes)} entries, the documents hold token id {highest}; give every id its "
             f"length in bytes"
         )
-    return [token_bytes.cpu()[targets.cpu()].numpy() for targets in scored]
+    return [token_bytes.cpu()[targets].numpy() for targets in scored]

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +15,6 @@ LOGITS = 2**24  # numbers of the head's output that a bounded reader holds, abou
 
 Progress = Callable[[int, int], None]
 """progress(done, total), in tokens."""
-
-
-class Reader(Protocol):
-    """How a model reads a window: `losses` of its tokens."""
-
-    def losses(self, tokens: Tensor, skip: int) -> Tensor: ...
 
 
 # {(inputs in the window, inputs whose targets an earlier window scored): [(document, first input), ...]}
@@ -39,46 +33,42 @@ def plan_windows(counts: Sequence[int], window: int, stride: int) -> Windows:
     return plan
 
 
-class Scorer:
-    """A model that gives the losses of windows; `progress` is called after every forward pass, over all the plans."""
+def score(
+    model: nn.Module,
+    documents: Sequence[Tensor],
+    counts: Sequence[int],
+    plans: Sequence[Windows],
+    batch_tokens: int,
+    progress: Progress | None,
+    reader: "Reader | None" = None,
+) -> Iterator[list[np.ndarray]]:
+    """For each plan, [count] float64 for every document: entry t is -ln p(token t + 1 | its window's tokens up to t).
 
-    def __init__(
-        self,
-        model: nn.Module,
-        documents: Sequence[Tensor],
-        plans: Sequence[Windows],
-        batch_tokens: int,
-        progress: Progress | None,
-        reader: Reader | None = None,
-    ):
-        self.reader = reader or OnePass(model)
-        self.model, self.documents, self.batch_tokens, self.progress = model, documents, batch_tokens, progress
-        self.done, self.total = 0, sum(width * len(starts) for plan in plans for (width, _), starts in plan.items())
-        parameter = next(model.parameters())
-        self.device, self.dtype = parameter.device, str(parameter.dtype).removeprefix("torch.")
-
-    def nats(self, plan: Windows, counts: Sequence[int]) -> list[np.ndarray]:
-        """[count] float64 for every document: entry t is -ln p(token t + 1 | its window's tokens up to t)."""
+    `progress` is called after every forward pass, over all the plans.
+    """
+    reader, device = reader or Reader(model), next(model.parameters()).device
+    done, total = 0, sum(width * len(starts) for plan in plans for (width, _), starts in plan.items())
+    for plan in plans:
         nats = [np.empty(count) for count in counts]
-        with evaluating(self.model):
+        with evaluating(model):
             for (width, skip), starts in plan.items():
-                rows = max(1, self.batch_tokens // width)
+                rows = max(1, batch_tokens // width)
                 for first in range(0, len(starts), rows):
                     batch = starts[first : first + rows]
-                    tokens = torch.stack([self.documents[document][at : at + width + 1] for document, at in batch])
-                    losses = self.reader.losses(tokens.to(self.device), skip).cpu().double().numpy()
+                    tokens = torch.stack([documents[document][at : at + width + 1] for document, at in batch])
+                    losses = reader.losses(tokens.to(device), skip).cpu().double().numpy()
                     for (document, at), loss in zip(batch, losses, strict=True):
                         nats[document][at + skip : at + width] = loss
-                    self.done += tokens.shape[0] * width
-                    if self.progress is not None:
-                        self.progress(self.done, self.total)
-        return nats
+                    done += len(batch) * width
+                    if progress is not None:
+                        progress(done, total)
+        yield nats
 
 
-class OnePass:
+class Reader:
     """Reads a window in one forward pass and holds its logits."""
 
-    def __init__(self, model: nn.Module):
+    def __init__(self, model: Any):
         self.model = model
 
     def losses(self, tokens: Tensor, skip: int) -> Tensor:
@@ -97,7 +87,7 @@ class OnePass:
         return torch.cat([_nats(x, y) for x, y in chunks], dim=1)
 
 
-class Bounded:
+class Bounded(Reader):
     """Reads a window of a transformers model with memory that a long window or a large vocabulary does not blow up.
 
     size: tokens that the model reads at once, before it continues with its own cache; None: the whole window. Either way
@@ -106,7 +96,8 @@ class Bounded:
     """
 
     def __init__(self, model: Any, size: int | None, logits: int = LOGITS, restart: bool = False):
-        self.model, self.size, self.restart = model, size, restart
+        super().__init__(model)
+        self.size, self.restart = size, restart
         self.logits, self.vocabulary = logits, model.get_output_embeddings().weight.shape[0]
 
     def losses(self, tokens: Tensor, skip: int) -> Tensor:

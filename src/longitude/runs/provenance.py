@@ -34,15 +34,12 @@ def versions() -> dict[str, str | None]:
 
 def machine() -> dict[str, Any]:
     """What computes here."""
-    name = platform.processor()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        name = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": name or platform.machine(),
+        "cpu": next(iter(names), platform.processor()) or platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,

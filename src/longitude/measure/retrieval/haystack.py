@@ -18,11 +18,12 @@ NEAR = 20
 class Haystack:
     """Running text as words, white space collapsed; it repeats where more of it is needed.
 
-    words: never empty. source: its name in the rows.
+    words: never empty. source: its name in the rows. space: what stands between words.
     """
 
     words: tuple[str, ...]
     source: str
+    space: str = " "
 
     def with_needles(self, size: int, needles: Sequence[str], depths: Sequence[float]) -> str:
         """The first `size` words, with needle i after about the part depths[i] (0 to 1, ascending) of them.
@@ -32,7 +33,7 @@ class Haystack:
         words = [self.words[i % len(self.words)] for i in range(size)]
         for depth, needle in reversed(list(zip(depths, needles, strict=True))):
             words.insert(self._between(round(depth * size), size), needle)
-        return " ".join(words)
+        return self.space.join(words)
 
     def _between(self, place: int, size: int) -> int:
         """Words before the needle: the nearest to `place` of the text's beginnings, ends, and ends of sentences."""
@@ -55,18 +56,16 @@ class Haystack:
         return [i + 1 for i, word in enumerate(self.words) if word.rstrip("\"')").endswith((".", "!", "?"))]
 
 
+LINES = Haystack((FILLER,), "repeated sentences", "\n")
+"""Lines of filler: a "word" is one."""
+
+
 def of_text(text: str) -> Haystack:
     """The user's own text. ValueError when there are no words in it."""
     words = tuple(text.split())
     if not words:
         raise ValueError("the text to hide needles in has no words; give a text with something to read")
     return Haystack(words, f"the user's text (sha256 {sha256(text.encode()).hexdigest()[:12]})")
-
-
-@cache
-def of_filler() -> Haystack:
-    """The filler as running text."""
-    return Haystack(tuple(FILLER.split()), "repeated sentences")
 
 
 @cache

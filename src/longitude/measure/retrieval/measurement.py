@@ -1,9 +1,7 @@
 """Ask a checkpoint: one row per length (and depth), as soon as its last trial is answered."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from random import Random
 from typing import Any
@@ -14,14 +12,14 @@ from transformers import GenerationConfig
 from longitude.checkpoints.load import Checkpoint
 from longitude.checkpoints.positions import last_position
 from longitude.checkpoints.quiet import quiet
-from longitude.errors import unknown
-from longitude.measure.checks import checked_lengths, positive
+from longitude.errors import check_sizes, unknown
+from longitude.measure.config import check_ascending, checked_lengths
 from longitude.measure.perplexity import described
 from longitude.measure.retrieval import haystack, scoring
 from longitude.measure.retrieval.prompts import DoesNotFit, Prompt, fit
 from longitude.measure.retrieval.summary import WEIGHTING
 from longitude.measure.retrieval.tasks import TASKS, Task
-from longitude.measure.rows import Row
+from longitude.measure.rows import Row, check_labels
 from longitude.measure.windows import Progress
 
 LABELS = ("model", "encoding", "label", "train_length", "train_positions", "backend", "commit")
@@ -30,26 +28,19 @@ LABELS = ("model", "encoding", "label", "train_length", "train_positions", "back
 # ---- the questions: they depend on task, length, depth, trial and seed alone -----------------------------------------
 @dataclass(frozen=True)
 class RetrievalPlan:
-    """depths: [None] for a random one per trial. text: the user's, None for our own."""
+    """depths: [None] for a random one per trial."""
 
     task: Task
     lengths: list[int]
     depths: list[float | None]
     trials: int
-    seed: int = 0
-    text: str | None = None
+    seed: int
+    haystack: haystack.Haystack
 
     @property
     def cells(self) -> list[tuple[int, float | None]]:
         """(length, depth) of every row, in order."""
         return list(product(self.lengths, self.depths))
-
-    @cached_property
-    def haystack(self) -> haystack.Haystack:
-        """The running text: the filler for a task that takes no other."""
-        if not self.task.text:
-            return haystack.of_filler()
-        return haystack.of_python() if self.text is None else haystack.of_text(self.text)
 
     def prompt(self, tokenizer: Any, length: int, depth: float | None, trial: int) -> Prompt:
         """One trial, filled up. Raises as `fit`."""
@@ -57,7 +48,7 @@ class RetrievalPlan:
         question = self.task.draw(random, length, depth, self.haystack)
         return fit(question, tokenizer, length, self.task.new_tokens)
 
-    def check(self, tokenizer: Any, most: int | None) -> None:
+    def require_prompt(self, tokenizer: Any, most: int | None) -> None:
         """ValueError unless there is a length, of at most `most` tokens, at which the task has a prompt."""
         if tokenizer is None:
             raise ValueError(
@@ -87,24 +78,16 @@ def plan(
         if task not in TASKS:
             raise unknown("retrieval task", task, TASKS, "They are listed in docs/retrieval.md.")
         task = TASKS[task]
-    lengths = checked_lengths(lengths)
+    check_sizes("retrieval", trials=trials)
     if text is not None and not task.text:
         raise ValueError(f"task {task.name} hides nothing in running text; leave the text out")
-    planned = RetrievalPlan(task, lengths, _depths(task, depths), positive("trials", trials), seed, text)
-    _ = planned.haystack  # ValueError for an empty text
-    return planned
-
-
-def _depths(task: Task, depths: Sequence[float] | None) -> list[float | None]:
-    if depths is None:
-        return [None]
-    if not task.depths:
+    if depths is not None and not task.depths:
         raise ValueError(f"task {task.name} has no single needle to put at a depth; leave the depths out")
-    if not depths or list(depths) != sorted(set(depths)) or not all(0 <= depth <= 1 for depth in depths):
-        raise ValueError(
-            f"depths must be one or more, from 0 (first) to 1 (last), strictly ascending, got {list(depths)}"
-        )
-    return [float(depth) for depth in depths]
+    if depths is not None:
+        check_ascending("depths", depths, 0, 1)
+    around = haystack.LINES if not task.text else haystack.of_python() if text is None else haystack.of_text(text)
+    places: list[float | None] = [None] if depths is None else [float(depth) for depth in depths]
+    return RetrievalPlan(task, checked_lengths(lengths), places, trials, seed, around)
 
 
 # ---- asking ----------------------------------------------------------------------------------------------------------
@@ -147,12 +130,9 @@ def run(
         ValueError: When called, for each of these that is not so, and where no length suits the task.
     """
     planned = plan(task, lengths, depths, trials, seed, text)
-    if prefill is not None:
-        positive("prefill", prefill)
-    for name in labels:
-        if name not in LABELS:
-            raise unknown("label", name, LABELS, "A caller fills columns in measure.retrieval.measurement.LABELS.")
-    planned.check(checkpoint.tokenizer, last_position(checkpoint.model))
+    check_sizes("retrieval", prefill=1 if prefill is None else prefill)
+    check_labels(labels, LABELS)
+    planned.require_prompt(checkpoint.tokenizer, last_position(checkpoint.model))
     return _rows(planned, checkpoint, prefill, progress, labels)
 
 
@@ -163,7 +143,7 @@ def _rows(
     progress: Progress | None,
     labels: dict[str, Any],
 ) -> Iterator[Row]:
-    model, tokenizer, last = checkpoint.model, checkpoint.tokenizer, last_position(checkpoint.model)
+    model, tokenizer, last, task = checkpoint.model, checkpoint.tokenizer, last_position(checkpoint.model), planned.task
     done, total = 0, sum(length * planned.trials for length, _ in planned.cells)
 
     def advance(tokens: int) -> None:
@@ -172,8 +152,18 @@ def _rows(
         if progress is not None:
             progress(done, total)
 
+    text = f", in {planned.haystack.source}" if task.text else ""
+    protocol = {
+        "task": task.name,
+        "metric": task.metric,
+        "method": f"greedy, questions of seed {planned.seed}{text}",
+        "weighting": WEIGHTING,
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "backend": backend_of(model.config),
+        **labels,
+    }
     for length, depth in planned.cells:
-        columns = _protocol(planned, model, length, depth, prefill) | labels
+        columns = protocol | {"length": length, "depth": depth, "prefill": described(prefill, length)}
         try:
             if last is not None and length > last:
                 raise DoesNotFit(f"the model's table ends at {last} positions")
@@ -184,27 +174,11 @@ def _rows(
             continue
         scores = []
         for prompt in prompts:
-            scores.append(planned.task.score(answer(model, tokenizer, prompt, prefill), prompt.question.answers))
+            scores.append(task.score(answer(model, tokenizer, prompt, prefill), prompt.question.answers))
             advance(length)
         value, low, high = scoring.mean(scores)
-        yield Row(**columns | _read(prompts, tokenizer, depth), count=len(scores), value=value, low=low, high=high)
-
-
-def _protocol(
-    planned: RetrievalPlan, model: Any, length: int, depth: float | None, prefill: int | None
-) -> dict[str, Any]:
-    text = f", in {planned.haystack.source}" if planned.task.text else ""
-    return {
-        "task": planned.task.name,
-        "length": length,
-        "depth": depth,
-        "metric": planned.task.metric,
-        "method": f"greedy, questions of seed {planned.seed}{text}",
-        "weighting": WEIGHTING,
-        "dtype": str(model.dtype).removeprefix("torch."),
-        "backend": backend_of(model.config),
-        "prefill": described(prefill, length),
-    }
+        columns |= _read(prompts, tokenizer, depth)
+        yield Row(**columns, count=len(scores), value=value, low=low, high=high)
 
 
 def backend_of(config: Any) -> str | None:
@@ -226,62 +200,16 @@ def _read(prompts: list[Prompt], tokenizer: Any, depth: float | None) -> dict[st
     }
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What a measurement will take.
-
-    Attributes:
-        rows: Rows to come.
-        prompts: Prompts to come.
-        tokens: To read and to generate, at most.
-    """
-
-    rows: int
-    prompts: int
-    tokens: int
-
-
-def estimate(
-    task: str | Task, *, lengths: Sequence[int], depths: Sequence[float] | None = None, trials: int = 10
-) -> Estimate:
-    """How much `run` with the same options will do; nothing is run.
-
-    Args:
-        task: As for `run`, like the others.
-        lengths: Tokens.
-        depths: Of the needle.
-        trials: Questions per row.
-
-    Returns:
-        Rows, prompts and tokens.
-
-    Raises:
-        ValueError: As `run`.
-    """
-    planned = plan(task, lengths, depths, trials)
-    rows = len(planned.cells)
-    return Estimate(rows, rows * planned.trials, sum(length * planned.trials for length, _ in planned.cells))
-
-
 # ---- answers ---------------------------------------------------------------------------------------------------------
 def answer(model: Any, tokenizer: Any, prompt: Prompt, prefill: int | None = None) -> str:
-    """The greedy continuation of a prompt, as text; at most its new tokens. prefill: tokens per pass, None for all."""
-    ids = torch.tensor([prompt.ids], device=model.device)
-    with _greedy(model, prompt.new_tokens, prefill), torch.inference_mode():
-        tokens = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
-    return tokenizer.decode(tokens[0, len(prompt.ids) :], skip_special_tokens=True)
+    """The greedy continuation of a prompt, as text; at most its new tokens. prefill: tokens per pass, None for all.
 
-
-@contextmanager
-def _greedy(model: Any, new_tokens: int, prefill: int | None) -> Iterator[None]:
-    """The model with generation settings of ours: a checkpoint's penalties and temperatures would be part of the score.
-
-    transformers' reminder that a prompt is longer than the model was trained for is what the rows are about.
+    With generation settings of ours: a checkpoint's penalties and temperatures would be part of the score.
     """
-    own = model.generation_config
+    ids, own = torch.tensor([prompt.ids], device=model.device), model.generation_config
     end = own.eos_token_id
     model.generation_config = GenerationConfig(
-        max_new_tokens=new_tokens,
+        max_new_tokens=prompt.new_tokens,
         do_sample=False,
         num_beams=1,
         use_cache=True,
@@ -291,7 +219,11 @@ def _greedy(model: Any, new_tokens: int, prefill: int | None) -> Iterator[None]:
         pad_token_id=0 if end is None else end if isinstance(end, int) else end[0],
     )
     try:
-        with quiet():
-            yield
+        with (
+            quiet(),
+            torch.inference_mode(),
+        ):  # quiet: that a prompt is longer than in training is what the rows are about
+            tokens = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
     finally:
         model.generation_config = own
+    return tokenizer.decode(tokens[0, len(prompt.ids) :], skip_special_tokens=True)

@@ -6,7 +6,7 @@ docs/retrieval.md lists where ours differ.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from random import Random
 from string import ascii_lowercase, ascii_uppercase
@@ -19,6 +19,9 @@ from longitude.measure.retrieval.scoring import first_number, match_all
 
 Draw = Callable[[Random, int, float | None, Haystack], Question]
 """(random numbers, length in tokens, depth or None for a random one, running text) -> one trial."""
+
+Pairs = Sequence[tuple[str, str]]
+"""(key, number)."""
 
 
 @dataclass(frozen=True)
@@ -83,66 +86,49 @@ def _filler(letters: int) -> str:
     return ((FILLER + " ") * (letters // len(FILLER) + 1))[:letters]
 
 
-def in_filler(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
-    """One number between `size` lines of filler."""
-    [key], [value] = _keys(random, 1), _values(random, 1, haystack)
-    depth = random.random() if depth is None else depth
-    line = NEEDLE.format(key=key, value=value)
-    opening, asking = ONE
-    ask = asking.format(query=key)
-
-    def text(size: int) -> str:
-        lines = [FILLER] * size
-        lines.insert(round(depth * size), line)
-        return opening.format(context="\n".join(lines)) + ask
-
-    return Question(text=text, ask=ask, needles=(line,), answers=(value,), whole_answer=f" {value}")
-
-
 def single(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """One key, one number."""
-    [key], [value] = _keys(random, 1), _values(random, 1, haystack)
-    depth = random.random() if depth is None else depth
-    return _hidden([(key, value)], [depth], [key], [value], haystack)
+    pairs = _pairs(random, 1, 1, haystack)
+    return _hidden(pairs, pairs, [random.random() if depth is None else depth], haystack)
 
 
 def multi_key(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """Four keys with a number each; one key is queried."""
-    keys, values = _keys(random, 4), _values(random, 4, haystack)
-    chosen = random.randrange(4)
-    return _hidden(list(zip(keys, values)), _depths(random, 4), [keys[chosen]], [values[chosen]], haystack)
+    pairs = _pairs(random, 4, 4, haystack)
+    return _hidden(pairs, [pairs[random.randrange(4)]], _depths(random, 4), haystack)
 
 
 def multi_value(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """One key with four numbers, all of them queried."""
-    [key], values = _keys(random, 1), _values(random, 4, haystack)
-    return _hidden([(key, value) for value in values], _depths(random, 4), [key], values, haystack)
+    pairs = _pairs(random, 1, 4, haystack)
+    return _hidden(pairs, pairs, _depths(random, 4), haystack)
 
 
 def multi_query(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """Four keys with a number each, all queried, in an order of their own."""
-    keys, values = _keys(random, 4), _values(random, 4, haystack)
-    pairs = list(zip(keys, values))
-    queries = random.sample(pairs, 4)
-    return _hidden(pairs, _depths(random, 4), [key for key, _ in queries], [value for _, value in queries], haystack)
+    pairs = _pairs(random, 4, 4, haystack)
+    return _hidden(pairs, random.sample(pairs, 4), _depths(random, 4), haystack)
 
 
-def _hidden(
-    pairs: Sequence[tuple[str, str]],
-    depths: Sequence[float],
-    queries: Sequence[str],
-    answers: Sequence[str],
-    haystack: Haystack,
-) -> Question:
-    """The question for the numbers of some keys, with a needle per (key, number) in `size` words of running text."""
+def _pairs(random: Random, keys: int, numbers: int, haystack: Haystack) -> Pairs:
+    """Different keys of two words each, with different numbers of seven digits that do not stand in the haystack."""
+    words = random.sample(word_list(), 2 * keys)
+    names = [f"{first}-{second}" for first, second in zip(words[::2], words[1::2])]
+    values = _different(numbers, lambda: str(random.randint(10**6, 10**7 - 1)), haystack)
+    return list(zip(names * (numbers // keys), values, strict=True))
+
+
+def _hidden(pairs: Pairs, asked: Pairs, depths: Sequence[float], haystack: Haystack) -> Question:
+    """The question for some of the pairs, with a needle per (key, number) in `size` words of running text."""
     lines = tuple(NEEDLE.format(key=key, value=value) for key, value in pairs)
+    answers = tuple(value for _, value in asked)
     opening, asking = ONE if len(answers) == 1 else MANY
-    ask = asking.format(query=_listed(queries))
+    ask = asking.format(query=_listed([*dict(asked)]))
 
     def text(size: int) -> str:
         return opening.format(context=haystack.with_needles(size, lines, depths)) + ask
 
-    return Question(text=text, ask=ask, needles=lines, answers=tuple(answers), whole_answer=f" {_listed(answers)}")
+    return Question(text=text, ask=ask, needles=lines, answers=answers, whole_answer=f" {_listed(answers)}")
 
 
 def _listed(items: Sequence[str]) -> str:
@@ -154,20 +140,14 @@ def _depths(random: Random, count: int) -> list[float]:
     return sorted(random.random() for _ in range(count))
 
 
-def _keys(random: Random, count: int) -> list[str]:
-    """Different keys of two words each."""
-    words = random.sample(word_list(), 2 * count)
-    return [f"{first}-{second}" for first, second in zip(words[::2], words[1::2])]
-
-
-def _values(random: Random, count: int, haystack: Haystack) -> list[str]:
-    """Different numbers of seven digits that do not stand in the haystack."""
-    values: list[str] = []
-    while len(values) < count:
-        value = str(random.randint(10**6, 10**7 - 1))
-        if value not in values and value not in haystack:
-            values.append(value)
-    return values
+def _different(count: int, draw: Callable[[], str], avoid: Haystack | tuple[str, ...] = ()) -> list[str]:
+    """Drawn until there are so many different ones, none of them in `avoid`."""
+    found: list[str] = []
+    while len(found) < count:
+        drawn = draw()
+        if drawn not in found and drawn not in avoid:
+            found.append(drawn)
+    return found
 
 
 # ---- variable tracking: one chain of four assignments after the first, in repeated sentences -------------------------
@@ -185,53 +165,29 @@ ASK_VALUE = (
 def variables(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """All variables that hold a number: VAR A = number, VAR B = VAR A, ...; a solved example first, names of 3 letters."""
     example, chain = _chain(random, letters=3), _chain(random, letters=5)
-    while example.value == chain.value:
+    while example.ask == chain.ask:  # the same number
         chain = _chain(random, letters=5)
-    solved = example.text(EXAMPLE_LINES) + " ".join(example.names) + "\n\n\n\n"
-    return Question(
-        text=lambda size: solved + chain.text(size),
-        smallest=1,
-        ask=chain.ask,
-        needles=tuple(chain.lines),
-        answers=tuple(chain.names),
-        whole_answer=" ".join(chain.names),
-    )
+    solved = example.text(EXAMPLE_LINES) + example.whole_answer + "\n\n\n\n"
+    return replace(chain, text=lambda size: solved + chain.text(size))
 
 
-@dataclass(frozen=True)
-class Chain:
-    """Assignments of one number along `names`, each after about the part depths[i] of the filler."""
+def _chain(random: Random, letters: int) -> Question:
+    """As published, down to its spaces: assignments of one number along names, between `size` lines of filler."""
+    names = _different(HOPS + 1, lambda: "".join(random.choices(ascii_uppercase, k=letters)))
+    value, depths = str(random.randint(10000, 99998)), _depths(random, HOPS + 1)
+    first = f"VAR {names[0]} = {value}"
+    hops = [f"VAR {name} = VAR {before}" for before, name in pairwise(names)]
+    ask = ASK_VALUE.format(value=value, count=len(names))
 
-    names: list[str]
-    value: str
-    depths: list[float]
-
-    @property
-    def lines(self) -> list[str]:
-        """VAR A = number, then VAR B = VAR A, ..."""
-        hops = [f"VAR {name} = VAR {before}" for before, name in pairwise(self.names)]
-        return [f"VAR {self.names[0]} = {self.value}", *hops]
-
-    @property
-    def ask(self) -> str:
-        return ASK_VALUE.format(value=self.value, count=len(self.names))
-
-    def text(self, size: int) -> str:
-        """The question as published, down to its spaces: lines of filler with the assignments between them."""
-        first, *hops = self.lines
+    def text(size: int) -> str:
         parts = [FILLER + "\n"] * size
         for i, line in enumerate([first, *(hop + " " for hop in hops)]):
-            parts.insert(int(self.depths[i] * size) + i, line)
-        return TRACKING.format(context=" ".join(parts)) + self.ask
+            parts.insert(int(depths[i] * size) + i, line)
+        return TRACKING.format(context=" ".join(parts)) + ask
 
-
-def _chain(random: Random, letters: int) -> Chain:
-    names: list[str] = []
-    while len(names) <= HOPS:
-        name = "".join(random.choices(ascii_uppercase, k=letters))
-        if name not in names:
-            names.append(name)
-    return Chain(names, str(random.randint(10000, 99998)), sorted(random.random() for _ in range(HOPS + 1)))
+    return Question(
+        text=text, smallest=1, ask=ask, needles=(first, *hops), answers=tuple(names), whole_answer=" ".join(names)
+    )
 
 
 # ---- words to be counted: common ones of a numbered list, frequent ones among made-up words --------------------------
@@ -313,11 +269,8 @@ def _numbered(words: Sequence[str]) -> str:
 
 def frequent(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
     """Made-up words, rank k of them size k^-2 / zeta(2) times, rounded down; rank 1 is "..." and not queried."""
-    vocabulary = ["..."]
-    while len(vocabulary) < max(5, (length - NEW) // SHARE):
-        word = "".join(random.choices(ascii_lowercase, k=LETTERS))
-        if word not in vocabulary:
-            vocabulary.append(word)
+    made_up = max(5, (length - NEW) // SHARE) - 1
+    vocabulary = ["...", *_different(made_up, lambda: "".join(random.choices(ascii_lowercase, k=LETTERS)))]
     order = random.random()
 
     def text(size: int) -> str:
@@ -337,7 +290,7 @@ _ALL = (
         "a five-digit number, given twice in one line of repeated sentences",
         score=first_number, metric="accuracy", depths=True,
     ),
-    Task("needle-filler", in_filler, 128, "RULER niah_single_1", "one number in repeated sentences", depths=True),
+    Task("needle-filler", single, 128, "RULER niah_single_1", "one number in repeated sentences", depths=True),
     Task("needle-single", single, 128, "RULER niah_single_2", "one number in running text", depths=True, text=True),
     Task("needle-multi-key", multi_key, 128, "RULER niah_multikey_1", "one of four numbers with four keys", text=True),
     Task("needle-multi-value", multi_value, 128, "RULER niah_multivalue", "all four numbers of one key", text=True),
