@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.attention.flex_attention as torch_flex
+from torch._dynamo.testing import CompileCounter
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import longitude as lg
 from longitude.attention.backends import BACKENDS, flex, refuses
@@ -63,7 +65,7 @@ def masks(keys: int) -> dict[str, lg.Mask]:
         "documents twice": lg.Causal() & lg.Documents(ids[0]) & lg.Documents(ids),
         "padded": lg.Causal() & lg.Padding(ends),
         "padded, packed": lg.Window(30) & lg.Padding(ends) & lg.Documents(ids[:1]),
-        "nothing to look at": lg.Causal() & lg.Padding(token % 3 != 0) & lg.Documents(token // 3),
+        "no keys": lg.Causal() & lg.Padding(token % 3 != 0) & lg.Documents(token // 3),
         "none": lg.NoMask(),
         "packed both ways": lg.Documents(ids[0]),
         "band": Band(9, 40) & Band(30, 30),
@@ -119,15 +121,13 @@ def test_shapes(shape, kv_heads, stand_in):
         compare(flex.flex, *problem(*shape, names="alibi+t5", mask=masks(shape[1])[case], kv_heads=kv_heads, dv=5))
 
 
-def test_positions(stand_in):
+@pytest.mark.parametrize("names", ["alibi", "t5"])
+def test_positions(names, stand_in):
     """From anywhere, in steps, and of each row its own."""
     token = torch.arange(140)
-    for names in ("alibi", "t5"):
-        rows = torch.stack([token * 2, (token - 9).clamp(min=0)])
-        compare(flex.flex, *problem(140, 140, names=names, q_positions=token * 3 + 7, k_positions=token * 3))
-        compare(flex.flex, *problem(140, 140, names=names, q_positions=rows, k_positions=rows))
-        compare(flex.flex, *problem(140, 140, names=names, q_positions=100_003, k_positions=99_000))
-        compare(flex.flex, *problem(140, 140, names=names, q_positions=token + 5))
+    rows = torch.stack([token * 2, (token - 9).clamp(min=0)])
+    for q_positions, k_positions in ((token * 3 + 7, token * 3), (rows, rows), (100_003, 99_000), (token + 5, None)):
+        compare(flex.flex, *problem(140, 140, names=names, q_positions=q_positions, k_positions=k_positions))
 
 
 def test_parts_of_a_request(stand_in):
@@ -202,7 +202,7 @@ def compiled_by(monkeypatch):
 )  # torch's tracer looks
 @pytest.mark.parametrize("names", ["fox+t5", "none", "t5", "fox", "alibi+t5", "rope+fox"])
 def test_gradients_of_flex_attention(names, compiled_by):
-    """Grouped heads, documents, padding, queries with nothing to look at; fox: a level read as query's and as key's."""
+    """Grouped heads, documents, padding, queries without keys; fox: a level read as query's and as key's."""
     compiled_by("aot_eager")
     token = torch.arange(137)
     mask = lg.Causal() & lg.Documents(token // 50) & lg.Padding(torch.stack([token % 50 > 3, token < 70]))
@@ -211,29 +211,25 @@ def test_gradients_of_flex_attention(names, compiled_by):
 
 # ---- graphs ------------------------------------------------------------------------------------------------------------
 @pytest.mark.slow
+@torch.no_grad()
 def test_at_most_two_graphs_for_twenty_lengths(compiled_by):
     """Powers of two: all lengths up to 256 are one graph, up to 512 another. Masks of causality, windows and padding share."""
-    from torch._dynamo.testing import CompileCounter
-
     compiled_by(graphs := CompileCounter())
     kinds = [lambda n: lg.Causal(), lg.Window, lambda n: lg.Causal() & lg.Padding(torch.arange(n) > 5)]
-    with torch.no_grad():
-        for n, length in enumerate(range(130, 510, 20)):
-            r, _ = problem(length, length, mask=kinds[n % 3](length))
-            compare(flex.flex, r, [])
-        compare(flex.flex, problem(512, 512)[0], [])
-        assert graphs.frame_count == 2
-        compare(flex.flex, problem(200, 200, mask=lg.Documents(torch.arange(200) // 9))[0], [])
-        assert graphs.frame_count == 3
+    for n, length in enumerate(range(130, 510, 20)):
+        compare(flex.flex, problem(length, length, mask=kinds[n % 3](length))[0], [])
+    assert graphs.frame_count == 2
+    compare(flex.flex, problem(200, 200, mask=lg.Documents(torch.arange(200) // 9))[0], [])
+    assert graphs.frame_count == 3
 
 
 @pytest.mark.slow
+@torch.no_grad()
 def test_more_graphs_than_torch_would_allow_by_itself(compiled_by):
     """Scales, widths and shapes are graphs of their own: torch's default of 8 would end in an error at the ninth."""
     compiled_by("eager")
-    with torch.no_grad():
-        for dv in range(1, 10):
-            compare(flex.flex, problem(128, 128, names="none", dv=dv)[0], [])
+    for dv in range(1, 10):
+        compare(flex.flex, problem(128, 128, names="none", dv=dv)[0], [])
 
 
 # ---- the C++ kernel, through attend -------------------------------------------------------------------------------------
@@ -250,7 +246,7 @@ COMPILED = {
     "no term": {"names": "none", "mask": lg.NoMask()},
     "learned, ungrouped": {"names": "t5", "kv_heads": HEADS, "mask": lg.Window(33)},
     "drift": {"names": "fox+t5", "mask": lg.Causal() & lg.Documents(TOKEN // 70)},
-    "nothing to look at": {"mask": lg.Causal() & lg.Padding(TOKEN % 3 != 0) & lg.Documents(TOKEN // 3)},
+    "no keys": {"mask": lg.Causal() & lg.Padding(TOKEN % 3 != 0) & lg.Documents(TOKEN // 3)},
     "narrow values": {"dv": 5, "mask": lg.Causal() & lg.Padding(torch.stack([TOKEN > 200, TOKEN < 9]))},
     "positions of each row": {"k_positions": torch.stack([TOKEN * 2, TOKEN])},
     "bfloat16": {"dtype": torch.bfloat16, "tolerance": 2**-7},
@@ -339,8 +335,6 @@ def test_what_a_gpu_is_refused():
 
 
 def test_auto_compiles_nothing_on_the_cpu_and_prefers_flex_to_blocks_on_cuda(monkeypatch):
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
     given: Any = ({}, {"dtype": torch.bfloat16}, {"names": "fox"}, {"dv": 5})
     with torch.no_grad():
         assert all(choose([problem(200, 200, **options)[0]], "auto").name != "flex" for options in given)

@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.transport import carried, chunk_product, transport_attention, transported_scores
-from tests.support import close, random
+from longitude.attention.backends.transport import carried, transport_attention, transported_scores
+from longitude.testing.memory_use import memory_of
+from tests.support import close, gradients, random
 
 SHAPES = [
     (1, 1, 1), (7, 7, 7), (63, 63, 63), (130, 130, 130), (5, 7, 9), (13, 13, 20), (1, 1, 30), (1, 30, 30), (30, 67, 70)
@@ -37,29 +38,28 @@ def written_out(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> Tensor:
     return scores
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_scores_of_any_chunk_equal_the_product_of_matrices(shape: tuple[int, int, int]) -> None:
-    q, k, _, w, b, _ = drawn(*shape)
-    want = written_out(q, k, w, b)
-    for chunk in (1, 4, 64, 200):
-        close(transported_scores(q, k, w, b, chunk), want, rtol=1e-12)
-    close(transported_scores(q, k, w, b), want, rtol=1e-12)
-
-
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("high", [None, 0, 5, 40])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_attention_of_any_chunk_equals_softmax_of_the_scores(shape: tuple[int, int, int], high: int | None) -> None:
-    q, k, v, w, b, level = drawn(*shape)
+def test_any_chunk_equals_the_product_of_matrices(shape: tuple[int, int, int], high: int | None) -> None:
+    """Scores and attention, with a gate and without; of fewer queries, their gradients, too."""
     rows, _, length = shape
+    inputs = [x.requires_grad_(rows <= 13) for x in drawn(*shape)]
+    q, k, v, w, b, level = inputs
     offset = torch.arange(length - rows, length)[:, None] - torch.arange(length)
     hidden = (offset < 0) | (offset > (length if high is None else high))
-    scores = 0.3 * transported_scores(q, k, w, b)
-    fallen = scores + level[:, :, length - rows :, None] - level[:, :, None]
+    scores = written_out(q, k, w, b)
+    fallen = 0.3 * scores + level[:, :, length - rows :, None] - level[:, :, None]
+    plain, gated = (x.masked_fill(hidden, -torch.inf).softmax(-1) @ v for x in (0.3 * scores, fallen))
+
+    def with_gradients(*outs: Tensor) -> list[list[Tensor]]:
+        return [[out, *(gradients(out, inputs) if rows <= 13 else [])] for out in outs]
+
+    want = with_gradients(scores, plain, gated)
     for chunk in (1, 4, 64, 200):
-        for own, given in ((scores, None), (fallen, level)):
-            want = own.masked_fill(hidden, -torch.inf).softmax(-1) @ v
-            close(transport_attention(q, k, v, w, b, 0.3, given, high, chunk), want, rtol=1e-12)
+        got = transported_scores(q, k, w, b, chunk)
+        mixed = (transport_attention(q, k, v, w, b, 0.3, gate, high, chunk) for gate in (None, level))
+        close(with_gradients(got, *mixed), want, atol=1e-11, rtol=1e-10)
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(1, 1), (7, 7), (63, 130), (1, 20), (0, 5)])
@@ -94,36 +94,6 @@ def test_golden() -> None:
     assert float(q[0, 0, 2] @ one @ two @ k[0, 0, 0]) == pytest.approx(0.395)
 
 
-def test_product_of_a_chunk() -> None:
-    """I - W' M W is the product of its reflections, the newest on the left."""
-    _, _, _, w, b, _ = drawn(1, 9, 9)
-    want = one = torch.eye(4, dtype=torch.float64)
-    for t in range(9):
-        want = (one - b[..., t, None, None] * w[:, :, t, :, None] * w[:, :, t, None]) @ want
-    close(one - w.mT @ chunk_product(w, b) @ w, want, rtol=1e-12)
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("shape", [(7, 7, 7), (63, 63, 63), (5, 9, 13)], ids=str)
-def test_gradients_equal_those_of_the_matrices(shape: tuple[int, int, int]) -> None:
-    q, k, v, w, b, level = (x.requires_grad_() for x in drawn(*shape))
-    rows, _, length = shape
-    ahead = torch.arange(length - rows, length)[:, None] < torch.arange(length)
-    scores = written_out(q, k, w, b)
-    fallen = 0.3 * scores + level[:, :, length - rows :, None] - level[:, :, None]
-    out = fallen.masked_fill(ahead, -torch.inf).softmax(-1) @ v
-    direction = torch.randn_like(out)
-    want = torch.autograd.grad((out * direction).sum(), (q, k, v, w, b, level))
-    for chunk in (1, 4, 64):
-        got = transport_attention(q, k, v, w, b, 0.3, level, chunk=chunk)
-        got = torch.autograd.grad((got * direction).sum(), (q, k, v, w, b, level))
-        close(got, want, atol=1e-11, rtol=1e-10)
-    direction = torch.randn_like(scores) * ~ahead
-    want = torch.autograd.grad((written_out(q, k, w, b) * direction).sum(), (q, k, w, b))
-    got = torch.autograd.grad((transported_scores(q, k, w, b, 4) * direction).sum(), (q, k, w, b))
-    close(got, want, atol=1e-11, rtol=1e-10)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_short_floats_are_computed_in_float32(dtype: torch.dtype) -> None:
     q, k, v, w, b, _ = (x.to(dtype) for x in drawn(70, 70, 70))
@@ -137,17 +107,10 @@ def test_short_floats_are_computed_in_float32(dtype: torch.dtype) -> None:
 
 
 def test_memory_of_attention_grows_with_the_length_alone() -> None:
-    """What autograd keeps for backward: twice the length, about twice the numbers."""
-    kept = []
+    """Forward and backward: twice the length, about twice the numbers."""
+    peaks = []
     for length in (128, 256):
-        q, k, v, w, b, level = (x.requires_grad_() for x in drawn(length, length, length))
-        held: dict[int, int] = {}
-
-        def pack(x: Tensor, held: dict[int, int] = held) -> Tensor:
-            held[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
-            return x
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            transport_attention(q, k, v, w, b, 0.3, level, chunk=16)
-        kept.append(sum(held.values()))
-    assert kept[1] < 2.2 * kept[0]
+        inputs = [x.requires_grad_() for x in drawn(length, length, length)]
+        call = lambda: gradients(transport_attention(*inputs[:5], 0.3, inputs[5], chunk=16), inputs)  # noqa: B023, E731
+        peaks.append(memory_of(call).peak)
+    assert peaks[1] < 2.2 * peaks[0]
