@@ -21,7 +21,7 @@ from longitude.attention.layers.hierarchical.blocks import (
     pyramid,
     refusal,
 )
-from longitude.attention.layers.hierarchical.state import State, Stream, state_after, step, window_of, with_rows
+from longitude.attention.layers.hierarchical.state import State, Stream, Tokens, state_after, step, window_of, with_rows
 from longitude.attention.masks import Causal, Documents, Padding, Window
 from longitude.attention.operation import raw_request, run
 from longitude.attention.request import as_int, validate
@@ -146,7 +146,7 @@ def attend_tokens(
         if state is not None and length == 1:
             real = [True] * batch if valid is None else valid[:, 0].tolist()
             begins = [False] * batch if reset is None else reset[:, 0].tolist()
-            return step(rule, q, k, rotated, v, gate, tokens.places, encoding, state, real, begins)
+            return step(rule, tokens, encoding, state, real, begins)
         counts = [0] * batch if state is None else state.seen.tolist()
         if reset is None and valid is None and len(set(counts)) == 1:
             before = window_of(state, torch.arange(batch, device=q.device), counts[0]) if state is not None else None
@@ -159,7 +159,7 @@ def attend_tokens(
             rows = torch.tensor(group.rows, device=q.device)
             before = window_of(earlier, rows, group.before) if earlier is not None and group.before else None
             after = [group.before + n for n in group.lengths] if inputs.cached else None
-            part, part_state = attend_rows(rule, tokens.of(group, rows), encoding, before, after)
+            part, part_state = attend_rows(rule, group.of(tokens, rows), encoding, before, after)
             out[rows.repeat_interleave(group.real.sum(1)), group.tokens[group.real]] = part.transpose(1, 2)[group.real]
             if part_state is not None and (last := [n for n, one in enumerate(group.last) if one]):
                 state = with_rows(state, [group.rows[n] for n in last], part_state.of(last), batch)
@@ -168,28 +168,6 @@ def attend_tokens(
 
 def in_a_compiler() -> bool:
     return torch.compiler.is_compiling()
-
-
-class Tokens(NamedTuple):
-    """What is projected of the tokens. q is rotated; rotated: the keys, too, None where nothing is."""
-
-    q: Float[Tensor, "B H L D"]
-    k: Float[Tensor, "B Hkv L D"]
-    rotated: Float[Tensor, "B Hkv L D"] | None
-    v: Float[Tensor, "B Hkv L Dv"]
-    gate: Float[Tensor, "B H L"] | None
-    places: Int[Tensor, "B L"]
-
-    def of(self, group: Group, rows: Tensor) -> Tokens:
-        """The runs of a group as rows; behind the end of a run its last token is repeated, at the next positions."""
-        at = rows[:, None], group.tokens
-
-        def picked(x: Tensor | None) -> Any:
-            return None if x is None else x.transpose(1, 2)[at].transpose(1, 2)
-
-        places = self.places.expand(len(self.q), -1)[at] + group.beyond
-        q, k, rotated, v, gate = (picked(x) for x in self[:5])
-        return Tokens(q, k, rotated, v, gate, places)
 
 
 def traced(rule: Rule, tokens: Tokens, encoding: Composed, documents: Int[Tensor, "B L"]) -> Tensor:
@@ -253,6 +231,13 @@ class Group(NamedTuple):
     @property
     def real(self) -> Bool[Tensor, "runs L"]:
         return self.beyond == 0
+
+    def of(self, tokens: Tokens, rows: Tensor) -> Tokens:
+        """The runs as rows; behind the end of a run its last token is repeated, at the next positions."""
+        at = rows[:, None], self.tokens
+        places = tokens.places.expand(len(tokens.q), -1)[at] + self.beyond
+        picked: list[Any] = [None if x is None else x.transpose(1, 2)[at].transpose(1, 2) for x in tokens[:-1]]
+        return Tokens._make([*picked, places])
 
 
 def groups_of(valid: Bool[Tensor, "B L"], reset: Bool[Tensor, "B L"], counts: list[int]) -> list[Group]:

@@ -14,6 +14,17 @@ from longitude.attention.layers.hierarchical.blocks import Level, Rule, bias_at,
 from longitude.positions.composed import Composed
 
 
+class Tokens(NamedTuple):
+    """What is projected of the tokens of a call. q is rotated; rotated: the keys, too, None where nothing is."""
+
+    q: Float[Tensor, "B H L D"]
+    k: Float[Tensor, "B Hkv L D"]
+    rotated: Float[Tensor, "B Hkv L D"] | None
+    v: Float[Tensor, "B Hkv L Dv"]
+    gate: Float[Tensor, "B H L"] | None
+    places: Int[Tensor, "B L"]
+
+
 class State(NamedTuple):
     """After `seen` tokens: the last W of them, token i in slot i mod W, and for each digit 1 of seen - W its block.
 
@@ -128,34 +139,24 @@ def with_rows(state: State | None, rows: list[int], part: State, batch: int) -> 
 def grown(state: State, levels: int) -> State:
     """The same, able to hold blocks of this many levels."""
     more = levels - state.ends.shape[1]
-    return state._replace(
-        **{name: F.pad(getattr(state, name), (0, 0, 0, more)) for name in ("block_keys", "block_values", "ends")}
-    )
+    names = "block_keys", "block_values", "ends"
+    return state._replace(**{name: F.pad(getattr(state, name), (0, 0, 0, more)) for name in names})
 
 
 # ---- one token ----------------------------------------------------------------------------------------------------------
 def step(
-    rule: Rule,
-    q: Float[Tensor, "B H 1 D"],
-    k: Float[Tensor, "B Hkv 1 D"],
-    rotated: Float[Tensor, "B Hkv 1 D"] | None,
-    v: Float[Tensor, "B Hkv 1 Dv"],
-    gate: Float[Tensor, "B H 1"] | None,
-    places: Int[Tensor, "B 1"],
-    encoding: Composed,
-    state: State,
-    real: list[bool],
-    begins: list[bool],
+    rule: Rule, token: Tokens, encoding: Composed, state: State, real: list[bool], begins: list[bool]
 ) -> tuple[Float[Tensor, "B H 1 Dv"], State]:
     """The output, and the state with this token, which may be written in place: O(window + log count), and about one merge.
 
-    q is rotated. Rows that are not real stay as they are; those that begin a document start from an empty state.
+    Rows that are not real stay as they are; those that begin a document start from an empty state.
     """
+    q, places = token.q, token.places
     counts = [0 if new else count for new, count in zip(begins, state.seen.tolist(), strict=True)]
-    state = with_token(rule, k, rotated, v, places, writable(state), counts, real, begins)
+    state = with_token(rule, token, writable(state), counts, real, begins)
     counts = [count + now for count, now in zip(counts, real, strict=True)]
 
-    wide, heads = torch.promote_types(q.dtype, torch.float32), (k.shape[1], -1)
+    wide, heads = torch.promote_types(q.dtype, torch.float32), (token.k.shape[1], -1)
     rows = q.to(wide)[:, :, 0].unflatten(1, heads)  # [B, Hkv, H/Hkv, D]
     count, terms = state.seen[:, None], offset_terms(encoding)
 
@@ -179,7 +180,7 @@ def step(
         block_keys = encoding.keys(block_keys, tables_at(encoding, twice, wide))
     seen = (count - rule.window).clamp(min=0) >> level & 1 == 1
     far = over(block_keys, state.block_values[:, :, level], twice, seen, rule.sizes(level, wide))
-    return rule.combined(near, far, gate).to(q.dtype), state
+    return rule.combined(near, far, token.gate).to(q.dtype), state
 
 
 def writable(state: State) -> State:
@@ -188,29 +189,21 @@ def writable(state: State) -> State:
 
 
 def with_token(
-    rule: Rule,
-    k: Tensor,
-    rotated: Tensor | None,
-    v: Tensor,
-    places: Tensor,
-    state: State,
-    counts: list[int],
-    real: list[bool],
-    begins: list[bool],
+    rule: Rule, token: Tokens, state: State, counts: list[int], real: list[bool], begins: list[bool]
 ) -> State:
     """The state with one more token in the rows that are real; counts: without it."""
+    k = token.k
     if any(begins):
-        tree_map_only(
-            Tensor, lambda x: x.index_fill_(0, _index([b for b, new in enumerate(begins) if new], x), 0), state
-        )
+        fresh = _index([row for row, new in enumerate(begins) if new], k)
+        tree_map_only(Tensor, lambda x: x.index_fill_(0, fresh, 0), state)
     now = [row for row, one in enumerate(real) if one]
     if leaving := [row for row in now if counts[row] >= rule.window]:
         state = with_block(rule, state, leaving, [counts[row] - rule.window for row in leaving])
     rows, slots = _index(now, k), _index([counts[row] % rule.window for row in now], k)
-    for ring, new in ((state.keys, k), (state.rotated, rotated), (state.values, v)):
+    for ring, new in ((state.keys, k), (state.rotated, token.rotated), (state.values, token.v)):
         if ring is not None and new is not None:
             ring[rows, :, slots] = new[rows, :, 0].to(ring.dtype)
-    state.places[rows, slots] = places.expand(len(real), 1)[rows, 0]
+    state.places[rows, slots] = token.places.expand(len(real), 1)[rows, 0]
     state.seen[rows] += 1
     return state
 
