@@ -1,36 +1,73 @@
-"""What single laws say, in numbers and words: the config key by key, layouts compared with a reference, borders, lengths."""
+"""Each bug is caught by the law that it breaks, and by no other; what single laws measure, and their reasons."""
 
 import copy
 import json
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoConfig,
-    BloomConfig,
-    BloomForCausalLM,
-    FalconConfig,
-    FalconForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import AutoConfig, LlamaForCausalLM
 
 from longitude.check import check, laws, subject_of
 from longitude.check.subject import computing_in
 from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
-from tests.check.broken_models import LENGTH, SHAPE, built, interleaved_weights, llama as sound_llama
+from tests.check.broken_models import (
+    BROKEN,
+    DYNAMIC,
+    HEALTHY,
+    LENGTH,
+    LONGROPE,
+    REASONS,
+    REFERENCES,
+    YARN,
+    bloom,
+    falcon,
+    gpt2,
+    llama,
+    replaced,
+)
 
-YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4, "original_max_position_embeddings": 8}
+OTHER_BASE = {"rope_theta": 500_000.0}
+LONG = ("positions cast at the input",)  # bfloat16 counts to 256
 
 
-def llama(rope: dict[str, Any] | None = None, **options: Any) -> Any:
-    shape: dict[str, Any] = {**SHAPE, "intermediate_size": 64, "max_position_embeddings": LENGTH}
-    shape["rope_parameters"] = {"rope_type": "default", "rope_theta": 500_000.0} if rope is None else rope
-    return built(LlamaForCausalLM, LlamaConfig(**shape | options))
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize(
+    ("law", "name"),
+    [
+        pytest.param(law, name, marks=pytest.mark.slow if name in LONG else ())
+        for law, names in BROKEN.items()
+        for name in names
+    ],
+)
+def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name):
+    results = check(BROKEN[law][name](), reference=REFERENCES[name]() if name in REFERENCES else None)
+    assert list(results) == list(laws())
+    broken = {result.law: result for result in results.values() if result.status == "broken"}
+    assert list(broken) == [law], broken
+    assert broken[law].reason and REASONS.get(name, "") in broken[law].reason
+    assert broken[law].measured > 2 * broken[law].threshold
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_model_breaks_no_law(name):
+    for result in check(HEALTHY[name]()).values():
+        assert result.status != "broken", result
+        assert (result.status == "does not apply") == (result.measured is None), result
+        assert result.reason or result.status == "holds", result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [falcon, replaced])
+def test_positions_that_are_not_the_configs_break_no_law(make):
+    found = check(make())
+    assert [result for result in found.values() if result.status == "broken"] == []
+    for law in ("rotary_frequencies", "relative_positions", "scaling_border"):
+        assert found[law].status == "does not apply" and found[law].reason.startswith("its positions are")
+    assert found["cached_decoding"].status == "holds"
 
 
 def result(law: str, model: Any, **options: Any) -> Any:
@@ -40,7 +77,7 @@ def result(law: str, model: Any, **options: Any) -> Any:
 # ---- the config ---------------------------------------------------------------------------------------------------------
 def saved(folder, change=lambda raw: None, **options: Any):
     """A checkpoint whose config.json is edited by hand."""
-    llama(**options).save_pretrained(folder)
+    llama(**{"rope": OTHER_BASE, **options}).save_pretrained(folder)
     file = folder / "config.json"
     raw = json.loads(file.read_text())
     change(raw)
@@ -108,26 +145,16 @@ EDITS = {
 @pytest.mark.parametrize("edit", EDITS)
 def test_the_config_is_read_as_it_stands(edit, tmp_path):
     change, given, words = EDITS[edit]
-    found = result("config", saved(tmp_path, change, rope=given))
+    found = result("config", saved(tmp_path, change, rope=given or OTHER_BASE))
     assert found.status == ("broken" if words else "holds"), found
     assert words in found.reason
     assert found.measured == (2 if "old schema" in edit and words else 1 if words else 0)  # there unknown, and missing
 
 
-def test_a_lost_theta_is_the_configs_matter_alone(tmp_path):
-    """transformers takes 10000 for it, so the model does as its config says: wrong, and without another symptom."""
-    broken = saved(tmp_path, lambda raw: raw["rope_parameters"].pop("rope_theta"))
-    assert broken.model.config.rope_parameters["rope_theta"] == 10_000
-    assert [found.law for found in check(broken).values() if found.status == "broken"] == ["config"]
-
-
 def test_longrope_needs_a_factor_for_each_pair():
-    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
-    rope |= {"original_max_position_embeddings": 16}
-
-    raw = llama(rope).config.to_dict()
+    raw = llama(rope=LONGROPE).config.to_dict()
     raw["rope_parameters"]["long_factor"] = [2.0] * 3
-    assert "long_factor of 4 numbers" in result("config", llama(rope), raw=raw).reason
+    assert "long_factor of 4 numbers" in result("config", llama(rope=LONGROPE), raw=raw).reason
 
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, ORIGINAL: 8192}
@@ -154,20 +181,13 @@ def test_configs_as_published_are_consistent(kind):
 
 
 def test_configs_without_rotary_parameters_pass():
-    model = BloomForCausalLM(BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4))
-    raw = model.config.to_dict() | {"seq_length": 2048, "n_embed": 32}  # as published, and read by nobody
-    assert result("config", model, raw=raw).status == "holds"
+    raw = bloom().config.to_dict() | {"seq_length": 2048, "n_embed": 32}  # as published, and read by nobody
+    assert result("config", bloom(), raw=raw).status == "holds"
 
 
-# ---- the layout ---------------------------------------------------------------------------------------------------------
-def test_interleaved_weights_in_a_half_model_are_named():
-    found = result("rotary_layout", interleaved_weights(), reference=sound_llama())
-    assert found.status == "broken" and "the weights are interleaved in a half model" in found.reason
-    assert result("rotary_layout", llama(), reference=llama()).status == "holds"
-
-
+# ---- single laws ----------------------------------------------------------------------------------------------------------
 def test_another_model_is_no_matter_of_layout():
-    found = result("rotary_layout", llama(), reference=sound_llama())
+    found = result("rotary_layout", llama(rope=OTHER_BASE), reference=llama())
     assert found.status == "broken"
     assert "no rotary layout explains it; base is 500000.0 here and 10000.0 there" in found.reason
 
@@ -177,20 +197,7 @@ def test_a_reference_of_another_vocabulary_is_refused():
         check(llama(), reference=llama(vocab_size=97))
 
 
-# ---- scalings that follow the length ----------------------------------------------------------------------------------------
-def test_the_border_names_where_the_cache_drifts():
-    found = result("scaling_border", llama({"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}))
-    assert found.status == "broken" and found.position == LENGTH
-    assert f"cached decoding across the original length {LENGTH} drifts from position {LENGTH} on" in found.reason
-
-
-def test_static_scalings_have_no_border():
-    found = result("scaling_border", llama(YARN))
-    assert found.status == "does not apply" and "yarn" in found.reason
-
-
-# ---- numbers ----------------------------------------------------------------------------------------------------------------
-def test_the_first_position_beyond_the_threshold_is_told():
+def test_the_first_position_beyond_the_threshold_is_named():
     class Late(LlamaForCausalLM):
         def forward(self, input_ids=None, past_key_values=None, **options):
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
@@ -210,25 +217,20 @@ def test_far_positions_keep_float32_where_transformers_does(tmp_path):
     llama().save_pretrained(tmp_path)
     for dtype in ("float32", "bfloat16", "float16"):
         assert result("far_positions", load(tmp_path, dtype=dtype, tokenizer=False)).status == "holds"
-    rounded = result("far_positions", llama().bfloat16())
-    assert rounded.status == "broken" and "inv_freq itself is rounded" in rounded.reason
 
 
-def test_relative_positions_need_a_rotation_that_stays():
-    for model, words in (
-        (llama({"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}), "follow the length"),
-        (BloomForCausalLM(BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4)), "no rope_parameters"),
-    ):
-        found = result("relative_positions", model)
-        assert found.status == "does not apply" and words in found.reason
-
-
-def test_positions_that_are_not_rotary_are_told():
-    model = FalconForCausalLM(
-        FalconConfig(vocab_size=96, hidden_size=32, num_hidden_layers=1, num_attention_heads=4, alibi=True)
-    )
-    found = result("rotary_frequencies", model.eval())
-    assert found.status == "does not apply" and "ALiBi's" in found.reason
+@pytest.mark.parametrize(
+    ("law", "make", "words"),
+    [
+        ("scaling_border", partial(llama, rope=YARN), "yarn"),
+        ("relative_positions", partial(llama, rope=DYNAMIC), "follow the length"),
+        ("relative_positions", bloom, "no rope_parameters"),
+        ("rotary_frequencies", falcon, "ALiBi's"),
+    ],
+)
+def test_a_law_does_not_apply_where_it_claims_nothing(law, make, words):
+    found = result(law, make())
+    assert found.status == "does not apply" and words in found.reason
 
 
 def test_numbers_that_json_has_not(tmp_path):
@@ -251,11 +253,11 @@ def test_a_model_is_left_as_it_was():
 
 
 def test_lengths():
-    table = GPT2LMHeadModel(GPT2Config(vocab_size=96, n_embd=32, n_layer=1, n_head=4, n_positions=LENGTH))
+    table = gpt2()
     assert subject_of(table).length == LENGTH  # its positions end there
     assert subject_of(llama()).length == LENGTH + 16
     assert subject_of(llama(max_position_embeddings=4096)).length == 512
-    dynamic = subject_of(llama({"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}), length=40)
+    dynamic = subject_of(llama(rope=DYNAMIC), length=40)
     assert (dynamic.length, dynamic.reach) == (LENGTH - 1, 40)
     with pytest.raises(ValueError, match="at most 32, where the model's table of positions ends, got 40"):
         subject_of(table, length=40)
