@@ -1,4 +1,4 @@
-"""Tiny checkpoints of many kinds, random but for nothing: as transformers saves them, with a tokenizer of bytes."""
+"""Tiny random checkpoints of many kinds, as transformers saves them, with a tokenizer of bytes; and runs of the verb."""
 
 import json
 from functools import cache
@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
@@ -72,8 +74,7 @@ def saved(kind: str, folder: Path, **changes: Any) -> Path:
     """A random checkpoint; changes: keys of its config.json, None to remove one."""
     torch.manual_seed(1)
     logging.disable_progress_bar()
-    config = CONFIGS[kind]()
-    model = (AutoModelForMaskedLM if kind in ("bert", "roberta") else AutoModelForCausalLM).from_config(config)
+    model = (AutoModelForMaskedLM if "bert" in kind else AutoModelForCausalLM).from_config(CONFIGS[kind]())
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.data.normal_(std=0.2)
@@ -82,24 +83,35 @@ def saved(kind: str, folder: Path, **changes: Any) -> Path:
     tokenizer.add_special_tokens({"eos_token": "<|end|>"})
     tokenizer.model_max_length = LENGTH
     tokenizer.save_pretrained(folder)
-    path = folder / "config.json"
-    keys = {key: value for key, value in (json.loads(path.read_text()) | changes).items() if value is not None}
     if changes:
-        path.write_text(json.dumps(keys, indent=2))
+        keys = {key: value for key, value in (config(folder) | changes).items() if value is not None}
+        (folder / "config.json").write_text(json.dumps(keys, indent=2))
     return folder
 
 
 def loaded(folder: Path) -> Any:
     """The model in a folder as plain transformers reads it."""
-    masked = "bert" in json.loads((folder / "config.json").read_text())["model_type"]
+    masked = "bert" in config(folder)["model_type"]
     return (AutoModelForMaskedLM if masked else AutoModelForCausalLM).from_pretrained(folder).eval()
 
 
-def logits(model: Any, length: int) -> torch.Tensor:
+def logits(model: Any, length: int) -> Tensor:
     """Of two rows of random tokens, without a cache."""
     ids = torch.randint(3, 250, (2, length), generator=torch.Generator().manual_seed(0))
     with torch.inference_mode():
         return model(input_ids=ids, use_cache=False).logits
+
+
+def config(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "config.json").read_text())
+
+
+def weights(folder: Path) -> dict[str, Tensor]:
+    return load_file(folder / "model.safetensors")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="session")
@@ -108,10 +120,10 @@ def checkpoint(tmp_path_factory):
     return cache(lambda kind: saved(kind, tmp_path_factory.mktemp("models") / kind))
 
 
-@pytest.fixture(scope="session")
-def save():
-    """save(kind, folder, **keys of config.json) -> folder, a checkpoint of one's own."""
-    return saved
+@pytest.fixture
+def save(tmp_path):
+    """save(kind="llama", **keys of config.json) -> folder, a checkpoint of one's own."""
+    return lambda kind="llama", **keys: saved(kind, tmp_path / "model", **keys)
 
 
 @pytest.fixture
@@ -130,7 +142,32 @@ def command(capsys):
 
     def call(*arguments: object) -> tuple[int, str, str]:
         code = main(["extend", *map(str, arguments)])
-        said = capsys.readouterr()
-        return code, said.out, said.err
+        return code, *capsys.readouterr()
+
+    return call
+
+
+@pytest.fixture
+def write(command, tmp_path):
+    """write(*arguments, out="out") -> (the new folder, what was printed) where all is well."""
+
+    def call(*arguments: object, out: str = "out") -> tuple[Path, str]:
+        code, printed, error = command(*arguments, "--out", tmp_path / out)
+        assert (code, error) == (0, "")
+        return tmp_path / out, printed
+
+    return call
+
+
+@pytest.fixture
+def refused(command, tmp_path):
+    """refused(*arguments) -> the one line of reason; nothing came into being."""
+
+    def call(*arguments: object, out: Path | None = tmp_path / "out") -> str:
+        before = sorted(tmp_path.rglob("*"))
+        code, printed, line = command(*arguments, *([] if out is None else ["--out", out]))
+        assert (code, printed) == (2, "") and line.startswith("longitude: ") and line.count("\n") == 1, line
+        assert sorted(tmp_path.rglob("*")) == before
+        return line
 
     return call

@@ -1,4 +1,4 @@
-"""`longitude extend` on rotary models: plain transformers turns what is written as Longitude does."""
+"""`longitude extend` on rotary models: plain transformers rotates what is written as Longitude does."""
 
 import json
 from dataclasses import dataclass
@@ -12,9 +12,8 @@ from longitude.checkpoints.positions import rotary_of
 from longitude.extend.methods import METHODS
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 from longitude.positions.scaling.base import Scaling, plain
-from tests.extend.conftest import loaded, logits
+from tests.extend.conftest import LENGTH, config, files, loaded, logits
 
-LENGTH = 64
 WITHOUT_SEARCH = [method for method in METHODS if method != "longrope"]
 SCHEMES = {
     "linear": lg.scaling.Linear(4.0),
@@ -27,8 +26,13 @@ SCHEMES = {
 }
 
 
-def options(method: str) -> list[object]:
-    return ["--method", method, *(["--base", 5e6] if method == "base" else []), "--no-measure"]
+def by(method: str, length: int = 4 * LENGTH) -> list[object]:
+    base = ["--base", 5e6] if method == "base" and length > LENGTH else []
+    return ["--to", length, "--method", method, *base, "--no-measure"]
+
+
+def close(got: Tensor, want: Tensor) -> None:
+    torch.testing.assert_close(got, want.float(), rtol=2e-6, atol=0)
 
 
 class Ours(torch.nn.Module):
@@ -39,30 +43,27 @@ class Ours(torch.nn.Module):
         self.encodings = encodings
 
     def forward(self, x, position_ids, layer_type=None):
-        turn = self.encodings[layer_type].prepare(position_ids[0], position_ids.shape[1], x.dtype)
-        return tuple(torch.cat([one, one], -1)[None] for one in turn)
+        table = self.encodings[layer_type].prepare(position_ids[0], position_ids.shape[1], x.dtype)
+        return tuple(torch.cat([one, one], -1)[None] for one in table)
 
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
 @pytest.mark.parametrize("kind", ["llama", "neox", "gemma3"])
-def test_transformers_rotates_as_we_do(kind, method, checkpoint, command, tmp_path) -> None:
+def test_transformers_rotates_as_we_do(kind, method, checkpoint, write) -> None:
     """Frequencies, attention factor and logits, at the original length and at the new one."""
-    source, out = checkpoint(kind), tmp_path / "out"
-    code, _, said = command(source, "--to", 4 * LENGTH, "--out", out, *options(method))
-    assert (code, said) == (0, "")
-    model, before = loaded(out), loaded(source)
+    out, _ = write(checkpoint(kind), *by(method))
+    model, before = loaded(out), loaded(checkpoint(kind))
     ropes = from_hugging_face(before.config)
-    ropes = {None: ropes} if isinstance(ropes, RopeConfig) else ropes
     scaled = {
         layer: rope if layer == "sliding_attention" else rope._replace(scaling=SCHEMES[method])
-        for layer, rope in ropes.items()
+        for layer, rope in ({None: ropes} if isinstance(ropes, RopeConfig) else ropes).items()
     }
     rotary = rotary_of(model)
     for layer, rope in scaled.items():
         want = lg.rope_frequencies(16, **rope.options(16))
         prefix = f"{layer}_" if layer else ""
-        torch.testing.assert_close(getattr(rotary, f"{prefix}inv_freq"), want.inverse.float(), rtol=2e-6, atol=0)
+        close(getattr(rotary, f"{prefix}inv_freq"), want.inverse)
         assert getattr(rotary, f"{prefix}attention_scaling") == pytest.approx(want.attention_factor, rel=1e-12)
     encodings = {layer: rope.encoding(16, "half") for layer, rope in scaled.items()}
     for length in (LENGTH // 2, 4 * LENGTH):
@@ -74,46 +75,50 @@ def test_transformers_rotates_as_we_do(kind, method, checkpoint, command, tmp_pa
             assert (logits(before, length) - theirs).abs().max() > 0.05 * theirs.std()  # and it is not idle
 
 
-@pytest.mark.parametrize("method", WITHOUT_SEARCH)
-def test_factor_one_changes_no_bit(method, checkpoint, command, tmp_path) -> None:
-    source, out = checkpoint("llama"), tmp_path / "out"
-    code, said, _ = command(source, "--to", LENGTH, "--method", method, "--out", out, "--no-measure")
-    assert code == 0 and "copy" in said
-    assert {p.name: p.read_bytes() for p in out.iterdir()} == {p.name: p.read_bytes() for p in source.iterdir()}
-    torch.testing.assert_close(logits(loaded(out), 2 * LENGTH), logits(loaded(source), 2 * LENGTH))
+@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3", "falcon", "cohere"])
+def test_more_rotary_models(kind, checkpoint, write) -> None:
+    out, _ = write(checkpoint(kind), *by("yarn"))
+    assert loaded(out).config.max_position_embeddings == 4 * LENGTH
+
+
+FACTOR_ONE = [("llama", method) for method in METHODS] + [
+    (kind, "linear") for kind in ("gpt2", "opt", "bert", "roberta")
+]
+
+
+@pytest.mark.parametrize(("kind", "method"), FACTOR_ONE)
+def test_factor_one_changes_no_byte(kind, method, checkpoint, write) -> None:
+    out, printed = write(checkpoint(kind), *by(method, LENGTH))
+    assert "copy" in printed and files(out) == files(checkpoint(kind))
 
 
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
-def test_keys(method, checkpoint, command, tmp_path) -> None:
-    """max_position_embeddings is the new length, and for dynamic the trained one; both schemas say the same; every other key
-    and its place stay."""
-    source, out = checkpoint("llama"), tmp_path / "out"
-    command(source, "--to", 4 * LENGTH, "--out", out, *options(method))
-    before, after = (json.loads((folder / "config.json").read_text()) for folder in (source, out))
+def test_keys(method, checkpoint, write) -> None:
+    """max_position_embeddings is the new length, and for dynamic the trained one; both schemas agree; all other keys stay."""
+    out, _ = write(checkpoint("llama"), *by(method))
+    before, after = config(checkpoint("llama")), config(out)
     assert after["max_position_embeddings"] == (LENGTH if method == "dynamic" else 4 * LENGTH)
     assert after.get("original_max_position_embeddings") == (None if method == "dynamic" else LENGTH)
     assert after["rope_theta"] == after["rope_parameters"]["rope_theta"]
     assert after.get("rope_scaling") in (None, after["rope_parameters"])
     changed = {"max_position_embeddings", "rope_parameters"}
-    assert [(k, v) for k, v in after.items() if k in before and k not in changed] == [
-        (k, v) for k, v in before.items() if k not in changed
-    ]
+    assert {k: v for k, v in after.items() if k in before.keys() - changed} == {
+        k: v for k, v in before.items() if k not in changed
+    }
     assert list(after)[: len(before)] == list(before)
     old = {key: value for key, value in after.items() if key != "rope_parameters"}
     assert from_hugging_face(old) == from_hugging_face(after)  # what transformers 4 reads
-    tokenizer = json.loads((out / "tokenizer_config.json").read_text())
-    assert tokenizer["model_max_length"] == 4 * LENGTH
+    assert json.loads((out / "tokenizer_config.json").read_text())["model_max_length"] == 4 * LENGTH
 
 
-def test_weights_and_company_are_copied(save, command, tmp_path) -> None:
-    source, out = tmp_path / "model", tmp_path / "out"
-    save("llama", source)
+def test_other_files_are_copied(save, write, tmp_path) -> None:
+    source = save()
     (source / "chat_template.jinja").write_text("{{ messages }}")
     (source / "optimizer.pt").write_bytes(b"no")
-    command(source, "--to", 4 * LENGTH, "--out", out, *options("yarn"))
-    for name in ("model.safetensors", "generation_config.json", "tokenizer.json", "chat_template.jinja"):
-        assert (out / name).read_bytes() == (source / name).read_bytes()
-    assert not (out / "optimizer.pt").exists()
+    out, printed = write(source, *by("yarn"))
+    before, after = files(source), files(out)
+    assert before.keys() - after.keys() == {"optimizer.pt"} and "Not copied: optimizer.pt." in printed
+    assert {name for name in after if after[name] != before[name]} == {"config.json", "tokenizer_config.json"}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
@@ -128,154 +133,129 @@ class RootOfFactor(Scaling):
         return plain(rotary_dim, base, device) / self.factor**0.5
 
 
-def test_a_registered_scheme_is_a_method_by_its_name(checkpoint, command, tmp_path, monkeypatch) -> None:
+def test_a_registered_scheme_is_a_method_by_its_name(checkpoint, write, monkeypatch) -> None:
     """Written as LongRoPE's factors, by which plain transformers rotates at any length."""
     monkeypatch.setitem(lg.scaling.SCHEMES.factories, "root_of_factor", RootOfFactor)
-    given = ["--to", 4 * LENGTH, "--method", "root-of-factor", "--no-measure", "--out", tmp_path / "out"]
-    code, said, _ = command(checkpoint("llama"), *given)
-    assert code == 0 and "theta_k / sqrt(s)" in said
-    model, before = loaded(tmp_path / "out"), loaded(checkpoint("llama"))
+    out, printed = write(checkpoint("llama"), *by("root-of-factor"))
+    assert "theta_k / sqrt(s)" in printed
+    model, before = loaded(out), loaded(checkpoint("llama"))
     for length in (LENGTH, 4 * LENGTH):
         logits(model, length)
-        torch.testing.assert_close(rotary_of(model).inv_freq, rotary_of(before).inv_freq / 2, rtol=2e-6, atol=0)
+        close(rotary_of(model).inv_freq, rotary_of(before).inv_freq / 2)
 
 
-OLD = {"rope_parameters": None, "rope_theta": 5e5, "rope_scaling": None}
+OLD = {"rope_parameters": None, "rope_scaling": None}
+NEOX = OLD | {"rotary_emb_base": 2000, "rotary_pct": 0.5}
+GEMMA_FREQUENCIES = {
+    "full_attention_inv_freq": (16, 1e6, SCHEMES["yarn"]),
+    "sliding_attention_inv_freq": (16, 1e4),
+}
+GEMMA = OLD | {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
 
 
-@pytest.mark.parametrize("method", ["ntk", "yarn"])
-def test_old_schema(method, save, command, tmp_path) -> None:
-    source, out = save("llama", tmp_path / "model", **OLD), tmp_path / "out"
-    assert command(source, "--to", 4 * LENGTH, "--out", out, *options(method))[0] == 0
-    model = loaded(out)
-    want = lg.rope_frequencies(16, 5e5, SCHEMES[method])
-    torch.testing.assert_close(rotary_of(model).inv_freq, want.inverse.float(), rtol=2e-6, atol=0)
+@pytest.mark.parametrize(
+    ("kind", "keys", "method", "frequencies", "absent"),
+    [
+        ("llama", OLD | {"rope_theta": 5e5}, "ntk", {"inv_freq": (16, 5e5, SCHEMES["ntk"])}, None),
+        ("llama", OLD | {"rope_theta": 5e5}, "yarn", {"inv_freq": (16, 5e5, SCHEMES["yarn"])}, None),
+        ("neox", NEOX, "ntk", {"inv_freq": (8, 2000, SCHEMES["ntk"])}, "rope_theta"),
+        ("gemma3", GEMMA, "yarn", GEMMA_FREQUENCIES, "rope_parameters"),
+    ],
+)
+def test_schemas_of_transformers_4(kind, keys, method, frequencies, absent, save, write) -> None:
+    """Names of their own for base and share in GPT-NeoX; two bases in Gemma 3, of which full attention is scaled."""
+    out, _ = write(save(kind, **keys), *by(method))
+    rotary, written = rotary_of(loaded(out)), config(out)
+    for name, arguments in frequencies.items():
+        close(getattr(rotary, name), lg.rope_frequencies(*arguments).inverse)
+    assert absent not in written
+    if kind == "neox":
+        assert written["rotary_emb_base"] == written["rope_parameters"]["rope_theta"] > 2000
 
 
-def test_old_schema_of_neox(save, command, tmp_path) -> None:
-    """Its base and share have other names there, which transformers 5 reads in their place."""
-    source, out = tmp_path / "model", tmp_path / "out"
-    save("neox", source, rope_parameters=None, rotary_emb_base=2000, rotary_pct=0.5)
-    assert command(source, "--to", 4 * LENGTH, "--out", out, *options("ntk"))[0] == 0
-    said = json.loads((out / "config.json").read_text())
-    assert said["rotary_emb_base"] == said["rope_parameters"]["rope_theta"] > 2000
-    assert "rope_theta" not in said
-    want = lg.rope_frequencies(16, 2000, SCHEMES["ntk"], rotary_dim=8)
-    torch.testing.assert_close(rotary_of(loaded(out)).inv_freq, want.inverse.float(), rtol=2e-6, atol=0)
+def test_a_base_that_only_transformers_knows_is_written_down(save, write) -> None:
+    out, printed = write(save(rope_parameters=None), *by("linear"))
+    assert "names no base" in printed and config(out)["rope_theta"] == 10_000
 
 
-def test_old_schema_by_layer_type(save, command, tmp_path) -> None:
-    """Gemma 3's two bases: scaling is for the layers that see everything."""
-    source, out = tmp_path / "model", tmp_path / "out"
-    save("gemma3", source, rope_parameters=None, rope_theta=1e6, rope_local_base_freq=1e4)
-    assert command(source, "--to", 4 * LENGTH, "--out", out, *options("yarn"))[0] == 0
-    said = json.loads((out / "config.json").read_text())
-    assert "rope_parameters" not in said and said["rope_scaling"]["rope_type"] == "yarn"
-    rotary = rotary_of(loaded(out))
-    full, local = lg.rope_frequencies(16, 1e6, SCHEMES["yarn"]), lg.rope_frequencies(16, 1e4)
-    torch.testing.assert_close(rotary.full_attention_inv_freq, full.inverse.float(), rtol=2e-6, atol=0)
-    torch.testing.assert_close(rotary.sliding_attention_inv_freq, local.inverse.float(), rtol=2e-6, atol=0)
+def test_factor_and_original_by_option(checkpoint, write) -> None:
+    out, _ = write(checkpoint("llama"), *by("llama3"), "--factor", 8, "--original", LENGTH // 2)
+    rope = config(out)["rope_parameters"]
+    assert (rope["factor"], rope["original_max_position_embeddings"]) == (8.0, LENGTH // 2)
 
 
-def test_base_that_only_transformers_knows_is_written_down(save, command, tmp_path) -> None:
-    source, out = save("llama", tmp_path / "model", rope_parameters=None), tmp_path / "out"
-    code, said, _ = command(source, "--to", 4 * LENGTH, "--out", out, *options("linear"))
-    assert code == 0 and "names no base" in said
-    assert json.loads((out / "config.json").read_text())["rope_theta"] == 10_000
-
-
-def test_piped_output_breaks_no_key_and_takes_no_name_for_markup(save, command, tmp_path) -> None:
-    source, out = save("llama", tmp_path / "a[bold]b"), tmp_path / "a[bold]c"
-    code, said, _ = command(source, "--to", 4 * LENGTH, "--out", out, *options("yarn"))
-    lines = said.splitlines()
-    assert code == 0 and lines[0] == f"{source}: {LENGTH} to {4 * LENGTH} tokens"
-    assert f"written: {out}" in lines
-    assert any(line.startswith("rope_parameters.original_max_position_embeddings ") for line in lines)
-    assert any(line.startswith("scheme ") and line.rstrip().endswith("truncate=true") for line in lines)
-
-
-# ---- twice -----------------------------------------------------------------------------------------------------------
-def test_dynamic_was_extended_by_a_factor(checkpoint, command, tmp_path) -> None:
-    """Its config.json declares the trained length before and after."""
-    command(checkpoint("llama"), "--to", 2 * LENGTH, "--out", tmp_path / "once", *options("dynamic"))
-    code, _, said = command(tmp_path / "once", "--to", 4 * LENGTH, "--out", tmp_path / "twice", *options("yarn"))
-    assert code == 2 and "(dynamic_ntk, from 64 tokens by a factor of 2)" in said
-
-
-@pytest.mark.parametrize("method", [method for method in WITHOUT_SEARCH if method != "dynamic"])
-def test_never_scaled_twice(method, checkpoint, command, tmp_path) -> None:
-    source, once, twice, direct = checkpoint("llama"), *(tmp_path / name for name in ("once", "twice", "direct"))
-    command(source, "--to", 2 * LENGTH, "--out", once, *options(method))
-    code, _, said = command(once, "--to", 4 * LENGTH, "--out", twice, *options("yarn"))
-    assert code == 2 and "extended already" in said and not twice.exists()
-    code, _, said = command(once, "--to", 4 * LENGTH, "--original", LENGTH, "--out", twice, *options("yarn"))
-    if method in ("ntk", "base"):  # the base is lost
-        assert code == 2 and "original checkpoint" in said and not twice.exists()
+# ---- what is refused -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("method", WITHOUT_SEARCH)
+def test_never_scaled_twice(method, checkpoint, write, refused) -> None:
+    """Dynamic declares the trained length before and after; the base before ntk and base is lost."""
+    once, _ = write(checkpoint("llama"), *by(method, 2 * LENGTH), out="once")
+    reason = "(dynamic_ntk, from 64 tokens by a factor of 2)" if method == "dynamic" else "extended already"
+    assert reason in refused(once, *by("yarn"))
+    if method in ("ntk", "base"):
+        assert "original checkpoint" in refused(once, *by("yarn"), "--original", LENGTH)
         return
-    command(source, "--to", 4 * LENGTH, "--out", direct, *options("yarn"))
-    one, other = (json.loads((folder / "config.json").read_text()) for folder in (twice, direct))
-    assert one == other
+    assert f"expected --original {LENGTH}" in refused(once, *by("yarn"), "--original", LENGTH // 2)
+    again, _ = write(once, *by("yarn"), "--original", LENGTH, out="again")
+    direct, _ = write(checkpoint("llama"), *by("yarn"), out="direct")
+    assert config(again) == config(direct)
 
 
 @pytest.mark.parametrize("kind", ["linear", "yarn", "dynamic"])
-def test_extended_by_others(kind, save, checkpoint, command, tmp_path) -> None:
-    """Their files say it in rope_parameters alone."""
+def test_extended_by_others(kind, save, checkpoint, write, refused) -> None:
+    """Their files have it in rope_parameters alone."""
     rope = {"rope_type": kind, "rope_theta": 1e4, "factor": 2.0}
     rope |= {"original_max_position_embeddings": LENGTH} if kind == "yarn" else {}
-    keys = {"rope_parameters": rope, "max_position_embeddings": LENGTH if kind == "dynamic" else 2 * LENGTH}
-    source, out, direct = save("llama", tmp_path / "model", **keys), tmp_path / "out", tmp_path / "direct"
-    code, _, said = command(source, "--to", 4 * LENGTH, "--out", out, *options("ntk"))
-    assert code == 2 and f"--original {LENGTH}" in said and not out.exists()
-    assert command(source, "--to", 4 * LENGTH, "--original", LENGTH, "--out", out, *options("ntk"))[0] == 0
-    command(checkpoint("llama"), "--to", 4 * LENGTH, "--out", direct, *options("ntk"))
+    source = save(rope_parameters=rope, max_position_embeddings=LENGTH if kind == "dynamic" else 2 * LENGTH)
+    assert f"--original {LENGTH}" in refused(source, *by("ntk"))
+    out, _ = write(source, *by("ntk"), "--original", LENGTH)
+    direct, _ = write(checkpoint("llama"), *by("ntk"), out="direct")
     assert torch.equal(rotary_of(loaded(out)).inv_freq, rotary_of(loaded(direct)).inv_freq)
 
 
-@pytest.mark.parametrize("method", ["ntk", "yarn"])
-def test_what_transformers_would_rotate_otherwise_is_refused(method, save, command, tmp_path) -> None:
-    """Llama's plain rotation takes no notice of a partial factor, and its scaled ones do."""
-    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
-    source, out = save("llama", tmp_path / "model", rope_parameters=rope), tmp_path / "out"
-    code, _, said = command(source, "--to", 4 * LENGTH, "--out", out, *options(method))
-    assert code == 2 and "does not rotate as" in said and not out.exists()
-
-
-def test_factor_and_original_by_option(checkpoint, command, tmp_path) -> None:
-    out = tmp_path / "out"
-    given = ["--to", 4 * LENGTH, "--factor", 8, "--original", LENGTH // 2]
-    command(checkpoint("llama"), *given, "--out", out, *options("llama3"))
-    said = json.loads((out / "config.json").read_text())["rope_parameters"]
-    assert (said["factor"], said["original_max_position_embeddings"]) == (8.0, LENGTH // 2)
+def test_what_transformers_would_rotate_otherwise(save, checkpoint, refused, write) -> None:
+    """Llama's plain rotation takes no notice of a partial factor, its scaled ones do; Phi-3 makes longrope of every yarn."""
+    source = save(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})
+    for method in ("ntk", "yarn"):
+        assert "does not rotate as" in refused(source, *by(method))
+    assert "Phi3RotaryEmbedding" in refused(checkpoint("phi3"), *by("yarn"))
+    write(checkpoint("phi3"), *by("ntk"))
 
 
 # ---- output ----------------------------------------------------------------------------------------------------------
 def test_dry_run_writes_nothing(checkpoint, command, tmp_path) -> None:
-    code, said, _ = command(checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn", "--dry-run")
-    assert code == 0 and "attention factor" in said and "1.138629436" in said
+    code, printed, _ = command(checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn", "--dry-run")
+    assert code == 0 and "attention factor" in printed and "1.138629436" in printed
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_cost_is_measured(checkpoint, command, text, tmp_path) -> None:
-    source = checkpoint("llama")
-    found = {}
-    for method in ("dynamic", "linear"):
-        out = tmp_path / method
-        given = ["--to", 4 * LENGTH, "--method", method, "--text", text, "--out", out, "--json"]
-        code, said, _ = command(source, *given)
-        assert code == 0
-        found[method] = json.loads(said)["cost"][0]
-    assert found["dynamic"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
-    assert abs(found["linear"]["difference"]["value"]) > 0.01
-    assert found["linear"]["length"] == LENGTH and found["linear"]["documents"] > 1
-    assert found["linear"]["original"] == found["dynamic"]["original"]
+def test_piped_output_breaks_no_key_and_takes_no_name_for_markup(checkpoint, write, tmp_path) -> None:
+    source = tmp_path / "a[bold]b"
+    source.symlink_to(checkpoint("llama"))
+    out, printed = write(source, *by("yarn"), out="a[bold]c")
+    lines = printed.splitlines()
+    assert lines[0] == f"{source}: {LENGTH} to {4 * LENGTH} tokens" and f"written: {out}" in lines
+    assert any(line.startswith("rope_parameters.original_max_position_embeddings ") for line in lines)
+    assert any(line.startswith("scheme ") and line.rstrip().endswith("truncate=true") for line in lines)
 
 
-def test_json_says_what_the_file_does(checkpoint, command, tmp_path) -> None:
-    out = tmp_path / "out"
-    _, said, _ = command(checkpoint("llama"), "--to", 4 * LENGTH, "--out", out, *options("yarn"), "--json")
-    found = json.loads(said)
+def test_json(checkpoint, write) -> None:
+    out, printed = write(checkpoint("llama"), *by("yarn"), "--json")
+    found = json.loads(printed)
     assert found["attention_factor"] == pytest.approx(1.1386294)
     assert (found["original_length"], found["length"], found["factor"]) == (LENGTH, 4 * LENGTH, 4.0)
     assert {"key": "max_position_embeddings", "before": LENGTH, "after": 4 * LENGTH} in found["difference"]
     assert found["out"] == str(out)
+
+
+def test_cost_is_measured(checkpoint, write, text, monkeypatch) -> None:
+    monkeypatch.setattr("longitude.extend.cost.TOKENS", 512)
+    found = {}
+    for method in ("dynamic", "linear"):
+        given = ["--to", 4 * LENGTH, "--method", method, "--text", text, "--json"]
+        found[method] = json.loads(write(checkpoint("llama"), *given, out=method)[1])["cost"][0]
+    assert found["dynamic"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    linear = found["linear"]
+    assert linear["difference"]["value"] == pytest.approx(linear["extended"]["value"] - linear["original"]["value"])
+    assert abs(linear["difference"]["value"]) > 0.01
+    assert linear["length"] == LENGTH and linear["documents"] > 1
+    assert linear["original"] == found["dynamic"]["original"]

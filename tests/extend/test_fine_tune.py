@@ -1,4 +1,4 @@
-"""Fine-tuning of extended checkpoints: what is trained on, what is written, and the same on one process and on two."""
+"""Fine-tuning: what is trained on, what is written, and the same on one process and on two."""
 
 import importlib.util
 import json
@@ -10,63 +10,56 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from longitude.checkpoints.load import load
 from longitude.extend.fine_tune import RANK, Windows, _require_memory, _stream, fine_tune
 from longitude.positions.samplers import sampler
+from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
 
-LENGTH = 64
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": LENGTH}
 
 
 @pytest.fixture(scope="module")
-def extended(save, tmp_path_factory) -> Path:
+def extended(tmp_path_factory):
     """A random Llama, extended from 64 to 256."""
     folder = tmp_path_factory.mktemp("extended") / "model"
-    return save("llama", folder, rope_parameters=YARN, max_position_embeddings=4 * LENGTH)
+    return saved("llama", folder, rope_parameters=YARN, max_position_embeddings=4 * LENGTH)
 
 
 @pytest.fixture
-def tune(extended, text, tmp_path):
-    """tune(**options) -> (what it returns, the folder that it wrote)."""
+def tune(extended, checkpoint, text, tmp_path):
+    """tune(folder or kind, text, **options) -> (what it returns, the folder that it wrote)."""
 
-    def call(**options):
+    def call(source=extended, text=text, **options):
+        source = checkpoint(source) if isinstance(source, str) else source
         options = {"steps": 3, "batch": 2, "length": LENGTH, "learning_rate": 1e-3, "out": tmp_path / "out"} | options
-        return fine_tune(extended, text, **options), options["out"]
+        return fine_tune(source, text, **options), options["out"]
 
     return call
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-def stream(count: int = 10) -> Tensor:
-    return torch.arange(count * LENGTH + 5)
-
-
 # ---- windows ---------------------------------------------------------------------------------------------------------
+def windows(name: str = "contiguous", count: int = 40, seed: int = 0, **options: int) -> Windows:
+    return Windows(torch.arange(10 * LENGTH + 5), LENGTH, count, seed, sampler(name, **options))
+
+
 def test_every_window_comes_once_before_one_comes_again() -> None:
-    windows = Windows(stream(), LENGTH, 25, 0, sampler("contiguous"))
-    firsts = [int(windows[i]["input_ids"][0]) // LENGTH for i in range(25)]
+    items = [windows()[i] for i in range(25)]
+    firsts = [int(item["input_ids"][0]) // LENGTH for item in items]
     assert sorted(firsts[:10]) == sorted(firsts[10:20]) == list(range(10))
     assert firsts[:10] != firsts[10:20] != sorted(firsts[:10])
-    assert set(windows[0]) == {"input_ids", "labels"}
-
-
-def test_labels_are_the_tokens_but_the_first_which_nothing_predicts() -> None:
-    item = Windows(stream(), LENGTH, 3, 0, sampler("contiguous"))[1]
-    assert item["labels"][0] == -100 and torch.equal(item["labels"][1:], item["input_ids"][1:])
+    for item in items:
+        assert item.keys() == {"input_ids", "labels"}
+        assert item["labels"][0] == -100 and torch.equal(item["labels"][1:], item["input_ids"][1:])
 
 
 @pytest.mark.parametrize("name", ["skipped", "randomized"])
 def test_positions_come_from_the_whole_range(name) -> None:
     """Rising, new in each window, decided by the seed and the window's number alone."""
-    windows, again, other = (Windows(stream(), LENGTH, 40, seed, sampler(name, max_length=256)) for seed in (0, 0, 1))
-    seen = torch.stack([windows[i]["position_ids"] for i in range(40)])
+    rows, again, other = (windows(name, seed=seed, max_length=256) for seed in (0, 0, 1))
+    seen = torch.stack([rows[i]["position_ids"] for i in range(40)])
     assert (seen.diff() >= 1).all() and seen.min() >= 0 and 200 < seen.max() < 256
     assert len({tuple(row.tolist()) for row in seen}) == 40
     assert torch.equal(again[7]["position_ids"], seen[7]) and not torch.equal(other[7]["position_ids"], seen[7])
@@ -74,49 +67,46 @@ def test_positions_come_from_the_whole_range(name) -> None:
 
 def test_a_gap_between_positions_is_no_border(extended) -> None:
     """Without a mask, transformers cuts attention where positions skip: the first token would not matter past the gap."""
-    model = AutoModelForCausalLM.from_pretrained(extended).eval()
-    windows = Windows(torch.arange(10 * LENGTH) % 250, LENGTH, 1, 0, sampler("skipped", max_length=256))
-    batch = {name: value[None] for name, value in windows[0].items() if name != "labels"}
+    model = loaded(extended)
+    batch = {
+        name: value[None] % 250 for name, value in windows("skipped", max_length=256)[0].items() if name != "labels"
+    }
     assert (batch["position_ids"].diff() > 1).any()
 
-    def last(**batch: Tensor) -> Tensor:
+    def effect_of_the_first_token(batch: dict[str, Tensor]) -> float:
+        ids = batch["input_ids"].clone()
+        ids[0, 0] += 1
         with torch.no_grad():
-            return model(**batch, use_cache=False).logits[0, -1]
+            before, after = (model(**batch | {"input_ids": x}, use_cache=False) for x in (batch["input_ids"], ids))
+        return float((before.logits[0, -1] - after.logits[0, -1]).abs().max())
 
-    changed = batch | {"input_ids": batch["input_ids"].clone()}
-    changed["input_ids"][0, 0] += 1
-    assert (last(**batch) - last(**changed)).abs().max() > 1e-4
-    bare, bare_changed = ({k: v for k, v in each.items() if k != "attention_mask"} for each in (batch, changed))
-    moved = (last(**bare) - last(**bare_changed)).abs().max()
-    assert moved < 1e-6, "the mask could go: transformers learned to read gaps"
+    assert effect_of_the_first_token(batch) > 1e-4
+    del batch["attention_mask"]
+    assert effect_of_the_first_token(batch) < 1e-6, "the mask could go: transformers learned to read gaps"
 
 
 # ---- training --------------------------------------------------------------------------------------------------------
-def test_it_learns_and_writes_weights_beside_the_same_files(tune, extended) -> None:
-    before = files(extended)
-    tuned, out = tune(steps=12)
-    assert tuned.losses[-1] < 0.9 * tuned.losses[0] and len(tuned.losses) == 12
-    assert tuned.tokens == 12 * 2 * LENGTH
-    assert files(extended) == before
-    after = files(out)
-    assert after.keys() == before.keys()
+def test_it_learns_and_writes_weights_next_to_the_same_files(tune, extended) -> None:
+    before, calls = files(extended), []
+    tuned, out = tune(steps=12, on_progress=lambda *each: calls.append(each))
+    assert tuned.losses[-1] < 0.9 * tuned.losses[0] and tuned.tokens == 12 * 2 * LENGTH
+    assert calls == [(f"training, perplexity {math.exp(x):.4g}", i, 12) for i, x in enumerate(tuned.losses, 1)]
+    after, old, new = files(out), weights(extended), weights(out)
+    assert files(extended) == before and after.keys() == before.keys()
     assert {name for name in before if before[name] != after[name]} == {"model.safetensors"}
-    old, new = load_file(extended / "model.safetensors"), load_file(out / "model.safetensors")
-    assert {name: (each.shape, each.dtype) for name, each in old.items()} == {
-        name: (each.shape, each.dtype) for name, each in new.items()
-    }
-    assert all((old[name] != new[name]).any() for name in old)
+    kinds, wanted = ({name: (x.shape, x.dtype) for name, x in each.items()} for each in (new, old))
+    assert kinds == wanted and all((old[name] != new[name]).any() for name in old)
     assert tuned.parameters == sum(each.numel() for each in old.values())
     assert [path.name for path in out.parent.iterdir() if path.name.startswith(".")] == []
 
 
-def test_the_loss_is_that_of_plain_transformers(tune, extended, text) -> None:
+@pytest.mark.parametrize("gradient_checkpointing", [False, True])
+def test_the_loss_is_that_of_plain_transformers(gradient_checkpointing, tune, extended, text) -> None:
     """The first step's, by hand: mean over the tokens that are predicted."""
-    tuned, _ = tune(steps=1, positions="skipped", seed=4)
+    tuned, _ = tune(steps=1, positions="skipped", seed=4, gradient_checkpointing=gradient_checkpointing)
     checkpoint = load(extended)
-    tokens = _stream(checkpoint.tokenizer, text, LENGTH)
-    windows = Windows(tokens, LENGTH, 2, 4, sampler("skipped", max_length=256))
-    batch = {name: torch.stack([windows[i][name] for i in range(2)]) for name in windows[0]}
+    rows = Windows(_stream(checkpoint.tokenizer, text, LENGTH), LENGTH, 2, 4, sampler("skipped", max_length=256))
+    batch = {name: torch.stack([rows[i][name] for i in range(2)]) for name in rows[0]}
     labels = batch.pop("labels")
     with torch.no_grad():
         found = checkpoint.model(**batch).logits[:, :-1].flatten(0, 1)
@@ -132,39 +122,23 @@ def test_the_seed_decides(tune, tmp_path) -> None:
     assert a == b != c
 
 
-def test_progress_is_called_at_every_step(tune) -> None:
-    calls = []
-    training, _ = tune(on_progress=lambda *each: calls.append(each))
-    perplexities = [f"training, perplexity {math.exp(loss):.4g}" for loss in training.losses]
-    assert calls == [(what, i + 1, 3) for i, what in enumerate(perplexities)]
-
-
-@pytest.mark.slow
 def test_windows_are_as_long_as_the_configuration_says(tune, tmp_path) -> None:
     assert tune(length=None, steps=1, out=tmp_path / "a")[0].tokens == 2 * 4 * LENGTH
     assert tune(length=None, steps=1, positions="skipped", out=tmp_path / "b")[0].tokens == 2 * LENGTH
 
 
-@pytest.mark.slow
-def test_gradient_checkpointing_changes_nothing(tune, tmp_path) -> None:
-    plain, _ = tune(out=tmp_path / "a")
-    saving, _ = tune(out=tmp_path / "b", gradient_checkpointing=True)
-    assert saving.losses == pytest.approx(plain.losses, rel=1e-5)
-
-
-@pytest.mark.slow
-def test_the_dtype_stays(save, text, tmp_path) -> None:
-    source = save("llama", tmp_path / "source")
+def test_the_dtype_stays(save, tune) -> None:
+    source = save()
     AutoModelForCausalLM.from_pretrained(source).to(torch.bfloat16).save_pretrained(source)
-    fine_tune(source, text, steps=1, length=LENGTH, learning_rate=1e-2, out=tmp_path / "out")
-    old, new = load_file(source / "model.safetensors"), load_file(tmp_path / "out" / "model.safetensors")
+    _, out = tune(source, steps=1, learning_rate=1e-2)
+    old, new = weights(source), weights(out)
     assert {each.dtype for each in new.values()} == {torch.bfloat16}
     assert any((old[name] != new[name]).any() for name in old)
 
 
 def test_lora_is_merged_into_the_weights(tune, extended) -> None:
     tuned, out = tune(lora=True, steps=12, learning_rate=1e-2)
-    old, new = load_file(extended / "model.safetensors"), load_file(out / "model.safetensors")
+    old, new = weights(extended), weights(out)
     assert old.keys() == new.keys(), "plain transformers loads it"
     changed = {name for name in old if (old[name] != new[name]).any()}
     linear = {name for name in old if name.endswith("_proj.weight")}
@@ -175,41 +149,47 @@ def test_lora_is_merged_into_the_weights(tune, extended) -> None:
     assert tuned.losses[-1] < tuned.losses[0]
 
 
+@pytest.mark.parametrize("more", [[], ["--positions", "skipped"], ["--lora"]])
+def test_extended_and_trained_in_one_command(more, checkpoint, command, text, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("longitude.extend.cost.TOKENS", 512)
+    given = ["--to", 2 * LENGTH, "--method", "yarn", "--fine-tune", text, "--steps", 3, "--learning-rate", 0.01, *more]
+    code, printed, _ = command(checkpoint("llama"), *given, "--out", tmp_path / "out", "--text", text, "--json")
+    found, out = json.loads(printed), tmp_path / "out"
+    assert code == 0 and len(found["tuned"]["losses"]) == 3 and config(out)["rope_parameters"]["rope_type"] == "yarn"
+    assert (logits(loaded(out), 2 * LENGTH) - logits(loaded(checkpoint("llama")), 2 * LENGTH)).abs().max() > 1e-4
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
 # ---- errors ----------------------------------------------------------------------------------------------------------
-def test_lora_without_peft(tune, monkeypatch, tmp_path) -> None:
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"steps": 0}, "expected steps to be an int of 1 or more, got 0"),
+        ({"length": 257}, "windows of 2 to 256 tokens, got 257"),
+        ({"positions": "skiped"}, "unknown sampler 'skiped': did you mean 'skipped'"),
+        ({"text": "short.txt"}, r"short\.txt: expected at least one window of 64 tokens, got 10"),
+        ({"source": "bloom", "positions": "skipped"}, "a bloom model takes no positions"),
+        ({"out": Path("text")}, "text exists already, and nothing is written over"),
+        ({"lora": True}, r"pip install 'longitude\[peft\]'"),
+    ],
+)
+def test_wrong_use(options, words, tune, text, tmp_path, monkeypatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: None if name == "peft" else find(name, *more))
-    with pytest.raises(ValueError, match=r"pip install 'longitude\[peft\]'"):
-        tune(lora=True)
-    assert not (tmp_path / "out").exists()
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("too short")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(ValueError, match=words):
+        tune(**options)
+    assert sorted(tmp_path.iterdir()) == before
 
 
-def test_wrong_use_is_told(tune, save, text, tmp_path) -> None:
-    with pytest.raises(ValueError, match="expected steps to be an int of 1 or more, got 0"):
-        tune(steps=0)
-    with pytest.raises(ValueError, match="windows of 2 to 256 tokens, got 257"):
-        tune(length=257)
-    with pytest.raises(ValueError, match="unknown sampler 'skiped': did you mean 'skipped'"):
-        tune(positions="skiped")
-    short = tmp_path / "short.txt"
-    short.write_text("too short")
-    with pytest.raises(ValueError, match=r"short\.txt: expected at least one window of 64 tokens, got 10"):
-        fine_tune(save("llama", tmp_path / "a"), short, steps=1, out=tmp_path / "out")
-    bloom = save("bloom", tmp_path / "b")
-    with pytest.raises(ValueError, match="a bloom model takes no positions"):
-        fine_tune(bloom, text, steps=1, positions="skipped", out=tmp_path / "out")
-    (tmp_path / "out").mkdir()
-    with pytest.raises(ValueError, match="out exists already, and nothing is written over"):
-        tune()
-
-
-def test_a_loss_that_is_no_number_stops_it(save, text, tmp_path) -> None:
-    source = save("llama", tmp_path / "source")
-    model = AutoModelForCausalLM.from_pretrained(source)
+def test_a_loss_that_is_no_number(save, tune, tmp_path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(save())
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
-    model.save_pretrained(source)
+    model.save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match="the loss of step 1 is nan, and nothing is written"):
-        fine_tune(source, text, steps=2, length=LENGTH, out=tmp_path / "out")
+        tune(tmp_path / "model")
     assert not [path for path in tmp_path.iterdir() if "out" in path.name]
 
 
@@ -250,6 +230,6 @@ def test_accelerate_launch_on_two_processes_is_one_of_double_batch(extended, tex
         assert done.returncode == 0, done.stderr
         losses[name] = json.loads(done.stdout)
     assert losses["two"] == pytest.approx(losses["one"], rel=1e-5)
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
-    for name, weights in one.items():
-        torch.testing.assert_close(two[name], weights, rtol=0, atol=1e-5)
+    one, two = (weights(tmp_path / name) for name in ("one", "two"))
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=0, atol=1e-5)
