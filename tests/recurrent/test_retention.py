@@ -29,17 +29,6 @@ def test_decays_by_head():
         torch.testing.assert_close(out[0, :, 1, 0], torch.tensor([1.5, 2.0], dtype=EXACT))
 
 
-def test_the_published_parallel_form():
-    """((Q K^T) * D) V, D_nm = gamma^(n-m) for n >= m."""
-    torch.manual_seed(0)
-    q, k = torch.randn(2, 2, 3, 130, 4, dtype=EXACT)
-    v = torch.randn(2, 3, 130, 8, dtype=EXACT)
-    n = torch.arange(130)
-    gamma = torch.tensor([0.96875, 0.984375, 0.9921875], dtype=EXACT)
-    d = (gamma[:, None, None] ** (n[:, None] - n).clamp(min=0)).tril()
-    torch.testing.assert_close(retention(q, k, v)[0], (q @ k.mT * d) @ v)
-
-
 @pytest.mark.parametrize("decay", [[0.5], [0.5, 1.5], [0.0, 0.5], [-0.1, 0.5]])
 def test_bad_decays(decay):
     with pytest.raises(ValueError, match=r"decay: retention expected .*got"):

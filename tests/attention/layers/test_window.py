@@ -72,19 +72,6 @@ def test_raw_keys_are_rotated_by_their_positions():
     close(decoded(attention, X, (9, 1, 1, 5, 1, 6), attention.cache_layer()), attention(X))
 
 
-@torch.no_grad()
-def test_a_cache_that_keeps_one_token_less_gives_another_answer():
-    attention = layer("rope", 4, 2)
-    close(decoded(attention, X, (1,) * LENGTH, RollingCacheLayer(6)), attention(X))
-    cache, ours = RollingCacheLayer(6), []
-    for token in X.split(1, 1):
-        ours.append(attention(token, cache=cache))
-        cache.keep = 5
-        cache.roll()
-        cache.keep = 6
-    assert not torch.allclose(torch.cat(ours, 1), attention(X), atol=1e-4)
-
-
 BY_ROW = torch.stack([torch.arange(LENGTH) * 2, torch.arange(LENGTH) + 7])
 
 
