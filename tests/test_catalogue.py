@@ -34,14 +34,19 @@ def test_composed_acts_everywhere():
 
 
 def test_properties_are_the_declared_ones():
-    names = {
-        flag: {n for n, facts in BY_NAME.items() if getattr(facts, flag)} for flag in ("causal_only", "max_length")
-    }
-    assert names["max_length"] == {"learned"} and BY_NAME["learned"].max_length == "max_length"
-    assert names["causal_only"] >= {"cope", "fox", "path", "path_fox", "xpos"}
-    assert {n for n, facts in BY_NAME.items() if not facts.relative} == {"sinusoidal", "learned", "fire"}
-    assert (BY_NAME["axial_rope"].axes, BY_NAME["mrope"].axes, BY_NAME["rope"].axes) == (2, 3, 1)
-    assert not BY_NAME["xpos"].stable_keys and BY_NAME["rope"].stable_keys
+    """A name that is not here has the property."""
+
+    def without(flag):
+        return " ".join(sorted(name for name, facts in BY_NAME.items() if not getattr(facts, flag)))
+
+    assert [*BY_NAME] == lg.list_encodings() == sorted(BY_NAME)
+    assert without("relative") == "fire learned sinusoidal"
+    assert without("stable_keys") == "xpos"
+    assert without("shared") == "clipped cope fire fox path path_fox shaw transformer_xl"
+    assert without("learned") == "alibi axial_rope mrope none rope sandwich sinusoidal xpos"
+    assert {n for n, facts in BY_NAME.items() if facts.causal_only} == {"cope", "fox", "path", "path_fox", "xpos"}
+    assert {n: facts.max_length for n, facts in BY_NAME.items() if facts.max_length} == {"learned": "max_length"}
+    assert {n: facts.axes for n, facts in BY_NAME.items() if facts.axes > 1} == {"axial_rope": 2, "mrope": 3}
     assert BY_NAME["path_fox"].__dict__["class"] == "PaTH + FoX"
 
 
@@ -52,9 +57,10 @@ def test_backends_are_those_that_do_not_refuse():
     q, k = torch.zeros(1, 4, 64, 8), torch.zeros(1, 2, 64, 8)
     for name in ("alibi", "rope", "shaw"):
         encoding = lg.testing.example(name)().float()
-        for takers, wanted in ((BY_NAME[name].backends["training"], True), (BY_NAME[name].backends["reading"], False)):
+        for use, wanted in (("training", True), ("reading", False)):
             with torch.set_grad_enabled(wanted):
                 verdicts = lg.explain(q.requires_grad_(wanted), k, k, encoding=encoding)
+            takers = BY_NAME[name].backends[use]
             assert {v.backend for v in verdicts if v.refusal is None} == {*takers}
             assert next(v.backend for v in verdicts if v.chosen) == takers[0]
     assert all({"chunked", "reference"} <= {*facts.backends["training"]} <= {*BACKENDS} for facts in BY_NAME.values())

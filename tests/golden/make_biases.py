@@ -6,11 +6,8 @@
 Only numbers are taken. Longitude itself is not imported: what these tests compare with must not depend on it.
 """
 
-import json
-from importlib.metadata import version
-from pathlib import Path
-
 import torch
+from tables import save
 from transformers.models.bloom.modeling_bloom import build_alibi_tensor as bloom_alibi
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor as falcon_alibi
 from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
@@ -69,24 +66,11 @@ def sinusoids() -> list[dict]:
     return rows
 
 
-def main() -> None:
-    golden = {
-        "source": {name: version(name) for name in ("torch", "transformers", "x-transformers")},
-        "alibi": alibi(),
-        "t5_buckets_from_-300_to_300": buckets(),
-        "fairseq_sinusoids_at_0_to_11": sinusoids(),
-    }
-    lines = []  # one line per table
-    for name, table in golden.items():
-        parts = table.items() if isinstance(table, dict) else None
-        body = (
-            "{\n" + ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in parts) + "\n}"
-            if parts is not None
-            else "[\n" + ",\n".join(json.dumps(row) for row in table) + "\n]"
-        )
-        lines.append(f"{json.dumps(name)}: {body}")
-    Path(__file__).with_name("biases.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
-
-
 if __name__ == "__main__":
-    main()
+    save(
+        "biases",
+        "torch transformers x-transformers",
+        alibi=alibi(),
+        t5_buckets=buckets(),
+        fairseq_sinusoids=sinusoids(),
+    )

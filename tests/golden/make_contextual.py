@@ -6,14 +6,14 @@
 Only numbers are taken. Longitude itself is not imported: what these tests compare with must not depend on it.
 """
 
-import json
-from importlib.metadata import version
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import tables
 import torch
 import torch.nn.functional as F
+from tables import listed
 from torch import Tensor
 from transformers import XLNetConfig
 from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
@@ -35,13 +35,8 @@ def naive(operation: str) -> ModuleType:
     return module
 
 
-def listed(x: Tensor) -> list:
-    """As nested lists, in nine digits: those of float32."""
-    return [float(f"{n:.9g}") for n in x.tolist()] if x.dim() == 1 else [listed(row) for row in x]
-
-
 def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).round(decimals=3)
+    return tables.numbers(*shape, seed=sum(shape))
 
 
 def gated() -> dict:
@@ -116,17 +111,12 @@ def relative_attention(rows: int, keys: int, clamp: int, causal: bool) -> dict:
 
 
 if __name__ == "__main__":
-    source = {name: version(name) for name in ("torch", "transformers", "flash-linear-attention", "x-transformers")}
-    tables = {
-        "made_by": "tests/golden/make_contextual.py",
-        "source": source,
-        "gated": gated(),
-        "forgetting": forgetting(),
-        "counted": counted(),
-        "relative_attention": [
-            relative_attention(5, 5, -1, causal=True),
-            relative_attention(3, 7, -1, causal=True),
-            relative_attention(3, 6, 2, causal=False),
-        ],
-    }
-    Path(__file__).with_name("contextual.json").write_text(json.dumps(tables) + "\n")
+    calls = ((5, 5, -1, True), (3, 7, -1, True), (3, 6, 2, False))
+    tables.save(
+        "contextual",
+        "torch transformers flash-linear-attention x-transformers",
+        gated=gated(),
+        forgetting=forgetting(),
+        counted=counted(),
+        relative_attention=[relative_attention(*call) for call in calls],
+    )

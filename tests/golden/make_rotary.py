@@ -6,13 +6,12 @@
 Only numbers are taken. Longitude itself is not imported: what these tests compare with must not depend on it.
 """
 
-import json
-from importlib.metadata import version
-from pathlib import Path
 from types import SimpleNamespace
 
 import rotary_embedding_torch
+import tables
 import torch
+from tables import listed
 from transformers import LlamaConfig, Qwen2VLTextConfig, Qwen3VLTextConfig
 from transformers.models.gptj import modeling_gptj as gptj
 from transformers.models.llama import modeling_llama as llama
@@ -33,13 +32,8 @@ STREAMS = [
 """Texts and grids of patches, (frames, height, width); each model merges patches two by two."""
 
 
-def listed(x: torch.Tensor) -> list:
-    """As nested lists, in nine digits: those of float32."""
-    return [float(f"{n:.9g}") for n in x.tolist()] if x.dim() == 1 else [listed(row) for row in x]
-
-
 def numbers(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(len(shape) + shape[-1])).round(decimals=3)
+    return tables.numbers(*shape, seed=len(shape) + shape[-1])
 
 
 def rotated() -> list[dict]:
@@ -138,15 +132,13 @@ def streams() -> list[dict]:
 
 
 if __name__ == "__main__":
-    sources = ("torch", "transformers", "x-transformers", "rotary-embedding-torch")
     with torch.no_grad():
-        found = {
-            "source": {name: version(name) for name in sources},
-            "rotated": rotated(),
-            "xpos": xpos(),
-            "multimodal": multimodal(),
-            "axial": axial(),
-            "streams": streams(),
-        }
-    path = Path(__file__).with_name("rotary.json")
-    path.write_text(json.dumps(found, separators=(",", ":")).replace('},{"source"', '},\n{"source"') + "\n")
+        tables.save(
+            "rotary",
+            "torch transformers x-transformers rotary-embedding-torch",
+            rotated=rotated(),
+            xpos=xpos(),
+            multimodal=multimodal(),
+            axial=axial(),
+            streams=streams(),
+        )

@@ -2,12 +2,10 @@
 
 Run with any Python that has torch and transformers: python tests/golden/make_scaling.py"""
 
-import json
 import math
-from pathlib import Path
 
 import torch
-import transformers
+from tables import listed, save
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
@@ -65,30 +63,14 @@ def cases() -> list[tuple[int, int, int | None, dict]]:
     return found
 
 
-def main() -> None:
-    rows = []
-    for head_dim, declared, length, parameters in cases():
-        config = LlamaConfig(
-            hidden_size=2 * head_dim,
-            num_attention_heads=2,
-            head_dim=head_dim,
-            max_position_embeddings=declared,
-            rope_parameters=dict(parameters),
-        )
-        inverse, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"), seq_len=length)
-        assert inverse.dtype == torch.float32 and math.isfinite(factor)
-        row = {
-            "head_dim": head_dim,
-            "max_position_embeddings": declared,
-            "length": length,
-            "rope_parameters": parameters,
-        }
-        rows.append(row | {"attention_factor": factor, "inverse": [float(f"{x:.9g}") for x in inverse.tolist()]})
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    text = f'{{"versions": {json.dumps(versions)}, "cases": [\n{lines}\n]}}\n'
-    Path(__file__).with_name("scaling.json").write_text(text)
+def table(head_dim: int, declared: int, length: int | None, parameters: dict) -> dict:
+    options = {"hidden_size": 2 * head_dim, "num_attention_heads": 2, "head_dim": head_dim}
+    config = LlamaConfig(**options, max_position_embeddings=declared, rope_parameters=dict(parameters))
+    inverse, factor = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config, torch.device("cpu"), seq_len=length)
+    assert inverse.dtype == torch.float32 and math.isfinite(factor)
+    row = {"head_dim": head_dim, "max_position_embeddings": declared, "length": length, "rope_parameters": parameters}
+    return row | {"attention_factor": factor, "inverse": listed(inverse)}
 
 
 if __name__ == "__main__":
-    main()
+    save("scaling", "torch transformers", cases=[table(*case) for case in cases()])

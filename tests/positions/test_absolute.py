@@ -50,7 +50,7 @@ def test_slowest_frequencies() -> None:
 
 def test_tensor2tensor_codes_are_those_of_independent_ports() -> None:
     """fairseq's, in two ports: all sines, all cosines, and a column of zeros where the width is odd."""
-    for row in golden("biases")["fairseq_sinusoids_at_0_to_11"]:
+    for row in golden("biases")["fairseq_sinusoids"]:
         ours = codes(lg.Sinusoidal(row["dim"], layout="half", frequencies="tensor2tensor"), *range(12))
         close(ours, torch.tensor(row["codes"], dtype=torch.float64), 2e-6)
 

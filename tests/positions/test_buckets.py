@@ -7,7 +7,7 @@ import longitude as lg
 from longitude.positions.buckets import t5_bucket
 from tests.support import golden, refused_calls
 
-ROWS = golden("biases")["t5_buckets_from_-300_to_300"]
+ROWS = golden("biases")["t5_buckets"]
 
 # Raffel et al. 2020, section 2.1 with 32 buckets up to 128; relative = key - query -> bucket.
 BIDIRECTIONAL = {
