@@ -71,17 +71,6 @@ def test_odd_width_drops_the_last_cosine(layout: str) -> None:
     close(codes(lg.Sinusoidal(1, layout=layout), 3)[0], float64(math.sin(3)))
 
 
-@pytest.mark.parametrize("layout", ["interleaved", "half"])
-@pytest.mark.parametrize("frequencies", ["paper", "tensor2tensor"])
-@pytest.mark.parametrize("dim", [6, 7])
-def test_rows_of_positions(dim: int, frequencies: str, layout: str) -> None:
-    """Positions [B, L]: each row as it is alone, of an even and an odd width."""
-    encoding = lg.Sinusoidal(dim, layout=layout, frequencies=frequencies)
-    positions = torch.tensor([[0, 1, 2], [9, 4, 0]])
-    want = torch.stack([codes(encoding, *row) for row in positions.tolist()])
-    assert torch.equal(encoding.embed(torch.zeros(2, 3, dim, dtype=torch.float64), positions), want)
-
-
 # ---- learned ---------------------------------------------------------------------------------------------------------
 def test_learned_rows() -> None:
     encoding = lg.Learned(10, 4, row_offset=2)

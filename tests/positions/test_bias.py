@@ -181,16 +181,6 @@ def test_published_sandwich(options: dict, head: int, want: dict) -> None:
     close(bias, torch.tensor([*want.values()], dtype=torch.float64), 0, 5e-7)
 
 
-@pytest.mark.parametrize("start", [0, 1])
-def test_sandwich_is_its_formula(start: int) -> None:
-    """Of 3 heads and 6 numbers, at far positions too, to 1e-12."""
-    for offset in (0, 1, 77, 100_003, 131_071):
-        cosines = [math.cos(offset / 10_000 ** (2 * k / 6)) for k in range(start, start + 3)]
-        want = [(sum(cosines) - 3) / (8 * h / 3) for h in (1, 2, 3)]
-        got = Sandwich(3, dim=6, index_start=start).bfloat16().bias_at(torch.tensor(offset))
-        assert got.tolist() == pytest.approx(want, abs=1e-12)
-
-
 test_wrong_options = refused_calls(
     [
         (lambda: lg.ALiBi(4, slopes=[1.0, 2.0]), "expected 4 numbers as slopes, one per biased head, got 2"),

@@ -8,20 +8,10 @@ from transformers import DeepseekV3Config, Gemma3TextConfig, GPTNeoXConfig, Llam
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.deepseek_v3.modeling_deepseek_v3 import yarn_apply_mscale
 
+import longitude as lg
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
 from longitude.positions.rotary import MultimodalRotary, Rotary
-from longitude.positions.scaling import (
-    NTK,
-    BaseChange,
-    DynamicNTK,
-    Linear,
-    Llama3,
-    LongRoPE,
-    NTKByParts,
-    Scaling,
-    YaRN,
-    rope_frequencies,
-)
+from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Linear, Llama3, LongRoPE, NTKByParts, Scaling, YaRN
 from tests.support import refused_calls
 
 SHORT, LONG = [1.0 + k / 32 for k in range(32)], [1.2**k for k in range(32)]
@@ -137,7 +127,7 @@ def test_sections_reach_the_encoding(sections: tuple, interleaved: bool) -> None
     found = rope.encoding(32, "half")
     assert type(found) is MultimodalRotary and (found.layout, found.sections) == ("half", sections)
     assert found.axis_of_pair == ([0, 1, 2, 0, 1, 2, 0, 1] if interleaved else [0, 0, 1, 1, 1, 2, 2, 2])
-    assert torch.equal(found.frequencies().inverse, rope_frequencies(32, 500.0, rotary_dim=16).inverse / 2)
+    assert torch.equal(found.frequencies().inverse, lg.rope_frequencies(32, 500.0, rotary_dim=16).inverse / 2)
 
 
 def test_no_sections_is_plain_rope() -> None:
@@ -252,7 +242,7 @@ def test_transformers_computes_our_tables(rope: RopeConfig) -> None:
         ours = rope.encoding(64, "half").frequencies(length)
         if kind == "default":  # a base and nothing else
             share = config.rope_parameters.get("partial_rotary_factor", 1.0)
-            theirs, factor = rope_frequencies(int(64 * share), config.rope_parameters["rope_theta"])[:2]
+            theirs, factor = lg.rope_frequencies(int(64 * share), config.rope_parameters["rope_theta"])[:2]
         else:
             theirs, factor = ROPE_INIT_FUNCTIONS[kind](config, torch.device("cpu"), seq_len=length)
         torch.testing.assert_close(ours.inverse, theirs.double(), rtol=1e-6, atol=0)
@@ -263,7 +253,7 @@ def test_transformers_computes_our_tables(rope: RopeConfig) -> None:
 def test_softmax_factor_is_deepseeks(more: dict) -> None:
     """An explicit attention_factor is for cos and sin alone."""
     for given in (YARN | more, YARN | more | {"attention_factor": 1.5}):
-        ours = rope_frequencies(64, scaling=parameters(**given).scaling).softmax_factor
+        ours = lg.rope_frequencies(64, scaling=parameters(**given).scaling).softmax_factor
         assert 192**-0.5 * ours == pytest.approx(yarn_apply_mscale(given, 192**-0.5), rel=1e-12)
 
 
@@ -296,7 +286,6 @@ SHARE = "partial_rotary_factor above 0 and at most 1, got "
 test_wrong_configs = refused_calls(
     [
         (config(rope_scaling=LINEAR), "expected rope_theta, the base"),
-        (config(), "it is never assumed"),
         (config(rope_parameters={"a": DEFAULT}), "expected rope_theta"),
         (config(rope_theta=1e4, rope_parameters={"a": DEFAULT, "b": 3}), "a mapping for each layer type, got b=3"),
         (config(rope_scaling=LINEAR, rope_parameters=YARN), "expected rope_parameters or rope_scaling, got both"),
@@ -306,7 +295,6 @@ test_wrong_configs = refused_calls(
         (lambda: from_hugging_face("config.json"), r"a config as a mapping or an object with to_dict\(\), got 'config"),
         (read(rope_type="yarm"), "unknown rope_type 'yarm': did you mean 'yarn'?"),
         (read(rope_type=["yarn"]), r"unknown rope_type \['yarn'\]: did you mean 'yarn'"),
-        (read(type={}.keys()), r"unknown rope_type dict_keys"),
         (read(rope_type="linear", factr=2), "unknown key of rope_type 'linear' 'factr': did you mean 'factor'?"),
         (read(rope_type="default", factor=2), "unknown key of rope_type 'default' 'factor'"),
         (read(rope_type="dynamic", factor=2, **{ORIGINAL: 4096}), "unknown key of rope_type 'dynamic'"),
@@ -325,7 +313,6 @@ test_wrong_configs = refused_calls(
         (read(rope_theta=-1.0), "rope: expected base above 0, got -1.0"),
         (read(partial_rotary_factor=1.5), SHARE + "1.5"),
         (read(partial_rotary_factor=0), SHARE + "0"),
-        (read(partial_rotary_factor=-0.5), SHARE + "-0.5"),
         (read(partial_rotary_factor="all"), SHARE + "'all'"),
         (read(partial_rotary_factor=True), SHARE + "True"),
         (read(rope_type="linear", factor=0.5), "linear: expected a factor of 1 or more, got 0.5"),

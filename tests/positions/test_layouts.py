@@ -30,16 +30,6 @@ def test_rows_move_inside_the_rotary_block_of_each_head(to: str) -> None:
     assert torch.equal(convert_layout(matrix, 6, to), matrix[[*order, *(6 + n for n in order)]])
 
 
-@pytest.mark.parametrize("rotary_dim", [None, 8, 2])
-@pytest.mark.parametrize("shape", [(48, 20), (16,)])
-def test_there_and_back_gives_the_same_bits(shape: tuple, rotary_dim: int | None) -> None:
-    weight = torch.randn(shape).bfloat16()
-    for to, other in OTHER.items():
-        there = convert_layout(weight, 16, to, rotary_dim)
-        assert torch.equal(convert_layout(there, 16, other, rotary_dim), weight) and there.dtype == weight.dtype
-        assert torch.equal(there, weight) == (rotary_dim == 2)
-
-
 @pytest.mark.parametrize("options", [{}, {"rotary_dim": 8}, {"proportion": 0.5}], ids=["all", "partial", "p-rope"])
 @pytest.mark.parametrize("to", ["half", "interleaved"])
 def test_scores_stay(to: str, options: dict[str, Any]) -> None:

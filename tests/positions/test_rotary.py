@@ -294,15 +294,6 @@ def test_keys_after_the_block_take_the_magnitude_of_its_end() -> None:
     assert bool((early[1] > early[2]).all())
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_xpos_that_does_not_fall_is_rope(layout: str) -> None:
-    """gamma beyond all bounds makes zeta 1."""
-    xpos, rope = XPos(8, layout, base=500.0, gamma=1e15), lg.Rotary(8, layout, base=500.0)
-    x = torch.randn(1, 2, 9, 8, dtype=torch.float64)
-    for rotate in (xpos.rotate_queries, xpos.rotate_keys):
-        close(rotate(x, 100), rope.rotate(x, 100))
-
-
 def test_xpos_without_a_length_takes_positions_that_fit_the_dtype() -> None:
     """Magnitudes up to the root of the greatest number; float64 reaches beyond 131,071."""
     x, xpos = torch.ones(1, 4), XPos(4, "half")

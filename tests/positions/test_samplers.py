@@ -51,11 +51,6 @@ def test_randomized_subsets_are_uniform() -> None:
     is_uniform(Counter(map(tuple, rows)), list(combinations(range(6), 3)))
 
 
-def test_rows_of_a_batch_differ() -> None:
-    for draw in (Randomized(1000), Skipped(1000)):
-        assert len(set(map(tuple, draw(50, 20, seeded()).tolist()))) > 45
-
-
 def runs(row: list[int]) -> tuple[int, ...]:
     """Where positions do not count up by one."""
     return tuple(t for t in range(1, len(row)) if row[t] != row[t - 1] + 1)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import longitude as lg
 from longitude.models import LongitudeConfig
 from longitude.positions.scaling import (
     NTK,
@@ -18,7 +19,6 @@ from longitude.positions.scaling import (
     NTKByParts,
     YaRN,
     from_dict,
-    rope_frequencies,
 )
 from tests.support import refused_calls
 
@@ -26,7 +26,7 @@ ONES = [1.0] * 32
 
 
 def frequencies(scaling=None, head_dim: int = 64, base: float = 10_000.0, **options):
-    return lambda: rope_frequencies(head_dim, base, scaling, **options)
+    return lambda: lg.rope_frequencies(head_dim, base, scaling, **options)
 
 
 def scheme(kind: type, *given, **options):
