@@ -22,10 +22,10 @@ from fill_numbers import decoding
 from longitude.attention.mixer import list_mixers
 from longitude.bench import report
 from longitude.bench.clock import CLOCKS, Clock, interleaved
-from longitude.bench.config import require_ascending, require_distinct
 from longitude.bench.rows import timed
 from longitude.bench.sweep import threads
 from longitude.runs.progress import Progress
+from longitude.study.config import require_ascending, require_distinct
 from longitude.study.labels import parse_label
 from longitude.testing.mixers import bytes_held
 from networks import HEADS, LAYERS, VOCABULARY, WIDTH

@@ -1,19 +1,22 @@
-"""What a study says about itself: values against sums made by hand, verdicts at their borders, and the sentence."""
+"""What a study finds: values against sums made by hand, verdicts at their borders, the sentence, and the table."""
 
 import json
 import math
+import re
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from longitude.measure import interval
+from longitude.measure.retrieval import scoring
 from longitude.report.wording import percent
 from longitude.study.analysis import analyse
+from longitude.study.answers import longest_solved, share
 from longitude.study.criterion import HOLDS, LOST, UNCLEAR
 from longitude.study.report import table, write_report
 from longitude.study.results import read_run
-from tests.study.conftest import BITS, conclusion, is_one_sentence, line, printed, summary, write_run
+from tests.study.conftest import BITS, SHARES, conclusion, line, printed, summary, write_answers, write_run
 
 
 def test_values_and_changes_are_those_of_the_sums(tmp_path):
@@ -71,24 +74,41 @@ def test_the_whole_sentence(tmp_path):
     )
 
 
+ONE, ALL = {"bits": ["rope"]}, (1.0,) * 4
 CASES = {
     "no encoding holds": ({"bits": ["rope", "none"]}, ["do not hold (bits per byte within 2%"]),
-    "one encoding": ({"bits": ["rope"]}, ["rope (+4", "does not hold"]),
-    "three seeds": ({"bits": ["rope"], "seeds": (0, 1, 2)}, ["24 documents and 3 seeds"]),
+    "one encoding": (ONE, ["rope (+4", "does not hold"]),
+    "three seeds": (ONE | {"seeds": (0, 1, 2)}, ["24 documents and 3 seeds"]),
     "one document": ({"bits": ["rope", "alibi"], "documents": 1}, ["cannot tell whether they hold", "one document only"]),
     "only the training length": ({"bits": ["rope", "alibi"], "test_lengths": (256,)}, ["nothing is known about", "for rope"]),
-    "only one length beyond": ({"bits": ["rope"], "test_lengths": (512,)}, ["measured at one length only"]),
-    "shorter lengths": ({"bits": ["rope"], "test_lengths": (256,), "train_length": 512}, ["no length beyond"]),
-    "training length not measured": ({"bits": ["rope"], "train_length": 300}, ["after training on 300", "256, the nearest"]),
-    "all diverged": ({"bits": ["rope"], "states": {("rope", 0): {"status": "diverged", "step": 3}}}, ["No encoding", "step 3"]),
+    "only one length beyond": (ONE | {"test_lengths": (512,)}, ["measured at one length only"]),
+    "shorter lengths": (ONE | {"test_lengths": (256,), "train_length": 512}, ["no length beyond"]),
+    "training length not measured": (ONE | {"train_length": 300}, ["after training on 300", "256, the nearest"]),
+    "all diverged": (ONE | {"states": {("rope", 0): {"status": "diverged", "step": 3}}}, ["No encoding", "step 3"]),
     "one seed failed": (
         {"bits": ["rope", "t5"], "seeds": (0, 1), "states": {("rope", 1): {"status": "failed", "step": 0}}},
         ["rope (seed 1) failed", "24 documents and 1 to 2 seeds"],
     ),
     "none at the longest": ({"bits": ["learned"]}, ["no encoding was measured at 4096"]),
     "more than it lists": ({"bits": ["none", "sinusoidal", "rope", "alibi", "t5", "fire", "x", "y"]}, ["to +43%)"]),
-    "by position only": ({"bits": ["rope"], "methods": ("per-position",)}, ["by position only, so nothing is concluded"]),
-    "sliding only": ({"bits": ["rope"], "methods": ("sliding",)}, ["does not hold"]),
+    "by position only": (ONE | {"methods": ("per-position",)}, ["by position only, so nothing is concluded"]),
+    "sliding only": (ONE | {"methods": ("sliding",)}, ["does not hold"]),
+    "all solve": ({"shares": {"rope": ALL}}, ["rope (100%, 95% interval 98 to 100%) solves reverse"]),
+    "none solves": (
+        {"shares": {"rope": (1.0, 1.0, 0.2, 0.0), "t5": (0.3, 0.0, 0.0, 0.0)}},
+        ["do not solve", "rope solves up to 16 and t5 no length"],
+    ),
+    "unclear answers": (
+        {"shares": {"rope": (1.0, 1.0, 1.0, 0.9)}}, ["the data cannot tell whether it solves", "rope solves up to 20"],
+    ),
+    "answers within training": ({"shares": {"rope": (1.0, 0.5)}, "test_lengths": (8, 16)}, ["after training on 16"]),
+    "seeds of answers": (
+        {"shares": {"rope": (1.0, 1.0, 1.0, (1.0, 0.0))}, "seeds": (0, 1)}, ["50%", "200 examples and 2 seeds"],
+    ),
+    "many answers": ({"shares": {f"rope:base={i}": (1.0, 1.0, 0.5, i / 100) for i in range(1, 9)}}, ["(1% to 8%)"]),
+    "no answers": (
+        {"shares": {"rope": ALL}, "states": {("rope", 0): {"status": "diverged", "step": 3}}}, ["no encoding was measured"],
+    ),
 }  # fmt: skip
 
 
@@ -97,17 +117,21 @@ CASES = {
 def test_one_sentence_whatever_was_measured(case, tmp_path):
     options, expected = CASES[case]
     options = dict(options)
-    lengths = options.get("test_lengths", (1,) * 5)
-    bits = {name: BITS.get(name, BITS["rope"])[: len(lengths)] for name in options.pop("bits")}
-    run = write_run(tmp_path, bits, **options)
-    text = conclusion(run)
-    assert is_one_sentence(text)
+    if shares := options.pop("shares", None):
+        run = write_answers(tmp_path, shares, **options)
+    else:
+        lengths = options.get("test_lengths", (1,) * 5)
+        bits = {name: BITS.get(name, BITS["rope"])[: len(lengths)] for name in options.pop("bits")}
+        run = write_run(tmp_path, bits, **options)
+    text, shown = conclusion(run), printed(run)
+    assert text.endswith(".") and ". " not in text and "\n" not in text and text[0] == text[0].upper()
     for words in expected:
         assert words.lower() in text.lower()
-    shown = printed(run)
     assert max(map(len, shown.splitlines())) <= 80
     if case == "all diverged":
         assert "diverged" in shown and "step 3" in shown
+    if shares:
+        assert not re.search(r"bits per|holds?\b|lower", text + shown)
 
 
 @pytest.mark.slow
@@ -132,7 +156,7 @@ def test_nothing_holds_beyond_training_that_training_never_used(tmp_path):
     states = {("alibi", 0): {"untrained": words}}
     run = write_run(tmp_path, {name: BITS[name] for name in ("rope", "alibi")}, states=states)
     text = conclusion(run)
-    assert is_one_sentence(text) and f"; alibi {words};" in text and "for alibi (−1" in text and "holds" not in text
+    assert f"; alibi {words};" in text and "for alibi (−1" in text and "holds" not in text
     assert set(summary(run).query("label == 'alibi' and length > 256")["verdict"]) == {"cannot tell"}
     assert line(summary(run), "rope", 4096)["verdict"] == "does not hold"
     shown = " ".join(printed(run).split())
@@ -181,3 +205,56 @@ def test_a_trial_never_run_is_no_error(tmp_path):
     assert "alibi was not run" in conclusion(run)
     with pytest.raises(ValueError, match="not measured by 'sliding', but by non-overlapping"):
         summary(run, "sliding")
+
+
+# ---- answers -----------------------------------------------------------------------------------------------------------
+def test_values_of_answers_are_shares_with_wilsons_interval(tmp_path):
+    frame = summary(write_answers(tmp_path))
+    found = line(frame, "rope", 16)
+    assert (found["value"], found["low"], found["high"]) == scoring.mean([1.0] * 198 + [0.0] * 2)
+    assert (found["seeds"], found["documents"], found["change"]) == (1, 200, None)
+    assert line(frame, "learned", 32)["value"] is None
+    verdicts = {label: list(part["verdict"]) for label, part in frame.groupby("label")}
+    assert verdicts == {
+        "rope": [HOLDS, HOLDS, LOST, LOST],
+        "alibi:future=one-sided": [HOLDS] * 4,
+        "t5": [HOLDS, HOLDS, UNCLEAR, LOST],
+        "learned": [HOLDS, HOLDS, None, None],
+    }
+
+
+def test_reach_ends_at_the_first_length_that_is_not_solved(tmp_path):
+    gap = {"rope": (1.0, 0.5, 1.0, 1.0), "t5": (0.1, 1.0, 1.0, 1.0)}
+    found = analyse(write_answers(tmp_path, gap))
+    assert [longest_solved(found.of(label)) for label in gap] == [8, None]
+
+
+def test_several_seeds_widen_the_interval():
+    random = np.random.default_rng(0)
+    alike = (random.random((3, 200)) < 0.5).astype(float)
+    apart = np.stack([np.ones(200), np.zeros(200), random.random(200) < 0.5]).astype(float)
+    one, other = share(alike), share(apart)
+    assert one[2] - one[1] < 0.2 and other[2] - other[1] > 0.6
+    value, low, high = share(np.ones((3, 200)))
+    assert value == high == 1 and 0.99 < low < 1
+
+
+def test_the_whole_sentence_of_answers(tmp_path):
+    run = write_answers(tmp_path, states={("t5", 0): {"status": "failed", "step": 0}})
+    assert conclusion(run) == (
+        "At 32 symbols, 2 times the training length, alibi:future=one-sided (97%, 95% interval 94 to 99%) solves reverse (at "
+        "least 90% of the answers exact); rope (0%, 0 to 2%) does not; rope and learned solve up to 16; learned was not "
+        "measured at that length; t5 failed; intervals are over 200 examples with one seed, so they do not cover training "
+        "again."
+    )
+
+
+def test_the_table_of_answers(tmp_path):
+    shown = printed(write_answers(tmp_path), 100)
+    rows = {words[0]: words[1:] for words in map(str.split, shown.splitlines()) if words and words[0] in SHARES}
+    assert rows["rope"] == ["100", "±1", "99", "±2", "2", "±2", "0", "±1", "16"]
+    assert rows["alibi:future=one-sided"][-1] == "32" and rows["learned"][-3:] == ["-", "-", "16"]
+    assert "reverse: % of answers exact by length in symbols, trained on 1 to 16" in " ".join(shown.split())
+    assert "solved to" in printed(tmp_path, 80)
+    styles = [str(getattr(cell, "style", "")) for cell in table(analyse(tmp_path)).columns[-1].cells]
+    assert styles == ["red", "green", "red", ""]

@@ -57,43 +57,39 @@ def test_few_documents_become_blocks_of_four_windows_and_the_tail_is_validation(
     assert sum(len(document) for document in data.training) + BLOCK * 64 * len(data.validation) == size
 
 
-def test_fewer_documents_give_longer_excerpts():
+@pytest.mark.parametrize("most", [3, 99])
+def test_fewer_documents_give_longer_excerpts(most):
     text = Text("text", [("text", words(4 * 256))])
-    one = split(text, longest=64, train_length=16, most=3).validation
-    assert [len(document) for document in one] == [3 * 64 + 1]
-    assert [len(document) for document in split(text, 64, 16, 99).validation] == [3 * 64 + 1]  # 256 bytes: 3 whole
+    one = split(text, longest=64, train_length=16, most=most).validation
+    assert [len(document) for document in one] == [3 * 64 + 1]  # of 256 bytes, 3 whole windows
 
 
-def test_validation_names_do_not_depend_on_the_contents_of_others(tmp_path):
+def test_validation_names_do_not_depend_on_the_contents_of_others():
     documents = [(f"{i}.py", words(100, i)) for i in range(40)]
     longer = [(name, content + b" more") for name, content in documents]
     names = [split(Text("", each), 64, 16, 5).description["validation_names"] for each in (documents, longer)]
     assert names[0] == names[1] and len(names[0]) == 5
 
 
-def test_the_hash_is_of_what_is_trained_and_measured_on(tmp_path):
-    hashes = [
-        split(Text("a", [("a", words(2000))]), 64, 16, 4),
-        split(Text("b", [("b", words(2000))]), 64, 16, 4),
-        split(Text("a", [("a", words(2000)[:-1] + b"#")]), 64, 16, 4),
-        split(Text("a", [("a", b"#" + words(2000)[1:])]), 64, 16, 4),
-    ]
-    first, named, tail, head = (data.description["sha256"] for data in hashes)
-    assert first == named and len({first, tail, head}) >= 2 and first != head
+def test_the_hash_is_of_what_is_trained_and_measured_on():
+    text = words(2000)
+    contents = {"a": text, "b": text, "tail": text[:-1] + b"#", "head": b"#" + text[1:]}
+    found = {name: split(Text(name, [(name, each)]), 64, 16, 4) for name, each in contents.items()}
+    hashes = {name: data.description["sha256"] for name, data in found.items()}
+    assert hashes["a"] == hashes["b"] != hashes["head"]
 
 
 # ---- windows ----------------------------------------------------------------------------------------------------------
 
 
 def test_windows_never_cross_documents_and_targets_are_the_next_bytes():
-    documents = [np.full(size, value, np.uint8) for value, size in enumerate((17, 33, 100, 41))]
-    documents[2] = np.arange(100, 200, dtype=np.uint8)
+    documents = [np.full(17, 0, np.uint8), np.full(33, 1, np.uint8), np.arange(100, 200, dtype=np.uint8)]
     windows = Windows(documents, 16, 200, seed=3)
     assert len(windows) == 200
     for i in range(200):
         inputs, targets = windows[i]["input_ids"], windows[i]["shift_labels"]
         assert inputs.shape == targets.shape == (16,) and inputs.dtype == targets.dtype == torch.int64
-        torch.testing.assert_close(inputs[1:], targets[:-1], rtol=0, atol=0)
+        assert torch.equal(inputs[1:], targets[:-1])
         assert set((targets - inputs).tolist()) in ({0}, {1})  # inside one document
 
 
@@ -137,44 +133,40 @@ def test_the_standard_library_is_text_enough_for_the_defaults():
     assert all(len(document) == 4097 for document in data.validation)
     assert data.description["training_bytes"] > 2_000_000
     assert "Python 3." in data.description["source"]
-    assert not any(
-        {"site-packages", "test", "tests"} & set(name.split("/")) for name, _ in read_text("stdlib").documents
-    )
+    folders = {folder for name, _ in read_text("stdlib").documents for folder in name.split("/")[:-1]}
+    assert not folders & {"site-packages", "test", "tests"}
     assert prepare(StudyConfig()).description == data.description
 
 
-def test_a_folder_says_what_it_leaves_out(tmp_path):
+def test_bad_texts(tmp_path):
+    contents = {
+        "empty.txt": b"",
+        "model.bin": b"\x00\x01\x02" * 1000,
+        "short.txt": words(511),
+        "enough.txt": words(512),
+    }
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    (tmp_path / "nothing").mkdir()
+    for name, message in {
+        "missing.txt": "no such file or folder",
+        "empty.txt": "is empty",
+        "model.bin": "expected UTF-8 text",
+        "nothing": "got no files",
+        "short.txt": "511 bytes long and must be at least 512: two blocks of 4 times the longest window 64",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            prepare(config(tmp_path / name))
+    assert len(prepare(config(tmp_path / "enough.txt")).validation) == 1
+    with pytest.raises(ValueError, match="no training document longer than the training length 65"):
+        split(Text("", [(str(i), words(65)) for i in range(20)]), 64, 65, 4)
+
+
+def test_a_folder_names_what_it_leaves_out(tmp_path):
     folder(tmp_path, [3000])
-    (tmp_path / "picture.png").write_bytes(b"\x89PNG\x00\xff")
     (tmp_path / "latin.txt").write_bytes("größe".encode("latin-1"))
     (tmp_path / "empty.txt").touch()
     (tmp_path / ".hidden").write_text("secret")
     text = read_text(str(tmp_path))
     assert [name for name, _ in text.documents] == ["part0/0.txt"]
-    assert text.left_out == "2 files that are not UTF-8 text, such as latin.txt; 1 empty files"
-
-
-def test_bad_texts(tmp_path):
-    empty, binary, short = tmp_path / "empty.txt", tmp_path / "model.bin", tmp_path / "short.txt"
-    empty.touch()
-    binary.write_bytes(b"\x00\x01\x02" * 1000)
-    short.write_bytes(words(511))
-    (tmp_path / "nothing").mkdir()
-    for data, message in [
-        (tmp_path / "missing.txt", "no such file or folder"),
-        (empty, "is empty"),
-        (binary, "expected UTF-8 text"),
-        (tmp_path / "nothing", "got no files"),
-        (short, r"511 bytes long and must be at least 512: two blocks of 4 times the longest window 64"),
-        ("datasets:", "datasets"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            prepare(config(data))
-    short.write_bytes(words(512))
-    assert len(prepare(config(short)).validation) == 1
-
-
-def test_training_needs_a_document_longer_than_its_window():
-    documents = [(str(i), words(65)) for i in range(20)]
-    with pytest.raises(ValueError, match="no training document longer than the training length 65"):
-        split(Text("", documents), 64, 65, 4)
+    assert text.left_out == "1 files that are not UTF-8 text, such as latin.txt; 1 empty files"

@@ -10,6 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from longitude.attention.mixer import list_mixers
 from longitude.measure import read_rows
+from longitude.positions.base import list_encodings
 from longitude.study import runner
 from longitude.study.labels import Label, parse_encoding, parse_label, safe
 from longitude.study.train import build_model
@@ -79,6 +80,8 @@ def test_the_nearest_name_of_either_kind(label, message):
 def test_a_label_of_encodings_alone_takes_no_mixer():
     with pytest.raises(ValueError, match="unknown encoding 'mamba'"):
         parse_encoding("rope+mamba")
+    with pytest.raises(ValueError, match="unknown encoding 'qqqq': there are: alibi,"):
+        parse_encoding("qqqq")
 
 
 def test_labels_with_schemes_and_lists():
@@ -120,6 +123,12 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, monkeypatch, num
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("label", ALONE)
-def test_every_mixer_goes_through_a_study(label, tmp_path, numbers):
-    assert run(tiny(encodings=(label,)), tmp_path)[0].complete
+@pytest.mark.parametrize("positions", ["contiguous", "skipped"])
+@pytest.mark.parametrize("label", [*list_encodings(), *ALONE])
+def test_everything_registered_goes_through_a_study(label, positions, tmp_path, numbers):
+    config = tiny(encodings=(label,), positions=positions, test_lengths=(16, 48), hidden=32, heads=4)
+    [(_, status)] = run(config, tmp_path)[0].trials
+    rows = read_rows(tmp_path / "results.parquet").query("method == 'non-overlapping'")
+    bounded = label == "learned" and positions == "contiguous"
+    assert status.status == "done" and ("no positions from 16 on" in (status.reason or "")) == bounded
+    assert list(rows["length"]) == ([16] if bounded else [16, 48]) and rows["value"].notna().all()

@@ -12,7 +12,7 @@ from longitude.report import figure
 from longitude.study.analysis import analyse, conclusion, summary
 from longitude.study.pictures import figures
 from longitude.study.report import write_report
-from tests.study.conftest import BITS, write_run
+from tests.study.conftest import BITS, write_answers, write_run
 
 NAMES = ("by-length", "by-position", "by-length-sliding", "training")
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)> & </script>'
@@ -64,37 +64,28 @@ def html(run):
 
 @pytest.mark.slow
 def test_figures_are_whole_files(run):
-    assert {path.name for path in (run / "figures").iterdir()} == {
-        f"{name}.{kind}" for name in NAMES for kind in ("svg", "png")
-    }
+    names = {f"{name}.{kind}" for name in NAMES for kind in ("svg", "png")}
+    assert {path.name for path in (run / "figures").iterdir()} == names
     for name in NAMES:
         assert (run / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG")
         svg = (run / "figures" / f"{name}.svg").read_text(encoding="utf-8")
-        assert svg.startswith("<svg") and svg.rstrip().endswith("</svg>")
-        assert "alibi" in svg  # the line's own label
+        assert svg.startswith("<svg") and svg.rstrip().endswith("</svg>") and "alibi" in svg  # the line's own label
     assert {path.name for path in run.iterdir()} == {"cells", "figures", "report.html", "results.parquet", "study.json"}
 
 
 @pytest.mark.slow
-def test_the_page_needs_nothing_else(html):
+def test_the_page_needs_nothing_else_and_text_of_others_is_text(html):
     page = Page(html)
-    assert all(address.startswith("data:") for address in page.addresses)
-    assert "default-src 'none'" in html
-    assert not {"link", "iframe", "object", "base", "form"} & (set(page.tags) - {"link"})
+    assert all(address.startswith("data:") for address in page.addresses) and "default-src 'none'" in html
+    assert not {"iframe", "object", "base", "form"} & set(page.tags)
     assert not re.search(r"@import|url\(", html.partition("</style>")[0])
-    assert len(html) < 3_000_000
-
-
-@pytest.mark.slow
-def test_text_of_others_is_text(html):
-    page = Page(html)
-    assert page.tags.count("script") == 3
+    assert len(html) < 3_000_000 and page.tags.count("script") == 3
     assert "".join(page.text).count(EVIL) >= 2  # the source of the text, the reason of the failure
     assert html.count("alert(") == html.count("alert(&#34;x") + html.count("onerror=alert(1)&gt;")
 
 
 @pytest.mark.slow
-def test_the_page_says_what_the_statistics_say(run, html):
+def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     page = Page(html)
     assert conclusion(analyse(run)) in "".join(page.text)
     rows = {row[0]: row[1:] for row in page.rows[1:8]}
@@ -107,10 +98,6 @@ def test_the_page_says_what_the_statistics_say(run, html):
             assert shown == f"{found['value']:.3f} {found['low']:.2f} to {found['high']:.2f}"
     assert rows["rope"][-1] == "does not hold" and rows["alibi"][-1] == "holds" and rows["learned"][-1] == ""
     assert len(page.rows) == 16  # non-overlapping and sliding
-
-
-@pytest.mark.slow
-def test_the_charts_hold_the_numbers(run, html):
     specs = json.loads(re.search(r'id="charts">(.*?)</script>', html, re.DOTALL)[1])
     assert set(specs) == set(NAMES)
     points = next(layer["data"]["values"] for layer in specs["by-length"]["layer"] if layer["mark"]["type"] == "line")
@@ -141,6 +128,26 @@ def test_nothing_was_measured(tmp_path):
     text = "".join(Page(write_report(analyse(tmp_path)).read_text(encoding="utf-8")).text)
     assert "No encoding was measured; rope failed." in text and "RuntimeError: no memory" in text
     assert list((tmp_path / "figures").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_page_speaks_of_answers_alone(tmp_path):
+    html = write_report(analyse(write_answers(tmp_path))).read_text(encoding="utf-8")
+    text = re.sub(r"<(script|style).*?</\1>", "", html, flags=re.DOTALL)
+    assert conclusion(analyse(tmp_path)) in re.sub(r"\s+", " ", text)
+    assert "Reverse: trained up to 16 symbols, asked up to 32" in text and "Exact answers by length" in text
+    assert "99.0%" in text and text.count('class="verdict lost">not solved') == 2
+    assert not re.search(
+        r"bits per byte|does not hold|validation documents|non-overlapping windows", text, re.IGNORECASE
+    )
+    assert "longitude study --task reverse --encodings rope alibi:future=one-sided t5 learned --test-lengths" in text
+    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
+    assert drawn == {"by-length.svg", "by-length.png", "training.svg", "training.png"}
+    chart = figures(analyse(tmp_path))[0].chart.to_dict()
+    points = next(layer["data"]["values"] for layer in chart["layer"] if layer["mark"]["type"] == "line")
+    assert [point["value"] for point in points if point["label"] == "t5"] == [1.0, 0.96, 0.9, 0.4]
+    axis = next(layer["encoding"]["y"] for layer in chart["layer"] if layer["mark"]["type"] == "line")
+    assert "higher is better" in axis["title"] and axis["scale"]["domain"] == [-0.03, 1.03]
 
 
 def test_labels_never_overlap_and_keep_their_order():

@@ -1,10 +1,9 @@
 """What is measured: the options of `longitude bench` and their checks. Importing this loads neither torch nor transformers."""
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
-from longitude.study.config import option
+from longitude.study.config import require_ascending, require_at_least, require_distinct, with_all
 from longitude.study.labels import parse_encoding
 
 Pass = Literal["forward", "forward+backward"]
@@ -52,41 +51,18 @@ class BenchConfig:
 
 def checked(config: BenchConfig) -> BenchConfig:
     """The configuration with "all" resolved, after every check that allocates nothing. ValueError for the user."""
-    for name in ("batch", "heads", "kv_heads", "head_dim", "threads", "repeats"):
-        value = getattr(config, name)
-        if value is not None and value < 1:
-            raise ValueError(f"{option(name)} must be at least 1, got {value}")
+    require_at_least(config, batch=1, heads=1, kv_heads=1, head_dim=1, threads=1, repeats=1)
     if config.heads % (config.kv_heads or config.heads):
         raise ValueError(f"--kv-heads must divide --heads, got {config.kv_heads} and {config.heads}")
     require_ascending("lengths", config.lengths)
     for name in ("encodings", "backends", "passes"):
         require_distinct(name, getattr(config, name))
-    if "all" in config.encodings:
-        if len(config.encodings) > 1:
-            raise ValueError(f"--encodings is either all or a list of names, got {_listed(config.encodings)}")
-        from longitude.positions.base import list_encodings
-
-        config = replace(config, encodings=tuple(list_encodings()))
-    for label in config.encodings:
-        parse_encoding(label)
     from longitude.attention.operation import require_backend
+    from longitude.positions.base import list_encodings
 
     for name in config.backends:
         require_backend(name)
+    config = replace(config, encodings=with_all(config.encodings, list_encodings))
+    for label in config.encodings:
+        parse_encoding(label)
     return config
-
-
-def require_ascending(name: str, values: tuple[int, ...]) -> None:
-    if not values or min(values) < 1:
-        raise ValueError(f"{option(name)} must be positive numbers, got {_listed(values) or 'none'}")
-    if any(a >= b for a, b in pairwise(values)):
-        raise ValueError(f"{option(name)} must ascend without repeats, got {_listed(values)}; sort them")
-
-
-def require_distinct(name: str, values: tuple[str, ...]) -> None:
-    if not values or len({*values}) < len(values):
-        raise ValueError(f"{option(name)} must name at least one, and each once, got {_listed(values) or 'none'}")
-
-
-def _listed(values: Any) -> str:
-    return " ".join(map(str, values))

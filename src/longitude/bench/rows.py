@@ -52,11 +52,7 @@ class Row:
 def timed(timing: Timing, against: str) -> dict[str, Any]:
     """The fields of a row that a timing gives."""
     seconds, ratio = timing.seconds, timing.ratio
-    fields: dict[str, Any] = {
-        "seconds": seconds.median,
-        "seconds_low": seconds.low,
-        "seconds_high": seconds.high,
-    }
+    fields: dict[str, Any] = {"seconds": seconds.median, "seconds_low": seconds.low, "seconds_high": seconds.high}
     if ratio is not None:
         fields |= {"ratio": ratio.median, "ratio_low": ratio.low, "ratio_high": ratio.high, "against": against}
     return fields

@@ -1,7 +1,9 @@
 """The options of a study and their defaults. Importing this loads neither torch nor transformers."""
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from itertools import pairwise
+from typing import Any, Literal
 
 from longitude.runs.device import Device
 
@@ -87,6 +89,43 @@ class StudyConfig:
         return self.steps * self.batch_size * self.train_length
 
 
+# ---- checks that `longitude bench` has, too ---------------------------------------------------------------------------
 def option(name: str) -> str:
     """How a field is written on the command line."""
     return "--" + name.replace("_", "-")
+
+
+def listed(values: Sequence[Any]) -> str:
+    """Values of an option as they were given."""
+    return " ".join(map(str, values)) or "none"
+
+
+def require_at_least(config: Any, **least: int) -> None:
+    """ValueError for a field below its least value; None is none."""
+    for name, number in least.items():
+        value = getattr(config, name)
+        if value is not None and value < number:
+            raise ValueError(f"{option(name)} must be at least {number}, got {value}")
+
+
+def require_ascending(name: str, values: Sequence[int]) -> None:
+    """ValueError unless there are values, all above 0, each above the one before."""
+    if not values or min(values) < 1:
+        raise ValueError(f"{option(name)} must be positive numbers, got {listed(values)}")
+    if any(a >= b for a, b in pairwise(values)):
+        raise ValueError(f"{option(name)} must ascend without repeats, got {listed(values)}; sort them")
+
+
+def require_distinct(name: str, values: Sequence[Any]) -> None:
+    """ValueError unless there are values, no two of them alike."""
+    if not values or len({*values}) < len(values):
+        raise ValueError(f"{option(name)} must name at least one, and each once, got {listed(values)}")
+
+
+def with_all(labels: tuple[str, ...], every: Callable[[], Iterable[str]]) -> tuple[str, ...]:
+    """The encodings that --encodings names, "all" resolved. ValueError where "all" is one of several."""
+    if "all" not in labels:
+        return labels
+    if len(labels) > 1:
+        raise ValueError(f"--encodings is either all or a list of names, got {listed(labels)}")
+    return tuple(every())

@@ -58,13 +58,8 @@ def parse_label(label: str) -> Label:
     from longitude.registry import options_of
 
     mixers = {name: options_of(kind).keys() - {"encoding"} for name, kind in MIXERS.items()}
-    encodings = _encodings()
-    found = Label([], [])
-    for part in _parts(label):
-        name = part.partition(":")[0]
-        if name not in encodings and name not in mixers:
-            raise _unknown_part(name, encodings, mixers)
-        (found.encodings if name in encodings else found.mixers).append(_spec(part, encodings | mixers))
+    specs = _specs(label, mixers)
+    found = Label(*([spec for spec in specs if (spec["name"] in mixers) == is_mixer] for is_mixer in (False, True)))
     if len(found.encodings) > 1 and any(each["name"] == "none" for each in found.encodings):
         raise ValueError(
             f"expected none, or encodings, got {label!r}: together with another encoding 'none' means nothing"
@@ -77,34 +72,26 @@ def parse_encoding(label: str) -> list[Spec]:
 
     Values and errors as `parse_label`.
     """
-    encodings = _encodings()
-    for part in _parts(label):
-        if (name := part.partition(":")[0]) not in encodings:
-            raise unknown("encoding", name, encodings, "lg.list_encodings() and `longitude list` list them.")
-    return [_spec(part, encodings) for part in _parts(label)]
+    return _specs(label, {})
 
 
-def _encodings() -> dict[str, Any]:
-    """Encoding -> its options."""
+def _specs(label: str, mixers: Mapping[str, Any]) -> list[Spec]:
+    """The parts of a label; mixers: those that it may name, with their options."""
     from longitude.positions.base import ENCODINGS, list_encodings
     from longitude.registry import options_of
 
-    return {name: options_of(ENCODINGS[name]).keys() for name in list_encodings()}
+    valid = {name: options_of(ENCODINGS[name]).keys() for name in list_encodings()} | mixers
+    for name in (part.partition(":")[0] for part in _parts(label)):
+        if name not in valid:
+            near = nearest(name, valid)
+            kind = "mixer" if near in mixers else "encoding" if near or not mixers else "encoding or mixer"
+            raise unknown(kind, name, valid, "`longitude list` lists them.")
+    return [_spec(part, valid) for part in _parts(label)]
 
 
 def _parts(label: str) -> list[str]:
     """A "+" before a digit belongs to a number: 5e+5."""
     return re.split(r"\+(?=[A-Za-z_])", label)
-
-
-def _unknown_part(name: str, encodings: Mapping[str, Any], mixers: Mapping[str, Any]) -> ValueError:
-    """The nearest name of either kind."""
-    near = nearest(name, [*encodings, *mixers])
-    if near is None:
-        return unknown("encoding or mixer", name, [*encodings, *mixers], "`longitude list` says more.")
-    if near in encodings:
-        return unknown("encoding", name, encodings, "lg.list_encodings() and `longitude list` list them.")
-    return unknown("mixer", name, mixers, "lg.list_mixers() lists them.")
 
 
 def _spec(part: str, valid: Mapping[str, Any]) -> Spec:

@@ -2,10 +2,8 @@
 
 import json
 import math
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +15,21 @@ from longitude.positions.base import ENCODINGS, encoding
 from longitude.positions.composed import Composed
 from longitude.runs.device import device_of
 from longitude.runs.files import LOCK, require_space
-from longitude.study.config import GENERATED, StudyConfig, option
+from longitude.study.config import (
+    GENERATED,
+    StudyConfig,
+    listed,
+    option,
+    require_ascending,
+    require_at_least,
+    require_distinct,
+    with_all,
+)
 from longitude.study.data import StudyData
 from longitude.study.labels import parse_label, safe
 from longitude.study.tasks.base import Task, sampler_of, task_of
 from longitude.study.train import build_model
 from longitude.study.trial import Trial
-
-LEAST = {"train_length": 2, "steps": 1, "batch_size": 1, "layers": 1, "hidden": 1, "heads": 1, "documents": 1}
 
 
 @dataclass(frozen=True)
@@ -73,9 +78,16 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
 def checked(config: StudyConfig) -> StudyConfig:
     """The configuration with "all" and the range of positions filled in, after the checks of its options. ValueError."""
     task = task_of(config.task)
+    require_at_least(config, train_length=2, steps=1, batch_size=1, layers=1, hidden=1, heads=1, documents=1)
+    require_ascending("test_lengths", config.test_lengths)
+    for name in ("seeds", "methods", "encodings"):
+        require_distinct(name, getattr(config, name))
     for name, right, expected in _rules(config, task):
         if not right:
-            raise ValueError(f"{option(name)} must {expected}, got {_listed(getattr(config, name))}")
+            given = getattr(config, name)
+            raise ValueError(
+                f"{option(name)} must {expected}, got {listed(given) if isinstance(given, tuple) else given}"
+            )
     for method in config.methods:
         if method not in task.methods:
             raise unknown("method", method, task.methods, "`longitude study --help` explains them.")
@@ -86,34 +98,26 @@ def checked(config: StudyConfig) -> StudyConfig:
     if task.generated != (config.data == GENERATED):
         expected = "generated" if task.generated else "a text"
         raise ValueError(f"--data of --task {task.name} must be {expected}, got {config.data}; leave it out")
-    config = replace(config, encodings=_encodings(config.encodings, task))
+    labels = with_all(config.encodings, lambda: _meaningful(task))
+    for label in labels:
+        parse_label(label)
+    require_distinct("encodings, as names of folders,", [safe(label).lower() for label in labels])
+    config = replace(config, encodings=labels)
     if config.positions != "contiguous" and config.position_range is None:
         config = replace(config, position_range=task.positions(config.longest))
     sampler_of(config)  # refuses unknown names
-    for name in ("seeds", "methods", "encodings"):
-        _once(option(name), getattr(config, name))
-    _once("--encodings, as names of folders,", [safe(label).lower() for label in config.encodings])
     return config
 
 
 def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
     """Each option with a bound, whether it is within, and what it must do."""
-    for name, least in LEAST.items():
-        yield name, getattr(config, name) >= least, f"be at least {least}"
+    shortest = config.test_lengths[0]
     yield "heads", config.hidden % config.heads == 0, f"divide --hidden {config.hidden}"
-    lengths, seeds = config.test_lengths, config.seeds
-    yield "test_lengths", bool(lengths) and min(lengths) >= 1, f"be positive numbers of {task.unit}"
-    yield "test_lengths", all(a < b for a, b in pairwise(lengths)), "ascend without repeats"
-    yield "seeds", bool(seeds) and min(seeds) >= 0 and max(seeds) < 2**32, "be numbers from 0 to 2^32 - 1"
+    yield "seeds", min(config.seeds) >= 0 and max(config.seeds) < 2**32, "be numbers from 0 to 2^32 - 1"
     yield "learning_rate", 0 < config.learning_rate < math.inf, "be above 0"
     yield "warmup", 0 <= config.warmup < 1, "be a share of the steps from 0 to below 1"
     yield "weight_decay", 0 <= config.weight_decay < math.inf, "be 0 or more"
-    yield "methods", bool(config.methods), f"name at least one of {_listed(task.methods)}"
-    yield (
-        "stride",
-        config.stride is None or 1 <= config.stride <= lengths[0],
-        f"be 1 to the shortest length {lengths[0]}",
-    )
+    yield "stride", config.stride is None or 1 <= config.stride <= shortest, f"be 1 to the shortest length {shortest}"
     if config.positions != "contiguous" and config.position_range is not None:
         needed = task.positions(config.train_length)
         positions = "" if needed == config.train_length else f" with its {needed} positions"
@@ -121,29 +125,11 @@ def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
         yield "position_range", config.position_range >= needed, expected
 
 
-def _encodings(labels: tuple[str, ...], task: Task) -> tuple[str, ...]:
-    """The labels; "all" is every registered encoding, for encoders every one that is not causal only."""
-    if not labels:
-        raise ValueError("--encodings must name at least one encoding; `longitude list` shows them")
-    if "all" not in labels:
-        for label in labels:
-            parse_label(label)
-        return labels
-    if len(labels) > 1:
-        raise ValueError(f"--encodings is either all or a list of names, got {_listed(labels)}")
-    return tuple(
-        name for name, kind in ENCODINGS.items() if task.stack == "decoder" or not getattr(kind, "causal_only", False)
-    )
-
-
-def _once(what: str, values: Sequence[Any]) -> None:
-    value, count = Counter(values).most_common(1)[0]
-    if count > 1:
-        raise ValueError(f"{what} must each be named once, got {value} twice")
-
-
-def _listed(values: Any) -> str:
-    return (" ".join(map(str, values)) if isinstance(values, tuple) else str(values)) or "none"
+def _meaningful(task: Task) -> Iterator[str]:
+    """Every registered encoding, for encoders without those that are causal only."""
+    for name, kind in ENCODINGS.items():
+        if task.stack == "decoder" or not getattr(kind, "causal_only", False):
+            yield name
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from longitude.study.tasks.base import Task, task_of
 from longitude.study.trial import Status, Trial
 
 REMEDY = "run the same `longitude study` again, it continues"
+NOTHING_MEASURED = pd.DataFrame(columns=["label", "seed", "method", "length", "document"])
 BY_LENGTH = ("non-overlapping", "sliding", "greedy")
 """Methods with one value per length; the first that a study measured is the one it concludes from."""
 
@@ -144,7 +145,7 @@ def read_run(run: Run | Path | str) -> Run:
 
 def _read_trial(trial: Trial) -> TrialResult:
     path, status = trial.folder / "documents.parquet", trial.status
-    documents = pd.DataFrame(columns=["method", "length", "document"])
+    documents = NOTHING_MEASURED
     if status.status == "done":
         for name in ("documents.parquet", "losses.jsonl"):
             if not (trial.folder / name).exists():

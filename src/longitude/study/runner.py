@@ -18,21 +18,14 @@ import transformers
 from longitude.measure import read_rows, to_frame, write_rows
 from longitude.positions.base import Encoding
 from longitude.runs.device import device_of
-from longitude.runs.files import (
-    FRESH,
-    atomic,
-    locked,
-    out_of_space,
-    read_json,
-    remove_unfinished,
-    write_json,
-)
+from longitude.runs.files import FRESH, atomic, locked, out_of_space, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import provenance
 from longitude.study.config import StudyConfig, option
 from longitude.study.data import StudyData
 from longitude.study.plan import StudyPlan
+from longitude.study.results import NOTHING_MEASURED
 from longitude.study.resume import drop_unfinished
-from longitude.study.tasks.base import task_of
+from longitude.study.tasks.base import Measuring, task_of
 from longitude.study.train import UNTRAINED, build_model, remove_checkpoints, save, train
 from longitude.study.trial import Status, Trial
 
@@ -218,7 +211,8 @@ def measure(
         "commit": commit,
         "train_positions": None if config.positions == "contiguous" else config.train_positions,
     }
-    rows, documents = task.measure(model, config, data, lengths, labels, on_progress)
+    rows, tables = task.measure(Measuring(model, config, data, lengths, labels, on_progress))
+    documents = pd.concat(tables, ignore_index=True) if tables else NOTHING_MEASURED
     with atomic(trial.folder / "documents.parquet") as unfinished:
         documents.to_parquet(unfinished, index=False)
     write_rows(rows, trial.folder / "results.parquet")

@@ -10,15 +10,12 @@ import torch
 
 from longitude.measure import from_frame, read_rows
 from longitude.measure.retrieval import scoring
-from longitude.study import runner
 from longitude.study.plan import checked
-from longitude.study.runner import run_trial
 from longitude.study.tasks import sequences
-from longitude.study.tasks.base import of_task, task_of
+from longitude.study.tasks.base import Measuring, of_task, task_of
 from longitude.study.tasks.sequences import END, PADDING, START, Pairs
 from longitude.study.train import build_model
-from longitude.study.trial import Trial
-from tests.study.conftest import REVERSE, conclusion, run
+from tests.study.conftest import REVERSE, run
 
 NAMES = ("copy", "reverse", "sort", "add")
 
@@ -35,6 +32,7 @@ def spoken(symbols) -> str:
 @pytest.mark.parametrize("name", NAMES)
 def test_answers_are_right(name, length):
     sources, answers = task_of(name).tests(length, 50)
+    assert task_of(name).positions(length) == max(sources.shape[1], answers.shape[1])
     for source, answer in zip(map(spoken, sources), map(spoken, answers), strict=True):
         assert source.endswith(".") and answer.endswith(".")
         source, answer = source[:-1], answer[:-1]
@@ -47,13 +45,6 @@ def test_answers_are_right(name, length):
             assert answer == {"copy": source, "reverse": source[::-1], "sort": "".join(sorted(source))}[name]
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_positions_are_those_of_the_longest_sequence(name):
-    for length in (1, 5, 16):
-        source, answer = task_of(name).tests(length, 1)
-        assert task_of(name).positions(length) == max(source.shape[1], answer.shape[1])
-
-
 def test_letters_and_lengths_are_equally_likely():
     pairs = Pairs(task_of("reverse"), 4, 20_000, batch=1, seed=0)
     lengths = np.bincount(pairs.lengths[10_000:], minlength=5) / 10_000
@@ -64,14 +55,10 @@ def test_letters_and_lengths_are_equally_likely():
 
 def test_training_examples_belong_to_the_seed():
     task = task_of("reverse")
-    pairs = Pairs(task, 5, 40, batch=4, seed=1)
-    item = pairs[7]
-    again = Pairs(task, 5, 40, batch=4, seed=1)[7]  # whatever was read before
-    assert item.keys() == {"input_ids", "labels"} and all(torch.equal(item[k], again[k]) for k in item)
-    other = Pairs(task, 5, 40, batch=4, seed=2)
-    assert not any(
-        torch.equal(pairs[i]["labels"], other[i]["labels"]) for i in range(40) if len(pairs[i]["labels"]) > 4
-    )
+    pairs, again, other = (Pairs(task, 5, 40, batch=4, seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(again[7]["labels"], pairs[7]["labels"]) and pairs[7].keys() == {"input_ids", "labels"}
+    whole = [i for i in range(40) if len(pairs[i]["labels"]) > 4]
+    assert not any(torch.equal(pairs[i]["labels"], other[i]["labels"]) for i in whole)
     targets = 0
     for i in range(40):
         source, answer = (spoken(pairs[i][name]) for name in ("input_ids", "labels"))
@@ -116,25 +103,23 @@ class Scribe(torch.nn.Module):
 
     dtype, device = torch.float32, torch.device("cpu")
 
-    def __init__(self, task, spoil):
+    def __init__(self, spoil):
         super().__init__()
-        self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.task, self.spoil, self.asked = task, spoil, 0
+        self.weight, self.spoil, self.asked = torch.nn.Parameter(torch.zeros(1)), spoil, 0
 
     def generate(self, input_ids, attention_mask, max_new_tokens, do_sample, num_beams):
         assert not do_sample and num_beams == 1 and attention_mask.all() and not self.training
-        length = input_ids.shape[1] - 1
-        answer = self.task.tests(length, self.asked + len(input_ids))[1][self.asked :]
+        answer = task_of("reverse").tests(input_ids.shape[1] - 1, self.asked + len(input_ids))[1][self.asked :]
         self.asked += len(input_ids)
         assert max_new_tokens == answer.shape[1]
-        written = torch.nn.functional.pad(answer, (1, 0), value=START)
-        return self.spoil(written)
+        return self.spoil(torch.nn.functional.pad(answer, (1, 0), value=START))
 
 
-def measured(spoil, examples=6):
-    task, config = task_of("reverse"), replace(REVERSE, documents=examples)
+def measured(spoil):
+    """Rows by metric, and the table of six words of four letters."""
     labels = {"task": "reverse", "label": "rope", "seed": 0}
-    rows, table = task.measure(Scribe(task, spoil), config, None, [4], labels, lambda done, total: None)
+    asked = Measuring(Scribe(spoil), replace(REVERSE, documents=6), None, [4], labels, lambda done, total: None)
+    rows, [table] = task_of("reverse").measure(asked)
     return {row.metric: row for row in rows}, table
 
 
@@ -151,7 +136,6 @@ def test_right_answers_count_fully():
 
 def test_a_wrong_symbol_a_missing_end_and_an_early_end_are_wrong_answers():
     def spoil(written):
-        written = written.clone()
         written[0, 2] = ord("!")  # one symbol of four
         written[1, 5] = ord("a")  # continues where it should end
         written[2, 3:] = torch.tensor([END, PADDING, PADDING])  # ends after two of four
@@ -160,17 +144,13 @@ def test_a_wrong_symbol_a_missing_end_and_an_early_end_are_wrong_answers():
     rows, table = measured(spoil)
     assert list(table["exact"]) == [0, 0, 0, 1, 1, 1] and list(table["right"]) == [3, 4, 2, 4, 4, 4]
     assert rows["exact_match"].value == 0.5 and rows["symbol_accuracy"].value == pytest.approx(21 / 24)
-
-
-def test_answers_that_all_end_early_are_filled_up():
-    rows, _ = measured(lambda written: torch.nn.functional.pad(written[:, :2], (0, 1), value=END))
+    rows, _ = measured(lambda written: torch.nn.functional.pad(written[:, :2], (0, 1), value=END))  # all end early
     assert rows["exact_match"].value == 0 and rows["symbol_accuracy"].value == 0.25
 
 
 def test_answers_are_generated_as_the_whole_pass_would_say(tmp_path):
     """Greedy generation with the cache writes what the model finds likeliest, given what it wrote."""
-    config = replace(REVERSE, steps=30)
-    model, task = build_model(config, "rope", 0).eval(), task_of(config.task)
+    model, task = build_model(REVERSE, "rope", 0).eval(), task_of("reverse")
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)) / 4)
@@ -186,46 +166,27 @@ def test_answers_are_generated_as_the_whole_pass_would_say(tmp_path):
 # ---- a study -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def done(tmp_path_factory):
-    path = tmp_path_factory.mktemp("done")
-    assert run(REVERSE, path)[0].complete
-    return path
-
-
-def test_a_study_of_answers(done, monkeypatch):
-    rows = from_frame(read_rows(done / "results.parquet"))
+def test_a_study_of_answers(tmp_path):
+    config = replace(REVERSE, encodings=("rope", "learned"))
+    outcome, _ = run(config, tmp_path)
+    assert outcome.complete
+    assert outcome.trials[1][1].reason == "learned has no positions from 5 on, so it was not measured at 6"
+    rows = from_frame(read_rows(tmp_path / "results.parquet"))
     assert {(row.task, row.metric, row.method, row.weighting) for row in rows} == {
         ("reverse", "exact_match", "greedy", "example"), ("reverse", "symbol_accuracy", "greedy", "example"),
     }  # fmt: skip
-    assert [(row.label, row.length) for row in rows if row.metric == "exact_match"] == [
-        (label, length) for label in ("rope", "t5") for length in (2, 4, 6)
-    ]
+    lengths = [(row.label, row.length) for row in rows if row.metric == "exact_match"]
+    assert lengths == [*(("rope", length) for length in (2, 4, 6)), ("learned", 2), ("learned", 4)]
     assert {row.train_length for row in rows} == {4} and {row.documents for row in rows} == {6}
-    study = json.loads((done / "study.json").read_text())
-    assert study["configuration"]["task"] == "reverse" and study["data"]["source"].startswith(
-        "generated: words of letters"
-    )
-    losses = [json.loads(line) for line in (done / "cells/rope-0/losses.jsonl").read_text().splitlines()]
+    study = json.loads((tmp_path / "study.json").read_text())
+    assert study["configuration"]["task"] == "reverse" and study["data"]["source"].startswith("generated: words of")
+    losses = [json.loads(line) for line in (tmp_path / "cells/rope-0/losses.jsonl").read_text().splitlines()]
     assert losses[-1]["tokens"] == Pairs(task_of("reverse"), 4, 32, 4, 0).targets(32)
-    table = pd.read_parquet(done / "cells/rope-0/documents.parquet")
+    table = pd.read_parquet(tmp_path / "cells/rope-0/documents.parquet")
     assert list(table) == "label seed method length document exact right symbols".split() and len(table) == 18
-    assert not [path for path in done.rglob("*") if path.suffix == ".txt"]  # examples are nowhere on the disk
-    monkeypatch.setattr(runner, "run_trial", None)  # nothing is run again
-    assert run(REVERSE, done)[0].complete
-
-
-def test_another_task_is_another_study(done):
+    assert not [path for path in tmp_path.rglob("*") if path.suffix == ".txt"]  # examples are nowhere on the disk
     with pytest.raises(ValueError, match="holds a study with --task reverse, not copy; --fresh starts over"):
-        run(replace(REVERSE, task="copy"), done)
-
-
-def test_lengths_beyond_a_table_are_missing_and_named(tmp_path):
-    config = replace(REVERSE, encodings=("learned",), steps=2)
-    [(_, status)] = run(config, tmp_path)[0].trials
-    assert (status.status, status.reason) == ("done", "learned has no positions from 5 on, so it was not measured at 6")
-    assert set(read_rows(tmp_path / "results.parquet")["length"]) == {2, 4}
-    assert "no encoding was measured at 6 symbols" in conclusion(tmp_path).lower()
+        run(replace(config, task="copy"), tmp_path)
 
 
 @pytest.mark.slow
@@ -235,7 +196,6 @@ def test_it_learns(tmp_path):
         "copy", encodings=("rope",), train_length=3, test_lengths=(3,), steps=700, batch_size=32, layers=1, hidden=48,
         heads=4, documents=50, device="cpu",
     )  # fmt: skip
-    trial = Trial(tmp_path, "rope", 0)
-    run_trial(config, trial, task_of(config.task).prepare(config))
-    rows = from_frame(read_rows(trial.folder / "results.parquet"))
+    assert run(config, tmp_path)[0].complete
+    rows = from_frame(read_rows(tmp_path / "results.parquet"))
     assert next(row.value for row in rows if row.metric == "exact_match") > 0.7

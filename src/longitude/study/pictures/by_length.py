@@ -11,22 +11,10 @@ from longitude.study.analysis import Analysis
 from longitude.study.answers import SOLVED, between as between_percent
 from longitude.study.criterion import Finding
 from longitude.study.losses import span
-from longitude.study.pictures import MAIN, PICTURES
-from longitude.study.pictures.lines import (
-    axis_title,
-    between,
-    colour,
-    domain_of,
-    ends,
-    faded,
-    layered,
-    marks,
-    pointed,
-    training_length,
-    x_axis,
-    y_axis,
-)
+from longitude.study.pictures import MAIN, PICTURES, lines
 from longitude.study.results import Run
+
+STYLE: dict[str, Any] = {"width": 2.4, "dots": 46, "bands": True}
 
 
 @PICTURES.register("by-length")
@@ -47,7 +35,7 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     """Bands for the 95 % intervals of the change."""
     points = [_with_band(each, found, run.reference) for each in found]
     lengths = sorted({each.length for each in found})
-    domain = domain_of([bound for point in points for bound in (point["from"], point["value"], point["to"])])
+    domain = lines.domain_of([bound for point in points for bound in (point["from"], point["value"], point["to"])])
     fields = {
         "label:N": ("encoding",),
         "length:Q": ("window, bytes", "d"),
@@ -59,7 +47,7 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
         "seeds:Q": ("seeds",),
     }
     x = _x_axis(run, lengths, "Window length in bytes", type="log", base=2)
-    chart = _chart(run, points, x, y_axis(axis_title(run), domain), domain, fields)
+    y = lines.y_axis(lines.axis_title(run), domain)
     sliding, stride = method == "sliding", run.config["stride"]
     laid = "laid end to end"
     if sliding:
@@ -76,7 +64,7 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
         "of the training windows.",
         alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} bytes, one line for "
         "each encoding; the table below holds the numbers.",
-        chart=chart,
+        chart=lines.line_chart(run, points, x, y, fields, **STYLE),
     )
 
 
@@ -93,7 +81,7 @@ def _with_band(found: Finding, others: list[Finding], reference: int) -> dict[st
     elif len({each.length for each in others}) == 1 and found.low is not None:
         low, high = found.low, found.high
     words = {
-        "interval": between(found.low, found.high),
+        "interval": lines.between(found.low, found.high),
         "change": percent(found.change) or "–",
         "span": span(found) or "–",
     }
@@ -112,8 +100,11 @@ def answers_by_length(run: Run, found: list[Finding], method: str) -> Figure:
         "documents:Q": ("examples",),
         "seeds:Q": ("seeds",),
     }
-    y = y_axis(axis_title(run), domain, format="%", values=[0, 0.25, 0.5, 0.75, SOLVED, 1], labelOverlap=False)
+    y = lines.y_axis(
+        lines.axis_title(run), domain, format="%", values=[0, 0.25, 0.5, 0.75, SOLVED, 1], labelOverlap=False
+    )
     solved = alt.Chart(alt.Data(values=[{"value": SOLVED}])).mark_rule(color=GREY, strokeWidth=1, opacity=0.6).encode(y)
+    x = _x_axis(run, lengths, f"Length in {task.unit}")
     over = "examples and seeds" if any(each.seeds > 1 for each in found) else "examples"
     return Figure(
         name=name_of(method),
@@ -123,35 +114,11 @@ def answers_by_length(run: Run, found: list[Finding], method: str) -> Figure:
         f"examples, the level line {SOLVED:.0%}, from where a length is solved.",
         alt=f"Line chart of the share of exact answers against lengths of {lengths[0]} to {lengths[-1]} {task.unit}, one line "
         "for each encoding; the table below holds the numbers.",
-        chart=_chart(run, points, _x_axis(run, lengths, f"Length in {task.unit}"), y, domain, fields, solved),
+        chart=lines.line_chart(run, points, x, y, fields, solved, **STYLE),
     )
 
 
 def _x_axis(run: Run, lengths: list[int], title: str, **scale: Any) -> alt.X:
     low, high = min(*lengths, run.train_length), max(*lengths, run.train_length)
     domain = [low, high] if low < high else [low // 2 or 1, high * 2]
-    return x_axis("length", title, {"domain": domain, "padding": 14, **scale}, values=lengths, format="d")
-
-
-def _chart(
-    run: Run,
-    points: list[dict[str, Any]],
-    x: alt.X,
-    y: alt.Y,
-    domain: list[float],
-    fields: dict[str, tuple[str, ...]],
-    *below: alt.Chart,
-) -> Any:
-    """Bands, lines and dots of points with label, length, value, from and to."""
-    base = alt.Chart(alt.Data(values=points))
-    bounds = {"y": alt.Y("from:Q"), "y2": alt.Y2("to:Q"), "color": colour(run)}
-    return layered(
-        *training_length(run, x, "length"),
-        *below,
-        base.mark_area().encode(x, opacity=faded(0.15, 0.03), **bounds),
-        base.mark_rule(strokeWidth=1.2).encode(x, opacity=faded(0.7, 0.05), **bounds),
-        base.mark_line(strokeWidth=2.4).encode(x, y, **marks(run)),
-        base.mark_point(size=46, filled=True).encode(x, y, color=colour(run), opacity=faded(1, 0.12)),
-        pointed(base, x, y, fields),
-        ends(run, points, "length", domain),
-    )
+    return lines.x_axis("length", title, {"domain": domain, "padding": 14, **scale}, values=lengths, format="d")

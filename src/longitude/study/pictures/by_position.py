@@ -4,26 +4,10 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import altair as alt
-
 from longitude.measure.rows import Row
 from longitude.report.figure import Figure
 from longitude.study.analysis import Analysis
-from longitude.study.pictures import PICTURES
-from longitude.study.pictures.lines import (
-    axis_title,
-    between,
-    colour,
-    domain_of,
-    ends,
-    faded,
-    layered,
-    marks,
-    pointed,
-    training_length,
-    x_axis,
-    y_axis,
-)
+from longitude.study.pictures import PICTURES, lines
 
 FIRST = 16
 """Positions below are not drawn: with so little context every model is bad, and the axis would show little else."""
@@ -43,12 +27,10 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
     if not groups:
         return
     points = [_at_positions(*key, rows=group) for key, group in groups.items()]
-    domain = domain_of([point["value"] for point in points])
     scale = {"type": "log", "base": 2, "domain": [FIRST, longest], "padding": 14}
     ticks = [2**k for k in range(4, longest.bit_length())]
-    x = x_axis("position", f"Position in a window of {longest} bytes", scale, values=ticks, format="d")
-    y = y_axis(axis_title(run), domain)
-    base = alt.Chart(alt.Data(values=points))
+    x = lines.x_axis("position", f"Position in a window of {longest} bytes", scale, values=ticks, format="d")
+    y = lines.y_axis(lines.axis_title(run), lines.domain_of([point["value"] for point in points]))
     fields = {
         "label:N": ("encoding",),
         "from:N": ("positions",),
@@ -62,13 +44,7 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
         caption=f"The same losses at {longest} bytes, averaged by position in the window: the line of a model that holds "
         f"still falls or stays level right of the dashed line. Positions below {FIRST} are not drawn.",
         alt=f"Line chart of bits per byte by position in windows of {longest} bytes, one line per encoding.",
-        chart=layered(
-            *training_length(run, x, "position"),
-            base.mark_line(strokeWidth=2.2).encode(x, y, **marks(run)),
-            base.mark_point(size=14, filled=True).encode(x, y, color=colour(run), opacity=faded(1, 0.12)),
-            pointed(base, x, y, fields),
-            ends(run, points, "position", domain),
-        ),
+        chart=lines.line_chart(run, points, x, y, fields, width=2.2, dots=14),
     )
 
 
@@ -81,6 +57,6 @@ def _at_positions(label: str, start: int, stop: int, rows: list[Row]) -> dict[st
         "position": math.sqrt((start + 1) * stop),
         "from": f"{start} to {stop - 1}",
         "value": sum(values) / len(values),
-        "spread": between(rows[0].low, rows[0].high) if alone else between(min(values), max(values)),
+        "spread": lines.between(rows[0].low, rows[0].high) if alone else lines.between(min(values), max(values)),
         "seeds": len(rows),
     }

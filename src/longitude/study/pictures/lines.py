@@ -17,17 +17,52 @@ SAMPLES = ("—", "--", "··")
 HEIGHT = 380
 
 
-def colour(run: Run) -> alt.Color:
-    """The colour of a label."""
-    colours = [colour_of(i) for i in range(len(run.labels))]
-    return alt.Color("label:N", scale=alt.Scale(domain=run.labels, range=colours), legend=None)
+def line_chart(
+    run: Run,
+    points: list[dict[str, Any]],
+    x: alt.X,
+    y: alt.Y,
+    fields: dict[str, tuple[str, ...]],
+    *below: alt.Chart,
+    width: float,
+    dots: int = 0,
+    bands: bool = False,
+    by_trial: bool = False,
+) -> Any:
+    """Lines, in which labels can be picked.
 
-
-def marks(run: Run) -> dict[str, Any]:
-    """Colour, dash and fading of a line."""
-    dashes = [dash_of(i) for i in range(len(run.labels))]
-    dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=run.labels, range=dashes), legend=None)
-    return {"color": colour(run), "strokeDash": dash, "opacity": faded(1, 0.12)}
+    points: each with label, value and the field of x. fields: of the tooltip, with type -> title, and a format for numbers.
+    below: layers under the lines. width: of lines. dots: their size, 0 for none. bands: from "from" to "to" of a point.
+    by_trial: a line per trial, cut off at the axes; else one per label, and the training length.
+    """
+    field, labels = x["shorthand"].removesuffix(":Q"), run.labels
+    colours, dashes = ([style(i) for i in range(len(labels))] for style in (colour_of, dash_of))
+    colour = alt.Color("label:N", scale=alt.Scale(domain=labels, range=colours), legend=None)
+    dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes), legend=None)
+    base, detail = alt.Chart(alt.Data(values=points)), {"detail": "trial:N"} if by_trial else {}
+    layers = [*([] if by_trial else training_length(run, x, field)), *below]
+    if bands:
+        bounds = {"y": alt.Y("from:Q"), "y2": alt.Y2("to:Q"), "color": colour}
+        layers.append(base.mark_area().encode(x, opacity=faded(0.15, 0.03), **bounds))
+        layers.append(base.mark_rule(strokeWidth=1.2).encode(x, opacity=faded(0.7, 0.05), **bounds))
+    line = base.mark_line(strokeWidth=width, **({"clip": True} if by_trial else {}))
+    layers.append(line.encode(x, y, **detail, color=colour, strokeDash=dash, opacity=faded(1, 0.12)))
+    if dots:
+        layers.append(base.mark_point(size=dots, filled=True).encode(x, y, color=colour, opacity=faded(1, 0.12)))
+    tooltip = [
+        alt.Tooltip(name, title=title, format=form[0] if form else alt.Undefined)
+        for name, (title, *form) in fields.items()
+    ]
+    large = base.mark_point(size=380, filled=True, opacity=0, clip=by_trial, aria=False)  # invisible, easy to point at
+    layers += [large.encode(x, y, tooltip=tooltip), ends(run, points, field, y["scale"]["domain"], colour)]
+    chart = alt.layer(*layers).add_params(alt.param(name="picked", value=""))
+    chart = chart.properties(
+        height=HEIGHT,
+        padding={"left": 6, "right": 6, "top": 26, "bottom": 6},
+        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
+    )
+    axis_of_lengths = alt.AxisConfig(domain=True, domainColor="#b6bec7", tickColor="#b6bec7", labelFlush=False)
+    return themed(chart, {"titlePadding": 10, "labelPadding": 6}, axisX=axis_of_lengths)
 
 
 def faded(full: float, faded: float) -> Any:
@@ -54,16 +89,7 @@ def training_length(run: Run, x: alt.X, field: str) -> list[alt.Chart]:
     return [rule, words]
 
 
-def pointed(base: alt.Chart, x: alt.X, y: alt.Y, fields: dict[str, tuple[str, ...]], clip: bool = False) -> alt.Chart:
-    """Large invisible points with a tooltip. fields: field with its type -> its title, and a format for numbers."""
-    tooltip = [
-        alt.Tooltip(field, title=title, format=form[0] if form else alt.Undefined)
-        for field, (title, *form) in fields.items()
-    ]
-    return base.mark_point(size=380, filled=True, opacity=0, clip=clip, aria=False).encode(x, y, tooltip=tooltip)
-
-
-def ends(run: Run, points: list[dict], field: str, domain: list[float]) -> alt.Chart:
+def ends(run: Run, points: list[dict], field: str, domain: list[float], colour: alt.Color) -> alt.Chart:
     """Each label at the last point of its line, moved apart where they would overlap."""
     last: dict[str, dict] = {}
     for point in points:
@@ -85,19 +111,7 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float]) -> alt.C
         up = max(0.0, domain[0] + gap / 2 - heights[0])  # off the axis
         ends += [{**p, "name": named(p), "at": height + up} for p, height in zip(here, heights, strict=True)]
     text = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=150)
-    return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=colour(run), opacity=faded(1, 0.25))
-
-
-def layered(*layers: alt.Chart) -> Any:
-    """One chart of layers, in which labels can be picked."""
-    chart = alt.layer(*layers).add_params(alt.param(name="picked", value=""))
-    chart = chart.properties(
-        height=HEIGHT,
-        padding={"left": 6, "right": 6, "top": 26, "bottom": 6},
-        autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
-    )
-    axis_of_lengths = alt.AxisConfig(domain=True, domainColor="#b6bec7", tickColor="#b6bec7", labelFlush=False)
-    return themed(chart, {"titlePadding": 10, "labelPadding": 6}, axisX=axis_of_lengths)
+    return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=colour, opacity=faded(1, 0.25))
 
 
 def domain_of(values: Iterable[float]) -> list[float]:

@@ -4,13 +4,11 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import altair as alt
 import pandas as pd
 
 from longitude.report.figure import Figure
 from longitude.study.analysis import Analysis, state
-from longitude.study.pictures import PICTURES
-from longitude.study.pictures.lines import domain_of, ends, layered, marks, pointed, x_axis, y_axis
+from longitude.study.pictures import PICTURES, lines
 from longitude.study.results import TrialResult
 
 POINTS = 100
@@ -27,10 +25,11 @@ def training(analysis: Analysis) -> Iterator[Figure]:
         return
     unit, text = run.task.loss_unit, not run.task.generated
     most = max(point["tokens"] for point in points)
-    domain = domain_of([p["value"] for p in points if p["tokens"] > 0.05 * most])  # the first steps leave it at the top
-    x = x_axis("tokens", f"Training tokens ({unit}s)", {"domain": [0, most]}, format="~s", tickCount=6)
-    y = y_axis(f"Bits per {unit}, lower is better", domain)
-    base = alt.Chart(alt.Data(values=points))
+    domain = lines.domain_of(
+        [p["value"] for p in points if p["tokens"] > 0.05 * most]
+    )  # the first steps leave it at the top
+    x = lines.x_axis("tokens", f"Training tokens ({unit}s)", {"domain": [0, most]}, format="~s", tickCount=6)
+    y = lines.y_axis(f"Bits per {unit}, lower is better", domain)
     fields = {
         "trial:N": ("model",),
         "step:Q": ("step", "d"),
@@ -46,11 +45,7 @@ def training(analysis: Analysis) -> Iterator[Figure]:
         caption=f"Loss on the training {on}{smoothed}. All encodings of a seed read the same {'bytes' if text else 'examples'} "
         "in the same order; the first steps lie above the picture.",
         alt=f"Line chart of training loss in bits per {unit} against training tokens, one line per model.",
-        chart=layered(
-            base.mark_line(strokeWidth=1.6, clip=True).encode(x, y, detail="trial:N", **marks(run)),
-            pointed(base, x, y, fields, clip=True),
-            ends(run, points, "tokens", domain),
-        ),
+        chart=lines.line_chart(run, points, x, y, fields, width=1.6, by_trial=True),
     )
 
 

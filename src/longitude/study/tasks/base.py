@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
 import pandas as pd
@@ -18,6 +19,28 @@ BYTES = 256
 """Every model of a study reads bytes; a task's own tokens follow."""
 OnProgress = Callable[[int, int], None]
 """Called with what is done and what is to be done, in any unit."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measuring:
+    """A trained model, and what it is measured on.
+
+    Attributes:
+        lengths: Those of the study that the model has positions for.
+        labels: Columns that every row has.
+    """
+
+    model: Any
+    config: StudyConfig
+    data: StudyData
+    lengths: Sequence[int]
+    labels: dict[str, Any]
+    on_progress: OnProgress
+
+    def per_document(self, method: str, length: int, **numbers: Any) -> pd.DataFrame:
+        """What statistics need: a row for each document or example, with its numbers."""
+        trial = {"label": self.labels["label"], "seed": self.labels["seed"], "method": method, "length": length}
+        return pd.DataFrame({**trial, "document": range(len(next(iter(numbers.values())))), **numbers})
 
 
 class Task(ABC):
@@ -86,16 +109,8 @@ class Task(ABC):
         """The training examples, as many as all steps together need."""
 
     @abstractmethod
-    def measure(
-        self,
-        model: Any,
-        config: StudyConfig,
-        data: StudyData,
-        lengths: Sequence[int],
-        labels: dict[str, Any],
-        on_progress: OnProgress,
-    ) -> tuple[list[Row], pd.DataFrame]:
-        """Rows, and what statistics need of each document or example. labels: columns of the rows."""
+    def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
+        """Rows, and for each length and method a table `of.per_document`."""
 
     def measured_tokens(self, config: StudyConfig) -> int:
         """Work of measuring a model, in tokens read, for the progress bar."""

@@ -18,7 +18,7 @@ from longitude.measure.windows import evaluating
 from longitude.models.loss import IGNORED
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData, Windows
-from longitude.study.tasks.base import BYTES, OnProgress, register_task, sampler_of
+from longitude.study.tasks.base import BYTES, Measuring, register_task, sampler_of
 from longitude.study.tasks.text import Text
 
 MASK = BYTES
@@ -48,14 +48,12 @@ class Masked(Text):
         count = config.steps * config.batch_size
         return MaskedWindows(Windows(data.training, config.train_length, count, seed, sampler_of(config)))
 
-    def losses(
-        self, model: Any, config: StudyConfig, data: StudyData, lengths: Sequence[int], on_progress: OnProgress
-    ) -> list[DocumentLosses]:
+    def losses(self, of: Measuring) -> list[DocumentLosses]:
         losses = []
-        with evaluating(model):
-            for i, length in enumerate(lengths):
-                losses.append(self.at_length(model, data.validation, length, config.test_lengths[-1]))
-                on_progress(i + 1, len(lengths))
+        with evaluating(of.model):
+            for i, length in enumerate(of.lengths):
+                losses.append(self.at_length(of.model, of.data.validation, length, of.config.test_lengths[-1]))
+                of.on_progress(i + 1, len(of.lengths))
         return losses
 
     def at_length(self, model: Any, documents: Sequence[Tensor], window: int, span: int) -> DocumentLosses:

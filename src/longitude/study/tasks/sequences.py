@@ -15,7 +15,6 @@ the steps. Everything is drawn from the seed and held in memory alone; test exam
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -29,7 +28,7 @@ from longitude.measure.windows import evaluating
 from longitude.positions.samplers import Sampler
 from longitude.study.config import GENERATED, StudyConfig
 from longitude.study.data import Examples, StudyData, sampled
-from longitude.study.tasks.base import BYTES, OnProgress, Task, register_task, sampler_of
+from longitude.study.tasks.base import BYTES, Measuring, Task, register_task, sampler_of
 
 PADDING, START, END = BYTES, BYTES + 1, BYTES + 2
 TEST_SEED = 2**32
@@ -131,48 +130,49 @@ class Sequences(Task):
         count = config.steps * config.batch_size
         return Pairs(self, config.train_length, count, config.batch_size, seed, sampler_of(config))
 
-    def measure(
-        self,
-        model: Any,
-        config: StudyConfig,
-        data: StudyData,
-        lengths: Sequence[int],
-        labels: dict[str, Any],
-        on_progress: OnProgress,
-    ) -> tuple[list[Row], pd.DataFrame]:
+    def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         rows, tables = [], []
-        for i, length in enumerate(lengths):
-            source, answer = self.tests(length, config.documents)
-            written = torch.cat([answers(model, some, answer.shape[1]) for some in source.split(AT_ONCE)])
-            right = written == answer
-            exact, symbols = right.all(1).long(), right[:, :-1].sum(1)  # END, too; without END
-            examples, symbols_each = len(answer), answer.shape[1] - 1
-            scores = {"exact_match": (exact, 1), "symbol_accuracy": (symbols / symbols_each, symbols_each)}
-            for metric, (score, count) in scores.items():
-                value, low, high = scoring.mean(score.tolist())
+        for i, length in enumerate(of.lengths):
+            source, answer = self.tests(length, of.config.documents)
+            written = torch.cat([answers(of.model, some, answer.shape[1]) for some in source.split(AT_ONCE)])
+            right, symbols = written == answer, answer.shape[1] - 1
+            for metric, (score, scored) in METRICS.items():
+                value, low, high = scoring.mean(score(right).tolist())
                 rows.append(
                     Row(
-                        **labels,
+                        **of.labels,
                         metric=metric,
                         method="greedy",
                         weighting="example",
                         truncation="none",
                         length=length,
-                        documents=examples,
-                        count=count * examples,
-                        tokens=symbols_each * examples,
-                        dtype=str(model.dtype).removeprefix("torch."),
+                        documents=len(answer),
+                        count=len(answer) * (symbols if scored == "symbols" else 1),
+                        tokens=len(answer) * symbols,
+                        dtype=str(of.model.dtype).removeprefix("torch."),
                         value=value,
                         low=low,
                         high=high,
                     )
                 )
-            shared = {"label": labels["label"], "seed": labels["seed"], "method": "greedy", "length": length}
-            table = {"document": range(examples), "exact": exact, "right": symbols, "symbols": symbols_each}
-            tables.append(pd.DataFrame({**shared, **table}))
-            on_progress(sum(lengths[: i + 1]), sum(lengths))
-        columns = ["label", "seed", "method", "length", "document", "exact", "right", "symbols"]
-        return rows, pd.concat(tables, ignore_index=True) if tables else pd.DataFrame(columns=columns)
+            exact, each = exact_match(right), right[:, :-1].sum(1)
+            tables.append(of.per_document("greedy", length, exact=exact, right=each, symbols=symbols))
+            of.on_progress(sum(of.lengths[: i + 1]), sum(of.lengths))
+        return rows, tables
+
+
+def exact_match(right: Tensor) -> Tensor:
+    """Right symbols [B, T], END included -> whether all are."""
+    return right.all(1).long()
+
+
+def symbol_accuracy(right: Tensor) -> Tensor:
+    """Right symbols [B, T] -> the share of them, without END."""
+    return right[:, :-1].sum(1) / (right.shape[1] - 1)
+
+
+METRICS = {"exact_match": (exact_match, "answers"), "symbol_accuracy": (symbol_accuracy, "symbols")}
+"""Metric -> its score of each answer, and what it counts."""
 
 
 @register_task("copy")
