@@ -80,7 +80,7 @@ def _specs(label: str, mixers: Mapping[str, Any]) -> list[Spec]:
     from longitude.positions.base import ENCODINGS, list_encodings
     from longitude.registry import options_of
 
-    valid = {name: options_of(ENCODINGS[name]).keys() for name in list_encodings()} | mixers
+    valid = {**{name: options_of(ENCODINGS[name]).keys() for name in list_encodings()}, **mixers}
     for name in (part.partition(":")[0] for part in _parts(label)):
         if name not in valid:
             near = nearest(name, valid)

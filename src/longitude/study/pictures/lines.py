@@ -45,7 +45,7 @@ def line_chart(
         bounds = {"y": alt.Y("from:Q"), "y2": alt.Y2("to:Q"), "color": colour}
         layers.append(base.mark_area().encode(x, opacity=faded(0.15, 0.03), **bounds))
         layers.append(base.mark_rule(strokeWidth=1.2).encode(x, opacity=faded(0.7, 0.05), **bounds))
-    line = base.mark_line(strokeWidth=width, **({"clip": True} if by_trial else {}))
+    line = base.mark_line(strokeWidth=width, clip=by_trial or alt.Undefined)
     layers.append(line.encode(x, y, **detail, color=colour, strokeDash=dash, opacity=faded(1, 0.12)))
     if dots:
         layers.append(base.mark_point(size=dots, filled=True).encode(x, y, color=colour, opacity=faded(1, 0.12)))
