@@ -1,15 +1,18 @@
-"""The config: its refusals, its resolved options, and checkpoints that come back as they went."""
+"""The config: its refusals, its resolved options, its mixers, and checkpoints that come back as they went."""
 
 import json
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 import longitude as lg
+from longitude.attention.mixer import MIXERS
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
+from longitude.testing import fill
+from tests.support import close, refused_calls
 
 SPECS = [
     *lg.list_encodings(),
@@ -17,64 +20,80 @@ SPECS = [
     {"name": "rope", "layout": "half", "base": 500_000.0, "rotary_dim": 2},
     [{"name": "alibi", "slopes": [1.0, 0.5, 0.25, 0.1]}, "t5"],
 ]
+REACH = {"window": {"size": 5}, "hierarchical": {"window": 4}}
+"""Small enough that a sequence of a few tokens leaves the window."""
+
+
+def small(name):
+    return {"name": name, **REACH.get(name, {})}
+
+
 PER_LAYER = [
-    ["learned", "none"],
-    ["rope", ["rope", "fox"]],
+    ["learned", ["rope", "fox"]],
     [{"name": "alibi", "slopes": [1.0, 1.0, 2.0, 2.0]}, "clipped"],
     ["t5", "t5"],
 ]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
+def refused(message, **options):
+    return lambda: LongitudeConfig(**options), message
+
+
+def refused_by_the_model(message, **options):
+    return lambda: LongitudeForCausalLM(LongitudeConfig(**options))(torch.ones(1, 3, dtype=torch.long)), message
+
+
+LAYERS = {"num_hidden_layers": 2}
+HEADS = "num_attention_heads to divide hidden_size, got 3 and 128"
+test_mistakes = refused_calls(
     [
-        ({"num_attention_heads": 3}, "num_attention_heads to divide hidden_size, got 3 and 128"),
-        ({"num_attention_heads": 3, "mixer": "rwkv6"}, "num_attention_heads to divide hidden_size, got 3 and 128"),
-        (
-            {"num_attention_heads": 3, "mixers": ["latent"] * 3 + ["attention"]},
-            "num_attention_heads to divide hidden_size",
+        refused(HEADS, num_attention_heads=3),
+        refused(HEADS, num_attention_heads=3, mixer="rwkv6"),
+        refused(HEADS, num_attention_heads=3, mixers=["latent"] * 3 + ["attention"]),
+        refused("num_key_value_heads to divide num_attention_heads, got 3 and 4", num_key_value_heads=3),
+        refused("hidden_size to be an int of 1 or more, got 0", hidden_size=0),
+        refused("intermediate_size to be an int of 1 or more, got 0", intermediate_size=0),
+        refused("num_encoder_layers to be an int of 1 or more, got 0", num_encoder_layers=0),
+        refused("num_hidden_layers to be an int of 1 or more, got -1", num_hidden_layers=-1),
+        refused("layer_norm_eps above 0, got 0.0", layer_norm_eps=0.0),
+        refused("initializer_range above 0, got -1.0", initializer_range=-1.0),
+        refused("hidden_dropout: expected 0 <= hidden_dropout < 1, got 1.5", hidden_dropout=1.5),
+        refused("attention_dropout: expected 0 <= attention_dropout < 1, got -0.5", attention_dropout=-0.5),
+        refused("hidden_act 'swiglu', 'gelu', 'gelu_tanh' or 'relu', got 'swigelu'", hidden_act="swigelu"),
+        refused("norm 'rmsnorm' or 'layernorm', got 'rms'", norm="rms"),
+        refused("norm_position 'pre' or 'post', got 'after'", norm_position="after"),
+        refused("unknown backend 'tabel': did you mean 'table'", attention_backend="tabel"),
+        refused("did you mean 'encoding'", encodng="alibi"),
+        refused(
+            r"unknown encoding 'alibbi': did you mean 'alibi'\? lg.list_encodings\(\) lists them", encoding="alibbi"
         ),
-        ({"num_key_value_heads": 3}, "num_key_value_heads to divide num_attention_heads, got 3 and 4"),
-        ({"hidden_size": 0}, "hidden_size to be an int of 1 or more, got 0"),
-        ({"intermediate_size": 0}, "intermediate_size to be an int of 1 or more, got 0"),
-        ({"num_encoder_layers": 0}, "num_encoder_layers to be an int of 1 or more, got 0"),
-        ({"layer_norm_eps": 0.0}, "layer_norm_eps above 0, got 0.0"),
-        ({"initializer_range": -1.0}, "initializer_range above 0, got -1.0"),
-        ({"hidden_dropout": 1.5}, "hidden_dropout: expected 0 <= hidden_dropout < 1, got 1.5"),
-        ({"attention_dropout": -0.5}, "attention_dropout: expected 0 <= attention_dropout < 1, got -0.5"),
-        ({"num_hidden_layers": -1}, "num_hidden_layers to be an int of 1 or more, got -1"),
-        ({"encoding": "alibbi"}, r"unknown encoding 'alibbi': did you mean 'alibi'\? lg.list_encodings\(\) lists them"),
-        ({"encoding": {"name": "rope", "bse": 1.0}}, "unknown option of 'rope' 'bse': did you mean 'base'"),
-        ({"encoding": {"layout": "half"}}, 'expected a name, {"name": name'),
-        ({"encoding": ["rope", {"name": "foxx"}]}, "unknown encoding 'foxx': did you mean 'fox'"),
-        ({"encodings": ["rope"] * 3}, "encodings: expected 4, one per layer, got 3"),
-        ({"encodings": ["rope"] * 3 + ["ropee"]}, "unknown encoding 'ropee'"),
-        ({"hidden_act": "swigelu"}, "hidden_act 'swiglu', 'gelu', 'gelu_tanh' or 'relu', got 'swigelu'"),
-        ({"hidden_act": "reluu"}, "hidden_act .*, got 'reluu'"),
-        ({"norm": "rms"}, "norm 'rmsnorm' or 'layernorm', got 'rms'"),
-        ({"norm_position": "after"}, "norm_position 'pre' or 'post', got 'after'"),
-        ({"mixer": "atention"}, "unknown mixer 'atention': did you mean 'attention'"),
-        ({"mixers": ["attention"]}, "mixers: expected 4, one per layer, got 1"),
-        ({"mixers": "mamba"}, "mixers: expected a list of 4, one per layer, got 'mamba'"),
-        ({"attention_backend": "tabel"}, "unknown backend 'tabel': did you mean 'table'"),
-    ],
+        refused("unknown option of 'rope' 'bse': did you mean 'base'", encoding={"name": "rope", "bse": 1.0}),
+        refused('expected a name, {"name": name', encoding={"layout": "half"}),
+        refused("unknown encoding 'foxx': did you mean 'fox'", encoding=["rope", {"name": "foxx"}]),
+        refused("encodings: expected 4, one per layer, got 3", encodings=["rope"] * 3),
+        refused("unknown encoding 'ropee'", encodings=["rope"] * 3 + ["ropee"]),
+        refused("expected encoding or encodings, got both", encoding="alibi", encodings=["rope"] * 4),
+        refused("unknown mixer 'atention': did you mean 'attention'", mixer="atention"),
+        refused("unknown option of 'mamba' 'state_sise': did you mean", mixer={"name": "mamba", "state_sise": 4}),
+        refused("mixers: expected 4, one per layer, got 1", mixers=["attention"]),
+        refused("mixers: expected a list of 4, one per layer, got 'mamba'", mixers="mamba"),
+        refused("expected mixer or mixers, got both", mixer="mamba", mixers=["attention"] * 4),
+        refused_by_the_model("expected layout 'half'", encoding={"name": "rope", "layout": "halves"}),
+        refused_by_the_model("expected 4 numbers as slopes", encoding={"name": "alibi", "slopes": [1.0]}),
+        refused_by_the_model("input must stand in the first layer", encodings=["rope", "learned"], **LAYERS),
+        refused_by_the_model("Rotary rotates queries and keys, and Mamba has none", mixer="mamba", encoding="rope"),
+        refused_by_the_model(
+            "ALiBi adds to scores, and Mamba has none", mixers=["mamba", "attention"], encodings=["alibi"] * 2, **LAYERS
+        ),
+    ]
 )
-def test_mistakes(options, message):
-    with pytest.raises(ValueError, match=message):
-        LongitudeConfig(**options)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"encoding": {"name": "rope", "layout": "halves"}}, "expected layout 'half'"),
-        ({"encoding": {"name": "alibi", "slopes": [1.0]}}, "expected 4 numbers as slopes"),
-        ({"encodings": ["rope", "learned", "rope", "rope"]}, "acts on the model's input must stand in the first layer"),
-    ],
-)
-def test_mistakes_that_the_model_finds(options, message):
+@pytest.mark.parametrize("name", [name for name, kind in MIXERS.items() if not kind.scores])
+def test_an_encoding_that_no_mixer_takes(name):
+    message = f"ALiBi adds to scores, and {MIXERS[name].__name__} has none; expected .*attention"
     with pytest.raises(ValueError, match=message):
-        LongitudeForCausalLM(LongitudeConfig(**options))(torch.ones(1, 3, dtype=torch.long))
+        LongitudeForCausalLM(LongitudeConfig(encoding="alibi", mixer=name, num_attention_heads=2))
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -112,7 +131,7 @@ def test_heads_need_not_divide_a_width_of_which_no_mixer_makes_heads(mixer):
     assert LongitudeForCausalLM(config)(torch.zeros(1, 3, dtype=torch.long)).logits.isfinite().all()
 
 
-def test_sizes_that_are_not_said():
+def test_default_sizes():
     for act, wide in (("swiglu", 344), ("gelu", 512)):
         config = LongitudeConfig(hidden_act=act)
         assert (config.intermediate_size, config.num_key_value_heads, config.head_dim) == (wide, 4, 32)
@@ -120,81 +139,38 @@ def test_sizes_that_are_not_said():
     assert LongitudeConfig(embedding_scale=1.0).embedding_scale == 1.0
 
 
-def same_model(model, path, ids):
+SAVED = [
+    *({"encoding": spec} for spec in SPECS),
+    {"encoding": {"name": "rope", "scaling": lg.scaling.DynamicNTK(2.0, 8, follow="row")}},
+    *({"encoding": None, "encodings": specs} for specs in PER_LAYER),
+    *({"encoding": "auto", "mixer": small(name)} for name in lg.list_mixers()),
+    {"encoding": "auto", "mixers": ["mamba", "attention"]},
+    {"encoding": "auto", "mixers": [small("hierarchical"), "retention"]},
+    *({"tie_word_embeddings": tied, "hidden_act": "gelu", "attention_bias": True} for tied in (True, False)),
+]
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("options", SAVED, ids=str)
+def test_round_trip(options, build, ids, tmp_path):
     """Saved and loaded through the Auto classes: the same keys, all found, the same weights to the bit. Not so the
-    outputs: weights mapped from a file may lie where products round another way."""
-    model.save_pretrained(path)
-    loaded, report = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True, dtype=torch.float64)
+    outputs: weights mapped from a file may lie where products round another way. What is learned is saved, and nothing else."""
+    model, x = fill(build(**options), 3), ids()
+    model.save_pretrained(tmp_path)
+    loaded, report = AutoModelForCausalLM.from_pretrained(tmp_path, output_loading_info=True, dtype=torch.float64)
     assert type(loaded) is LongitudeForCausalLM
     assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")), report
     for name, ours in model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], ours), name
-    x = ids()
     with torch.no_grad():
-        torch.testing.assert_close(loaded(x).logits, model(x).logits, rtol=0, atol=1e-12)
+        close(loaded(x).logits, model(x).logits)
+        close(AutoModel.from_pretrained(tmp_path, dtype=torch.float64)(x)[0], model.model(x)[0])
     assert {name for name, _ in model.named_parameters(remove_duplicate=False)} == set(model.state_dict())
-    return loaded
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_round_trip(spec, build, ids, tmp_path):
-    same_model(build(spec), tmp_path, ids)
-
-
-@pytest.mark.parametrize("specs", PER_LAYER, ids=str)
-def test_round_trip_per_layer(specs, build, ids, tmp_path):
-    model = build(None, encodings=specs)
-    loaded = same_model(model, tmp_path, ids)
-    assert loaded.config.encodings == model.config.encodings and loaded.config.encoding is None
-
-
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("act", ["swiglu", "gelu"])
-def test_tied_and_gated_by_choice(tied, act, build, ids, tmp_path):
-    model = build("rope", tie_word_embeddings=tied, hidden_act=act, attention_bias=True)
-    loaded = same_model(model, tmp_path, ids)
+    assert "mixer" in options or "mixers" in options or not list(model.buffers())
     for one in (model, loaded):
-        assert (one.lm_head.weight is one.model.embed_tokens.weight) == tied
-        assert ("model.layers.0.mlp.gate.weight" in one.state_dict()) == (act == "swiglu")
-    assert (loaded.config.tie_word_embeddings, loaded.config.hidden_act) == (tied, act)
-
-
-def test_the_bare_decoder_comes_back_too(build, ids, tmp_path):
-    model = build("t5")
-    model.save_pretrained(tmp_path)
-    bare = AutoModel.from_pretrained(tmp_path, dtype=torch.float64)
-    with torch.no_grad():
-        found, want = bare(ids()).last_hidden_state, model.model(ids()).last_hidden_state
-        torch.testing.assert_close(found, want, rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("kind", [AutoModel, AutoModelForCausalLM, AutoModelForSeq2SeqLM])
-def test_a_checkpoint_of_another_kind_is_refused(kind, build, tmp_path):
-    """An encoder's weights fit a decoder, which would make nonsense of them without a word."""
-    lg.LongitudeForMaskedLM(build().config).save_pretrained(tmp_path)
-    with pytest.raises(
-        ValueError, match=r"expected a checkpoint of .* got one of LongitudeForMaskedLM; load it with lg\."
-    ):
-        kind.from_pretrained(tmp_path)
-    kind.from_config(AutoConfig.from_pretrained(tmp_path))  # a new one of its shape is no checkpoint
-
-
-@pytest.mark.parametrize("name", lg.list_encodings())
-def test_nothing_fixed_is_saved(name, build):
-    """state_dict holds what is learned and nothing else: no buffer, no table."""
-    model = build(name)
-    assert not list(model.buffers())
-    held = [key for key in model.state_dict() if "encodings." in key]
-    assert bool(held) == any(member.learned for member in model.model.encodings)
-    assert all(model.get_parameter(key).requires_grad for key in held)
-
-
-def test_shared_encodings_are_one_module(build):
-    """T5's table serves all layers, as published; clipped's is per layer; equal specs share, others do not."""
-    assert len(build("t5").model.encodings) == 1
-    assert len(build("clipped").model.encodings) == 2
-    assert len(build(None, encodings=["t5", {"name": "t5", "num_buckets": 16}]).model.encodings) == 2
+        assert (one.lm_head.weight is one.model.embed_tokens.weight) == options.get("tie_word_embeddings", True)
+        for option in ("encoding", "encodings", "mixer", "mixers", "hidden_act", "tie_word_embeddings"):
+            assert getattr(one.config, option) == getattr(model.config, option)
 
 
 @pytest.mark.parametrize("name", ["rope", "t5", "fire", "path", "sinusoidal", "learned"])
@@ -223,6 +199,37 @@ def test_the_initial_state_is_the_seed(ids):
     assert 0 < losses[0] - torch.tensor(256.0).log() < 1.5
 
 
-def test_one_encoding_or_one_per_layer():
-    with pytest.raises(ValueError, match="expected encoding or encodings, got both"):
-        LongitudeConfig(num_hidden_layers=2, encoding="alibi", encodings=["rope", "none"])
+# ---- mixers -----------------------------------------------------------------------------------------------------------
+def test_one_mixer_for_all_layers_and_one_for_each():
+    each = LongitudeConfig(**LAYERS, mixers=["mamba", "attention"])
+    assert [one["name"] for one in each.layer_mixers()] == ["mamba", "attention"] and each.mixer is None
+    one = LongitudeConfig(**LAYERS, mixer={"name": "mamba", "state_size": 4})
+    assert [spec["state_size"] for spec in one.layer_mixers()] == [4, 4]
+    assert LongitudeConfig.from_dict(each.to_dict()).mixers == each.mixers
+
+
+def test_rotation_goes_where_it_can(build, ids):
+    """And a mixer that takes no encoding holds no parameters of one."""
+    assert LongitudeConfig().encoding["name"] == "rope" and LongitudeConfig(mixer="mamba").encoding["name"] == "none"
+    hybrid = build("auto", mixers=["mamba", "attention"])
+    assert hybrid.config.encoding["name"] == "rope"
+    assert [len(own.members) for own in hybrid.model.encoding_of_layer] == [0, 1]
+    model, x = build("fox", mixers=["mamba", "attention"]).train(), ids()
+    fill(model)(x, labels=x).loss.backward()
+    assert len(model.model.encodings) == 1 and all(p.grad is not None for p in model.parameters())
+    assert build("sinusoidal", mixer="mamba")(x).logits.isfinite().all()
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("mixers", [[name] * 2 for name in lg.list_mixers()] + [["mamba", "attention"]], ids="+".join)
+@torch.no_grad()
+def test_generation_is_the_whole_pass_again_and_again(mixers, build, ids):
+    """Greedy, two rows, one padded on the left: each token is the best of a pass without cache over its own row."""
+    model, x = build("auto", mixers=[small(name) for name in mixers]), ids(2, 11)
+    mask = (torch.arange(11) >= torch.tensor([[0], [4]])).long()
+    made = model.generate(x, attention_mask=mask, max_new_tokens=9, do_sample=False)
+    for row, first in ((0, 0), (1, 4)):
+        text = x[row : row + 1, first:]
+        for _ in range(9):
+            text = torch.cat([text, model(text, use_cache=False).logits[:, -1:].argmax(-1)], 1)
+        assert made[row, first:].tolist() == text[0].tolist()
