@@ -4,16 +4,17 @@ import pytest
 import torch
 
 import longitude as lg
+from tests.support import close as near
 
 
-def close(x, y, tolerance=1e-10):
-    torch.testing.assert_close(x, y, atol=tolerance, rtol=0)
+def close(x, y):
+    near(x, y, 1e-10)
 
 
 @torch.no_grad()
-def test_text_after_an_image_goes_on_behind_it(build, ids):
-    """Positions of several axes: said for the prompt, they are followed by 1 + the largest so far; in a padded batch, and
-    where another document begins, too."""
+def test_text_continues_after_an_image(build, ids):
+    """Positions of several axes, given for the prompt, are followed by 1 + the largest so far; in a padded batch, and where
+    another document begins, too."""
     model, x = build("mrope"), ids(2, 14)
     prompt = lg.multimodal_positions([2, (1, 2, 3), 1])  # 9 tokens: the image reaches 4, text is at 5
     every = lg.multimodal_positions([2, (1, 2, 3), 6])
@@ -26,12 +27,9 @@ def test_text_after_an_image_goes_on_behind_it(build, ids):
         step = model(x[:, stop - 1 : stop], past_key_values=first.past_key_values)
         close(step.logits, whole[:, stop - 1 : stop])
 
-    ones, padding = torch.ones(2, 14, dtype=torch.long), torch.tensor([[0] * 3, [1] * 3])
-    mask = torch.cat([padding, ones], 1)
-    padded = torch.stack(
-        [torch.cat([torch.zeros(3, 3, dtype=torch.long), every]), lg.multimodal_positions([2, (1, 2, 3), 9])]
-    )
-    tokens = ids(2, 17)
+    mask, tokens = (torch.arange(17) >= torch.tensor([[3], [0]])).long(), ids(2, 17)
+    behind_padding = torch.cat([torch.zeros(3, 3, dtype=torch.long), every])
+    padded = torch.stack([behind_padding, lg.multimodal_positions([2, (1, 2, 3), 9])])
     whole = model(tokens, position_ids=padded, attention_mask=mask).logits
     first = model(tokens[:, :12], position_ids=padded[:, :12], attention_mask=mask[:, :12], use_cache=True)
     rest = [
@@ -54,57 +52,51 @@ def test_generate_after_an_image(build, ids, segments):
     image = lg.multimodal_positions(segments)
     want, positions = x, image
     for _ in range(5):
-        want = torch.cat(
-            [want, model(want, position_ids=positions, use_cache=False).logits[:, -1].argmax(-1, keepdim=True)], 1
-        )
+        logits = model(want, position_ids=positions, use_cache=False).logits[:, -1]
+        want = torch.cat([want, logits.argmax(-1, keepdim=True)], 1)
         positions = torch.cat([positions, (positions.max() + 1).expand(1, 3)])
     options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "attention_mask": torch.ones_like(x)}
-    for use_cache in (True, False):
-        got = model.generate(x, position_ids=image.expand(2, -1, -1), use_cache=use_cache, **options)
-        assert torch.equal(got, want)
-    beams = [
-        model.generate(x, position_ids=image.expand(2, -1, -1), num_beams=3, use_cache=c, **options)
-        for c in (True, False)
-    ]
+    options["position_ids"] = image.expand(2, -1, -1)
+    assert torch.equal(model.generate(x, **options), want)
+    assert torch.equal(model.generate(x, use_cache=False, **options), want)
+    beams = [model.generate(x, num_beams=3, use_cache=use_cache, **options) for use_cache in (True, False)]
     assert torch.equal(*beams)
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("spec", "length"), [("mrope", 3), ("axial_rope", 2)])
 def test_batch_length_and_axes_that_are_equal(build, ids, spec, length):
-    """[B, L] and [L, axes] look alike: in a model two dimensions are [B, L]; elsewhere the user must say."""
+    """[B, L] and [L, axes] look alike: in a model two dimensions are [B, L]; elsewhere the user must decide."""
     model, x = build(spec), ids(length, length)
     positions = (torch.arange(length) * 5)[None].expand(length, -1)
     close(model(x, position_ids=positions).logits, model(x, position_ids=positions[0]).logits)
-    whole = model(ids(length, 2 * length)).logits
-    first = model(ids(length, 2 * length)[:, :length], use_cache=True)
-    close(model(ids(length, 2 * length)[:, length:], past_key_values=first.past_key_values).logits, whole[:, length:])
+    longer = ids(length, 2 * length)
+    cache = model(longer[:, :length], use_cache=True).past_key_values
+    close(model(longer[:, length:], past_key_values=cache).logits, model(longer).logits[:, length:])
     q = torch.randn(length, 2, length, 12)
     encoding = lg.encoding(spec, head_dim=12, layout="half")
-    for call in (
-        lambda: lg.attend(q, q, q, encoding=encoding, q_positions=positions),
-        lambda: encoding.rotate(q, positions),
-    ):
-        with pytest.raises(ValueError, match=r"may mean \[B, L\] or \[L, axes\]"):
-            call()
+    with pytest.raises(ValueError, match=r"may mean \[B, L\] or \[L, axes\]"):
+        lg.attend(q, q, q, encoding=encoding, q_positions=positions)
+    with pytest.raises(ValueError, match=r"may mean \[B, L\] or \[L, axes\]"):
+        encoding.rotate(q, positions)
     close(encoding.rotate(q, positions[..., None]), encoding.rotate(q, positions[0]))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("spec", ["rope", "alibi", "learned", "t5", "mrope"])
-def test_decoding_after_positions_that_were_said(build, ids, spec):
-    """They go on from what was said, in a row alone and beside a padded one."""
+def test_decoding_after_given_positions(build, ids, spec):
+    """They count on from there, in a row alone and with a padded one."""
     model, x = build(spec), ids(2, 7)
-    said, mask = torch.arange(6) + 30, torch.tensor([[0, 0] + [1] * 5, [1] * 7])
-    alone = model(x[1:, :6], position_ids=said, use_cache=True).past_key_values
+    given, mask = torch.arange(6) + 30, torch.tensor([[0, 0] + [1] * 5, [1] * 7])
+    alone = model(x[1:, :6], position_ids=given, use_cache=True).past_key_values
     want = model(x[1:, 6:], past_key_values=alone).logits
-    both = torch.stack([torch.tensor([0, 0, 0, 1, 2, 3]), said])
+    both = torch.stack([torch.tensor([0, 0, 0, 1, 2, 3]), given])
     cache = model(x[:, :6], position_ids=both, attention_mask=mask[:, :6], use_cache=True).past_key_values
     close(model(x[:, 6:], attention_mask=mask, past_key_values=cache).logits[1:], want)
 
 
 @torch.no_grad()
-def test_layers_that_turn_by_three_axes_one_or_none(build, ids):
+def test_layers_that_rotate_by_three_axes_one_or_none(build, ids):
     """Positions with axes pass layers without positions, and are refused by those that measure one."""
     image = lg.multimodal_positions([2, (1, 2, 3), 1])
     model, x = build(None, encodings=["mrope", "none"]), ids(2, 9)

@@ -6,28 +6,41 @@ import pytest
 import torch
 
 import longitude as lg
+from tests.support import close as near, random
 
 L0 = 8
 LISTS = [1.0, 1.1], [2.0, 4.0]
-SCHEMES = {
-    "dynamic": lambda follow: lg.scaling.DynamicNTK(
-        2.0, L0, max_length=None if follow != "declared" else 24, follow=follow
-    ),
-    "dynamic, steps of 5": lambda follow: lg.scaling.DynamicNTK(
-        2.0, L0, max_length=24, follow=follow, step=5 if follow == "row" else None
-    ),
-    "longrope": lambda follow: lg.scaling.LongRoPE(*LISTS, L0, factor=4.0, follow=follow),
-}
 
 
-def model_of(build, scheme: str, follow: str, layers: int = 4):
-    return build({"name": "rope", "scaling": SCHEMES[scheme](follow)}, num_hidden_layers=layers)
+def scheme(name: str, follow: str) -> lg.scaling.Scaling:
+    """DynamicNTK, also with a longest length or in steps of 5, and LongRoPE."""
+    if name == "longrope":
+        return lg.scaling.LongRoPE(*LISTS, L0, factor=4.0, follow=follow)
+    steps = name == "steps of 5"
+    return lg.scaling.DynamicNTK(
+        2.0, L0, max_length=24 if steps or follow == "declared" else None, follow=follow,
+        step=5 if steps and follow == "row" else None,
+    )  # fmt: skip
 
 
-def in_pieces(model, x, cuts, **masks) -> torch.Tensor:
+SCHEMES = ["dynamic", "steps of 5", "longrope"]
+
+
+@pytest.fixture
+def model_of(build):
+    return lambda name, follow, layers=4: build(
+        {"name": "rope", "scaling": scheme(name, follow)}, num_hidden_layers=layers
+    )
+
+
+def close(x, y) -> None:
+    near(x, y, 1e-10)
+
+
+def in_chunks(model, x, cuts, mask=None) -> torch.Tensor:
     cache, outs = None, []
     for a, b in pairwise(cuts):
-        own = {name: mask[:, :b] for name, mask in masks.items()}
+        own = {} if mask is None else {"attention_mask": mask[:, :b]}
         out = model(x[:, a:b], past_key_values=cache, use_cache=True, **own)
         cache = out.past_key_values
         outs.append(out.logits)
@@ -38,97 +51,72 @@ def in_pieces(model, x, cuts, **masks) -> torch.Tensor:
 @torch.no_grad()
 @pytest.mark.parametrize("prompt", [1, L0 - 1, L0, L0 + 1, 13])
 @pytest.mark.parametrize("follow", ["declared", "row"])
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_whole_pass_is_pieces_is_one_by_one(build, ids, scheme, follow, prompt) -> None:
-    model, x = model_of(build, scheme, follow), ids(2, 19)
-    whole = model(x, use_cache=False).logits
-    torch.testing.assert_close(in_pieces(model, x, [0, prompt, *range(prompt + 1, 20)]), whole, atol=1e-10, rtol=0)
-    mask = torch.ones_like(x)
-    mask[1, :3] = 0
+@pytest.mark.parametrize("name", SCHEMES)
+def test_whole_pass_is_chunks_is_one_by_one(model_of, ids, name, follow, prompt) -> None:
+    """Left-padded, too."""
+    model, x = model_of(name, follow), ids(2, 19)
+    close(in_chunks(model, x, [0, prompt, *range(prompt + 1, 20)]), model(x, use_cache=False).logits)
+    mask = (torch.arange(19) >= torch.tensor([[0], [3]])).long()
     padded = model(x, attention_mask=mask, use_cache=False).logits
-    alone = model(x[1:, 3:], use_cache=False).logits
-    torch.testing.assert_close(padded[1, 3:], alone[0], atol=1e-10, rtol=0)
-    parts = in_pieces(model, x, [0, prompt, 16, 17, 19], attention_mask=mask)
-    torch.testing.assert_close(parts[0], padded[0], atol=1e-10, rtol=0)
-    torch.testing.assert_close(parts[1, 3:], padded[1, 3:], atol=1e-10, rtol=0)
+    close(padded[1, 3:], model(x[1:, 3:], use_cache=False).logits[0])
+    close(in_chunks(model, x, [0, prompt, 16, 17, 19], mask)[mask.bool()], padded[mask.bool()])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_row_is_a_plain_rotation_of_its_own_length(scheme) -> None:
-    """Each query alone, against keys turned by the frequencies of its length: by hand."""
-    scaling = SCHEMES[scheme]("row")
-    rope = lg.Rotary(4, "half", scaling=scaling)
-    generator = torch.Generator().manual_seed(0)
-    q, k, v = torch.randn(3, 1, 2, 19, 4, generator=generator, dtype=torch.float64)
-    rows = []
+@pytest.mark.parametrize("name", SCHEMES)
+def test_a_row_is_a_plain_rotation_of_its_own_length(name) -> None:
+    """Each query alone, against keys rotated by the frequencies of its length: by hand."""
+    scaling, rows = scheme(name, "row"), []
+    q, k, v = random(3, 1, 2, 19, 4)
     for t in range(19):
         length = scaling.length_at(t, 18)
-        assert length == t + 1 or t < L0 or "," in scheme or scheme == "longrope"
+        assert length == t + 1 or t < L0 or name != "dynamic"
         theta = lg.rope_frequencies(4, scaling=scaling, length=length)
-        angle = torch.arange(t + 1)[:, None] * theta.inverse
-        cos, sin = (torch.cat([f(angle), f(angle)], -1) * theta.attention_factor for f in (torch.cos, torch.sin))
-
-        def turned(x, cos=cos, sin=sin):
-            a, b = x.chunk(2, -1)
-            return x * cos[-x.shape[2] :] + torch.cat([-b, a], -1) * sin[-x.shape[2] :]
-
-        rows.append(lg.attend(turned(q[:, :, t, None]), turned(k[:, :, : t + 1]), v[:, :, : t + 1]))
-    torch.testing.assert_close(lg.attend(q, k, v, encoding=rope), torch.cat(rows, 2), atol=1e-12, rtol=0)
+        angle = (torch.arange(t + 1)[:, None] * theta.inverse).repeat(1, 2)
+        cos, sin = angle.cos() * theta.attention_factor, angle.sin() * theta.attention_factor
+        query, key = (
+            x * cos[-x.shape[2] :] + torch.cat([-x[..., 2:], x[..., :2]], -1) * sin[-x.shape[2] :]
+            for x in (q[:, :, t, None], k[:, :, : t + 1])
+        )
+        rows.append(lg.attend(query, key, v[:, :, : t + 1]))
+    near(lg.attend(q, k, v, encoding=lg.Rotary(4, "half", scaling=scaling)), torch.cat(rows, 2))
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scheme", ["dynamic", "longrope"])
-def test_the_published_rule_never_drifts(build, ids, scheme) -> None:
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_the_published_rule_never_drifts(model_of, ids, name) -> None:
     """Exact while nothing changes; where a cached token would have been made otherwise, refused."""
-    model, x = model_of(build, scheme, "sequence"), ids(2, 19)
+    model, x = model_of(name, "sequence"), ids(2, 19)
     whole = model(x[:, :L0], use_cache=False).logits
-    torch.testing.assert_close(in_pieces(model, x, range(L0 + 1)), whole, atol=1e-10, rtol=0)
+    close(in_chunks(model, x, range(L0 + 1)), whole)
     with pytest.raises(ValueError, match="prefill again from the start, or pass follow='row' or 'declared'"):
-        in_pieces(model, x, [0, *range(L0, 11)])
+        in_chunks(model, x, [0, *range(L0, 11)])
     beyond = model(x[:, : L0 + 1], use_cache=False).logits
     assert (beyond[:, :L0] - whole).abs().max() > 1e-3  # the published rule changes what was before
-    if scheme == "longrope":  # one list beyond: a cache that began there goes on
-        long = model(x, use_cache=False).logits
-        torch.testing.assert_close(in_pieces(model, x, [0, L0 + 1, *range(L0 + 2, 20)]), long, atol=1e-10, rtol=0)
+    if name == "longrope":  # one list beyond: a cache that began there continues
+        close(in_chunks(model, x, [0, L0 + 1, *range(L0 + 2, 20)]), model(x, use_cache=False).logits)
     else:
         with pytest.raises(ValueError, match="prefill again"):
-            in_pieces(model, x, [0, L0 + 1, L0 + 2])
+            in_chunks(model, x, [0, L0 + 1, L0 + 2])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("scheme", ["dynamic", "longrope"])
-def test_nor_after_tokens_were_taken_back(build, ids, scheme) -> None:
-    """Cached tokens were made beyond the border: a shorter sequence would have been made otherwise. A refused call leaves
-    every layer of the cache as it was."""
-    model, x = model_of(build, scheme, "sequence"), ids(1, 14)
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_nor_after_tokens_were_taken_back(model_of, ids, name) -> None:
+    """Cached tokens were made beyond the border: a shorter sequence would have been made otherwise."""
+    model, x = model_of(name, "sequence"), ids(1, 14)
     cache = model(x[:, :12], use_cache=True).past_key_values
     cache.crop(L0 - 2 - 12)
     with pytest.raises(ValueError, match="prefill again"):
         model(x[:, L0 - 2 : L0 - 1], past_key_values=cache)
-    assert [layer.get_seq_length() for layer in cache.layers] == [L0 - 2] * 4
-    cache = model(x[:, :L0], use_cache=True).past_key_values
-    for _ in range(2):
-        with pytest.raises(ValueError, match="prefill again"):
-            model(x[:, L0 : L0 + 1], past_key_values=cache)
-        assert [layer.get_seq_length() for layer in cache.layers] == [L0] * 4
 
 
 @torch.no_grad()
-def test_row_with_raw_keys_and_the_published_rule_differ_in_deep_models_only_by_their_rule(build, ids) -> None:
-    """The last token of a whole pass: one layer sees the same keys under both rules; two layers do not."""
-    x = ids(1, 13)
+def test_the_two_rules_differ_in_deep_models_alone(model_of, ids) -> None:
+    """The last token of a whole pass: one layer attends to the same keys under both rules; two layers do not."""
     for layers, same in ((1, True), (2, False)):
         row, sequence = (
-            model_of(build, "dynamic", follow, layers)(x, use_cache=False).logits[:, -1]
+            model_of("dynamic", follow, layers)(ids(1, 13), use_cache=False).logits[:, -1]
             for follow in ("row", "sequence")
         )
         assert torch.allclose(row, sequence, atol=1e-10) == same
-
-
-def test_save(build, ids, tmp_path) -> None:
-    model, x = model_of(build, "dynamic", "row"), ids(2, 14)
-    model.save_pretrained(tmp_path)
-    loaded = lg.LongitudeForCausalLM.from_pretrained(tmp_path, dtype=torch.float64).eval()
-    assert loaded.config.encoding == model.config.encoding and loaded.config.encoding["scaling"]["follow"] == "row"
-    torch.testing.assert_close(loaded(x).logits, model(x).logits, atol=1e-12, rtol=0)
