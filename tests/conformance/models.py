@@ -1,4 +1,4 @@
-"""The models that transformers' tests are run over, what a tester of theirs must say about each, and what cannot apply."""
+"""The models that transformers' tests are run over, what a tester of theirs must know of each, and what cannot apply."""
 
 from __future__ import annotations
 
@@ -40,10 +40,8 @@ def theirs() -> Any:
     package = ModuleType("transformers_tests")
     package.__path__ = [str(TESTS)]
     sys.modules[package.__name__] = package
-    for path, mixin in (
-        ("exporters.test_export", "ExportTesterMixin"),
-        ("generation.test_utils", "GenerationTesterMixin"),
-    ):
+    left_out = {"exporters.test_export": "ExportTesterMixin", "generation.test_utils": "GenerationTesterMixin"}
+    for path, mixin in left_out.items():
         if not (TESTS / f"{path.replace('.', '/')}.py").exists():
             module = ModuleType(f"{package.__name__}.{path}")
             setattr(module, mixin, type(mixin, (), {}))
@@ -78,21 +76,11 @@ def mixers(*names: str) -> dict[str, Any]:
     return {"mixer": specs[0]} if len(specs) == 1 else {"mixers": specs}
 
 
+HYBRIDS = [("mamba2", "attention"), ("attention", "rwkv6"), ("hierarchical", "attention")]
+ALONE = [("latent",), ("window",), ("retention",), ("mamba",), ("s4d",)]
 CASES = {
     **{f"decoder, {name}": Case(DECODER, {"encoding": name}) for name in "rope alibi t5 fire path learned".split()},
-    **{
-        "decoder, " + " and ".join(names): Case(DECODER, mixers(*names))
-        for names in (
-            ("mamba2", "attention"),
-            ("attention", "rwkv6"),
-            ("hierarchical", "attention"),
-            ("latent",),
-            ("window",),
-            ("retention",),
-            ("mamba",),
-            ("s4d",),
-        )
-    },
+    **{f"decoder, {' and '.join(names)}": Case(DECODER, mixers(*names)) for names in HYBRIDS + ALONE},
     **{f"encoder, {name}": Case(ENCODER, {"encoding": name}) for name in "rope alibi t5 learned".split()},
     **{f"encoder-decoder, {name}": Case(SEQ2SEQ, {"encoding": name}) for name in "rope t5 sinusoidal".split()},
     "encoder-decoder, mamba2 and attention": Case(SEQ2SEQ, mixers("mamba2", "attention")),
@@ -113,10 +101,8 @@ class Tester:
         self.case = case
 
     def get_config(self) -> Any:
-        sizes = {
-            name: getattr(self, name)
-            for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads")
-        }
+        names = "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"
+        sizes: dict[str, Any] = {name: getattr(self, name) for name in names}
         sizes |= {"intermediate_size": 48, "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1}
         if self.case.classes is LLAMA:
             eager = "eager" if self.case.instead == "eager" else None  # else it takes sdpa by itself
@@ -193,11 +179,7 @@ class Arguments(unittest.TestCase):
         found: dict[str, set[str]] = {}
         for file in Path(transformers.models.__file__).parent.glob("*/modeling_*.py"):
             for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if (
-                    isinstance(node, ast.Call)
-                    and isinstance(node.func, ast.Name)
-                    and node.func.id == "attention_interface"
-                ):
+                if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "attention_interface":
                     for keyword in node.keywords:
                         found.setdefault(keyword.arg or "kwargs", set()).add(file.parent.name)
         assert {"softcap", "s_aux", "scaling"} <= found.keys(), "the models call their attention otherwise"

@@ -32,14 +32,7 @@ class Module(lightning.LightningModule):
 def test_it_trains(model, tmp_path):
     rows = torch.arange(12)[:, None] * torch.arange(1, 9)[None] % 10 + 3
     module = Module(model)
-    run = lightning.Trainer(
-        max_epochs=8,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        default_root_dir=tmp_path,
-    )
+    off = dict.fromkeys(["logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"], False)
+    run = lightning.Trainer(max_epochs=8, accelerator="cpu", default_root_dir=tmp_path, **off)
     run.fit(module, torch.utils.data.DataLoader(rows, batch_size=4))
     assert len(module.losses) == 24 and sum(module.losses[-3:]) < 0.9 * sum(module.losses[:3])

@@ -5,10 +5,7 @@ import torch
 
 pytest.importorskip("lm_eval", reason="the extra `ecosystem` is not installed: make ecosystem")
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.ecosystem,
-]
+pytestmark = [pytest.mark.slow, pytest.mark.ecosystem]
 
 
 def test_loglikelihoods_and_texts(model, tokenizer):
@@ -28,12 +25,9 @@ def test_loglikelihoods_and_texts(model, tokenizer):
         assert found == pytest.approx(wanted, abs=1e-4)
         assert greedy == all(int(logits[i - 1].argmax()) == whole[i] for i in range(first, len(whole)))
     until = {"until": ["<eos>"], "max_gen_toks": 5, "do_sample": False}
-    asked = [
-        Instance(request_type="generate_until", doc={}, arguments=(p[0], dict(until)), idx=n)
-        for n, p in enumerate(pairs)
-    ]
-    texts = harness.generate_until(asked)
-    for (context, _), text in zip(pairs, texts, strict=True):
+    calls = [(context, dict(until)) for context, _ in pairs]
+    asked = [Instance(request_type="generate_until", doc={}, arguments=call, idx=n) for n, call in enumerate(calls)]
+    for (context, _), text in zip(calls, harness.generate_until(asked), strict=True):
         x = torch.tensor([tokenizer(context).input_ids])
         out = model.generate(x, attention_mask=torch.ones_like(x), max_new_tokens=5, do_sample=False)
         assert text.split() == tokenizer.decode(out[0, x.shape[1] :], skip_special_tokens=True).split()

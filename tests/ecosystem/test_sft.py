@@ -13,7 +13,7 @@ from trl import SFTConfig, SFTTrainer
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.ecosystem,
-    # TRL says it by the name that transformers has given up
+    # TRL uses the name that transformers has given up
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing. is deprecated:FutureWarning"),
 ]
 
@@ -26,19 +26,10 @@ WAYS = {
 
 def trainer(model, tokenizer, texts, path, lora: bool = False, **options) -> SFTTrainer:
     arguments = SFTConfig(
-        output_dir=str(path),
-        use_cpu=True,
-        bf16=False,
-        report_to=[],
-        disable_tqdm=True,
-        dataloader_pin_memory=False,
-        save_strategy="no",
-        logging_steps=1,
-        max_steps=2,
-        per_device_train_batch_size=3,
-        gradient_checkpointing=False,
+        output_dir=str(path), use_cpu=True, bf16=False, report_to=[], disable_tqdm=True, dataloader_pin_memory=False,
+        save_strategy="no", logging_steps=1, max_steps=2, per_device_train_batch_size=3, gradient_checkpointing=False,
         **options,
-    )
+    )  # fmt: skip
     modules = [name for name in ("q_proj", "in_proj", "receptance") if any(name in n for n, _ in model.named_modules())]
     return SFTTrainer(
         model=model,

@@ -1,109 +1,74 @@
 """Stock transformers models with another encoding in the place of their rotation."""
 
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, StaticCache, Trainer, TrainingArguments
+from transformers import AutoModelForCausalLM, DynamicCache, StaticCache, Trainer, TrainingArguments
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.trainer_utils import set_seed
 
 import longitude as lg
 from longitude.hf import from_pretrained, set_positions
+from tests.support import close as near, parameter_gradients
 
-SHAPE = {
-    "vocab_size": 50,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.4,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
-MODELS: dict[str, dict[str, Any]] = {
-    "llama": {"num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
-    "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
-    "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-}
 REFUSED = {"sinusoidal": "input", "learned": "input", "axial_rope": "2 axes", "mrope": "3 axes"}
 WORKING = [name for name in lg.list_encodings() if name not in REFUSED]
 PADDED = 6
 
 
-def stock(kind: str, **more: Any) -> Any:
-    config = AutoConfig.for_model(kind, **{**SHAPE, **MODELS.get(kind, {}), **more})
-    set_seed(0)
-    return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").double().eval()
-
-
-def spec(name: str) -> dict[str, Any]:
+def spec(name) -> dict[str, Any]:
     rotary = {"layout": "half"} if name in ("rope", "xpos", "axial_rope", "mrope") else {}
     return {"name": name, **({"head_dim": 12} if name == "mrope" else {}), **rotary}
 
 
-def placed(kind: str, encoding: Any, **more: Any) -> Any:
+@pytest.fixture
+def placed(stock):
     """A stock model with an encoding whose learned parameters are random numbers."""
-    model = stock(kind, **more)
-    set_positions(model, encoding)
-    for parameter in model.base_model.longitude_positions.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    return model
+
+    def make(kind, encoding, **more: Any) -> Any:
+        model = stock(kind, **more)
+        set_positions(model, encoding)
+        for parameter in model.base_model.longitude_positions.parameters():
+            torch.nn.init.normal_(parameter, std=0.5)
+        return model
+
+    return make
 
 
-@pytest.fixture
-def ids() -> Tensor:
-    return torch.randint(3, 50, (2, 17), generator=torch.Generator().manual_seed(1))
+close = partial(near, atol=1e-10)
 
 
-@pytest.fixture
-def mask(ids: Tensor) -> Tensor:
-    mask = torch.ones_like(ids)
-    mask[0, :PADDED] = 0
-    return mask
-
-
-def close(a: Tensor, b: Tensor, atol: float = 1e-10) -> None:
-    torch.testing.assert_close(a, b, rtol=0, atol=atol)
-
-
-def made_again(model: Any) -> None:
+def made_again(model: Any):
     """Activations are made again in backward; the method changed its name in 2026."""
     name = next(n for n in ("activation_checkpointing_enable", "gradient_checkpointing_enable") if hasattr(model, n))
     getattr(model, name)({"use_reentrant": False})
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_the_models_own_rotation_put_back_changes_nothing(kind: str, ids: Tensor) -> None:
+def test_the_models_own_rotation_put_back_changes_nothing(kind, ids, placed, stock):
     """base and rotary_dim that are left out are the model's own."""
     own = stock(kind)(ids).logits
     close(placed(kind, {"name": "rope", "layout": "half", "angle_dtype": "float32"})(ids).logits, own)
     assert (placed(kind, "none")(ids).logits - own).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("kind", MODELS)
-def test_alibi_equals_a_dense_bias(kind: str, ids: Tensor) -> None:
+def test_alibi_equals_a_dense_bias(kind, ids, placed, stock):
     """Press et al. 2021: slopes of four heads 1/4, 1/16, 1/64, 1/256; here as a mask of floats for sdpa."""
     reference, ours = stock(kind), placed(kind, "alibi")
     rotary = reference.base_model.rotary_emb
     rotary.inv_freq.zero_()  # cos 1, sin 0
     offset = torch.arange(17)[:, None] - torch.arange(17)
     slopes = torch.tensor([1 / 4, 1 / 16, 1 / 64, 1 / 256], dtype=torch.float64)
-    seen = (offset >= 0) & (offset < MODELS[kind].get("sliding_window", 99))
+    seen = (offset >= 0) & (offset < (5 if kind == "mistral" else 99))
     bias = (-slopes[:, None, None] * offset).masked_fill(~seen, -torch.inf)[None].expand(2, -1, -1, -1)
     close(ours(ids).logits, reference(ids, attention_mask=bias).logits)
     ours(ids, labels=ids).loss.backward()
     reference(ids, labels=ids, attention_mask=bias).loss.backward()
-    for (name, a), (other, b) in zip(ours.named_parameters(), reference.named_parameters(), strict=True):
-        assert name == other and a.grad is not None and b.grad is not None
-        close(a.grad, b.grad)
+    close({n: p.grad for n, p in ours.named_parameters()}, {n: p.grad for n, p in reference.named_parameters()})
 
 
-def test_scaled_cos_and_sin_are_taken_away(ids: Tensor) -> None:
+def test_scaled_cos_and_sin_are_taken_away(ids, placed):
     """YaRN multiplies them; without rotation nothing of that is left."""
     yarn = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 8}
     close(placed("llama", "none", rope_parameters=yarn)(ids).logits, placed("llama", "none")(ids).logits)
@@ -111,8 +76,7 @@ def test_scaled_cos_and_sin_are_taken_away(ids: Tensor) -> None:
 
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", WORKING)
-@pytest.mark.parametrize("kind", MODELS)
-def test_pieces_padding_and_packing(kind: str, name: str, ids: Tensor, mask: Tensor) -> None:
+def test_chunks_padding_and_packing(kind, name, ids, mask, placed):
     """Decoding with the cache is the whole pass, left padding and other documents change nothing."""
     with torch.no_grad():
         model = placed(kind, spec(name))
@@ -131,36 +95,32 @@ def test_pieces_padding_and_packing(kind: str, name: str, ids: Tensor, mask: Ten
         close(model(ids[:1], cu_seq_lens_q=torch.tensor([0, 7, 17]), use_cache=False).logits, packed[:1])
 
 
-def test_frequencies_that_follow_the_length(ids: Tensor) -> None:
+def test_frequencies_that_follow_the_length(ids, placed, stock):
     """Keys stay raw in the cache: each query row has its own frequencies."""
     dynamic = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 8, "follow": "row"}
     model = placed("llama", {"name": "rope", "layout": "half", "scaling": dynamic})
     cache = DynamicCache(config=model.config)
     chunks = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(17)]
     close(torch.cat(chunks, 1), model(ids).logits)
-    assert (model(ids).logits - stock("llama")(ids).logits).abs().max() > 1e-3
+    assert (model(ids).logits - stock()(ids).logits).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", ["kerple_log", "path_fox"])
 @pytest.mark.parametrize("beams", [1, 3])
-def test_generation(name: str, beams: int, ids: Tensor, mask: Tensor) -> None:
+def test_generation(name, beams, ids, mask, placed):
     model = placed("mistral", name)
     options = {"attention_mask": mask, "max_new_tokens": 9, "min_new_tokens": 9, "num_beams": beams, "do_sample": False}
     assert model.generate(ids, **options).tolist() == model.generate(ids, use_cache=False, **options).tolist()
 
 
 @pytest.mark.parametrize("name", ["alibi", "fire", "shaw", "path_fox", "rope"])
-def test_saved_and_loaded(name: str, ids: Tensor, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By us it comes back whole; plain transformers, which would rotate and never tell, refuses it."""
+def test_saved_and_loaded(name, ids, tmp_path, monkeypatch, placed):
+    """By us it comes back whole; plain transformers, which would silently rotate, refuses it."""
     model = placed("llama", spec(name))
     model.save_pretrained(tmp_path)
     loaded = from_pretrained(tmp_path)
-    close(loaded(ids).logits, model(ids).logits, 1e-12)
-    for name, weight in model.state_dict().items():
-        assert torch.equal(loaded.state_dict()[name], weight), (
-            name
-        )  # the weights are the same bits, the outputs need not be
-    assert loaded.state_dict().keys() == model.state_dict().keys()
+    close(loaded(ids).logits, model(ids).logits, atol=1e-12)
+    close(loaded.state_dict(), model.state_dict(), atol=0.0)
     assert loaded.config.longitude_positions == model.config.longitude_positions
     assert from_pretrained(tmp_path, dtype=torch.bfloat16)(ids).logits.dtype == torch.bfloat16
     with pytest.raises(ValueError, match="from_pretrained"):
@@ -170,7 +130,7 @@ def test_saved_and_loaded(name: str, ids: Tensor, tmp_path: Any, monkeypatch: py
         AutoModelForCausalLM.from_pretrained(tmp_path)
 
 
-def test_weights_that_lack_the_encoding_are_refused(tmp_path: Any) -> None:
+def test_weights_that_lack_the_encoding_are_refused(tmp_path, placed):
     placed("llama", "t5").save_pretrained(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     del weights["model.longitude_positions.0.table"]
@@ -179,12 +139,12 @@ def test_weights_that_lack_the_encoding_are_refused(tmp_path: Any) -> None:
         from_pretrained(tmp_path)
 
 
-def test_it_learns(ids: Tensor, tmp_path: Any) -> None:
+def test_it_learns(ids, tmp_path, stock):
     """Trainer, with activations made again in backward: the loss falls, and what was learned of positions is saved."""
     model = stock("llama", initializer_range=0.1).float()
     set_positions(model, "kerple_log")
-    before = {name: p.detach().clone() for name, p in model.named_parameters() if "longitude" in name}
-    assert len(before) == 2
+    learned = list(model.base_model.longitude_positions.parameters())
+    before = [p.detach().clone() for p in learned]
     made_again(model)
     rows = [{"input_ids": row, "labels": row} for row in ids.repeat(4, 1)]
     options: dict[str, Any] = {"use_cpu": True, "report_to": [], "disable_tqdm": True, "dataloader_pin_memory": False}
@@ -193,28 +153,21 @@ def test_it_learns(ids: Tensor, tmp_path: Any) -> None:
     trainer.train()
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     assert float(losses[-1]) < 0.5 * float(losses[0])
-    for name, p in model.named_parameters():
-        assert "longitude" not in name or not torch.equal(p, before[name])
+    assert len(learned) == 2 and not any(map(torch.equal, learned, before))
     trainer.save_model(str(tmp_path / "out"))
-    close(from_pretrained(tmp_path / "out")(ids).logits, model.eval()(ids).logits, 1e-5)
+    close(from_pretrained(tmp_path / "out")(ids).logits, model.eval()(ids).logits, atol=1e-5)
 
 
-def test_activations_made_again_give_the_same_gradients(ids: Tensor) -> None:
+def test_activations_made_again_give_the_same_gradients(ids, placed):
     model = placed("llama", "fox").train()
-    found = []
-    for again in (False, True):
-        if again:
-            made_again(model)
-        model.zero_grad()
-        model(ids, labels=ids).loss.backward()
-        found.append({name: p.grad.clone() for name, p in model.named_parameters()})
-    for name, gradient in found[0].items():
-        close(gradient, found[1][name])
-        assert gradient.abs().max() > 0, name
+    plain = parameter_gradients(model(ids, labels=ids).loss, model)
+    made_again(model)
+    close(parameter_gradients(model(ids, labels=ids).loss, model), plain)
+    assert all(gradient.abs().max() > 0 for gradient in plain)
 
 
-def test_an_encoding_for_all_layers_or_one_for_each() -> None:
-    def count(encoding: Any) -> int:
+def test_an_encoding_for_all_layers_or_one_for_each(placed):
+    def count(encoding) -> int:
         return len(placed("llama", encoding).base_model.longitude_positions)
 
     assert count({"name": "t5", "shared": True}) == 1
@@ -222,68 +175,59 @@ def test_an_encoding_for_all_layers_or_one_for_each() -> None:
     assert count([{"name": "t5", "shared": True}, "fox"]) == 3
 
 
-def test_an_encoding_itself(ids: Tensor, tmp_path: Any) -> None:
-    model = stock("llama")
+def test_an_encoding_itself(ids, tmp_path, stock):
+    model = stock()
     bias = lg.Kerple(num_heads=4).double()
     torch.nn.init.normal_(bias.a)
     set_positions(model, [bias, lg.Rotary(4, "half")])
-    by_name = stock("llama")
+    by_name = stock()
     set_positions(by_name, ["kerple_log", {"name": "rope", "layout": "half", "base": 1e4}])
     by_name.base_model.longitude_positions[0].load_state_dict(bias.state_dict())
     close(model(ids).logits, by_name(ids).logits)
     model.save_pretrained(tmp_path)
-    close(from_pretrained(tmp_path)(ids).logits, model(ids).logits, 1e-12)
+    close(from_pretrained(tmp_path)(ids).logits, model(ids).logits, atol=1e-12)
 
 
-def test_set_again_and_alone(ids: Tensor) -> None:
+def test_set_again_and_alone(ids, stock):
     """The last one counts; another model of the same configuration keeps its own rotation."""
-    config = AutoConfig.for_model("llama", **SHAPE, **MODELS["llama"])
-    model = AutoModelForCausalLM.from_config(config).double().eval()
-    other = AutoModelForCausalLM.from_config(config).double().eval()
+    model = stock()
+    other = AutoModelForCausalLM.from_config(model.config).double().eval()
     before = other(ids).logits
     set_positions(model, "t5")
     set_positions(model, "alibi")
     assert not list(model.base_model.longitude_positions.parameters())
     assert model.config.longitude_positions[0]["name"] == "alibi"
-    close(other(ids).logits, before, 1e-12)
+    close(other(ids).logits, before, atol=1e-12)
     assert other.config.rope_parameters["rope_type"] == "default"
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_encodings_without_a_place_are_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=REFUSED[name]):
-        set_positions(stock("llama"), spec(name))
 
 
 @pytest.mark.parametrize(
     ("encoding", "words"),
     [
+        *((spec(name), words) for name, words in REFUSED.items()),
         ({"name": "alibi", "num_heads": 3}, "alibi has num_heads=3, and the model 4"),
         ({"name": "rope", "layout": "half", "head_dim": 8}, "rope has head_dim=8, and the model 4"),
         (lg.ALiBi(num_heads=3), "alibi has num_heads=3, and the model 4"),
         ([], "a list of at least one"),
         (None, "got None"),
         (3, "got 3"),
+        ("kerpel_log", "did you mean 'kerple_log'"),
+        ("rope", "needs layout='half'"),
+        (["alibi", lg.Rotary(4, "half")], "both in one list"),
     ],
+    ids=str,
 )
-def test_what_can_never_run_is_refused_and_changes_nothing(encoding: Any, words: str, ids: Tensor) -> None:
-    model = stock("llama")
+def test_what_can_never_run_is_refused_and_changes_nothing(encoding, words, ids, stock):
+    model = stock()
     before, config = model(ids).logits, model.config
     with pytest.raises(ValueError, match=words):
         set_positions(model, encoding)
-    assert (
-        model.config is config and config._attn_implementation == "sdpa" and not hasattr(config, "longitude_positions")
-    )
-    close(model(ids).logits, before, 1e-12)
+    assert model.config is config and config._attn_implementation == "sdpa"
+    assert not hasattr(config, "longitude_positions")
+    close(model(ids).logits, before, atol=1e-12)
 
 
-def test_wrong_use_is_refused(ids: Tensor, tmp_path: Any) -> None:
-    with pytest.raises(ValueError, match="did you mean 'kerple_log'"):
-        set_positions(stock("llama"), "kerpel_log")
-    with pytest.raises(ValueError, match="needs layout='half'"):
-        set_positions(stock("llama"), "rope")
-    with pytest.raises(ValueError, match="both in one list"):
-        set_positions(stock("llama"), ["alibi", lg.Rotary(4, "half")])
+def test_wrong_use_is_refused(ids, tmp_path, placed, stock):
     with pytest.raises(ValueError, match="no rotation to replace"):
         set_positions(stock("gpt2", n_embd=16, n_layer=2, n_head=4), "alibi")
     with pytest.raises(ValueError, match="no meaning for keys in the future"):
@@ -291,7 +235,7 @@ def test_wrong_use_is_refused(ids: Tensor, tmp_path: Any) -> None:
     model = placed("llama", "alibi")
     with pytest.raises(ValueError, match="static"):
         model(ids, past_key_values=StaticCache(config=model.config, max_cache_len=20))
-    filled = stock("llama")(ids, use_cache=True).past_key_values
+    filled = stock()(ids, use_cache=True).past_key_values
     with pytest.raises(ValueError, match="a filled DynamicCache"):
         model(ids, past_key_values=filled)
     with pytest.raises(ValueError, match=r"attention_mask \[B, tokens\]"):
@@ -299,7 +243,7 @@ def test_wrong_use_is_refused(ids: Tensor, tmp_path: Any) -> None:
     model.set_attn_implementation("sdpa")
     with pytest.raises(ValueError, match="was set to 'sdpa'"):
         model(ids)
-    stock("llama").save_pretrained(tmp_path)
+    stock().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="no encoding was set"):
         from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="expected a folder or a name of the hub"):
