@@ -1,5 +1,7 @@
 """Encodings that break each law on purpose, and one that is right."""
 
+from collections import defaultdict
+
 import torch
 
 import longitude as lg
@@ -21,22 +23,37 @@ class Broken(lg.Encoding):
         return (lg.OffsetBias(lambda offset: self.of(offset).expand(self.num_heads, *offset.shape)),)
 
 
-def broken(name, base=Broken, **members):
-    """A subclass with one bug."""
-    return type(name, (base,), members)
+def collected(default):
+    """Law -> the classes that break it; a decorator for such a class, of names of laws; and for a subclass of `default`."""
+    red = defaultdict(list)
+
+    def breaks(laws):
+        def add(kind):
+            for law in laws.split():
+                red[law].append(kind)
+            return kind
+
+        return add
+
+    def broken(name, laws, base=default, **members):
+        return breaks(laws)(type(name, (base,), members))
+
+    return red, breaks, broken
+
+
+RED, breaks, broken = collected(Broken)
 
 
 # ---- a bias ----------------------------------------------------------------------------------------------------------
-InBfloat16 = broken("InBfloat16", of=lambda self, offset: Broken.of(self, offset).bfloat16())
-NotFiniteAhead = broken(
-    "NotFiniteAhead", of=lambda self, offset: torch.where(offset < 0, -torch.inf, Broken.of(self, offset))
+broken("InBfloat16", "far_positions", of=lambda self, offset: Broken.of(self, offset).bfloat16())
+broken("NotFiniteAhead", "order", of=lambda self, offset: torch.where(offset < 0, -torch.inf, Broken.of(self, offset)))
+broken(  # in Python, so that every length makes a graph
+    "ReadsLength", "compile", of=lambda self, offset: Broken.of(self, offset) * sum(1.0 for _ in range(offset.shape[0]))
 )
-ReadsLength = broken(  # in Python, so that every length makes a graph
-    "ReadsLength", of=lambda self, offset: Broken.of(self, offset) * sum(1.0 for _ in range(offset.shape[0]))
-)
-SaysAbsolute = broken("SaysAbsolute", relative=False)
+broken("SaysAbsolute", "shift", relative=False)
 
 
+@breaks("far_positions")
 class InTheModelsDtype(Broken):
     learned = True
 
@@ -48,6 +65,7 @@ class InTheModelsDtype(Broken):
         return -self.rate * offset.abs().to(self.rate.dtype)
 
 
+@breaks("shared_tables")
 class SharesATable(Broken):
     tables = {}
 
@@ -55,12 +73,14 @@ class SharesATable(Broken):
         return self.tables.setdefault(tuple(offset.shape), super().of(offset))
 
 
+@breaks("state_dict")
 class Saves(Broken):
     def __init__(self, num_heads):
         super().__init__(num_heads)
         self.register_buffer("slopes", torch.ones(num_heads))
 
 
+@breaks("dtypes weight_decay")
 class MovesItsTables(Broken):
     def __init__(self, num_heads):
         super().__init__(num_heads)
@@ -80,22 +100,25 @@ class FromATable(lg.ClippedBias):
         return (lg.OffsetBias(lambda offset: self.read(offset)[:, offset.clamp(-9, 9) + 127]),)
 
 
-DeclaresNothing = broken("DeclaresNothing", lg.ClippedBias, learned=False)
-NoGradient = broken("NoGradient", FromATable, read=lambda self, offset: self.table.detach())
-WrongGradient = broken("WrongGradient", FromATable, read=lambda self, offset: 2 * self.table - self.table.detach())
-SwallowsNaN = broken("SwallowsNaN", FromATable, read=lambda self, offset: self.table.nan_to_num())
-OnlyForSeveral = broken(  # its table is used where there are several tokens
+broken("DeclaresNothing", "state_dict", lg.ClippedBias, learned=False)
+broken("NoGradient", "gradients", FromATable, read=lambda self, offset: self.table.detach())
+broken("WrongGradient", "gradients", FromATable, read=lambda self, offset: 2 * self.table - self.table.detach())
+broken("SwallowsNaN", "nan_and_inf", FromATable, read=lambda self, offset: self.table.nan_to_num())
+broken(  # its table is used where there are several tokens
     "OnlyForSeveral",
+    "unused_parameters",
     FromATable,
     read=lambda self, offset: self.table if offset.numel() > 1 else self.table.detach(),
 )
-NoGradientCompiled = broken(
+broken(
     "NoGradientCompiled",
+    "compiled_training",
     FromATable,
     read=lambda self, offset: self.table.detach() if torch.compiler.is_compiling() else self.table,
 )
 
 
+@breaks("grad_modes")
 class MadeInInference(FromATable):
     """Keeps what it made in inference_mode, and multiplies with it later."""
 
@@ -108,21 +131,24 @@ class MadeInInference(FromATable):
 
 
 # ---- positions -------------------------------------------------------------------------------------------------------
-Absolute = broken("Absolute", lg.Sinusoidal, relative=True)
+broken("Absolute", "shift", lg.Sinusoidal, relative=True)
 
 
+@breaks("wrong_input")
 class LeavesATrace(lg.Sinusoidal):
     def embed(self, x, positions):
         torch.set_default_dtype(torch.float64)
         return super().embed(x, positions)
 
 
+@breaks("wrong_input")
 class Asserts(lg.Learned):
     def embed(self, x, positions):
         assert positions.max() < self.max_length
         return x + self.table[positions].to(x.dtype)
 
 
+@breaks("chunks")
 class StaleKeys(lg.Rotary):
     """Rotates by the newest position of the call, which grows while decoding, and claims that keys stay right."""
 
@@ -132,25 +158,30 @@ class StaleKeys(lg.Rotary):
 
 
 # ---- a stream --------------------------------------------------------------------------------------------------------
-ForgetsCarry = broken(
-    "ForgetsCarry", lg.FoX, context=lambda self, x, carry=None, docs=None: lg.FoX.context(self, x, None, docs)
+broken(
+    "ForgetsCarry", "chunks", lg.FoX, context=lambda self, x, carry=None, docs=None: lg.FoX.context(self, x, None, docs)
 )
-MixesRows = broken("MixesRows", lg.FoX, context=lambda self, x, *rest: lg.FoX.context(self, x - x.mean(0), *rest))
-SeesTheFuture = broken(
+broken(
+    "MixesRows", "batch_invariance", lg.FoX, context=lambda self, x, *rest: lg.FoX.context(self, x - x.mean(0), *rest)
+)
+broken(
     "SeesTheFuture",
+    "causality",
     lg.FoX,
     context=lambda self, x, *rest: lg.FoX.context(self, x + x.mean(1, keepdim=True), *rest),
 )
-HidesItsState = broken("HidesItsState", lg.FoX, carries=False)
-SaysNothingOfTheFuture = broken("SaysNothingOfTheFuture", lg.CoPE, causal_only=False)
+broken("HidesItsState", "prompt_lookup", lg.FoX, carries=False)
+broken("SaysNothingOfTheFuture", "permutation", lg.CoPE, causal_only=False)
 
 
+@breaks("far_positions")
 class HalfSums(lg.FoX):
     def context(self, x, *rest):
         columns, carry = super().context(x, *rest)
         return {name: column.to(x.dtype) for name, column in columns.items()}, carry
 
 
+@breaks("refused_calls")
 class CountsByItself(lg.FoX):
     """Its sums continue in itself, whatever its caches were given."""
 
@@ -163,6 +194,7 @@ class CountsByItself(lg.FoX):
         return columns, None
 
 
+@breaks("packed_documents padding")
 class MixesDocuments(lg.PaTH):
     def context(self, x, carry=None, documents=None):
         return super().context(x, carry, None if documents is None else documents * 0)

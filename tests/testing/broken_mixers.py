@@ -16,6 +16,7 @@ from longitude.errors import check_sizes
 from longitude.recurrent.base import RecurrentMixer
 from longitude.recurrent.ops.checks import require_state, state_dtype
 from longitude.recurrent.ops.short_conv import previous
+from tests.testing.broken_encodings import collected
 
 
 class Decay(RecurrentMixer):
@@ -99,59 +100,65 @@ class Dropping(Decay):
         return F.dropout(out, self.dropout, self.training), state
 
 
-def broken(name, base=Decay, **members):
-    """A subclass with one bug."""
-    return type(name, (base,), members)
+RED, breaks, broken = collected(Decay)
 
 
-def with_parameter(name, **members):
+def with_parameter(name, laws, **members):
     """Decay with one more parameter, `extra`."""
-    return broken(name, more=lambda self, dim: setattr(self, "extra", nn.Parameter(torch.ones(dim))), **members)
+    broken(name, laws, more=lambda self, dim: setattr(self, "extra", nn.Parameter(torch.ones(dim))), **members)
 
 
-def with_cache(name, base=Decay, **members):
+def with_cache(name, laws, base=Decay, layer=StateLayer, **members):
     """A mixer whose cache has the bug."""
-    return broken(name, base, cache_layer=lambda self: type("Layer", (StateLayer,), members)())
+    broken(name, laws, base, cache_layer=lambda self: type("Layer", (layer,), members)())
 
 
 # ---- what it reads ---------------------------------------------------------------------------------------------------
-ReadsTheFuture = broken("ReadsTheFuture", before=lambda self, x, s, i: (x + x.amax(1, keepdim=True), s, i))
-MixesItsBatch = broken("MixesItsBatch", before=lambda self, x, s, i: (x - x.mean(0), s, i))
-ForgetsItsState = broken("ForgetsItsState", before=lambda self, x, s, i: (x, None, i))
-CutsGradients = broken("CutsGradients", before=lambda self, x, s, i: (x, s and tuple(part.detach() for part in s), i))
-IgnoresDocuments = broken("IgnoresDocuments", before=lambda self, x, s, i: (x, s, i._replace(reset=None)))
-ReadsPadding = broken("ReadsPadding", before=lambda self, x, s, i: (x, s, i._replace(valid=None)))
-BranchesOnItsNumbers = broken(
-    "BranchesOnItsNumbers", before=lambda self, x, s, i: (x if float(x.sum()) != 0.5 else -x, s, i)
+broken("ReadsTheFuture", "causality", before=lambda self, x, s, i: (x + x.amax(1, keepdim=True), s, i))
+broken("MixesItsBatch", "batch_invariance nan_and_inf", before=lambda self, x, s, i: (x - x.mean(0), s, i))
+broken("ForgetsItsState", "chunks", before=lambda self, x, s, i: (x, None, i))
+broken("CutsGradients", "gradients", before=lambda self, x, s, i: (x, s and tuple(part.detach() for part in s), i))
+broken(
+    "IgnoresDocuments",
+    "packed_documents repeated_document_ids documents_across_calls",
+    before=lambda self, x, s, i: (x, s, i._replace(reset=None)),
+)
+broken("ReadsPadding", "padding", before=lambda self, x, s, i: (x, s, i._replace(valid=None)))
+broken(
+    "BranchesOnItsNumbers", "compiled_training", before=lambda self, x, s, i: (x if float(x.sum()) != 0.5 else -x, s, i)
 )
 
 
 # ---- what it gives ---------------------------------------------------------------------------------------------------
-ForgetsItsTail = broken("ForgetsItsTail", after=lambda self, x, out, s: (out, (s[0], torch.zeros_like(s[1]))))
-WidensItsOutput = broken("WidensItsOutput", after=lambda self, x, out, s: (out.to(state_dtype(x)), s))
-WrongGradient = broken("WrongGradient", after=lambda self, x, out, s: (2 * out - out.detach(), s))
-Overflows = broken("Overflows", after=lambda self, x, out, s: (out + 1e-9 * x.exp(), s))
-HalfState = broken("HalfState", after=lambda self, x, out, s: (out, (s[0].to(x.dtype), s[1])))
-NoisyInTraining = broken("NoisyInTraining", after=lambda self, x, out, s: (F.dropout(out, 0.1, self.training), s))
-DropsNothing = broken("DropsNothing", Dropping, after=lambda self, x, out, s: (out, s))
-BatchBehind = broken(
+broken("ForgetsItsTail", "chunks", after=lambda self, x, out, s: (out, (s[0], torch.zeros_like(s[1]))))
+broken("WidensItsOutput", "precision dtypes", after=lambda self, x, out, s: (out.to(state_dtype(x)), s))
+broken("WrongGradient", "gradients", after=lambda self, x, out, s: (2 * out - out.detach(), s))
+broken("Overflows", "extreme_inputs", after=lambda self, x, out, s: (out + 1e-9 * x.exp(), s))
+broken("HalfState", "precision", after=lambda self, x, out, s: (out, (s[0].to(x.dtype), s[1])))
+broken("NoisyInTraining", "grad_modes", after=lambda self, x, out, s: (F.dropout(out, 0.1, self.training), s))
+broken("DropsNothing", "dropout", Dropping, after=lambda self, x, out, s: (out, s))
+broken(
     "BatchBehind",
+    "cache_operations",
     before=lambda self, x, s, i: (x, s and (s[0].t(), s[1]), i),
     after=lambda self, x, out, s: (out, (s[0].t(), s[1])),
 )
-SpareParameter = with_parameter("SpareParameter")
-UsesItOnlyFar = with_parameter(
-    "UsesItOnlyFar",  # where there is a second token
+with_parameter("SpareParameter", "gradients")
+with_parameter(
+    "UsesItOnlyFar",
+    "unused_parameters",  # where there is a second token
     after=lambda self, x, out, s: (out if x.shape[1] == 1 else out * self.extra.to(x.dtype), s),
 )
 
 
+@breaks("dropout")
 class DropsWithoutScale(Dropping):
     def after(self, x, out, state):
         out, state = super().after(x, out, state)
         return out * (1 - self.dropout if self.training else 1), state
 
 
+@breaks("memory")
 class KeepsEverything(Decay):
     def mix(self, x, state, inputs):
         out, now = super().mix(x, state and state[:2], inputs)
@@ -161,11 +168,10 @@ class KeepsEverything(Decay):
         return x
 
 
-HoldsAView = broken(
-    "HoldsAView", KeepsEverything, kept=lambda self, x: x.clone()[:, -1:]
-)  # small, of the whole sequence
+broken("HoldsAView", "memory", KeepsEverything, kept=lambda self, x: x.clone()[:, -1:])  # small, of the whole sequence
 
 
+@breaks("state_dict")
 class DrawnTable(Decay):
     def more(self, dim):
         self.register_buffer("drawn", torch.randn(dim), persistent=False)
@@ -174,12 +180,14 @@ class DrawnTable(Decay):
         return out + self.drawn.to(x.dtype), state
 
 
+@breaks("initialization")
 class StartsAtNothing(Decay):
     def more(self, dim):
         nn.init.zeros_(self.out.weight)
         nn.init.zeros_(self.out.bias)
 
 
+@breaks("dtypes")
 class Frequencies(Decay):
     """y_t cos(w t), w as large as S4D's: rounded to 16 bits, it is another frequency."""
 
@@ -193,32 +201,38 @@ class Frequencies(Decay):
 
 
 # ---- its recurrence --------------------------------------------------------------------------------------------------
-IgnoresDocumentsInItsSums = broken(
-    "IgnoresDocumentsInItsSums", scan=lambda self, v, sums, reset, valid: Decay.scan(self, v, sums, None, valid)
+broken(
+    "IgnoresDocumentsInItsSums",
+    "packed_documents",
+    scan=lambda self, v, sums, reset, valid: Decay.scan(self, v, sums, None, valid),
 )
-DecaysOnPadding = broken(
+broken(
     "DecaysOnPadding",
+    "padding",
     scan=lambda self, v, sums, reset, valid: Decay.scan(
         self, v if valid is None else v * valid[..., None], sums, reset, None
     ),
 )
-SwallowsNaN = broken(
-    "SwallowsNaN", scan=lambda self, v, *rest: Decay.scan(self, torch.where(v.isnan(), -1e38, v), *rest)
+broken(
+    "SwallowsNaN", "nan_and_inf", scan=lambda self, v, *rest: Decay.scan(self, torch.where(v.isnan(), -1e38, v), *rest)
 )
 
 
+@breaks("forms")
 class WrongAtChunks(Decay):
     def scan(self, v, sums, reset, valid):
         half = -F.softplus(self.rate.to(v.dtype)) / 2
         return super().scan(v, None if sums is None else sums * half.exp(), reset, valid)
 
 
+@breaks("forms")
 class WrongInOneForm(Decay):
     def chunk(self, v, sums, reset, valid):
         h, sums = super().chunk(v, sums, reset, valid)
         return h, sums if self.mode == "recurrent" else 1.001 * sums
 
 
+@breaks("nan_and_inf")
 class LosesNaNOfItsRates(Decay):
     def chunk(self, *rest):
         self.rate.data.nan_to_num_()
@@ -246,52 +260,62 @@ def crops_what_it_cannot(self, tokens_to_remove):
     StateLayer.require_crop(self, tokens_to_remove)
 
 
-CountsFromTheLargest = with_cache("CountsFromTheLargest", Placed, write=counts_from_the_largest)
-CountsPadding = with_cache("CountsPadding", Placed, write=counts_padding)
-KeepsWhatInferenceMade = with_cache("KeepsWhatInferenceMade", read=lambda self, owner: self.state)
-CropsWhatItCannot = with_cache("CropsWhatItCannot", require_crop=crops_what_it_cannot)
-AcceptsAnyCrop = with_cache("AcceptsAnyCrop", require_crop=accepts_any_crop)
-CropsNothing = broken(
-    "CropsNothing",
-    MultiHeadAttention,
-    cache_layer=lambda self: type("Layer", (LongitudeCacheLayer,), {"_crop": lambda self, tokens_to_remove: None})(),
+with_cache(
+    "CountsFromTheLargest",
+    "packed_documents restarted_positions documents_across_calls",
+    Placed,
+    write=counts_from_the_largest,
 )
-TakesNothingBack = broken("TakesNothingBack", growth="O(N)")  # declares that its cache keeps every token
+with_cache("CountsPadding", "padding", Placed, write=counts_padding)
+with_cache("KeepsWhatInferenceMade", "grad_modes", read=lambda self, owner: self.state)
+with_cache("CropsWhatItCannot", "refused_calls", require_crop=crops_what_it_cannot)
+with_cache("AcceptsAnyCrop", "cache_operations", require_crop=accepts_any_crop)
+with_cache(
+    "CropsNothing", "prompt_lookup", MultiHeadAttention, LongitudeCacheLayer, _crop=lambda self, tokens_to_remove: None
+)
+broken("TakesNothingBack", "prompt_lookup", growth="O(N)")  # declares that its cache keeps every token
 
 
 # ---- its arguments and declarations ----------------------------------------------------------------------------------
-NamesNoParameter = broken("NamesNoParameter", undecayed=("rates",))
-MarksNothing = broken("MarksNothing", undecayed=("rate",))  # as other trainers would read it
-TakesAnyEncoding = broken("TakesAnyEncoding", refuses=lambda self, encoding: None)
-TakesAnyMask = broken("TakesAnyMask", forward=lambda self, x, *, mask=None, **rest: Decay.forward(self, x, **rest))
-TakesAnyPositions = broken(
-    "TakesAnyPositions", forward=lambda self, x, *, positions=None, **rest: Decay.forward(self, x, **rest)
+broken("NamesNoParameter", "weight_decay", undecayed=("rates",))
+broken("MarksNothing", "weight_decay", undecayed=("rate",))  # as other trainers would read it
+broken("TakesAnyEncoding", "wrong_input", refuses=lambda self, encoding: None)
+broken("TakesAnyMask", "wrong_input", forward=lambda self, x, *, mask=None, **rest: Decay.forward(self, x, **rest))
+broken(
+    "TakesAnyPositions",
+    "refused_calls",
+    forward=lambda self, x, *, positions=None, **rest: Decay.forward(self, x, **rest),
 )
-DeclaresWeights = broken(
+broken(
     "DeclaresWeights",
+    "attention_weights",
     has_weights=True,
     forward=lambda self, x, *, return_weights=False, **rest: Decay.forward(self, x, **rest),
 )
-HidesItsWeights = broken("HidesItsWeights", MultiHeadAttention, has_weights=False)
+broken("HidesItsWeights", "attention_weights", MultiHeadAttention, has_weights=False)
 
 
+@breaks("wrong_input")
 class NoOptionIsWrong(Decay):
     def set_options(self, dim, mode, chunk_size):
         self.dim, self.mode, self.chunk_size = dim, mode, chunk_size
 
 
+@breaks("attention_weights")
 class GivesWeightsOfNothing(Decay):
     def forward(self, x, *, return_weights=False, **rest):
         out = super().forward(x, **rest)
         return (out, None) if return_weights else out
 
 
+@breaks("attention_weights")
 class WeighsTwice(MultiHeadAttention):
     def forward(self, x, *, return_weights=False, **rest):
         answer = super().forward(x, return_weights=return_weights, **rest)
         return (answer[0], 2 * answer[1]) if return_weights else answer
 
 
+@breaks("repeated_document_ids")
 class MasksByNumber(MultiHeadAttention):
     """What the masks of attend() mean: a token sees all that have its number."""
 

@@ -223,66 +223,7 @@ def test_laws_apply_where_they_should() -> None:
 
 
 # ---- each law is broken by a subject made for it -----------------------------------------------------------------------------
-RED = {
-    testing: {
-        "far_positions": [encoding.InTheModelsDtype, encoding.InBfloat16, encoding.HalfSums],
-        "shared_tables": [encoding.SharesATable],
-        "state_dict": [encoding.Saves, encoding.DeclaresNothing],
-        "order": [encoding.NotFiniteAhead],
-        "shift": [encoding.Absolute, encoding.SaysAbsolute],
-        "gradients": [encoding.NoGradient, encoding.WrongGradient],
-        "wrong_input": [encoding.Asserts, encoding.LeavesATrace],
-        "chunks": [encoding.ForgetsCarry, encoding.StaleKeys],
-        "packed_documents": [encoding.MixesDocuments],
-        "padding": [encoding.MixesDocuments],
-        "batch_invariance": [encoding.MixesRows],
-        "causality": [encoding.SeesTheFuture],
-        "nan_and_inf": [encoding.SwallowsNaN],
-        "dtypes": [encoding.MovesItsTables],
-        "weight_decay": [encoding.MovesItsTables],
-        "compile": [encoding.ReadsLength],
-        "compiled_training": [encoding.NoGradientCompiled],
-        "permutation": [encoding.SaysNothingOfTheFuture],
-        "unused_parameters": [encoding.OnlyForSeveral],
-        "grad_modes": [encoding.MadeInInference],
-        "refused_calls": [encoding.CountsByItself],
-        "prompt_lookup": [encoding.HidesItsState],
-    },
-    mixers: {
-        "chunks": [mixer.ForgetsItsState, mixer.ForgetsItsTail],
-        "forms": [mixer.WrongInOneForm, mixer.WrongAtChunks],
-        "gradients": [mixer.CutsGradients, mixer.SpareParameter, mixer.WrongGradient],
-        "packed_documents": [mixer.IgnoresDocuments, mixer.IgnoresDocumentsInItsSums, mixer.CountsFromTheLargest],
-        "repeated_document_ids": [mixer.MasksByNumber, mixer.IgnoresDocuments],
-        "unused_parameters": [mixer.UsesItOnlyFar],
-        "restarted_positions": [mixer.CountsFromTheLargest],
-        "documents_across_calls": [mixer.CountsFromTheLargest, mixer.IgnoresDocuments],
-        "dropout": [mixer.DropsWithoutScale, mixer.DropsNothing],
-        "padding": [mixer.CountsPadding, mixer.DecaysOnPadding, mixer.ReadsPadding],
-        "batch_invariance": [mixer.MixesItsBatch],
-        "causality": [mixer.ReadsTheFuture],
-        "grad_modes": [mixer.NoisyInTraining, mixer.KeepsWhatInferenceMade],
-        "memory": [mixer.KeepsEverything, mixer.HoldsAView],
-        "precision": [mixer.HalfState, mixer.WidensItsOutput],
-        "cache_operations": [mixer.BatchBehind, mixer.AcceptsAnyCrop],
-        "state_dict": [mixer.DrawnTable],
-        "initialization": [mixer.StartsAtNothing],
-        "extreme_inputs": [mixer.Overflows],
-        "nan_and_inf": [mixer.SwallowsNaN, mixer.LosesNaNOfItsRates, mixer.MixesItsBatch],
-        "dtypes": [mixer.Frequencies, mixer.WidensItsOutput],
-        "weight_decay": [mixer.NamesNoParameter, mixer.MarksNothing],
-        "wrong_input": [mixer.TakesAnyMask, mixer.TakesAnyEncoding, mixer.NoOptionIsWrong],
-        "refused_calls": [mixer.CropsWhatItCannot, mixer.TakesAnyPositions],
-        "prompt_lookup": [mixer.TakesNothingBack, mixer.CropsNothing],
-        "attention_weights": [
-            mixer.GivesWeightsOfNothing,
-            mixer.DeclaresWeights,
-            mixer.HidesItsWeights,
-            mixer.WeighsTwice,
-        ],
-        "compiled_training": [mixer.BranchesOnItsNumbers],
-    },
-}
+RED = {testing: encoding.RED, mixers: mixer.RED}
 TRIED_ELSEWHERE = {"backends", "random_calls", "dropout", "autograd_graph", "memory", "queries_are_last", "export"}
 """On broken backends, in test_laws_of_backends.py and tests/attention/test_memory.py; the last two by what they compare."""
 
