@@ -1,6 +1,7 @@
 """DeepSeek's models of transformers, at toy size: the same logits from ours."""
 
 import copy
+from itertools import product
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from transformers import (
 )
 
 from longitude.checkpoints.families.deepseek import from_deepseek, from_deepseek_attention
+from tests.support import refused_calls
 
 YARN = {
     "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 16, "mscale": 1.0,
@@ -48,35 +50,29 @@ CASES = {
 }
 
 
-WIDTHS = {"heads that do not divide the width": {"hidden_size": 42}}
-"""Which latent attention does not need; their V2 config refuses it, V3 does not."""
+OF_ONE = {
+    "heads that do not divide the width": ("v3", {"hidden_size": 42}),
+    "pairs that were taken apart": ("v3", {"rope_interleave": False}),
+    "biases of the mlp": ("v2", {"mlp_bias": True}),
+}
+"""What only one of their two configs takes."""
 
 
-@pytest.mark.parametrize(("kind", "case"), [(kind, case) for kind in KINDS for case in CASES] + [("v3", *WIDTHS)])
+@pytest.mark.parametrize(
+    ("kind", "case"), [*product(KINDS, CASES), *((kind, case) for case, (kind, _) in OF_ONE.items())]
+)
 def test_logits_and_generated_tokens_are_equal(kind, case):
-    model = theirs(kind, **{**CASES, **WIDTHS}[case])
+    options = CASES[case] if case in CASES else OF_ONE[case][1]
+    model = theirs(kind, **options)
     ours = from_deepseek(model)
+    assert ours.config.encoding["layout"] == ("half" if "rope_interleave" in options else "interleaved")
     assert not ours.training and ours.config.tie_word_embeddings == model.config.tie_word_embeddings
     ids = torch.randint(3, 60, (2, 33), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         expected = model(ids).logits
         assert_close(ours(ids).logits, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
-    told = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    assert_close(ours.generate(ids, **told), model.generate(ids, **told))
-
-
-def test_pairs_that_were_taken_apart():
-    model = theirs(rope_interleave=False)
-    ours = from_deepseek(model)
-    assert ours.config.encoding["layout"] == "half"
-    ids = torch.randint(3, 60, (2, 33))
-    assert_close(ours(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
-
-
-def test_biases_of_the_mlp():
-    model = theirs("v2", mlp_bias=True)
-    ids = torch.randint(3, 60, (2, 33))
-    assert_close(from_deepseek(model)(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
+    options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    assert_close(ours.generate(ids, **options), model.generate(ids, **options))
 
 
 def test_left_padding_and_gradients_are_equal():
@@ -132,8 +128,7 @@ def test_attention_amid_mixtures_of_experts(kind, route):
     assert_close(replaced(ids, position_ids=places, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def test_what_is_no_dense_deepseek(tmp_path):
-    mixed = theirs(dense=1)
+def llama():
     small = {
         "vocab_size": 9,
         "hidden_size": 8,
@@ -141,16 +136,19 @@ def test_what_is_no_dense_deepseek(tmp_path):
         "num_hidden_layers": 1,
         "num_attention_heads": 1,
     }
-    with pytest.raises(ValueError, match="layers from 1 on mix experts"):
-        from_deepseek(mixed)
-    mixed.config.save_pretrained(tmp_path)  # no weights: refused by the config alone
+    return LlamaForCausalLM(LlamaConfig(**small))
+
+
+test_what_is_no_dense_deepseek = refused_calls([
+    (lambda: from_deepseek(theirs(dense=1)), "layers from 1 on mix experts"),
+    (lambda: from_deepseek(llama()), "deepseek_v2 or deepseek_v3, got 'llama'"),
+    (lambda: from_deepseek(theirs(hidden_act="gelu")), "expected hidden_act 'silu', got 'gelu'"),
+    (lambda: from_deepseek(nn.Linear(2, 2)), "a model of transformers or a path, got Linear"),
+    (lambda: from_deepseek_attention(nn.Linear(2, 2)), "layer of DeepSeek-V2 or DeepSeek-V3, got Linear"),
+])  # fmt: skip
+
+
+def test_a_path_is_refused_by_its_config_alone(tmp_path):
+    theirs(dense=1).config.save_pretrained(tmp_path)  # no weights
     with pytest.raises(ValueError, match="layers from 1 on mix experts"):
         from_deepseek(tmp_path)
-    with pytest.raises(ValueError, match="deepseek_v2 or deepseek_v3, got 'llama'"):
-        from_deepseek(LlamaForCausalLM(LlamaConfig(**small)))
-    with pytest.raises(ValueError, match="expected hidden_act 'silu', got 'gelu'"):
-        from_deepseek(theirs(hidden_act="gelu"))
-    with pytest.raises(ValueError, match="got Linear"):
-        from_deepseek(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="expected an attention layer of DeepSeek-V2 or DeepSeek-V3, got Linear"):
-        from_deepseek_attention(nn.Linear(2, 2))
