@@ -84,7 +84,7 @@ def rotary_pairs(model: nn.Module, original_length: int, length: int) -> RotaryP
     modules = [module for _, _, module in rotary_modules(model)]
     if not modules:
         raise ValueError(
-            f"{type(model).__name__}: expected a model with rotary positions, whose frequencies longrope divides, got another"
+            f"{type(model).__name__}: expected a model with rotary positions, which longrope scales, got another"
         )
     ropes = from_hugging_face(modules[0].config)
     rope = of_full_attention(ropes)
@@ -92,9 +92,7 @@ def rotary_pairs(model: nn.Module, original_length: int, length: int) -> RotaryP
     buffers = dict(modules[0].named_buffers())
     counts = {len(buffers["inv_freq" if layer is None else f"{layer}_inv_freq"]) for layer in layers}
     if len(counts) > 1:
-        raise ValueError(
-            f"longrope: expected as many rotary pairs in all layers of full attention, got {sorted(counts)}"
-        )
+        raise ValueError(f"longrope: expected as many rotary pairs in all full layers, got {sorted(counts)}")
     return RotaryPairs(rope.base, 2 * counts.pop(), original_length, length)
 
 

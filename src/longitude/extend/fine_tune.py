@@ -31,7 +31,7 @@ from longitude.hf import Trainer
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
-from longitude.runs.files import is_first_process, new_folder
+from longitude.runs.files import empty, is_first_process, new_folder
 from longitude.runs.memory import total_memory, training_memory
 
 Positions = Literal["contiguous", "randomized", "skipped"]
@@ -156,7 +156,7 @@ def _arguments(
     folder: Path, steps: int, batch: int, learning_rate: float, seed: int, gradient_checkpointing: bool
 ) -> TrainingArguments:
     on_gpu = torch.cuda.is_available()
-    checkpointing: Any = {_CHECKPOINTING: gradient_checkpointing}
+    version_dependent: Any = {_CHECKPOINTING: gradient_checkpointing}
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
@@ -178,7 +178,7 @@ def _arguments(
         report_to="none",
         disable_tqdm=True,
         ddp_find_unused_parameters=False,
-        **checkpointing,
+        **version_dependent,
     )
     arguments._n_gpu = min(1, arguments.n_gpu)  # one device per process; more of them come from accelerate launch
     return arguments
@@ -236,10 +236,8 @@ def _window(config: Any, length: int | None, positions: str) -> tuple[int, Sampl
     rule = sampler(positions, **({} if positions == "contiguous" else {"max_length": declared}))
     length = length or (declared if positions == "contiguous" else original)
     if length is None or not 2 <= length <= (declared or length):
-        raise ValueError(
-            f"fine-tuning: expected windows of 2 to {declared or 'any number of'} tokens, got {length or 'no length'}; "
-            f"pass the tokens of a window"
-        )
+        wanted = f"windows of 2 to {declared or 'any number of'} tokens"
+        raise ValueError(f"fine-tuning: expected {wanted}, got {length or 'no length'}; pass the tokens of a window")
     return length, rule
 
 
@@ -258,13 +256,11 @@ def _save(model: Any, directory: Path, out: Path, lora: bool, dtype: torch.dtype
     """New weights, and every other file of the extended checkpoint as it is."""
     if lora:
         model = model.merge_and_unload()
-    for path in out.iterdir():
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    empty(out)
     with quiet():
         model.to(dtype).save_pretrained(out)
-    weights = {path.name for path in out.iterdir() if ".safetensors" in path.name}
     for path in out.iterdir():
-        if path.name not in weights:
+        if ".safetensors" not in path.name:
             path.unlink()
     for path in directory.iterdir():
         if path.is_file() and ".safetensors" not in path.name:
@@ -283,10 +279,8 @@ class Steps(TrainerCallback):
             return
         loss = float(logs["loss"])
         if not math.isfinite(loss):
-            raise ValueError(
-                f"fine-tuning diverged: the loss of step {state.global_step} is {loss}, and nothing is written; try a "
-                f"smaller learning rate than {args.learning_rate:g}"
-            )
+            diverged = f"the loss of step {state.global_step} is {loss}, and nothing is written"
+            raise ValueError(f"fine-tuning diverged: {diverged}; try a learning rate below {args.learning_rate:g}")
         self.losses.append(loss)
         if state.is_world_process_zero:
             perplexity = math.exp(min(loss, 700))
@@ -298,9 +292,11 @@ def _require_memory(model: Any, config: Any, batch: int, length: int, gradient_c
     needed = training_memory(model, config, batch, length, gradient_checkpointing)
     there = total_memory("cuda" if torch.cuda.is_available() else "cpu")
     if needed > there:
+        takes = (
+            f"{batch} windows of {length} tokens takes about {needed / 2**30:.1f} GiB, there are {there / 2**30:.1f}"
+        )
         raise ValueError(
-            f"fine-tuning {batch} windows of {length} tokens takes about {needed / 2**30:.1f} GiB, there are "
-            f"{there / 2**30:.1f}; take shorter windows with --positions skipped, a smaller batch, or --lora"
+            f"fine-tuning {takes}; take shorter windows with --positions skipped, a smaller batch, or --lora"
         )
 
 

@@ -35,13 +35,9 @@ def find_table(source: Source) -> LearnedTable:
     table = table_of(source.skeleton)
     assert table is not None, "called for a model without a table"
     name, module = table
-    offset = getattr(module, "offset", None)
-    if offset is None:
-        offset = 0 if module.padding_idx is None else module.padding_idx + 1
-    names = [f"{name}.weight"]
-    names.append(
-        names[0].removeprefix(f"{getattr(source.skeleton, 'base_model_prefix', '')}.")
-    )  # saved without the head
+    offset = getattr(module, "offset", 0 if module.padding_idx is None else module.padding_idx + 1)
+    prefix = getattr(source.skeleton, "base_model_prefix", "")
+    names = [f"{name}.weight", f"{name}.weight".removeprefix(f"{prefix}.")]  # the latter where saved without the head
     held = [key for shard in source.shards for key in shapes_of(shard) if key in names]
     if source.pickled:  # its tensors get the model's names when they are written
         held = names[:1]

@@ -92,9 +92,7 @@ def scheme_of(name: str, factor: float, original: int, base: float | None = None
     """The scheme of a method that needs no search."""
     if name == "base":
         if base is None:
-            raise ValueError(
-                "--method base: expected --base, the new rope_theta, got none; 500000 served 8 times the length"
-            )
+            raise ValueError("--method base: expected --base, the new rope_theta, got none; such as 500000")
         return BaseChange(base)
     make = method_of(name).scheme
     assert make is not None, name

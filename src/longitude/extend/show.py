@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from longitude.checkpoints.keys import ABSENT
@@ -24,16 +23,12 @@ def plan_parts(plan: ExtendPlan) -> Iterator[Any]:
         if value is not None:
             scheme.add_row(name.replace("_", " "), _text(value))
     yield scheme
-    rows = differences(plan)
-    if rows:
-        changes = table("key", "before", "after", words=3)
-        for column in changes.columns:
-            column.no_wrap, column.overflow = False, "fold"
-        for key, before, after in rows:
-            changes.add_row(key, _text(before), _text(after))
-        yield from ("\nconfig.json", changes, "")
-    else:
-        yield "\nconfig.json: nothing changes\n"
+    changes = table("key", "before", "after", words=3)
+    for column in changes.columns:
+        column.no_wrap, column.overflow = False, "fold"
+    for key, before, after in differences(plan):
+        changes.add_row(key, _text(before), _text(after))
+    yield from ("\nconfig.json", changes, "") if changes.rows else ("\nconfig.json: nothing changes\n",)
     if plan.search is not None:
         starts = table("start", "loss")
         for name, loss in (plan.search.starts | {"found": plan.search.loss}).items():
@@ -78,16 +73,13 @@ def training_line(training: Training) -> str:
 
 def parity_line(parity: Parity, to: str) -> str:
     before = "interleaved" if to == "half" else "half"
-    whose = (
-        f"Transformers rotates this model so: the written checkpoint is for transformers, and right if the weights were "
-        f"{before} before"
-        if parity.native == to
-        else f"Transformers rotates this model as {parity.native}: the written checkpoint is for engines that rotate as {to}, "
-        f"and plain transformers reads it wrongly"
-    )
+    whose = f"is for engines that rotate as {to}, and plain transformers reads it wrongly"
+    if parity.native == to:
+        whose = f"is for transformers, and right if the weights were {before} before"
     return (
         f"parity: logits of the converted weights, rotated {to}, differ by {parity.error:.1e} of their spread from those "
-        f"before, rotated {before} (original weights rotated {to}: {parity.wrong_rotation:.1e}). {whose}."
+        f"before, rotated {before} (original weights rotated {to}: {parity.wrong_rotation:.1e}). Transformers rotates this "
+        f"model as {parity.native}: the written checkpoint {whose}."
     )
 
 
@@ -118,17 +110,15 @@ def as_json(
     result: dict[str, Any] = {"out": out}
     if plan is not None:
         result |= {"model": plan.source.name} | plan_json(plan)
-        result["difference"] = [
-            {"key": key, "before": None if a is ABSENT else a, "after": None if b is ABSENT else b}
-            for key, a, b in plan.difference()
-        ]
+        rows = [[None if each is ABSENT else each for each in row] for row in plan.difference()]
+        result["difference"] = [dict(zip(("key", "before", "after"), row, strict=True)) for row in rows]
         result |= {"notes": plan.notes, "left_out": left_out(plan.source)}
         result["search"] = plan.search and {name: getattr(plan.search, name) for name in ("loss", "starts", "tried")}
     if training is not None:
-        result["tuned"] = {name: value for name, value in asdict(training).items() if name != "costs"}
+        result["tuned"] = {name: getattr(training, name) for name in ("losses", "tokens", "parameters", "seconds")}
     if parity is not None:
-        result["parity"] = {name: getattr(parity, name) for name in ("error", "wrong_rotation")}
-        result["parity"]["transformers"] = parity.native
+        error, wrong = parity.error, parity.wrong_rotation
+        result["parity"] = {"error": error, "wrong_rotation": wrong, "transformers": parity.native}
     result["cost"] = [
         {
             "length": cost.length,
@@ -155,6 +145,6 @@ def _text(value: Any) -> str:
         return f"{value.get('name', '')} " + ", ".join(f"{key}={_text(v)}" for key, v in shown.items())
     if isinstance(value, list) and len(value) > 4:
         return f"[{value[0]}, {value[1]}, ... {value[-1]}] ({len(value)})"
-    if isinstance(value, float):
-        return f"{value:.10g}"
-    return str(value) if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str | float):
+        return value if isinstance(value, str) else f"{value:.10g}"
+    return json.dumps(value)

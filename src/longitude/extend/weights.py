@@ -41,11 +41,10 @@ def write_checkpoint(
     require_space(out.absolute().parent, size, "the checkpoint")
     with new_folder(out) as unfinished:
         write_weights(source, unfinished, changes)
+        shutil.copyfile(source.folder / "config.json", unfinished / "config.json")
         if extra is not None:
             shutil.copyfile(extra, unfinished / f"longrope_{extra.name}")
-        if config is None:
-            shutil.copyfile(source.folder / "config.json", unfinished / "config.json")
-        else:
+        if config is not None:
             write_json(unfinished / "config.json", config, allow_nan=True)
         if tokenizer_length is not None:
             path = unfinished / "tokenizer_config.json"
@@ -75,7 +74,6 @@ def write_weights(source: Source, folder: Path, changes: Mapping[str, Change]) -
         model = load(source.folder, allow_pickle=True, tokenizer=False).model
         with quiet():
             model.save_pretrained(folder)
-        (folder / "config.json").unlink()
         (folder / "generation_config.json").unlink(missing_ok=True)
         del model
     missing, growth = set(changes), 0
