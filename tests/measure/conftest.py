@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -11,6 +12,7 @@ from transformers import (
     GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedTokenizerFast,
 )
 
 from longitude.checkpoints.load import byte_tokenizer
@@ -43,6 +45,19 @@ def write(folder, name: str, tokenizer: bool = True, **more):
     if tokenizer and name != "ours":
         byte_tokenizer().save_pretrained(path)
     return path
+
+
+def byte_pairs(corpus: list[str], size: int, **special: str) -> PreTrainedTokenizerFast:
+    """As GPT-2's: tokens of bytes, which may split a character, and begin with the space before them."""
+    plain = Tokenizer(models.BPE())
+    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    plain.decoder = decoders.ByteLevel()
+    alphabet = {
+        "initial_alphabet": pre_tokenizers.ByteLevel.alphabet(),
+        "special_tokens": sorted({*special.values()}),
+    }
+    plain.train_from_iterator(corpus, trainers.BpeTrainer(vocab_size=size, show_progress=False, **alphabet))
+    return PreTrainedTokenizerFast(tokenizer_object=plain, **special)
 
 
 @pytest.fixture(scope="session")

@@ -2,26 +2,21 @@
 
 import pytest
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from longitude.checkpoints.load import byte_tokenizer
 from longitude.measure.documents import documents_of, tokens_of
 from longitude.measure.sources import Text
+from tests.measure.conftest import byte_pairs
 
 HARD = "  Grüße  aus\tKöln,\n\nx = 1  # ★ 日本 \U0001f600\U0001f600 naïve </s> ende "
 CORPUS = ["the cat sat on the mat  and the dog sat too " * 20, HARD, "def f(x):\n    return x + 1\n" * 10]
 
 
-def byte_bpe(**options) -> PreTrainedTokenizerFast:
-    """As GPT-2's: tokens of bytes, which may split a character, and begin with the space before them."""
-    plain = Tokenizer(models.BPE())
-    plain.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    plain.decoder = decoders.ByteLevel()
-    options |= {"eos_token": "</s>"}
-    alphabet = {"initial_alphabet": pre_tokenizers.ByteLevel.alphabet(), "special_tokens": ["</s>"]}
-    plain.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=330, show_progress=False, **alphabet))
-    return PreTrainedTokenizerFast(tokenizer_object=plain, **options)
+def byte_bpe() -> PreTrainedTokenizerFast:
+    return byte_pairs(CORPUS, 330, eos_token="</s>")
 
 
 def sentencepiece() -> PreTrainedTokenizerFast:
@@ -71,7 +66,9 @@ def test_bytes_belong_to_the_first_token_of_a_character_and_spaces_to_the_word_a
 
 
 def test_special_tokens_are_not_put_around_the_text():
-    tokenizer = byte_bpe(bos_token="</s>", add_bos_token=True)
+    tokenizer = byte_pairs(CORPUS, 330, bos_token="</s>", eos_token="</s>")
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(single="</s> $A", special_tokens=[("</s>", 0)])
+    assert tokenizer("the").input_ids[0] == 0
     assert tokens_of("the", tokenizer)[0].tolist() == tokenizer("the", add_special_tokens=False).input_ids
 
 

@@ -5,7 +5,8 @@ from collections import Counter
 from random import Random
 
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from longitude.checkpoints.load import byte_tokenizer
@@ -13,26 +14,13 @@ from longitude.measure.retrieval import TASKS, haystack, scoring
 from longitude.measure.retrieval.measurement import plan
 from longitude.measure.retrieval.prompts import DoesNotFit, Question, check, encode, fit
 from longitude.measure.retrieval.tasks import _word
+from tests.measure.conftest import byte_pairs
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 
 
-def pieces(size=600) -> PreTrainedTokenizerFast:
-    """A byte-pair tokenizer trained on the prose that needles are hidden in, with a beginning-of-sequence token."""
-    model = Tokenizer(models.BPE())
-    model.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    model.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=size,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=["<s>"],
-        show_progress=False,
-    )
-    model.train_from_iterator([" ".join(haystack.of_python().words[:8000]), NOISE], trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=model, bos_token="<s>")
-
-
-TOKENIZERS = {"bytes": byte_tokenizer(), "pieces": pieces()}
+BYTE_PAIRS = byte_pairs([" ".join(haystack.of_python().words[:8000]), NOISE], 600, bos_token="<s>")
+TOKENIZERS = {"bytes": byte_tokenizer(), "byte pairs": BYTE_PAIRS}
 
 
 def question(name, *, length=4096, depth=None, trial=0, seed=0, text=None) -> Question:
@@ -41,8 +29,6 @@ def question(name, *, length=4096, depth=None, trial=0, seed=0, text=None) -> Qu
 
 
 # ---- the published texts ---------------------------------------------------------------------------------------------
-
-
 def test_the_passkey_prompt_is_the_published_one():
     # landmark attention, llama/run_test.py: filler repeated, cut after so many letters, on both sides of the line
     asked = question("passkey", depth=0.25)
@@ -165,41 +151,33 @@ def test_frequent_words_are_clear_from_the_smallest_text():
 
 
 # ---- fitted and never cut ----------------------------------------------------------------------------------------------
-
-
-def occurrences(name, asked, text) -> None:
-    """Every answer as often as its task says."""
+def occurrences(name, asked, text) -> list[int]:
+    """How often each answer stands in a prompt, after the solved example."""
     end = {"variable-tracking": "\n\n\n\n", "common-words": "\nBelow"}.get(name)
-    text = text.partition(end)[2] if end else text
-    found = Counter(re.findall(r"\w+", text))
-    if name == "passkey":
-        assert [found[each] for each in asked.answers] == [2]
-    elif name == "variable-tracking":
-        assert [found[each] for each in asked.answers] == [2, 2, 2, 2, 1]
-    elif name == "common-words":
-        assert len({found[each] for each in asked.answers}) == 1
-    elif name.startswith("needle"):
-        assert {found[each] for each in asked.answers} == {1}
+    found = Counter(re.findall(r"\w+", text.partition(end)[2] if end else text))
+    return [found[each] for each in asked.answers]
 
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("tokenizer", TOKENIZERS)
 @pytest.mark.parametrize("name", TASKS)
 def test_prompts_are_full_and_whole(name, tokenizer):
-    tokens, too_short = TOKENIZERS[tokenizer], []
+    tokens, expected = TOKENIZERS[tokenizer], {"passkey": [2], "variable-tracking": [2, 2, 2, 2, 1]}
     for length in (500, 1024, 2200, 3000, 7000, 12345):
         asked = plan(name, [length], None, 1)
         try:
             prompt = asked.prompt(tokens, length, None, 0)
         except DoesNotFit:
-            too_short.append(length)
+            assert length < 3000 or name == "common-words" and length < 7100
             continue
         assert 0.9 * length <= prompt.tokens <= length
         assert prompt.tokens == len(prompt.ids) + prompt.new_tokens
         read = tokens.decode(prompt.ids, skip_special_tokens=True)
         assert read.endswith(prompt.question.ask) and all(read.count(needle) == 1 for needle in prompt.question.needles)
-        occurrences(name, prompt.question, read)
-    assert all(length < 3000 or name == "common-words" and length < 7100 for length in too_short)
+        found = occurrences(name, prompt.question, read)
+        if name != "frequent-words":
+            assert found == expected.get(name, found[:1] * len(found))  # all equally often
+        assert not name.startswith("needle") or set(found) == {1}
 
 
 def test_fine_filler_fills_to_the_last_token():
@@ -210,16 +188,15 @@ def test_fine_filler_fills_to_the_last_token():
 
 def test_questions_depend_on_the_seed_and_not_on_the_tokenizer():
     for name in TASKS:
-        asked = {seed: plan(name, [4000], None, 1, seed) for seed in (0, 1)}
-        first = asked[0].prompt(TOKENIZERS["pieces"], 4000, None, 0)
-        again = plan(name, [4000], None, 1, 0).prompt(TOKENIZERS["pieces"], 4000, None, 0)
-        assert first.ids == again.ids
-        answers = {first.question.answers}
-        answers |= {asked[1].prompt(TOKENIZERS["pieces"], 4000, None, 0).question.answers}
-        answers |= {asked[0].prompt(TOKENIZERS["pieces"], 4000, None, 1).question.answers}
-        answers |= {asked[0].prompt(TOKENIZERS["pieces"], 3999, None, 0).question.answers}
-        assert len(answers) == 4
-        assert asked[0].prompt(TOKENIZERS["bytes"], 4000, None, 0).question.answers == first.question.answers
+
+        def ids_and_answers(seed=0, length=4000, trial=0, tokens=BYTE_PAIRS, name=name):
+            prompt = plan(name, [length], None, 1, seed).prompt(tokens, length, None, trial)
+            return prompt.ids, prompt.question.answers
+
+        first = ids_and_answers()
+        assert ids_and_answers() == first and ids_and_answers(tokens=TOKENIZERS["bytes"])[1] == first[1]
+        others = (ids_and_answers(seed=1), ids_and_answers(trial=1), ids_and_answers(length=3999))
+        assert len({first[1], *(answers for _, answers in others)}) == 4
 
 
 @pytest.mark.parametrize("name", [name for name, task in TASKS.items() if task.depths])
@@ -237,18 +214,15 @@ def test_the_needle_stands_at_its_depth(name):
 
 
 def test_a_beginning_stays_and_an_end_does_not():
-    tokens = pieces(300)
-    assert encode(tokens, "abc")[0] != tokens.bos_token_id
-    tokens = PreTrainedTokenizerFast(tokenizer_object=tokens.backend_tokenizer, bos_token="<s>", eos_token="<s>")
-    from tokenizers.processors import TemplateProcessing
-
+    assert encode(BYTE_PAIRS, "abc")[0] != BYTE_PAIRS.bos_token_id
+    tokens = byte_pairs([NOISE], 300, bos_token="<s>", eos_token="<s>")
     tokens.backend_tokenizer.post_processor = TemplateProcessing(single="<s> $A <s>", special_tokens=[("<s>", 0)])
     assert tokens("abc")["input_ids"] == [0, *encode(tokens, "abc")[1:], 0] and encode(tokens, "abc")[0] == 0
     assert plan("passkey", [700], None, 1).prompt(tokens, 700, 0.5, 0).ids[0] == 0
 
 
 class Cutting:
-    """A tokenizer that keeps some of the tokens and says nothing."""
+    """A tokenizer that silently keeps some of the tokens."""
 
     eos_token_id = None
 
@@ -263,11 +237,12 @@ class Cutting:
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("most", [200, 600, 1000])
-def test_a_tokenizer_that_cuts_is_refused(most, side):
-    with pytest.raises(ValueError, match="cut"):
-        plan("passkey", [1024], None, 1).prompt(Cutting(most, side), 1024, 0.0, 0)
-    assert plan("passkey", [1024], None, 1).prompt(Cutting(1100, side), 1024, 0.0, 0).tokens == 1024  # nothing is cut
+def test_a_tokenizer_that_cuts_is_refused(side):
+    asked = plan("passkey", [1024], None, 1)
+    for most in (200, 600, 1000):
+        with pytest.raises(ValueError, match="cut"):
+            asked.prompt(Cutting(most, side), 1024, 0.0, 0)
+    assert asked.prompt(Cutting(1100, side), 1024, 0.0, 0).tokens == 1024  # nothing is cut
 
 
 def test_a_tokenizer_that_loses_numbers_is_refused():
@@ -283,19 +258,14 @@ def test_a_prompt_that_is_not_whole_is_refused():
     asked = question("needle-multi-value", text="Lorem ipsum. Dolor sit amet.")
     text = asked.text(5)
     check(asked, text, text.upper().replace(" ", ""))  # what some tokenizers do not keep
-    for broken in (
-        text[:-1],
-        text[300:],
-        text.replace(asked.answers[2], "1"),
-        asked.needles[0] + text,
-    ):
+    for broken in (text[:-1], text[300:], text.replace(asked.answers[2], "1"), asked.needles[0] + text):
         with pytest.raises(ValueError, match="it is cut, or the tokenizer cannot write"):
             check(asked, text, broken)
         with pytest.raises(ValueError, match="that was built"):
             check(asked, broken, text)
 
 
-def test_a_question_that_does_not_fit_is_said():
+def test_a_question_that_does_not_fit():
     with pytest.raises(DoesNotFit, match="takes 257 tokens, 200 are given"):  # 247 letters and 10 new tokens
         plan("passkey", [200], None, 1).prompt(TOKENIZERS["bytes"], 200, 0.5, 0)
     asked = Question(text=lambda size: "x" * (size + 90), ask="x", answers=("x",), whole_answer="y" * 30)
@@ -306,17 +276,12 @@ def test_a_question_that_does_not_fit_is_said():
 
 def test_new_tokens_are_the_published_ones_unless_the_answer_is_longer():
     published = {"passkey": 10, "variable-tracking": 30, "common-words": 120, "frequent-words": 50}
-    for name, task in TASKS.items():
-        assert task.new_tokens == published.get(name, 128)
-    answer = "z" * 77
-    asked = Question(text=lambda size: "x" * size, ask="x", smallest=1, answers=("x",), whole_answer=answer)
-    assert fit(asked, TOKENIZERS["bytes"], 200, 10).new_tokens == 77
-    assert fit(asked, TOKENIZERS["bytes"], 200, 78).new_tokens == 78
+    assert {name: task.new_tokens for name, task in TASKS.items()} == dict.fromkeys(TASKS, 128) | published
+    asked = Question(text=lambda size: "x" * size, ask="x", smallest=1, answers=("x",), whole_answer="z" * 77)
+    assert [fit(asked, TOKENIZERS["bytes"], 200, new).new_tokens for new in (10, 78)] == [77, 78]
 
 
 # ---- haystacks ----------------------------------------------------------------------------------------------------------
-
-
 def test_needles_stand_between_sentences():
     text = haystack.of_text("One two three. Four five six seven. Eight!")
     assert text.with_needles(8, ["N."], [0.5]) == "One two three. N. Four five six seven. Eight!"
@@ -341,12 +306,10 @@ def test_our_own_prose_and_words():
 
 
 # ---- scores -------------------------------------------------------------------------------------------------------------
-
-
 def test_scores_are_the_published_ones():
     number = scoring.first_number
-    assert [number(said, ["12345"]) for said in (" 12345.", "12345 67", "is 12345", "012345")] == [1, 1, 1, 1]
-    assert [number(said, ["12345"]) for said in ("", " 1234", " 123456", "7 12345", "12,345", "none")] == [0] * 6
+    assert [number(output, ["12345"]) for output in (" 12345.", "12345 67", "is 12345", "012345")] == [1] * 4
+    assert [number(output, ["12345"]) for output in ("", " 1234", " 123456", "7 12345", "12,345", "none")] == [0] * 6
     assert scoring.match_all("ABC, def and 12", ["abc", "DEF", "ghi", "12"]) == 0.75
     assert scoring.match_all("xabcx", ["abc"]) == 1 and scoring.match_all("a b c", ["abc"]) == 0
 
@@ -374,6 +337,6 @@ def test_intervals_are_wilsons():
         ({"task": "common-words", "depths": [0.5]}, "leave the depths out"),
     ],
 )
-def test_wrong_options_are_said(options, message):
+def test_wrong_options(options, message):
     with pytest.raises(ValueError, match=message):
         plan(**{"task": "passkey", "lengths": [512], "depths": None, "trials": 1} | options)

@@ -15,14 +15,7 @@ from transformers import GenerationConfig
 from longitude.checkpoints.load import Checkpoint, byte_tokenizer
 from longitude.checkpoints.positions import last_position
 from longitude.measure import Row
-from longitude.measure.retrieval import (
-    TASKS,
-    definition,
-    effective_length,
-    heat_map,
-    run,
-    scores_by_length,
-)  # fmt: skip
+from longitude.measure.retrieval import TASKS, definition, effective_length, heat_map, run, scores_by_length
 from longitude.measure.retrieval.measurement import answer, plan
 from tests.measure.conftest import build
 
@@ -66,8 +59,8 @@ class Reader(nn.Module):
         if self.asked == self.dies_after:
             raise MemoryError
         self.asked += 1
-        said = " " + " ".join(solve(TOKENS.decode(input_ids[0, -self.window :].tolist())))
-        ids = TOKENS(said)["input_ids"][: self.generation_config.max_new_tokens]
+        found = " " + " ".join(solve(TOKENS.decode(input_ids[0, -self.window :].tolist())))
+        ids = TOKENS(found)["input_ids"][: self.generation_config.max_new_tokens]
         return torch.cat([input_ids, torch.tensor([ids])], dim=1)
 
 
@@ -76,8 +69,6 @@ def reader(**options) -> Checkpoint:
 
 
 # ---- models that read by rule ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", TASKS)
 def test_a_model_that_reads_everything_gets_everything(name):
@@ -113,7 +104,7 @@ def test_half_of_the_needles_give_half_of_the_score():
     assert (row.value * 160) % 1 == pytest.approx(0, abs=1e-9)  # quarters of 40 trials
 
 
-def test_rows_say_how_they_were_measured():
+def test_rows_hold_how_they_were_measured():
     text = "Some words. " * 300
     labels = {"model": "a/b", "label": "x", "train_length": 256}
     [row] = run(reader(), "needle-single", lengths=[1500], depths=[0.5], trials=3, seed=5, text=text, **labels)
@@ -127,14 +118,17 @@ def test_rows_say_how_they_were_measured():
     assert 500 < row.position_from < row.position_to < 1000
     assert (row.dtype, row.backend, row.prefill) == ("float32", "by rule", "one pass")
     [passkey] = run(reader(), "passkey", lengths=[600], trials=1)
-    assert passkey.metric == "accuracy" and passkey.method == "greedy, questions of seed 0" and passkey.depth is None
-    assert passkey.position_from is None
+    assert passkey.metric == "accuracy" and passkey.method == "greedy, questions of seed 0"
+    assert passkey.depth is passkey.position_from is None
 
 
-def test_a_length_that_is_too_short_has_a_row_without_value():
-    rows = list(run(reader(), "variable-tracking", lengths=[700, 2000], trials=2))
-    assert [row.value for row in rows] == [None, 1.0] and rows[0].count == 0
-    assert re.fullmatch(r"the shortest prompt .* takes \d+ tokens, 700 are given", rows[0].reason or "")
+def test_a_length_that_is_too_short_has_a_row_without_value_and_progress_counts_it():
+    seen = []
+    options = {"lengths": [400, 700, 2000], "trials": 2, "progress": lambda *tokens: seen.append(tokens)}
+    rows = list(run(reader(), "variable-tracking", **options))
+    assert [row.value for row in rows] == [None, None, 1.0] and rows[0].count == 0
+    assert re.fullmatch(r"the shortest prompt .* takes \d+ tokens, 700 are given", rows[1].reason or "")
+    assert seen == [(800, 6200), (2200, 6200), (4200, 6200), (6200, 6200)]
     with pytest.raises(ValueError, match=r"variable-tracking has no prompt at lengths \[300, 700\]: the shortest"):
         run(reader(), "variable-tracking", lengths=[300, 700])
 
@@ -146,22 +140,13 @@ def test_a_crash_loses_one_row():
     assert [(row.length, row.depth) for row in rows] == [(512, 0), (512, 1)]
 
 
-def test_progress_is_in_tokens():
-    seen = []
-    options = {"lengths": [400, 700, 1500], "trials": 2}
-    list(run(reader(), "variable-tracking", **options, progress=lambda done, total: seen.append((done, total))))
-    assert seen == [(800, 5200), (2200, 5200), (3700, 5200), (5200, 5200)]
-
-
 # ---- models that generate ------------------------------------------------------------------------------------------------
-
-
 def tiny(name: str = "llama", **options) -> Checkpoint:
     model = build(name, **options).eval()
     return Checkpoint(model, TOKENS, model.config, "tiny")
 
 
-def test_answers_are_greedy_whatever_the_checkpoint_says():
+def test_answers_are_greedy_whatever_the_checkpoint_sets():
     checkpoint = tiny()
     model = checkpoint.model
     prompt = plan("passkey", [400], None, 1).prompt(TOKENS, 400, 0.5, 0)
@@ -177,13 +162,9 @@ def test_answers_are_greedy_whatever_the_checkpoint_says():
     )
     assert answer(model, TOKENS, prompt) == expected
     assert model.generation_config is own
-
-
-def test_rows_of_a_model_that_generates():
-    rows = list(run(tiny(), "passkey", lengths=[300, 500], depths=[0, 1], trials=2, prefill=64))
+    rows = list(run(checkpoint, "passkey", lengths=[300, 500], depths=[0, 1], trials=2, prefill=64))
     assert len(rows) == 4 and all(row.value is not None and row.count == 2 for row in rows)
-    assert rows[0].method == "greedy, questions of seed 0" and rows[0].depth == 0 and rows[0].backend == "sdpa"
-    assert rows[0].prefill == "chunks of 64 with the cache"
+    assert rows[0].depth == 0 and rows[0].backend == "sdpa" and rows[0].prefill == "chunks of 64 with the cache"
 
 
 def test_a_table_of_positions_ends():
@@ -204,14 +185,12 @@ def test_a_table_of_positions_ends():
         (None, {}, "needs the checkpoint's tokenizer"),
     ],
 )
-def test_wrong_options_are_said_before_anything_runs(tokenizer, options, message):
+def test_wrong_options_are_refused_before_anything_runs(tokenizer, options, message):
     with pytest.raises(ValueError, match=message):
         run(replace(reader(dies_after=0), tokenizer=tokenizer), "passkey", lengths=[512], **options)
 
 
 # ---- summaries ------------------------------------------------------------------------------------------------------------
-
-
 def row(task, length, value, depth=None, model="m"):
     return Row(task=task, length=length, value=value, depth=depth, model=model, metric="accuracy", weighting="trial")
 
