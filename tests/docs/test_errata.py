@@ -12,6 +12,7 @@ from torch import Tensor
 import longitude as lg
 from longitude.positions.layouts import pair_order
 from longitude.positions.scaling import NTK, Linear, LongRoPE, NTKByParts, YaRN
+from tests.support import close, random as numbers
 
 
 def inverse(scaling=None, dim: int = 64, **options) -> Tensor:
@@ -19,13 +20,8 @@ def inverse(scaling=None, dim: int = 64, **options) -> Tensor:
 
 
 def near(got, want, rel: float = 1e-6) -> None:
-    torch.testing.assert_close(
-        torch.as_tensor(got, dtype=torch.float64), torch.as_tensor(want, dtype=torch.float64), rtol=rel, atol=1e-9
-    )
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    got, want = (torch.as_tensor(each, dtype=torch.float64) for each in (got, want))
+    close(got, want, 1e-9, rel)
 
 
 def test_every_line_has_its_test() -> None:

@@ -12,16 +12,8 @@ from torch import Tensor
 import longitude as lg
 from longitude.models.blocks import MLP
 from longitude.positions.buckets import t5_bucket
-
-
-def near(got, want, rel: float = 1e-6) -> None:
-    torch.testing.assert_close(
-        torch.as_tensor(got, dtype=torch.float64), torch.as_tensor(want, dtype=torch.float64), rtol=rel, atol=1e-9
-    )
-
-
-def numbers(*shape: int) -> Tensor:
-    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+from tests.docs.test_errata import near
+from tests.support import random as numbers
 
 
 # ---- biases ----------------------------------------------------------------------------------------------------------
@@ -112,17 +104,11 @@ def test_fused_attention_takes_biases(encoding) -> None:
 def test_falcon_adds_its_bias_twice() -> None:
     from transformers import FalconConfig, FalconForCausalLM
 
-    size: dict[str, Any] = {
-        "vocab_size": 61,
-        "hidden_size": 32,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "alibi": True,
-    }
+    size: dict[str, Any] = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
     theirs, x = {}, torch.arange(1, 40)[None]
     for kind in ("sdpa", "eager"):
         torch.manual_seed(0)
-        config = FalconConfig(**size | {"attn_implementation": kind}, initializer_range=0.3)
+        config = FalconConfig(**size, alibi=True, attn_implementation=kind, initializer_range=0.3)
         theirs[kind] = FalconForCausalLM(config).eval()
     with torch.no_grad():
         gap = theirs["sdpa"](x).logits - theirs["eager"](x).logits
