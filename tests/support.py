@@ -1,6 +1,8 @@
 """What many test files share: closeness, random tensors that a seed decides, encodings with random parameters."""
 
 import json
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -95,6 +97,13 @@ def refused_calls(cases: Sequence[tuple[Callable[[], Any], str]]) -> Callable[..
             call()
 
     return refused
+
+
+def printed(code: str) -> str:
+    """What `code` prints in a Python of its own."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 # ---- models of transformers, layer by layer --------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import ast
 import re
-import subprocess
 import sys
 from importlib.metadata import version
 from importlib.resources import files
@@ -12,17 +11,11 @@ import pytest
 
 import longitude as lg
 from longitude.positions.base import ENCODINGS
+from tests.support import printed
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "src" / "longitude"
 OPTIONAL = "transformers accelerate safetensors pandas pyarrow scipy altair vl_convert tyro rich jinja2 datasets"
-
-
-def fresh(code: str) -> str:
-    """What `code` prints in a Python of its own."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 # ---- imports -------------------------------------------------------------------------------------------------------
@@ -41,7 +34,7 @@ print(*set(sys.modules) - before)
 lg.attend; lg.list_encodings()
 print(*set(sys.modules) - before)
 """
-    at_import, at_first_use = (set(line.split()) for line in fresh(code).splitlines())
+    at_import, at_first_use = (set(line.split()) for line in printed(code).splitlines())
     assert at_import == {"longitude"}
     assert {name.split(".")[0] for name in at_first_use} <= ALLOWED
     assert len(at_first_use) <= MODULES
@@ -49,8 +42,8 @@ print(*set(sys.modules) - before)
 
 def test_modules_that_are_names_load_in_a_fresh_process() -> None:
     """lg.samplers and lg.scaling are modules of a package that imports neither."""
-    printed = fresh("import longitude as lg; print(lg.samplers.__name__, lg.scaling.__name__)")
-    assert printed.split() == ["longitude.positions.samplers", "longitude.positions.scaling"]
+    names = printed("import longitude as lg; print(lg.samplers.__name__, lg.scaling.__name__)")
+    assert names.split() == ["longitude.positions.samplers", "longitude.positions.scaling"]
 
 
 def test_attend_a_layer_and_every_encoding_work_without_the_optional_packages() -> None:
@@ -66,8 +59,7 @@ from longitude.positions.composed import compose
 x, (q, k, v) = torch.randn(1, 5, 16), torch.randn(3, 1, 2, 5, 8)
 shape = dict(num_heads=4, num_kv_heads=4, head_dim=4, dim=16, max_length=8, layout="half")
 for name in lg.list_encodings():
-    known = dict(num_heads=2, head_dim=8, dim=16, max_length=8, layout="half")
-    encoding = compose(lg.encoding(name, **resolved(name, {{}}, **known)))
+    encoding = compose(lg.encoding(name, **resolved(name, {{}}, **shape | dict(num_heads=2, num_kv_heads=2, head_dim=8))))
     context, _ = encoding.context(encoding.embed(x, torch.arange(5)))
     out = lg.attend(q, k, v, encoding=encoding, context=context)
     assert out.shape == q.shape and out.isfinite().all(), name
@@ -76,7 +68,7 @@ for name in lg.list_encodings():
     layer(encoding.embed(x, torch.arange(5))).sum().backward()
     print(name)
 """
-    assert fresh(code).split() == lg.list_encodings()
+    assert printed(code).split() == lg.list_encodings()
 
 
 # ---- names ---------------------------------------------------------------------------------------------------------
@@ -92,18 +84,14 @@ def lazy_names_of_type_checkers() -> dict[str, str]:
 def test_public_name(name: str) -> None:
     """Each loads, comes from where type checkers think, and is listed."""
     value = getattr(lg, name)
-    said = lazy_names_of_type_checkers()[name]
-    home = sys.modules[f"longitude.{name}" if said == "longitude" else said]
-    assert value is (home if said == "longitude" else getattr(home, name))
+    module = lazy_names_of_type_checkers()[name]
+    home = sys.modules[f"longitude.{name}" if module == "longitude" else module]
+    assert value is (home if module == "longitude" else getattr(home, name))
     assert name in dir(lg)
 
 
 def test_public_names_are_those_type_checkers_see() -> None:
-    assert {*lazy_names_of_type_checkers(), "__version__"} == set(lg.__all__)
-    assert len(lg.__all__) == len(set(lg.__all__))
-
-
-def test_unknown_public_name() -> None:
+    assert sorted([*lazy_names_of_type_checkers(), "__version__"]) == sorted(lg.__all__)
     with pytest.raises(AttributeError, match="no attribute 'alibi'"):
         lg.alibi  # noqa: B018
 
@@ -123,12 +111,8 @@ def encodings_named_in(source: str) -> set[str]:
 
 
 def test_encodings_named_in_finds_them() -> None:
-    assert encodings_named_in("# as ALiBi does\nx = 'none'\nlg.Learned\nimport rope\n") == {
-        "ALiBi",
-        "none",
-        "Learned",
-        "rope",
-    }
+    found = encodings_named_in("# as ALiBi does\nx = 'none'\nlg.Learned\nimport rope\n")
+    assert found == {"ALiBi", "none", "Learned", "rope"}
     assert encodings_named_in("# a learned table, none of it on this path\nx.learned = None\n") == set()
 
 
@@ -155,12 +139,9 @@ def test_data_from_outside_is_never_unpickled() -> None:
     assert [f.name for f in PACKAGE.rglob("*.py") if ways.search(f.read_text())] == []
 
 
-def test_package_says_that_it_is_typed() -> None:
-    assert (files("longitude") / "py.typed").is_file()
-
-
-def test_one_version() -> None:
+def test_one_version_of_a_typed_package() -> None:
     """The package's, the installed one's and the changelog's newest."""
+    assert (files("longitude") / "py.typed").is_file()
     assert lg.__version__ == version("longitude")
     newest = re.search(r"^## \[?(\d+\.\d+\.\d+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert newest is not None and newest[1] == lg.__version__

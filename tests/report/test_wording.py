@@ -1,12 +1,10 @@
 """Numbers and names in sentences, tables on the terminal, and what is imported to draw."""
 
-import subprocess
-import sys
-
 import pytest
 
 from longitude.report import wording
 from longitude.report.table import show, table
+from tests.support import printed
 
 
 @pytest.mark.parametrize(
@@ -45,9 +43,6 @@ def test_a_table_in_a_file_is_not_cut(capsys):
 
 
 def test_drawing_is_loaded_when_something_is_drawn():
-    code = """
-import sys, longitude.cli, longitude.study.runner, longitude.report.wording
-print({"altair", "vl_convert", "longitude.report.page"} & set(sys.modules))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout.strip() == "set()"
+    code = "import sys, longitude.cli, longitude.study.runner, longitude.report.wording\n"
+    code += 'print({"altair", "vl_convert", "longitude.report.page"} & set(sys.modules))'
+    assert printed(code) == "set()"

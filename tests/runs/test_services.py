@@ -1,8 +1,5 @@
 """Memory, devices and provenance."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -10,6 +7,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from longitude.runs import memory
 from longitude.runs.device import device_of
 from longitude.runs.provenance import provenance
+from tests.support import printed
 
 
 def test_free_memory_is_at_most_that_of_the_group(tmp_path, monkeypatch):
@@ -24,11 +22,8 @@ def test_free_memory_is_at_most_that_of_the_group(tmp_path, monkeypatch):
 
 def test_memory_of_a_model_is_at_least_its_numbers():
     with torch.device("meta"):
-        model = LlamaForCausalLM(
-            LlamaConfig(
-                hidden_size=64, num_attention_heads=4, num_hidden_layers=2, vocab_size=100, intermediate_size=128
-            )
-        )
+        sizes = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 100, "intermediate_size": 128}
+        model = LlamaForCausalLM(LlamaConfig(**sizes, num_hidden_layers=2))
     weights = sum(parameter.numel() for parameter in model.parameters())
     need = memory.forward_memory(model, 16, torch.bfloat16, width=1024, rows=2, chunk=128, logits=10**9)
     assert need.weights == 2 * weights and need.cache == 2 * 2 * 1024 * 64 * 2 * 2 and need.logits >= 4 * 128 * 2 * 100
@@ -48,8 +43,7 @@ from longitude.runs.memory import memory_growth
 held = torch.ones(2**24)
 print(memory_growth(lambda: torch.ones(2**24)), memory_growth(lambda: held.sum()))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    grown, none = map(int, done.stdout.split())
+    grown, none = map(int, printed(code).split())
     assert 0.9 * 2**26 < grown < 1.3 * 2**26 and none < 2**24
 
 
