@@ -53,18 +53,16 @@ def _require_parts(outs: Sequence[Tensor], lses: Sequence[Tensor]) -> None:
         )
     out, lse = outs[0], lses[0]
     for n, (o, z) in enumerate(zip(outs, lses, strict=True)):
-        if not isinstance(o, Tensor) or not isinstance(z, Tensor) or o.dim() != 4 or z.shape != o.shape[:3]:
+        floats = all(isinstance(x, Tensor) and x.is_floating_point() for x in (o, z))
+        if not floats or o.dim() != 4 or z.shape != o.shape[:3]:
             raise ValueError(
-                f"merge_attention: expected out [B, H, Lq, Dv] and lse [B, H, Lq], got {_kind(o)} and {_kind(z)} as part {n}"
+                "merge_attention: expected floating-point tensors out [B, H, Lq, Dv] and lse [B, H, Lq], "
+                f"got {_kind(o)} and {_kind(z)} as part {n}"
             )
         if (o.shape, o.dtype, o.device, z.dtype, z.device) != (out.shape, out.dtype, out.device, lse.dtype, out.device):
             raise ValueError(
                 "merge_attention: expected parts of one shape, dtype and device, "
                 f"got {_kind(out)} with {_kind(lse)} as part 0 and {_kind(o)} with {_kind(z)} as part {n}"
-            )
-        if not o.is_floating_point() or not z.is_floating_point():
-            raise ValueError(
-                f"merge_attention: expected floating-point tensors, got {_kind(o)} and {_kind(z)} as part {n}"
             )
 
 

@@ -133,11 +133,8 @@ def after_45_tokens(batch: int = 3, **other):
 
 test_refusals = refused_calls(
     [
-        (calling(mask=lg.NoMask()), "mask: HierarchicalAttention mixes"),
         (calling(mask=lg.Window(3)), "mask: HierarchicalAttention"),
-        (calling(return_weights=True), "return_weights: HierarchicalAttention"),
         (calling(memory=torch.zeros(3, 2, WIDTH)), "memory: HierarchicalAttention"),
-        (calling(documents=torch.zeros(3, 44, dtype=torch.long)), "documents: expected"),
         (calling(encoding=lg.Fire(HEADS)), "Fire adds PairBias"),
         (calling(positions=torch.zeros(3, 45, 2, dtype=torch.long)), "one axis"),
         (calling(cache=object()), "cache: HierarchicalAttention expected the StateLayer"),
@@ -145,7 +142,6 @@ test_refusals = refused_calls(
         (after_45_tokens(2), "cache: "),
         (after_45_tokens(encoding="bias"), "cache: "),
         (lambda: layer(merge="learned", merge_levels=0), "merge_levels"),
-        (lambda: layer(window=0), "window"),
         (lambda: layer(merge="max"), "merge"),
         (lambda: layer(combine="sum"), "combine"),
         (lambda: layer(head_dim=0), "head_dim"),

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import longitude as lg
-from longitude.attention.cache import LongitudeCacheLayer
 from tests.support import close, random, refused_calls
 
 DIM, HEADS = 16, 4
@@ -67,13 +66,7 @@ def test_encoding_and_tables_may_be_handed_in():
     assert not torch.allclose(handed(x), own(x))
 
 
-def after_a_prefill(**arguments):
-    attention, cache = layer(), LongitudeCacheLayer()
-    attention(tokens(), cache=cache)
-    return lambda: attention(tokens(length=1), cache=cache, **arguments)
-
-
-RUNS = torch.zeros(2, 1, dtype=torch.long)
+RUNS = torch.zeros(2, 11, dtype=torch.long)
 GATED = lg.MultiHeadAttention(16, 4, encoding=lg.FoX(16, 4))
 test_refusals = refused_calls(
     [
@@ -81,15 +74,13 @@ test_refusals = refused_calls(
         (lambda: lg.MultiHeadAttention(16, 4, 3), "num_kv_heads to divide num_heads, got 3 and 4"),
         (lambda: lg.MultiHeadAttention(16, 4, encoding="rope"), "got 'rope'; build one"),
         (lambda: lg.MultiHeadAttention(16, 4, scale="big"), "scale: expected a finite number .*got 'big'"),
-        (lambda: layer()(tokens()[:, :0]), r"x: expected .* with no empty dimension, got \[2, 0, 16\]"),
         (lambda: layer()(tokens(), positions=torch.arange(10)), r"positions: expected \[11\] or \[2, 11\], got \[10\]"),
         (lambda: layer()(tokens(), positions=torch.arange(11.0)), "integer positions"),
         (lambda: layer(encoding=lg.ALiBi(8))(tokens()), "ALiBi was built with num_heads=8, q has 4"),
         (lambda: layer(backend="tabel")(tokens()), "unknown backend 'tabel': did you mean 'table'"),
-        (after_a_prefill(documents=RUNS), r"documents: expected \[2, 12\], cached tokens included, got \[2, 1\]"),
         # the encoding's context would not know of documents in the mask alone
         (
-            lambda: GATED(tokens().float(), mask=lg.Documents(RUNS.expand(2, 11))),
+            lambda: GATED(tokens().float(), mask=lg.Documents(RUNS)),
             "pass documents and padding as documents=",
         ),
     ]
