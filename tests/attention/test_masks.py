@@ -20,7 +20,7 @@ HOLES = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 1], dtype=torch.bool)
 LENGTHS = torch.tensor([4, 0])
 TOKENS = torch.tensor([[0, 0, 1, 0, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0, 0]], dtype=torch.bool)
 
-# A mask and the same in words: whether the query of order i sees the key of order j in sequence b.
+# A mask and the same in words: whether the query of order i attends to the key of order j in sequence b.
 ATOMS = {
     "none": (lg.NoMask(), lambda b, i, j: True),
     "causal": (lg.Causal(), lambda b, i, j: j <= i),
@@ -50,8 +50,8 @@ ATOMS = {
 
 def truth(name: str) -> torch.Tensor:
     """[2, KEYS, KEYS] for queries and keys of orders 0 .. KEYS-1."""
-    _, sees = ATOMS[name]
-    return torch.tensor([[[bool(sees(b, i, j)) for j in range(KEYS)] for i in range(KEYS)] for b in range(2)])
+    _, attends = ATOMS[name]
+    return torch.tensor([[[bool(attends(b, i, j)) for j in range(KEYS)] for i in range(KEYS)] for b in range(2)])
 
 
 def table(mask: Mask, rows: int = KEYS, keys: int = KEYS) -> torch.Tensor:

@@ -77,7 +77,7 @@ def test_scale_and_dropout():
     assert not torch.equal(dropping.train()(x, source), dropping(x, source))
 
 
-# ---- who is seen -----------------------------------------------------------------------------------------------------
+# ---- padding of the source -------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("integer", [False, True])
 def test_padding_of_the_source_is_not_there(integer):
     """Left, right or both: what is not valid may hold anything, and gets no gradient."""

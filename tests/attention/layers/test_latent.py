@@ -163,7 +163,7 @@ def test_a_token_is_576_numbers():
     assert round(2 * 128 * 128 / 576, 1) == 56.9
 
 
-def test_a_memory_is_seen():
+def test_a_memory_is_attended_to():
     layer, x = make(), tokens(2, 20)
     close(layer(x[:, 8:], memory=x[:, :8]), layer(x)[:, 8:])
 
@@ -183,10 +183,8 @@ def test_the_scale_takes_deepseeks_second_mscale():
     yarn = lg.scaling.YaRN(factor=40.0, original_max_length=4096, mscale=1.0, mscale_all_dim=1.0)
     encoding = lg.Rotary(ROPE, "interleaved", scaling=yarn)
     layer, x = make(encoding), tokens(1, 9)
-    said = make(
-        encoding, scale=10**-0.5 * 1.3688879454113936**2
-    )  # 0.1 ln 40 + 1, squared (DeepSeek-V3's softmax scale)
-    close(layer(x), said(x))
+    by_hand = make(encoding, scale=10**-0.5 * 1.3688879454113936**2)  # 0.1 ln 40 + 1, squared
+    close(layer(x), by_hand(x))
     assert not torch.allclose(layer(x), make(encoding, scale=10**-0.5)(x))
 
 
