@@ -64,7 +64,11 @@ def stock_attention(
     mask_of_call = with_packed(
         stock_mask_of(module, attention_mask, key.shape[2], causal), kwargs, len(query), query.shape[2]
     )
-    require_known(kwargs)
+    for name, reason in REFUSED.items():
+        if kwargs.get(name) is not None:
+            raise ValueError(
+                f"attn_implementation='longitude' does not support {name}: {reason}; use 'eager' or 'sdpa'"
+            )
     mask = mask_of_call.mask if sliding_window is None else AllOf((*mask_of_call.mask.parts(), Window(sliding_window)))
     key, value = key[:, :, : mask_of_call.keys], value[:, :, : mask_of_call.keys]
     weights = kwargs.get("output_attentions")
@@ -89,12 +93,3 @@ def stock_mask_of(module: nn.Module, attention_mask: Any, keys: int, causal: boo
     causal = getattr(module, "is_causal", True) if causal is None else causal
     mask: Mask = Causal() if causal else NoMask()
     return StockMask(mask, keys)
-
-
-def require_known(arguments: dict[str, Any]) -> None:
-    """ValueError for what would change the attention and is not supported."""
-    for name, reason in REFUSED.items():
-        if arguments.get(name) is not None:
-            raise ValueError(
-                f"attn_implementation='longitude' does not support {name}: {reason}; use 'eager' or 'sdpa'"
-            )

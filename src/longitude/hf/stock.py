@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from copy import deepcopy
 from typing import Any
@@ -49,9 +48,7 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
     layers = attentions(base)
     specs, given = resolved(encoding, model.config)
     of_layer, members = build_members(specs, given, len(layers))
-    for member in members:
-        require_possible(member)
-    require_fitting(specs, model.config)
+    require_fitting(specs, members, model.config)
     config = own_config(model)
     parameter = next(base.parameters())
     model.set_attn_implementation("longitude")
@@ -118,9 +115,9 @@ def attentions(base: Any) -> list[nn.Module]:
     return found
 
 
-def require_possible(member: Encoding) -> None:
-    """ValueError for an encoding that a stock model cannot have."""
-    for one in Composed([member]):
+def require_fitting(specs: list[dict[str, Any]], members: list[Encoding], config: PreTrainedConfig) -> None:
+    """ValueError for an encoding that a stock model cannot have, or of other heads than the model's."""
+    for one in Composed(members):
         if one.at_input:
             raise ValueError(
                 f"set_positions: {type(one).__name__} acts on the model's input, which is not replaced; lg.LongitudeConfig has it"
@@ -129,10 +126,6 @@ def require_possible(member: Encoding) -> None:
             raise ValueError(
                 f"set_positions: {type(one).__name__} takes {one.axes} axes, and the model's tokens have one position"
             )
-
-
-def require_fitting(specs: list[dict[str, Any]], config: PreTrainedConfig) -> None:
-    """ValueError for an encoding of other heads than the model's."""
     for spec in specs:
         for option, own in heads_of(config).items():
             if spec.get(option, own) != own:
@@ -237,16 +230,7 @@ def build_members(
 
 # ---- saved and loaded ------------------------------------------------------------------------------------------------
 loading: ContextVar[bool] = ContextVar("loading", default=False)
-
-
-@contextmanager
-def loading_weights() -> Iterator[None]:
-    """Within: a model with the sentinel in its config may be made."""
-    token = loading.set(True)
-    try:
-        yield
-    finally:
-        loading.reset(token)
+"""Whether a model with the sentinel in its config may be made."""
 
 
 def with_sentinel(rope: dict[str, Any]) -> dict[str, Any]:
@@ -307,8 +291,11 @@ def class_of(path: Any, config: PreTrainedConfig) -> Any:
         raise ValueError(f"{path}: config.json names no class of transformers, got {config.architectures}")
 
     def make(self: PreTrainedModel, config: PreTrainedConfig, *arguments: Any, **named: Any) -> None:
-        with loading_weights():
+        token = loading.set(True)
+        try:
             stock.__init__(self, config, *arguments, **named)
+        finally:
+            loading.reset(token)
         set_positions(self, getattr(config, KEY))
 
     return type(stock.__name__, (stock,), {"__init__": make, "__module__": stock.__module__})

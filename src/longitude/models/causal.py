@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from inspect import signature
 from typing import Any
 
 import torch
@@ -15,10 +14,9 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.cache import LongitudeCache
-from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
-from longitude.models.inputs import require_assistant
+from longitude.models.inputs import require_assistant, require_known
 from longitude.models.loss import IGNORED, predicted
 from longitude.models.streams import Packed, documents_of, places_in, streams_of
 
@@ -89,11 +87,8 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             ValueError: For what does not fit, and for unknown arguments.
         """
         # Not in the signature: Trainer evaluates only batches that hold every parameter with "label" in its name.
+        require_known(kwargs, type(self).forward, "shift_labels", *Packed.__annotations__)
         shift_labels: Tensor | None = kwargs.pop("shift_labels", None)
-        packed = {name: kwargs.pop(name) for name in Packed.__annotations__ if name in kwargs}
-        if kwargs:
-            known = {*signature(type(self).forward).parameters, "shift_labels", *Packed.__annotations__}
-            raise unknown("argument", next(iter(kwargs)), known, "")
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -106,7 +101,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             return_dict=True,
-            **packed,
+            **kwargs,
         )
         hidden = outputs.last_hidden_state
         for name, given in (("labels", labels), ("shift_labels", shift_labels)):
@@ -116,7 +111,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             shift_labels = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
             alone = past_key_values is None and not use_cache and memories is None
             documents = documents_of(
-                len(labels), labels.shape[1], document_ids, position_ids, attention_mask, alone, **packed
+                len(labels), labels.shape[1], document_ids, position_ids, attention_mask, alone, **kwargs
             )
             if documents is not None:  # a document's last token does not predict the next document's first
                 ends = documents[:, -hidden.shape[1] :]
@@ -124,11 +119,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
                 shift_labels = shift_labels.masked_fill(crossing, IGNORED)
             if attention_mask is not None:  # and padding predicts nothing
                 shift_labels = shift_labels.masked_fill(attention_mask[:, -hidden.shape[1] :] == 0, IGNORED)
-        skip_logits = (shift_labels is not None and self.training) if skip_logits is None else skip_logits
-        vocabulary = self.config.vocab_size
-        loss, logits = predicted(
-            hidden, self.lm_head, vocabulary, shift_labels, num_items_in_batch, skip_logits, logits_to_keep
-        )
+        loss, logits = predicted(self, hidden, shift_labels, num_items_in_batch, skip_logits, logits_to_keep)
         return CausalLMOutputWithPast(
             loss=loss,
             logits=logits,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from inspect import signature
 from typing import Any, Unpack
 
 from torch import Tensor, nn
@@ -13,9 +12,9 @@ from transformers.utils.generic import can_return_tuple
 
 from longitude.attention.masks import NoMask
 from longitude.attention.mixer import MIXERS
-from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
+from longitude.models.inputs import require_known
 from longitude.models.loss import IGNORED, predicted
 from longitude.models.streams import Packed
 from longitude.positions.base import ENCODINGS, list_encodings
@@ -159,10 +158,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         Returns:
             MaskedLMOutput: logits [B, L, vocab_size] and the loss, mean nats per predicted token.
         """
-        packed = {name: kwargs.pop(name) for name in Packed.__annotations__ if name in kwargs}
-        if kwargs:
-            known = {*signature(type(self).forward).parameters, *Packed.__annotations__}
-            raise unknown("argument", next(iter(kwargs)), known, "")
+        require_known(kwargs, type(self).forward, *Packed.__annotations__)
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -172,7 +168,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             return_dict=True,
-            **packed,
+            **kwargs,
         )
         hidden = outputs.last_hidden_state
         if labels is not None:
@@ -180,8 +176,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
                 raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
             if attention_mask is not None:
                 labels = labels.masked_fill(attention_mask == 0, IGNORED)
-        skip_logits = (labels is not None and self.training) if skip_logits is None else skip_logits
-        loss, logits = predicted(hidden, self.lm_head, self.config.vocab_size, labels, num_items_in_batch, skip_logits)
+        loss, logits = predicted(self, hidden, labels, num_items_in_batch, skip_logits)
         return MaskedLMOutput(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, attentions=outputs.attentions
         )

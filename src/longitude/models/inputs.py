@@ -1,11 +1,22 @@
-"""Checks of a model's inputs: embeddings that fit, an assistant whose cache can be cropped."""
+"""Checks of a model's inputs: known arguments, embeddings that fit, an assistant whose cache can be cropped."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from longitude.errors import unknown
+
+
+def require_known(kwargs: dict[str, Any], forward: Callable[..., Any], *others: str) -> None:
+    """ValueError for the first of a call's further arguments that is none of `others`: it is no argument of `forward`."""
+    for name in kwargs:
+        if name not in others:
+            raise unknown("argument", name, {*signature(forward).parameters, *others}, "")
 
 
 def require_embeds(name: str, given: Any, config: Any, table: nn.Embedding | None) -> None:

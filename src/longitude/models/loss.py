@@ -1,6 +1,7 @@
 """Cross-entropy of next tokens without holding [tokens, vocabulary] logits at long lengths."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,19 +14,22 @@ CHUNK_LOGITS = 2**24
 
 
 def predicted(
+    model: Any,
     hidden: Tensor,
-    head: Callable[[Tensor], Tensor],
-    vocabulary: int,
     targets: Tensor | None,
     num_items_in_batch: Tensor | int | None = None,
-    skip_logits: bool = False,
+    skip_logits: bool | None = None,
     logits_to_keep: int | Tensor = 0,
 ) -> tuple[Tensor | None, Tensor | None]:
-    """The loss (None without targets) and the logits (None where they are skipped) of hidden [B, L, dim].
+    """The loss (None without targets) and the logits (None where they are skipped) of hidden [B, L, dim], by model.lm_head.
 
-    logits_to_keep: of this many last tokens (0: all), or the indices of the wanted ones. The loss is a function of the logits
-    that are returned, where they are those of all tokens; else it makes its own.
+    skip_logits: None skips them in training with targets. logits_to_keep: of this many last tokens (0: all), or the indices of
+    the wanted ones. The loss is a function of the logits that are returned, where they are those of all tokens; else it makes
+    its own.
     """
+    head, vocabulary = model.lm_head, model.config.vocab_size
+    if skip_logits is None:
+        skip_logits = targets is not None and model.training
     wanted = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
     logits = None if skip_logits else head(hidden[:, wanted])
     if targets is None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from inspect import signature
 from typing import Any
 
 import torch.nn.functional as F
@@ -15,11 +14,10 @@ from transformers.modeling_outputs import Seq2SeqLMOutput, Seq2SeqModelOutput
 from transformers.utils import logging
 from transformers.utils.generic import can_return_tuple
 
-from longitude.errors import unknown
 from longitude.models.configuration import LongitudeConfig, mixer_class
 from longitude.models.decoder import LongitudeModel, LongitudePreTrainedModel
 from longitude.models.encoder import LongitudeEncoder
-from longitude.models.inputs import require_assistant, require_embeds
+from longitude.models.inputs import require_assistant, require_embeds, require_known
 from longitude.models.loss import IGNORED, predicted
 
 logger = logging.get_logger(__name__)
@@ -292,8 +290,7 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
                 "document_ids: an encoder-decoder has one source and one target per row; expected each pair in a row of its own, "
                 "padded, with attention_mask"
             )
-        if kwargs:
-            raise unknown("argument", next(iter(kwargs)), signature(type(self).forward).parameters, "")
+        require_known(kwargs, type(self).forward)
         if labels is not None and decoder_input_ids is None and decoder_inputs_embeds is None:
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
@@ -319,22 +316,9 @@ class LongitudeForSeq2SeqLM(LongitudePreTrainedModel, GenerationMixin):
         hidden = outputs.last_hidden_state
         if labels is not None and labels.shape != hidden.shape[:2]:
             raise ValueError(f"labels: expected {list(hidden.shape[:2])}, got {list(labels.shape)}")
-        skip_logits = (labels is not None and self.training) if skip_logits is None else skip_logits
-        vocabulary = self.config.vocab_size
-        loss, logits = predicted(
-            hidden, self.lm_head, vocabulary, labels, num_items_in_batch, skip_logits, logits_to_keep
-        )
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+        loss, logits = predicted(self, hidden, labels, num_items_in_batch, skip_logits, logits_to_keep)
+        others = {name: value for name, value in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
     def generate(self, *arguments: Any, **named: Any) -> Any:
         """As in transformers."""
