@@ -25,13 +25,8 @@ from longitude.testing.examples import SHAPES, Example, example, fill
 from longitude.testing.fixtures import close
 from longitude.testing.parts import ENCODING_LAWS
 
-law, laws, examine, check, cases = (
-    ENCODING_LAWS.law,
-    ENCODING_LAWS.laws,
-    ENCODING_LAWS.examine,
-    ENCODING_LAWS.check,
-    ENCODING_LAWS.cases,
-)
+law, laws, cases = ENCODING_LAWS.law, ENCODING_LAWS.laws, ENCODING_LAWS.cases
+examine, check = ENCODING_LAWS.examine, ENCODING_LAWS.check
 
 __all__ = [
     "SHAPES",

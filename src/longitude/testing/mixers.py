@@ -15,13 +15,8 @@ from longitude.testing.examples import MixerExample, mixer_example as example
 from longitude.testing.memory_use import bytes_held, tensors_held
 from longitude.testing.parts import MIXER_LAWS
 
-law, laws, examine, check, cases = (
-    MIXER_LAWS.law,
-    MIXER_LAWS.laws,
-    MIXER_LAWS.examine,
-    MIXER_LAWS.check,
-    MIXER_LAWS.cases,
-)
+law, laws, cases = MIXER_LAWS.law, MIXER_LAWS.laws, MIXER_LAWS.cases
+examine, check = MIXER_LAWS.examine, MIXER_LAWS.check
 
 __all__ = [
     "DoesNotApply",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -24,20 +28,13 @@ def compiled_at_many_lengths(build: Example) -> Measurement:
     if any(isinstance(term, Transport) for term in encoding.terms(encoding.context(numbers(1, 2, DIM))[0])):
         raise DoesNotApply("Transport: attention walks its tokens chunk by chunk, so each length is a graph")
     require_one_table(encoding, 42)
-    from torch._dynamo import reset
     from torch._dynamo.testing import CompileCounter
 
     stack = LayerStack(build.in_attention()).float()
-    reset()
-    graphs = CompileCounter()
-    compiled = torch.compile(stack, backend=graphs, fullgraph=True)
-    try:
+    with compiled(stack, graphs := CompileCounter()) as forward:
         for length in LENGTHS:
             x = numbers(2, length, DIM).float()
-            got, want = (stack.answer(x, 0, forward=f) for f in (compiled, stack))
-            close(f"compiled, length {length}", got, want, 1e-4)
-    finally:
-        reset()
+            close(f"compiled, length {length}", stack.answer(x, 0, forward=forward), stack.answer(x, 0), 1e-4)
     return Measurement(graphs.frame_count, 2, cause=f"{graphs.frame_count} graphs for {len(LENGTHS)} lengths")
 
 
@@ -47,19 +44,25 @@ def compiled_training(build: MixerExample) -> None:
 
     Of tokens and of every parameter; without documents, and a mixer with them, too.
     """
-    from torch._dynamo import reset
-
     net = LayerStack(build, layers=1 if isinstance(build.encoding, Example) else 2).float()
     x = numbers(2, 21, DIM).float()
     positions = torch.arange(21).expand(2, 21)
     documents = torch.tensor([[0] * 9 + [1] * 12, [-1] * 4 + [0] * 17])
     ways = [("", (x, 0), None), (" with documents", (x, positions, documents), (documents >= 0)[..., None].float())]
+    with compiled(net, "aot_eager") as forward:
+        for what, given, seen in ways[: 1 if isinstance(build.encoding, Example) else 2]:
+            got, want = (net.answer(*given, forward=f, seen=seen) for f in (forward, net))
+            close(f"compiled{what}", got, want)
+
+
+@contextmanager
+def compiled(module: torch.nn.Module, backend: Any) -> Iterator[Any]:
+    """The module compiled into whole graphs; what torch has compiled before and meanwhile is forgotten."""
+    from torch._dynamo import reset
+
     reset()
     try:
-        compiled = torch.compile(net, backend="aot_eager", fullgraph=True)
-        for what, given, seen in ways[: 1 if isinstance(build.encoding, Example) else 2]:
-            got, want = (net.answer(*given, forward=f, seen=seen) for f in (compiled, net))
-            close(f"compiled{what}", got, want)
+        yield torch.compile(module, backend=backend, fullgraph=True)
     finally:
         reset()
 

@@ -208,19 +208,14 @@ def refused_calls_of_mixers(build: MixerExample) -> None:
     may be the one that refuses. One that is not refused is a crop or weights, and a cropped cache continues, too.
     """
     net, x = LayerStack(build), numbers(2, TOKENS, DIM)
-    whole, filled = net(x, 0)[:, PAST:], net.caches()
+    whole, filled, more = net(x, 0)[:, PAST:], net.caches(), x[:, PAST:]
     net(x[:, :PAST], 0, None, filled)
-    more = x[:, PAST:]
 
-    def crop(caches: list[Any]) -> None:
-        for layer in caches:
-            layer.crop(-2)
-
-    def continues(what: str) -> Act:
-        return lambda c: close(f"after {what}", net(more, PAST, None, c), whole)
+    def continues(what: str, start: int = PAST) -> Act:
+        return lambda c: close(f"after {what}", net(x[:, start:], start, None, c)[:, PAST - start :], whole)
 
     wrong: dict[str, Act] = {
-        "documents of this call alone": lambda c: net(more, PAST, torch.zeros(2, 4, dtype=torch.long), c),
+        "documents of this call alone": lambda c: net(more, PAST, torch.zeros(2, 4).long(), c),
         "negative positions": lambda c: net(more, torch.arange(4) - 1, None, c),
         "positions of another length": lambda c: net(more, torch.arange(5), None, c),
         "positions that are no integers": lambda c: net(more, torch.arange(4) * 1.0, None, c),
@@ -230,8 +225,8 @@ def refused_calls_of_mixers(build: MixerExample) -> None:
     }
     for what, call in wrong.items():
         _refused(what, call, filled, continues(what))
-    cropped: Act = lambda c: close("after a crop", net(x[:, PAST - 2 :], PAST - 2, None, c)[:, 2:], whole)  # noqa: E731
-    _refused("a crop", crop, filled, continues("a refused crop"), cropped)
+    crop: Act = lambda caches: [layer.crop(-2) for layer in caches]  # noqa: E731
+    _refused("a crop", crop, filled, continues("a refused crop"), continues("a crop", PAST - 2))
     for name, model in models_with(build):
         require_refused_calls(name, model)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -90,25 +90,29 @@ def _in_whole_tokens(build: Example, tensors: Named) -> None:
     for dtype in (torch.float32, torch.float64):
         encoding = build().to(dtype)
         clean = {name: x.to(dtype) for name, x in tensors.items()}
-        case = Call(encoding, clean)
-        want = {name: case.forward(clean, name) for name in case.able()}
-        for value in NOT_FINITE:
-            bad = {name: x.clone() for name, x in clean.items()}
-            for x in bad.values():
-                x[0, ..., AT, :1] = value
-            if encoding.at_input and bool(encoding.embed(bad["x"], torch.arange(LENGTH))[0, AT].isfinite().all()):
-                raise LawBroken(f"{value} in a token, {dtype}: what is made of it at the input is finite")
-            for name in want:
-                here = f"{value} in a token, {dtype}, backend {name}"
-                out = case.forward(bad, name)
-                if bool(out[0, :, AT].isfinite().all(-1).any()):
-                    raise LawBroken(f"{here}: its output is finite")
-                close(f"{here}: another row", out[1], want[name][1])
-        for backend in want:
+        case, token = Call(encoding, clean), torch.arange(LENGTH)
+        if encoding.at_input:
+            _in_a_token(f"{dtype}, at the input", lambda given: encoding.embed(given["x"], token), clean)  # noqa: B023
+        for backend in case.able():
+            where = f"{dtype}, backend {backend}"
+            _in_a_token(where, lambda given: case.forward(given, backend).transpose(1, 2), clean)  # noqa: B023
             net = LayerStack(build.in_attention(), 1, encoding, backend=backend).to(dtype)
             for name in _spoiled(encoding, whole=True):
                 if math.isfinite(float(net(clean["x"], 0).sum())):
-                    raise LawBroken(f"NaN in {name}, {dtype}, backend {backend}: the loss is finite")
+                    raise LawBroken(f"NaN in {name}, {where}: the loss is finite")
+
+
+def _in_a_token(where: str, forward: Callable[[Named], Tensor], clean: Named) -> None:
+    """In one number of each tensor at a token: its output [B, L, ...] is not finite in any head; another row as without."""
+    want = forward(clean)
+    for value in NOT_FINITE:
+        bad = {name: x.clone() for name, x in clean.items()}
+        for x in bad.values():
+            x[0, ..., AT, :1] = value
+        out = forward(bad)
+        if bool(out[0, AT].isfinite().all(-1).any()):
+            raise LawBroken(f"{value} in a token, {where}: its output is finite")
+        close(f"{value} in a token, {where}: another row", out[1], want[1])
 
 
 def _spoiled(module: torch.nn.Module, whole: bool = False) -> Iterator[str]:
@@ -131,17 +135,10 @@ def nan_and_inf_in_mixers(build: MixerExample) -> None:
     ways.append((*next(iter(build.forms((16,)).items())), torch.float64))
     for name, options, dtype in ways:
         mixer = build(**options).to(dtype)
-        where = f", {name}, {dtype}".replace(", ,", ",")
+        where = f"{name}, {dtype}".removeprefix(", ")
         around = {"encoding": build.encodings(mixer).to(dtype), "positions": 0}
         x = numbers(2, LENGTH, DIM).to(dtype)
-        clean = mixer(x, **around)
-        for value in NOT_FINITE:
-            bad = x.clone()
-            bad[0, AT, 3] = value
-            out = mixer(bad, **around)
-            if bool(out[0, AT].isfinite().all()):
-                raise LawBroken(f"{value} in a token{where}: its output is finite")
-            close(f"{value} in a token{where}: another row", out[1], clean[1])
+        _in_a_token(where, lambda given: mixer(given["x"], **around), {"x": x})  # noqa: B023
         for parameter in _spoiled(mixer):
             if math.isfinite(float(mixer(x, **around).sum())):
-                raise LawBroken(f"NaN in {parameter}{where}: the loss is finite")
+                raise LawBroken(f"NaN in {parameter}, {where}: the loss is finite")

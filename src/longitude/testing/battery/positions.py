@@ -15,7 +15,7 @@ from longitude.positions.coordinates import explicit
 from longitude.testing.attend_calls import Call
 from longitude.testing.engine import DoesNotApply, LawBroken
 from longitude.testing.examples import DIM, SHAPES, Example
-from longitude.testing.fixtures import LayerStack, close, error, heads_and_tokens, numbers, refused, tensors_in
+from longitude.testing.fixtures import LayerStack, Named, close, error, heads_and_tokens, numbers, refused, tensors_in
 from longitude.testing.parts import ENCODING_LAWS
 
 SHIFTS = (1, 3, 1000, 100_000)
@@ -78,15 +78,9 @@ def order(build: Example) -> None:
             raise LawBroken(f"the output with {type(mask).__name__} is not finite")
     token = torch.arange(9)
     for term in encoding.terms(encoding.context(tensors["x"])[0]):
-        match term:
-            case OffsetBias(at):
-                bias = at(token - 4)
-            case PairBias(at):
-                bias = at(token[:, None], token[None])
-            case _:
-                continue
-        if not bool(torch.isfinite(bias).all()):
-            raise LawBroken(f"a bias must be finite for keys in the future too, got {bias.tolist()}")
+        for bias in _tables_of(term, token).values() if isinstance(term, OffsetBias | PairBias) else ():
+            if not bool(torch.isfinite(bias).all()):
+                raise LawBroken(f"a bias must be finite for keys in the future too, got {bias.tolist()}")
 
 
 # ---- far positions ------------------------------------------------------------------------------------------------------
@@ -131,7 +125,12 @@ def far_positions(build: Example) -> None:
 
         columns, columns_exact = low.context(x.to(half))[0], exact.context(x.to(half).double())[0]
         for ours, theirs in zip(low.terms(columns), exact.terms(columns_exact), strict=True):
-            _same_term(ours, theirs, positions, low.learned)
+            of_content, want = isinstance(ours, Drift | Transport), _tables_of(theirs, positions)
+            for name, got in _tables_of(ours, positions).items():
+                if of_content or isinstance(ours, OffsetBias) and not low.learned:  # a learned number is what it is
+                    _wide(name, got)
+                if not of_content:
+                    _near(f"{name}, under bfloat16", got, want[name], 2e-6 if isinstance(ours, PairBias) else None)
 
     tensors = {name: x.bfloat16() for name, x in heads_and_tokens(len(positions), len(positions)).items()}
     options = {"q_positions": positions, "k_positions": positions}
@@ -157,26 +156,21 @@ def _wide(what: str, x: Tensor) -> None:
         raise LawBroken(f"{what}: expected float32 or wider in a bfloat16 module, got {x.dtype}")
 
 
-def _same_term(ours: Term, theirs: Term, positions: Tensor, learned: bool) -> None:
-    """A term at far positions, in bfloat16 and exactly."""
-    offset = positions[:, None] - positions
+def _tables_of(term: Term, positions: Tensor) -> Named:
+    """Every tensor of a term by name, for queries and keys at these positions."""
     i, j = positions[:, None], positions[None]
-    match ours, theirs:
-        case OffsetBias(at), OffsetBias(exactly):
-            if not learned:  # a learned number is what it is, in any dtype
-                _wide("OffsetBias", at(offset))
-            _near("OffsetBias, under bfloat16", at(offset), exactly(offset))
-        case PairBias(at), PairBias(exactly):
-            _near("PairBias, under bfloat16", at(i, j), exactly(i, j), 2e-6)
-        case OffsetVectors(keys, values), OffsetVectors(exact_keys, exact_values):
-            close("OffsetVectors.keys, under bfloat16", keys(offset), exact_keys(offset))
-            if values is not None and exact_values is not None:
-                close("OffsetVectors.values, under bfloat16", values(offset), exact_values(offset))
-        case Drift(level), Drift():
-            _wide("the level of Drift", level)
-        case Transport(w, b), Transport():
-            _wide("Transport.w", w)
-            _wide("Transport.b", b)
+    match term:
+        case OffsetBias(at):
+            return {"OffsetBias": at(i - j)}
+        case PairBias(at):
+            return {"PairBias": at(i, j)}
+        case OffsetVectors(keys, values):
+            return {f"OffsetVectors.{n}": at(i - j) for n, at in (("keys", keys), ("values", values)) if at is not None}
+        case Drift(level):
+            return {"the level of Drift": level}
+        case Transport(w, b):
+            return {"Transport.w": w, "Transport.b": b}
+    return {}
 
 
 def _near(what: str, got: Tensor, want: Tensor, threshold: float | None = None) -> None:
