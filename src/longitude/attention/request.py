@@ -338,7 +338,7 @@ def places(
     if k_positions is not None:
         k_positions = canonical("k_positions", k_positions, batch, keys, axes)
     if q_positions is None and k_positions is None:
-        k_positions = max(0, rows - keys)
+        k_positions = 0 if rows <= keys else rows - keys  # an int for torch.export too, as max() is not
     if k_positions is None:
         k_positions = _last_of(q_positions, rows, keys) if rows == keys or isinstance(q_positions, int) else None
         if k_positions is None:
