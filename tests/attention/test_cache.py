@@ -30,13 +30,14 @@ def test_rows_reordered_reset_and_crop_with_every_encoding(name):
     mixers.laws()["cache_operations"](testing.example(name).in_attention()).require(name)
 
 
-@pytest.mark.parametrize("positions", [torch.arange(LENGTH), torch.arange(LENGTH) + torch.tensor([[0], [5]])])
+@pytest.mark.parametrize("positions", [torch.arange(LENGTH) * 2, torch.arange(LENGTH) + torch.tensor([[0], [5]])])
 @torch.no_grad()
 def test_crop_takes_positions_back(positions):
     attention, cache = layer("alibi"), LongitudeCacheLayer()
     whole = attention(X, cache=cache, positions=positions)
     cache.crop(-4)
-    close(attention(X[:, -4:], cache=cache), whole[:, -4:])
+    assert torch.equal(cache.next_positions(), positions[..., -5:-4] + 1)
+    close(attention(X[:, -4:], cache=cache, positions=positions[..., -4:]), whole[:, -4:])
 
 
 @pytest.mark.parametrize("name", ["fox", "path", "path_fox", "rope+fox"])

@@ -201,7 +201,7 @@ REFUSED = {
     "no context": ((Q, Q, Q), {"encoding": lg.FoX(16, 4)}, r"reads the column 'forgotten'.*encoding.context\(x\)\[0\]"),
     "short context": ((Q, Q, Q), SHORT, r"context\['forgotten'\]: expected \[2, heads, 5, ...\].*got \[2, 4, 3\]"),
     "future": ((Q, Q, Q), {"encoding": lg.CoPE(8), "mask": lg.NoMask()}, "no meaning for keys in the future"),
-    "float positions": ((Q, Q, Q), {"q_positions": torch.arange(5.0)}, "integer positions .*scale angles"),
+    "float positions": ((Q, Q, Q), {"q_positions": torch.arange(5.0)}, "integer positions.*scale angles"),
     "positions": ((Q, Q, Q), {"k_positions": torch.arange(4)}, r"k_positions: expected \[5\] or \[2, 5\], got \[4\]"),
     "negative": ((Q, Q, Q), {"q_positions": torch.arange(5) - 1}, "0 or more, got -1 .. 3"),
     "negative int": ((Q, Q, Q), {"q_positions": -1}, "integers of 0 or more, .*got -1"),
