@@ -65,7 +65,7 @@ def test_types(given: dict, want) -> None:
     assert rope.base == given.get("rope_theta", 1e4)
     share = given.get("partial_rotary_factor", 1.0)
     assert (rope.partial_rotary_factor, rope.proportion) == (1.0, share)
-    if ORIGINAL not in given or given[ORIGINAL] is not None:  # the old form says the same
+    if ORIGINAL not in given or given[ORIGINAL] is not None:  # the old form means the same
         inner = {name: value for name, value in given.items() if name != "rope_theta"}
         old = {"rope_theta": rope.base, "rope_scaling": inner, "max_position_embeddings": 8192}
         assert from_hugging_face(old) == rope
