@@ -23,7 +23,7 @@ class Reading:
 
     reader: Bounded
     reason: str | None
-    finite: bool = True
+    finite: bool
 
     def described(self, width: int) -> str:
         """For the column `prefill` of a row."""
@@ -40,10 +40,8 @@ def follows_length(model: Any) -> str | None:
     for module in model.modules():
         if isinstance(module, Encoding) and module.length_at(0, 0) != module.length_at(0, 2**40):
             return "its positions follow the length of the whole sequence"
-    for kind in rope_types(model.config):
-        if kind in FOLLOWING:
-            return f"its rotary frequencies follow the length ({kind})"
-    return None
+    following = [kind for kind in rope_types(model.config) if kind in FOLLOWING]
+    return f"its rotary frequencies follow the length ({following[0]})" if following else None
 
 
 def reading_of(model: Any, chunk: int) -> Reading:

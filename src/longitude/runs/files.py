@@ -39,7 +39,7 @@ def new_folder(out: Path) -> Iterator[Path]:
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f".{out.name}.unfinished")
     unfinished.mkdir(exist_ok=True)
-    with open_directory(unfinished) as held:
+    with opened(unfinished) as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it ends with its process
         except BlockingIOError:
@@ -49,15 +49,12 @@ def new_folder(out: Path) -> Iterator[Path]:
         try:
             empty(unfinished)
             yield unfinished
-            for path in sorted(unfinished.rglob("*")):
-                if path.is_file():
-                    flush(path)
-            os.fsync(held)
+            for path in (*unfinished.rglob("*"), unfinished):
+                flush(path)
             if out.exists():
                 raise ValueError(f"--out {out} came into being meanwhile, and nothing is written over; name another")
             os.rename(unfinished, out)
-            with open_directory(out.parent) as parent:
-                os.fsync(parent)
+            flush(out.parent)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)
             for folder in made:
@@ -67,9 +64,9 @@ def new_folder(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def open_directory(folder: Path) -> Iterator[int]:
-    """A file descriptor of a folder."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def opened(path: Path) -> Iterator[int]:
+    """A file descriptor of a file or folder."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         yield descriptor
     finally:
@@ -89,9 +86,9 @@ def remove_unfinished(folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Onto the disk, not only to the system."""
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
+    """A file or folder onto the disk, not only to the system."""
+    with opened(path) as descriptor:
+        os.fsync(descriptor)
 
 
 def write_json(path: Path, value: Any, allow_nan: bool = False) -> None:
@@ -141,9 +138,8 @@ def out_of_space(error: BaseException | None, directory: Path) -> bool:
     if directory.exists() and shutil.disk_usage(directory).free < FULL:
         return True
     while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return True
-        if "No space left on device" in str(error):
+        full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+        if full or "No space left on device" in str(error):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -20,9 +20,8 @@ class Progress:
     def __init__(self, console: Console | None = None, total: float | None = None, lines: int = 0):
         self.console = console or Console(stderr=True, soft_wrap=True)
         self.total, self.lines, self.done = total, lines, 0.0
-        self._first: tuple[float, float] | None = (
-            None  # time and amount of the first update, which may continue earlier work
-        )
+        # time and amount of the first update, which may continue earlier work
+        self._first: tuple[float, float] | None = None
         self._last_line = 0
         self._bar = Bar(
             TextColumn("{task.description}"),

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longitude.measure.sources import Text, read_text
+from longitude.measure.sources import Text, name_hash, read_text
 from longitude.positions.samplers import Sampler
 from longitude.study.config import StudyConfig
 
@@ -72,7 +72,7 @@ def split(text: Text, longest: int, train_length: int, most: int) -> StudyData:
     eligible = [name for name, content in documents if len(content) > longest]
     by_document = len(eligible) >= ENOUGH
     if by_document:
-        rank = sorted(eligible, key=_hash)
+        rank = sorted(eligible, key=name_hash)
         chosen = set(rank[: min(most, int(SHARE * len(eligible)))])
         unit = "documents"
     else:
@@ -129,12 +129,8 @@ def _blocks(text: Text, size: int) -> list[tuple[str, bytes]]:
 def _excerpt(name: str, content: bytes, most: int, longest: int) -> np.ndarray:
     """uint8 [n * longest + 1], n as large as `most` allows, from a place that the name draws."""
     length = min(len(content) - 1, most - 1) // longest * longest + 1
-    start = int(_hash(name), 16) % (len(content) - length + 1)
+    start = int(name_hash(name), 16) % (len(content) - length + 1)
     return np.frombuffer(content, np.uint8)[start : start + length]
-
-
-def _hash(name: str) -> str:
-    return hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 class Windows(Examples):

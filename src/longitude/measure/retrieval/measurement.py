@@ -144,14 +144,8 @@ def _rows(
     labels: dict[str, Any],
 ) -> Iterator[Row]:
     model, tokenizer, last, task = checkpoint.model, checkpoint.tokenizer, last_position(checkpoint.model), planned.task
+    progress = progress or (lambda done, total: None)
     done, total = 0, sum(length * planned.trials for length, _ in planned.cells)
-
-    def advance(tokens: int) -> None:
-        nonlocal done
-        done += tokens
-        if progress is not None:
-            progress(done, total)
-
     text = f", in {planned.haystack.source}" if task.text else ""
     protocol = {
         "task": task.name,
@@ -169,13 +163,15 @@ def _rows(
                 raise DoesNotFit(f"the model's table ends at {last} positions")
             prompts = [planned.prompt(tokenizer, length, depth, trial) for trial in range(planned.trials)]
         except DoesNotFit as reason:
-            advance(length * planned.trials)
+            done += length * planned.trials
+            progress(done, total)
             yield Row(**columns, reason=str(reason), count=0)
             continue
         scores = []
         for prompt in prompts:
             scores.append(task.score(answer(model, tokenizer, prompt, prefill), prompt.question.answers))
-            advance(length)
+            done += length
+            progress(done, total)
         value, low, high = scoring.mean(scores)
         columns |= _read(prompts, tokenizer, depth)
         yield Row(**columns, count=len(scores), value=value, low=low, high=high)
