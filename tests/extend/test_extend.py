@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 import longitude as lg
+from longitude.checkpoints.keys import with_ropes
 from longitude.checkpoints.positions import rotary_of
+from longitude.checkpoints.source import open_source
 from longitude.extend.methods import METHODS
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 from longitude.positions.scaling.base import Scaling, plain
@@ -171,6 +173,12 @@ def test_schemas_of_transformers_4(kind, keys, method, frequencies, absent, save
     assert absent not in written
     if kind == "neox":
         assert written["rotary_emb_base"] == written["rope_parameters"]["rope_theta"] > 2000
+        assert written["rotary_pct"] == 0.5 and "partial_rotary_factor" not in written
+
+
+def test_the_share_of_rotary_dimensions_has_its_own_key(checkpoint) -> None:
+    written = with_ropes(open_source(str(checkpoint("llama"))), RopeConfig(1e4, None, 0.5), 16)
+    assert written["partial_rotary_factor"] == 0.5 and "rotary_pct" not in written
 
 
 def test_a_base_that_only_transformers_knows_is_written_down(save, write) -> None:

@@ -39,6 +39,14 @@ def test_learned_table(kind, length, checkpoint, write) -> None:
     assert sum(not torch.equal(before[each], written[each]) for each in before) == 1
 
 
+def test_an_index_counts_the_bytes_of_the_new_rows(save, write) -> None:
+    source, name = save("gpt2"), "model.safetensors.index.json"
+    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(weights(source), "model.safetensors")}
+    (source / name).write_text(json.dumps(index))
+    out, _ = write(source, "--to", 2 * LENGTH, "--method", "linear", "--no-measure")
+    assert json.loads((out / name).read_text())["metadata"]["total_size"] == 1 + LENGTH * 64 * 4
+
+
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["bloom", "mpt"])
 def test_alibi_needs_none_and_is_measured(kind, checkpoint, command, text, tmp_path, monkeypatch) -> None:

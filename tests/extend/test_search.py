@@ -34,13 +34,6 @@ def documents(count: int = 3, length: int = 2 * LENGTH + 1) -> list[Tensor]:
     return [torch.randint(3, 250, (length,), generator=generator) for _ in range(count)]
 
 
-def nats(model, scheme, texts, window: int) -> float:
-    """Per token, of a model that rotates by a scheme."""
-    with rotating_with(model, scheme):
-        losses = document_losses(model, texts, window=window)
-    return float(losses.nats.sum() / losses.tokens.sum())
-
-
 # ---- starts ----------------------------------------------------------------------------------------------------------
 def test_starts_are_the_published_schemes() -> None:
     """NTK, base s^(d/(d-2)) with s = 4, d = 64, divides pair k by 4^(2k/62). YaRN keeps pairs of 32 turns and more, divides
@@ -119,7 +112,7 @@ def state(whole, tmp_path):
 
 def test_a_search_keeps_its_promises(model, whole, tmp_path) -> None:
     found, folder, calls = whole
-    assert found.loss <= min(found.starts.values())
+    assert found.loss < min(found.starts.values())
     assert [*found.starts] == ["unchanged", "linear", "ntk", "yarn", "ntk-by-parts", "llama3"]
     assert found.tried == 40 == calls[-1][0] and all(total == 40 for _, total, _ in calls)
     assert [best for _, _, best in calls] == sorted((best for _, _, best in calls), reverse=True)
@@ -130,7 +123,8 @@ def test_a_search_keeps_its_promises(model, whole, tmp_path) -> None:
     short = logits(model, LENGTH)
     with rotating_with(model, found.scheme):
         torch.testing.assert_close(logits(model, LENGTH), short)  # up to the original length nothing changes
-    assert nats(model, found.scheme, documents(), 2 * LENGTH) == pytest.approx(found.loss, abs=1e-6)
+        losses = document_losses(model, documents(), window=2 * LENGTH)
+    assert losses.nats.sum() / losses.tokens.sum() == pytest.approx(found.loss, abs=1e-6)
     saved = json.loads((folder / "search.json").read_text())["found"]
     assert saved["long_factor"] == list(factors) and saved["short_factor"] == [1.0] * 8
     assert saved["attention_factor"] == found.scheme.attention_factor == 1
@@ -327,7 +321,7 @@ def test_the_same_command_continues_after_an_interruption(longrope, command, tmp
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(sys.modules["longitude.extend.extend"], "_write", interrupted)
+        patched.setattr(sys.modules["longitude.extend.extend"], "write_checkpoint", interrupted)
         assert command(*longrope, "--out", tmp_path / "out")[0] == 130
     tried = tmp_path / ".out.search" / "tried.jsonl"
     assert tried.read_text() and not (tmp_path / "out").exists()
@@ -336,7 +330,7 @@ def test_the_same_command_continues_after_an_interruption(longrope, command, tmp
     assert (tmp_path / "out").is_dir() and not tried.exists()
 
 
-# ---- on real processes and a trained model ---------------------------------------------------------------------------
+# ---- killed processes ---------------------------------------------------------------------------
 SEARCHING = """
     import sys
     from pathlib import Path
@@ -370,31 +364,3 @@ def test_killed_and_called_again_it_ends_the_same(checkpoint, tmp_path) -> None:
     subprocess.run([*command, str(tmp_path / "killed")], check=True, capture_output=True)
     for name in ("tried.jsonl", "search.json"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_on_a_trained_model_it_beats_every_start_on_text_it_never_saw(tmp_path) -> None:
-    """Trained at 64, searched and measured at 256, on different files of the standard library."""
-    from longitude.measure.sources import read_text
-
-    contents = [content for _, content in read_text("stdlib").documents if len(content) > 8_000]
-    tokens = [torch.frombuffer(bytearray(content), dtype=torch.uint8).long() for content in contents[:150]]
-    training, validation = torch.cat(tokens[:110]), tokens[110:]
-    small = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=256, max_position_embeddings=64, tie_word_embeddings=True, **small))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(300):
-        starts = torch.randint(len(training) - 64, (24,), generator=generator)
-        batch = torch.stack([training[i : i + 64] for i in starts])
-        optimizer.zero_grad()
-        model(input_ids=batch, labels=batch).loss.backward()
-        optimizer.step()
-    model.eval()
-    seen, held = ([text[:257] for text in half] for half in (validation[0::2], validation[1::2]))
-    found = search(model, seen, length=256, original_length=64, evaluations=80, state=tmp_path / "s")
-    pairs = rotary_pairs(model, 64, 256)
-    others = {name: nats(model, pairs.longrope(one, one.factors), held, 256) for name, one in pairs.starts().items()}
-    assert found.loss < min(found.starts.values())
-    assert nats(model, found.scheme, held, 256) < min(others.values())
-    assert found.scheme.attention_factor == 1

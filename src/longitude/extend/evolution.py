@@ -33,9 +33,8 @@ class Bounds:
     most: float
 
     def hold(self, candidate: Candidate) -> bool:
-        """Whether a candidate is within them."""
-        factors = (self.low, *candidate.factors, self.high)
-        return all(a <= b for a, b in pairwise(factors)) and self.least <= candidate.attention_factor <= self.most
+        """Whether the factors of a candidate are within them and never fall."""
+        return all(a <= b for a, b in pairwise((self.low, *candidate.factors, self.high)))
 
 
 def evolve(

@@ -108,7 +108,15 @@ def extend(
     on_plan(plan)
     extension = Extension(plan)
     if out is not None and not plan.nothing:
-        _write(plan, out if train is None else staged(out), search_folder(out))
+        limit, changed = plan.tokenizer_limit(), bool(plan.difference())
+        write_checkpoint(
+            source,
+            out if train is None else staged(out),
+            plan.changes,
+            config=plan.config if changed else None,
+            tokenizer_length=limit[1] if changed and limit else None,
+            extra=None if found is None else search_folder(out) / "search.json",
+        )
         if train is not None:
             try:
                 extension.training = train(staged(out), out)
@@ -129,19 +137,6 @@ def staged(out: Path) -> Path:
 def search_folder(out: Path) -> Path:
     """Where a search keeps what it tried, so that the same command continues after a kill; removed when `out` is written."""
     return out.with_name(f".{out.name}.search")
-
-
-def _write(plan: ExtendPlan, out: Path, state: Path) -> None:
-    limit = plan.tokenizer_limit()
-    changed = bool(plan.difference())
-    write_checkpoint(
-        plan.source,
-        out,
-        plan.changes,
-        plan.config if changed else None,
-        limit[1] if changed and limit else None,
-        None if plan.search is None else state / "search.json",
-    )
 
 
 def _search(

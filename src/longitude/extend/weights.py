@@ -58,7 +58,6 @@ def carried(source: Source) -> list[Path]:
         for path in sorted(source.folder.iterdir())
         if path.is_file() and not path.name.startswith(".") and path.name not in LEFT
         and (path.suffix in CARRIED or path.stem in NAMED)
-        and not (source.pickled and path.name.endswith(".index.json"))
     ]  # fmt: skip
 
 
