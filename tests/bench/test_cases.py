@@ -53,17 +53,11 @@ def test_cases_may_have_baselines_of_their_own():
     assert ratios == {"p": None, "a": 3, "q": None, "b": 4}
 
 
-def test_plain_is_causal_attention():
-    inputs = Inputs.of(SMALL)
-    (out,) = plain(inputs).forward()
-    torch.testing.assert_close(out, lg.attend(inputs.q, inputs.k, inputs.v))
-    assert out.shape == (2, 4, 17, 8)
-
-
 @pytest.mark.parametrize("name", lg.list_encodings())
 def test_every_encoding_is_timed_with_all_it_computes(name):
     """At the input, on the scores, by its columns: gradients reach all that it has learned, and the tokens it reads."""
     inputs = Inputs.of(SMALL)
+    torch.testing.assert_close(plain(inputs).forward()[0], lg.attend(inputs.q, inputs.k, inputs.v))
     case = ours(name, "auto", inputs)
     gradients = case.step(backward=True)()
     encoding = lg.testing.example(name)()

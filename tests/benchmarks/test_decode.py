@@ -61,16 +61,14 @@ def test_growth_and_bytes_are_those_of_the_cache(measured):
         assert (row["ratio"] is None) == (row["context"] == 20) and row["against"] == "20"
 
 
-def test_the_growth_of_a_hybrid_is_its_steepest():
-    assert Decoder("retention+window:size=4", 16).growth == "O(1)"
-    assert Decoder("retention+attention", 16).growth == "O(N)"
-
-
-def test_all_is_every_mixer():
+def test_all_is_every_mixer_and_a_hybrid_grows_as_its_steepest():
     labels = all_labels()
     assert [name for name in list_mixers() if not any(name in label for label in labels)] == []
     assert "rope+attention" in labels and len(labels) == len(list_mixers())
     assert all(decode.configuration(label, 16) for label in labels)
+    assert (
+        Decoder("retention+window:size=4", 16).growth == "O(1)" and Decoder("retention+attention", 16).growth == "O(N)"
+    )
 
 
 @pytest.mark.slow

@@ -7,11 +7,8 @@ import pytest
 import fill_numbers
 
 
-def test_documents_say_what_the_results_say() -> None:
+def test_documents_have_what_the_results_have() -> None:
     assert fill_numbers.differing(fill_numbers.documents()) == [], "run `make numbers`"
-
-
-def test_every_block_is_closed() -> None:
     for path in fill_numbers.documents():
         text = path.read_text(encoding="utf-8")
         assert text.count("<!-- numbers: ") == text.count("<!-- end -->") == len(fill_numbers.blocks(text)), path
@@ -37,11 +34,14 @@ def test_a_block_is_filled_from_the_newest_result(name, tmp_path, monkeypatch) -
     assert fill_numbers.filled(text) == text
 
 
-def test_rows_of_properties() -> None:
-    cells = fill_numbers.property_cells
-    row = {"encoding": "t5", "codes": 0.0, "relative": True, "loss": [1.234, 1.2, 1.3], "cost": 1.1}
-    assert cells(row) == ["t5", "0", "yes", "1.23 (1.20 to 1.30)", "1.10"]
-    row = {"encoding": "learned", "codes": 0.0123, "relative": False, "loss": None, "cost": 1.0}
-    assert cells(row) == ["learned", "0.012", "no", "-", "1.00"]
-    row = {"encoding": "cope", "codes": "content", "relative": True, "loss": [0.5, None, None], "cost": 1.0}
-    assert cells(row)[1:4] == ["content", "yes", "0.50"]
+@pytest.mark.parametrize(
+    ("row", "cells"),
+    [
+        (["t5", 0.0, True, [1.234, 1.2, 1.3], 1.1], ["t5", "0", "yes", "1.23 (1.20 to 1.30)", "1.10"]),
+        (["learned", 0.0123, False, None, 1.0], ["learned", "0.012", "no", "-", "1.00"]),
+        (["cope", "content", True, [0.5, None, None], 1.0], ["cope", "content", "yes", "0.50", "1.00"]),
+    ],
+)
+def test_rows_of_properties(row, cells) -> None:
+    names = ("encoding", "codes", "relative", "loss", "cost")
+    assert fill_numbers.property_cells(dict(zip(names, row, strict=True))) == cells

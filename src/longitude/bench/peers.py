@@ -61,16 +61,52 @@ def _repeated(inputs: Inputs) -> tuple[Tensor, Tensor]:
     return inputs.k.repeat_interleave(times, 1), inputs.v.repeat_interleave(times, 1)
 
 
+# ---- rotations: what is computed once for a length, and q and k rotated by it ------------------------------------------
+Rotation = tuple[Callable[[], Any], Callable[[Any], Sequence[Tensor]]]
+
+
+def x_rotation(inputs: Inputs) -> Rotation:
+    from x_transformers.x_transformers import RotaryEmbedding, apply_rotary_pos_emb
+
+    rotary = RotaryEmbedding(inputs.shape.head_dim)
+    tables = lambda: rotary.forward_from_seq_len(inputs.shape.length)[0]  # noqa: E731
+    return tables, lambda angles: [apply_rotary_pos_emb(x, angles) for x in (inputs.q, inputs.k)]
+
+
+def rotary_torch(inputs: Inputs) -> Rotation:
+    """It keeps its angles after the first call."""
+    from rotary_embedding_torch import RotaryEmbedding
+
+    rotary = RotaryEmbedding(inputs.shape.head_dim, cache_max_seq_len=inputs.shape.length)
+    return lambda: None, lambda _: [rotary.rotate_queries_or_keys(x) for x in (inputs.q, inputs.k)]
+
+
+def llama(inputs: Inputs) -> Rotation:
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    shape, positions = inputs.shape, torch.arange(inputs.shape.length)[None]
+    config = LlamaConfig(hidden_size=shape.dim, num_attention_heads=shape.heads, max_position_embeddings=shape.length)
+    rotary = LlamaRotaryEmbedding(config)
+    return lambda: rotary(inputs.x, positions), lambda tables: apply_rotary_pos_emb(inputs.q, inputs.k, *tables)
+
+
+def rotating(rotation: Callable[[Inputs], Rotation]) -> Callable[[Inputs], tuple[Forward, list[Tensor]]]:
+    """Plain attention of q and k that a library rotates."""
+
+    def make(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
+        tables, rotate = rotation(inputs)
+        return lambda: [causal(*rotate(tables()), inputs.v)], []
+
+    return make
+
+
 # ---- x-transformers --------------------------------------------------------------------------------------------------
-def _x_attend(inputs: Inputs) -> Any:
-    from x_transformers.attend import Attend
-
-    return Attend(causal=True, flash=True, heads=inputs.shape.heads)
-
-
 def _x_biased(inputs: Inputs, bias: Any) -> tuple[Forward, list[Tensor]]:
     """Its bias, masked and passed to scaled_dot_product_attention."""
-    attend, length = _x_attend(inputs), inputs.shape.length
+    from x_transformers.attend import Attend
+
+    attend, length = Attend(causal=True, flash=True, heads=inputs.shape.heads), inputs.shape.length
     bias = bias.to(inputs.q.dtype)
 
     def forward() -> list[Tensor]:
@@ -93,32 +129,6 @@ def x_t5(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
     return _x_biased(inputs, RelativePositionBias(scale=shape.head_dim**0.5, causal=True, heads=shape.heads))
 
 
-def x_rotary(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
-    from x_transformers.x_transformers import RotaryEmbedding, apply_rotary_pos_emb
-
-    attend, rotary = _x_attend(inputs), RotaryEmbedding(inputs.shape.head_dim)
-
-    def forward() -> list[Tensor]:
-        angles, _ = rotary.forward_from_seq_len(inputs.shape.length)
-        k, v = _repeated(inputs)
-        return [attend(apply_rotary_pos_emb(inputs.q, angles), apply_rotary_pos_emb(k, angles), v)[0]]
-
-    return forward, []
-
-
-# ---- rotary-embedding-torch ------------------------------------------------------------------------------------------
-def rotary_torch(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
-    from rotary_embedding_torch import RotaryEmbedding
-
-    rotary = RotaryEmbedding(inputs.shape.head_dim, cache_max_seq_len=inputs.shape.length)
-
-    def forward() -> list[Tensor]:
-        q, k = (rotary.rotate_queries_or_keys(x) for x in (inputs.q, inputs.k))
-        return [causal(q, k, inputs.v)]
-
-    return forward, []
-
-
 # ---- transformers ----------------------------------------------------------------------------------------------------
 class Constant(nn.Module):
     """In the place of a projection: returns the same tensor for any input."""
@@ -129,27 +139,6 @@ class Constant(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.value
-
-
-def llama_rotary(shape: AttentionShape) -> nn.Module:
-    from transformers import LlamaConfig
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-
-    return LlamaRotaryEmbedding(
-        LlamaConfig(hidden_size=shape.dim, num_attention_heads=shape.heads, max_position_embeddings=shape.length)
-    )
-
-
-def llama(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
-    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
-
-    rotary, positions = llama_rotary(inputs.shape), torch.arange(inputs.shape.length)[None]
-
-    def forward() -> list[Tensor]:
-        cos, sin = rotary(inputs.x, positions)
-        return [causal(*apply_rotary_pos_emb(inputs.q, inputs.k, cos, sin), inputs.v)]
-
-    return forward, []
 
 
 def _future(inputs: Inputs) -> Tensor:
@@ -218,12 +207,16 @@ def t5(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
     return forward, [module.relative_attention_bias.weight]
 
 
+ROTATIONS = {
+    "x-transformers rotary": ("x-transformers", x_rotation),
+    "rotary-embedding-torch": ("rotary-embedding-torch", rotary_torch),
+    "transformers Llama": ("transformers", llama),
+}
+"""Name -> package, and how it rotates."""
 PEERS = (
     Peer("x-transformers ALiBi", "x-transformers", x_alibi, scores=3),
     Peer("x-transformers T5 bias", "x-transformers", x_t5, scores=5),
-    Peer("x-transformers rotary", "x-transformers", x_rotary),
-    Peer("rotary-embedding-torch", "rotary-embedding-torch", rotary_torch),
-    Peer("transformers Llama", "transformers", llama),
+    *(Peer(name, package, rotating(rotation)) for name, (package, rotation) in ROTATIONS.items()),
     Peer("transformers Bloom", "transformers", bloom, scores=4),
     Peer("transformers MPT", "transformers", mpt, scores=4),
     Peer("transformers T5", "transformers", t5, scores=5),

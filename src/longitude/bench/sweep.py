@@ -75,25 +75,68 @@ def _require_memory(needed: float, free: float, words: str) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """What all measurements of a sweep have in common."""
+
+    config: BenchConfig
+    lines: list[Line]
+    threads: int
+    progress: Progress
+
+    def timed(self, inputs: Inputs, passed: str, refused: dict[tuple[str, str, str], str]) -> list[Row]:
+        """The rows of one length and pass."""
+        config, both = self.config, passed == BOTH
+        cases: dict[str, Case | str] = {PLAIN: plain(inputs)}
+        for line in self.lines:
+            cases[line.key] = refused.get((line.name, line.backend, passed)) or case_of(line, inputs, both)
+        steps = {name: case.step(both) for name, case in cases.items() if isinstance(case, Case)}
+        self.progress.advance(by=(len(cases) - len(steps)) * (config.repeats + 1))
+        words = f"{passed} at {inputs.shape.length}"
+        on_call = lambda name: self.progress.advance(f"{words}: {name}")  # noqa: E731
+        timings = interleaved(steps, PLAIN, config.repeats, CLOCKS[config.clock], on_call)
+        protocol: dict[str, Any] = {"threads": self.threads, "clock": config.clock, "turns": config.repeats}
+        protocol |= {"passed": passed, **asdict(inputs.shape)}
+        rows = []
+        for line in (Line(PLAIN, "plain", ""), *self.lines):
+            case = cases[line.key]
+            done = isinstance(case, Case)
+            found: dict[str, Any] = timed(timings[line.key], PLAIN) if done else {"note": case}
+            backend = case.backend if done else line.backend
+            rows.append(Row(name=line.name, kind=line.kind, asked=line.backend, backend=backend, **protocol, **found))
+        return rows
+
+    def weighed(self, rows: list[Row]) -> list[Row]:
+        """The rows with the memory of forward and backward at the longest length, each from a fresh process."""
+        base: float | None = None
+        weighed, shape = [], shape_of(self.config, self.config.lengths[-1])
+        for row in rows:
+            if row.length == shape.length and row.passed == BOTH and row.seconds is not None:
+                self.progress.advance(f"memory at {shape.length}: {row.name}")
+                try:
+                    mib = memory.growth(shape, row.name, row.backend, self.threads)
+                except RuntimeError as error:
+                    row = replace(row, note=f"{FAILED}: {error}")
+                else:
+                    base = mib if row.kind == "plain" else base
+                    row = replace(row, memory_mib=mib, memory_beyond_mib=None if base is None else mib - base)
+            weighed.append(row)
+        return weighed
+
+
 def sweep(config: BenchConfig, progress: Progress) -> list[Row]:
     """Measure everything that a checked configuration names."""
-    refused, lines = refusals(config), lines_of(config)
+    refused, lines, rows = refusals(config), lines_of(config), []
     weighs = not config.no_memory and can_measure_peak() and BOTH in config.passes
     per_length = len(config.passes) * (len(lines) + 1) * (config.repeats + 1)
     progress.update("starting", 0, len(config.lengths) * per_length + (len(lines) + 1) * weighs)
-    rows = []
     with threads(config.threads) as count:
+        one = Sweep(config, lines, count, progress)
         for length in config.lengths:
             inputs = Inputs.of(shape_of(config, length))
             for passed in config.passes:
-                cases: dict[str, Case | str] = {PLAIN: plain(inputs)}
-                for line in lines:
-                    why = refused.get((line.name, line.backend, passed))
-                    cases[line.key] = why or case_of(line, inputs, passed == BOTH)
-                rows += _timed(config, lines, cases, inputs.shape, passed, count, progress)
-        if weighs:
-            rows = _weighed(rows, shape_of(config, config.lengths[-1]), count, progress)
-    return rows
+                rows += one.timed(inputs, passed, refused)
+        return one.weighed(rows) if weighs else rows
 
 
 def case_of(line: Line, inputs: Inputs, backward: bool) -> Case | str:
@@ -109,57 +152,6 @@ def case_of(line: Line, inputs: Inputs, backward: bool) -> Case | str:
     except Exception as error:
         return reason(error)
     return case
-
-
-def _timed(
-    config: BenchConfig,
-    lines: list[Line],
-    cases: dict[str, Case | str],
-    shape: AttentionShape,
-    passed: str,
-    count: int,
-    progress: Progress,
-) -> list[Row]:
-    """The rows of one length and pass."""
-    steps = {name: case.step(passed == BOTH) for name, case in cases.items() if isinstance(case, Case)}
-    progress.advance(by=(len(cases) - len(steps)) * (config.repeats + 1))
-    timings = interleaved(
-        steps, PLAIN, config.repeats, CLOCKS[config.clock],
-        lambda name: progress.advance(f"{passed} at {shape.length}: {name}"),
-    )  # fmt: skip
-    protocol: dict[str, Any] = {
-        "threads": count,
-        "clock": config.clock,
-        "turns": config.repeats,
-        "passed": passed,
-        **asdict(shape),
-    }
-    rows = []
-    for line in (Line(PLAIN, "plain", ""), *lines):
-        case = cases[line.key]
-        done = isinstance(case, Case)
-        found: dict[str, Any] = timed(timings[line.key], PLAIN) if done else {"note": case}
-        backend = case.backend if done else line.backend
-        rows.append(Row(name=line.name, kind=line.kind, asked=line.backend, backend=backend, **protocol, **found))
-    return rows
-
-
-def _weighed(rows: list[Row], shape: AttentionShape, count: int, progress: Progress) -> list[Row]:
-    """The rows with the memory of forward and backward at the longest length, each from a fresh process."""
-    base: float | None = None
-    weighed = []
-    for row in rows:
-        if row.length == shape.length and row.passed == BOTH and row.seconds is not None:
-            progress.advance(f"memory at {shape.length}: {row.name}")
-            try:
-                mib = memory.growth(shape, row.name, row.backend, count)
-            except RuntimeError as error:
-                row = replace(row, note=f"{FAILED}: {error}")
-            else:
-                base = mib if row.kind == "plain" else base
-                row = replace(row, memory_mib=mib, memory_beyond_mib=None if base is None else mib - base)
-        weighed.append(row)
-    return weighed
 
 
 @contextmanager
