@@ -116,7 +116,7 @@ def measured(path: Path, repeats: int, clock: Callable[[], float]) -> tuple[list
     rows = []
     for label in run.labels:
         own, row = found[label], {"encoding": label, "codes": None, "relative": None, "loss": None}
-        folder = run.path / "cells" / f"{safe(label)}-{run.config['seeds'][0]}"
+        folder = run.path / "cells" / f"{safe(label)}-{run.config.seeds[0]}"
         if (folder / "config.json").exists():
             model = LongitudeForCausalLM.from_pretrained(folder)
             encoding = model.model.encoding_of_layer[0]

@@ -13,8 +13,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from longitude.measure import Row, default_bins, interval, write_rows
-from longitude.measure.retrieval import scoring
+from longitude.measure import Row, default_bins, write_rows
 from longitude.study import analysis, runner
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData, Text, split
@@ -156,7 +155,7 @@ def write_run(
             sums = _exact(config, at) if config.task == "reverse" else _sums(config, at, common, noise, random)
             frame = pd.concat([pd.DataFrame({"label": label, "seed": seed, **part}) for part in (empty, *sums)])
             frame.to_parquet(folder / "documents.parquet", index=False)
-            rows += _rows(config, label, seed, frame, at)
+            rows += _rows(config, label, seed, at)
     write_rows(rows, path / "results.parquet")
     study = {
         "schema": 1, "begun": "2026-01-31T12:00:00+00:00", "commit": "0123456789abcdef0123456789abcdef01234567",
@@ -174,7 +173,7 @@ def write_run(
 
 def _losses(config, steps, random):
     for step in range(1, steps + 1):
-        loss = 1.8 + 3.4 * math.exp(-step / 28) + 0.4 * math.exp(-step / 90) + random.normal(0, 0.04)
+        loss = 1.8 + 3.4 * math.exp(-step / 28) + random.normal(0, 0.04)
         tokens = step * config.batch_size * config.train_length
         yield json.dumps({"step": step, "loss": loss, "learning_rate": 1e-3, "tokens": tokens}) + "\n"
 
@@ -198,23 +197,16 @@ def _exact(config, at):
             yield place | {"exact": exact, "right": length, "symbols": length}
 
 
-def _rows(config, label, seed, frame, at):
-    shared = {"task": config.task, "encoding": label, "label": label, "seed": seed, "train_length": config.train_length}
-    for (method, length), group in frame.groupby(["method", "length"], sort=False):
-        if config.task == "reverse":
-            metric, (value, low, high) = "exact_match", scoring.mean(group["exact"].astype(float).tolist())
-        else:
-            metric, (value, low, high) = "bits_per_byte", interval(group["nats"], group["bytes"])
-        bounds = {"value": value, "low": low, "high": high}
-        yield Row(**shared, **bounds, metric=metric, method=method, length=length, window=length)
-    longest = config.test_lengths[-1]
-    if "per-position" not in config.methods or at[longest] is None:
+def _rows(config, label, seed, at):
+    """By position: what the figure of positions is drawn from."""
+    longest, first = config.test_lengths[-1], at[config.test_lengths[0]]
+    if at[longest] is None or "per-position" not in config.methods:
         return
-    first = at[config.test_lengths[0]]
     for start, stop in pairwise(default_bins(longest)):
         past = max(0.0, math.log2((start + stop) / 2 / config.train_length + 1) - 0.6) if start else 0.0
         bits = first + 3.5 / (start + 1) ** 0.6 + (at[longest] - first) * past / 2
         yield Row(
-            **shared, metric="bits_per_byte", method="per-position", length=longest, window=longest, value=bits,
-            position_from=start, position_to=stop, low=bits - 0.06, high=bits + 0.06,
+            task=config.task, encoding=label, label=label, seed=seed, train_length=config.train_length, length=longest,
+            metric="bits_per_byte", method="per-position", window=longest, value=bits, position_from=start,
+            position_to=stop, low=bits - 0.06, high=bits + 0.06,
         )  # fmt: skip

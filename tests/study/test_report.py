@@ -106,6 +106,10 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     assert [[point["label"], point["length"], point["value"]] for point in points] == expected
 
 
+def words_of(run):
+    return "".join(Page(write_report(analyse(run)).read_text(encoding="utf-8")).text)
+
+
 @pytest.mark.slow
 def test_little_was_measured(tmp_path):
     """One length, one document, a label with options, and figures of an earlier report."""
@@ -113,19 +117,16 @@ def test_little_was_measured(tmp_path):
     write_run(tmp_path, bits, test_lengths=(256,), documents=1, methods=("non-overlapping",))
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures/by-position.svg").touch()
-    text = "".join(Page(write_report(analyse(tmp_path)).read_text(encoding="utf-8")).text)
+    text = words_of(tmp_path)
     assert "one document only" in text and "base = 500000" in text and "hold" not in text.partition("The encodings")[0]
     assert "longitude study --encodings rope:base=500000 rope+fox --test-lengths 256" in text
-    assert {path.name for path in (tmp_path / "figures").iterdir()} == {
-        "by-length.svg", "by-length.png", "training.svg", "training.png",
-    }  # fmt: skip
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"by-length", "training"}
 
 
 @pytest.mark.slow
 def test_nothing_was_measured(tmp_path):
     states = {("rope", 0): {"status": "failed", "step": 0, "reason": "RuntimeError: no memory"}}
-    write_run(tmp_path, {"rope": BITS["rope"]}, states=states)
-    text = "".join(Page(write_report(analyse(tmp_path)).read_text(encoding="utf-8")).text)
+    text = words_of(write_run(tmp_path, {"rope": BITS["rope"]}, states=states))
     assert "No encoding was measured; rope failed." in text and "RuntimeError: no memory" in text
     assert list((tmp_path / "figures").iterdir()) == []
 
@@ -141,8 +142,6 @@ def test_the_page_speaks_of_answers_alone(tmp_path):
         r"bits per byte|does not hold|validation documents|non-overlapping windows", text, re.IGNORECASE
     )
     assert "longitude study --task reverse --encodings rope alibi:future=one-sided t5 learned --test-lengths" in text
-    drawn = {path.name for path in (tmp_path / "figures").iterdir()}
-    assert drawn == {"by-length.svg", "by-length.png", "training.svg", "training.png"}
     chart = figures(analyse(tmp_path))[0].chart.to_dict()
     points = next(layer["data"]["values"] for layer in chart["layer"] if layer["mark"]["type"] == "line")
     assert [point["value"] for point in points if point["label"] == "t5"] == [1.0, 0.96, 0.9, 0.4]

@@ -47,7 +47,7 @@ def test_a_finished_study_is_not_run_again(done, monkeypatch):
     assert list(rows["label"].unique()) == ["none", "rope"] and "train_positions" not in rows
     assert list(rows["length"][rows["method"] == "non-overlapping"]) == [16, 32, 16, 32]
     before = (done / "study.json").read_bytes()
-    monkeypatch.setattr(runner, "run_trial", None)
+    monkeypatch.setattr(runner, "TrialRun", None)
     assert run(TINY, done)[0].complete
     assert (done / "study.json").read_bytes() == before
 
@@ -153,7 +153,7 @@ def test_a_study_of_the_first_release_continues(done, tmp_path, monkeypatch):
         del study["configuration"][name]
     (tmp_path / "study.json").write_text(json.dumps(study))
     assert "positions out of" not in conclusion(tmp_path)
-    monkeypatch.setattr(runner, "run_trial", None)
+    monkeypatch.setattr(runner, "TrialRun", None)
     assert run(TINY, tmp_path)[0].complete
 
 

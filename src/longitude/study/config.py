@@ -1,6 +1,6 @@
 """The options of a study and their defaults. Importing this loads neither torch nor transformers."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -72,6 +72,12 @@ class StudyConfig:
     methods: tuple[Method, ...] = ("non-overlapping", "per-position")
     stride: int | None = None
     device: Device = "auto"
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
+        """The configuration of a study.json. An option that came later is at its default, as it was then."""
+        known = {name: value for name, value in saved.items() if name in cls.__dataclass_fields__}
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
 
     @property
     def longest(self) -> int:

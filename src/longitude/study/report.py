@@ -49,7 +49,7 @@ def write_report(analysis: Analysis) -> Path:
         "report.html.j2",
         drawn,
         run=run,
-        config=run.config,
+        config=asdict(run.config),
         task=run.task,
         sentence=conclusion(analysis),
         facts=_facts(run),
@@ -107,10 +107,9 @@ def _row(analysis: Analysis, label: str) -> list[Text]:
 # ---- the page --------------------------------------------------------------------------------------------------------
 def _amount(run: Run) -> tuple[str, str]:
     """What a model was trained on, and how much of it."""
-    examples = run.config["steps"] * run.config["batch_size"]
     if run.task.generated:
-        return "training examples", f"{examples:,}"
-    return "training bytes", f"{examples * run.train_length:,}"
+        return "training examples", f"{run.config.steps * run.config.batch_size:,}"
+    return "training bytes", f"{run.config.training_tokens:,}"
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -119,11 +118,11 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     measured = "test examples of each length" if run.task.generated else "validation documents"
     facts = [
         ("encodings", str(len(run.labels))),
-        ("seeds", str(len(run.config["seeds"]))),
+        ("seeds", str(len(run.config.seeds))),
         ("million weights", " to ".join(sizes[:: len(sizes) - 1] if len(sizes) > 1 else sizes)),
         _amount(run),
         ("in training", run.sampled_positions),
-        ("steps", f"{run.config['steps']:,}"),
+        ("steps", f"{run.config.steps:,}"),
         (measured, str(run.study["data"][measured.replace(" ", "_")])),
     ]
     return [(name, value) for name, value in facts if value]
@@ -170,7 +169,7 @@ def _described(label: str) -> list[dict[str, str]]:
 
 def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     """study.json, legibly: (heading, [(name, value)])."""
-    study, config, data = run.study, run.config, run.study["data"]
+    study, data = run.study, run.study["data"]
     seconds = pd.DataFrame(
         [(t.training_seconds, t.measuring_seconds) for t in run.trials if t.status == "done"]
     ).fillna(0)
@@ -183,7 +182,7 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
     machine = {name: value for name, value in study["machine"].items() if value is not None}
     whole = [
         ("Examples" if run.task.generated else "Text", legible(data)),
-        ("Models and training", [*legible(config), (f"{amount} per model", number)]),
+        ("Models and training", [*legible(asdict(run.config)), (f"{amount} per model", number)]),
         ("Machine and time", [*legible(machine), *time, ("begun", str(study.get("begun", "not recorded")))]),
         ("Versions", [*legible(study["versions"]), ("commit", str(study.get("commit") or "not in a repository"))]),
     ]
@@ -194,11 +193,10 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _command(run: Run) -> str:
     """The command line of the study: the options that differ from the defaults."""
-    defaults = asdict(of_task(run.task.name))
+    defaults = asdict(of_task(run.task.name)) | {"task": "text", "device": run.config.device}
     words = ["longitude", "study"]
-    for name, value in run.config.items():
-        value = tuple(value) if isinstance(value, list) else value
-        if value == defaults.get(name) and not (name == "task" and value != "text") or name == "device":
+    for name, value in asdict(run.config).items():
+        if value == defaults[name]:
             continue
         words += [option(name), *(map(str, value) if isinstance(value, tuple) else [str(value)])]
     return shlex.join([*words, "--out", str(run.path)])

@@ -11,6 +11,7 @@ import pandas as pd
 
 from longitude.measure.rows import Row, from_frame, read_rows
 from longitude.runs.files import FRESH, read_json
+from longitude.study.config import StudyConfig
 from longitude.study.resume import LossLog
 from longitude.study.tasks.base import Task, task_of
 from longitude.study.trial import Status, Trial
@@ -49,37 +50,37 @@ class Run:
     trials: tuple[TrialResult, ...]
     rows: list[Row]
 
-    @property
-    def config(self) -> dict[str, Any]:
-        return self.study["configuration"]
+    @cached_property
+    def config(self) -> StudyConfig:
+        return StudyConfig.of(self.study["configuration"])
 
     @property
     def task(self) -> Task:
-        return task_of(self.config.get("task", "text"))  # older studies had one task only
+        return task_of(self.config.task)
 
     @property
     def labels(self) -> list[str]:
         """Encodings in the order of the study."""
-        return list(self.config["encodings"])
+        return list(self.config.encodings)
 
     @property
     def train_length(self) -> int:
-        return self.config["train_length"]
+        return self.config.train_length
 
     @property
     def sampled_positions(self) -> str:
         """Positions of the training windows, in words; empty where they were 0, 1, 2, ..."""
-        sampler = self.config.get("positions", "contiguous")  # studies of the first release have no such option
-        return "" if sampler == "contiguous" else f"{sampler} positions out of {self.config['position_range']}"
+        sampler = self.config.positions
+        return "" if sampler == "contiguous" else f"{sampler} positions out of {self.config.position_range}"
 
     @property
     def lengths(self) -> list[int]:
-        return list(self.config["test_lengths"])
+        return list(self.config.test_lengths)
 
     @property
     def methods(self) -> list[str]:
         """Methods with one value per length that were measured."""
-        return [method for method in BY_LENGTH if method in self.config["methods"]]
+        return [method for method in BY_LENGTH if method in self.config.methods]
 
     @property
     def reference(self) -> int:
@@ -134,8 +135,8 @@ def read_run(run: Run | Path | str) -> Run:
         raise ValueError(f"{path} holds no study: study.json is missing; give a directory that `longitude study` wrote")
     if missing := [key for key in ("configuration", "data", "versions", "machine") if key not in study]:
         raise ValueError(f"{path / 'study.json'} lacks {', '.join(missing)}; {FRESH}")
-    config = study["configuration"]
-    trials = tuple(_read_trial(Trial(path, label, seed)) for label in config["encodings"] for seed in config["seeds"])
+    config = StudyConfig.of(study["configuration"])
+    trials = tuple(_read_trial(Trial(path, label, seed)) for label in config.encodings for seed in config.seeds)
     if not (path / "results.parquet").exists():
         raise ValueError(f"{path}: results.parquet is missing, no trial of the study has ended; {REMEDY}")
     done = {(trial.label, trial.seed) for trial in trials if trial.status == "done"}

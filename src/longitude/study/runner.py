@@ -1,6 +1,7 @@
 """A study: many trials in one run directory, with one writer. What it was killed in, it continues."""
 
 import json
+import math
 import shutil
 import time
 import traceback
@@ -20,12 +21,12 @@ from longitude.positions.base import Encoding
 from longitude.runs.device import device_of
 from longitude.runs.files import FRESH, atomic, locked, out_of_space, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import provenance
-from longitude.study.config import StudyConfig, option
+from longitude.study.config import StudyConfig, listed, option
 from longitude.study.data import StudyData
 from longitude.study.plan import StudyPlan
 from longitude.study.results import NOTHING_MEASURED
 from longitude.study.resume import drop_unfinished
-from longitude.study.tasks.base import Measuring, task_of
+from longitude.study.tasks.base import Measuring, OnProgress, Task, task_of
 from longitude.study.train import UNTRAINED, build_model, remove_checkpoints, save, train
 from longitude.study.trial import Status, Trial
 
@@ -34,7 +35,7 @@ GROWING = ("encodings", "seeds")
 """Options of which a run directory may be given more: their trials are added."""
 BACKWARD = 3
 """Work of a training token, in tokens of measuring."""
-OnProgress = Callable[[str, float, float], None]
+Watch = Callable[[str, float, float], None]
 """Called with what is being done, how much of the work is done, and all of it."""
 Note = Callable[[str], None]
 
@@ -57,7 +58,7 @@ class Outcome:
         return all(status.status == "done" for _, status in self.trials)
 
 
-def study(planned: StudyPlan, fresh: bool = False, on_progress: OnProgress = ignore, note: Note = ignore) -> Outcome:
+def study(planned: StudyPlan, fresh: bool = False, on_progress: Watch = ignore, note: Note = ignore) -> Outcome:
     """Run the trials that are not finished yet, one after the other, and gather all rows.
 
     A trial that raises is recorded as failed with its reason, and tried again by the next call; a diverged one is a result.
@@ -95,34 +96,12 @@ def study(planned: StudyPlan, fresh: bool = False, on_progress: OnProgress = ign
 
                 status = trial.status
                 if status.status not in ("done", "diverged"):
-                    status = _attempt(planned, trial, commit, report, note)
+                    status = TrialRun(planned.config, trial, planned.data, commit, report, note).attempt()
                 outcome.append((trial, status))
                 _gather(planned)
                 report(1, status.status)
                 note(_sentence(trial, status))
             return Outcome(run, planned.config, outcome)
-
-
-def _attempt(planned: StudyPlan, trial: Trial, commit: str | None, report: Callable, note: Note) -> Status:
-    trace = trial.folder / "error.txt"
-    trace.unlink(missing_ok=True)
-    try:
-        return run_trial(planned.config, trial, planned.data, commit, report, note)
-    except Exception as error:
-        if out_of_space(error, trial.run):
-            drop_unfinished(trial.folder / "trainer")
-            raise
-        with atomic(trace) as unfinished:
-            unfinished.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-        return _record(trial, planned.config, "failed", 0, reason=reason)
-
-
-def _record(trial: Trial, config: StudyConfig, status: Any, step: int, **more: Any) -> Status:
-    """Write status.json."""
-    now = Status(status, trial.label, trial.seed, trial.encoding, step, config.steps, **more)
-    write_json(trial.folder / "status.json", asdict(now))
-    return now
 
 
 def _gather(planned: StudyPlan) -> None:
@@ -133,90 +112,116 @@ def _gather(planned: StudyPlan) -> None:
 
 
 # ---- one trial -------------------------------------------------------------------------------------------------------
-def run_trial(
-    config: StudyConfig,
-    trial: Trial,
-    data: StudyData,
-    commit: str | None = None,
-    on_progress: Callable[[float, str], None] = ignore,
-    note: Note = ignore,
-) -> Status:
-    """Train and measure a trial, or continue where it was killed; errors are the caller's to record.
+@dataclass(frozen=True, eq=False)
+class TrialRun:
+    """A trial that is trained and measured, or continued where it was killed.
 
-    on_progress is called with the share of the trial that is done, and words.
+    Attributes:
+        on_progress: Called with the share of the trial that is done, and words.
     """
-    trial.folder.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(trial.folder)
-    before, task = trial.status, task_of(config.task)
-    training_seconds = before.training_seconds if before.status == "running" else None
-    training = BACKWARD * config.training_tokens
-    training_share = training / (training + task.measured_tokens(config))
 
-    def trained(step: int, loss: float) -> None:
-        words = f"training {step}/{config.steps}  loss {loss:.3f} nats/{task.loss_unit}"
-        on_progress(training_share * step / config.steps, words)
+    config: StudyConfig
+    trial: Trial
+    data: StudyData
+    commit: str | None = None
+    on_progress: Callable[[float, str], None] = ignore
+    note: Note = ignore
 
-    def measured(done: int, total: int) -> None:
-        on_progress(training_share + (1 - training_share) * done / total, f"measuring {done / total:.0%}")
+    @property
+    def task(self) -> Task:
+        return task_of(self.config.task)
 
-    if not trial.trained:
-        _record(trial, config, "running", 0)
-        model = build_model(config, trial.label, trial.seed)
+    def attempt(self) -> Status:
+        """Run it; an error is recorded, a full disk raised."""
+        trace = self.trial.folder / "error.txt"
+        trace.unlink(missing_ok=True)
+        try:
+            return self.run()
+        except Exception as error:
+            if out_of_space(error, self.trial.run):
+                drop_unfinished(self.trial.folder / "trainer")
+                raise
+            with atomic(trace) as unfinished:
+                unfinished.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
+            reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
+            return self.record("failed", 0, reason=reason)
+
+    def record(self, status: Any, step: int, **more: Any) -> Status:
+        """Write status.json."""
+        trial = self.trial
+        now = Status(status, trial.label, trial.seed, trial.encoding, step, self.config.steps, **more)
+        write_json(trial.folder / "status.json", asdict(now))
+        return now
+
+    def run(self) -> Status:
+        """Train and measure; errors are the caller's to record."""
+        config, trial = self.config, self.trial
+        trial.folder.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(trial.folder)
+        before = trial.status
+        training_seconds = before.training_seconds if before.status == "running" else None
+        training = BACKWARD * config.training_tokens
+        training_share = training / (training + self.task.measured_tokens(config))
+
+        def trained(step: int, loss: float) -> None:
+            words = f"training {step}/{config.steps}  loss {loss:.3f} nats/{self.task.loss_unit}"
+            self.on_progress(training_share * step / config.steps, words)
+
+        def measured(done: int, total: int) -> None:
+            self.on_progress(training_share + (1 - training_share) * done / total, f"measuring {done / total:.0%}")
+
+        if not trial.trained:
+            self.record("running", 0)
+            model = build_model(config, trial.label, trial.seed)
+            start = time.perf_counter()
+            first, diverged = train(model, config, trial, self.data, trained, self.note)
+            if diverged is not None:
+                remove_checkpoints(trial)
+                return self.record("diverged", diverged, reason=f"the loss was not finite at step {diverged}")
+            training_seconds = time.perf_counter() - start if first == 0 else None
+            save(model, trial.folder)
+        more: dict[str, Any] = {"training_seconds": training_seconds}
+        more |= read_json(trial.folder / UNTRAINED, FRESH) or {}
+        self.record("running", config.steps, **more)
+        model = self.task.model.from_pretrained(trial.folder)
+        torch.nn.Module.to(model, device_of(config.device))
         start = time.perf_counter()
-        first, diverged = train(model, config, trial, data, trained, note)
-        if diverged is not None:
-            remove_checkpoints(trial)
-            return _record(trial, config, "diverged", diverged, reason=f"the loss was not finite at step {diverged}")
-        training_seconds = time.perf_counter() - start if first == 0 else None
-        save(model, trial.folder)
-    more: dict[str, Any] = {"training_seconds": training_seconds}
-    more |= read_json(trial.folder / UNTRAINED, FRESH) or {}
-    _record(trial, config, "running", config.steps, **more)
-    model = task.model.from_pretrained(trial.folder)
-    torch.nn.Module.to(model, device_of(config.device))
-    start = time.perf_counter()
-    finite, left_out = measure(model, config, trial, data, commit, measured)
-    remove_checkpoints(trial)
-    more["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-    more["measuring_seconds"] = time.perf_counter() - start
-    if not finite:
-        reason = "the loss is not finite after the last step"
-        return _record(trial, config, "diverged", config.steps, reason=reason, **more)
-    return _record(trial, config, "done", config.steps, reason=left_out, **more)
+        finite, left_out = self.measure(model, measured)
+        remove_checkpoints(trial)
+        more["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+        more["measuring_seconds"] = time.perf_counter() - start
+        if not finite:
+            reason = "the loss is not finite after the last step"
+            return self.record("diverged", config.steps, reason=reason, **more)
+        return self.record("done", config.steps, reason=left_out, **more)
 
-
-def measure(
-    model: Any,
-    config: StudyConfig,
-    trial: Trial,
-    data: StudyData,
-    commit: str | None,
-    on_progress: Callable[[int, int], None],
-) -> tuple[bool, str | None]:
-    """Write results.parquet and documents.parquet. Returns whether all is finite, and what could not be measured."""
-    task = task_of(config.task)
-    limit = min((m.max_length for m in model.modules() if isinstance(m, Encoding) and m.max_length), default=None)
-    lengths = [length for length in config.test_lengths if limit is None or task.positions(length) <= limit]
-    left_out = None
-    if missing := [str(length) for length in config.test_lengths if length not in lengths]:
-        left_out = f"{trial.label} has no positions from {limit} on, so it was not measured at {', '.join(missing)}"
-    labels = {
-        "task": config.task,
-        "model": f"cells/{trial.name}",
-        "encoding": trial.encoding,
-        "label": trial.label,
-        "seed": trial.seed,
-        "train_length": config.train_length,
-        "backend": model.config.attention_backend,
-        "commit": commit,
-        "train_positions": None if config.positions == "contiguous" else config.train_positions,
-    }
-    rows, tables = task.measure(Measuring(model, config, data, lengths, labels, on_progress))
-    documents = pd.concat(tables, ignore_index=True) if tables else NOTHING_MEASURED
-    with atomic(trial.folder / "documents.parquet") as unfinished:
-        documents.to_parquet(unfinished, index=False)
-    write_rows(rows, trial.folder / "results.parquet")
-    return all(row.value is not None for row in rows), left_out
+    def measure(self, model: Any, on_progress: OnProgress) -> tuple[bool, str | None]:
+        """Write results.parquet and documents.parquet. Returns whether all is finite, and what could not be measured."""
+        config, trial = self.config, self.trial
+        limit = min(
+            (m.max_length for m in model.modules() if isinstance(m, Encoding) and m.max_length), default=math.inf
+        )
+        lengths = [length for length in config.test_lengths if self.task.positions(length) <= limit]
+        left_out = None
+        if missing := [str(length) for length in config.test_lengths if length not in lengths]:
+            left_out = f"{trial.label} has no positions from {limit} on, so it was not measured at {', '.join(missing)}"
+        labels = {
+            "task": config.task,
+            "model": f"cells/{trial.name}",
+            "encoding": trial.encoding,
+            "label": trial.label,
+            "seed": trial.seed,
+            "train_length": config.train_length,
+            "backend": model.config.attention_backend,
+            "commit": self.commit,
+            "train_positions": None if config.positions == "contiguous" else config.train_positions,
+        }
+        rows, tables = self.task.measure(Measuring(model, config, self.data, lengths, labels, on_progress))
+        documents = pd.concat(tables, ignore_index=True) if tables else NOTHING_MEASURED
+        with atomic(trial.folder / "documents.parquet") as unfinished:
+            documents.to_parquet(unfinished, index=False)
+        write_rows(rows, trial.folder / "results.parquet")
+        return all(row.value is not None for row in rows), left_out
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
@@ -254,8 +259,8 @@ def _opened(planned: StudyPlan, note: Note) -> StudyPlan:
         if changes := [name for name in here if here[name] != last[name]]:
             note(f"{planned.run} was begun with another {' and '.join(changes)}; study.json keeps both")
             begun["continued"] = [*begun["continued"], {"at": _now(), **here}]
-    whole = {**begun, "configuration": _plain(planned.config), "data": planned.data.description}
-    if whole != saved:
+    whole = {**begun, "configuration": asdict(planned.config), "data": planned.data.description}
+    if json.loads(json.dumps(whole)) != saved:
         write_json(path, whole)
     return planned
 
@@ -265,28 +270,20 @@ def _continued(planned: StudyPlan, saved: dict[str, Any]) -> StudyConfig:
     remedy = "--fresh starts over, another --out keeps both"
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
         raise ValueError(f"{planned.run} holds a study.json that this release cannot read; {remedy}")
-    config = _plain(planned.config)
-    old = _plain(StudyConfig()) | saved["configuration"]  # an option that came later was at its default before
-    for name in config:
-        if name in GROWING and not set(old[name]) - set(config[name]):
-            continue
-        if old[name] != config[name]:
-            before, now = (
-                " ".join(map(str, each)) if isinstance(each, list) else each for each in (old[name], config[name])
-            )
-            raise ValueError(f"{planned.run} holds a study with {option(name)} {before}, not {now}; {remedy}")
-    before, now = saved["data"]["sha256"], planned.data.description["sha256"]
-    if before != now:
+    before = asdict(StudyConfig.of(saved["configuration"]))
+    for name, now in asdict(planned.config).items():
+        grown = name in GROWING and set(before[name]) <= set(now)
+        if before[name] != now and not grown:
+            old, new = (listed(each) if isinstance(each, tuple) else each for each in (before[name], now))
+            raise ValueError(f"{planned.run} holds a study with {option(name)} {old}, not {new}; {remedy}")
+    was, data = saved["data"], planned.data.description
+    if was["sha256"] != data["sha256"]:
         raise ValueError(
-            f"{planned.run} holds a study of another text ({saved['data']['source']}, sha256 {before[:12]}), not "
-            f"{planned.data.description['source']}, sha256 {now[:12]}; {remedy}"
+            f"{planned.run} holds a study of another text ({was['source']}, sha256 {was['sha256'][:12]}), not "
+            f"{data['source']}, sha256 {data['sha256'][:12]}; {remedy}"
         )
-    return replace(planned.config, **{name: tuple(dict.fromkeys([*old[name], *config[name]])) for name in GROWING})
-
-
-def _plain(config: StudyConfig) -> dict[str, Any]:
-    """The configuration as JSON gives it back."""
-    return json.loads(json.dumps(asdict(config)))
+    both = {name: dict.fromkeys([*before[name], *getattr(planned.config, name)]) for name in GROWING}
+    return replace(planned.config, **{name: tuple(values) for name, values in both.items()})
 
 
 def _remove_study(run: Path) -> None:

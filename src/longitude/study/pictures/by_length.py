@@ -48,7 +48,7 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     }
     x = _x_axis(run, lengths, "Window length in bytes", type="log", base=2)
     y = lines.y_axis(lines.axis_title(run), domain)
-    sliding, stride = method == "sliding", run.config["stride"]
+    sliding, stride = method == "sliding", run.config.stride
     laid = "laid end to end"
     if sliding:
         laid = f"that move by {stride} bytes" if stride else "that move by half their length"

@@ -35,7 +35,7 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
         "label:N": ("encoding",),
         "from:N": ("positions",),
         "value:Q": (run.task.words, ".3f"),
-        "spread:N": ("range of seeds" if len(run.config["seeds"]) > 1 else "95% interval",),
+        "spread:N": ("range of seeds" if len(run.config.seeds) > 1 else "95% interval",),
         "seeds:Q": ("seeds",),
     }
     yield Figure(
