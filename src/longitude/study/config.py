@@ -76,8 +76,8 @@ class StudyConfig:
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
         """The configuration of a study.json. An option that came later is at its default, as it was then."""
-        known = {name: value for name, value in saved.items() if name in cls.__dataclass_fields__}
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+        known: dict[str, Any] = {name: saved[name] for name in cls.__dataclass_fields__ if name in saved}
+        return cls(**known | {name: tuple(value) for name, value in known.items() if isinstance(value, list)})
 
     @property
     def longest(self) -> int:
