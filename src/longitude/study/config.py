@@ -77,7 +77,8 @@ class StudyConfig:
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
         """The configuration of a study.json. An option that came later is at its default, as it was then."""
         known: dict[str, Any] = {name: saved[name] for name in cls.__dataclass_fields__ if name in saved}
-        return cls(**known | {name: tuple(value) for name, value in known.items() if isinstance(value, list)})
+        known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        return cls(**known)
 
     @property
     def longest(self) -> int:
