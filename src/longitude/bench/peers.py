@@ -96,7 +96,12 @@ def rotating(rotation: Callable[[Inputs], Rotation]) -> Callable[[Inputs], tuple
 
     def make(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
         tables, rotate = rotation(inputs)
-        return lambda: [causal(*rotate(tables()), inputs.v)], []
+
+        def forward() -> list[Tensor]:
+            q, k = rotate(tables())
+            return [causal(q, k, inputs.v)]
+
+        return forward, []
 
     return make
 
