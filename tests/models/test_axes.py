@@ -50,15 +50,18 @@ def test_text_continues_after_an_image(build, ids):
 def test_generate_after_an_image(build, ids, segments):
     model, x = build("mrope"), ids(2, 9)
     image = lg.multimodal_positions(segments)
-    want, positions = x, image
+    want, positions, every = x, image, []
     for _ in range(5):
         logits = model(want, position_ids=positions, use_cache=False).logits[:, -1]
+        every.append(logits)
         want = torch.cat([want, logits.argmax(-1, keepdim=True)], 1)
         positions = torch.cat([positions, (positions.max() + 1).expand(1, 3)])
     options = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None, "attention_mask": torch.ones_like(x)}
     options["position_ids"] = image.expand(2, -1, -1)
-    assert torch.equal(model.generate(x, **options), want)
-    assert torch.equal(model.generate(x, use_cache=False, **options), want)
+    for use_cache in (True, False):
+        got = model.generate(x, use_cache=use_cache, output_logits=True, return_dict_in_generate=True, **options)
+        assert torch.equal(got.sequences, want)
+        near(torch.stack(got.logits), torch.stack(every).float(), 1e-5)
     beams = [model.generate(x, num_beams=3, use_cache=use_cache, **options) for use_cache in (True, False)]
     assert torch.equal(*beams)
 

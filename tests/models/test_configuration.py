@@ -133,7 +133,7 @@ def test_heads_need_not_divide_a_width_of_which_no_mixer_makes_heads(mixer):
 
 def test_default_sizes():
     for act, wide in (("swiglu", 344), ("gelu", 512)):
-        config = LongitudeConfig(hidden_act=act)
+        config = LongitudeConfig(hidden_act=act)  # 8/3 of the width, rounded up to a multiple of 8, or 4 times
         assert (config.intermediate_size, config.num_key_value_heads, config.head_dim) == (wide, 4, 32)
     assert LongitudeConfig().embedding_scale == 128**0.5
     assert LongitudeConfig(embedding_scale=1.0).embedding_scale == 1.0

@@ -175,13 +175,3 @@ def test_activations(act, of_one, of_minus_two):
         nn.init.eye_(matrix.weight)
     x = torch.tensor([1.0, -2.0, 0.0, 1.0], dtype=torch.float64)
     close(layer(x), torch.tensor([of_one, of_minus_two, 0.0, of_one], dtype=torch.float64), 1e-7)
-
-
-@pytest.mark.parametrize("bias", [False, True])
-def test_matrices_of_the_mlp(bias):
-    """SwiGLU has a third, and is narrower for it: 8/3 of the width, rounded up to a multiple of 8; biases by option."""
-    for act, matrices, wide in (("swiglu", 3, 688), ("relu", 2, 1024), ("gelu", 2, 1024)):
-        config = LongitudeConfig(hidden_size=256, hidden_act=act, mlp_bias=bias)
-        parts = list(MLP(config).children())
-        assert len(parts) == matrices and config.intermediate_size == wide
-        assert all((part.bias is not None) == bias for part in parts)
