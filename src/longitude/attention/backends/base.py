@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from longitude.attention.request import Request
 from longitude.positions.base import OffsetVectors, PairBias, RowBias
@@ -84,7 +86,8 @@ def refuses(backend: Backend, r: Request) -> str | None:
         if not isinstance(term, backend.terms):
             return f"it does not support {type(term).__name__}"
     if r.q.dtype not in backend.dtypes:
-        return f"it computes in {_names(backend.dtypes)}, not in {r.q.dtype}"
+        names = " and ".join(str(dtype).removeprefix("torch.") for dtype in backend.dtypes)
+        return f"it computes in {names}, not in {r.q.dtype}"
     if backend.devices is not None and r.q.device.type not in backend.devices:
         return f"it runs on {', '.join(backend.devices)}, not on {r.q.device.type}"
     if r.learned and not backend.table_gradients:
@@ -98,6 +101,11 @@ def refuses(backend: Backend, r: Request) -> str | None:
     if r.beyond_band and not backend.any_mask and isinstance(why := r.pairs.spans, str):
         return f"it runs span by span, and {why}"
     return backend.limits(r)
+
+
+def recomputed(part: Callable[..., Any], *inputs: Any) -> Any:
+    """part(*inputs), made again in backward instead of kept."""
+    return checkpoint(part, *inputs, use_reentrant=False) if torch.is_grad_enabled() else part(*inputs)
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------------
@@ -125,7 +133,3 @@ def terms_bytes(r: Request) -> int:
             case RowBias():  # gates, their sum, two neighbours of a table, as numbers and as indices
                 numbers = max(numbers, 5 * r.q.shape[0] * r.heads * r.rows * r.length)
     return numbers * wide_item(r)
-
-
-def _names(dtypes: tuple[torch.dtype, ...]) -> str:
-    return " and ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)

@@ -7,9 +7,8 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from longitude.attention.backends.base import Backend, dense_bytes
+from longitude.attention.backends.base import Backend, dense_bytes, recomputed
 from longitude.attention.backends.transport import transport_window, transported_scores
 from longitude.attention.reference import reference
 from longitude.attention.request import Request
@@ -33,11 +32,7 @@ def chunked(r: Request) -> tuple[Tensor, Tensor]:
     outs = []
     for start in range(0, r.rows, rows):
         stop = min(start + rows, r.rows)
-        block = r.piece(slice(start, stop), r.reachable(start, stop))
-        if torch.is_grad_enabled():
-            outs.append(checkpoint(lambda b=block: one_block(b), use_reentrant=False))
-        else:
-            outs.append(one_block(block))
+        outs.append(recomputed(one_block, r.piece(slice(start, stop), r.reachable(start, stop))))
     out, lse = zip(*outs, strict=True)
     return torch.cat(out, 2), torch.cat(lse, 2)
 

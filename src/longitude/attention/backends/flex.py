@@ -110,16 +110,13 @@ def reach(r: Request) -> tuple[int, int]:
     return int(i.amin() - j.amax()), int(i.amax() - j.amin())
 
 
-def levels(
-    r: Request, q_tokens: Tensor, k_tokens: Tensor
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
+def levels(r: Request, q_tokens: Tensor, k_tokens: Tensor) -> tuple[Tensor | None, ...]:
     """The sum of all drifts' levels, of queries and of keys, and what float32 leaves of both."""
     level = drift_level(r)
     if level is None:
         return None, None, None, None
-    level = (
-        level - level[..., k_tokens].mean(-1, keepdim=True).detach()
-    )  # only differences count; near 0 they round less
+    # Only differences count; near 0 they round less.
+    level = level - level[..., k_tokens].mean(-1, keepdim=True).detach()
     # Two tensors: one that is read twice gets no gradient (NotImplementedError in FlexAttention's own backward).
     mine, theirs = level[..., q_tokens], level[..., k_tokens]
     q_level, k_level = mine.to(torch.float32), theirs.to(torch.float32)
@@ -190,13 +187,8 @@ def attention(x: Inputs, scale: float) -> Float[Tensor, "B H P Dv"]:
         return allowed
 
     some, every = blocks(x)
-    mask = BlockMask.from_kv_blocks(
-        *listed(some & ~every),
-        *listed(every),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=mask_mod,
-        seq_lengths=(x.q.shape[2], keys),
-    )
+    lists, lengths = (*listed(some & ~every), *listed(every)), (x.q.shape[2], keys)
+    mask = BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=BLOCK, mask_mod=mask_mod, seq_lengths=lengths)
     grouped = x.q.shape[1] != x.k.shape[1]
     return flex_attention(x.q, x.k, x.v, score_mod=score, block_mask=mask, scale=scale, enable_gqa=grouped)
 
@@ -321,21 +313,21 @@ class Gpu(NamedTuple):
 
 def gpu_limits(r: Request, gpu: Gpu) -> str | None:
     narrow, wide = min(r.q.shape[3], r.v.shape[3]), max(r.q.shape[3], r.v.shape[3])
-    if not gpu.triton:
-        return "torch.compile needs triton there"
-    if gpu.rocm:
-        return "FlexAttention gives wrong results on ROCm in places"  # #138300: windows
-    if gpu.capability < (8, 0):
-        own = ".".join(map(str, gpu.capability))
-        return f"triton needs compute capability 8.0, this GPU has {own}"  # triton-lang/triton#5066
-    if narrow < 16 or wide > 256:
-        return f"it takes head_dim 16 to 256, not {narrow if narrow < 16 else wide}"  # flex_attention.py of torch/_inductor
-    if wide > 128 and gpu.shared_memory < WIDE_HEADS:
-        return f"head_dim above 128 needs more shared memory than this GPU has, {gpu.shared_memory >> 10} KiB a block"
-    if torch.are_deterministic_algorithms_enabled() and wants_gradients(r):
+    capability, memory = ".".join(map(str, gpu.capability)), gpu.shared_memory >> 10
+    atomic = torch.are_deterministic_algorithms_enabled() and wants_gradients(r)
+    reasons = {
+        "torch.compile needs triton there": not gpu.triton,
+        "FlexAttention gives wrong results on ROCm in places": gpu.rocm,  # #138300: windows
+        # triton-lang/triton#5066
+        f"triton needs compute capability 8.0, this GPU has {capability}": gpu.capability < (8, 0),
+        # flex_attention.py of torch/_inductor
+        f"it takes head_dim 16 to 256, not {narrow if narrow < 16 else wide}": narrow < 16 or wide > 256,
+        f"head_dim above 128 needs more shared memory than this GPU has, {memory} KiB a block": wide > 128
+        and gpu.shared_memory < WIDE_HEADS,
         # Atomic additions (#137452).
-        return "it sums the gradient of its table in no fixed order, and deterministic algorithms are on"
-    return None
+        "it sums the gradient of its table in no fixed order, and deterministic algorithms are on": atomic,
+    }
+    return next((why for why, holds in reasons.items() if holds), None)
 
 
 def wants_gradients(r: Request, *inputs: Tensor) -> bool:

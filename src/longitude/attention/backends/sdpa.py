@@ -35,16 +35,9 @@ def sdpa(r: Request) -> Tensor:
         if folded := grouped and r.rows == 1 and not causal:
             q = by_key_head(q, r)
             bias = bias if bias is None or bias.shape[1] == 1 else by_key_head(bias, r)
-        out = F.scaled_dot_product_attention(
-            q,
-            r.k,
-            r.v,
-            attn_mask=bias,
-            dropout_p=r.dropout,
-            is_causal=True if causal else False,  # noqa: SIM210 (a compiler's symbolic bool is no bool)
-            scale=scale,
-            enable_gqa=grouped and not folded,
-        )
+        # A compiler's symbolic bool is no bool, and its tracer wants names of arguments.
+        options = {"is_causal": True if causal else False, "scale": scale, "enable_gqa": grouped and not folded}  # noqa: SIM210
+        out = F.scaled_dot_product_attention(q, r.k, r.v, attn_mask=bias, dropout_p=r.dropout, **options)
         out = not_zeros(out.flatten(1, 2)[:, :, None] if folded else out, r, causal, some)
         return out if some is None else out.masked_fill(~some, 0.0)
 

@@ -77,9 +77,8 @@ def members(joined: Mask) -> list[Mask]:
 def local(r: Request, joined: AnyOf) -> Request:
     """The request without its global tokens."""
     near = tuple(m for m in members(joined) if not isinstance(m, Global))
-    return replace(
-        r, mask=AllOf((*(near[0].parts() if len(near) == 1 else (AnyOf(near),)), *other_masks(r, joined))), lse=True
-    )
+    parts = near[0].parts() if len(near) == 1 else (AnyOf(near),)
+    return replace(r, mask=AllOf((*parts, *other_masks(r, joined))), lse=True)
 
 
 def with_globals(r: Request, joined: AnyOf) -> tuple[Tensor, Tensor | None]:
@@ -165,9 +164,7 @@ def with_prefix(r: Request, prefix: Prefix) -> Cut:
 
 def lengths(prefix: Prefix, batch: int) -> list[tuple[slice | list[int], int]]:
     """Rows of the batch with the same prefix, and its length."""
-    if not isinstance(prefix.length, Tensor):
-        return [(slice(None), prefix.length)]
-    found = prefix.length.tolist()
+    found = prefix.length.tolist() if isinstance(prefix.length, Tensor) else [prefix.length]
     if len(set(found)) == 1:
         return [(slice(None), found[0])]
     return [([b for b in range(batch) if found[b] == length], length) for length in sorted(set(found))]
@@ -181,13 +178,16 @@ def streams(r: Request, step: int) -> Cut:
     of_offset = any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms)
     of_pairs = any(isinstance(term, PairBias) for term in r.terms)
     counting = steady(r) if of_offset and not of_pairs else None
-    spans = [m for m in r.beyond_band if isinstance(m, Documents | Padding)]
+    others = [m for m in r.beyond_band if isinstance(m, Documents | Padding)]
     cut: Cut = []
     for rest in range(step):
         q_from, k_from = (rest - r.q_order) % step, (rest - r.k_order) % step
         if q_from >= r.rows or k_from >= r.length:
             continue  # no queries, or none with a key
-        rows, keys = slice(q_from, None, step), slice(k_from, None, step)
+        rows, keys, tokens = slice(q_from, None, step), slice(k_from, None, step), slice(rest, None, step)
+        spans = (
+            Documents(m.ids[..., tokens]) if isinstance(m, Documents) else Padding(m.valid[..., tokens]) for m in others
+        )
         q_order, k_order = (r.q_order + q_from) // step, (r.k_order + k_from) // step
         if counting is None:
             i, j = r.places()
@@ -203,7 +203,7 @@ def streams(r: Request, step: int) -> Cut:
             k=r.k[:, :, keys],
             v=r.v[:, :, keys],
             terms=tuple(of_steps(term, rest, step, gap) for term in r.terms),
-            mask=AllOf((Window(high // step + 1), *(of_tokens(m, slice(rest, None, step)) for m in spans))),
+            mask=AllOf((Window(high // step + 1), *spans)),
             q_positions=places[0],
             k_positions=places[1],
             q_order=q_order,
@@ -211,11 +211,6 @@ def streams(r: Request, step: int) -> Cut:
         )
         cut.append((slice(None), rows, stream))
     return cut
-
-
-def of_tokens(mask: Documents | Padding, tokens: slice) -> Mask:
-    """Documents or padding of one stream."""
-    return Documents(mask.ids[..., tokens]) if isinstance(mask, Documents) else Padding(mask.valid[..., tokens])
 
 
 def of_steps(term: Term, rest: int, step: int, gap: int | None) -> Term:

@@ -22,9 +22,8 @@ from functools import reduce
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
-from longitude.attention.backends.base import Backend, wide_item
+from longitude.attention.backends.base import Backend, recomputed, wide_item
 from longitude.attention.request import Request
 from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import by_spans
@@ -146,12 +145,7 @@ def transport_attention(
             scores = scores.masked_fill(torch.arange(begin, stop, device=q.device) >= visible, -math.inf)
         return scores.softmax(-1) @ v[:, :, begin:stop]
 
-    outs = []
-    for n, rows in enumerate(q.split(chunk, 2)):
-        if torch.is_grad_enabled():
-            outs.append(checkpoint(attend, n, rows, use_reentrant=False))
-        else:
-            outs.append(attend(n, rows))
+    outs = [recomputed(attend, n, rows) for n, rows in enumerate(q.split(chunk, 2))]
     return torch.cat(outs, 2).to(dtype)
 
 

@@ -145,22 +145,12 @@ def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
             shift = torch.as_tensor(term.shift, device=r.q.device).to(wide).expand(r.heads, 1, r.q.shape[3])
             biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, diagonals - stop)))
 
-    level = drift_level(r) if any(isinstance(term, Drift) for term in r.terms) else None
-    queries, others = (slice(start, start + n) for start, n in ((r.q_order, r.rows), (r.k_order, r.length)))
-    out, lse = toeplitz_attention(
-        r.q,
-        r.k,
-        r.v,
-        total(biases),
-        levels=None if level is None else (level[:, :, queries], level[:, :, others]),
-        key_vectors=total(keys),
-        value_vectors=total(values),
-        spans=cuts,
-        near=near,
-        low=low,
-        high=high,
-        scale=r.scale,
-    )
+    levels = None
+    if (level := drift_level(r)) is not None:
+        levels = level[:, :, r.q_order : r.q_order + r.rows], level[:, :, r.k_order : r.k_order + r.length]
+    added = {"levels": levels, "key_vectors": total(keys), "value_vectors": total(values)}
+    edges = {"spans": cuts, "near": near, "low": low, "high": high}
+    out, lse = toeplitz_attention(r.q, r.k, r.v, total(biases), **added, **edges, scale=r.scale)
     if reach is None:
         return out, lse
     nothing = lse == -math.inf  # nor has what is shared a gradient there
@@ -182,18 +172,13 @@ def total(parts: list[Tensor]) -> Tensor | None:
 def table_limits(r: Request) -> str | None:
     if in_forward_mode():
         return NO_FORWARD_MODE
-    if single_pass(r) is None and any(counting(part) is None for part in parts(r)):
+    cut = pieces(r) if single_pass(r) is None else []
+    assert not isinstance(cut, str), cut
+    if any(counting(part) is None for _, _, part in cut):
         return "positions do not count up by one, as far as is known; pass one int p for p, p+1, p+2, ..."
     if r.v.shape[3] != r.k.shape[3]:
         return f"it needs values as wide as keys, not {r.v.shape[3]} and {r.k.shape[3]}"
     return None
-
-
-def parts(r: Request) -> list[Request]:
-    """The request cut into bands."""
-    cut = pieces(r)
-    assert not isinstance(cut, str), cut
-    return [part for _, _, part in cut]
 
 
 def table_memory(r: Request) -> int:

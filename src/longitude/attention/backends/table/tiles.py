@@ -124,11 +124,8 @@ class Tiles:
                 at = out if len(added) == 1 else out.view(-1, len(added), rows, keys)
                 shift = shift if shift is None or len(added) == 1 else shift.view(-1, len(added), rows, 1)
             else:
-                by_diagonal = self.by_diagonal("bias", rows, keys)
-                at, added = (
-                    out,
-                    skewed(bias.add_key_vectors(q.view(-1, rows, q.shape[2]), tile, alpha, by_diagonal), keys),
-                )
+                by_diagonal, vectors = self.by_diagonal("bias", rows, keys), q.view(-1, rows, q.shape[2])
+                at, added = out, skewed(bias.add_key_vectors(vectors, tile, alpha, by_diagonal), keys)
             at.copy_(added) if shift is None else torch.add(added, shift, out=at)
             if column is not None:
                 out.add_(column)
