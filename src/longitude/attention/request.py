@@ -352,9 +352,11 @@ def places(
 
 def _last_of(positions: Positions | None, count: int, last: int) -> Positions | None:
     """Positions of the last tokens of a stream, where those of its last `count` are known; None where that does not tell."""
+    if count == last:
+        return positions  # and no symbol of a compiler is added to it
     first = count - last
     if isinstance(positions, int):
         return positions + first if positions + first >= 0 else None
-    if positions is None or first <= 0:
-        return None if first else positions
+    if positions is None or first < 0:
+        return None
     return positions[:, first:] if positions.dim() > 1 else positions[first:]

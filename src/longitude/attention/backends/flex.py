@@ -110,7 +110,10 @@ def reach(r: Request) -> tuple[int, int]:
     return int(i.amin() - j.amax()), int(i.amax() - j.amin())
 
 
-def levels(r: Request, q_tokens: Tensor, k_tokens: Tensor) -> tuple[Tensor | None, ...]:
+Levels = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+
+
+def levels(r: Request, q_tokens: Tensor, k_tokens: Tensor) -> Levels:
     """The sum of all drifts' levels, of queries and of keys, and what float32 leaves of both."""
     level = drift_level(r)
     if level is None:
