@@ -86,7 +86,7 @@ def test_bad_options_are_one_line(checkpoints, config, text, changes, message):
     assert re.search(message, refusal(config, checkpoints["llama"]))
 
 
-def test_bad_models_are_one_line(checkpoints, config, tmp_path, saved):
+def test_bad_models_are_one_line(checkpoints, config, tmp_path, saved, text):
     llama = str(checkpoints["llama"])
     assert plan(config, (f"{llama}/",)).subjects[0].model == llama  # a folder has one name
     assert "models must name at least one, and each once, got none" in refusal(config)
@@ -98,6 +98,11 @@ def test_bad_models_are_one_line(checkpoints, config, tmp_path, saved):
     weights = bare / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
     assert "the weights are truncated" in refusal(config, checkpoints["neox"], bare)  # before the first is measured
+    text = replace(
+        config, tasks=("perplexity",), lengths=(48,), text=str(text)
+    )  # its highest byte is 195, of an umlaut
+    narrow = saved(tmp_path / "narrow", "llama", vocab_size=195)
+    assert "its tokenizer gives token 195, and the model has 195" in refusal(text, narrow)
     small = T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=256)
     T5ForConditionalGeneration(small).save_pretrained(tmp_path / "t5")
     byte_tokenizer().save_pretrained(tmp_path / "t5")
