@@ -335,9 +335,13 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     },
 }
 """Law -> models that break it, and no other."""
-REASONS = {
+REASONS = {  # what the law gives as the reason
     "frequencies in bfloat16": "inv_freq itself is rounded",
     "cache off by one": "with position_ids moved by -1 the logits agree",
+    "sin has the wrong sign": "in the other direction: sin has the wrong sign",
+    "no mask behind a cache": "a prompt that continues behind a cache gives other logits",
+    "rows mixed": "other rows change a row",
+    "padding counted in generate()": "(generate())",
     "dynamic scaling drifts": f"across the original length {LENGTH} drifts from position {LENGTH} on",
     "interleaved weights in a half model": "the weights are interleaved in a half model",
 }

@@ -30,14 +30,12 @@ from tests.check.broken_models import (
 )
 
 OTHER_BASE = {"rope_theta": 500_000.0}
-LONG = ("positions cast at the input",)  # bfloat16 counts to 256
 
 
-@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("law", "name"),
     [
-        pytest.param(law, name, marks=pytest.mark.slow if name in LONG else ())
+        pytest.param(law, name, marks=() if name in REASONS else pytest.mark.slow)
         for law, names in BROKEN.items()
         for name in names
     ],
