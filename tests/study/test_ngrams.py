@@ -42,7 +42,9 @@ def test_probabilities_sum_to_one(order):
 def test_a_longer_context_tells_more_of_a_text_that_repeats():
     text = np.resize([0, 1, 0, 2], (50, 17))
     bits = ngram_bits(text, [text[:1]], (1, 2, 3), 3)
-    assert bits[3] < 0.1 < bits[2] < 0.8 < bits[1]  # after 0 comes 1 or 2: half a bit a token, and the token before tells
+    assert (
+        bits[3] < 0.1 < bits[2] < 0.8 < bits[1]
+    )  # after 0 comes 1 or 2: half a bit a token, and the token before tells
 
 
 @pytest.mark.parametrize(("order", "vocabulary"), [(0, 256), (8, 256), (4, 100_000)])
