@@ -146,7 +146,7 @@ def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
             biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, diagonals - stop)))
 
     levels = None
-    if (level := drift_level(r)) is not None:
+    if any(isinstance(term, Drift) for term in r.terms) and (level := drift_level(r)) is not None:
         levels = level[:, :, r.q_order : r.q_order + r.rows], level[:, :, r.k_order : r.k_order + r.length]
     added = {"levels": levels, "key_vectors": total(keys), "value_vectors": total(values)}
     edges = {"spans": cuts, "near": near, "low": low, "high": high}
