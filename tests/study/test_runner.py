@@ -15,7 +15,7 @@ import torch
 
 from longitude.measure import from_frame, read_rows
 from longitude.runs import files
-from longitude.study import runner
+from longitude.study import run_trial, runner
 from longitude.study.data import Text
 from tests.study.conftest import NUMBERS, TINY, conclusion, run
 
@@ -47,7 +47,7 @@ def test_a_finished_study_is_not_run_again(done, monkeypatch):
     assert list(rows["label"].unique()) == ["none", "rope"] and "train_positions" not in rows
     assert list(rows["length"][rows["method"] == "non-overlapping"]) == [16, 32, 16, 32]
     before = (done / "study.json").read_bytes()
-    monkeypatch.setattr(runner, "TrialRun", None)
+    monkeypatch.setattr(runner, "run_trial", None)
     assert run(TINY, done)[0].complete
     assert (done / "study.json").read_bytes() == before
 
@@ -86,7 +86,7 @@ def test_encodings_and_seeds_are_added_and_fresh_starts_over(done, tmp_path):
 
 
 def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
-    plain = runner.train
+    plain = run_trial.train
 
     def breaks(model, config, trial, *rest):
         if trial.label == "none":
@@ -94,7 +94,7 @@ def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
         return plain(model, config, trial, *rest)
 
     with monkeypatch.context() as patched:
-        patched.setattr(runner, "train", breaks)
+        patched.setattr(run_trial, "train", breaks)
         outcome, notes = run(TINY, tmp_path)
     assert statuses(outcome) == [("none", 0, "failed"), ("rope", 0, "done")] and not outcome.complete
     assert notes[1].startswith("none seed 0: failed, RuntimeError: the coffee is out; see ")
@@ -112,7 +112,7 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
         full.append(True)
         raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")  # torch's own words
 
-    for where, name in ((torch, "save"), (runner, "write_rows")):
+    for where, name in ((torch, "save"), (run_trial, "write_rows")):
         full.clear()
         with monkeypatch.context() as patched:
             patched.setattr(where, name, fails)
@@ -153,7 +153,7 @@ def test_a_study_of_the_first_release_continues(done, tmp_path, monkeypatch):
         del study["configuration"][name]
     (tmp_path / "study.json").write_text(json.dumps(study))
     assert "positions out of" not in conclusion(tmp_path)
-    monkeypatch.setattr(runner, "TrialRun", None)
+    monkeypatch.setattr(runner, "run_trial", None)
     assert run(TINY, tmp_path)[0].complete
 
 
@@ -197,7 +197,7 @@ def test_killed_with_kill_9_repeatedly_the_rows_are_the_same(tmp_path):
         "import longitude.study.resume as c; killed_at(c.LossLog, 'append', 8)\n",  # in mid-training
         "import torch; killed_at(torch, 'save', 2)\n",  # in mid-save
         "killed_at(os, 'fsync', 22)\n",  # while the files of a save go to the disk
-        "import longitude.study.runner as c; killed_at(c, 'write_rows', 1)\n",  # before rows
+        "import longitude.study.run_trial as c; killed_at(c, 'write_rows', 1)\n",  # before rows
         "killed_at(os, 'replace', 12)\n",
         "killed_at(runner, '_gather', 2)\n",
     ]

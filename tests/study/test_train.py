@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 
 import longitude.models  # noqa: F401  the Auto classes know the model
 from longitude.measure import losses_by_length, read_rows
-from longitude.study import resume, runner, train
+from longitude.study import resume, run_trial, train
 from longitude.study.data import Windows
 from longitude.study.plan import checked
 from longitude.study.resume import LossLog, newest, seal
-from longitude.study.runner import TrialRun
+from longitude.study.run_trial import TrialRun
 from longitude.study.tasks import text
 from longitude.study.tasks.base import sampler_of
 from longitude.study.train import build_model
@@ -126,7 +126,7 @@ KILLS = {
     "while the model is moved in": (os, "replace", "config.json"),
     "while the status is written": (os, "replace", "status.json"),
     "while measuring": (text, "losses_by_length", 1),
-    "before the rows are written": (runner, "write_rows", 1),
+    "before the rows are written": (run_trial, "write_rows", 1),
 }
 
 

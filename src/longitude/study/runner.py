@@ -1,10 +1,7 @@
 """A study: many trials in one run directory, with one writer. What it was killed in, it continues."""
 
 import json
-import math
 import shutil
-import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -13,35 +10,22 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import torch
 import transformers
 
 from longitude.measure import read_rows, to_frame, write_rows
-from longitude.positions.base import Encoding
-from longitude.runs.device import device_of
-from longitude.runs.files import FRESH, atomic, locked, out_of_space, read_json, remove_unfinished, write_json
+from longitude.runs.files import FRESH, locked, out_of_space, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import provenance
 from longitude.study.config import StudyConfig, listed, option
-from longitude.study.data import StudyData
 from longitude.study.plan import StudyPlan
-from longitude.study.results import NOTHING_MEASURED
-from longitude.study.resume import drop_unfinished
-from longitude.study.tasks.base import Measuring, OnProgress, Task, task_of
-from longitude.study.train import UNTRAINED, build_model, remove_checkpoints, save, train
+from longitude.study.run_trial import Note, ignore, run_trial
+from longitude.study.tasks.base import task_of
 from longitude.study.trial import Status, Trial
 
 SCHEMA = 1
 GROWING = ("encodings", "seeds")
 """Options of which a run directory may be given more: their trials are added."""
-BACKWARD = 3
-"""Work of a training token, in tokens of measuring."""
 Watch = Callable[[str, float, float], None]
 """Called with what is being done, how much of the work is done, and all of it."""
-Note = Callable[[str], None]
-
-
-def ignore(*arguments: Any) -> None:
-    """A callback for callers that do not watch."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +80,7 @@ def study(planned: StudyPlan, fresh: bool = False, on_progress: Watch = ignore, 
 
                 status = trial.status
                 if status.status not in ("done", "diverged"):
-                    status = TrialRun(planned.config, trial, planned.data, commit, report, note).attempt()
+                    status = run_trial(planned.config, trial, planned.data, commit, report, note)
                 outcome.append((trial, status))
                 _gather(planned)
                 report(1, status.status)
@@ -109,119 +93,6 @@ def _gather(planned: StudyPlan) -> None:
     paths = [trial.folder / "results.parquet" for trial in planned.trials]
     frames = [read_rows(path) for path in paths if path.exists()]
     write_rows(pd.concat(frames, ignore_index=True) if frames else to_frame([]), planned.run / "results.parquet")
-
-
-# ---- one trial -------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, eq=False)
-class TrialRun:
-    """A trial that is trained and measured, or continued where it was killed.
-
-    Attributes:
-        on_progress: Called with the share of the trial that is done, and words.
-    """
-
-    config: StudyConfig
-    trial: Trial
-    data: StudyData
-    commit: str | None = None
-    on_progress: Callable[[float, str], None] = ignore
-    note: Note = ignore
-
-    @property
-    def task(self) -> Task:
-        return task_of(self.config.task)
-
-    def attempt(self) -> Status:
-        """Run it; an error is recorded, a full disk raised."""
-        trace = self.trial.folder / "error.txt"
-        trace.unlink(missing_ok=True)
-        try:
-            return self.run()
-        except Exception as error:
-            if out_of_space(error, self.trial.run):
-                drop_unfinished(self.trial.folder / "trainer")
-                raise
-            with atomic(trace) as unfinished:
-                unfinished.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
-            reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
-            return self.record("failed", 0, reason=reason)
-
-    def record(self, status: Any, step: int, **more: Any) -> Status:
-        """Write status.json."""
-        trial = self.trial
-        now = Status(status, trial.label, trial.seed, trial.encoding, step, self.config.steps, **more)
-        write_json(trial.folder / "status.json", asdict(now))
-        return now
-
-    def run(self) -> Status:
-        """Train and measure; errors are the caller's to record."""
-        config, trial = self.config, self.trial
-        trial.folder.mkdir(parents=True, exist_ok=True)
-        remove_unfinished(trial.folder)
-        before = trial.status
-        training_seconds = before.training_seconds if before.status == "running" else None
-        training = BACKWARD * config.training_tokens
-        training_share = training / (training + self.task.measured_tokens(config))
-
-        def trained(step: int, loss: float) -> None:
-            words = f"training {step}/{config.steps}  loss {loss:.3f} nats/{self.task.loss_unit}"
-            self.on_progress(training_share * step / config.steps, words)
-
-        def measured(done: int, total: int) -> None:
-            self.on_progress(training_share + (1 - training_share) * done / total, f"measuring {done / total:.0%}")
-
-        if not trial.trained:
-            self.record("running", 0)
-            model = build_model(config, trial.label, trial.seed)
-            start = time.perf_counter()
-            first, diverged = train(model, config, trial, self.data, trained, self.note)
-            if diverged is not None:
-                remove_checkpoints(trial)
-                return self.record("diverged", diverged, reason=f"the loss was not finite at step {diverged}")
-            training_seconds = time.perf_counter() - start if first == 0 else None
-            save(model, trial.folder)
-        more: dict[str, Any] = {"training_seconds": training_seconds}
-        more |= read_json(trial.folder / UNTRAINED, FRESH) or {}
-        self.record("running", config.steps, **more)
-        model = self.task.model.from_pretrained(trial.folder)
-        torch.nn.Module.to(model, device_of(config.device))
-        start = time.perf_counter()
-        finite, left_out = self.measure(model, measured)
-        remove_checkpoints(trial)
-        more["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        more["measuring_seconds"] = time.perf_counter() - start
-        if not finite:
-            reason = "the loss is not finite after the last step"
-            return self.record("diverged", config.steps, reason=reason, **more)
-        return self.record("done", config.steps, reason=left_out, **more)
-
-    def measure(self, model: Any, on_progress: OnProgress) -> tuple[bool, str | None]:
-        """Write results.parquet and documents.parquet. Returns whether all is finite, and what could not be measured."""
-        config, trial = self.config, self.trial
-        limit = min(
-            (m.max_length for m in model.modules() if isinstance(m, Encoding) and m.max_length), default=math.inf
-        )
-        lengths = [length for length in config.test_lengths if self.task.positions(length) <= limit]
-        left_out = None
-        if missing := [str(length) for length in config.test_lengths if length not in lengths]:
-            left_out = f"{trial.label} has no positions from {limit} on, so it was not measured at {', '.join(missing)}"
-        labels = {
-            "task": config.task,
-            "model": f"cells/{trial.name}",
-            "encoding": trial.encoding,
-            "label": trial.label,
-            "seed": trial.seed,
-            "train_length": config.train_length,
-            "backend": model.config.attention_backend,
-            "commit": self.commit,
-            "train_positions": None if config.positions == "contiguous" else config.train_positions,
-        }
-        rows, tables = self.task.measure(Measuring(model, config, self.data, lengths, labels, on_progress))
-        documents = pd.concat(tables, ignore_index=True) if tables else NOTHING_MEASURED
-        with atomic(trial.folder / "documents.parquet") as unfinished:
-            documents.to_parquet(unfinished, index=False)
-        write_rows(rows, trial.folder / "results.parquet")
-        return all(row.value is not None for row in rows), left_out
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
