@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from longitude import plugins
 from longitude.attention.mixer import MIXERS
 from longitude.attention.operation import explain
 from longitude.positions.base import ENCODINGS, Encoding, OffsetBias, OffsetVectors, PairBias, list_encodings
@@ -26,12 +27,13 @@ Facts = dict[str, Any]
 
 
 def catalogue() -> dict[str, Any]:
-    """Everything, as plain data: {"encodings": [...], "mixers": [...], "scaling": [...], "samplers": [...], "machine": {...}}."""
+    """Everything, as plain data: lists of "encodings", "mixers", "scaling", "samplers", "plugins", and the "machine"."""
     return {
         "encodings": [described(name) for name in list_encodings()],
         "mixers": [_of_mixer(name, kind) for name, kind in MIXERS.items()],
         "scaling": [_of_class(name, scheme) for name, scheme in SCHEMES.items()],
         "samplers": [_of_class(name, sampler) for name, sampler in SAMPLERS.items()],
+        "plugins": [each.record | {"registers": each.registered} for each in plugins.loaded()],
         "machine": versions() | machine() | {"mps": torch.backends.mps.is_available()},
     }
 

@@ -6,6 +6,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, TypeVar
 
+from longitude import plugins
 from longitude.errors import unknown
 
 Factory = TypeVar("Factory", bound=Callable[..., Any])
@@ -14,8 +15,8 @@ Factory = TypeVar("Factory", bound=Callable[..., Any])
 class Registry(Mapping[str, Any]):
     """Factories by name, sorted.
 
-    packages: those whose modules register on import; all of them are imported when a name is first looked up, so a new one is
-    one file there. listed_by: what a user calls to see the names.
+    packages: those whose modules register on import; all of them, and all plugins, are imported when a name is first looked up,
+    so a new one is one file there. listed_by: what a user calls to see the names.
     """
 
     def __init__(self, noun: str, listed_by: str, packages: Sequence[str]) -> None:
@@ -28,9 +29,10 @@ class Registry(Mapping[str, Any]):
 
         def add(factory: Factory) -> Factory:
             taken = self.factories.get(name)
-            if taken is not None and taken.__qualname__ != factory.__qualname__:
+            if taken is not None and _place(taken) != _place(factory):
                 raise ValueError(f"the {self.noun} {name!r} is registered already: {taken!r}; choose another name")
             self.factories[name] = factory
+            plugins.note_registered(self.noun, name, factory)
             return factory
 
         return add
@@ -42,6 +44,7 @@ class Registry(Mapping[str, Any]):
             for package in map(import_module, self.packages):
                 for module in iter_modules(package.__path__):
                     import_module(f"{package.__name__}.{module.name}")
+        plugins.load_installed()
 
     def __getitem__(self, name: str) -> Any:
         """ValueError with the nearest name where there is none such."""
@@ -65,6 +68,11 @@ class Registry(Mapping[str, Any]):
     def __len__(self) -> int:
         self.load()
         return len(self.factories)
+
+
+def _place(factory: Callable[..., Any]) -> tuple[str, str]:
+    """The same for a class that is defined again: in a notebook, or in a file that was edited."""
+    return factory.__module__, factory.__qualname__
 
 
 def options_of(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from longitude import testing
 from longitude.attention.mixer import MIXERS, Mixer
 from longitude.errors import unknown
+from longitude.plugins import run_file
 from longitude.positions.base import Encoding, list_encodings
 from longitude.testing.engine import OnLaw, Result, one_line, try_laws
 from longitude.testing.examples import Example
@@ -103,15 +103,7 @@ def _run(place: str) -> ModuleType:
     path = Path(place)
     if not path.is_file():
         raise ValueError(f"{place}: there is no such file; expected path/file.py:Class")
-    spec = importlib.util.spec_from_file_location(f"longitude_checked_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise ValueError(f"{place} cannot be run: {type(error).__name__}: {error}") from error
-    return module
+    return run_file(str(path.resolve()), path.read_bytes())
 
 
 def _imported(place: str) -> ModuleType:

@@ -2,7 +2,7 @@
 
 A verb is a file NAME.py of this package with a function NAME that returns an exit code (NAME_ where Python has the name).
 Where it takes a `config`, its fields are options. A function `defaults` in the same file may give its parameters other defaults
-for some arguments.
+for some arguments. Every verb has --plugin, which is done before anything else, because names and defaults may be a plugin's.
 
 Exit codes: 0 done; 1 finished, but something in it failed or diverged; 2 wrong use, with one line: what was expected,
 what was given and what to do; 130 interrupted. Results go to standard output, progress and errors to standard
@@ -17,15 +17,30 @@ from contextlib import redirect_stderr
 from dataclasses import fields
 from functools import cache
 from importlib import import_module
-from inspect import Signature, signature
+from inspect import Parameter, Signature, signature
+from itertools import pairwise
+from pathlib import Path
 from pkgutil import iter_modules
-from typing import get_type_hints
+from typing import Annotated, get_type_hints
 
 import tyro
 
-from longitude import __version__
+from longitude import __version__, plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
 from longitude.errors import unknown
+
+PLUGIN = Parameter(
+    "plugin",
+    Parameter.KEYWORD_ONLY,
+    default=(),
+    annotation=Annotated[
+        tuple[Path, ...],
+        tyro.conf.UseAppendAction,
+        tyro.conf.arg(
+            metavar="FILE", help="A Python file that registers encodings, mixers or tasks of your own; repeatable."
+        ),
+    ],
+)
 
 
 @cache
@@ -45,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return DONE
     try:
         _require_known(arguments)
+        for before, argument in pairwise(["", *arguments]):
+            if argument.startswith("--plugin=") or (before == "--plugin" and not argument.startswith("--")):
+                plugins.load(argument.removeprefix("--plugin="))
         code = _dispatch(arguments)
         sys.stdout.flush()
         return code
@@ -76,7 +94,7 @@ def _require_known(arguments: list[str]) -> None:
         raise unknown("option", verb, ["--help", "--version"], "`longitude --help` shows the verbs.")
     if verb not in verbs():
         raise unknown("verb", verb, verbs(), "`longitude --help` shows them.")
-    valid = ["--help"]
+    valid = ["--help", "--plugin"]
     for name, kind in get_type_hints(verbs()[verb]).items():
         names = [field.name for field in fields(kind)] if name == "config" else [name]
         valid += ["--" + name.replace("_", "-") for name in names if name != "return"]
@@ -93,12 +111,12 @@ def _dispatch(arguments: list[str]) -> int:
     def later(verb: Callable[..., int]) -> Callable[..., Callable[[], int]]:
         """A verb that only takes its arguments, so that tyro is done before the work begins."""
 
-        def bound(*positional, **named) -> Callable[[], int]:
+        def bound(*positional, plugin=(), **named) -> Callable[[], int]:
             return lambda: verb(*positional, **named)
 
         bound.__signature__ = _signature(verb, arguments)
         bound.__doc__ = verb.__doc__
-        bound.__annotations__ = verb.__annotations__
+        bound.__annotations__ = verb.__annotations__ | {PLUGIN.name: PLUGIN.annotation}
         return bound
 
     try:
@@ -120,6 +138,7 @@ def _dispatch(arguments: list[str]) -> int:
 def _signature(verb: Callable[..., int], arguments: list[str]) -> Signature:
     """That of a verb, with the defaults of its options where the arguments decide them."""
     found = signature(verb)
+    found = found.replace(parameters=[*found.parameters.values(), PLUGIN])
     defaults_of = getattr(sys.modules[verb.__module__], "defaults", None)
     if defaults_of is None or verbs().get(arguments[0] if arguments else "") is not verb:
         return found

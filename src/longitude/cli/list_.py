@@ -7,7 +7,7 @@ from longitude.cli.shared import DONE, print_json
 
 
 def list_(json: bool = False) -> int:
-    """List what there is: encodings, mixers, scaling schemes, samplers of positions, and what runs on this machine.
+    """List what there is: encodings, mixers, scaling schemes, samplers of positions, plugins, and what runs on this machine.
 
     Args:
         json: Print JSON instead of tables.
@@ -65,6 +65,9 @@ def _tables(facts: dict[str, Any]) -> Iterator[Any]:
     yield table("\nscaling of rotations", "name", "options (those with = are optional)", "source", rows=rows)
     rows = ((each["name"], _options(each), each["is"]) for each in facts["samplers"])
     yield table("\nsamplers of training positions", "name", "options", "what it is", rows=rows)
+    for each in facts["plugins"]:
+        names = ", ".join(f"{kind} {name}" for name, kind in each["registers"].items())
+        yield f"\nplugin {each['name']} ({each.get('path') or each['distribution']}): {names or 'no names'}"
     here = facts["machine"]
     yield (
         f"\nhere: longitude {here['longitude']}, torch {here['torch']}, threads {here['threads']}, CUDA {here['gpu'] or 'no'}, "

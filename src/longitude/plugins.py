@@ -1,0 +1,189 @@
+"""Plugins: code of a user's own that registers encodings, mixers and tasks, without touching this package.
+
+A plugin is a file (`--plugin my_file.py`), or a module that an installed distribution names by an entry point of the group
+`longitude.plugins`. Installed ones are imported when a name is first looked up. Processes started from here load the same files,
+which `VARIABLE` names to them.
+"""
+
+import hashlib
+import os
+import sys
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from re import findall
+from types import ModuleType
+from typing import Any
+
+GROUP = "longitude.plugins"
+VARIABLE = "LONGITUDE_PLUGINS"
+Record = dict[str, str]
+"""A plugin in study.json: name, sha256, and path or distribution."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A plugin that is loaded here; it can be sent to another process.
+
+    Attributes:
+        name: Of its file without .py, or of its entry point.
+        sha256: Of its file, or of all Python files of its package.
+        path: Of its file; None where it is installed.
+        distribution: Name and version of what installed it; None for a file.
+        content: Of its file.
+        registered: Names that it registered, with what each is: {"mine": "encoding"}.
+    """
+
+    name: str
+    sha256: str
+    path: str | None = None
+    distribution: str | None = None
+    content: bytes = field(default=b"", repr=False)
+    registered: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def record(self) -> Record:
+        """What a run writes down of it."""
+        place = {"distribution": self.distribution} if self.path is None else {"path": self.path}
+        return {"name": self.name, **{key: value for key, value in place.items() if value}, "sha256": self.sha256}
+
+
+_loaded: dict[str, Plugin] = {}
+_looked_for_installed = False
+_outside: dict[str, tuple[str, str]] = {}
+"""Name -> what it is, and its module: of all that is registered from outside of this package."""
+
+
+def loaded() -> list[Plugin]:
+    """Those of this process, installed ones included."""
+    load_installed()
+    return list(_loaded.values())
+
+
+def load(path: str | Path) -> Plugin:
+    """Run a file that registers. ValueError where there is none, it raises, or registers nothing."""
+    file = Path(path).expanduser().resolve()
+    try:
+        content = file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"--plugin {path}: it cannot be read ({error.strerror}); give a file of Python") from error
+    if file.suffix != ".py":
+        raise ValueError(f"--plugin {path}: expected a file that ends in .py")
+    return _from_content(str(file), content)
+
+
+def run_file(path: str, content: bytes) -> ModuleType:
+    """The module of a file, under a name that its path decides. ValueError with the line where it raises."""
+    name = f"longitude_plugin_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:8]}"
+    module = ModuleType(name)
+    module.__file__ = path
+    sys.modules[name] = module
+    try:
+        exec(compile(content, path, "exec"), vars(module))
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+        line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
+        where = path if line is None else f"{path}, line {line},"
+        raise ValueError(f"{where} cannot be run: {type(error).__name__}: {error}") from error
+    return module
+
+
+def load_installed() -> None:
+    """Import the modules of all entry points, once. ValueError where one cannot be imported, at every call."""
+    global _looked_for_installed
+    if _looked_for_installed:
+        return
+    _looked_for_installed = True  # before the imports, which may look names up
+    try:
+        for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+            if point.name not in _loaded:
+                _from_entry_point(point)
+        for path in filter(None, os.environ.get(VARIABLE, "").split(os.pathsep)):
+            load(path)
+    except ValueError:
+        _looked_for_installed = False
+        raise
+
+
+def restore(plugins: Sequence[Plugin]) -> None:
+    """Load the plugins of another process in this one. ValueError where what is installed here differs."""
+    load_installed()
+    for plugin in plugins:
+        if plugin.path is not None:
+            _from_content(plugin.path, plugin.content)
+        else:
+            require_same([plugin.record], [each.record for each in _loaded.values()], "another process")
+
+
+def records(*texts: str) -> list[Record]:
+    """What a run writes down: of every file, and of installed plugins with a name in these texts (a task, labels)."""
+    words = {word for text in texts for word in findall(r"\w+", text)}
+    return [each.record for each in loaded() if each.path is not None or words & each.registered.keys()]
+
+
+def require_same(saved: Iterable[Record], now: Sequence[Record], whose: str) -> None:
+    """ValueError naming the first saved plugin that is missing now, or another; whose: what was begun with the saved ones."""
+    by_name = {each["name"]: each for each in now}
+    for before in saved:
+        name, place = before["name"], before.get("path") or before.get("distribution")
+        if (here := by_name.get(name)) is None:
+            remedy = f"add --plugin {place}" if "path" in before else f"install {place}"
+            raise ValueError(f"{whose} has the plugin {name!r} ({place}), which is not loaded; {remedy}")
+        if here["sha256"] != before["sha256"]:
+            raise ValueError(
+                f"{whose} has the plugin {name!r} ({place}) of sha256 {before['sha256'][:12]}, and it is "
+                f"{here['sha256'][:12]} now; restore it, or choose another --out"
+            )
+
+
+def note_registered(noun: str, name: str, factory: Any) -> None:
+    """Called with every name that is registered, to know which plugin it is from."""
+    module = getattr(factory, "__module__", "")
+    if not module.startswith("longitude."):
+        _outside[name] = (noun.partition(" ")[0], module)
+
+
+def _from_content(path: str, content: bytes) -> Plugin:
+    name, sha256 = Path(path).stem, hashlib.sha256(content).hexdigest()
+    there = _loaded.get(name)
+    if there is not None and there.path != path:
+        other = there.path or there.distribution
+        raise ValueError(f"--plugin {path}: there is a plugin {name!r} already, from {other}; rename one of them")
+    if there is not None and there.sha256 == sha256:
+        return there
+    before = dict(_outside)
+    try:
+        module = run_file(path, content)
+    except ValueError as error:
+        raise ValueError(f"--plugin {error}") from error
+    names = {name: noun for name, (noun, of) in _outside.items() if name not in before or of == module.__name__}
+    if not names:
+        raise ValueError(
+            f"--plugin {path}: it registers nothing; put @lg.register, @lg.register_mixer or @register_task over its classes"
+        )
+    _loaded[name] = Plugin(name, sha256, path, None, content, names)
+    os.environ[VARIABLE] = os.pathsep.join(each.path for each in _loaded.values() if each.path is not None)
+    return _loaded[name]
+
+
+def _from_entry_point(point: EntryPoint) -> None:
+    distribution = f"{point.dist.name} {point.dist.version}" if point.dist else "unknown"
+    who = f"the plugin {point.name!r} of {distribution} ({GROUP}: {point.value})"
+    if point.attr:
+        raise ValueError(f"{who}: expected the name of a module that registers, got {point.value}")
+    before = dict(_outside)
+    try:
+        module = import_module(point.module)
+    except Exception as error:
+        raise ValueError(f"{who} cannot be imported: {type(error).__name__}: {error}; mend or uninstall it") from error
+    package = point.module.partition(".")[0]  # which may have been imported before
+    names = {n: noun for n, (noun, of) in _outside.items() if n not in before or of.partition(".")[0] == package}
+    roots = [Path(root) for root in getattr(module, "__path__", [])]
+    files = [file for root in roots for file in sorted(root.rglob("*.py"))] or [Path(module.__file__ or "")]
+    hashes = [hashlib.sha256(file.read_bytes()) for file in files]
+    digest = hashes[0] if len(hashes) == 1 else hashlib.sha256(b"".join(each.digest() for each in hashes))
+    _loaded[point.name] = Plugin(point.name, digest.hexdigest(), None, distribution, b"", names)
