@@ -130,3 +130,42 @@ def test_our_training_and_our_trainer_go_by_the_rule(tmp_path):
     for made, wanted in zip(trainer.create_optimizer().param_groups, ours, strict=True):
         assert [id(p) for p in made["params"]] == [id(p) for p in wanted["params"]]
         assert made["weight_decay"] == wanted["weight_decay"]
+
+
+SCORE_TABLES = {
+    "t5": {"table"}, "clipped": {"table"}, "kerple_log": {"a", "p"}, "kerple_power": {"a", "p"},
+    "fire": {"c", "multiplier"}, "shaw": {"key_table", "value_table"}, "transformer_xl": {"u", "v"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("encoding", lg.list_encodings())
+def test_tables_of_scores_learn_faster(encoding):
+    """In a group of their own at ten times the rate; nothing else does, and every parameter is in one group."""
+    one, wanted = model(encoding=encoding), SCORE_TABLES.get(encoding, set())
+    groups = lg.parameter_groups(one, 0.3, lr=0.01)
+    assert [group["lr"] for group in groups] == pytest.approx([0.01, 0.01, 0.1][: 2 + bool(wanted)])
+    ids = [id(p) for group in groups for p in group["params"]]
+    assert len(ids) == len(set(ids)) and set(ids) == {id(p) for p in one.parameters()}
+    fast = {id(p) for p in groups[2]["params"]} if wanted else set()
+    assert {n.rsplit(".", 1)[-1] for n, p in one.named_parameters() if id(p) in fast} == wanted
+
+
+@pytest.mark.parametrize("lr", [0, -1.0, True, float("nan"), "fast"])
+def test_learning_rates_that_are_none(lr):
+    with pytest.raises(ValueError, match="lr: expected a number above 0"):
+        lg.parameter_groups(nn.Linear(2, 2), lr=lr)
+
+
+def test_our_trainer_has_these_groups(tmp_path):
+    from transformers import TrainingArguments
+
+    one = model(encoding="t5", vocab_size=16)
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to="none", weight_decay=0.1, learning_rate=0.01
+    )
+    trainer = lg.hf.Trainer(model=one, args=arguments)
+    trainer.create_optimizer_and_scheduler(num_training_steps=10)
+    made, wanted = trainer.optimizer.param_groups, lg.parameter_groups(one, 0.1, lr=0.01)
+    assert [sorted(map(id, g["params"])) for g in made] == [sorted(map(id, g["params"])) for g in wanted]
+    assert [(g["weight_decay"], g["initial_lr"]) for g in made] == [(g["weight_decay"], g["lr"]) for g in wanted]
+    assert trainer.create_optimizer() is trainer.optimizer

@@ -1,4 +1,4 @@
-"""Which parameters have weight decay: one rule for every training."""
+"""Which parameters have weight decay, and which learn faster: one rule for every training."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ from longitude.positions.base import Encoding
 NORMS = (nn.LayerNorm, nn.RMSNorm, nn.GroupNorm)
 MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 """Modules whose weight is a matrix or a kernel, however few its inputs and outputs."""
+SCORE_RATE = 10.0
+"""Learning rate of tables of scores, in those of all other parameters.
+
+Adam moves every number by about the learning rate in a step. A score moves by far more, because it is a sum of products over
+head_dim, and each factor one over the width; a number of a table moves by the learning rate alone, and over a short training
+ends within half a logit of where it began. docs/decisions.md has the measurement.
+"""
 
 
 def decayed_names(model: nn.Module) -> list[str]:
@@ -41,38 +48,57 @@ def decayed_names(model: nn.Module) -> list[str]:
     ]
 
 
-def parameter_groups(model: nn.Module, weight_decay: float = 0.1) -> list[dict[str, Any]]:
-    """Two parameter groups for an optimizer, such as torch.optim.AdamW(lg.parameter_groups(model, 0.1), lr=...).
+def score_table_names(model: nn.Module) -> list[str]:
+    """The names of the parameters that encodings name in `score_tables`."""
+    tables = {
+        id(module.get_parameter(name))
+        for module in model.modules()
+        if isinstance(module, Encoding)
+        for name in module.score_tables
+        if getattr(module, name) is not None
+    }
+    return [name for name, p in model.named_parameters() if id(p) in tables]
 
-    The first holds what decays: matrices, but no parameters of norms, tables of encodings or rates of recurrences.
+
+def parameter_groups(model: nn.Module, weight_decay: float = 0.1, lr: float | None = None) -> list[dict[str, Any]]:
+    """Parameter groups for an optimizer, such as torch.optim.AdamW(lg.parameter_groups(model, 0.1, lr=1e-3), lr=1e-3).
+
+    The first holds what decays: matrices, but no parameters of norms, tables of encodings or rates of recurrences. The second
+    holds the rest. With lr, tables of scores (T5's, KERPLE's and their like; Encoding.score_tables) are a third group, at 10
+    times the learning rate, because Adam moves each of their numbers by the learning rate alone.
 
     Args:
         model: any module.
         weight_decay: of the first group, 0 or more.
+        lr: the learning rate, above 0; a scheduler scales that of each group. None: no group has one of its own.
 
     Returns:
-        [{"params": ..., "weight_decay": weight_decay}, {"params": ..., "weight_decay": 0.0}]. Each parameter that requires a
-        gradient is in one of them, once.
+        [{"params": ..., "weight_decay": weight_decay}, {"params": ..., "weight_decay": 0.0}], and with lr each with "lr" and
+        the third, if the model has such tables. Each parameter that requires a gradient is in one of them, once.
 
     Raises:
-        ValueError: weight_decay is negative, no number or not finite; model is no module or has nothing to train.
+        ValueError: weight_decay is negative, no number or not finite; lr likewise or 0; model is no module or has nothing to
+            train.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(
             f"parameter_groups: expected a torch.nn.Module, got {type(model).__name__}; pass the model itself, whose modules "
             "decide what decays"
         )
-    if (
-        isinstance(weight_decay, bool)
-        or not isinstance(weight_decay, int | float)
-        or not 0 <= weight_decay < float("inf")
-    ):
-        raise ValueError(f"weight_decay: expected a number from 0 on, got {weight_decay!r}")
+    for name, value, least in (("weight_decay", weight_decay, "from 0 on"), ("lr", 1 if lr is None else lr, "above 0")):
+        right = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
+        if not right or (name == "lr" and value == 0):
+            raise ValueError(f"{name}: expected a number {least}, got {value!r}")
     if not any(p.requires_grad for p in model.parameters()):
         raise ValueError("parameter_groups: expected a model with parameters that require a gradient, got none")
-    decayed = set(decayed_names(model))
-    trained = [(name in decayed, p) for name, p in model.named_parameters() if p.requires_grad]
-    return [
-        {"params": [p for yes, p in trained if yes], "weight_decay": float(weight_decay)},
-        {"params": [p for yes, p in trained if not yes], "weight_decay": 0.0},
+    decayed, tables = set(decayed_names(model)), set(score_table_names(model)) if lr is not None else set()
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for name, p in trained if name in decayed], "weight_decay": float(weight_decay)},
+        {"params": [p for name, p in trained if name not in decayed | tables], "weight_decay": 0.0},
     ]
+    if lr is not None:
+        groups = [{**group, "lr": lr} for group in groups]
+        if found := [p for name, p in trained if name in tables]:
+            groups.append({"params": found, "weight_decay": 0.0, "lr": SCORE_RATE * lr})
+    return groups

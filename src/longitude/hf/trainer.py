@@ -1,19 +1,35 @@
-"""transformers' Trainer with our rule of weight decay."""
+"""transformers' Trainer with our rules of weight decay and of learning rates."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import transformers
 from torch import nn
 
-from longitude.training import decayed_names
+from longitude.training import SCORE_RATE, decayed_names, score_table_names
 
 
 class Trainer(transformers.Trainer):
-    """transformers' Trainer, whose weight decay follows the rule of `lg.parameter_groups`.
+    """transformers' Trainer, whose parameter groups are those of `lg.parameter_groups`.
 
-    Theirs selects by name ("bias", "norm") and would decay the rates of recurrences and tables of positions. Its arguments are
-    those of transformers.Trainer.
+    Theirs selects by name ("bias", "norm") and would decay the rates of recurrences and tables of positions. Tables of scores
+    learn at 10 times the learning rate. Its arguments are those of transformers.Trainer; an optimizer that is passed in stays
+    as it is.
     """
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         return decayed_names(model)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        if self.optimizer is not None:
+            return self.optimizer
+        optimizer: Any = super().create_optimizer(model)
+        whole: Any = self.model if model is None else model
+        tables = {id(whole.get_parameter(name)) for name in score_table_names(whole)}
+        for group in [*optimizer.param_groups]:
+            found = [p for p in group["params"] if id(p) in tables]
+            if found:
+                group["params"] = [p for p in group["params"] if id(p) not in tables]
+                optimizer.add_param_group({**group, "params": found, "lr": SCORE_RATE * group["lr"]})
+        return optimizer

@@ -139,6 +139,8 @@ class Encoding(nn.Module):
     """Its context passes a state from token to token, so that a cache cannot be cropped."""
     passing_columns: frozenset[str] = frozenset()
     """Columns of which only those of new tokens are needed: a cache does not keep them."""
+    score_tables: tuple[str, ...] = ()
+    """Names of its parameters whose numbers are added to scores, or to queries and keys, as they are (lg.parameter_groups)."""
     source: str | None = None
     """Its papers: authors and year with a link, joined by "; "."""
 

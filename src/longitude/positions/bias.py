@@ -163,6 +163,7 @@ class Kerple(Encoding):
 
     source = "Chi et al. 2022, https://arxiv.org/abs/2205.09921"
     learned = True
+    score_tables = ("a", "p")
     smallest = 0.01
 
     def __init__(self, num_heads: int, kind: Kernel = "log", shared: bool = True):
@@ -284,6 +285,7 @@ class Fire(Encoding):
     source = "Li et al. 2024, https://arxiv.org/abs/2310.04418"
     relative = False
     learned = True
+    score_tables = ("c", "multiplier")
 
     def __init__(
         self,

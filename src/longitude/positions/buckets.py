@@ -47,6 +47,7 @@ class T5Bias(Encoding):
 
     source = "Raffel et al. 2020, https://arxiv.org/abs/1910.10683"
     learned = True
+    score_tables = ("table",)
 
     def __init__(
         self,
@@ -101,6 +102,7 @@ class ClippedBias(Encoding):
 
     source = "Liu et al. 2021, https://arxiv.org/abs/2103.14030; Shaw et al. 2018, https://arxiv.org/abs/1803.02155"
     learned = True
+    score_tables = ("table",)
 
     def __init__(self, num_heads: int, max_distance: int = 127, shared: bool = False):
         super().__init__()

@@ -30,6 +30,7 @@ class Shaw(Encoding):
 
     source = "Shaw et al. 2018, https://arxiv.org/abs/1803.02155"
     learned = True
+    score_tables = ("key_table", "value_table")
 
     def __init__(self, head_dim: int, max_distance: int = 16, values: bool = True, shared: bool = False):
         super().__init__()
@@ -73,6 +74,7 @@ class TransformerXL(Encoding):
 
     source = "Dai et al. 2019, https://arxiv.org/abs/1901.02860"
     learned = True
+    score_tables = ("u", "v")
 
     def __init__(self, num_heads: int, head_dim: int, dim: int, clamp_length: int | None = None, shared: bool = False):
         super().__init__()
