@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import altair as alt
 
@@ -15,6 +15,17 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6
 DASHES = ([1, 0], [7, 3], [2, 2])
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 INK, GREY, GRID = "#1d2733", "#5b6673", "#e4e8ec"
+EDGE = "#b6bec7"
+DARK = {
+    **dict(zip(COLOURS, ("#4aa8e8", "#f0813c", "#2fc797", "#dd8fbd", "#e0ab3c", "#8ccbf2", "#a9b1b9"), strict=True)),
+    "white": "#12171d",
+    "black": "#e6ebf0",
+    INK: "#e6ebf0",
+    GREY: "#9dabb8",
+    GRID: "#2a333d",
+    EDGE: "#55616d",
+}
+"""Every colour above -> what a page in dark mode draws in its place."""
 WIDTH = 760
 """Of the SVG and PNG files, in pixels; the PNG has two dots per pixel."""
 
@@ -30,6 +41,7 @@ class Figure:
         alt: What the picture shows, for screen readers.
         chart: The Altair chart.
         resizes: Whether it takes the width of its page; charts of several panels have their own.
+        axes: "x" and "y" where a reader may choose a linear or a logarithmic one: all its numbers there are above 0.
     """
 
     name: str
@@ -38,14 +50,15 @@ class Figure:
     alt: str
     chart: Any
     resizes: bool = True
+    axes: tuple[Literal["x", "y"], ...] = ()
 
     def sized(self, width: int | str) -> Any:
         """The chart at a width in pixels, or "container"."""
         return self.chart.properties(width=width) if self.resizes else self.chart
 
     def spec(self) -> dict[str, Any]:
-        """Vega-Lite, at the width of the page."""
-        return self.sized("container").to_dict()
+        """Vega-Lite, at the width of the page; the browser gives the description to screen readers."""
+        return self.sized("container").properties(description=self.alt).to_dict()
 
 
 def colour_of(index: int) -> str:

@@ -11,7 +11,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from longitude import __version__
-from longitude.report.figure import Figure
+from longitude.report.figure import DARK, Figure
 from longitude.runs.files import atomic
 
 
@@ -34,6 +34,7 @@ def write_page(path: Path, package: str, template: str, figures: Sequence[Figure
         figures=figures,
         pictures=pictures,
         specs={figure.name: figure.spec() for figure in figures},
+        dark=DARK,
         javascript=_javascript(),
         version=__version__,
         **context,

@@ -4,6 +4,7 @@ Everything comes from saved results; the text and the models are not needed.
 """
 
 import inspect
+import re
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -14,11 +15,11 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from longitude.report.figure import colour_of, dash_of, save_figures
+from longitude.report.figure import DARK, colour_of, dash_of, save_figures
 from longitude.report.page import write_page
 from longitude.report.table import table as empty_table
 from longitude.report.wording import count, legible, percent
-from longitude.study.analysis import Analysis, conclusion, remarks, state
+from longitude.study.analysis import Analysis, conclusion, remarks, state, summary
 from longitude.study.answers import SOLVED
 from longitude.study.config import option
 from longitude.study.criterion import HOLDS, LOST, UNCLEAR
@@ -53,8 +54,12 @@ def write_report(analysis: Analysis) -> Path:
         task=run.task,
         sentence=conclusion(analysis),
         facts=_facts(run),
-        legend=[{"label": label, "colour": colour_of(i), "dash": dash_of(i)} for i, label in enumerate(run.labels)],
-        tables={name_of(method): {"method": method, "lines": _lines(analysis, method)} for method in run.methods},
+        legend=[
+            {"label": label, "colour": colour_of(i), "dark": DARK[colour_of(i)], "dash": dash_of(i)}
+            for i, label in enumerate(run.labels)
+        ],
+        tables={name_of(method): _table(analysis, method) for method in run.methods},
+        judged=run.task.kind == "answers" or bool(run.beyond),
         encodings=[(label, _described(label)) for label in run.labels],
         undone=[(trial, state(trial)) for trial in run.undone],
         left_out=[trial for trial in run.trials if trial.status == "done" and trial.reason],
@@ -128,6 +133,14 @@ def _facts(run: Run) -> list[tuple[str, str]]:
     return [(name, value) for name, value in facts if value]
 
 
+def _table(analysis: Analysis, method: str) -> dict[str, Any]:
+    """The table below a figure, and its numbers as CSV."""
+    frame = summary(analysis, method).dropna(axis="columns", how="all")
+    if "verdict" in frame:
+        frame["verdict"] = frame["verdict"].map(analysis.criterion.verdicts)
+    return {"method": method, "lines": _lines(analysis, method), "csv": frame.to_csv(index=False)}
+
+
 def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
     """The table of numbers below a figure: lines of cells, ready to be shown."""
     run, criterion, lines = analysis.run, analysis.criterion, []
@@ -140,7 +153,11 @@ def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
             {
                 "label": label,
                 "note": "; ".join(dict.fromkeys(notes)),
-                "cells": [{"value": criterion.number(each), "interval": criterion.bounds(each)} for each in part],
+                "cells": [
+                    {"value": criterion.number(each), "interval": criterion.bounds(each), "order": each.value}
+                    for each in part
+                ],
+                "order": "" if last.change is None else last.change,
                 "change": percent(last.change),
                 "span": span(last),
                 "reach": criterion.last_cell(part),
@@ -151,7 +168,7 @@ def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
     return lines
 
 
-def _described(label: str) -> list[dict[str, str]]:
+def _described(label: str) -> list[dict[str, Any]]:
     """What each part of a label is, from the docstring of its class: the first paragraph, and a formula set apart."""
     from longitude.attention.mixer import MIXERS
     from longitude.positions.base import ENCODINGS
@@ -163,7 +180,8 @@ def _described(label: str) -> list[dict[str, str]]:
         words = " ".join(first.split())
         formula = " ".join(rest.partition("\n\n")[0].split()) if words.endswith(":") else ""
         options = ", ".join(f"{name} = {value}" for name, value in part.items() if name != "name")
-        parts.append({"name": part["name"], "words": words, "formula": formula, "options": options})
+        papers = re.findall(r"([^;]+?), (https://\S+?)(?:;|$)", getattr(kind[part["name"]], "source", None) or "")
+        parts.append({"name": part["name"], "words": words, "formula": formula, "options": options, "papers": papers})
     return parts
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import altair as alt
 
 from longitude.report.figure import GREY, Figure
-from longitude.report.wording import percent
+from longitude.report.wording import and_, percent
 from longitude.study.analysis import Analysis
 from longitude.study.answers import SOLVED, between as between_percent
 from longitude.study.criterion import Finding
@@ -32,10 +32,13 @@ def name_of(method: str) -> str:
 
 
 def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
-    """Bands for the 95 % intervals of the change."""
-    points = [_with_band(each, found, run.reference) for each in found]
+    """Bands for the 95 % intervals of the values, where they cover training again."""
+    several = any(each.seeds > 1 for each in found)
+    points = [_point(each, several) for each in found]
+    seeds, floors = of_seeds(run, found, method), floors_of(run)
     lengths = sorted({each.length for each in found})
-    domain = lines.domain_of([bound for point in points for bound in (point["from"], point["value"], point["to"])])
+    bounds = [point[name] for point in points for name in ("from", "value", "to") if point[name] is not None]
+    domain = lines.domain_of([*bounds, *(point["value"] for point in seeds), *floors.values()])
     fields = {
         "label:N": ("encoding",),
         "length:Q": ("window, bytes", "d"),
@@ -46,51 +49,56 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
         "documents:Q": ("documents",),
         "seeds:Q": ("seeds",),
     }
-    x = _x_axis(run, lengths, "Window length in bytes", type="log", base=2)
+    x = length_axis(run, lengths, "Window length in bytes", type="log", base=2)
     y = lines.y_axis(lines.axis_title(run), domain)
+    named = [layer for words, bits in floors.items() for layer in lines.level(bits, words, x, y, "length", lengths[0])]
     sliding, stride = method == "sliding", run.config.stride
     laid = "laid end to end"
     if sliding:
         laid = f"that move by {stride} bytes" if stride else "that move by half their length"
-    over = "documents and seeds" if any(each.seeds > 1 for each in found) else "documents"
-    bands = "One document gives no interval"
-    if found[0].documents > 1:
-        of = f"the change from {run.reference}, paired," if len(lengths) > 1 else "the value"
-        bands = f"Bands are 95% intervals of {of} over {over}"
+    spread = "Rings are single seeds, bands 95% intervals of their mean" if several else "There is one seed"
+    floor = f" Dotted lines are what {and_(list(floors))} of the same text reach, without any model." if floors else ""
     return Figure(
         name=name_of(method),
         title="Loss by window length" + (", sliding windows" if sliding else ""),
-        caption=f"Every {run.task.loss_unit} is scored once, in windows {laid}. {bands}; the dashed line marks the length "
-        "of the training windows.",
+        caption=f"Every {run.task.loss_unit} is scored once, in windows {laid}. {spread}; the dashed line marks the length "
+        f"of the training windows.{floor}",
         alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} bytes, one line for "
         "each encoding; the table below holds the numbers.",
-        chart=lines.line_chart(run, points, x, y, fields, **STYLE),
+        chart=lines.line_chart(run, points, x, y, fields, *named, seeds=seeds, **STYLE),
+        axes=("x", "y"),
     )
 
 
-def _with_band(found: Finding, others: list[Finding], reference: int) -> dict[str, Any]:
-    """A finding as a point, with the band around it: the interval of its change, which starts at the reference.
-
-    The interval of the value itself, in the tooltip, is mostly how documents differ, and alike for all encodings. It is
-    the band only where nothing can change: one length. Without any interval the band is the point.
-    """
-    start = next((each.value for each in others if each.label == found.label and each.length == reference), None)
-    low = high = found.value
-    if start is not None and found.change_low is not None and found.change_high is not None:
-        low, high = start * (1 + found.change_low), start * (1 + found.change_high)
-    elif len({each.length for each in others}) == 1 and found.low is not None:
-        low, high = found.low, found.high
+def _point(found: Finding, several: bool) -> dict[str, Any]:
+    """A finding with its band: with one seed there is none, since documents differ more than encodings do."""
     words = {
         "interval": lines.between(found.low, found.high),
         "change": percent(found.change) or "–",
         "span": span(found) or "–",
     }
-    return found._asdict() | words | {"from": low, "to": high}
+    return found._asdict() | words | {"from": found.low if several else None, "to": found.high if several else None}
+
+
+def of_seeds(run: Run, found: list[Finding], method: str) -> list[dict[str, Any]]:
+    """A point for every seed of a finding of several."""
+    wanted = {(each.label, each.length) for each in found if each.seeds > 1}
+    return [
+        {"label": row.label, "length": row.length, "value": row.value, "seed": row.seed}
+        for row in run.rows
+        if row.method == method and row.metric == run.task.metric and (row.label, row.length) in wanted
+    ]
+
+
+def floors_of(run: Run) -> dict[str, float]:
+    """What n-grams of the same text reach, by name; empty where the study has not computed it."""
+    return {f"{order}-grams": bits for order, bits in (run.study.get("ngrams") or {}).items()}
 
 
 def answers_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     """Bands for the 95 % intervals of the share of exact answers."""
     points = [each._asdict() | {"interval": between_percent(each), "from": each.low, "to": each.high} for each in found]
+    seeds = of_seeds(run, found, method)
     lengths, task, domain = sorted({each.length for each in found}), run.task, [-0.03, 1.03]
     fields = {
         "label:N": ("encoding",),
@@ -104,21 +112,23 @@ def answers_by_length(run: Run, found: list[Finding], method: str) -> Figure:
         lines.axis_title(run), domain, format="%", values=[0, 0.25, 0.5, 0.75, SOLVED, 1], labelOverlap=False
     )
     solved = alt.Chart(alt.Data(values=[{"value": SOLVED}])).mark_rule(color=GREY, strokeWidth=1, opacity=0.6).encode(y)
-    x = _x_axis(run, lengths, f"Length in {task.unit}")
+    x = length_axis(run, lengths, f"Length in {task.unit}")
     over = "examples and seeds" if any(each.seeds > 1 for each in found) else "examples"
+    rings = ", rings single seeds" if seeds else ""
     return Figure(
         name=name_of(method),
         title="Exact answers by length",
         caption="An answer counts when every symbol and its end are right, as the model writes it by itself, taking the "
-        f"likeliest symbol each time. Bands are 95% intervals over {over}; the dashed line marks the longest training "
+        f"likeliest symbol each time. Bands are 95% intervals over {over}{rings}; the dashed line marks the longest training "
         f"examples, the level line {SOLVED:.0%}, from where a length is solved.",
         alt=f"Line chart of the share of exact answers against lengths of {lengths[0]} to {lengths[-1]} {task.unit}, one line "
         "for each encoding; the table below holds the numbers.",
-        chart=lines.line_chart(run, points, x, y, fields, solved, **STYLE),
+        chart=lines.line_chart(run, points, x, y, fields, solved, seeds=seeds, **STYLE),
     )
 
 
-def _x_axis(run: Run, lengths: list[int], title: str, **scale: Any) -> alt.X:
+def length_axis(run: Run, lengths: list[int], title: str, **scale: Any) -> alt.X:
+    """Ticks at the lengths, the training length within."""
     low, high = min(*lengths, run.train_length), max(*lengths, run.train_length)
     domain = [low, high] if low < high else [low // 2 or 1, high * 2]
     return lines.x_axis("length", title, {"domain": domain, "padding": 14, **scale}, values=lengths, format="d")

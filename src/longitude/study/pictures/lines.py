@@ -1,7 +1,7 @@
 """What the figures of a study are drawn with: lines, labels at their ends, the training length, tooltips.
 
-A reader of the page picks a label with the parameter `picked`: lines of other labels fade. Labels stand at the ends of
-their lines, so that no figure needs a legend, and a colour belongs to a label in all figures of a study.
+A reader of the page chooses labels with the parameter `picked`, a list: where it names some, the others are not drawn. Labels
+stand at the ends of their lines, so that no figure needs a legend, and a colour belongs to a label in all figures of a study.
 """
 
 from collections.abc import Iterable
@@ -9,12 +9,13 @@ from typing import Any
 
 import altair as alt
 
-from longitude.report.figure import COLOURS, GREY, apart, colour_of, dash_of, themed
+from longitude.report.figure import COLOURS, EDGE, GREY, apart, colour_of, dash_of, themed
 from longitude.study.results import Run
 
 SAMPLES = ("—", "--", "··")
 """Of lines, by the round of the colours."""
 HEIGHT = 380
+PICKED = "length(picked) === 0 || indexof(picked, datum.label) >= 0"
 
 
 def line_chart(
@@ -26,48 +27,53 @@ def line_chart(
     *below: alt.Chart,
     width: float,
     dots: int = 0,
+    seeds: list[dict[str, Any]] | None = None,
     bands: bool = False,
     by_trial: bool = False,
 ) -> Any:
     """Lines, in which labels can be picked.
 
     points: each with label, value and the field of x. fields: of the tooltip, with type -> title, and a format for numbers.
-    below: layers under the lines. width: of lines. dots: their size, 0 for none. bands: from "from" to "to" of a point.
+    below: layers under the lines. width: of lines. dots: their size, 0 for none. seeds: points of single seeds, as `points`.
+    bands: from "from" to "to" of a point, where it has them.
     by_trial: a line per trial, cut off at the axes; else one per label, and the training length.
     """
     field, labels = x["shorthand"].removesuffix(":Q"), run.labels
     colours, dashes = ([style(i) for i in range(len(labels))] for style in (colour_of, dash_of))
     colour = alt.Color("label:N", scale=alt.Scale(domain=labels, range=colours), legend=None)
     dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes), legend=None)
-    base, detail = alt.Chart(alt.Data(values=points)), {"detail": "trial:N"} if by_trial else {}
+    base, detail = of_labels(points), {"detail": "trial:N"} if by_trial else {}
     layers = [*([] if by_trial else training_length(run, x, field)), *below]
     if bands:
         bounds = {"y": alt.Y("from:Q"), "y2": alt.Y2("to:Q"), "color": colour}
-        layers.append(base.mark_area().encode(x, opacity=faded(0.15, 0.03), **bounds))
-        layers.append(base.mark_rule(strokeWidth=1.2).encode(x, opacity=faded(0.7, 0.05), **bounds))
+        both = of_labels([point for point in points if point["from"] is not None])
+        layers.append(both.mark_area(opacity=0.15, aria=False).encode(x, **bounds))
+        layers.append(both.mark_rule(strokeWidth=1.2, opacity=0.7, aria=False).encode(x, **bounds))
     line = base.mark_line(strokeWidth=width, clip=by_trial or alt.Undefined)
-    layers.append(line.encode(x, y, **detail, color=colour, strokeDash=dash, opacity=faded(1, 0.12)))
+    layers.append(line.encode(x, y, **detail, color=colour, strokeDash=dash))
+    if seeds:
+        layers.append(of_labels(seeds).mark_point(size=30, strokeWidth=1.2).encode(x, y, color=colour))
     if dots:
-        layers.append(base.mark_point(size=dots, filled=True).encode(x, y, color=colour, opacity=faded(1, 0.12)))
+        layers.append(base.mark_point(size=dots, filled=True, opacity=1).encode(x, y, color=colour))
     tooltip = [
         alt.Tooltip(name, title=title, format=form[0] if form else alt.Undefined)
         for name, (title, *form) in fields.items()
     ]
     large = base.mark_point(size=380, filled=True, opacity=0, clip=by_trial, aria=False)  # invisible, easy to point at
     layers += [large.encode(x, y, tooltip=tooltip), ends(run, points, field, y["scale"]["domain"], colour)]
-    chart = alt.layer(*layers).add_params(alt.param(name="picked", value=""))
+    chart = alt.layer(*layers).add_params(alt.param(name="picked", value=[]))
     chart = chart.properties(
         height=HEIGHT,
         padding={"left": 6, "right": 6, "top": 26, "bottom": 6},
         autosize=alt.AutoSizeParams(type="fit-x", contains="padding"),
     )
-    axis_of_lengths = alt.AxisConfig(domain=True, domainColor="#b6bec7", tickColor="#b6bec7", labelFlush=False)
+    axis_of_lengths = alt.AxisConfig(domain=True, domainColor=EDGE, tickColor=EDGE, labelFlush=False)
     return themed(chart, {"titlePadding": 10, "labelPadding": 6}, axisX=axis_of_lengths)
 
 
-def faded(full: float, faded: float) -> Any:
-    """An opacity that falls when another label is picked."""
-    return alt.condition("picked == '' || datum.label == picked", alt.value(full), alt.value(faded))
+def of_labels(points: list[dict[str, Any]]) -> alt.Chart:
+    """A layer of points with a label, of which a reader may choose."""
+    return alt.Chart(alt.Data(values=points)).transform_filter(PICKED)
 
 
 def x_axis(field: str, title: str, scale: dict[str, Any], **ticks: Any) -> alt.X:
@@ -110,8 +116,15 @@ def ends(run: Run, points: list[dict], field: str, domain: list[float], colour: 
         heights = apart([point["value"] + above for point in here], gap)
         up = max(0.0, domain[0] + gap / 2 - heights[0])  # off the axis
         ends += [{**p, "name": named(p), "at": height + up} for p, height in zip(here, heights, strict=True)]
-    text = alt.Chart(alt.Data(values=ends)).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=150)
-    return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=colour, opacity=faded(1, 0.25))
+    text = of_labels(ends).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=150)
+    return text.encode(alt.X(f"{field}:Q"), alt.Y("at:Q"), text="name:N", color=colour)
+
+
+def level(value: float, words: str, x: alt.X, y: alt.Y, field: str, at: float) -> list[alt.Chart]:
+    """A level line, named at one end."""
+    base = alt.Chart(alt.Data(values=[{"value": value, field: at, "words": words}]))
+    rule = base.mark_rule(strokeDash=[1, 3], color=GREY, strokeWidth=1.4).encode(y)
+    return [rule, base.mark_text(align="left", dx=4, dy=-7, color=GREY, fontSize=12).encode(x, y, text="words:N")]
 
 
 def domain_of(values: Iterable[float]) -> list[float]:

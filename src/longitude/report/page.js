@@ -1,0 +1,105 @@
+"use strict";
+const read = (id) => JSON.parse(document.getElementById(id).textContent);
+const specs = read("charts"), dark = read("dark"), night = matchMedia("(prefers-color-scheme: dark)");
+const options = { renderer: "svg", actions: { export: true, source: false, compiled: false, editor: false }, tooltip: { theme: "custom" } };
+const legend = document.querySelector(".legend"), places = document.querySelectorAll("[data-chart]");
+const views = new Map(), chosen = new Set();
+
+// ---- charts: drawn again when an axis or the colours change ----
+function coloured(spec) {
+  let text = JSON.stringify(spec);
+  if (night.matches) for (const colour in dark) text = text.replaceAll(`"${colour}"`, `"${dark[colour]}"`);
+  return JSON.parse(text);
+}
+
+function scalesOf(spec, channel) {
+  if (spec === null || typeof spec !== "object") return [];
+  const below = Object.values(spec).flatMap((part) => scalesOf(part, channel));
+  return spec[channel]?.scale ? [spec[channel].scale, ...below] : below;
+}
+
+async function draw(place) {
+  const figure = place.closest("figure"), spec = structuredClone(specs[place.dataset.chart]);
+  for (const button of figure.querySelectorAll("[data-axis]")) {
+    const scales = scalesOf(spec, button.dataset.axis);
+    if (!button.hasAttribute("aria-pressed")) button.setAttribute("aria-pressed", String(scales.some((scale) => scale.type === "log")));
+    for (const scale of scales) {
+      delete scale.base;
+      scale.type = button.getAttribute("aria-pressed") === "true" ? "log" : "linear";
+      if (scale.type === "log") scale.base = 2;
+    }
+  }
+  const live = place.querySelector(".live") ?? place.appendChild(document.createElement("div"));
+  live.className = "live";
+  try {
+    const { view } = await vegaEmbed(live, coloured(spec), options);
+    views.get(place)?.finalize();
+    views.set(place, view);
+    place.classList.add("drawn");
+    figure.querySelector(".tools")?.removeAttribute("hidden");
+    if (legend) {
+      view.addEventListener("click", (event, item) => { if (item?.datum?.label) choose(item.datum.label); });
+      legend.hidden = false;
+      show(view);
+    }
+    window.dispatchEvent(new Event("resize"));
+  } catch (error) {
+    live.remove();
+    console.error(error);
+  }
+}
+
+for (const place of places) {
+  draw(place);
+  for (const button of place.closest("figure").querySelectorAll("[data-axis]")) button.addEventListener("click", () => {
+    button.setAttribute("aria-pressed", String(button.getAttribute("aria-pressed") !== "true"));
+    draw(place);
+  });
+}
+night.addEventListener("change", () => places.forEach(draw));
+
+// ---- labels: those chosen are shown in all charts and tables; none chosen: all are ----
+function show(view) {
+  try { view.signal("picked", [...chosen]).runAsync(); } catch { /* a chart without labels */ }
+}
+
+function choose(label) {
+  if (label === undefined) chosen.clear(); else if (!chosen.delete(label)) chosen.add(label);
+  for (const button of legend.children) button.setAttribute("aria-pressed", String(button.dataset.label === undefined ? !chosen.size : chosen.has(button.dataset.label)));
+  for (const row of document.querySelectorAll("tr[data-label]")) row.hidden = chosen.size > 0 && !chosen.has(row.dataset.label);
+  for (const view of views.values()) show(view);
+}
+legend?.addEventListener("click", (event) => { const button = event.target.closest("button"); if (button) choose(button.dataset.label); });
+document.addEventListener("keydown", (event) => { if (event.key === "Escape" && chosen.size) choose(); });
+
+// ---- tables: sorted by a column, copied as CSV ----
+for (const head of document.querySelectorAll("table.sortable thead th")) {
+  const button = document.createElement("button");
+  button.type = "button";
+  button.append(...head.childNodes);
+  head.append(button);
+  button.addEventListener("click", () => {
+    const order = head.getAttribute("aria-sort") === "ascending" ? -1 : 1, body = head.closest("table").tBodies[0];
+    const key = (row) => row.cells[head.cellIndex].dataset.value ?? "";
+    for (const other of head.parentNode.children) other.removeAttribute("aria-sort");
+    head.setAttribute("aria-sort", order === 1 ? "ascending" : "descending");
+    body.append(...[...body.rows].sort((a, b) => {
+      const [one, other] = [key(a), key(b)];
+      if (one === "" || other === "") return (one === "") - (other === "");
+      return order * (isNaN(one) || isNaN(other) ? one.localeCompare(other) : one - other);
+    }));
+  });
+}
+
+for (const button of document.querySelectorAll("[data-csv]")) {
+  button.closest(".tools").hidden = false;
+  button.addEventListener("click", async () => {
+    const status = button.parentNode.querySelector("[role=status]");
+    try {
+      await navigator.clipboard.writeText(button.dataset.csv);
+      status.textContent = "copied";
+    } catch {
+      status.textContent = "the browser does not let this page copy; results.parquet has the numbers";
+    }
+  });
+}

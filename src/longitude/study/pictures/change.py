@@ -1,0 +1,52 @@
+"""The figure of changes of the loss from the training length."""
+
+from collections.abc import Iterator
+
+import altair as alt
+
+from longitude.report.figure import GREY, Figure
+from longitude.report.wording import percent
+from longitude.study.analysis import Analysis
+from longitude.study.losses import TOLERANCE, span
+from longitude.study.pictures import PICTURES, lines
+from longitude.study.pictures.by_length import STYLE, length_axis
+
+
+@PICTURES.register("change")
+def change(analysis: Analysis) -> Iterator[Figure]:
+    """Of the first method, with the 95 % intervals from which verdicts are drawn."""
+    run = analysis.run
+    found = [each for each in analysis.main if each.change is not None]
+    if not found:
+        return
+    points = [
+        each._asdict()
+        | {"value": each.change, "from": each.change_low, "to": each.change_high, "interval": span(each) or "none"}
+        | {"words": percent(each.change)}
+        for each in found
+    ]
+    bounds = [point[name] for point in points for name in ("from", "value", "to") if point[name] is not None]
+    lengths = sorted({each.length for each in found} | {run.reference})
+    x = length_axis(run, lengths, f"Window length in {run.task.unit}", type="log", base=2)
+    y = lines.y_axis(
+        f"Change of {run.task.words}, lower is better", lines.domain_of([*bounds, TOLERANCE, 0]), format="+%"
+    )
+    fields = {
+        "label:N": ("encoding",),
+        "length:Q": (f"window, {run.task.unit}", "d"),
+        "words:N": (f"change from {run.reference}",),
+        "interval:N": ("95% interval",),
+        "seeds:Q": ("seeds",),
+    }
+    bound = alt.Chart(alt.Data(values=[{"value": TOLERANCE}]))
+    rule = bound.mark_rule(color=GREY, strokeWidth=1, opacity=0.6, aria=False).encode(y)
+    yield Figure(
+        name="change",
+        title=f"Change from {run.reference} {run.task.unit}",
+        caption=f"Each model against itself at {run.reference} {run.task.unit}, on the same documents. Bands are 95% intervals "
+        f"of the change; a band wholly below the level line, {TOLERANCE:+.0%}, holds, one wholly above does not.",
+        alt=f"Line chart of the relative change of {run.task.words} from {run.reference} to up to {lengths[-1]} "
+        f"{run.task.unit}, one line for each encoding; the table above holds the last of them.",
+        chart=lines.line_chart(run, points, x, y, fields, rule, **STYLE),
+        axes=("x",),
+    )
