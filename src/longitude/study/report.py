@@ -137,7 +137,7 @@ def _table(analysis: Analysis, method: str) -> dict[str, Any]:
     """The table below a figure, and its numbers as CSV."""
     frame = summary(analysis, method).dropna(axis="columns", how="all")
     if "verdict" in frame:
-        frame["verdict"] = frame["verdict"].map(analysis.criterion.verdicts)
+        frame["verdict"] = frame["verdict"].map(analysis.criterion.verdicts.get)
     return {"method": method, "lines": _lines(analysis, method), "csv": frame.to_csv(index=False)}
 
 

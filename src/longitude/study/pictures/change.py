@@ -1,6 +1,7 @@
 """The figure of changes of the loss from the training length."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import altair as alt
 
@@ -19,7 +20,7 @@ def change(analysis: Analysis) -> Iterator[Figure]:
     found = [each for each in analysis.main if each.change is not None]
     if not found:
         return
-    points = [
+    points: list[dict[str, Any]] = [
         each._asdict()
         | {"value": each.change, "from": each.change_low, "to": each.change_high, "interval": span(each) or "none"}
         | {"words": percent(each.change)}
