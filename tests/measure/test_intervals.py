@@ -1,22 +1,19 @@
-"""Bootstrap intervals over documents: against closed forms, under pairing, over seeds."""
+"""Bootstrap intervals over documents: against closed forms, and under pairing."""
 
 import math
 
 import numpy as np
 import pytest
 
-from longitude.measure import interval, paired_difference, paired_ratio
+from longitude.measure import document_difference, interval, paired_difference, paired_ratio
 from tests.support import refused_calls
 
 
-def sums(documents, *, seeds=None, spread=1.0, seed=0):
+def sums(documents, *, spread=1.0, seed=0):
     """nats and weights of documents of different lengths, losses around 2 nats."""
     rng = np.random.default_rng(seed)
     weights = rng.integers(50, 500, documents).astype(float)
-    nats = weights * (2 + spread * rng.normal(size=documents))
-    if seeds is None:
-        return nats, weights
-    return nats + weights * rng.normal(0, 0.1, size=(seeds, 1)), np.tile(weights, (seeds, 1))
+    return weights * (2 + spread * rng.normal(size=documents)), weights
 
 
 def test_value_is_the_ratio_of_sums_and_the_seed_fixes_its_interval():
@@ -24,7 +21,7 @@ def test_value_is_the_ratio_of_sums_and_the_seed_fixes_its_interval():
     ratio = nats.sum() / weights.sum()
     for metric, value in (("bits_per_byte", ratio / math.log(2)), ("perplexity", math.exp(ratio)), ("mean", ratio)):
         assert interval(nats, weights, metric=metric).value == pytest.approx(value, rel=1e-14)
-    assert interval(nats, weights) == interval(nats, weights) == interval(nats[None], weights[None])  # one seed is none
+    assert interval(nats, weights) == interval(nats, weights)
     assert interval(nats, weights) != interval(nats, weights, seed=1)
 
 
@@ -52,15 +49,14 @@ def test_intervals_cover_the_truth_about_as_often_as_they_promise():
     assert 0.90 <= covered / 300 <= 0.98  # 0.95 +- 0.0126 a standard error, less the percentile method's small deficit
 
 
-def test_pairing_removes_what_documents_and_seeds_share():
+def test_pairing_removes_what_documents_share():
     nats, weights = sums(50)
     result = paired_difference((nats + 0.1 * weights, weights), (nats, weights), metric="mean")
     assert result == pytest.approx((0.1, 0.1, 0.1), abs=1e-12)
     alone = interval(nats, weights, metric="mean")
     assert alone.high - alone.low > 0.3
     assert paired_ratio((3 * nats, weights), (nats, weights), metric="mean") == pytest.approx((3, 3, 3), rel=1e-12)
-    seeds = sums(30, seeds=3)
-    assert paired_difference(seeds, seeds, metric="perplexity") == (0.0, 0.0, 0.0)
+    assert paired_difference(sums(30), sums(30), metric="perplexity") == (0.0, 0.0, 0.0)
 
 
 def test_difference_has_a_sign_and_an_order():
@@ -70,22 +66,16 @@ def test_difference_has_a_sign_and_an_order():
     assert there == pytest.approx((-back.value, -back.high, -back.low))
 
 
-def test_seeds_are_resampled_too():
-    """Seeds a unit apart, documents all alike: what is left is the closed form over seeds."""
-    weights = np.full((2, 30), 100.0)
-    nats = weights * np.array([[2.0], [3.0]])
-    assert interval(nats, weights, metric="mean") == (2.5, 2.0, 3.0)
-    b = (nats - weights, weights)
-    assert paired_difference((nats, weights), b, metric="mean") == (1.0, 1.0, 1.0)  # seeds are paired as well
-
-
-def test_seed_variance_adds_to_document_variance():
-    rng = np.random.default_rng(3)
-    documents, seeds = 200, 40
-    nats = rng.normal(size=(seeds, 1)) + 2 * rng.normal(size=(1, documents))
-    result = interval(nats, np.ones((seeds, documents)), metric="mean", resamples=10000)
-    error = math.sqrt(nats.mean(1).var() / seeds + nats.mean(0).var() / documents)
-    assert result.high - result.low == pytest.approx(2 * 1.96 * error, rel=0.06)
+def test_the_p_value_of_a_difference_is_the_share_of_resamples_on_the_other_side():
+    """Of two documents a quarter of the resamples is both times the one that a is worse on."""
+    ones = np.ones(2)
+    found = document_difference(([1.0, 4.0], ones), ([2.0, 2.0], ones), metric="mean")
+    assert (
+        found.interval == paired_difference(([1.0, 4.0], ones), ([2.0, 2.0], ones), metric="mean") == (0.5, -1.0, 2.0)
+    )
+    assert found.p == pytest.approx(2 * 0.25, abs=0.05)
+    assert document_difference((2 * ones, ones), (ones, ones), metric="mean").p == 2 / 2001  # no resample is below zero
+    assert document_difference((ones, ones), (ones, ones), metric="mean").p == 1
 
 
 def test_missing_stays_missing():
@@ -106,5 +96,5 @@ test_wrong_use = refused_calls([
     (lambda: interval(*sums(2), confidence=95), "0.95 for 95 %"),
     (lambda: interval(*sums(2), resamples=0), "expected resamples to be an int of 1 or more, got 0"),
     (lambda: paired_difference(sums(10), sums(11)), "same documents"),
-    (lambda: paired_difference(sums(10, seeds=2), sums(10, seeds=3)), "seeds, documents"),
+    (lambda: interval(np.ones((3, 10)), np.ones((3, 10))), "of several seeds, longitude.measure.seeds"),
 ])  # fmt: skip

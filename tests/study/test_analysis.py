@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from longitude.measure import interval
+from longitude.measure import interval, t_interval
 from longitude.measure.retrieval import scoring
 from longitude.report.wording import percent
 from longitude.study.analysis import analyse
 from longitude.study.answers import longest_solved, share
-from longitude.study.criterion import HOLDS, LOST, UNCLEAR
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR
 from longitude.study.report import table, write_report
 from longitude.study.results import read_run
 from tests.study.conftest import BITS, SHARES, conclusion, line, printed, summary, write_answers, write_run
@@ -34,8 +34,16 @@ def test_values_and_changes_are_those_of_the_sums(tmp_path):
         assert found["value"] == pytest.approx(bits(length), rel=1e-12)
         assert (found["seeds"], found["documents"]) == (2, 24)
     nats, weights = (np.stack([each[each["length"] == 4096][name] for each in sums]) for name in ("nats", "bytes"))
-    assert (found["value"], found["low"], found["high"]) == interval(nats, weights)
-    assert found["change"] == pytest.approx(bits(4096) / bits(256) - 1, rel=1e-12)
+    per_seed = nats.sum(1) / weights.sum(1) / math.log(2)
+    assert (found["value"], found["low"], found["high"]) == t_interval(per_seed) and found["over"] == "seeds"
+    assert found["values"] == pytest.approx(tuple(per_seed))
+    assert (found["text_low"], found["text_high"]) == interval(nats.sum(0), weights.sum(0))[1:]
+    before = [each[each["length"] == 256] for each in sums]
+    changes = [
+        after / (of["nats"].sum() / of["bytes"].sum() / math.log(2)) - 1
+        for after, of in zip(per_seed, before, strict=True)
+    ]
+    assert (found["change"], found["change_low"], found["change_high"]) == pytest.approx(t_interval(changes), rel=1e-9)
     assert found["change_low"] < found["change"] < found["change_high"]
     assert line(frame, "rope", 256)["change"] is None
 
@@ -78,7 +86,7 @@ ONE, ALL = {"bits": ["rope"]}, (1.0,) * 4
 CASES = {
     "no encoding holds": ({"bits": ["rope", "none"]}, ["do not hold (bits per byte within 2%"]),
     "one encoding": (ONE, ["rope (+4", "does not hold"]),
-    "three seeds": (ONE | {"seeds": (0, 1, 2)}, ["24 documents and 3 seeds"]),
+    "three seeds": (ONE | {"seeds": (0, 1, 2)}, ["over 3 seeds, which were measured on the same 24 documents"]),
     "one document": ({"bits": ["rope", "alibi"], "documents": 1}, ["cannot tell whether they hold", "one document only"]),
     "only the training length": ({"bits": ["rope", "alibi"], "test_lengths": (256,)}, ["nothing is known about", "for rope"]),
     "only one length beyond": (ONE | {"test_lengths": (512,)}, ["measured at one length only"]),
@@ -87,7 +95,7 @@ CASES = {
     "all diverged": (ONE | {"states": {("rope", 0): {"status": "diverged", "step": 3}}}, ["No encoding", "step 3"]),
     "one seed failed": (
         {"bits": ["rope", "t5"], "seeds": (0, 1), "states": {("rope", 1): {"status": "failed", "step": 0}}},
-        ["rope (seed 1) failed", "24 documents and 1 to 2 seeds"],
+        ["rope (seed 1) failed", "over 2 seeds", "those of rope, with one seed, over documents"],
     ),
     "none at the longest": ({"bits": ["learned"]}, ["no encoding was measured at 4096"]),
     "more than it lists": ({"bits": ["none", "sinusoidal", "rope", "alibi", "t5", "fire", "x", "y"]}, ["to +43%)"]),
@@ -103,7 +111,7 @@ CASES = {
     ),
     "answers within training": ({"shares": {"rope": (1.0, 0.5)}, "test_lengths": (8, 16)}, ["after training on 16"]),
     "seeds of answers": (
-        {"shares": {"rope": (1.0, 1.0, 1.0, (1.0, 0.0))}, "seeds": (0, 1)}, ["50%", "200 examples and 2 seeds"],
+        {"shares": {"rope": (1.0, 1.0, 1.0, (1.0, 0.0))}, "seeds": (0, 1)}, ["50%", "over 2 seeds", "same 200 examples"],
     ),
     "many answers": ({"shares": {f"rope:base={i}": (1.0, 1.0, 0.5, i / 100) for i in range(1, 9)}}, ["(1% to 8%)"]),
     "no answers": (
@@ -234,9 +242,12 @@ def test_several_seeds_widen_the_interval():
     alike = (random.random((3, 200)) < 0.5).astype(float)
     apart = np.stack([np.ones(200), np.zeros(200), random.random(200) < 0.5]).astype(float)
     one, other = share(alike), share(apart)
-    assert one[2] - one[1] < 0.2 and other[2] - other[1] > 0.6
-    value, low, high = share(np.ones((3, 200)))
-    assert value == high == 1 and 0.99 < low < 1
+    assert one.high - one.low < 0.2 and other.high - other.low == 1
+    assert (
+        0.13 < one.text_high - one.text_low < 0.14 and 0.13 < other.text_high - other.text_low < 0.14
+    )  # Wilson, 200 of 0.5
+    certain = share(np.ones((3, 200)))
+    assert certain.value == certain.low == certain.high == certain.text_high == 1 and 0.98 < certain.text_low < 1
 
 
 def test_the_whole_sentence_of_answers(tmp_path):

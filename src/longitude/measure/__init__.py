@@ -1,7 +1,8 @@
 """Measurements of any causal Hugging Face model: rows with their protocol, and intervals over documents.
 
 `by_length` measures a model on documents; `load` reads a checkpoint; `Row` is one measurement; `interval`,
-`paired_difference` and `paired_ratio` put error bars on sums over documents. Names are loaded on first use, so that the
+`paired_difference` and `paired_ratio` put error bars on sums over documents, `t_interval` and `seed_difference` on training
+seeds. Names are loaded on first use, so that the
 options of `longitude measure` cost no import of torch.
 """
 
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the same names for type checkers and editors
     from longitude.checkpoints.load import Checkpoint as Checkpoint, load as load
     from longitude.measure.intervals import (
+        Difference as Difference,
         Interval as Interval,
+        document_difference as document_difference,
         interval as interval,
         paired_difference as paired_difference,
         paired_ratio as paired_ratio,
@@ -24,6 +27,11 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
         to_frame as to_frame,
         write_rows as write_rows,
     )
+    from longitude.measure.seeds import (
+        holm as holm,
+        seed_difference as seed_difference,
+        t_interval as t_interval,
+    )
     from longitude.measure.text import (
         DocumentLosses as DocumentLosses,
         by_length as by_length,
@@ -33,8 +41,9 @@ if TYPE_CHECKING:  # the same names for type checkers and editors
     )
 
 _NAMES = {
-    "intervals": "Interval interval paired_difference paired_ratio",
+    "intervals": "Difference Interval document_difference interval paired_difference paired_ratio",
     "rows": "SCHEMA Row from_frame read_rows to_frame write_rows",
+    "seeds": "holm seed_difference t_interval",
     "text": "DocumentLosses by_length default_bins document_losses losses_by_length",
 }
 _MODULE_OF = {name: f"measure.{module}" for module, names in _NAMES.items() for name in names.split()}

@@ -6,9 +6,8 @@ independent. Percentile bootstrap (Efron and Tibshirani, An Introduction to the 
 scipy.stats.bootstrap, with a fixed seed. Two cells measured on the same documents are compared by resampling the
 documents once for both, which removes the spread that the documents have in common.
 
-Sums are arrays [documents], or [seeds, documents] for models that differ only in their training seed. With more than
-one seed the seeds are resampled too, independently of the documents, so the interval also covers training again. It is
-then a lower bound of the true spread: resampling n seeds has (n - 1) / n of their variance, half of it for two seeds.
+These intervals are about one model, or models as they are: what training again would change is no part of them. Seeds and
+documents are crossed, and seeds are few: `longitude.measure.seeds` has their intervals.
 """
 
 import math
@@ -27,8 +26,7 @@ METRICS: dict[str, Callable] = {
     "mean": lambda ratio: ratio,
 }
 Sums = tuple[ArrayLike, ArrayLike]
-"""(nats, weights), each [documents] or [seeds, documents]."""
-ONE_SEED = np.zeros(1, dtype=np.int64)
+"""(nats, weights), each [documents]."""
 
 
 class Interval(NamedTuple):
@@ -45,6 +43,27 @@ class Interval(NamedTuple):
     high: float | None
 
 
+class Difference(NamedTuple):
+    """A difference with its interval, and the probability of one as large where there is none.
+
+    Attributes:
+        value: The difference; None where it is not finite.
+        low: Lower end; None with fewer than two documents or seeds.
+        high: Upper end, likewise.
+        p: Two-sided; likewise.
+    """
+
+    value: float | None
+    low: float | None
+    high: float | None
+    p: float | None
+
+    @property
+    def interval(self) -> Interval:
+        """Without the probability."""
+        return Interval(self.value, self.low, self.high)
+
+
 def interval(
     nats: ArrayLike,
     weights: ArrayLike,
@@ -54,13 +73,10 @@ def interval(
     resamples: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """metric(sum of nats / sum of weights) with its bootstrap interval over documents (and seeds).
-
-    Over several seeds the sums are pooled, so with equal weights the ratio is the mean of the seeds' ratios (and the
-    perplexity their geometric mean).
+    """metric(sum of nats / sum of weights) with its bootstrap interval over documents.
 
     Args:
-        nats: [documents] or [seeds, documents].
+        nats: [documents].
         weights: Of the same shape.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
         confidence: Of the interval, between 0 and 1.
@@ -76,7 +92,7 @@ def interval(
     Source:
         Efron and Tibshirani 1993, An Introduction to the Bootstrap, chapter 13.
     """
-    return _bootstrap([(nats, weights)], lambda cell: cell, metric, confidence, resamples, seed)
+    return _bootstrap([(nats, weights)], lambda cell: cell, metric, confidence, resamples, seed).interval
 
 
 def paired_difference(
@@ -85,8 +101,8 @@ def paired_difference(
     """metric(a) - metric(b) on the same documents: negative if a is better.
 
     Args:
-        a: (nats, weights), each [documents] or [seeds, documents].
-        b: The same, in the same order of documents and seeds. Each resample draws documents (and seeds) once for both.
+        a: (nats, weights), each [documents].
+        b: The same, in the same order of documents. Each resample draws documents once for both.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
         confidence: Of the interval, between 0 and 1.
         resamples: Of the bootstrap.
@@ -98,6 +114,31 @@ def paired_difference(
     Raises:
         ValueError: As `interval`.
     """
+    return document_difference(a, b, metric=metric, confidence=confidence, resamples=resamples, seed=seed).interval
+
+
+def document_difference(
+    a: Sums, b: Sums, *, metric: str = "bits_per_byte", confidence: float = 0.95, resamples: int = 2000, seed: int = 0
+) -> Difference:
+    """`paired_difference` with the share of resamples on the other side of zero, doubled, as its p-value.
+
+    Args:
+        a: (nats, weights), each [documents].
+        b: The same, in the same order of documents. Each resample draws documents once for both.
+        metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
+        confidence: Of the interval, between 0 and 1.
+        resamples: Of the bootstrap; no p-value is below 2 / (resamples + 1).
+        seed: Of the resampling.
+
+    Returns:
+        The difference with its percentile interval and p-value.
+
+    Raises:
+        ValueError: As `interval`.
+
+    Source:
+        Davison and Hinkley 1997, Bootstrap Methods and their Application, chapter 4
+    """
     return _bootstrap([a, b], lambda a, b: a - b, metric, confidence, resamples, seed)
 
 
@@ -107,8 +148,8 @@ def paired_ratio(
     """metric(a) / metric(b) on the same documents.
 
     Args:
-        a: (nats, weights), each [documents] or [seeds, documents].
-        b: The same, in the same order of documents and seeds. Each resample draws documents (and seeds) once for both.
+        a: (nats, weights), each [documents].
+        b: The same, in the same order of documents. Each resample draws documents once for both.
         metric: "bits_per_byte" (weights are bytes), "perplexity" (weights are tokens) or "mean" (the plain ratio).
         confidence: Of the interval, between 0 and 1.
         resamples: Of the bootstrap.
@@ -120,32 +161,31 @@ def paired_ratio(
     Raises:
         ValueError: As `interval`.
     """
-    return _bootstrap([a, b], lambda a, b: a / b, metric, confidence, resamples, seed)
+    return _bootstrap([a, b], lambda a, b: a / b, metric, confidence, resamples, seed).interval
 
 
-def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Interval:
+def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Difference:
     if metric not in METRICS:
         raise unknown("metric", metric, METRICS, "They are in longitude.measure.intervals.METRICS.")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95 %), got {confidence}")
     check_sizes("interval", resamples=resamples)
     sums = _sums(cells)
-    seeds, documents = sums.shape[2:]
+    documents = sums.shape[-1]
 
-    def statistic(document, run=ONE_SEED, axis=-1):  # indices into documents [..., documents] and seeds [..., seeds]
-        drawn = sums @ _counts(document, documents).T  # [cells, 2, seeds, resamples]
-        drawn = (drawn * _counts(run, seeds).T).sum(2)
+    def statistic(drawn, axis=-1):  # indices into documents [..., documents]
+        totals = sums @ _counts(drawn, documents).T  # [cells, 2, resamples]
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            return combine(*METRICS[metric](drawn[:, 0] / drawn[:, 1])).reshape(document.shape[:-1])
+            return combine(*METRICS[metric](totals[:, 0] / totals[:, 1])).reshape(drawn.shape[:-1])
 
-    every = [np.arange(documents), np.arange(seeds)]
-    value = float(statistic(*every))
+    every = np.arange(documents)
+    value = float(statistic(every))
     if not math.isfinite(value):
-        return Interval(None, None, None)
+        return Difference(None, None, None, None)
     if documents < 2:
-        return Interval(value, None, None)
+        return Difference(value, None, None, None)
     result = bootstrap(
-        every if seeds > 1 else every[:1],  # unpaired samples of indices: documents and seeds are drawn independently
+        [every],
         statistic,
         vectorized=True,
         n_resamples=resamples,
@@ -155,8 +195,11 @@ def _bootstrap(cells, combine, metric, confidence, resamples, seed) -> Interval:
         rng=np.random.default_rng(seed),
     )
     low, high = map(float, result.confidence_interval)
-    finite = math.isfinite(low) and math.isfinite(high)
-    return Interval(value, low, high) if finite else Interval(value, None, None)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return Difference(value, None, None, None)
+    drawn = result.bootstrap_distribution
+    other_side = 1 + min((drawn <= 0).sum(), (drawn >= 0).sum())
+    return Difference(value, low, high, min(1.0, 2 * float(other_side) / (resamples + 1)))
 
 
 def _counts(indices: np.ndarray, size: int) -> np.ndarray:
@@ -167,12 +210,12 @@ def _counts(indices: np.ndarray, size: int) -> np.ndarray:
 
 
 def _sums(cells) -> np.ndarray:
-    """[cells, nats and weights, seeds, documents], float64, checked."""
+    """[cells, nats and weights, documents], float64, checked."""
     arrays = [np.asarray(array, dtype=np.float64) for cell in cells for array in cell]
     shapes = [array.shape for array in arrays]
-    if len(set(shapes)) != 1 or len(shapes[0]) not in (1, 2) or 0 in shapes[0]:
+    if len(set(shapes)) != 1 or len(shapes[0]) != 1 or 0 in shapes[0]:
         raise ValueError(
-            f"sums must all be [documents] or all [seeds, documents] over the same documents, not empty; got shapes "
-            f"{', '.join(str(shape) for shape in shapes)}"
+            f"sums must all be [documents] over the same documents, not empty; got shapes "
+            f"{', '.join(str(shape) for shape in shapes)}; of several seeds, longitude.measure.seeds has intervals"
         )
-    return np.stack([np.atleast_2d(array) for array in arrays]).reshape(len(cells), 2, -1, shapes[0][-1])
+    return np.stack(arrays).reshape(len(cells), 2, -1)

@@ -12,7 +12,7 @@ context a target was given and in nothing else:
 Where the windows do not fill N, the last one of a document begins where the next window would and is shorter.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -158,7 +158,7 @@ def losses_by_length(
     stride: int | None = None,
     span: int | None = None,
     token_bytes: Tensor | Sequence[Tensor] | int | None = None,
-    bins: Sequence[int] | None = None,
+    bins: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
     batch_tokens: int = 16384,
     progress: Progress | None = None,
     reader: Reader | None = None,
@@ -176,7 +176,8 @@ def losses_by_length(
             span for models measured at different lengths to compare them on the same targets.
         token_bytes: [vocab] int64, bytes of each token id; or one number for all (1 for models of bytes); or, for each
             document, the bytes of its tokens.
-        bins: Ascending edges of the per-position averages, within 0..longest length; None: `default_bins`.
+        bins: Ascending edges of the per-position averages, within 0..longest length; None: `default_bins`. Of other windows
+            than the longest: {window: edges}.
         batch_tokens: Input tokens per forward pass; the logits of a pass, batch_tokens * vocab numbers, are its memory.
         progress: Called as progress(done, total), in input tokens, after every forward pass.
         reader: How the model reads a window; one pass by default, `Bounded` of longitude.measure.windows for long ones.
@@ -190,20 +191,24 @@ def losses_by_length(
     lengths = checked_lengths(lengths)
     longest = lengths[-1]
     span = longest if span is None else span
-    edges = default_bins(longest) if bins is None else [int(edge) for edge in bins]
+    bins = bins if isinstance(bins, Mapping) else {longest: default_bins(longest) if bins is None else bins}
+    edges = {window: [int(edge) for edge in of_window] for window, of_window in bins.items()}
     check_choice("measure", Method, **{f"methods[{i}]": method for i, method in enumerate(methods)})
     check_each_once("methods", methods)
     check_sizes("measure", span=span, batch_tokens=batch_tokens, stride=lengths[0] if stride is None else stride)
-    check_ascending("bins", edges, 0, longest)
+    for window, of_window in edges.items():
+        check_ascending("bins", of_window, 0, window)
+        if len(of_window) < 2:
+            raise ValueError(f"bins must have at least two edges, got {of_window}")
+    if alien := [window for window in edges if window not in lengths]:
+        raise ValueError(f"bins must be of windows that are measured, {lengths}; got {alien}")
     if span < longest:
         raise ValueError(f"span must be at least the longest length {longest}, got {span}; leave it out or raise it")
     if "sliding" in methods and stride is not None and stride > lengths[0]:
         raise ValueError(
             f"stride must be at most the shortest length {lengths[0]}, got {stride}; text would be skipped"
         )
-    if len(edges) < 2:
-        raise ValueError(f"bins must have at least two edges, got {edges}")
-    flat = lengths if "non-overlapping" in methods else [longest] if "per-position" in methods else []
+    flat = lengths if "non-overlapping" in methods else sorted(edges) if "per-position" in methods else []
     passes = [("non-overlapping", length, length) for length in flat]
     if "sliding" in methods:
         passes += [("sliding", length, stride or max(1, length // 2)) for length in lengths]
@@ -223,9 +228,9 @@ def losses_by_length(
         if method in methods:
             sums = {name: np.array([each.sum() for each in values]) for name, values in along.items()}
             results.append(DocumentLosses(**sums, method=method, **protocol))
-        if "per-position" in methods and (method, window) == ("non-overlapping", longest):
+        if "per-position" in methods and method == "non-overlapping" and window in edges:
             profiles = {name: np.stack([_profile(each, window) for each in values]) for name, values in along.items()}
-            for start, stop in pairwise(edges):
+            for start, stop in pairwise(edges[window]):
                 sums = {name: profile[:, start:stop].sum(1) for name, profile in profiles.items()}
                 bounds = {"position_from": start, "position_to": stop}
                 positions.append(DocumentLosses(**sums, method="per-position", **bounds, **protocol))

@@ -7,7 +7,9 @@ import pandas as pd
 
 from longitude.report.wording import and_, named
 from longitude.study.answers import AnswerCriterion
-from longitude.study.criterion import HOLDS, UNCLEAR, Criterion, Finding
+from longitude.study.comparisons import Comparison, compared
+from longitude.study.criterion import Criterion, Finding
+from longitude.study.estimates import HOLDS, UNCLEAR, WEAK
 from longitude.study.losses import LossCriterion
 from longitude.study.results import Run, TrialResult, read_run
 
@@ -20,11 +22,13 @@ class Analysis:
 
     Attributes:
         findings: Method -> a finding for each label and length, in the order of the study.
+        comparisons: Likewise a comparison for each pair of labels and length, adjusted by Holm within a length.
     """
 
     run: Run
     criterion: Criterion
     findings: dict[str, list[Finding]]
+    comparisons: dict[str, list[Comparison]]
 
     @property
     def main(self) -> list[Finding]:
@@ -44,14 +48,18 @@ def analyse(run: Run | Path | str) -> Analysis:
     def found(label: str, length: int, method: str) -> Finding:
         """Beyond the training length nothing holds of which training never used a part."""
         finding = criterion.finding(label, length, method)
-        beyond = finding.verdict == HOLDS and length > run.train_length
-        return finding._replace(verdict=UNCLEAR) if beyond and run.untrained(label) else finding
+        beyond = finding.verdict in (HOLDS, WEAK) and length > run.train_length
+        return finding._replace(holding=UNCLEAR, verdict=UNCLEAR) if beyond and run.untrained(label) else finding
 
     findings = {
         method: [found(label, length, method) for label in run.labels for length in run.lengths]
         for method in run.methods
     }
-    return Analysis(run, criterion, findings)
+    comparisons = {
+        method: [each for length in run.lengths for each in compared(criterion, length, method)]
+        for method in run.methods
+    }
+    return Analysis(run, criterion, findings, comparisons)
 
 
 def summary(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
@@ -121,8 +129,11 @@ def _scope(criterion: Criterion, found: list[Finding]) -> str:
         return f"there is one {criterion.things.removesuffix('s')} only, so no interval could be computed"
     if seeds == [1]:
         return f"intervals are over {things} {criterion.things} with one seed, so they do not cover training again"
-    number = f"{seeds[0]}" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}"
-    return f"intervals are over {things} {criterion.things} and {number} seeds"
+    several = sorted({seeds[-1], next(each for each in seeds if each > 1)})
+    alone = [named(label) for label in dict.fromkeys(each.label for each in found if each.seeds == 1)]
+    rest = f", those of {and_(alone)}, with one seed, over {criterion.things}" if alone else ""
+    number = " to ".join(map(str, several))
+    return f"intervals are over {number} seeds, which were measured on the same {things} {criterion.things}{rest}"
 
 
 def state(trial: TrialResult) -> str:

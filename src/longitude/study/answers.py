@@ -1,17 +1,20 @@
 """Exact answers: more is better, and an encoding solves a length where nearly all of its answers are right.
 
-Intervals are Wilson's over the examples, 95 %, which has a width for 200 right ones of 200, too. With several seeds they reach
-at least as far as a bootstrap that draws seeds and examples. Examples of two lengths are different ones: nothing is paired.
+Over the examples intervals are Wilson's, 95 %, which has a width for 200 right ones of 200, too; over several seeds they are
+t-intervals, within 0 and 1. Examples of two lengths are different ones: their values are not paired.
 """
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from longitude.measure.intervals import interval
+from longitude.measure.intervals import Interval
 from longitude.measure.retrieval import scoring
+from longitude.measure.seeds import t_interval
 from longitude.report.wording import and_, named
-from longitude.study.criterion import HOLDS, LOST, UNCLEAR, Criterion, Finding
+from longitude.study.criterion import Criterion, Finding
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate, estimated
+from longitude.study.results import Sums
 
 SOLVED = 0.9
 """A length is solved when at least 90 % of its answers are exact."""
@@ -20,19 +23,20 @@ SOLVED = 0.9
 class AnswerCriterion(Criterion):
     """`HOLDS` where low >= `SOLVED`, `LOST` where high < `SOLVED`, else `UNCLEAR`, at every length."""
 
-    things = "examples"
+    things, metric, less_is_better = "examples", "mean", False
     verdicts = {HOLDS: "solved", LOST: "not solved", UNCLEAR: UNCLEAR}
     verb = "solve"
 
     def finding(self, label: str, length: int, method: str) -> Finding:
-        columns = self.run.sums(label, length, method, ("exact",))
-        if columns is None:
+        sums = self.sums(label, length, method)
+        if sums is None:
             return Finding(label, length)
-        [exact] = columns
-        value, low, high = share(exact)
-        verdict = HOLDS if low >= SOLVED else LOST if high < SOLVED else UNCLEAR
-        seeds, examples = exact.shape
-        return Finding(label, length, seeds, examples, value, low, high, verdict=verdict)
+        value = share(sums.of)
+        return Finding.of(label, length, sums.of.shape[1], value)._replace(verdict=value.above(SOLVED))
+
+    def sums(self, label: str, length: int, method: str) -> Sums | None:
+        sums = self.run.sums(label, length, method, ("exact", "exact"))
+        return sums and sums._replace(over=np.ones_like(sums.of))
 
     def clauses(self, found: list[Finding], last: list[Finding]) -> list[str]:
         clauses = self.by_verdict(last, f"{self.task.name} (at least {SOLVED:.0%} of the answers exact)")
@@ -81,14 +85,12 @@ class AnswerCriterion(Criterion):
         return "" if all(each.value is None for each in lines) else str(longest_solved(lines) or "-")
 
 
-def share(right: np.ndarray) -> tuple[float, float, float]:
-    """Right [seeds, examples], each 0 to 1 -> (mean, low, high)."""
-    value, low, high = scoring.mean(right.ravel().tolist())
-    if len(right) > 1:
-        drawn = interval(right, np.ones_like(right), metric="mean")
-        if drawn.low is not None and drawn.high is not None:  # there is one where there are several examples
-            low, high = min(low, drawn.low), max(high, drawn.high)
-    return value, low, high
+def share(right: np.ndarray) -> Estimate:
+    """Right [seeds, examples], each 0 to 1 -> its mean, with a t-interval within 0 to 1 and Wilson's."""
+    _, low, high = t_interval(right.mean(1))
+    seeds = None if low is None or high is None else (max(0.0, low), min(1.0, high))
+    text = Interval(*scoring.mean(right.mean(0).tolist()))
+    return estimated(right.mean(1), text, seeds and Interval(float(right.mean()), *seeds))
 
 
 def longest_solved(lines: Sequence[Finding]) -> int | None:

@@ -5,19 +5,24 @@ from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from longitude.report.wording import and_, far, named
-from longitude.study.results import Run
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
+from longitude.study.results import Run, Sums
 
-HOLDS, LOST, UNCLEAR = "holds", "does not hold", "cannot tell"
 LISTED = 6
 """Encodings that the sentence lists with their numbers; beyond that it gives ranges."""
+LOSS, CONTEXT, HOLDING = "loss", "context", "holding"
+"""What an encoding is judged on."""
 
 
 class Finding(NamedTuple):
     """One label at one length. What is missing is None.
 
-    value, low, high: the task's metric, mean over seeds, with its 95 % interval. Of losses also change, change_low,
-    change_high: value / value at the reference length - 1, paired. verdict: `HOLDS`, `LOST` or `UNCLEAR`, by the `Criterion`;
-    None where it judges nothing.
+    value, low, high: the task's metric, mean over seeds, with its 95 % interval, which is over `over`: the seeds, or of one seed
+    the documents. text_low, text_high: the interval over documents, whatever the number of seeds. values: one per seed. Of
+    losses also change, ...: value / value at the reference length - 1, paired, likewise.
+
+    loss, context, holding: how it is judged on each, `HOLDS`, `LOST` or `UNCLEAR`; None where that was not measured. failed:
+    those that are `LOST`. verdict: of all together, by the `Criterion`; None where it judges nothing.
     """
 
     label: str
@@ -27,22 +32,42 @@ class Finding(NamedTuple):
     value: float | None = None
     low: float | None = None
     high: float | None = None
+    over: str | None = None
+    text_low: float | None = None
+    text_high: float | None = None
+    values: tuple[float, ...] = ()
     change: float | None = None
     change_low: float | None = None
     change_high: float | None = None
+    text_change_low: float | None = None
+    text_change_high: float | None = None
+    loss: str | None = None
+    context: str | None = None
+    holding: str | None = None
+    failed: tuple[str, ...] = ()
     verdict: str | None = None
+
+    @classmethod
+    def of(cls, label: str, length: int, documents: int, value: Estimate) -> "Finding":
+        """An estimate of a label at a length."""
+        ends = (value.low, value.high, value.over, value.text_low, value.text_high)
+        return cls(label, length, len(value.values), documents, value.value, *ends, value.values)
 
 
 class Criterion(ABC):
     """When an encoding holds at a length, and the words for that; one subclass per kind of task.
 
     Attributes:
-        things: What intervals are over.
+        things: What intervals are over, with one seed.
+        metric: Of `longitude.measure.intervals.METRICS`.
+        less_is_better: Of two values.
         verdicts: Verdict -> its word on the page.
         verb: What an encoding does that holds; the plural form.
     """
 
     things: ClassVar[str]
+    metric: ClassVar[str]
+    less_is_better: ClassVar[bool] = True
     verdicts: ClassVar[dict[str, str]]
     verb: ClassVar[str]
 
@@ -52,6 +77,10 @@ class Criterion(ABC):
     @abstractmethod
     def finding(self, label: str, length: int, method: str) -> Finding:
         """What was found of a label at a length."""
+
+    @abstractmethod
+    def sums(self, label: str, length: int, method: str) -> Sums | None:
+        """What the metric is computed from; None where nothing was measured."""
 
     # ---- in a sentence ----
 
@@ -66,17 +95,25 @@ class Criterion(ABC):
     def by_verdict(self, last: list[Finding], what: str, others: Sequence[str] = ()) -> list[str]:
         """Which labels hold at the longest length, which do not, of which the data cannot tell; then other clauses.
 
+        Those that hold but learned too little are a group of their own.
+
         what: the object of the verb.
         """
-        groups = {verdict: [each for each in last if each.verdict == verdict] for verdict in (HOLDS, LOST, UNCLEAR)}
-        hold, lost, unclear = groups.values()
+        groups = {
+            verdict: [each for each in last if each.verdict == verdict] for verdict in (HOLDS, WEAK, LOST, UNCLEAR)
+        }
+        hold, weak, lost, unclear = groups.values()
         listed = self._listed if len(last) <= LISTED else self._ranged
         clauses = []
         if hold:
             clauses.append(f"{listed(hold, True)} {self.verb}{'s' * (len(hold) == 1)} {what}")
+        if weak:
+            it = "it" if len(weak) == 1 else "they"
+            but = f"{self.verb}{'s' * (len(weak) == 1)}" + ("" if hold else f" {what}")
+            clauses.append(f"{listed(weak, not clauses)} {but}, but {it} learned too little")
         if lost:
             do_not = "does not" if len(lost) == 1 else "do not"
-            clauses.append(f"{listed(lost, not hold)} {do_not}" + ("" if hold else f" {self.verb} {what}"))
+            clauses.append(f"{listed(lost, not clauses)} {do_not}" + ("" if clauses else f" {self.verb} {what}"))
         if unclear:
             they = f"they {self.verb}" if len(unclear) > 1 else f"it {self.verb}s"
             explained = "" if clauses else f" whether {they} {what}"

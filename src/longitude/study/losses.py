@@ -1,53 +1,108 @@
-"""Losses: less is better, and an encoding holds at a length where it loses nothing against the training length.
+"""Losses: less is better. An encoding is judged on three things, and what failed is said.
 
-Intervals are 95 % bootstraps over the documents, and over the seeds where there are several (`longitude.measure.intervals`).
-A change between two lengths is paired: the same documents at both, resampled together.
+* loss: at the training length within `LOSS_MARGIN` of the best label's there.
+* context: it takes at least `GAIN` bits per byte from context, from the first to the last quarter of a window's positions at the
+  training length, and beats the n-grams counted on the training text (`Run.floor`).
+* holding: at a longer length its loss is within `TOLERANCE` of that at the training length.
+
+Every comparison is paired, by seed and by document, and must hold over both (`longitude.study.estimates`).
 """
 
 from collections.abc import Sequence
+from functools import cached_property
+from typing import NamedTuple
 
-import numpy as np
-
-from longitude.measure.intervals import interval, paired_ratio
 from longitude.report.wording import and_, named, percent
-from longitude.study.criterion import HOLDS, LOST, UNCLEAR, Criterion, Finding
+from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Criterion, Finding
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, change, difference, level
+from longitude.study.results import FIRST, LAST, Sums
 
 TOLERANCE = 0.02
 """An encoding holds at a length when its bits per byte there are within 2 % of the training length's, or less."""
-SHORT = {HOLDS: "yes", LOST: "no", UNCLEAR: "?"}
+LOSS_MARGIN = 0.10
+"""At the training length an encoding has learned as the best has when its loss is at most 10 % above."""
+GAIN = 0.05
+"""Bits per byte that context must bring. Trigrams gain about as much: the first byte of a window lacks one of their two."""
+SHORT = {HOLDS: "yes", WEAK: "but", LOST: "no", UNCLEAR: "?"}
+
+
+class Learned(NamedTuple):
+    """What a label learned at the training length; None where it was not measured.
+
+    Attributes:
+        label: Of the study.
+        best: The label of the lowest loss there.
+        gap: loss / that of the best - 1.
+        gain: Loss at the first quarter of the positions less that at the last.
+        floor: loss - that of the longest n-grams, in bits per byte.
+        loss: Whether the gap is below `LOSS_MARGIN`.
+        context: Whether the gain is above `GAIN` and the loss below the floor.
+    """
+
+    label: str
+    best: str | None = None
+    gap: Estimate | None = None
+    gain: Estimate | None = None
+    floor: Estimate | None = None
+    loss: str | None = None
+    context: str | None = None
 
 
 class LossCriterion(Criterion):
-    """`HOLDS` where change_high < `TOLERANCE`, `LOST` where change_low > `TOLERANCE`, else `UNCLEAR`.
+    """`HOLDS` where nothing failed, `LOST` where holding did, `WEAK` where it holds and something else failed, else `UNCLEAR`.
 
     No verdict at lengths up to the training length or the reference.
     """
 
-    things = "documents"
-    verdicts = {HOLDS: HOLDS, LOST: LOST, UNCLEAR: UNCLEAR}
+    things, metric = "documents", "bits_per_byte"
+    verdicts = {HOLDS: HOLDS, WEAK: WEAK, LOST: LOST, UNCLEAR: UNCLEAR}
     verb = "hold"
 
     def finding(self, label: str, length: int, method: str) -> Finding:
         run, sums = self.run, self.sums(label, length, method)
         if sums is None:
             return Finding(label, length)
-        seeds, documents = sums[0].shape
-        value, low, high = interval(*sums)
-        found = Finding(label, length, seeds, documents, value, low, high)
+        found = Finding.of(label, length, sums.of.shape[1], level(sums, self.metric))
+        learned = self.learned[label]
+        found = found._replace(loss=learned.loss, context=learned.context)
         start = self.sums(label, run.reference, method)
-        if start is None or length == run.reference:
-            return found
-        change, low, high = (None if bound is None else bound - 1 for bound in paired_ratio(sums, start))
-        verdict = None
-        if length in run.beyond and change is not None:
-            below, above = high is not None and high < TOLERANCE, low is not None and low > TOLERANCE
-            verdict = HOLDS if below else LOST if above else UNCLEAR
-        return found._replace(change=change, change_low=low, change_high=high, verdict=verdict)
+        if length != run.reference and start and (moved := change(sums, start, self.metric)):
+            found = found._replace(
+                change=moved.value, change_low=moved.low, change_high=moved.high,
+                text_change_low=moved.text_low, text_change_high=moved.text_high,
+            )  # fmt: skip
+            if length in run.beyond and moved.value is not None:
+                found = judged(found._replace(holding=moved.below(TOLERANCE)))
+        return found
 
-    def sums(self, label: str, length: int, method: str) -> tuple[np.ndarray, np.ndarray] | None:
-        """(nats, bytes), each [seeds, documents]; None where nothing was measured."""
-        columns = self.run.sums(label, length, method, ("nats", "bytes"))
-        return None if columns is None else (columns[0], columns[1])
+    def sums(self, label: str, length: int, method: str) -> Sums | None:
+        return self.run.sums(label, length, method, ("nats", "bytes"))
+
+    @cached_property
+    def learned(self) -> dict[str, Learned]:
+        """Of every label, by the first method."""
+        run, method = self.run, next(iter(self.run.methods), "")
+        at_start = {label: self.sums(label, run.reference, method) for label in run.labels}
+        levels = {label: level(sums, self.metric) for label, sums in at_start.items() if sums}
+        reached = {label: each.value for label, each in levels.items() if each.value is not None}
+        best = min(reached, key=lambda label: reached[label], default=None)
+        return {label: self._learned(label, best, at_start, levels.get(label)) for label in run.labels}
+
+    def _learned(
+        self, label: str, best: str | None, at_start: dict[str, Sums | None], loss: Estimate | None
+    ) -> Learned:
+        run, sums = self.run, at_start[label]
+        if sums is None or best is None or loss is None:
+            return Learned(label)
+        first, last = (self.sums(label, run.train_length, quarter) for quarter in (FIRST, LAST))
+        gap = change(sums, at_start[best] or sums, self.metric)
+        gain = difference(first, last, self.metric) if first and last else None
+        ngrams = run.floor[max(run.floor)] if run.floor and run.reference == run.train_length else None
+        floor = loss.less(ngrams) if ngrams is not None else None
+        context = [gain.above(GAIN)] if gain else []
+        context += [floor.below(0)] if floor else []
+        gap_verdict = None if gap is None else HOLDS if label == best else gap.below(LOSS_MARGIN)
+        return Learned(label, best, gap, gain, floor, gap_verdict, _all(context))
 
     def clauses(self, found: list[Finding], last: list[Finding]) -> list[str]:
         if not self.run.beyond:
@@ -112,3 +167,17 @@ def span(found: Finding) -> str:
     if found.change_low is None:
         return ""
     return f"{percent(found.change_low, '')} to {percent(found.change_high)}"
+
+
+def judged(found: Finding) -> Finding:
+    """With what failed, and the verdict of all three together."""
+    of = {LOSS: found.loss, CONTEXT: found.context, HOLDING: found.holding}
+    failed = tuple(name for name, verdict in of.items() if verdict == LOST)
+    together = _all([verdict for verdict in of.values() if verdict is not None])
+    verdict = WEAK if failed and found.holding == HOLDS else UNCLEAR if found.holding == UNCLEAR else together
+    return found._replace(failed=failed, verdict=verdict)
+
+
+def _all(verdicts: Sequence[str]) -> str | None:
+    """`LOST` where one is, else `UNCLEAR` where one is, else `HOLDS`; None of none."""
+    return next((each for each in (LOST, UNCLEAR, HOLDS) if each in verdicts), None)

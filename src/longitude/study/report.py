@@ -22,7 +22,7 @@ from longitude.report.wording import count, legible, percent
 from longitude.study.analysis import Analysis, conclusion, remarks, state, summary
 from longitude.study.answers import SOLVED
 from longitude.study.config import option
-from longitude.study.criterion import HOLDS, LOST, UNCLEAR
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK
 from longitude.study.labels import parse_label
 from longitude.study.losses import TOLERANCE, span
 from longitude.study.pictures import figures
@@ -30,9 +30,9 @@ from longitude.study.pictures.by_length import name_of
 from longitude.study.results import Run
 from longitude.study.tasks.base import of_task
 
-KINDS: dict[str | None, str] = {HOLDS: "holds", LOST: "lost", UNCLEAR: "unclear"}
+KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
 """Of verdicts, for the style sheet."""
-STYLES: dict[str | None, str] = {HOLDS: "green", LOST: "red", UNCLEAR: "yellow", None: ""}
+STYLES: dict[str | None, str] = {HOLDS: "green", WEAK: "yellow", LOST: "red", UNCLEAR: "yellow", None: ""}
 """Of verdicts, on the terminal."""
 
 

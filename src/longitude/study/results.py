@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,6 +18,8 @@ from longitude.study.trial import Status, Trial
 
 REMEDY = "run the same `longitude study` again, it continues"
 NOTHING_MEASURED = pd.DataFrame(columns=["label", "seed", "method", "length", "document"])
+FIRST, LAST = "first quarter", "last quarter"
+"""Methods of documents.parquet: the losses at a quarter of the positions of windows of the training length."""
 BY_LENGTH = ("non-overlapping", "sliding", "greedy")
 """Methods with one value per length; the first that a study measured is the one it concludes from."""
 
@@ -33,6 +35,30 @@ class TrialResult(Status):
 
     losses: list[dict[str, Any]]
     documents: pd.DataFrame
+
+
+class Sums(NamedTuple):
+    """A metric's sums over documents, of the same documents for every seed.
+
+    Attributes:
+        seeds: Of the trials.
+        of: [seeds, documents], such as nats.
+        over: Of the same shape, such as bytes.
+    """
+
+    seeds: tuple[int, ...]
+    of: np.ndarray
+    over: np.ndarray
+
+    @property
+    def pooled(self) -> tuple[np.ndarray, np.ndarray]:
+        """[documents] each, summed over the seeds: the models as they are."""
+        return self.of.sum(0), self.over.sum(0)
+
+    def only(self, seeds: Sequence[int]) -> "Sums":
+        """Of these seeds."""
+        rows = [self.seeds.index(seed) for seed in seeds]
+        return Sums(tuple(seeds), self.of[rows], self.over[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +92,11 @@ class Run:
     @property
     def train_length(self) -> int:
         return self.config.train_length
+
+    @property
+    def floor(self) -> dict[int, float]:
+        """Bits of n-grams counted on the training windows, by their length; empty where there are none."""
+        return {int(order): bits for order, bits in (self.study.get("floor") or {}).items()}
 
     @property
     def sampled_positions(self) -> str:
@@ -104,11 +135,11 @@ class Run:
     def undone(self) -> list[TrialResult]:
         return [trial for trial in self.trials if trial.status != "done"]
 
-    def sums(self, label: str, length: int, method: str, columns: Sequence[str]) -> list[np.ndarray] | None:
-        """Columns of the documents of the trials that are done, each [seeds, documents]; None where nothing was measured."""
-        tables = [trial.documents for trial in self.of(label) if trial.status == "done"]
-        parts = [table.query(f"length == {length} and method == {method!r}") for table in tables]
-        parts = [part.sort_values("document") for part in parts if len(part)]
+    def sums(self, label: str, length: int, method: str, columns: Sequence[str]) -> Sums | None:
+        """Two columns of the documents of the trials that are done; None where nothing was measured."""
+        done = [trial for trial in self.of(label) if trial.status == "done"]
+        tables = [trial.documents.query(f"length == {length} and method == {method!r}") for trial in done]
+        parts = [part.sort_values("document") for part in tables if len(part)]
         if not parts:
             return None
         names = {tuple(part["document"]) for part in parts}
@@ -116,7 +147,8 @@ class Run:
             raise ValueError(
                 f"{self.path}: the seeds of {label} were not measured on the same documents at length {length}; {FRESH}"
             )
-        return [np.stack([part[name].to_numpy(np.float64) for part in parts]) for name in columns]
+        of, over = (np.stack([part[name].to_numpy(np.float64) for part in parts]) for name in columns)
+        return Sums(tuple(trial.seed for trial in done), of, over)
 
 
 def read_run(run: Run | Path | str) -> Run:

@@ -1,12 +1,14 @@
 """The task of text: a decoder predicts the next byte."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pandas as pd
 
-from longitude.measure import DocumentLosses, Row, losses_by_length
+from longitude.measure import DocumentLosses, Row, default_bins, losses_by_length
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData, Windows
+from longitude.study.results import FIRST, LAST
 from longitude.study.tasks.base import Measuring, Task, register_task, sampler_of
 
 
@@ -29,10 +31,25 @@ class Text(Task):
             of.per_document(each.method, each.window, nats=each.nats, tokens=each.tokens, bytes=each.tokens)
             for each in whole
         ]
-        return rows, tables
+        return rows, [*tables, *self.quarters(of, losses)]
+
+    def quarters(self, of: Measuring, losses: list[DocumentLosses]) -> Iterator[pd.DataFrame]:
+        """The losses at the first and the last quarter of the positions, at the training length."""
+        length = of.config.train_length
+        quarter = max(1, length // 4)
+        bins = {(each.position_from, each.position_to): each for each in losses if each.window == length}
+        for name, start, stop in ((FIRST, 0, quarter), (LAST, length - quarter, length)):
+            inside = [each for (low, high), each in bins.items() if high and start <= (low or 0) and high <= stop]
+            if inside:
+                sums = {key: sum(getattr(each, key) for each in inside) for key in ("nats", "tokens", "bytes")}
+                yield of.per_document(name, length, **sums)
 
     def losses(self, of: Measuring) -> list[DocumentLosses]:
-        """Sums over each validation document, by length and method."""
+        """Sums over each validation document, by length and method; by position of the longest and of training windows."""
+        bins = {of.lengths[-1]: default_bins(of.lengths[-1])}
+        if (trained := of.config.train_length) in of.lengths:
+            quarter = max(1, trained // 4)
+            bins[trained] = sorted({*default_bins(trained), quarter, trained - quarter})
         return losses_by_length(
             of.model,
             of.data.validation,
@@ -41,5 +58,6 @@ class Text(Task):
             stride=of.config.stride,
             span=of.config.test_lengths[-1],
             token_bytes=1,
+            bins=bins,
             progress=of.on_progress,
         )

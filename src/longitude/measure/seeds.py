@@ -1,0 +1,103 @@
+"""Intervals over seeds: what training the same model again would change.
+
+Seeds are few, so a mean over them has a t-interval on one value per seed (Student 1908). Two models whose seeds saw the same
+data in the same order are compared by their differences seed by seed, which removes what the order of the data does to both.
+Documents are crossed with seeds, not nested in them: every seed is measured on the same ones. Their interval
+(`longitude.measure.intervals`) is another one, about the same models on other text, and the two are never mixed.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+from longitude.measure.intervals import Difference, Interval
+
+
+def t_interval(values: ArrayLike, confidence: float = 0.95) -> Interval:
+    """The mean of one value per seed with its t-interval.
+
+    Args:
+        values: [seeds].
+        confidence: Of the interval, between 0 and 1.
+
+    Returns:
+        The mean with its interval; no ends with one seed.
+
+    Raises:
+        ValueError: For no values, and for confidence outside (0, 1).
+
+    Source:
+        Student 1908, https://doi.org/10.1093/biomet/6.1.1
+    """
+    return _t(values, confidence).interval
+
+
+def seed_difference(a: ArrayLike, b: ArrayLike, confidence: float = 0.95) -> Difference:
+    """The mean of a - b over seeds, paired: negative if a is smaller.
+
+    Args:
+        a: One value per seed, [seeds].
+        b: The same, in the same order of seeds; each seed trained both on the same data.
+        confidence: Of the interval, between 0 and 1.
+
+    Returns:
+        The mean difference with its t-interval and p-value; neither with one seed.
+
+    Raises:
+        ValueError: For different numbers of values, and as `t_interval`.
+
+    Source:
+        Student 1908, https://doi.org/10.1093/biomet/6.1.1
+    """
+    a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
+    if a.shape != b.shape:
+        raise ValueError(f"a and b must have a value for each of the same seeds, got shapes {a.shape} and {b.shape}")
+    return _t(a - b, confidence)
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """p-values of several comparisons, adjusted so that all that is found at a level is true together at that level.
+
+    Args:
+        p: One for each comparison of a table.
+
+    Returns:
+        The adjusted values in the same order.
+
+    Raises:
+        ValueError: For a value outside 0 to 1.
+
+    Source:
+        Holm 1979, https://www.jstor.org/stable/4615733
+    """
+    values = np.asarray(p, np.float64)
+    if not ((values >= 0) & (values <= 1)).all():
+        raise ValueError(f"p-values must be from 0 to 1, got {list(p)}")
+    order = np.argsort(values, kind="stable")
+    stepped = np.maximum.accumulate(values[order] * np.arange(len(values), 0, -1))
+    adjusted = np.empty(len(values))
+    adjusted[order] = np.minimum(stepped, 1)
+    return adjusted.tolist()
+
+
+def _t(values: ArrayLike, confidence: float) -> Difference:
+    """Of one sample, against zero."""
+    values = np.asarray(values, np.float64)
+    if values.ndim != 1 or not len(values):
+        raise ValueError(f"values must be one number per seed, [seeds], got shape {values.shape}")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be between 0 and 1 (0.95 for 95 %), got {confidence}")
+    value = float(values.mean())
+    if not math.isfinite(value):
+        return Difference(None, None, None, None)
+    if len(values) < 2:
+        return Difference(value, None, None, None)
+    if np.ptp(values) == 0:  # seeds that change nothing
+        return Difference(value, value, value, float(value == 0))
+    test: Any = stats.ttest_1samp(values, 0.0)
+    low, high = test.confidence_interval(confidence)
+    return Difference(value, float(low), float(high), float(test.pvalue))

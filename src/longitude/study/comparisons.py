@@ -1,0 +1,67 @@
+"""Which of two labels is better at a length, by how much, and whether that is more than noise."""
+
+from itertools import combinations
+from typing import NamedTuple
+
+from longitude.measure.seeds import holm
+from longitude.study.criterion import Criterion
+from longitude.study.estimates import HOLDS, Estimate, difference
+
+SIGNIFICANT = 0.05
+"""Of p-values adjusted by Holm."""
+
+
+class Comparison(NamedTuple):
+    """Two labels at a length, paired by seed and by document.
+
+    Attributes:
+        better: The label whose mean is better.
+        worse: The other.
+        length: Of the windows or examples.
+        seeds: That both have.
+        documents: That both were measured on.
+        value: By how much, in the task's metric, above 0.
+        low: Lower end of its 95 % interval; None where there is none.
+        high: Its upper end.
+        over: What it is over: "seeds", or with one seed "documents", which says nothing of training again.
+        text_low: Lower end of the interval over documents, of the models as they are.
+        text_high: Its upper end.
+        p: Adjusted by Holm over all pairs of labels at this length; None where there is no interval.
+        decided: Whether p is below `SIGNIFICANT` and neither interval reaches 0: only then one is called better.
+    """
+
+    better: str
+    worse: str
+    length: int
+    seeds: int
+    documents: int
+    value: float
+    low: float | None
+    high: float | None
+    over: str | None
+    text_low: float | None
+    text_high: float | None
+    p: float | None
+    decided: bool
+
+
+def compared(criterion: Criterion, length: int, method: str) -> list[Comparison]:
+    """Every pair of labels that were measured at a length, the better first."""
+    sums = {label: criterion.sums(label, length, method) for label in criterion.run.labels}
+    pairs: list[tuple[str, str, int, Estimate]] = []
+    for (a, of_a), (b, of_b) in combinations(((label, each) for label, each in sums.items() if each), 2):
+        found = difference(of_a, of_b, criterion.metric)
+        if found is None or found.value is None:
+            continue
+        a_is_better = (found.value <= 0) == criterion.less_is_better
+        names = (a, b) if a_is_better else (b, a)
+        pairs.append((*names, of_a.of.shape[1], found.negative if found.value < 0 else found))
+    adjusted = iter(holm([found.p for *_, found in pairs if found.p is not None]))
+    return [_of(*pair, length, None if pair[-1].p is None else next(adjusted)) for pair in pairs]
+
+
+def _of(better: str, worse: str, documents: int, found: Estimate, length: int, p: float | None) -> Comparison:
+    assert found.value is not None
+    decided = p is not None and p < SIGNIFICANT and found.above(0) == HOLDS
+    ends = (found.low, found.high, found.over, found.text_low, found.text_high)
+    return Comparison(better, worse, length, len(found.values), documents, found.value, *ends, p, decided)
