@@ -3,7 +3,6 @@
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import loops
 import numpy as np
@@ -260,77 +259,7 @@ def recurrence(r, seed):
     )
 
 
-# ---- functions ----------------------------------------------------------------------------------------------------------------
-def embedded(r, seed):
-    """Sinusoidal and learned codes, at the model's input."""
-    at = [r.randrange(20) for _ in range(r.randint(1, 8))]
-    if r.random() < 0.5:
-        o = {"layout": r.choice(LAYOUTS), "frequencies": r.choice(["paper", "tensor2tensor"])}
-        e, code = lg.Sinusoidal(dim := r.choice([6, 16]), **o), lambda p, t: loops.sinusoidal(dim, **o, t=t)
-    else:
-        beyond, align = r.choice([("error", None), ("clamp", None), ("interpolate", "end"), ("interpolate", "start")])
-        o = {"beyond": beyond, **({"length": 20, "align": align} if align else {})}
-        e = testing.example("learned", max_length=20 if beyond == "error" else 7, **o)(seed)
-        code = lambda p, t: loops.learned(p["table"], t, align)  # noqa: E731
-
-    def loop(arrays):
-        return arrays["x"] + np.stack([code(below(arrays, "encoding."), t) for t in at])
-
-    def forward(tensors, way):
-        return e.embed(tensors["x"], torch.tensor(at))
-
-    inputs = {"x": numbers(2, len(at), e.dim, seed=seed)}
-    return Case("embed", f"{o} {at}", inputs, parameters_of(e), loop, forward, ("embed",))
-
-
-def hierarchical(r, seed):
-    """lg.hierarchical_attention without an encoding."""
-    batch, length, kv_heads = r.randint(1, 2), r.randint(1, 13), r.choice([1, 2, 4])
-    options = {"window": r.randint(1, 6), "combine": r.choice(["gate", "softmax"]), "size_term": r.random() < 0.5}
-    inputs = {
-        n: numbers(batch, h, length, WIDTH, seed=seed) for n, h in (("q", HEADS), ("k", kv_heads), ("v", kv_heads))
-    }
-    inputs["gate"] = numbers(batch, HEADS, length, seed=seed).sigmoid()
-
-    def forward(tensors, way):
-        q, k, v, gate = tensors.values()
-        gate = gate if options["combine"] == "gate" else None
-        return lg.hierarchical_attention(q, k, v, gate=gate, backend=way, **options)
-
-    ways = ("auto", "reference", "chunked")
-    text = f"B{batch} L{length} Hkv{kv_heads} {options}"
-    return Case("hierarchical", text, inputs, {}, lambda arrays: loops.hierarchical(options, **arrays), forward, ways)
-
-
-def performer(r, seed):
-    """lg.recurrent.performer, in its three modes and in chunks."""
-    batch, length, epsilon = r.randint(1, 2), r.randint(1, 11), r.choice([1e-4, 0.1])
-    inputs = {n: numbers(batch, 2, length, 4, seed=seed + at) for at, n in enumerate("qkv")}
-    w, cuts = numbers(5, 4, seed=seed + 3), random_cuts(length, seed, most=4)
-
-    def forward(tensors, way):
-        state, outs = None, []
-        for a, b in pairwise(cuts):
-            parts = (x[:, :, a:b] for x in tensors.values())
-            out, state = lg.recurrent.performer(*parts, w, epsilon=epsilon, mode=way, chunk_size=3, state=state)
-            outs.append(out)
-        return torch.cat(outs, 2)
-
-    def loop(arrays):
-        return recurrences.performer(**arrays, w=w.numpy(), epsilon=epsilon)
-
-    text = f"B{batch} L{length} epsilon {epsilon} cuts {cuts}"
-    return Case("performer", text, inputs, {}, loop, forward, ("chunked", "recurrent", "parallel"))
-
-
-KINDS = {
-    "attend": (attend, 0.5),
-    "decode": (decoding, 0.19),
-    "recurrence": (recurrence, 0.19),
-    "embed": (embedded, 0.03),
-    "hierarchical": (hierarchical, 0.05),
-    "performer": (performer, 0.04),
-}
+KINDS = {"attend": (attend, 0.6), "decode": (decoding, 0.2), "recurrence": (recurrence, 0.2)}
 
 
 def made(seed, only=None):

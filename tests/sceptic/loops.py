@@ -27,7 +27,7 @@ def dynamic_ntk(dim, base, length, s, trained):
 
 
 def yarn(dim, base, length, s, trained, fast, slow):
-    """The published code: a ramp over the index of the pair, between the pairs that rotated_pair `fast` and `slow` times."""
+    """The published code: a ramp over the index of the pair, between the pairs that rotate `fast` and `slow` times."""
 
     def pair_of(rotations):
         return dim * math.log(trained / (2 * math.pi * rotations)) / (2 * math.log(base))
@@ -55,7 +55,7 @@ def pairs_of(layout, dim):
 
 
 def rotated(x, angles, factor, layout, dim):
-    """x [D]: its first `dim` numbers rotated_pair by angles [dim/2]."""
+    """x [D]: its first `dim` numbers rotated by angles [dim/2]."""
     y = x.copy()
     for (a, b), angle in zip(pairs_of(layout, dim), angles, strict=True):
         y[a] = factor * (x[a] * math.cos(angle) - x[b] * math.sin(angle))
@@ -260,41 +260,3 @@ def cope(o, p, scale, q, scores):
         mixed = (1 - (at - low)) * table[:, low] + (at - low) * table[:, high]
         found.append(score + scale * (q @ mixed))
     return found
-
-
-# ---- at the model's input ---------------------------------------------------------------------------------------------------
-def sinusoidal(dim, layout, frequencies, t):
-    w = plain(dim, 10000.0) if frequencies == "paper" else 10000.0 ** (-np.arange(dim // 2) / (dim // 2 - 1))
-    sin, cos = np.sin(t * w), np.cos(t * w)
-    return np.stack([sin, cos], 1).reshape(-1) if layout == "interleaved" else np.concatenate([sin, cos])
-
-
-def learned(table, t, align):
-    """Row t, or the last one; with `align`, 20 positions over all rows, between two of them."""
-    last = len(table) - 1
-    at = {None: min(t, last), "end": t * last / 19, "start": min(t * len(table) / 20, last)}[align]
-    low = math.floor(at + 1e-12)
-    return table[low] + (at - low) * (table[min(low + 1, last)] - table[low])
-
-
-# ---- hierarchical attention -------------------------------------------------------------------------------------------------
-def hierarchical(o, q, k, v, gate):
-    """A window, and before it the mean of each block of 2^n tokens, by the binary digits of their number."""
-    batch, heads, length, dim = q.shape
-    out = np.zeros_like(q)
-    for b, h, t in np.ndindex(batch, heads, length):
-        row, g = q[b, h, t] * dim**-0.5, h * k.shape[1] // heads
-        a, start = max(0, t - o["window"] + 1), 0
-        near, near_v, far, far_v = list(k[b, g, a : t + 1] @ row), list(v[b, g, a : t + 1]), [], []
-        for level in reversed(range(8)):
-            if a & (1 << level):
-                block = slice(start, start + 2**level)
-                far.append(row @ k[b, g, block].mean(0) + (math.log(2**level) if o["size_term"] else 0.0))
-                far_v.append(v[b, g, block].mean(0))
-                start = block.stop
-        if o["combine"] == "softmax" or not a:
-            out[b, h, t] = softmax(near + far)[0] @ np.array(near_v + far_v)
-        else:
-            share = gate[b, h, t]
-            out[b, h, t] = share * softmax(near)[0] @ np.array(near_v) + (1 - share) * softmax(far)[0] @ np.array(far_v)
-    return out

@@ -144,20 +144,3 @@ def s4d(x, p, o):
     out = (out * 0.5 * (1 + erf(out / math.sqrt(2)))) @ p["output.weight"].T + p["output.bias"]
     left, right = np.split(out, 2, 1)
     return left * sigmoid(right)
-
-
-def performer(q, k, v, w, epsilon):
-    """q, k, v [B, H, L, D]; w [features, D]: the random directions."""
-    out = np.zeros_like(v)
-    q, k = q * q.shape[3] ** -0.25, k * k.shape[3] ** -0.25
-    for b, h in np.ndindex(*q.shape[:2]):
-        s, z, top = 0.0, 0.0, -math.inf
-        for t in range(q.shape[2]):
-            e = w @ k[b, h, t] - k[b, h, t] @ k[b, h, t] / 2
-            grown = max(top, e.max())
-            shrink, phi, top = math.exp(top - grown), np.exp(e - grown) + epsilon, grown
-            s, z = s * shrink + np.outer(phi, v[b, h, t]), z * shrink + phi
-            e = w @ q[b, h, t] - q[b, h, t] @ q[b, h, t] / 2
-            phi = np.exp(e - e.max()) + epsilon
-            out[b, h, t] = phi @ s / (phi @ z)
-    return out
