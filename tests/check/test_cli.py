@@ -1,6 +1,7 @@
 """`longitude check`: exit codes, the table, JSON, and encodings and mixers of the user's own."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -8,71 +9,8 @@ from longitude.check.parts import check_part
 from longitude.cli.check import check, part_of
 from tests.check.broken_models import llama
 
-OWN = '''
-import torch
-from longitude.attention.mixer import Mixer
-from longitude.positions.base import Encoding, OffsetBias, PairBias
-from longitude.positions.coordinates import wide
-
-
-class Root(Encoding):
-    """A bias that falls with the root of the distance."""
-
-    relative = True
-    shared = True
-
-    def __init__(self, num_heads: int, rate: float = 1.0):
-        super().__init__()
-        self.num_heads, self.rate = num_heads, rate
-
-    def terms(self, context):
-        def at(offset):
-            rates = self.rate * 2.0 ** -torch.arange(1, self.num_heads + 1, dtype=wide(offset.device))
-            return -rates.view(-1, *[1] * offset.dim()) * offset.abs().to(rates).sqrt()
-
-        return (OffsetBias(at),)
-
-
-class Mean(Mixer):
-    """The mean of the tokens so far, times a matrix."""
-
-    def __init__(self, dim: int, leak: bool = False):
-        super().__init__()
-        self.dim, self.leak = dim, leak
-        self.out = torch.nn.Linear(dim, dim)
-
-    def forward(self, x, **options):
-        count = torch.arange(1, x.shape[1] + 1, dtype=x.dtype)[:, None]
-        return self.out(x.mean(1, keepdim=True).expand_as(x) if self.leak else x.cumsum(1) / count)
-
-
-def meaner(dim):
-    return Mean(dim, leak=True)
-
-
-class NoEncoding:
-    pass
-
-
-class Raising(Root):
-    def __init__(self, num_heads: int):
-        raise RuntimeError("no room")
-
-
-class Drifting(Root):
-    """Grows with the key's position, and says it does not."""
-
-    def terms(self, context):
-        (plain,) = super().terms(context)
-        return (PairBias(lambda query, key: plain.at(query - key) * (1 + 0.01 * key)),)
-'''
-
-
-@pytest.fixture
-def own(tmp_path):
-    file = tmp_path / "own.py"
-    file.write_text(OWN)
-    return file
+ENCODINGS, MIXERS = (Path("tests/testing") / f"broken_{kind}.py" for kind in ("encodings", "mixers"))
+"""Files as a user's own, where Broken and Decay are right."""
 
 
 @pytest.fixture
@@ -107,6 +45,11 @@ def test_a_failure_is_explained_in_the_table(folder, capsys):
     assert "config: unknown key" in (printed := capsys.readouterr().out) and "1 are broken" in printed
 
 
+class Raising:
+    def __init__(self):
+        raise RuntimeError("no room")
+
+
 WRONG = (
     ("{model}/nowhere", {}, "there is no such folder"),
     ("{model}", {"laws": ("caching",)}, "unknown law"),
@@ -120,18 +63,18 @@ WRONG = (
     ("window:size=0", {}, "size"),
     ("mamba", {"laws": ("far_positions",)}, "unknown law 'far_positions'"),
     ("no.such.module:Class", {}, "there is no such module"),
-    ("{own}:Rot", {}, "did you mean 'Root'"),
-    ("{own}:Root:rat=2", {}, "unknown option"),
-    ("{own}:NoEncoding", {}, "longitude.Encoding or a longitude.Mixer, and NoEncoding makes a NoEncoding"),
-    ("{own}:Raising", {}, "Raising cannot be built: it raised RuntimeError: no room"),
+    (f"{ENCODINGS}:Brken", {}, "did you mean 'Broken'"),
+    (f"{ENCODINGS}:Broken:rat=2", {}, "unknown option"),
+    ("torch.nn:ReLU", {}, "longitude.Encoding or a longitude.Mixer, and ReLU makes a ReLU"),
+    ("tests.check.test_cli:Raising", {}, "Raising cannot be built: it raised RuntimeError: no room"),
     ("./alibbi", {}, "no such folder"),
 )
 
 
-def test_wrong_use_is_a_value_error(folder, own):
+def test_wrong_use_is_a_value_error(folder):
     for name, options, words in WRONG:
         with pytest.raises(ValueError, match=words):
-            check(name.format(model=folder, own=own), **options)
+            check(name.format(model=folder), **options)
 
 
 def test_an_encoding_misspelt(monkeypatch):
@@ -148,50 +91,39 @@ def test_an_encoding_misspelt(monkeypatch):
             check(name)
 
 
-def test_what_is_an_encoding_or_a_mixer(own, monkeypatch):
+def test_what_is_an_encoding_or_a_mixer(tmp_path, monkeypatch):
     assert part_of("nobody/model") is None
     assert part_of("rope:base=500000") == ("rope", {"base": 500000})
     assert part_of("window:size=8") == ("window", {"size": 8})
-    kind, options = part_of(f"{own}:Root:rate=2.5")
-    assert kind.__name__ == "Root" and options == {"rate": 2.5}
+    kind, options = part_of(f"{ENCODINGS}:Broken:rate=2.5")
+    assert kind.__name__ == "Broken" and options == {"rate": 2.5}
     assert part_of("longitude.positions.bias:ALiBi")[0].__name__ == "ALiBi"
-    monkeypatch.chdir(own.parent)
-    (own.parent / "alibi").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alibi").mkdir()
     assert part_of("alibi") is None  # a folder is a model
 
 
-def test_an_encoding_of_ones_own(own, capsys):
-    laws = ("padding", "batch_invariance", "shift", "far_positions", "state_dict")
-    assert check(f"{own}:Root", laws=laws) == 0
-    assert "5 hold, 0 are broken" in capsys.readouterr().out
-    assert check(f"{own}:Drifting", laws=("shift",), json=True) == 1
-    (broken,) = json.loads(capsys.readouterr().out)["laws"]
-    assert broken["status"] == "broken" and broken["reason"] and broken["threshold"] is not None
-    assert broken["measured"] > broken["threshold"]
+PARTS = (  # law, of what is right, and of what breaks it
+    ("far_positions", "encoding", f"{ENCODINGS}:Broken:rate=0.25", f"{ENCODINGS}:InTheModelsDtype"),
+    ("state_dict", "mixer", "mamba", f"{MIXERS}:DrawnTable"),
+    ("batch_invariance", "mixer", "window:size=8", None),
+)
 
 
-def test_a_mixer_by_name(capsys):
-    assert check("mamba", laws=("batch_invariance", "state_dict"), json=True) == 0
+@pytest.mark.parametrize(("law", "kind", "right", "broken"), PARTS)
+def test_encodings_and_mixers_by_name_and_of_ones_own(law, kind, right, broken, capsys):
+    assert check(right, laws=(law,), json=True) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["kind"] == "mixer" and found["broken"] == 0
-    rows, state = found["laws"]
-    assert [rows["law"], rows["status"], rows["reason"], state["law"]] == [
-        "batch_invariance",
-        "holds",
-        "",
-        "state_dict",
-    ]
-    assert rows["measured"] <= rows["threshold"] and rows["claim"].startswith("A row of a batch")
-    assert check("window:size=8", laws=("batch_invariance",)) == 0
-    assert "1 hold, 0 are broken" in capsys.readouterr().out
-
-
-def test_a_mixer_of_ones_own(own, capsys):
-    assert check(f"{own}:Mean", laws=("causality",)) == 0
-    assert check(f"{own}:Mean:leak=true", laws=("causality",)) == 1
-    assert "differs by" in capsys.readouterr().out
-    broken = check_part(part_of(f"{own}:meaner")[0], laws=("causality",))["causality"]
-    assert broken.status == "broken" and "differs by" in broken.reason
+    [result] = found["laws"]
+    assert (found["kind"], found["broken"]) == (kind, 0)
+    assert (result["law"], result["status"], result["reason"]) == (law, "holds", "")
+    assert result["measured"] <= result["threshold"] and result["claim"]
+    if broken is not None:
+        assert check(broken, laws=(law,)) == 1
+        assert "1 are broken" in (printed := capsys.readouterr().out) and "differs by" in printed
+        build = part_of(broken)[0]
+        result = check_part(build if kind == "encoding" else lambda dim: build(dim), laws=(law,))[law]
+        assert result.status == "broken" and result.measured > result.threshold
 
 
 def test_a_registered_name_says_why_a_law_does_not_apply():
