@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 from functools import partial
-from types import MethodType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,7 @@ def ours(encoding: str) -> Any:
     return built(LongitudeForCausalLM, LongitudeConfig(**SHAPE, max_position_embeddings=LENGTH, encoding=encoding))
 
 
-# ---- positions in bfloat16 ------------------------------------------------------------------------------------------------
+# ---- positions --------------------------------------------------------------------------------------------------------------
 def with_tables(change: Callable[..., Any]) -> Any:
     """change: of the right function of tables, hidden states and position_ids."""
     model = llama()
@@ -77,71 +77,43 @@ def with_tables(change: Callable[..., Any]) -> Any:
     return model
 
 
-def with_positions(kind: type, change: Callable[..., Any]) -> type:
-    """change: of position_ids, and of how many tokens are cached."""
+def off_by(step: int, kind: type) -> type:
+    """Counts what is cached wrongly."""
 
     class Model(kind):
         def forward(self, input_ids=None, position_ids=None, past_key_values=None, **options):
             past = past_of(past_key_values)
             if position_ids is None:
                 position_ids = (torch.arange(input_ids.shape[1]) + past)[None]
-            position_ids = change(position_ids, past)
+            position_ids = position_ids + step if past else position_ids
             return super().forward(input_ids, position_ids=position_ids, past_key_values=past_key_values, **options)
 
     return Model
 
 
-def positions_cast_at_the_input() -> Any:
-    model = llama(max_position_embeddings=300)
-    model.model.__class__ = with_positions(modeling_llama.LlamaModel, lambda at, past: at.bfloat16())
-    return model
-
-
-def angles_in_bfloat16() -> Any:
-    model = neox()
-
-    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
-        angles = (position_ids[..., None] * self.inv_freq).bfloat16()
-        angles = torch.cat((angles, angles), -1).to(x.dtype)
-        return angles.cos(), angles.sin()
-
-    tables = model.gpt_neox.rotary_emb
-    tables.forward = MethodType(forward, tables)
-    return model
-
-
 # ---- a cache ----------------------------------------------------------------------------------------------------------------
-def off_by(step: int, kind: type) -> type:
-    """Counts what is cached wrongly."""
-    return with_positions(kind, lambda at, past: at + step if past else at)
-
-
-def with_mask(change: Callable[..., Any]) -> type:
-    """change: of the attention mask, the shape [batch, queries, keys] of the call, and its dtype."""
+def with_mask(change: Callable[..., Any]) -> Any:
+    """change: of the attention mask, and of one [rows, 1, queries, keys] that allows everything."""
 
     class Model(LlamaForCausalLM):
         def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
             rows, queries = input_ids.shape
-            attention_mask = change(attention_mask, (rows, queries, past_of(past_key_values) + queries), self.dtype)
+            everything = torch.zeros(rows, 1, queries, past_of(past_key_values) + queries, dtype=self.dtype)
+            attention_mask = change(attention_mask, everything)
             return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **options)
 
-    return Model
+    return llama(Model)
 
 
-def none_behind_a_cache(mask: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> Any:
+def none_behind_a_cache(mask: Any, everything: Tensor) -> Any:
     """A prompt that continues behind a cache attends to its own future."""
-    rows, queries, keys = shape
-    return torch.zeros(rows, 1, queries, keys, dtype=dtype) if keys > queries > 1 else mask
+    queries, keys = everything.shape[2:]
+    return everything if keys > queries > 1 else mask
 
 
-def all_allowed(mask: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
-    rows, queries, keys = shape
-    return torch.zeros(rows, 1, queries, keys, dtype=dtype)
-
-
-def no_packing(mask: Any, shape: tuple[int, int, int], dtype: torch.dtype) -> Tensor:
+def no_packing(mask: Any, everything: Tensor) -> Any:
     """Positions reach the tables, and not the mask."""
-    return torch.ones(shape[0], shape[2], dtype=torch.long) if mask is None else mask
+    return torch.ones_like(everything[:, 0, 0], dtype=torch.long) if mask is None else mask
 
 
 class NoBiasAtDecode(BloomModel):
@@ -229,9 +201,9 @@ def interleaved_fused_weights() -> Any:
     return model
 
 
-def attention_factor(change: Callable[[float], float]) -> Any:
+def attention_factor_twice() -> Any:
     model = llama(rope=YARN)
-    model.model.rotary_emb.attention_scaling = change(model.model.rotary_emb.attention_scaling)
+    model.model.rotary_emb.attention_scaling **= 2
     return model
 
 
@@ -246,20 +218,14 @@ def switches_early() -> Any:
 
 # ---- rotations ----------------------------------------------------------------------------------------------------------------
 class KeysNotRotated(modeling_llama.LlamaAttention):
-    def forward(self, hidden_states, position_embeddings, attention_mask=None, past_key_values=None, **options):
-        cos, sin = position_embeddings
-        split = (*hidden_states.shape[:-1], -1, self.head_dim)
-        q, k, v = (p(hidden_states).view(split).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        q, _ = modeling_llama.apply_rotary_pos_emb(q, k, cos, sin)
-        if past_key_values is not None:
-            k, v = past_key_values.update(k, v, self.layer_idx)
-        out, _ = modeling_llama.eager_attention_forward(self, q, k, v, attention_mask, self.scaling)
-        return self.o_proj(out.reshape(*split[:-2], -1)), None
+    def forward(self, *given, **options):
+        right = modeling_llama.apply_rotary_pos_emb
+        with patch.object(modeling_llama, "apply_rotary_pos_emb", lambda q, k, *tables: (right(q, k, *tables)[0], k)):
+            return super().forward(*given, **options)
 
 
 def keys_not_rotated() -> Any:
     model = llama()
-    model.set_attn_implementation("eager")
     for layer in model.model.layers:
         layer.self_attn.__class__ = KeysNotRotated
     return model
@@ -284,18 +250,15 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "config": {"theta lost in the config": theta_lost_in_the_config},
     "rotary_frequencies": {
         "theta lost in the model": theta_lost_in_the_model,
-        "attention factor ignored": partial(attention_factor, lambda factor: 1.0),
-        "attention factor twice": partial(attention_factor, lambda factor: factor**2),
+        "attention factor twice": attention_factor_twice,
         "sin has the wrong sign": partial(with_tables, lambda right, x, at: (right(x, at)[0], -right(x, at)[1])),
     },
     "far_positions": {
         "positions in bfloat16": partial(with_tables, lambda right, x, at: right(x, at.bfloat16())),
-        "positions cast at the input": positions_cast_at_the_input,
         "frequencies in bfloat16": lambda: llama().bfloat16(),  # from_pretrained(dtype=...) rounds none
-        "angles in bfloat16": angles_in_bfloat16,
         "ALiBi in bfloat16": lambda: bloom().bfloat16(),
     },
-    "causality": {"no mask": partial(llama, with_mask(all_allowed))},
+    "causality": {"no mask": partial(with_mask, lambda mask, everything: everything)},
     "relative_positions": {
         "tables for the other layout": partial(
             with_tables, lambda right, x, at: tuple(t[..., :4].repeat_interleave(2, -1) for t in right(x, at))
@@ -304,7 +267,6 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "cached_decoding": {
         "cache off by one": partial(llama, off_by(1, LlamaForCausalLM)),
-        "cache off by minus one": partial(neox, off_by(-1, GPTNeoXForCausalLM)),
         "cache off by minus one, learned table": partial(gpt2, off_by(-1, GPT2LMHeadModel)),
         "generate() off by one": partial(
             gpt2, in_generate(lambda given, first: given["position_ids"].sub_(int(not first)))
@@ -314,16 +276,16 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
             with_tables, lambda right, x, at: right(x, at - 1 if at.min() > 0 else at)
         ),
     },
-    "chunked_prefill": {"no mask behind a cache": partial(llama, with_mask(none_behind_a_cache))},
+    "chunked_prefill": {"no mask behind a cache": partial(with_mask, none_behind_a_cache)},
     "batch_invariance": {
         "rows mixed": partial(neox, with_logits(GPTNeoXForCausalLM, lambda x: x - 0.1 * x.mean(0, keepdim=True))),
     },
     "left_padding": {
-        "padding ignored": partial(llama, with_mask(lambda *call: None)),
+        "padding ignored": partial(with_mask, lambda mask, everything: None),
         "positions from the padding": partial(gpt2, PositionsFromThePadding),
         "padding counted in generate()": partial(gpt2, in_generate(lambda given, _: given.pop("position_ids", None))),
     },
-    "packed_documents": {"packing ignored": partial(llama, with_mask(no_packing))},
+    "packed_documents": {"packing ignored": partial(with_mask, no_packing)},
     "scaling_border": {
         "dynamic scaling drifts": partial(llama, rope=DYNAMIC),
         "LongRoPE drifts": partial(llama, rope=LONGROPE),

@@ -85,22 +85,6 @@ def test_weights_that_are_not_the_models(llama):
     assert "[16, 24] in the weights and [16, 32] by config.json" in refusal(llama)
 
 
-def test_a_pickle_needs_permission(llama):
-    weights = load(llama).model.state_dict()
-    (llama / "model.safetensors").unlink()
-    torch.save(weights, llama / "pytorch_model.bin")
-    assert "--allow-pickle" in refusal(llama)
-    again = load(llama, allow_pickle=True).model.state_dict()
-    assert all(torch.equal(weights[name], again[name]) for name in weights)
-
-
-def test_no_tokenizer(llama):
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (llama / name).unlink()
-    assert "no tokenizer" in refusal(llama)
-    assert load(llama, tokenizer=False).tokenizer is None
-
-
 @pytest.mark.parametrize(
     ("rope", "words"),
     [

@@ -114,14 +114,6 @@ def test_the_loss_is_that_of_plain_transformers(gradient_checkpointing, tune, ex
     assert tuned.losses == pytest.approx([float(loss)], rel=1e-5)
 
 
-@pytest.mark.slow
-def test_the_seed_decides(tune, tmp_path) -> None:
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        tune(seed=seed, positions="randomized", out=tmp_path / name)
-    a, b, c = ((tmp_path / name / "model.safetensors").read_bytes() for name in "abc")
-    assert a == b != c
-
-
 def test_windows_are_as_long_as_the_configuration_says(tune, tmp_path) -> None:
     assert tune(length=None, steps=1, out=tmp_path / "a")[0].tokens == 2 * 4 * LENGTH
     assert tune(length=None, steps=1, positions="skipped", out=tmp_path / "b")[0].tokens == 2 * LENGTH
