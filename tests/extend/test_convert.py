@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from longitude.checkpoints.source import open_source
-from longitude.extend.convert import compare, layout_changes
+from longitude.extend.convert import changes_of, compare
 from tests.extend.conftest import config, files, weights
 
 VALUES = {"neox": lambda w: w.unflatten(0, (4, 3, 16))[:, 2], "phi3": lambda w: w[(4 + 2) * 16 :]}
@@ -45,7 +45,7 @@ def test_values_stay(kind, checkpoint, write) -> None:
 def test_parity_fails_on_a_wrong_conversion(checkpoint) -> None:
     """Keys left as they were: the check must not pass."""
     source = open_source(str(checkpoint("llama")))
-    changes = layout_changes(source, "interleaved")
+    changes = changes_of(source, "interleaved")
     halved = {name: change for name, change in changes.items() if "q_proj" in name}
     with pytest.raises(ValueError, match="other logits"):
         compare(source, halved, "interleaved")

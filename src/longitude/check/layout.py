@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from longitude.check.decoding import CACHE, SOUND
 from longitude.check.rotary import ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.config import head_dim_of, not_rotary
+from longitude.checkpoints.layout import layout_changes
 from longitude.positions.hugging_face import RopeConfig
-from longitude.positions.layouts import convert_layout
 from longitude.testing.engine import DoesNotApply, Measurement
 
 OTHER = {"half": "interleaved", "interleaved": "half"}
@@ -79,33 +77,12 @@ def reordered(subject: Subject, to: str) -> Iterator[int]:
         rotated = {dim}
     before: list[tuple[Tensor, Tensor]] = []
     if len(rotated) == 1:
-        for name, module in subject.model.named_modules():
-            kind = name.rsplit(".", 1)[-1]
-            for weight in (getattr(module, "weight", None), getattr(module, "bias", None)):
-                if (
-                    isinstance(weight, Tensor)
-                    and (new := of_kind(kind, weight.data, dim, rotated.copy().pop(), to, subject)) is not None
-                ):
-                    before.append((weight, weight.data))
-                    weight.data = new
+        tensors = dict(subject.model.named_parameters())
+        for name, change in layout_changes(tensors, subject.config, dim, rotated.pop(), to).items():
+            before.append((tensors[name], tensors[name].data))
+            tensors[name].data = change(tensors[name].data)
     try:
         yield len(before)
     finally:
         for weight, data in before:
             weight.data = data
-
-
-def of_kind(kind: str, weight: Tensor, dim: int, rotated: int, to: str, subject: Subject) -> Tensor | None:
-    """The weight of a projection, reordered; None for one that makes neither queries nor keys."""
-    config: Any = subject.config
-    if kind in ("q_proj", "k_proj", "q_norm", "k_norm"):
-        return convert_layout(weight, dim, to, rotated)
-    if kind == "query_key_value":  # GPT-NeoX: for each head its query, key and value
-        parts = weight.unflatten(0, (-1, 3, dim))
-        query, key = (convert_layout(parts[:, i].flatten(0, 1), dim, to, rotated) for i in (0, 1))
-        return torch.stack([x.unflatten(0, (-1, dim)) for x in (query, key)] + [parts[:, 2]], 1).flatten(0, 2)
-    if kind == "qkv_proj":  # Phi-3: all queries, all keys, all values
-        heads, groups = config.num_attention_heads * dim, config.num_key_value_heads * dim
-        query, key, value = weight.split([heads, groups, groups])
-        return torch.cat([convert_layout(x, dim, to, rotated) for x in (query, key)] + [value])
-    return None

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.layout import FUSED_BY_HEAD, FUSED_BY_KIND, SEPARATE, Change, layout_changes
 from longitude.checkpoints.load import load, shapes_of
 from longitude.checkpoints.positions import rotary_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import Source, open_source
-from longitude.extend.weights import Change, write_checkpoint
-from longitude.positions.layouts import Layout, convert_layout
+from longitude.extend.weights import write_checkpoint
+from longitude.positions.layouts import Layout
 from longitude.positions.rotation import RotaryTable, apply_rotary
 
-SEPARATE = ("q_proj", "k_proj")
-NORMS = ("q_norm", "k_norm", "q_layernorm", "k_layernorm")
-FUSED_BY_HEAD, FUSED_BY_KIND = "query_key_value", "qkv_proj"
 CLOSE = 1e-4
 """Of the logits' spread: float32 sums in another order stay below."""
 TOKENS = 64
@@ -63,14 +60,14 @@ def convert(model: str | Path, to: Layout, out: Path | None = None, *, allow_pic
         ValueError: For a model whose weights of queries and keys are unknown, or whose logits change.
     """
     source = open_source(str(model), allow_pickle)
-    changes = layout_changes(source, to)
+    changes = changes_of(source, to)
     parity = compare(source, changes, to)
     if out is not None:
         write_checkpoint(source, out, changes)
     return parity
 
 
-def layout_changes(source: Source, to: str) -> dict[str, Change]:
+def changes_of(source: Source, to: str) -> dict[str, Change]:
     """Tensor name -> its conversion. ValueError for a model whose weights of queries and keys are unknown."""
     module, config = rotary_of(source.skeleton), source.config
     if module is None:
@@ -82,40 +79,13 @@ def layout_changes(source: Source, to: str) -> dict[str, Change]:
     widths = {2 * len(x) for name, x in module.named_buffers(recurse=False) if name.endswith("inv_freq")}
     if len(widths) != 1:
         raise ValueError(f"--convert-layout: expected heads of one size, got rotary dimensions {sorted(widths)}")
-    head_dim = head_dim_of(config)
-    change = partial(convert_layout, head_dim=head_dim, to=to, rotary_dim=widths.pop())
-    parts = {name: name.split(".") for shard in source.shards for name in shapes_of(shard)}
-    latent = any("kv_a_proj" in name for name in parts)
-
-    def all_of(kinds: tuple[str, ...], change: Change) -> dict[str, Change]:
-        return {} if latent else {name: change for name, path in parts.items() if path[-2:-1] and path[-2] in kinds}
-
-    if changes := all_of(SEPARATE, change):
-        return changes | {name: change for name, path in parts.items() if set(path) & {*NORMS}}
-    if config.model_type.startswith("gpt_neox"):
-        changes = all_of((FUSED_BY_HEAD,), partial(_by_head, head_dim=head_dim, change=change))
-    else:
-        key_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        rows = head_dim * (config.num_attention_heads + key_heads)
-        changes = all_of((FUSED_BY_KIND,), partial(_by_kind, rows=rows, change=change))
-    if not changes:
+    names = [name for shard in source.shards for name in shapes_of(shard)]
+    if not (changes := layout_changes(names, config, head_dim_of(config), widths.pop(), to)):
         raise ValueError(
             f"--convert-layout: expected weights named {', '.join(SEPARATE)}, {FUSED_BY_KIND} or GPT-NeoX's "
             f"{FUSED_BY_HEAD}, got none in {source.name} ({config.model_type})"
         )
     return changes
-
-
-def _by_head(weight: Tensor, head_dim: int, change: Change) -> Tensor:
-    """[heads * 3 * head_dim, ...]: queries, keys and values of one head, then of the next."""
-    heads = weight.unflatten(0, (-1, 3, head_dim))
-    rotated = change(heads[:, :2].flatten(0, 2)).unflatten(0, (-1, 2, head_dim))
-    return torch.cat([rotated, heads[:, 2:]], 1).flatten(0, 2)
-
-
-def _by_kind(weight: Tensor, rows: int, change: Change) -> Tensor:
-    """[all queries, all keys, all values]; rows: of queries and keys."""
-    return torch.cat([change(weight[:rows]), weight[rows:]])
 
 
 # ---- parity ----------------------------------------------------------------------------------------------------------

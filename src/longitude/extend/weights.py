@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
 
+from longitude.checkpoints.layout import Change
 from longitude.checkpoints.load import load, shapes_of
 from longitude.checkpoints.quiet import quiet
 from longitude.checkpoints.source import INDEX, Source
 from longitude.runs.files import new_folder, read_json, require_space, write_json
-
-Change = Callable[[Tensor], Tensor]
 
 CARRIED = (".json", ".txt", ".model", ".jinja", ".tiktoken", ".md", ".bpe", ".vocab", ".merges")
 """Ends of files that are copied: tokenizer, generation config, chat templates, the card."""
