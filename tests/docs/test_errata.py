@@ -1,7 +1,6 @@
-"""docs/errata.md, lines on rotation and on what original sources disagree about: each has one test of the right value here,
-through this library or plain arithmetic. The other lines: test_errata_scores.py."""
+"""docs/errata.md: each line has a test of the right value, here where no other test makes it: through this library or plain
+arithmetic."""
 
-import math
 import re
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,8 @@ import torch
 from torch import Tensor
 
 import longitude as lg
-from longitude.positions.layouts import pair_order
-from longitude.positions.scaling import NTK, Linear, LongRoPE, NTKByParts, YaRN
+from longitude.models.blocks import MLP
+from longitude.positions.scaling import LongRoPE, YaRN
 from tests.support import close, random as numbers
 
 
@@ -30,43 +29,16 @@ def test_every_line_has_its_test() -> None:
     rows = [line for line in lines if not line.startswith(("|---", "| claim |"))]
     named = [re.findall(r"`(test_\w+)`", line) for line in rows]
     assert len(rows) > 50 and all(len(names) == 1 for names in named)
-    sources = [file.read_text() for file in sorted((root / "tests/docs").glob("test_errata*.py"))]
-    tests = [name for source in sources for name in re.findall(r"^def (test_\w+)", source, re.MULTILINE)]
-    tests.remove("test_every_line_has_its_test")
-    assert sorted(names[0] for names in named) == sorted(tests)
+    tests = {
+        file: re.findall(r"^def (test_\w+)", file.read_text(), re.MULTILINE)
+        for file in root.rglob("tests/**/test_*.py")
+    }
+    own = {*tests[Path(__file__)]} - {"test_every_line_has_its_test"}
+    assert own <= {name for [name] in named} <= {name for names in tests.values() for name in names}
 
 
 # ---- rotation and its extension --------------------------------------------------------------------------------------
-S = 5000 / 4096
-
-
-def test_ntk_exponent() -> None:
-    near(10_000 * S ** (64 / 62), 12_285.81)
-    near(inverse(NTK(S)), inverse(base=12_285.81), 1e-5)
-    near((inverse() / inverse(NTK(S)))[-1], S)  # the slowest pair reaches exactly so much further
-    near((inverse() / inverse(base=10_000 * S ** (2 / 62)))[-1], 1.0062516)
-
-
-def test_yarn_leaves_the_base() -> None:
-    ratio = inverse(YaRN(4.0, 2048)) / inverse()
-    assert bool((ratio[:9] == 1).all()) and bool((ratio[21:] == 0.25).all())
-    by_base = inverse(NTK(4.0)) / inverse()
-    assert bool((by_base[1:] < 1).all()) and by_base[20] > 0.3  # one base changes all pairs but the first
-
-
-def test_yarn_temperature() -> None:
-    near(lg.rope_frequencies(64, scaling=YaRN(4.0, 2048)).attention_factor, 1.1386294)
-    assert lg.rope_frequencies(64, scaling=NTKByParts(4.0, 2048)).attention_factor == 1
-
-
-def test_interpolation_keeps_fractions() -> None:
-    p = torch.arange(5000)
-    assert int(((p / S).floor().diff() == 0).sum()) == 904
-    angle = p * inverse(Linear(S))[0]
-    near(angle.diff(), torch.full((4999,), 1 / S), 1e-7)
-
-
-def test_values_do_not_turn() -> None:
+def test_values_are_not_rotated() -> None:
     q, k, v = numbers(3, 1, 2, 4, 8)
     out, weights = lg.attend(q, k, v, encoding=lg.Rotary(8, "half"), q_positions=7, k_positions=7, return_weights=True)
     near(out, weights @ v)
@@ -81,14 +53,6 @@ def test_rotation_blocks_absorption() -> None:
     assert (rotated[0] - rotated[1]).abs().max() > 0.5
 
 
-def test_two_layouts() -> None:
-    x, y = numbers(2, 1, 6, 8)
-    scores = [rope.rotate(x, 0) @ rope.rotate(y, 0).mT for rope in (lg.Rotary(8, "interleaved"), lg.Rotary(8, "half"))]
-    assert (scores[0] - scores[1]).abs().max() > 0.5
-    order, half = pair_order(8, to="half"), lg.Rotary(8, "half")
-    near(half.rotate(x[..., order], 0) @ half.rotate(y[..., order], 0).mT, scores[0])
-
-
 def test_tables_belong_to_a_layout() -> None:
     x, rope = numbers(1, 1, 50, 8), lg.Rotary(8, "interleaved")
     near(rope.rotate(x, 0).norm(dim=-1), x.norm(dim=-1))
@@ -98,35 +62,15 @@ def test_tables_belong_to_a_layout() -> None:
     assert (wrong.norm(dim=-1) / x.norm(dim=-1) - 1).abs().max() > 0.1
 
 
-def test_longrope_is_a_search() -> None:
-    """Any list is a LongRoPE: those of other schemes are where the search begins. There are two, and a factor."""
-
-    def long(factors: Tensor) -> LongRoPE:
-        return LongRoPE([1.0] * 32, factors.tolist(), 4096, factor=8.0)
-
-    for scheme in (Linear(8.0), NTK(8.0), YaRN(8.0, 4096)):
-        near(inverse(long(inverse() / inverse(scheme)), length=4097), inverse(scheme), 1e-12)
-        near(inverse(long(inverse() / inverse(scheme)), length=4096), inverse(), 1e-12)
-    near(long(torch.ones(32)).factors()[0], 1.1180340)
-
-
-def yarn_ratio() -> Tensor:
-    return inverse(YaRN(8.0, 4096), 128) / inverse(dim=128)
-
-
-def test_yarn_of_litgpt() -> None:
-    ratio = yarn_ratio()
+def test_yarn_of_other_libraries() -> None:
+    ratio = inverse(YaRN(8.0, 4096), 128) / inverse(dim=128)
     near(ratio[[0, 63]], [1.0, 0.125])
     kept = (ratio - 0.125) / 0.875
-    near((1 - kept + kept / 8)[[0, 63]], [0.125, 1.0])  # the ramp upside down
-
-
-def test_yarn_of_levanter() -> None:
-    ratio = yarn_ratio()
-    near(ratio[[0, 63]], [1.0, 0.125])
-    near((ratio / 8)[[0, 63]], [0.125, 0.015625])  # positions divided on top of the ramp
-    near(YaRN(8.0, 4096).factors()[0], 1.2079442)
-    near(math.sqrt(1.2079442), 1.0990651)
+    near((1 - kept + kept / 8)[[0, 63]], [0.125, 1.0])  # litgpt: the ramp upside down
+    near(
+        (ratio / 8)[[0, 63]], [0.125, 0.015625]
+    )  # levanter: positions divided on top of the ramp, and the root of the factor
+    near([YaRN(8.0, 4096).factors()[0], 1.2079442**0.5], [1.2079442, 1.0990651])
 
 
 def test_yarn_upper_border() -> None:
@@ -160,16 +104,6 @@ def test_text_after_a_video() -> None:
     assert lg.multimodal_positions([3, (10, 2, 2), 1], next_text="extent")[-1].tolist() == [5, 5, 5]
 
 
-def test_xpos_has_no_centre() -> None:
-    q, k, v = numbers(3, 1, 2, 40, 8)
-    xpos = lg.XPos(8, "half", scale_base=16)
-    whole = lg.attend(q, k, v, encoding=xpos)
-    near(lg.attend(q[:, :, -1:], k, v, encoding=xpos), whole[:, :, -1:])
-    zeta = (torch.arange(0, 8, 2) / 8 + 0.4) / 1.4
-    inconsistent = zeta ** ((39 // 2 - 40 // 2) / 16)  # keys centred on one length, a query on the next
-    assert (inconsistent - 1).abs().max() > 0.05
-
-
 def test_positions_in_bfloat16() -> None:
     p = torch.arange(65_536)
     assert p.bfloat16().unique().numel() == 1281
@@ -179,23 +113,105 @@ def test_positions_in_bfloat16() -> None:
     assert (rotated[0] - rotated[1]).abs().max() > 0.5
 
 
+# ---- terms of the scores ---------------------------------------------------------------------------------------------
+def test_queries_are_the_last() -> None:
+    q, k, v = numbers(3, 1, 2, 9, 8)
+    for encoding in (lg.ALiBi(2), lg.Rotary(8, "half")):
+        near(lg.attend(q[:, :, 6:], k, v, encoding=encoding), lg.attend(q, k, v, encoding=encoding)[:, :, 6:])
+
+
+def test_alibi_is_not_a_mask() -> None:
+    q, k, v = torch.zeros(3, 1, 1, 4, 4)
+    weights = [
+        lg.attend(q, k, v, encoding=lg.ALiBi(1, slopes=[1.0]), mask=m, return_weights=True)[1][0, 0]
+        for m in (lg.NoMask(), lg.Causal())
+    ]
+    assert bool((weights[0] > 0).all()) and bool((weights[1].triu(1) == 0).all())
+    offsets = torch.arange(4)[:, None] - torch.arange(4)
+    assert (-offsets.clamp(min=0)).double().softmax(-1)[0, 3] == 0.25  # future clamped to 0: as good as itself
+
+
+def test_alibi_of_a_late_query() -> None:
+    alibi = lg.ALiBi(1, slopes=[0.5])
+    assert alibi.bias(torch.tensor([4]), torch.arange(5))[0].tolist() == [[-2, -1.5, -1, -0.5, 0]]
+    assert alibi.bias(torch.arange(8), torch.arange(8))[0, :1, :5].tolist() == [[0, -0.5, -1, -1.5, -2]]
+
+
+def test_fixed_biases_have_no_state() -> None:
+    for encoding in (lg.ALiBi(8), lg.Sandwich(8), lg.Rotary(8, "half"), lg.Sinusoidal(8)):
+        lg.attend(*torch.zeros(3, 1, 8, 4, 8), encoding=encoding)
+        assert not encoding.state_dict() and not list(encoding.buffers())
+
+
+def test_column_form_in_bfloat16() -> None:
+    j = torch.arange(4096 - 256, 4096)
+    assert (0.5 * j).bfloat16().unique().numel() == 17
+    assert lg.ALiBi(1, slopes=[0.5]).bias_at(4095 - j).bfloat16().unique().numel() == 256
+
+
+def test_offset_of_ten_and_six() -> None:
+    bias = lg.ClippedBias(1, max_distance=4)
+    bias.table.data = torch.arange(9.0)[None]
+    assert bias.bias(torch.tensor([10]), torch.tensor([6])).item() == bias.bias_at(4).item() == 8
+
+
+def test_whole_summaries_leak() -> None:
+    x = numbers(12, 4)
+    late = x.clone()
+    late[-1] += 1
+    whole, changed = (each.view(3, 4, 4).mean(1) for each in (x, late))  # of all blocks, for every token
+    assert (whole - changed).abs().max() > 0.1
+    prefix = [t.cumsum(0) / torch.arange(1, 13)[:, None] for t in (x, late)]
+    assert torch.equal(prefix[0][:-1], prefix[1][:-1])
+
+
+# ---- the transformer itself ------------------------------------------------------------------------------------------
+def test_scores_are_not_symmetric() -> None:
+    q, k, v = numbers(3, 1, 1, 5, 8)
+    scores, order = (q @ k.mT)[0, 0], torch.tensor([3, 1, 4, 0, 2])
+    assert (scores - scores.T).abs().max() > 1
+    reordered = (x[:, :, order] for x in (q, k, v))
+    near(lg.attend(*reordered, mask=lg.NoMask()), lg.attend(q, k, v, mask=lg.NoMask())[:, :, order])
+    differs = lg.attend(*(x[:, :, order] for x in (q, k, v))) - lg.attend(q, k, v)[:, :, order]
+    assert differs.abs().max() > 0.1
+
+
+def test_masked_scores_are_infinite() -> None:
+    near(torch.tensor([1.0, 0.0, 0.0]).softmax(0), [0.5761169, 0.2119416, 0.2119416], 1e-5)
+    q, k = torch.tensor([[1.0], [0.0], [0.0]])[None, None], torch.tensor([[1.0], [2.0], [3.0]])[None, None]
+    assert lg.attend(q, k, k, return_weights=True)[1][0, 0, 0].tolist() == [1, 0, 0]
+
+
+def test_heads_split_what_is_projected() -> None:
+    layer, x = lg.MultiHeadAttention(8, 2).double(), numbers(1, 3, 8).requires_grad_()
+    layer.q_proj(x)[..., :4].sum().backward()  # the first head's queries
+    assert x.grad is not None and bool((x.grad != 0).all())
+
+
+def test_attention_without_biases() -> None:
+    assert lg.MultiHeadAttention(8, 2).q_proj.bias is None
+    assert lg.MultiHeadAttention(8, 2, bias=True).q_proj.bias is not None
+
+
+def test_sinusoids_leave_what_was_seen() -> None:
+    table = lg.Sinusoidal(512).table(torch.arange(4096))
+    seen, later = table[:512], table[512:]
+    assert later.shape == (3584, 512) and bool(later.isfinite().all())
+    outside = (later > seen.amax(0) + 0.01) | (later < seen.amin(0) - 0.01)
+    assert int(outside.any(0).sum()) > 200
+
+
+def test_swiglu_has_three_matrices() -> None:
+    def mlp(kind: str) -> MLP:
+        return MLP(lg.LongitudeConfig(vocab_size=8, hidden_size=96, num_attention_heads=2, hidden_act=kind))
+
+    sizes = {kind: [tuple(w.shape) for w in mlp(kind).parameters()] for kind in ("swiglu", "gelu")}
+    assert sizes["swiglu"] == [(256, 96), (256, 96), (96, 256)] and sizes["gelu"] == [(384, 96), (96, 384)]
+    counts = {kind: sum(w.numel() for w in mlp(kind).parameters()) for kind in sizes}
+    assert counts["swiglu"] == counts["gelu"]
+
+
 # ---- between original sources ----------------------------------------------------------------------------------------
-def test_yarn_ramp() -> None:
-    theta = inverse(dim=128)
-    code, paper = (inverse(YaRN(16.0, 4096, ramp=ramp), 128) for ramp in ("dimensions", "rotations"))
-    assert 0.36 < ((code - paper).abs() / theta / (1 - 1 / 16)).max() < 0.37
-    near((code / paper)[33], 2.6, 0.02)
-
-
-def test_sandwich_index() -> None:
-    near([lg.Sandwich(8, index_start=start).bias_at(1)[0] for start in (1, 0)], [-1.446619, -1.906316])
-
-
-def test_sinusoid_frequencies() -> None:
-    slow = [lg.Sinusoidal(512, frequencies=name).table(torch.tensor(1))[-2] for name in ("paper", "tensor2tensor")]
-    near(slow, [1.0366329e-4, 1.0e-4])
-
-
 def test_retnet_angles() -> None:
     retnet = 10_000 ** -torch.linspace(0, 1, 32, dtype=torch.float64)
     near(retnet[[0, -1]], [1.0, 1e-4])

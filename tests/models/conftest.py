@@ -20,6 +20,11 @@ SMALL: dict[str, Any] = {
 }
 
 
+def mixer_spec(name: str) -> dict[str, Any]:
+    """A mixer, with a reach shorter than the texts here where it has one."""
+    return {"name": name, **{"window": {"size": 5}, "hierarchical": {"window": 4}}.get(name, {})}
+
+
 @pytest.fixture
 def build() -> Callable[..., Any]:
     """build("rope", kind, ...options of the config) -> a model in float64 and eval mode, encodings filled with random numbers."""

@@ -16,17 +16,7 @@ def test_text_continues_after_an_image(build, ids):
     """Positions of several axes, given for the prompt, are followed by 1 + the largest so far; in a padded batch, and where
     another document begins, too."""
     model, x = build("mrope"), ids(2, 14)
-    prompt = lg.multimodal_positions([2, (1, 2, 3), 1])  # 9 tokens: the image reaches 4, text is at 5
     every = lg.multimodal_positions([2, (1, 2, 3), 6])
-    whole = model(x, position_ids=every).logits
-    close(model(x, position_ids=every.expand(2, -1, -1)).logits, whole)
-    assert (model(x).logits - whole).abs().max() > 1e-2
-    first = model(x[:, :9], position_ids=prompt, use_cache=True)
-    close(first.logits, whole[:, :9])
-    for stop in range(10, 15):
-        step = model(x[:, stop - 1 : stop], past_key_values=first.past_key_values)
-        close(step.logits, whole[:, stop - 1 : stop])
-
     mask, tokens = (torch.arange(17) >= torch.tensor([[3], [0]])).long(), ids(2, 17)
     behind_padding = torch.cat([torch.zeros(3, 3, dtype=torch.long), every])
     padded = torch.stack([behind_padding, lg.multimodal_positions([2, (1, 2, 3), 9])])
@@ -83,19 +73,6 @@ def test_batch_length_and_axes_that_are_equal(build, ids, spec, length):
     with pytest.raises(ValueError, match=r"may mean \[B, L\] or \[L, axes\]"):
         encoding.rotate(q, positions)
     close(encoding.rotate(q, positions[..., None]), encoding.rotate(q, positions[0]))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("spec", ["rope", "alibi", "learned", "t5", "mrope"])
-def test_decoding_after_given_positions(build, ids, spec):
-    """They count on from there, in a row alone and with a padded one."""
-    model, x = build(spec), ids(2, 7)
-    given, mask = torch.arange(6) + 30, torch.tensor([[0, 0] + [1] * 5, [1] * 7])
-    alone = model(x[1:, :6], position_ids=given, use_cache=True).past_key_values
-    want = model(x[1:, 6:], past_key_values=alone).logits
-    both = torch.stack([torch.tensor([0, 0, 0, 1, 2, 3]), given])
-    cache = model(x[:, :6], position_ids=both, attention_mask=mask[:, :6], use_cache=True).past_key_values
-    close(model(x[:, 6:], attention_mask=mask, past_key_values=cache).logits[1:], want)
 
 
 @torch.no_grad()

@@ -12,6 +12,7 @@ from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.positions.base import ENCODINGS
 from longitude.registry import options_of
 from longitude.testing import fill
+from tests.models.conftest import mixer_spec
 from tests.support import close, refused_calls
 
 SPECS = [
@@ -20,14 +21,6 @@ SPECS = [
     {"name": "rope", "layout": "half", "base": 500_000.0, "rotary_dim": 2},
     [{"name": "alibi", "slopes": [1.0, 0.5, 0.25, 0.1]}, "t5"],
 ]
-REACH = {"window": {"size": 5}, "hierarchical": {"window": 4}}
-"""Small enough that a sequence of a few tokens leaves the window."""
-
-
-def small(name):
-    return {"name": name, **REACH.get(name, {})}
-
-
 PER_LAYER = [
     ["learned", ["rope", "fox"]],
     [{"name": "alibi", "slopes": [1.0, 1.0, 2.0, 2.0]}, "clipped"],
@@ -143,9 +136,9 @@ SAVED = [
     *({"encoding": spec} for spec in SPECS),
     {"encoding": {"name": "rope", "scaling": lg.scaling.DynamicNTK(2.0, 8, follow="row")}},
     *({"encoding": None, "encodings": specs} for specs in PER_LAYER),
-    *({"encoding": "auto", "mixer": small(name)} for name in lg.list_mixers()),
+    *({"encoding": "auto", "mixer": mixer_spec(name)} for name in lg.list_mixers()),
     {"encoding": "auto", "mixers": ["mamba", "attention"]},
-    {"encoding": "auto", "mixers": [small("hierarchical"), "retention"]},
+    {"encoding": "auto", "mixers": [mixer_spec("hierarchical"), "retention"]},
     *({"tie_word_embeddings": tied, "hidden_act": "gelu", "attention_bias": True} for tied in (True, False)),
 ]
 
@@ -218,18 +211,3 @@ def test_rotation_goes_where_it_can(build, ids):
     fill(model)(x, labels=x).loss.backward()
     assert len(model.model.encodings) == 1 and all(p.grad is not None for p in model.parameters())
     assert build("sinusoidal", mixer="mamba")(x).logits.isfinite().all()
-
-
-@pytest.mark.one_in(4)
-@pytest.mark.parametrize("mixers", [[name] * 2 for name in lg.list_mixers()] + [["mamba", "attention"]], ids="+".join)
-@torch.no_grad()
-def test_generation_is_the_whole_pass_again_and_again(mixers, build, ids):
-    """Greedy, two rows, one padded on the left: each token is the best of a pass without cache over its own row."""
-    model, x = build("auto", mixers=[small(name) for name in mixers]), ids(2, 11)
-    mask = (torch.arange(11) >= torch.tensor([[0], [4]])).long()
-    made = model.generate(x, attention_mask=mask, max_new_tokens=9, do_sample=False)
-    for row, first in ((0, 0), (1, 4)):
-        text = x[row : row + 1, first:]
-        for _ in range(9):
-            text = torch.cat([text, model(text, use_cache=False).logits[:, -1:].argmax(-1)], 1)
-        assert made[row, first:].tolist() == text[0].tolist()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 import longitude as lg
 from longitude.attention.mixer import MIXERS, list_mixers
 from longitude.models import LongitudeForMaskedLM
-from longitude.registry import options_of
+from tests.models.conftest import mixer_spec
 from tests.support import close, parameter_gradients
 
 CAUSAL_ONLY = {"cope": "CoPE", "fox": "FoX", "path": "PaTH", "path_fox": "PaTH", "xpos": "XPos"}
@@ -75,7 +75,7 @@ def test_encodings_of_the_past_alone_are_refused(name, build):
 @pytest.mark.parametrize("name", list_mixers())
 def test_every_mixer_is_bidirectional_or_refused(name, build, ids):
     kind = MIXERS[name]
-    own = {"name": name, **({"size": 5} if "size" in options_of(kind) else {})}
+    own = mixer_spec(name)
     if not kind.bidirectional:
         for options in ({"mixer": own}, {"mixers": ["attention", own]}):
             with pytest.raises(ValueError, match=f"'{name}' is causal, .*both sides; expected 'attention'"):

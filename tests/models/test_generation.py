@@ -7,6 +7,7 @@ from transformers import DynamicCache
 import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.state_cache import StateLayer
+from tests.models.conftest import mixer_spec
 
 SPECS = [*lg.list_encodings(), ["rope", "fox"]]
 NEW = 9
@@ -16,7 +17,7 @@ NEW = 9
 def build(build):
     """Models that do not fall into repeating one token, which would hide anything: untied, and attention is loud."""
 
-    def make(encoding, **options):
+    def make(encoding="auto", **options):
         model = build(encoding, tie_word_embeddings=False, **options)
         for layer in model.model.layers:
             if isinstance(layer.mixer, lg.MultiHeadAttention):
@@ -33,37 +34,39 @@ def generate(model, x, new=NEW, **options):
     return model.generate(x, max_new_tokens=new, min_new_tokens=new, **options)
 
 
+MODELS = [
+    *({"encoding": spec} for spec in SPECS),
+    *({"encoding": "auto", "mixer": mixer_spec(name)} for name in lg.list_mixers()),
+]
+MODELS.append({"encoding": "auto", "mixers": ["mamba", "attention"]})
+
+
 @pytest.mark.one_in(4)
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("options", MODELS, ids=str)
 @torch.no_grad()
-def test_greedy_is_the_argmax_of_whole_passes(spec, build, ids):
-    model, x = build(spec), ids(2, 7)
+def test_with_the_cache_as_without(options, build, ids):
+    """Greedy is the argmax of whole passes; sampling and beams take the cache along."""
+    model, x = build(**options), ids(2, 7)
     expected = x
     for _ in range(NEW):
         best = model(expected, use_cache=False).logits[:, -1].argmax(-1)
         expected = torch.cat([expected, best[:, None]], 1)
-    for options in ({}, {"use_cache": False}, {"past_key_values": DynamicCache()}):
-        assert torch.equal(generate(model, x, **options), expected)
-    assert len(set(expected[:, 7:].flatten().tolist())) > (1 if "kerple" in str(spec) else 2)
-
-
-@pytest.mark.one_in(7)
-@pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_sampling_and_beams_with_the_cache_as_without(spec, build, ids):
-    model, x = build(spec), ids(2, 7)
-    for options in ({"do_sample": True, "temperature": 1.5}, {"num_beams": 3, "num_return_sequences": 3}):
+    for ways in ({}, {"use_cache": False}, {"past_key_values": DynamicCache()}):
+        assert torch.equal(generate(model, x, **ways), expected)
+    assert len(set(expected[:, 7:].flatten().tolist())) > (1 if "kerple" in str(options) else 2)
+    for ways in ({"do_sample": True, "temperature": 1.5}, {"num_beams": 3, "num_return_sequences": 3}):
         found = []
         for use_cache in (True, False):
             torch.manual_seed(3)
-            found.append(generate(model, x, use_cache=use_cache, **options))
+            found.append(generate(model, x, use_cache=use_cache, **ways))
         assert torch.equal(*found)
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.one_in(7)
 @pytest.mark.parametrize("beams", [1, 3])
-def test_a_left_padded_batch_is_its_rows_alone(spec, beams, build, ids):
-    model, x = build(spec), ids(3, 8)
+@pytest.mark.parametrize("options", MODELS, ids=str)
+def test_a_left_padded_batch_is_its_rows_alone(options, beams, build, ids):
+    model, x = build(**options), ids(3, 8)
     mask = torch.arange(8) >= torch.tensor([[0], [3], [6]])
     padded = x.masked_fill(~mask, 0)
     together = generate(model, padded, attention_mask=mask.long(), num_beams=beams)

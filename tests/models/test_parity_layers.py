@@ -10,8 +10,6 @@ from transformers import (
     BloomForCausalLM,
     CohereConfig,
     CohereForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
     FalconConfig,
     FalconForCausalLM,
     Gemma3ForCausalLM,
@@ -20,12 +18,8 @@ from transformers import (
     GlmForCausalLM,
     GPTJConfig,
     GPTJForCausalLM,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
     MptConfig,
     MptForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -148,17 +142,6 @@ def test_t5(buckets, distance, ids):
 
 
 # ---- rotations -------------------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("share", [0.25, 0.5, 1.0])
-def test_gpt_neox_partial_rotation(share, ids):
-    rope = {"rope_type": "default", "rope_theta": 2_000.0, "partial_rotary_factor": share}
-    config = GPTNeoXConfig(**SMALL, rope_parameters=rope)
-    encoding = lg.Rotary(16, "half", **from_hugging_face(config).options(16))
-    assert encoding.rotary_dim == 16 * share
-    for layer in layers_of(GPTNeoXForCausalLM, config, "query_key_value", "dense", ids(2, 40)):
-        q, k, v = layer["query_key_value"].unflatten(-1, (4, 48)).transpose(1, 2).chunk(3, -1)
-        same(q, k, v, layer["mixed"], encoding)
-
-
 @pytest.mark.parametrize("rotary_dim", [4, 8, 12])
 def test_gptj_interleaved(rotary_dim, ids):
     """Its base is always 10000, which its config does not hold."""
@@ -185,51 +168,6 @@ def test_interleaved_with_grouped_heads(family, kind, ids):
     for layer in layers_of(model, config, "q_proj k_proj v_proj", "o_proj", ids(2, 40)):
         q, k, v = by_head(layer["q_proj"], 4), by_head(layer["k_proj"], 2), by_head(layer["v_proj"], 2)
         same(q, k, v, layer["mixed"], encoding)
-
-
-@pytest.mark.parametrize("length", [32, 33, 60])
-@pytest.mark.parametrize("share", [1.0, 0.5])
-def test_phi3_longrope(length, share, ids):
-    """The short list up to the original length, the long one beyond, and one factor for both."""
-    head_dim = 8 if share == 1 else 16
-    lists = {"short_factor": [1.0, 1.05, 1.2, 1.5], "long_factor": [1.0, 3.0, 4.0, 7.5]}
-    rope = {"rope_type": "longrope", "rope_theta": 10_000.0, "partial_rotary_factor": share, **lists}
-    sizes = SMALL | {"hidden_size": 4 * head_dim, "max_position_embeddings": 128, ORIGINAL: 32}
-    config = Phi3Config(**sizes, num_key_value_heads=2, rope_parameters=rope)
-    encoding = lg.Rotary(head_dim, "half", **from_hugging_face(config).options(head_dim))
-    factor = (1 + torch.tensor(4.0).log() / torch.tensor(32.0).log()).sqrt()
-    assert encoding.frequencies().attention_factor == pytest.approx(float(factor))
-    for layer in layers_of(Phi3ForCausalLM, config, "qkv_proj", "o_proj", ids(2, length)):
-        q, k, v = by_head(layer["qkv_proj"], 8).split([4, 2, 2], 1)
-        same(q, k, v, layer["mixed"], encoding)
-
-
-MSCALES = [(1.0, 1.0), (0.707, 0.707), (0.7, 1.3), (None, None), (1.0, None), (None, 1.0)]
-
-
-@pytest.mark.parametrize(("mscale", "all_dim"), MSCALES)
-def test_deepseek_v3_rotary_part(mscale, all_dim, ids):
-    """8 of 24 dimensions rotate, neighbour with neighbour; yarn, its factor on cos and sin, and its square on all scores."""
-    mscales = {"mscale": mscale, "mscale_all_dim": all_dim}
-    rope = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 40.0, ORIGINAL: 16, "beta_fast": 8, "beta_slow": 1}
-    rope |= {name: value for name, value in mscales.items() if value is not None}
-    config = DeepseekV3Config(
-        **SMALL, num_key_value_heads=4, q_lora_rank=20, kv_lora_rank=24, qk_rope_head_dim=8, rope_parameters=rope,
-        qk_nope_head_dim=16, v_head_dim=12, first_k_dense_replace=2, max_position_embeddings=640,
-    )  # fmt: skip
-    encoding = lg.Rotary(24, "interleaved", **from_hugging_face(config).options(24) | {"rotary_dim": 8})
-    g = 0.1 * (all_dim or 0.0) * torch.tensor(40.0, dtype=torch.float64).log() + 1
-    assert encoding.softmax_factor == pytest.approx(float(g) ** 2)
-    projections = "q_b_proj kv_a_proj_with_mqa kv_b_proj"
-    for layer in layers_of(DeepseekV3ForCausalLM, config, projections, "o_proj", ids(2, 50)):
-        q_plain, q_rotary = by_head(layer["q_b_proj"], 4).split([16, 8], -1)
-        k_plain, v = by_head(layer["kv_b_proj"][:, 0], 4).split([16, 12], -1)
-        k_rotary = layer["kv_a_proj_with_mqa"][:, None, :, -8:].expand(-1, 4, -1, -1)  # one for all heads
-        q, k = (
-            torch.cat([q_rotary, q_plain], -1),
-            torch.cat([k_rotary, k_plain], -1),
-        )  # ours rotates the first dimensions
-        same(q, k, v, layer["mixed"], encoding, scale=24**-0.5 * encoding.softmax_factor)
 
 
 def test_gemma3_bases_per_layer_type(ids):

@@ -60,7 +60,7 @@ def tokens(segments: Segments) -> Tensor:
     return torch.cat(found)
 
 
-def batch(rows: Sequence[Segments], pixels: bool = True) -> dict[str, Tensor]:
+def batch(rows: Sequence[Segments]) -> dict[str, Tensor]:
     """Rows of segments, padded on the left, as the models take them; grids are counted in patches."""
     each = [tokens(row) for row in rows]
     length = max(map(len, each))
@@ -71,16 +71,15 @@ def batch(rows: Sequence[Segments], pixels: bool = True) -> dict[str, Tensor]:
     for kind, name, frames in (("image", "pixel_values", {1}), ("video", "pixel_values_videos", {*range(2, 10)})):
         if own := [[f, 2 * height, 2 * width] for f, height, width in shapes if f in frames]:
             given[f"{kind}_grid_thw"] = torch.tensor(own)
-            if pixels:
-                given[name] = torch.randn(int(torch.tensor(own).prod(1).sum()), 12)
+            given[name] = torch.randn(int(torch.tensor(own).prod(1).sum()), 12)
     return given
 
 
-def places(rows: Sequence[Segments], mask: Tensor, next_text: str) -> Tensor:
+def places(rows: Sequence[Segments], mask: Tensor) -> Tensor:
     """Our positions [B, L, 3], 0 at padding."""
     found = torch.zeros(*mask.shape, 3, dtype=torch.long)
     for b, row in enumerate(rows):
-        found[b, mask[b].bool()] = multimodal_positions(row, next_text)
+        found[b, mask[b].bool()] = multimodal_positions(row, "extent")
     return found
 
 
@@ -88,26 +87,6 @@ def same(mine: Tensor, theirs: Tensor, real: Tensor) -> None:
     """[B, H, L, D] against [B, L, H * D] at real tokens, up to float32."""
     mine, theirs = mine.transpose(1, 2).flatten(2)[real], theirs[real]
     torch.testing.assert_close(mine, theirs, atol=2e-5 * float(theirs.std()), rtol=0)
-
-
-# ---- positions -------------------------------------------------------------------------------------------------------
-IMAGES_ONLY = [[[(1, 1, 1)], [7]], [[2, (1, 4, 2), 1, (1, 2, 7), 2, (1, 3, 3), 5], [1, (1, 6, 1)]]]
-VIDEOS = [[FIRST, SECOND], [[(2, 3, 2), 4], [1, (3, 1, 2), 2]], [[2, (9, 2, 2), 3, (1, 2, 2), (5, 1, 4), 2]]]
-
-
-@pytest.mark.parametrize("rows", IMAGES_ONLY + VIDEOS)
-def test_positions(rows):
-    """Text and images as published; after a video, text continues at its larger side, not after its last frame: "extent"."""
-    given = batch(rows, pixels=False)
-    theirs, deltas = qwen2().model.get_rope_index(**given)
-    mask = given["attention_mask"]
-    theirs = theirs.permute(1, 2, 0) * mask[..., None]
-    assert torch.equal(places(rows, mask, "extent"), theirs)
-    after = any(not isinstance(s, int) and s[0] > max(s[1:]) for row in rows for s in row[:-1])
-    assert torch.equal(places(rows, mask, "max"), theirs) != after
-    for row, delta in zip(rows, deltas, strict=True):  # generated text continues after the largest of all
-        own = multimodal_positions(row, "extent")
-        assert own.max() + 1 == len(own) + delta
 
 
 # ---- text layers -----------------------------------------------------------------------------------------------------
@@ -120,7 +99,7 @@ def test_text_layers_padded_and_cached(model, ids):
     names = ["q_proj", "k_proj"] if model is qwen2 else ["q_norm", "k_norm"]
     seen = recorded(theirs.model.language_model, " ".join([*names, "v_proj"]), "o_proj")
     cache = theirs(**given).past_key_values
-    real, positions = given["attention_mask"].bool(), places(rows, given["attention_mask"], "extent")
+    real, positions = given["attention_mask"].bool(), places(rows, given["attention_mask"])
     more = ids(2, 6)
     for step in range(6):
         real = torch.cat([real, torch.ones(2, 1, dtype=torch.bool)], 1)

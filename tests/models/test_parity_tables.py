@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, Phi3Config, Qwen2VLTextConfig, Qwen3VLTextConfig
+from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, Phi3Config, Qwen2VLTextConfig
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
-from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
 
 import longitude as lg
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face
@@ -159,19 +158,6 @@ def test_random_sections(seed):
     options = rope.options(32)
     mine = MultimodalRotary(32, "half", sections=rope.sections, base=rope.base, scaling=options["scaling"])
     places = torch.randint(0, 100, (50, 3), generator=torch.Generator().manual_seed(seed))
-    close(mine.prepare(places), theirs(torch.zeros(1), places.T[:, None]), 100)
-
-
-@pytest.mark.parametrize("sections", [[6, 5, 5], [8, 4, 4], [10, 3, 3], [12, 2, 2], [14, 1, 1], [9, 4, 3], [16, 0, 0]])
-def test_interleaved_sections(sections):
-    """Qwen3-VL: time, height, width by turns, and what is left is time."""
-    given = {"rope_type": "default", "rope_theta": 700.0, "mrope_section": sections, "mrope_interleaved": True}
-    size = {"hidden_size": 64, "num_attention_heads": 2, "head_dim": 32, "num_hidden_layers": 1}
-    config = Qwen3VLTextConfig(**size, max_position_embeddings=64, rope_parameters=given)
-    theirs, rope = Qwen3VLTextRotaryEmbedding(config), from_hugging_face(config)
-    assert isinstance(rope, RopeConfig) and rope.interleaved
-    mine = MultimodalRotary(32, "half", sections=rope.sections, base=rope.base, arrangement="interleaved")
-    places = torch.randint(0, 100, (50, 3), generator=torch.Generator().manual_seed(1))
     close(mine.prepare(places), theirs(torch.zeros(1), places.T[:, None]), 100)
 
 

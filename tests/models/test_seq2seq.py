@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from transformers import DynamicCache, EncoderDecoderCache
 
 import longitude as lg
-from longitude.attention.mixer import MIXERS, list_mixers
+from longitude.attention.mixer import list_mixers
 from longitude.models import LongitudeForSeq2SeqLM
-from longitude.registry import options_of
+from tests.models.conftest import mixer_spec
 from tests.support import close as near, parameter_gradients
 
 SPECS = [*lg.list_encodings(), ["rope", "t5"]]
@@ -56,11 +56,6 @@ def generate(model, x, new=8, **options):
     return model.generate(x, max_new_tokens=new, min_new_tokens=new, **{"do_sample": False, **options})
 
 
-def small(name):
-    """A mixer, with a reach that is shorter than the texts here where it is required."""
-    return {"name": name, **({"size": 5} if "size" in options_of(MIXERS[name]) else {})}
-
-
 MASK = torch.arange(11) < torch.tensor([[11], [7]])
 
 
@@ -100,7 +95,7 @@ def test_chunks_are_the_whole(spec, build, pair):
 @torch.no_grad()
 def test_a_decoder_of_any_mixer(name, hybrid, build, pair):
     """Whole = chunks = generate(), for a decoder of this mixer and for one in which it alternates with attention."""
-    kind = {"mixers": [small(name), "attention"]} if hybrid else {"mixer": small(name)}
+    kind = {"mixers": [mixer_spec(name), "attention"]} if hybrid else {"mixer": mixer_spec(name)}
     model, (x, y) = build("sinusoidal", num_attention_heads=2, num_key_value_heads=2, **kind), pair(target=14)
     assert all(type(block.mixer).bidirectional for block in model.encoder.layers)
     whole = model(x, attention_mask=MASK, decoder_input_ids=y, use_cache=False).logits
@@ -159,13 +154,6 @@ def test_each_stack_has_the_encoding_it_needs(build):
             build(name, encoder_encoding=None)
     with pytest.raises(ValueError, match=r"encodings: got 2, .* an encoder of 3 layers; expected as many, or encoder_"):
         build("auto", encodings=["alibi", "t5"], num_encoder_layers=3)
-
-
-@pytest.mark.parametrize("name", [name for name in list_mixers() if name not in ("attention", "window", "latent")])
-def test_the_encoder_of_a_recurrence_is_attention_with_positions(name, build, pair):
-    model, (x, _) = build("auto", mixer=small(name), num_attention_heads=2, num_key_value_heads=2), pair()
-    assert all(type(block.mixer) is lg.MultiHeadAttention for block in model.encoder.layers)
-    assert (model.encoder(x.flip(1))[0].flip(1) - model.encoder(x)[0]).abs().max() > 1e-3
 
 
 @torch.no_grad()

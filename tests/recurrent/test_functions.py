@@ -79,12 +79,6 @@ def listed(state) -> list[Tensor]:
     return [state] if isinstance(state, Tensor) else list(state)
 
 
-def cut(inputs: tuple[Tensor, ...], axes: tuple[int | None, ...], part: Any) -> list[Tensor]:
-    """The tokens of a part."""
-    index = torch.arange(max(x.shape[axis] for x, axis in zip(inputs, axes) if axis is not None))[part]
-    return [x if axis is None else x.index_select(axis, index) for x, axis in zip(inputs, axes)]
-
-
 def tokens_first(out: Tensor, function: Any) -> Tensor:
     """[B, L, ...]"""
     return out if function is rwkv4 else out.transpose(1, 2)
@@ -115,19 +109,10 @@ def assert_same(given: list[Tensor], wanted: list[Tensor], tolerance: float = 1e
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize(("length", "chunk_size"), [(1, 4), (7, 1), (7, 64), (63, 5), (63, 16), (130, 64)])
-def test_forms_agree(case, length, chunk_size):
-    function, inputs, _ = case(length, 2.0)
-    _, state = function(*case(3, 2.0)[1])
-    wanted = everything(function, inputs, state, mode="recurrent")
-    assert_same(everything(function, inputs, state, chunk_size=chunk_size), wanted)
-    assert_same(everything(function, inputs, state, mode="parallel"), wanted)
-
-
-@pytest.mark.parametrize("flags", [("reset",), ("valid",), ("reset", "valid")], ids=str)
-def test_forms_agree_on_documents_and_padding(case, flags):
-    function, inputs, _ = case(37, 20.0)
+@pytest.mark.parametrize("flags", [(), ("reset",), ("valid",), ("reset", "valid")], ids=str)
+def test_forms_agree(case, flags):
+    """Without and with documents and padding, and with chunks of any size."""
+    function, inputs, _ = case(37, 20.0 if flags else 2.0)
     _, state = function(*case(3, 1.0)[1])
     valid = uniform(BATCH, 37, seed=5) < 0.7 if "valid" in flags else None
     reset = uniform(BATCH, 37, seed=6) < 0.2 if "reset" in flags else None
@@ -145,53 +130,21 @@ def test_forms_agree_in_any_number_of_channels(made, channels):
     assert_same(everything(function, inputs), everything(function, inputs, mode="recurrent"))
 
 
-@pytest.mark.parametrize("mode", ["chunked", "parallel", "recurrent"])
-@pytest.mark.parametrize("strength", [1.0, 80.0])
-def test_documents_are_separate(case, mode, strength):
-    """Also with decays so strong that their products underflow."""
-    function, inputs, axes = case(40, strength)
-    _, state = function(*case(3, 1.0)[1])
-    reset = torch.zeros(BATCH, 40, dtype=torch.bool)
-    reset[0, 0] = reset[0, 13] = reset[0, 14] = reset[1, 39] = True
-    out, after = function(*inputs, state=state, reset=reset, mode=mode, chunk_size=8)
-    out = tokens_first(out, function)
-    for row, start, stop in ((0, 0, 13), (0, 13, 14), (0, 14, 40), (1, 39, 40)):
-        alone, end = function(*cut(inputs, axes, slice(start, stop)), mode="recurrent")
-        assert_same([out[row, start:stop]], [tokens_first(alone, function)[row]])
-        if stop == 40:
-            assert_same([x[row] for x in listed(after)], [x[row] for x in listed(end)])
-    before, _ = function(*cut(inputs, axes, slice(0, 39)), state=state)
-    assert_same([out[1, :39]], [tokens_first(before, function)[1]])
-
-
 def narrow(inputs: Any, dtype: torch.dtype) -> list[Tensor]:
     wide = torch.promote_types(dtype, torch.float32)
     return [x.to(torch.promote_types(wide, torch.complex32)) if x.is_complex() else x.to(dtype) for x in inputs]
 
 
-def test_states_are_float32_for_tokens_of_16_bits(case):
-    function, inputs, _ = case(130, 0.01)
-    exact, _ = function(*inputs)
-    half, single = narrow(inputs, torch.bfloat16), narrow(inputs, torch.float32)
-    with torch.autocast("cpu", torch.bfloat16):
-        within = function(*single)
-    torch.testing.assert_close(within, function(*single))  # float32 tolerance: bfloat16 would be thousands of times off
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        out, state = function(*half)
-    rounded, _ = function(*narrow(half, EXACT))
-    assert out.dtype == torch.bfloat16 and {real(x).dtype for x in listed(state)} == {torch.float32}
-    assert (out - rounded).abs().max() < 0.01 * exact.abs().max()  # one rounding, at the end
-    assert {real(x).dtype for x in listed(function(*inputs)[1])} == {EXACT}
-
-
-@pytest.mark.parametrize("made", [of_rwkv6, of_ssd], ids=["rwkv6", "ssd"])
+@pytest.mark.parametrize("mode", ["chunked", "parallel"])
+@pytest.mark.parametrize("case", [(of_rwkv6, False), (of_ssd, False), (of_selective_scan, False), (of_selective_scan, True)],
+                         ids=["rwkv6", "ssd", "selective_scan", "selective_scan in torch"], indirect=True)  # fmt: skip
 @pytest.mark.parametrize("strength", [20.0, 500.0])
-def test_strong_decays_in_float32(made, strength):
+def test_strong_decays_in_float32(case, strength, mode):
     """Quotients of products of such decays would overflow, or lose the little that is left."""
-    function, inputs, _ = made(130, strength)
+    function, inputs, _ = case(130, strength)
     single = narrow(inputs, torch.float32)
     wanted = everything(function, narrow(single, EXACT), mode="recurrent")
-    for given, exact in zip(everything(function, single), wanted, strict=True):
+    for given, exact in zip(everything(function, single, mode=mode), wanted, strict=True):
         assert torch.isfinite(given).all()
         torch.testing.assert_close(given.to(EXACT), exact, rtol=1e-4, atol=1e-4 * float(exact.detach().abs().max()))
 

@@ -78,7 +78,8 @@ class Composed(Encoding):
         return x
 
     def length_at(self, query: Any, newest: Any) -> Any:
-        lengths = [length for m in self if (length := m.length_at(query, newest)) is not None]
+        each = [m.length_at(query, newest) for m in self]  # with := in it, dynamo does not follow the comprehension
+        lengths = [length for length in each if length is not None]
         if len(lengths) > 1:
             raise ValueError("two composed encodings both follow a length; use one of them")
         return lengths[0] if lengths else None
