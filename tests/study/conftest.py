@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from itertools import pairwise
@@ -13,7 +15,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from longitude.measure import Row, default_bins, write_rows
+from longitude.measure import Row, default_bins, read_rows, write_rows
 from longitude.study import analysis, runner
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData, Text, split
@@ -67,6 +69,35 @@ def dying(plain: Callable, when: int | str, die: Callable[[], None]) -> Callable
         return plain(*arguments, **named)
 
     return dies
+
+
+STUDY = """
+import os, signal, sys
+from dataclasses import replace
+from pathlib import Path
+import longitude.study.data
+from longitude.study import runner
+from longitude.study.plan import plan
+from tests.study.conftest import NUMBERS, TINY, dying
+longitude.study.data.read_text = lambda name: NUMBERS
+config = replace(TINY, test_lengths=(16, 32), steps=20)
+
+def killed_at(where, name, when):
+    setattr(where, name, dying(getattr(where, name), when, lambda: os.kill(os.getpid(), signal.SIGKILL)))
+"""
+
+
+def process(code: str, *arguments: str) -> subprocess.Popen:
+    command = [sys.executable, "-c", STUDY + code, *arguments]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+
+
+def assert_same_runs(one: Path, other: Path) -> None:
+    rows = [read_rows(path / "results.parquet").drop(columns="commit") for path in (one, other)]
+    pd.testing.assert_frame_equal(*rows, check_exact=True)
+    for name in ("losses.jsonl", "documents.parquet", "model.safetensors"):
+        for trial in ("none-0", "rope-0"):
+            assert (one / "cells" / trial / name).read_bytes() == (other / "cells" / trial / name).read_bytes()
 
 
 # ---- findings ----------------------------------------------------------------------------------------------------------

@@ -4,12 +4,8 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
-import pandas as pd
 import pytest
 import torch
 
@@ -17,7 +13,7 @@ from longitude.measure import from_frame, read_rows
 from longitude.runs import files
 from longitude.study import run_trial, runner
 from longitude.study.data import Text
-from tests.study.conftest import NUMBERS, TINY, conclusion, run
+from tests.study.conftest import NUMBERS, TINY, assert_same_runs, conclusion, process, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32))
@@ -159,26 +155,7 @@ def test_a_study_of_the_first_release_continues(done, tmp_path, monkeypatch):
 
 # ---- other processes ---------------------------------------------------------------------------------------------------
 
-STUDY = """
-import os, signal, sys
-from dataclasses import replace
-from pathlib import Path
-import longitude.study.data
-from longitude.study import runner
-from longitude.study.plan import plan
-from tests.study.conftest import NUMBERS, TINY, dying
-longitude.study.data.read_text = lambda name: NUMBERS
-config = replace(TINY, test_lengths=(16, 32), steps=20)
-
-def killed_at(where, name, when):
-    setattr(where, name, dying(getattr(where, name), when, lambda: os.kill(os.getpid(), signal.SIGKILL)))
-"""
 RUN = "runner.study(plan(config, Path(sys.argv[1])))\n"
-
-
-def process(code: str, *arguments: str) -> subprocess.Popen:
-    command = [sys.executable, "-c", STUDY + code, *arguments]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
 
 
 def test_one_writer_per_directory(tmp_path):
@@ -210,11 +187,3 @@ def test_killed_with_kill_9_repeatedly_the_rows_are_the_same(tmp_path):
         _, errors = last.communicate()
         assert last.returncode == 0, errors
     assert_same_runs(tmp_path / "killed", tmp_path / "whole")
-
-
-def assert_same_runs(one: Path, other: Path) -> None:
-    rows = [read_rows(path / "results.parquet").drop(columns="commit") for path in (one, other)]
-    pd.testing.assert_frame_equal(*rows, check_exact=True)
-    for name in ("losses.jsonl", "documents.parquet", "model.safetensors"):
-        for trial in ("none-0", "rope-0"):
-            assert (one / "cells" / trial / name).read_bytes() == (other / "cells" / trial / name).read_bytes()

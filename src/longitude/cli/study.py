@@ -30,6 +30,7 @@ def study(
     out: Path = Path("runs/study"),
     fresh: bool = False,
     json: bool = False,
+    workers: int | None = None,
 ) -> int:
     """Train one small model per encoding and seed at a short length, measure each at longer lengths, write a report.
 
@@ -40,16 +41,20 @@ def study(
         out: Directory of the run; by default runs/study, or runs and the name of another task.
         fresh: Start over: remove the study that the directory holds.
         json: Print the rows as JSON instead of the table.
+        workers: Models that are trained side by side on this machine, each in a process of its own; by default one for each
+            GPU, or one for as many cores as a model has --threads. They change no result.
     """
     # Threads that spin while they wait for each other lose much as soon as anything else runs; docs/decisions.md has figures.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with waiting("reading the text, building the models"):
         from longitude.runs.progress import Progress
+        from longitude.study.executors import executor_of
         from longitude.study.plan import plan
         from longitude.study.runner import study as run
 
         planned = plan(config, out)
+        executor = executor_of(planned.config.device, planned.config.threads, len(planned.trials), workers)
     with Progress(lines=LINES * len(planned.trials)) as bar:
-        outcome = run(planned, fresh, bar.update, bar.note)
+        outcome = run(planned, fresh, bar.update, bar.note, executor)
     code = show(out, json)
     return code if outcome.complete else FAILURES

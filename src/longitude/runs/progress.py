@@ -44,7 +44,10 @@ class Progress:
         self._bar.stop()
 
     def update(self, description: str | None, done: float, total: float | None = None) -> None:
-        """What is being done now, and how much of the total is done. Less than before begins another part of the work."""
+        """What is being done now, a line for each of what is done side by side, and how much of the total is done.
+
+        Less than before begins another part of the work.
+        """
         if done < self.done or self._first is None:
             self._first, self._last_line = (time.monotonic(), done), 0
             self._bar.reset(self._task)
@@ -53,6 +56,7 @@ class Progress:
         if self.lines and self.total and not self.console.is_terminal:
             line = int(self.lines * done / self.total)
             if line > self._last_line and description:
+                description = description.replace("\n", "; ")
                 self.note(f"{description}, {done / self.total:.0%} of all{self._left()}")
             self._last_line = max(line, self._last_line)
 

@@ -50,6 +50,8 @@ class StudyConfig:
         stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
         device: auto, cpu, cuda or mps; auto is an accelerator where there is one. Only the CPU repeats results bit by
             bit.
+        threads: Of every trial on the CPU. Results depend on them, so they are the study's, however many trials run side by
+            side.
     """
 
     task: str = "text"
@@ -72,6 +74,7 @@ class StudyConfig:
     methods: tuple[Method, ...] = ("non-overlapping", "per-position")
     stride: int | None = None
     device: Device = "auto"
+    threads: int = 1
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":

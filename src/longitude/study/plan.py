@@ -78,7 +78,7 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
 def checked(config: StudyConfig) -> StudyConfig:
     """The configuration with "all" and the range of positions filled in, after the checks of its options. ValueError."""
     task = task_of(config.task)
-    require_at_least(config, train_length=2, steps=1, batch_size=1, layers=1, hidden=1, heads=1, documents=1)
+    require_at_least(config, train_length=2, steps=1, batch_size=1, layers=1, hidden=1, heads=1, documents=1, threads=1)
     require_ascending("test_lengths", config.test_lengths)
     for name in ("seeds", "methods", "encodings"):
         require_distinct(name, getattr(config, name))

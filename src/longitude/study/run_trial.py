@@ -9,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 import torch
+import transformers
 
 from longitude.measure import write_rows
 from longitude.positions.base import Encoding
@@ -52,7 +53,14 @@ def run_trial(
     Returns:
         How it ended. An error is recorded in its folder, not raised; a full disk is raised.
     """
-    return TrialRun(config, trial, data, commit, on_progress, note).attempt()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    before = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
+        return TrialRun(config, trial, data, commit, on_progress, note).attempt()
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +101,7 @@ class TrialRun:
         """Write status.json."""
         trial = self.trial
         now = Status(status, trial.label, trial.seed, trial.encoding, step, self.config.steps, **more)
+        trial.folder.mkdir(parents=True, exist_ok=True)
         write_json(trial.folder / "status.json", asdict(now))
         return now
 

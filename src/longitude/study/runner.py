@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import transformers
 
 from longitude.measure import read_rows, to_frame, write_rows
 from longitude.runs.files import FRESH, locked, out_of_space, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import provenance
 from longitude.study.config import StudyConfig, listed, option
+from longitude.study.executors import Executor, InProcess, wait_for_workers
 from longitude.study.plan import StudyPlan
-from longitude.study.run_trial import Note, ignore, run_trial
+from longitude.study.run_trial import Note, TrialRun, ignore, run_trial
 from longitude.study.tasks.base import task_of
 from longitude.study.trial import Status, Trial
 
@@ -42,8 +43,14 @@ class Outcome:
         return all(status.status == "done" for _, status in self.trials)
 
 
-def study(planned: StudyPlan, fresh: bool = False, on_progress: Watch = ignore, note: Note = ignore) -> Outcome:
-    """Run the trials that are not finished yet, one after the other, and gather all rows.
+def study(
+    planned: StudyPlan,
+    fresh: bool = False,
+    on_progress: Watch = ignore,
+    note: Note = ignore,
+    executor: Executor = InProcess(),  # noqa: B008 - it holds nothing
+) -> Outcome:
+    """Run the trials that are not finished yet, and gather all rows.
 
     A trial that raises is recorded as failed with its reason, and tried again by the next call; a diverged one is a result.
 
@@ -52,6 +59,7 @@ def study(planned: StudyPlan, fresh: bool = False, on_progress: Watch = ignore, 
         fresh: Remove the study that the directory holds.
         on_progress: Called with what is being done, the trials done, in fractions, and their number.
         note: Called with a sentence about the study, and about every trial when it ends.
+        executor: Where trials run; it changes no result.
 
     Returns:
         Every trial with its status.
@@ -60,32 +68,48 @@ def study(planned: StudyPlan, fresh: bool = False, on_progress: Watch = ignore, 
         ValueError: Another process writes here, the directory holds another study, or the disk is full; nothing is then
             half-written.
     """
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
     run = planned.run
     with _full_disk_is_a_user_error(run):
         run.mkdir(parents=True, exist_ok=True)
         with locked(run):
+            wait_for_workers(run)
             remove_unfinished(run)
             if fresh:
                 _remove_study(run)
             planned = _opened(planned, note)
             note(_introduction(planned))
-            commit = provenance()["commit"]
-            outcome = []
-            for i, trial in enumerate(trials := planned.trials):
+            statuses = _run_trials(planned, executor, on_progress, note)
+            return Outcome(run, planned.config, [(trial, statuses[trial]) for trial in planned.trials])
 
-                def report(share: float, words: str, i: int = i, trial: Trial = trial) -> None:
-                    on_progress(f"{trial.label} seed {trial.seed}  {words}", i + share, len(trials))
 
-                status = trial.status
-                if status.status not in ("done", "diverged"):
-                    status = run_trial(planned.config, trial, planned.data, commit, report, note)
-                outcome.append((trial, status))
-                _gather(planned)
-                report(1, status.status)
-                note(_sentence(trial, status))
-            return Outcome(run, planned.config, outcome)
+def _run_trials(planned: StudyPlan, executor: Executor, on_progress: Watch, note: Note) -> dict[Trial, Status]:
+    """Run those that are not finished; rows are gathered whenever one ends."""
+    statuses = {trial: trial.status for trial in planned.trials}
+    finished = [trial for trial in planned.trials if statuses[trial].status in ("done", "diverged")]
+    running: dict[Trial, tuple[float, str]] = {}
+
+    def report(trial: Trial, share: float, words: str) -> None:
+        running[trial] = share, f"{trial.label} seed {trial.seed}  {words}"
+        shares, lines = zip(*running.values(), strict=True)
+        on_progress("\n".join(lines), len(finished) + sum(shares), len(statuses))
+
+    for trial in finished:
+        note(_sentence(trial, statuses[trial]))
+    waiting = [trial for trial in planned.trials if trial not in finished]
+    _gather(planned)
+    if not waiting:
+        return statuses
+    run = partial(run_trial, planned.config, data=planned.data, commit=provenance()["commit"])
+    for trial, status in executor.map(run, waiting, report, note):
+        if isinstance(status, str):
+            status = TrialRun(planned.config, trial, planned.data).record("failed", 0, reason=status)
+        statuses[trial] = status
+        _gather(planned)
+        report(trial, 1, status.status)
+        del running[trial]
+        finished.append(trial)
+        note(_sentence(trial, status))
+    return statuses
 
 
 def _gather(planned: StudyPlan) -> None:
@@ -112,7 +136,8 @@ def _sentence(trial: Trial, status: Status) -> str:
     if status.status == "done":
         return "; ".join(filter(None, (f"{name}: done", status.untrained, status.reason)))
     if status.status == "failed":
-        return f"{name}: failed, {status.reason}; see {trial.folder / 'error.txt'}"
+        trace = trial.folder / "error.txt"
+        return f"{name}: failed, {status.reason}" + (f"; see {trace}" if trace.exists() else "")
     return f"{name}: {status.status}, {status.reason}"
 
 
