@@ -50,6 +50,7 @@ def test_study_ends_with_table_conclusion_and_report(text, tmp_path, capsys):
 @pytest.mark.slow
 def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, capsys):
     arguments = ["study", *TINY, "--data", text, "--out", str(tmp_path / "run"), "--encodings", "none", "rope"]
+    arguments += ["--workers", "1"]  # in this process, where the loss is poisoned
     from longitude.study import train
 
     plain = train.Steps.keep_loss

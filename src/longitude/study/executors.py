@@ -103,7 +103,8 @@ class Workers:
                     process.start()
                     sender.close()  # the worker's end: the pipe ends with the worker
                     running[receiver] = (trial, slot, process)
-                for receiver in wait(list(running)):
+                ready: list[Any] = wait(list(running))
+                for receiver in ready:
                     trial, slot, process = running[receiver]
                     try:
                         kind, *content = receiver.recv()
