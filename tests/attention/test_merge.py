@@ -1,8 +1,4 @@
-"""Attention in parts: merged by their logsumexp over any keys, shard by shard of the queries, and as a ring of two processes.
-
-A shard holds the queries a .. b-1 and the keys up to b (all keys, where the mask lets it see the future), with q_positions=a.
-What content decides (FoX, PaTH) reads the tokens before a shard, too: its columns are made of all tokens up to b.
-"""
+"""Attention in parts: merged by their logsumexp over any keys, in shards of the queries, and as a ring of two processes."""
 
 import math
 from datetime import timedelta
@@ -14,9 +10,6 @@ import torch
 import torch.distributed as dist
 
 import longitude as lg
-from longitude.attention.backends import BACKENDS, chunked
-from longitude.attention.operation import refusal, requests
-from longitude.positions.composed import compose
 from tests.support import built, close, gradients, heads, random, refused_calls
 
 HEADS, DIM, WIDTH, LENGTH = 4, 8, 16, 62
@@ -83,59 +76,30 @@ test_merge_refuses = refused_calls(
 
 
 # ---- shards of a sequence --------------------------------------------------------------------------------------------------
-FOLLOWING = {
-    "dynamic ntk, by row": {"follow": "row", "step": 16},
-    "dynamic ntk, declared": {"max_length": 64},
-    "dynamic ntk, by sequence": {"follow": "sequence"},
-}
-WHOLE = (0, LENGTH)
+def whole(encoding) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """q, k and v; the output of all of them, and the gradients of the three and of what is learned."""
+    inputs = [x.requires_grad_() for x in heads(LENGTH)]
+    out = lg.attend(*inputs, encoding=encoding, backend="reference")
+    return inputs, [out, *gradients(out, [*inputs, *encoding.parameters()])]
 
 
-def make(name: str) -> lg.Composed:
-    if name in FOLLOWING:
-        return compose(lg.Rotary(DIM, "half", scaling=lg.scaling.DynamicNTK(4, 16, **FOLLOWING[name]))).double()
-    return built(name, KNOWN)
-
-
-def by_shards(encoding, backend="reference", mask=lg.Causal(), cuts=WHOLE, first=lambda a: 0, last=lambda b: b):  # noqa: B008
-    """Output and gradients of q, k, v, x and what is learned. first, last: the keys that the queries a .. b-1 hold."""
-    q, k, v, x = inputs = [x.requires_grad_() for x in (*heads(LENGTH), random(2, LENGTH, WIDTH, seed=8))]
-    outs = []
-    for a, b in pairwise(cuts):
-        keys = slice(first(a), last(b))
-        context = {name: column[:, :, keys] for name, column in encoding.context(x[:, : keys.stop])[0].items()}
-        given = encoding, context, mask, a, keys.start
-        own = q[:, :, a:b], k[:, :, keys], v[:, :, keys]
-        if refusal(BACKENDS[backend], [part.request for part in requests(*own, *given, None, 0.0, False)]) is not None:
-            return None
-        names = "encoding", "context", "mask", "q_positions", "k_positions"
-        outs.append(lg.attend(*own, **dict(zip(names, given)), backend=backend))
-    out = torch.cat(outs, 2)
-    return [out, *gradients(out, [*inputs, *encoding.parameters()])]
-
-
-@pytest.mark.one_in(11)
-@pytest.mark.parametrize("name", [*lg.list_encodings(), "transformer_xl+t5+fox", *[*FOLLOWING][:2]])
-def test_shards_are_the_whole(name, monkeypatch):
-    monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**18)  # blocks of a few queries
-    encoding = make(name)
-    settings = [{"mask": lg.Causal()}, {"mask": lg.Window(7), "first": lambda a: max(0, a - 6)}]
-    if not encoding.causal_only:
-        settings.append({"mask": lg.NoMask(), "last": lambda b: LENGTH})
-    for setting in settings:
-        want = by_shards(encoding, mask=setting["mask"])
-        for backend in BACKENDS:
-            if by_shards(encoding, backend, mask=setting["mask"]) is not None:
-                for cuts in (WHOLE, (0, 16, 31, 46, LENGTH), (0, 1, 30, 37, LENGTH)):
-                    close(by_shards(encoding, backend, cuts=cuts, **setting), want, rtol=1e-12)
-
-
-def test_a_rule_of_the_whole_has_no_shards():
-    """The published rule rotates every key by the length of the whole call, so those of earlier shards have other tables."""
-    encoding = make("dynamic ntk, by sequence")
-    want, got = by_shards(encoding)[0], by_shards(encoding, cuts=(0, 40, LENGTH))[0]
-    close(got[:, :, 40:], want[:, :, 40:])
-    assert (got[:, :, :40] - want[:, :, :40]).abs().max() > 1e-3
+@pytest.mark.parametrize("name", ["none", "rope", "t5", "fire", "rope+clipped"])
+@pytest.mark.parametrize("backend", ["auto", "reference", "chunked"])
+def test_shards_are_the_whole(name, backend):
+    """The first queries by themselves; the others over their own keys, and over those before them, merged."""
+    encoding = built(name, KNOWN)
+    (q, k, v), want = whole(encoding)
+    early, late, options = slice(0, 23), slice(23, None), {"encoding": encoding, "backend": backend}
+    first = lg.attend(q[:, :, early], k[:, :, early], v[:, :, early], **options)
+    parts = [
+        lg.attend(
+            q[:, :, late], k[:, :, keys], v[:, :, keys], mask=mask, q_positions=23, k_positions=keys.start,
+            return_lse=True, **options,
+        )
+        for keys, mask in ((early, lg.NoMask()), (late, lg.Causal()))
+    ]  # fmt: skip
+    out = torch.cat([first, lg.merge_attention(*zip(*parts, strict=True))[0]], 2)
+    close([out, *gradients(out, [q, k, v, *encoding.parameters()])], want, rtol=1e-11)
 
 
 # ---- a ring ------------------------------------------------------------------------------------------------------------
@@ -188,11 +152,10 @@ def one_process(rank: int, world: int, meeting: str) -> None:
     own = slice(rank * rows, (rank + 1) * rows)
     for name in ["none", "rope", "alibi", "t5", "kerple_log", "rope+clipped"]:
         encoding = built(name, KNOWN)
-        out, *grads = by_shards(encoding)
-        want = [out, *grads[:3], *grads[4:]]
-        inputs = [x[:, :, own].clone().requires_grad_() for x in heads(LENGTH)]
+        inputs, want = whole(encoding)
+        inputs = [x[:, :, own].detach().clone().requires_grad_() for x in inputs]
         got = ring(*inputs, encoding)
-        direction = random(*out.shape, seed=7)[:, :, own]
+        direction = random(*want[0].shape, seed=7)[:, :, own]
         grads = torch.autograd.grad(got, [*inputs, *encoding.parameters()], direction)
         for g in grads[3:]:
             dist.all_reduce(g)

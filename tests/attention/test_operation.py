@@ -77,14 +77,15 @@ def test_values_of_another_width(backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("backend", ["auto", "sdpa", "chunked", "reference"])
+@pytest.mark.parametrize("backend", ["auto", "sdpa", "split", "chunked", "reference"])
 def test_half_precision(dtype, backend):
     """Rounded inputs, then nothing worse than one rounding of the output compared with the exact answer for these inputs."""
     q, k, v = qkv(63, 63, dtype=dtype)
-    encoding = lg.ALiBi(4) if backend != "sdpa" else None
-    out = lg.attend(q, k, v, encoding=encoding, backend=backend)
+    options = {"encoding": None if backend == "sdpa" else lg.ALiBi(4)}
+    options |= {"mask": lg.Dilated(5, 4)} if backend == "split" else {}
+    out = lg.attend(q, k, v, **options, backend=backend)
     assert out.dtype == dtype
-    exact = lg.attend(q.double(), k.double(), v.double(), encoding=encoding, backend="reference")
+    exact = lg.attend(q.double(), k.double(), v.double(), **options, backend="reference")
     torch.testing.assert_close(out.double(), exact, atol=3 * torch.finfo(dtype).eps, rtol=torch.finfo(dtype).eps)
 
 
@@ -168,12 +169,6 @@ def test_biases_add():
     for backend in GENERAL:
         ours = lg.attend(q, k, v, encoding=two, backend=backend)
         same(ours, lg.attend(q, k, v, encoding=lg.ALiBi(4, slopes=sum_of)), inputs)
-
-
-def test_columns_of_one_name_collide():
-    twice = lg.Composed([lg.FoX(16, 4), lg.FoX(16, 4)])
-    with pytest.raises(ValueError, match=r"both give the columns \['forgotten'\]; use one"):
-        twice.context(torch.randn(1, 3, 16))
 
 
 # ---- refusals --------------------------------------------------------------------------------------------------------

@@ -7,35 +7,9 @@ import longitude as lg
 from longitude.attention.cache import LongitudeCacheLayer
 from longitude.attention.masks import Band
 from longitude.attention.patterns import Dilated, Global, Prefix
-from tests.support import built, close, heads, random, refused_calls
+from tests.support import close, random, refused_calls
 
 HEADS, DIM = 4, 8
-
-
-@pytest.mark.parametrize("name", ["alibi", "shaw"])
-def test_streams_count_offsets_from_anywhere(name):
-    """A dilated window where queries and keys stand apart, in any rhythm, or each row of the batch by itself."""
-    encoding, (q, k, v) = built(name, {"num_heads": HEADS, "head_dim": DIM}), heads(30)
-    q, token = q[:, :, 13:], torch.arange(30)
-    for q_positions, k_positions in (
-        (40, 3),
-        (13, 0),
-        (token[13:] * 2, token * 2),
-        (None, torch.stack([token, token // 2])),
-    ):
-        options = {"encoding": encoding, "mask": Dilated(4, 3), "q_positions": q_positions, "k_positions": k_positions}
-        close(*(lg.attend(q, k, v, **options, backend=backend) for backend in ("split", "reference")))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_narrow_numbers(dtype):
-    wide = torch.stack(heads(65, num_kv_heads=HEADS))
-    for mask in (Prefix(9), Dilated(5, 4), Band(6, 6) | Global([0, 30]), (lg.Window(6) | Global([0])) & lg.Causal()):
-        expected = lg.attend(*wide.to(dtype).double(), mask=mask, backend="reference")
-        for backend in ("auto", "split"):
-            out = lg.attend(*wide.to(dtype), mask=mask, backend=backend)
-            assert out.dtype == dtype
-            close(out.double(), expected, atol=2e-6 if dtype == torch.float32 else 2e-2)
 
 
 # ---- layers and caches --------------------------------------------------------------------------------------------------

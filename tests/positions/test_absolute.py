@@ -20,12 +20,6 @@ def float64(*numbers: float) -> torch.Tensor:
     return torch.tensor(numbers, dtype=torch.float64)
 
 
-def test_none_does_nothing() -> None:
-    q, k, v = torch.randn(3, 2, 4, 7, 8)
-    plain = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-    torch.testing.assert_close(lg.attend(q, k, v, encoding=lg.NoPosition()), plain)
-
-
 # ---- sinusoidal ------------------------------------------------------------------------------------------------------
 def test_published_codes() -> None:
     """Vaswani et al. 2017, section 3.5: sin(p / 10000^(2i/d)) at 2i, cos at 2i + 1."""
@@ -39,13 +33,6 @@ def test_half_layout_is_that_of_an_independent_table() -> None:
     close(ours, create_sinusoidal_positions(50, 16).double(), 1e-5)
     interleaved = codes(lg.Sinusoidal(16), *range(50))
     assert torch.equal(interleaved[:, ::2], ours[:, :8]) and torch.equal(interleaved[:, 1::2], ours[:, 8:])
-
-
-def test_slowest_frequencies() -> None:
-    """tensor2tensor's is exactly 1/base, the paper's base^(-(d-2)/d): 1.0366329e-4 for d = 512."""
-    for frequencies, slowest in (("tensor2tensor", 1e-4), ("paper", 1.0366329e-4)):
-        code = codes(lg.Sinusoidal(512, frequencies=frequencies, layout="half"), 1)[0, 255]
-        assert code.item() == pytest.approx(math.sin(slowest), rel=1e-7)
 
 
 def test_tensor2tensor_codes_are_those_of_independent_ports() -> None:

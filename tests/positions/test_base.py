@@ -75,27 +75,14 @@ test_wrong_use = refused_calls(
     ]
 )
 
-FLAGS = [
-    ("T5Bias", (2,), "bidirectional"),
-    ("T5Bias", (2,), "shared"),
-    ("ClippedBias", (2,), "shared"),
-    ("Kerple", (2,), "shared"),
-    ("Fire", (2,), "shared"),
-    ("Shaw", (4,), "values"),
-    ("Shaw", (4,), "shared"),
-    ("TransformerXL", (2, 4, 8), "shared"),
-    ("CoPE", (4,), "scaled"),
-    ("FoX", (8, 2), "scale_gate"),
-]
 
-
-@pytest.mark.parametrize(("kind", "sizes", "flag"), FLAGS)
-def test_a_flag_is_true_or_false(kind: str, sizes: tuple, flag: str) -> None:
+@pytest.mark.parametrize("name", lg.list_encodings())
+def test_a_flag_is_true_or_false(name: str) -> None:
     """Text such as "no" would count as True."""
-    with pytest.raises(ValueError, match=f": expected {flag} to be True or False, got 'no'"):
-        getattr(lg, kind)(*sizes, **{flag: "no"})
-    for value in (True, False):
-        assert getattr(getattr(lg, kind)(*sizes, **{flag: value}), flag) is value
+    build = lg.testing.example(name)
+    for flag in (option for option, value in build.resolved().items() if isinstance(value, bool)):
+        with pytest.raises(ValueError, match=f": expected {flag} to be True or False, got 'no'"):
+            build(**{flag: "no"})
 
 
 CHECKS = (
@@ -132,6 +119,12 @@ test_positions_that_do_not_exist = refused_calls(
         (lambda: require_positions(AT([3, -1])), r"expected positions of 0 or more, got -1 .. 3"),
         (lambda: require_positions(AT([3, 8]), 8), r"expected positions 0 .. 7, got 3 .. 8"),
         (lambda: require_positions(AT([[3], [-1]]), 8), r"expected positions 0 .. 7, got -1 .. 3"),
+        *(
+            (lambda given=given: canonical("me", given, 2, 3), f"me: expected integers of 0 or more, .*got {got}")
+            for given, got in ((-1, -1), (True, True), (2.0, 2.0), ([0, 1, 2], r"\[0, 1, 2\]"))
+        ),
+        (lambda: canonical("me", torch.zeros(3), 2, 3), "me: expected integer positions"),
+        (lambda: canonical("me", AT([0, -1, 2]), 2, 3), "me: expected positions of 0 or more, got -1 .. 2"),
     ]
 )
 
@@ -177,22 +170,6 @@ def test_positions_that_may_mean_two_things_are_refused() -> None:
         canonical("me", square, 2, 2, 2)
     assert canonical("me", square, 2, 2, 1) is square
     assert canonical("me", square, 1, 2, 2).shape == canonical("me", square, 5, 2, 2).shape == (1, 2, 2)
-
-
-@pytest.mark.parametrize(
-    ("positions", "axes", "message"),
-    [
-        (-1, 1, "me: expected integers of 0 or more, got -1"),
-        (True, 1, "me: expected integers of 0 or more, .* got True"),
-        (2.0, 1, "me: expected integers of 0 or more, .* got 2.0"),
-        ([0, 1, 2], 1, r"me: expected integers of 0 or more, .* got \[0, 1, 2\]"),
-        (torch.zeros(3), 1, "me: expected integer positions"),
-        (torch.tensor([0, -1, 2]), 1, "me: expected positions of 0 or more, got -1 .. 2"),
-    ],
-)
-def test_other_positions_are_refused(positions, axes: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        canonical("me", positions, 2, 3, axes)
 
 
 WRONG_SHAPES = [([], 1), ([4], 1), ([1], 1), ([2, 1], 1), ([3, 3], 1), ([2, 3, 1], 1)]

@@ -53,21 +53,6 @@ def test_float32_angles_equal_llama_to_the_bit(base: float, dim: int) -> None:
     assert 1e-4 < float((table.cos - exact.cos).abs().max()) < 0.1  # what that rounding costs at 131,071
 
 
-@pytest.mark.parametrize("angle_dtype", ["float64", "float32"])
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_proportion_of_pairs_rotates(layout: str, angle_dtype: str) -> None:
-    """d = 16, p = 0.75: six pairs of rope's own frequencies, two that stand. Partial rotary has six others."""
-    x, plain = torch.randn(3, 16, dtype=torch.float64), lg.Rotary(16, layout, angle_dtype=angle_dtype)
-    part = lg.Rotary(16, layout, proportion=0.75, angle_dtype=angle_dtype)
-    theta, want = part.frequencies().inverse, plain.frequencies().inverse
-    assert torch.equal(theta, torch.cat([want[:6], want[6:] * 0]))
-    assert lg.Rotary(16, layout, rotary_dim=12).frequencies().inverse[5] != want[5]
-    fixed = [6, 7, 14, 15] if layout == "half" else [12, 13, 14, 15]
-    rotating = [d for d in range(16) if d not in fixed]
-    assert torch.equal(part.rotate(x, 9)[:, fixed], x[:, fixed])
-    close(part.rotate(x, 9)[:, rotating], plain.rotate(x, 9)[:, rotating], 0)
-
-
 def test_scaling_changes_the_frequencies() -> None:
     x, spec, positions = torch.randn(5, 16, dtype=torch.float64), {"name": "linear", "factor": 4.0}, torch.arange(5)
     for scaling in (spec, from_dict(spec)):
@@ -89,24 +74,6 @@ def test_factors_of_scaling() -> None:
     deepseek = lg.Rotary(16, "half", scaling={**yarn, "mscale": 0.707, "mscale_all_dim": 0.707})
     assert deepseek.softmax_factor == pytest.approx(1.5896262, abs=1e-7)
     close(torch.stack(deepseek.prepare(positions)), torch.stack([cos, sin]) / 1.3688879, 1e-6)
-
-
-def test_scaling_that_follows_the_length() -> None:
-    spec = {"name": "dynamic_ntk", "factor": 2.0, "original_max_length": 16, "max_length": 64}
-    positions = torch.arange(40)
-
-    def cos_of_base(times: float) -> torch.Tensor:
-        return lg.Rotary(8, "half", base=10_000.0 * times ** (8 / 6)).prepare(positions).cos
-
-    for follow, lengths in (("row", (16, 40)), ("sequence", (40, 40))):
-        rope = lg.Rotary(8, "half", scaling={**spec, "follow": follow})
-        assert not rope.stable_keys
-        assert rope.length_at(torch.tensor([3, 39]), torch.tensor([39, 39])).tolist() == list(lengths)
-        close(rope.prepare(positions, 16).cos, cos_of_base(1), 0)
-        close(rope.prepare(positions, 40).cos, cos_of_base(2 * 40 / 16 - 1), 1e-7)
-    declared = lg.Rotary(8, "half", scaling=spec)
-    assert declared.stable_keys and declared.length_at(3, 39) is None
-    close(declared.prepare(positions).cos, cos_of_base(7), 1e-7)
 
 
 # ---- axial_rope and mrope --------------------------------------------------------------------------------------------

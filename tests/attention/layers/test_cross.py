@@ -50,22 +50,6 @@ def test_it_is_torchs_multihead_attention(rows, keys, padded):
         close(a, b, atol=1e-10)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_a_head_of_keys_serves_neighbouring_queries(kv_heads):
-    """Grouped = multi-head with each head of keys and values repeated, neighbours together."""
-    grouped, whole = make(kv_heads, bias=True), make(bias=True)
-    with torch.no_grad():
-        for name in ("q_proj", "o_proj"):
-            getattr(whole, name).load_state_dict(getattr(grouped, name).state_dict())
-        for name in ("k_proj", "v_proj"):
-            ours, theirs = getattr(grouped, name), getattr(whole, name)
-            for kind in ("weight", "bias"):
-                heads = getattr(ours, kind).unflatten(0, (kv_heads, DIM // HEADS))
-                getattr(theirs, kind).copy_(heads.repeat_interleave(HEADS // kv_heads, 0).flatten(0, 1))
-    x, source = random(2, 7, DIM), random(2, 9, SOURCE, seed=1)
-    close(grouped(x, source), whole(x, source))
-
-
 def test_scale_and_dropout():
     """scale multiplies scores; weights are dropped in training alone."""
     x, source = random(2, 7, DIM), random(2, 9, SOURCE, seed=1)

@@ -146,10 +146,6 @@ def test_a_cache_that_drops_nothing_serves_as_well():
     assert cache.get_seq_length() == cache.held == LENGTH
 
 
-def test_repr():
-    assert "size=5, step=2" in repr(layer("none", 5, 2)) and "step" not in repr(layer("none"))
-
-
 # ---- refusals ---------------------------------------------------------------------------------------------------------
 def calling(size=5, step=1, **options):
     return lambda: layer("rope", size, step)(X, **options)

@@ -163,13 +163,6 @@ def test_more_threads_than_heads(threads, call):
         torch.set_num_threads(before)
 
 
-def test_gates_read_the_order_and_not_positions():
-    q, k, v, x = problem()
-    fox, skipping = built("fox"), TOKEN + (TOKEN > 2)
-    options = {"encoding": fox, "context": fox.context(x)[0], "q_positions": skipping, "k_positions": skipping}
-    close(*(lg.attend(q, k, v, **options, backend=backend) for backend in ("table", "reference")))
-
-
 # ---- the reach that terms declare, which the backend relies on -----------------------------------------------------------
 REACHING = {
     "t5, short": lambda: lg.T5Bias(HEADS, num_buckets=32, max_distance=33),
