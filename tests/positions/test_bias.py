@@ -199,7 +199,6 @@ test_wrong_options = refused_calls(
         (lambda: lg.ALiBi(3, future="one-sided"), "an even number of biased heads for future='one-sided', got 3"),
         (lambda: lg.ALiBi(4, future="one-sided", biased_heads=1), "an even number of biased heads"),
         (lambda: alibi_slopes(3, "bloom"), "'paper', 'mpt' or one number per head, got 'bloom'"),
-        (lambda: Kerple(0), "Kerple: expected num_heads"),
         (lambda: Kerple(2, "exp"), "kind 'log' or 'power', got 'exp'"),
         (lambda: Sandwich(2, dim=0), "dim"),
         (lambda: Sandwich(2, dim=7), "an even dim, got 7"),

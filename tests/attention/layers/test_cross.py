@@ -162,8 +162,6 @@ test_refusals = refused_calls(
         (lambda: CrossAttention(DIM, HEADS, 3), "num_kv_heads to divide num_heads, got 3 and 4"),
         (lambda: CrossAttention(DIM, 5), "num_heads to divide dim, got 5 and 24"),
         (lambda: make(kv_dim=0), "expected kv_dim to be an int of 1 or more, got 0"),
-        (lambda: make(dropout=1.0), "dropout: expected 0 <= dropout < 1, got 1.0"),
-        (lambda: make(scale=float("nan")), "scale: expected a finite number"),
         (lambda: make(backend="sdpaa"), "did you mean 'sdpa'"),
     ]
 )

@@ -6,7 +6,6 @@ from torch import Tensor
 
 import longitude as lg
 from longitude.attention.layers.hierarchical import HierarchicalAttention
-from longitude.attention.layers.hierarchical.state import State
 from tests.support import close, random, refused_calls
 
 WIDTH, HEADS, KV_HEADS = 16, 4, 2
@@ -41,13 +40,6 @@ def in_chunks(mixer: HierarchicalAttention, x: Tensor, cuts: list[int], document
     return torch.cat(outs, 1), cache
 
 
-def assert_same(a: State, b: State) -> None:
-    for name, x, y in zip(State._fields, a, b, strict=True):
-        assert (x is None) == (y is None), name
-        if x is not None:
-            torch.testing.assert_close(x, y, rtol=0, atol=1e-10, msg=name)
-
-
 DOCUMENTS = torch.zeros(5, 45, dtype=torch.long)
 DOCUMENTS[0, :11] = -1
 DOCUMENTS[1, 9:30], DOCUMENTS[1, 30:] = 1, 2
@@ -56,8 +48,7 @@ DOCUMENTS[2, 41:] = -1
 DOCUMENTS[3, 25:], DOCUMENTS[4, 3:5], DOCUMENTS[4, 24:] = 1, -1, 1
 
 
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["plain", "documents"])
 @pytest.mark.parametrize(
     ("encoding", "options"),
@@ -68,20 +59,17 @@ DOCUMENTS[3, 25:], DOCUMENTS[4, 3:5], DOCUMENTS[4, 24:] = 1, -1, 1
         ("bias", {"size_term": False}),
     ],
 )
-def test_chunks(encoding: str, options: dict, documents: Tensor | None, grad: bool) -> None:
+@torch.no_grad()
+def test_chunks(encoding: str, options: dict, documents: Tensor | None) -> None:
     """The whole pass, and each way to cut it: the same outputs, the same state."""
     mixer, x = layer(encoding, **options), tokens(5)
-    with torch.set_grad_enabled(grad):
-        expected = mixer(x, documents=documents)
-        real = slice(None) if documents is None else documents >= 0
-        whole, cache = in_chunks(mixer, x, [45], documents)
-        close(whole[real], expected[real])
-        for cuts in CUTS:
-            out, other = in_chunks(mixer, x, cuts, documents)
-            close(out[real], expected[real], atol=1e-10)
-            assert out.isfinite().all()
-            assert_same(other.state, cache.state)
-            assert other.get_seq_length() == 45
+    expected = mixer(x, documents=documents)
+    real = slice(None) if documents is None else documents >= 0
+    cache = in_chunks(mixer, x, [45], documents)[1]
+    for cuts in CUTS:
+        out, other = in_chunks(mixer, x, cuts, documents)
+        close(out[real], expected[real], atol=1e-10)
+        close(tuple(other.state), tuple(cache.state), atol=1e-10)
 
 
 def test_state_is_the_binary_counter() -> None:

@@ -218,12 +218,9 @@ PADDED = lg.Causal() & lg.Padding(torch.ones(6).bool())
 test_refusals = refused_calls(
     [
         (lambda: make(rope_dim=3), "expected an even rope_dim.* got 3"),
-        (lambda: make(kv_rank=0), "kv_rank"),
-        (lambda: make(q_rank=0), "q_rank"),
         (lambda: make(value_dim=-1), "value_dim"),
         (lambda: make(route="expand"), "expanded"),
         (lambda: make(backend="fast"), "backend 'fast'"),
-        (lambda: make(dropout=1.0), "dropout"),
         (calling(encoding=lg.Rotary(6, "half")), "Rotary: expected head_dim=4 for latent attention, .* got 6"),
         (calling(encoding=lg.ALiBi(8)), "ALiBi: expected num_heads=4 .* got 8"),
         (calling(encoding=lg.Shaw(ROPE)), "adds vectors to values.*values=False"),
