@@ -12,11 +12,10 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
 )
 
 from longitude.checkpoints.families.deepseek import from_deepseek, from_deepseek_attention
+from tests.measure.conftest import build
 from tests.support import refused_calls
 
 YARN = {
@@ -128,20 +127,9 @@ def test_attention_amid_mixtures_of_experts(kind, route):
     assert_close(replaced(ids, position_ids=places, use_cache=False).logits, expected, rtol=1e-4, atol=1e-4)
 
 
-def llama():
-    small = {
-        "vocab_size": 9,
-        "hidden_size": 8,
-        "intermediate_size": 8,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 1,
-    }
-    return LlamaForCausalLM(LlamaConfig(**small))
-
-
 test_what_is_no_dense_deepseek = refused_calls([
     (lambda: from_deepseek(theirs(dense=1)), "layers from 1 on mix experts"),
-    (lambda: from_deepseek(llama()), "deepseek_v2 or deepseek_v3, got 'llama'"),
+    (lambda: from_deepseek(build("llama")), "deepseek_v2 or deepseek_v3, got 'llama'"),
     (lambda: from_deepseek(theirs(hidden_act="gelu")), "expected hidden_act 'silu', got 'gelu'"),
     (lambda: from_deepseek(nn.Linear(2, 2)), "a model of transformers or a path, got Linear"),
     (lambda: from_deepseek_attention(nn.Linear(2, 2)), "layer of DeepSeek-V2 or DeepSeek-V3, got Linear"),

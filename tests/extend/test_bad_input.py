@@ -59,8 +59,6 @@ def test_configurations(keys, words, save, refused) -> None:
         ([*YARN, "--steps", 3], "--fine-tune"),
         ([*YARN, "--lora"], "--fine-tune"),
         (TUNE, "--steps"),
-        ([*TUNE, "--steps", 3, "--positions", "skiped"], "skipped"),
-        ([*TUNE, "--steps", 3, "--batch", 0], "--batch"),
         ([*TUNE, "--steps", 3, "--learning-rate", 0], "--learning-rate"),
     ],
 )

@@ -187,9 +187,12 @@ def test_a_base_that_only_transformers_knows_is_written_down(save, write) -> Non
 
 
 def test_factor_and_original_by_option(checkpoint, write) -> None:
-    out, _ = write(checkpoint("llama"), *by("llama3"), "--factor", 8, "--original", LENGTH // 2)
-    rope = config(out)["rope_parameters"]
+    out, printed = write(checkpoint("llama"), *by("yarn"), "--factor", 8, "--original", LENGTH // 2, "--json")
+    rope, found = config(out)["rope_parameters"], json.loads(printed)
     assert (rope["factor"], rope["original_max_position_embeddings"]) == (8.0, LENGTH // 2)
+    assert (found["original_length"], found["length"], found["factor"]) == (LENGTH // 2, 4 * LENGTH, 8.0)
+    assert found["attention_factor"] == pytest.approx(1.2079442) and found["out"] == str(out)
+    assert {"key": "max_position_embeddings", "before": LENGTH, "after": 4 * LENGTH} in found["difference"]
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
@@ -244,15 +247,6 @@ def test_piped_output_breaks_no_key_and_takes_no_name_for_markup(checkpoint, wri
     assert lines[0] == f"{source}: {LENGTH} to {4 * LENGTH} tokens" and f"written: {out}" in lines
     assert any(line.startswith("rope_parameters.original_max_position_embeddings ") for line in lines)
     assert any(line.startswith("scheme ") and line.rstrip().endswith("truncate=true") for line in lines)
-
-
-def test_json(checkpoint, write) -> None:
-    out, printed = write(checkpoint("llama"), *by("yarn"), "--json")
-    found = json.loads(printed)
-    assert found["attention_factor"] == pytest.approx(1.1386294)
-    assert (found["original_length"], found["length"], found["factor"]) == (LENGTH, 4 * LENGTH, 4.0)
-    assert {"key": "max_position_embeddings", "before": LENGTH, "after": 4 * LENGTH} in found["difference"]
-    assert found["out"] == str(out)
 
 
 def test_cost_is_measured(checkpoint, write, text, monkeypatch) -> None:

@@ -54,15 +54,6 @@ def test_losses_are_those_of_every_target_alone(model, documents, window, stride
     assert losses.tokens.tolist() == COUNTS
 
 
-def test_default_stride_is_half_the_window(model, documents):
-    rows = by_length(model, documents, lengths=LENGTHS, methods=["sliding"])
-    assert [row.stride for row in rows] == [1, 4, 8]
-    for row in rows:
-        one = document_losses(model, documents, window=row.length, stride=row.stride, span=16)
-        assert row.value == pytest.approx(math.exp(one.nats.sum() / one.tokens.sum()), rel=1e-12)
-    assert np.abs(np.diff([row.value for row in rows])).min() > 1e-3  # the model can tell contexts apart
-
-
 def test_small_chunks_of_logits_do_not_matter(model, documents, monkeypatch):
     whole = document_losses(model, documents, window=16, stride=3)
     monkeypatch.setattr("longitude.measure.windows.CHUNK", 5 * VOCAB)
@@ -143,13 +134,14 @@ def test_perplexity_without_bytes_is_averaged_in_float32(documents, dtype):
 
 def test_protocol_is_written_down_and_the_seed_is_of_the_bootstrap(model, documents):
     labels = {"encoding": "rope", "label": "rope", "seed": 3, "train_length": 8, "commit": "abc", "backend": "sdpa"}
-    options = {"lengths": LENGTHS, "token_bytes": 1, "stride": 2, **labels}
+    options = {"lengths": LENGTHS, "token_bytes": 1, **labels}
     rows = by_length(model, documents, **options)
     assert [row.method for row in rows] == ["non-overlapping"] * 3 + ["sliding"] * 3 + ["per-position"] * 5
     for row in rows:
         assert {name: getattr(row, name) for name in labels} == labels
         assert (row.task, row.bos, row.weighting, row.dtype, row.documents) == ("text", "none", "token", "float64", 4)
-        assert row.window == row.length and row.stride == (2 if row.method == "sliding" else row.window)
+        assert row.window == row.length
+        assert row.stride == (max(1, row.window // 2) if row.method == "sliding" else row.window)
         assert row.truncation == "tail dropped to a multiple of 16 targets"
     assert {row.tokens for row in rows if row.method != "per-position"} == {sum(COUNTS)}
     assert by_length(model, documents, **options) == rows

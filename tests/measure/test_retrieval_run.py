@@ -6,7 +6,6 @@ from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -15,7 +14,7 @@ from transformers import GenerationConfig
 from longitude.checkpoints.load import Checkpoint, byte_tokenizer
 from longitude.checkpoints.positions import last_position
 from longitude.measure import Row
-from longitude.measure.retrieval import TASKS, definition, effective_length, heat_map, run, scores_by_length
+from longitude.measure.retrieval import TASKS, effective_length, heat_map, run, scores_by_length
 from longitude.measure.retrieval.measurement import answer, plan
 from tests.measure.conftest import build
 
@@ -216,15 +215,3 @@ def test_summaries_are_of_one_model():
             heat_map(wrong)
     with pytest.raises(ValueError, match=r"within 0 and 1, got 85\.6"):
         effective_length(rows[:1], 85.6)
-
-
-def test_a_heat_map_has_holes():
-    grid = heat_map([row("passkey", 8, 0.5, 1.0), row("passkey", 4, 1.0, 0.0), row("passkey", 8, None, 0.0)])
-    assert list(grid.columns) == [4, 8] and list(grid.index) == [0.0, 1.0]
-    assert grid.loc[0.0, 4] == 1 and grid.loc[1.0, 8] == 0.5
-    assert pd.isna(grid.loc[1.0, 4]) and pd.isna(grid.loc[0.0, 8])
-
-
-def test_the_definition_names_its_threshold():
-    assert "85.6%" in definition() and "Llama2-7B" in definition()
-    assert "50.0%" in definition(0.5) and "Llama2" not in definition(0.5)

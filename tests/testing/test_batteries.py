@@ -8,31 +8,10 @@ from torch import nn
 
 import longitude as lg
 from longitude import testing
-from longitude.attention import mixer as mixer_registry
-from longitude.positions import base as encoding_registry
 from longitude.testing import LawBroken, mixers
 from longitude.testing.engine import Battery, Measurement, try_laws
 from longitude.testing.fixtures import learned_of
-from tests.testing.broken_encodings import Broken
 from tests.testing.broken_mixers import Decay
-
-SLOW = ("compile", "compiled_training", "backends", "memory", "export", "dropout")
-
-
-def test_a_new_encoding_gets_the_battery_with_no_second_edit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoding_registry.ENCODINGS, "factories", dict(encoding_registry.ENCODINGS.factories))
-    lg.register("newcomer")(Broken)
-    assert {law for name, law in testing.cases() if name == "newcomer"} == set(testing.laws())
-    results = testing.check("newcomer", without=SLOW)
-    assert set(results) == set(testing.laws()) - {*SLOW}
-    assert {result.status for result in results.values()} == {"holds"}
-
-
-def test_a_new_mixer_gets_the_battery_with_no_second_edit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixer_registry.MIXERS, "factories", dict(mixer_registry.MIXERS.factories))
-    mixer_registry.register_mixer("newcomer")(Decay)
-    assert {law for name, law in mixers.cases() if name == "newcomer"} == set(mixers.laws())
-    assert mixers.examine("batch_invariance", "newcomer").status == "holds"
 
 
 def test_check_takes_names_classes_functions_and_options() -> None:

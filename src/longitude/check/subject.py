@@ -12,9 +12,8 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig
-from transformers.utils import logging
 
+from longitude.checkpoints.quiet import greedy
 from longitude.testing.engine import Battery, Measurement
 
 EQUAL = 1e-4
@@ -150,24 +149,9 @@ class Subject:
             return only.scatter(1, tokens[:, seen.shape[1], None], 0.0)
 
         mask = torch.ones_like(tokens) if mask is None else mask
-        plain = GenerationConfig(
-            max_new_tokens=tokens.shape[1] - prompt,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-            pad_token_id=self.pad,
-            use_cache=True,
-        )
-        before, self.model.generation_config = self.model.generation_config, plain
-        level = logging.get_verbosity()
-        logging.set_verbosity_error()  # its warnings are about lengths, which these laws measure
-        try:
-            answer = self.model.generate(
-                tokens[:, :prompt], attention_mask=mask[:, :prompt], generation_config=plain, logits_processor=[forced]
-            )
-        finally:
-            self.model.generation_config = before
-            logging.set_verbosity(level)
+        plain = {"max_new_tokens": tokens.shape[1] - prompt, "output_logits": True, "return_dict_in_generate": True}
+        with greedy(self.model, pad_token_id=self.pad, **plain):
+            answer = self.model.generate(tokens[:, :prompt], attention_mask=mask[:, :prompt], logits_processor=[forced])
         return self.some(torch.stack(answer.logits, 1))
 
     def error(self, got: Tensor, want: Tensor) -> Tensor:

@@ -2,8 +2,10 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from huggingface_hub import logging as hub
+from transformers import GenerationConfig
 from transformers.utils import logging
 
 CRITICAL = 50
@@ -23,3 +25,15 @@ def quiet() -> Iterator[None]:
         hub.set_verbosity(hub_level)
         if bar:
             logging.enable_progress_bar()
+
+
+@contextmanager
+def greedy(model: Any, **options: Any) -> Iterator[None]:
+    """generate() is greedy, silent, and set by these options alone: a checkpoint's penalties and lengths are not part of it."""
+    own = model.generation_config
+    model.generation_config = GenerationConfig(do_sample=False, use_cache=True, **options)
+    try:
+        with quiet():
+            yield
+    finally:
+        model.generation_config = own

@@ -7,14 +7,4 @@ from longitude.extend.fine_tune import Training as Training, fine_tune as fine_t
 from longitude.extend.plan import ExtendPlan as ExtendPlan
 from longitude.extend.search import SearchResult as SearchResult
 
-__all__ = [
-    "Cost",
-    "ExtendPlan",
-    "Extension",
-    "Parity",
-    "SearchResult",
-    "Training",
-    "convert",
-    "extend",
-    "fine_tune",
-]
+__all__ = ["Cost", "ExtendPlan", "Extension", "Parity", "SearchResult", "Training", "convert", "extend", "fine_tune"]

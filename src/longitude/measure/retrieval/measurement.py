@@ -7,11 +7,10 @@ from random import Random
 from typing import Any
 
 import torch
-from transformers import GenerationConfig
 
 from longitude.checkpoints.load import Checkpoint
 from longitude.checkpoints.positions import last_position
-from longitude.checkpoints.quiet import quiet
+from longitude.checkpoints.quiet import greedy
 from longitude.errors import check_sizes, unknown
 from longitude.measure.config import check_ascending, checked_lengths
 from longitude.measure.perplexity import described
@@ -198,28 +197,15 @@ def _read(prompts: list[Prompt], tokenizer: Any, depth: float | None) -> dict[st
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
 def answer(model: Any, tokenizer: Any, prompt: Prompt, prefill: int | None = None) -> str:
-    """The greedy continuation of a prompt, as text; at most its new tokens. prefill: tokens per pass, None for all.
-
-    With generation settings of ours: a checkpoint's penalties and temperatures would be part of the score.
-    """
-    ids, own = torch.tensor([prompt.ids], device=model.device), model.generation_config
-    end = own.eos_token_id
-    model.generation_config = GenerationConfig(
-        max_new_tokens=prompt.new_tokens,
-        do_sample=False,
-        num_beams=1,
-        use_cache=True,
-        prefill_chunk_size=prefill,
-        bos_token_id=own.bos_token_id,
-        eos_token_id=end,
-        pad_token_id=0 if end is None else end if isinstance(end, int) else end[0],
-    )
-    try:
-        with (
-            quiet(),
-            torch.inference_mode(),
-        ):  # quiet: that a prompt is longer than in training is what the rows are about
-            tokens = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
-    finally:
-        model.generation_config = own
+    """The greedy continuation of a prompt, as text; at most its new tokens. prefill: tokens per pass, None for all."""
+    ids, end = torch.tensor([prompt.ids], device=model.device), model.generation_config.eos_token_id
+    settings = {
+        "max_new_tokens": prompt.new_tokens,
+        "prefill_chunk_size": prefill,
+        "bos_token_id": model.generation_config.bos_token_id,
+        "eos_token_id": end,
+        "pad_token_id": 0 if end is None else end if isinstance(end, int) else end[0],
+    }
+    with greedy(model, **settings), torch.inference_mode():
+        tokens = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids))
     return tokenizer.decode(tokens[0, len(prompt.ids) :], skip_special_tokens=True)
