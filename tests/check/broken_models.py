@@ -7,23 +7,12 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    FalconConfig,
-    FalconForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
+from transformers import BloomForCausalLM, FalconForCausalLM, GPT2LMHeadModel, GPTNeoXForCausalLM, LlamaForCausalLM
 from transformers.models.bloom.modeling_bloom import BloomModel
 from transformers.models.llama import modeling_llama
 
 from longitude.hf import set_positions
-from longitude.models import LongitudeConfig, LongitudeForCausalLM
+from longitude.models import LongitudeForCausalLM
 from longitude.positions.layouts import convert_layout
 
 SHAPE: dict[str, Any] = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -34,9 +23,9 @@ LONGROPE["original_max_position_embeddings"] = LENGTH // 2
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": LENGTH // 4}
 
 
-def built(kind: type, config: Any) -> Any:
+def built(kind: Any, **options: Any) -> Any:
     torch.manual_seed(0)
-    return kind(config).eval()
+    return kind(kind.config_class(**options)).eval()
 
 
 def past_of(cache: Any) -> int:
@@ -46,25 +35,25 @@ def past_of(cache: Any) -> int:
 def llama(kind: type = LlamaForCausalLM, rope: dict[str, Any] = {}, **options: Any) -> Any:  # noqa: B006
     rope = {"rope_type": "default", "rope_theta": 10_000.0, **rope}
     shape = {"intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, **options}
-    return built(kind, LlamaConfig(**SHAPE | shape, rope_parameters=rope))
+    return built(kind, **SHAPE | shape, rope_parameters=rope)
 
 
 def neox(kind: type = GPTNeoXForCausalLM) -> Any:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
     shape = {"intermediate_size": 64, "max_position_embeddings": LENGTH}
-    return built(kind, GPTNeoXConfig(**SHAPE, **shape, rope_parameters=rope))
+    return built(kind, **SHAPE, **shape, rope_parameters=rope)
 
 
 def bloom() -> Any:
-    return built(BloomForCausalLM, BloomConfig(vocab_size=96, hidden_size=32, n_layer=2, n_head=4, seq_length=LENGTH))
+    return built(BloomForCausalLM, vocab_size=96, hidden_size=32, n_layer=2, n_head=4, seq_length=LENGTH)
 
 
 def gpt2(kind: type = GPT2LMHeadModel) -> Any:
-    return built(kind, GPT2Config(vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH))
+    return built(kind, vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH)
 
 
 def ours(encoding: str) -> Any:
-    return built(LongitudeForCausalLM, LongitudeConfig(**SHAPE, max_position_embeddings=LENGTH, encoding=encoding))
+    return built(LongitudeForCausalLM, **SHAPE, max_position_embeddings=LENGTH, encoding=encoding)
 
 
 # ---- positions --------------------------------------------------------------------------------------------------------------
@@ -234,7 +223,7 @@ def keys_not_rotated() -> Any:
 def falcon() -> Any:
     """With ALiBi, and rope_parameters that nothing reads."""
     shape = {"alibi": True, "new_decoder_architecture": False, "multi_query": False}
-    return built(FalconForCausalLM, FalconConfig(**SHAPE, max_position_embeddings=LENGTH, **shape))
+    return built(FalconForCausalLM, **SHAPE, max_position_embeddings=LENGTH, **shape)
 
 
 def replaced() -> Any:

@@ -13,21 +13,8 @@ from longitude.check import check, laws, subject_of
 from longitude.check.subject import computing_in
 from longitude.checkpoints.config import contradictions
 from longitude.checkpoints.load import load
-from tests.check.broken_models import (
-    BROKEN,
-    DYNAMIC,
-    HEALTHY,
-    LENGTH,
-    LONGROPE,
-    REASONS,
-    REFERENCES,
-    YARN,
-    bloom,
-    falcon,
-    gpt2,
-    llama,
-    replaced,
-)
+from tests.check import broken_models as models
+from tests.check.broken_models import DYNAMIC, LENGTH, LONGROPE, YARN, bloom, gpt2, llama
 
 OTHER_BASE = {"rope_theta": 500_000.0}
 
@@ -35,31 +22,33 @@ OTHER_BASE = {"rope_theta": 500_000.0}
 @pytest.mark.parametrize(
     ("law", "name"),
     [
-        pytest.param(law, name, marks=() if name in REASONS else pytest.mark.slow)
-        for law, names in BROKEN.items()
+        pytest.param(law, name, marks=() if name in models.REASONS else pytest.mark.slow)
+        for law, names in models.BROKEN.items()
         for name in names
     ],
 )
 def test_a_bug_is_caught_by_its_law_and_by_no_other(law, name):
-    results = check(BROKEN[law][name](), reference=REFERENCES[name]() if name in REFERENCES else None)
+    results = check(
+        models.BROKEN[law][name](), reference=models.REFERENCES[name]() if name in models.REFERENCES else None
+    )
     assert list(results) == list(laws())
     broken = {result.law: result for result in results.values() if result.status == "broken"}
     assert list(broken) == [law], broken
-    assert broken[law].reason and REASONS.get(name, "") in broken[law].reason
+    assert broken[law].reason and models.REASONS.get(name, "") in broken[law].reason
     assert broken[law].measured > 2 * broken[law].threshold
 
 
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("name", HEALTHY)
+@pytest.mark.parametrize("name", models.HEALTHY)
 def test_a_healthy_model_breaks_no_law(name):
-    for result in check(HEALTHY[name]()).values():
+    for result in check(models.HEALTHY[name]()).values():
         assert result.status != "broken", result
         assert (result.status == "does not apply") == (result.measured is None), result
         assert result.reason or result.status == "holds", result
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [falcon, replaced])
+@pytest.mark.parametrize("make", [models.falcon, models.replaced])
 def test_positions_that_are_not_the_configs_break_no_law(make):
     found = check(make())
     assert [result for result in found.values() if result.status == "broken"] == []
@@ -219,7 +208,7 @@ def test_far_positions_keep_float32_where_transformers_does(tmp_path):
         ("scaling_border", partial(llama, rope=YARN), "yarn"),
         ("relative_positions", partial(llama, rope=DYNAMIC), "follow the length"),
         ("relative_positions", bloom, "no rope_parameters"),
-        ("rotary_frequencies", falcon, "ALiBi's"),
+        ("rotary_frequencies", models.falcon, "ALiBi's"),
     ],
 )
 def test_a_law_does_not_apply_where_it_claims_nothing(law, make, words):

@@ -33,7 +33,7 @@ def configure(path, **changes):
     file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
-@pytest.mark.parametrize("name", ["llama", "neox", "gpt2", "bloom", "ours"])
+@pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2", "bloom", "ours"])
 def test_it_loads_what_was_saved(checkpoints, name):
     found = load(checkpoints[name])
     assert not found.model.training and found.path == str(checkpoints[name]) and found.unused == ()

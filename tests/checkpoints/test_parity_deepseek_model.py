@@ -7,12 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.testing import assert_close
-from transformers import (
-    DeepseekV2Config,
-    DeepseekV2ForCausalLM,
-    DeepseekV3Config,
-    DeepseekV3ForCausalLM,
-)
+from transformers import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
 
 from longitude.checkpoints.families.deepseek import from_deepseek, from_deepseek_attention
 from tests.measure.conftest import build
@@ -22,19 +17,18 @@ YARN = {
     "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 8.0, "original_max_position_embeddings": 16, "mscale": 1.0,
     "mscale_all_dim": 0.7, "beta_fast": 32, "beta_slow": 1,
 }  # fmt: skip
-KINDS = {"v3": (DeepseekV3Config, DeepseekV3ForCausalLM), "v2": (DeepseekV2Config, DeepseekV2ForCausalLM)}
+KINDS = {"v3": DeepseekV3ForCausalLM, "v2": DeepseekV2ForCausalLM}
 
 
 def theirs(kind="v3", dense=2, seed=0, **options):
     torch.manual_seed(seed)
-    config, model = KINDS[kind]
     shape = {
         "vocab_size": 60, "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 4, "kv_lora_rank": 10, "q_lora_rank": 12, "qk_rope_head_dim": 4, "qk_nope_head_dim": 6,
         "v_head_dim": 5, "max_position_embeddings": 128, "n_routed_experts": 4, "n_shared_experts": 1, "n_group": 2,
         "topk_group": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "first_k_dense_replace": dense,
     }  # fmt: skip
-    made = model(config(**{**shape, **options})).eval()
+    made = KINDS[kind](KINDS[kind].config_class(**{**shape, **options})).eval()
     for parameter in made.parameters():
         nn.init.normal_(parameter, std=0.3)
     return made

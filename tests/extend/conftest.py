@@ -1,6 +1,7 @@
 """Tiny random checkpoints of many kinds, as transformers saves them, with a tokenizer of bytes; and runs of the verb."""
 
 import json
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,27 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForMaskedLM,
-    BertConfig,
-    BloomConfig,
-    CohereConfig,
-    FalconConfig,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPTJConfig,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MambaConfig,
-    MistralConfig,
-    MptConfig,
-    OPTConfig,
-    Phi3Config,
-    Qwen2Config,
-    Qwen3Config,
-    RobertaConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from transformers.utils import logging
 
 from longitude.checkpoints.load import byte_tokenizer
@@ -39,42 +20,39 @@ LENGTH = 64
 SMALL: dict[str, Any] = {"vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 SMALL |= {"initializer_range": 0.2, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 TRAINED = {"max_position_embeddings": LENGTH}
-GROUPED = {"num_key_value_heads": 2, "intermediate_size": 96}
+LLAMA = SMALL | TRAINED | {"num_key_value_heads": 2, "intermediate_size": 96}
 NARROW = {"vocab_size": 258, "n_embd": 64, "n_layer": 2, "n_head": 4, "initializer_range": 0.2}
-CONFIGS = {
-    "llama": lambda: LlamaConfig(**SMALL, **TRAINED, **GROUPED),
-    "mistral": lambda: MistralConfig(**SMALL, **TRAINED, **GROUPED, sliding_window=24),
-    "qwen2": lambda: Qwen2Config(**SMALL, **TRAINED, **GROUPED),
-    "qwen3": lambda: Qwen3Config(**SMALL, **TRAINED, **GROUPED, head_dim=16),
-    "phi3": lambda: Phi3Config(**SMALL, **TRAINED, **GROUPED, original_max_position_embeddings=LENGTH),
-    "neox": lambda: GPTNeoXConfig(
-        **SMALL, **TRAINED, intermediate_size=96,
-        rope_parameters={"rope_type": "default", "rope_theta": 2_000.0, "partial_rotary_factor": 0.5},
-    ),
-    "gemma3": lambda: Gemma3TextConfig(
-        **SMALL, **TRAINED, **GROUPED, head_dim=16, sliding_window=24, layer_types=["sliding_attention", "full_attention"]
-    ),
-    "falcon": lambda: FalconConfig(vocab_size=258, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, **TRAINED),
-    "cohere": lambda: CohereConfig(**SMALL, **TRAINED, **GROUPED),
-    "gpt2": lambda: GPT2Config(**NARROW, n_positions=LENGTH),
-    "opt": lambda: OPTConfig(
-        vocab_size=258, hidden_size=64, word_embed_proj_dim=64, num_hidden_layers=2, num_attention_heads=4, ffn_dim=96,
-        init_std=0.2, pad_token_id=0, bos_token_id=1, eos_token_id=2, **TRAINED,
-    ),
-    "bert": lambda: BertConfig(**SMALL, **TRAINED, intermediate_size=96),
-    "roberta": lambda: RobertaConfig(**SMALL | {"pad_token_id": 1}, max_position_embeddings=LENGTH + 2, intermediate_size=96),
-    "bloom": lambda: BloomConfig(vocab_size=258, hidden_size=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2),
-    "mpt": lambda: MptConfig(vocab_size=258, d_model=64, n_heads=4, n_layers=2, max_seq_len=LENGTH),
-    "gptj": lambda: GPTJConfig(**NARROW, n_positions=LENGTH, rotary_dim=8),
-    "mamba": lambda: MambaConfig(vocab_size=258, hidden_size=64, num_hidden_layers=1),
-}  # fmt: skip
+WIDE = {"vocab_size": 258, "hidden_size": 64}
+PARTIAL = {"rope_type": "default", "rope_theta": 2_000.0, "partial_rotary_factor": 0.5}
+LOCAL = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "mistral": LLAMA | {"sliding_window": 24},
+    "qwen2": LLAMA,
+    "qwen3": LLAMA | {"head_dim": 16},
+    "phi3": LLAMA | {"original_max_position_embeddings": LENGTH},
+    "gpt_neox": SMALL | TRAINED | {"intermediate_size": 96, "rope_parameters": PARTIAL},
+    "gemma3_text": LLAMA | LOCAL | {"head_dim": 16},
+    "falcon": WIDE | TRAINED | {"num_hidden_layers": 2, "num_attention_heads": 4},
+    "cohere": LLAMA,
+    "gpt2": NARROW | {"n_positions": LENGTH},
+    "opt": SMALL | TRAINED | {"word_embed_proj_dim": 64, "ffn_dim": 96, "init_std": 0.2},
+    "bert": SMALL | TRAINED | {"intermediate_size": 96},
+    "roberta": SMALL | {"pad_token_id": 1, "max_position_embeddings": LENGTH + 2, "intermediate_size": 96},
+    "bloom": WIDE | {"n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2},
+    "mpt": {"vocab_size": 258, "d_model": 64, "n_heads": 4, "n_layers": 2, "max_seq_len": LENGTH},
+    "gptj": NARROW | {"n_positions": LENGTH, "rotary_dim": 8},
+    "mamba": WIDE | {"num_hidden_layers": 1},
+}
+"""By the name that transformers has for a family."""
 
 
 def saved(kind: str, folder: Path, **changes: Any) -> Path:
     """A random checkpoint; changes: keys of its config.json, None to remove one."""
     torch.manual_seed(1)
     logging.disable_progress_bar()
-    model = (AutoModelForMaskedLM if "bert" in kind else AutoModelForCausalLM).from_config(CONFIGS[kind]())
+    options = AutoConfig.for_model(kind, **deepcopy(CONFIGS[kind]))
+    model = (AutoModelForMaskedLM if "bert" in kind else AutoModelForCausalLM).from_config(options)
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             parameter.data.normal_(std=0.2)

@@ -51,7 +51,7 @@ class Ours(torch.nn.Module):
 
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
-@pytest.mark.parametrize("kind", ["llama", "neox", "gemma3"])
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma3_text"])
 def test_transformers_rotates_as_we_do(kind, method, checkpoint, write) -> None:
     """Frequencies, attention factor and logits, at the original length and at the new one."""
     out, _ = write(checkpoint(kind), *by(method))
@@ -160,8 +160,8 @@ GEMMA = OLD | {"rope_theta": 1e6, "rope_local_base_freq": 1e4}
     [
         ("llama", OLD | {"rope_theta": 5e5}, "ntk", {"inv_freq": (16, 5e5, SCHEMES["ntk"])}, None),
         ("llama", OLD | {"rope_theta": 5e5}, "yarn", {"inv_freq": (16, 5e5, SCHEMES["yarn"])}, None),
-        ("neox", NEOX, "ntk", {"inv_freq": (8, 2000, SCHEMES["ntk"])}, "rope_theta"),
-        ("gemma3", GEMMA, "yarn", GEMMA_FREQUENCIES, "rope_parameters"),
+        ("gpt_neox", NEOX, "ntk", {"inv_freq": (8, 2000, SCHEMES["ntk"])}, "rope_theta"),
+        ("gemma3_text", GEMMA, "yarn", GEMMA_FREQUENCIES, "rope_parameters"),
     ],
 )
 def test_schemas_of_transformers_4(kind, keys, method, frequencies, absent, save, write) -> None:
@@ -171,7 +171,7 @@ def test_schemas_of_transformers_4(kind, keys, method, frequencies, absent, save
     for name, arguments in frequencies.items():
         close(getattr(rotary, name), lg.rope_frequencies(*arguments).inverse)
     assert absent not in written
-    if kind == "neox":
+    if kind == "gpt_neox":
         assert written["rotary_emb_base"] == written["rope_parameters"]["rope_theta"] > 2000
         assert written["rotary_pct"] == 0.5 and "partial_rotary_factor" not in written
 

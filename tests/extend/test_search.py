@@ -52,7 +52,7 @@ def scheme_for(model) -> lg.scaling.LongRoPE:
     return pairs.longrope(Candidate(tuple(1.07 + 0.4 * k for k in range(count)), 1.1), (1.02,) * count)
 
 
-@pytest.mark.parametrize("kind", ["llama", "neox", "gemma3", "phi3"])
+@pytest.mark.parametrize("kind", ["llama", "gpt_neox", "gemma3_text", "phi3"])
 def test_a_candidate_is_the_written_checkpoint(kind, checkpoint, tmp_path) -> None:
     """The same logits in plain transformers at both sides of the border, by the factors of the scheme; then the model is
     what it was, after an error too."""
@@ -69,7 +69,7 @@ def test_a_candidate_is_the_written_checkpoint(kind, checkpoint, tmp_path) -> No
         torch.testing.assert_close(within, logits(written, length))
         assert not torch.allclose(within, before, atol=1e-4)
         torch.testing.assert_close(logits(model, length), before)
-    prefix = "full_attention_" if kind == "gemma3" else ""
+    prefix = "full_attention_" if kind == "gemma3_text" else ""
     with pytest.raises(ZeroDivisionError), rotating_with(model, scheme):
         raise ZeroDivisionError
     torch.testing.assert_close(logits(model, LENGTH), logits(loaded(source.folder), LENGTH))

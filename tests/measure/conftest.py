@@ -3,17 +3,7 @@
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from longitude.checkpoints.load import byte_tokenizer
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
@@ -29,13 +19,13 @@ def build(name: str, **more):
     length = {"max_position_embeddings": TRAINED}
     if name == "ours":
         return LongitudeForCausalLM(LongitudeConfig(**WIDE, **length, **({"encoding": "alibi"} | more)))
-    model, config, options = {
-        "llama": (LlamaForCausalLM, LlamaConfig, WIDE | length | {"intermediate_size": 24}),
-        "neox": (GPTNeoXForCausalLM, GPTNeoXConfig, WIDE | length | {"intermediate_size": 24}),
-        "gpt2": (GPT2LMHeadModel, GPT2Config, {"n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": TRAINED}),
-        "bloom": (BloomForCausalLM, BloomConfig, {"hidden_size": 16, "n_head": 2, "n_layer": 2}),
+    own = {
+        "llama": WIDE | length | {"intermediate_size": 24},
+        "gpt_neox": WIDE | length | {"intermediate_size": 24},
+        "gpt2": {"n_embd": 16, "n_head": 2, "n_layer": 2, "n_positions": TRAINED},
+        "bloom": {"hidden_size": 16, "n_head": 2, "n_layer": 2},
     }[name]
-    return model(config(**STOCK | {"vocab_size": 256} | options | more))
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(name, **STOCK | {"vocab_size": 256} | own | more))
 
 
 def write(folder, name: str, tokenizer: bool = True, **more):
@@ -76,7 +66,7 @@ def saved():
 def checkpoints(tmp_path_factory):
     """name -> path of a checkpoint that no test changes."""
     folder = tmp_path_factory.mktemp("checkpoints")
-    return {name: write(folder, name) for name in ("llama", "neox", "gpt2", "bloom", "ours")}
+    return {name: write(folder, name) for name in ("llama", "gpt_neox", "gpt2", "bloom", "ours")}
 
 
 @pytest.fixture(scope="session")

@@ -95,7 +95,7 @@ def test_bad_models_are_one_line(checkpoints, config, tmp_path, saved, text):
     shutil.copy(checkpoints["llama"] / "tokenizer.json", bare)
     weights = bare / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])
-    assert "the weights are truncated" in refusal(config, checkpoints["neox"], bare)  # before the first is measured
+    assert "the weights are truncated" in refusal(config, checkpoints["gpt_neox"], bare)  # before the first is measured
     text = replace(
         config, tasks=("perplexity",), lengths=(48,), text=str(text)
     )  # its highest byte is 195, of an umlaut

@@ -112,7 +112,7 @@ def test_reasons_alike_stand_once(llama, checkpoints):
 
 
 def test_it_continues_and_grows(checkpoints, config, tmp_path):
-    whole, *_ = go(config, tmp_path / "whole", checkpoints["llama"], checkpoints["neox"])
+    whole, *_ = go(config, tmp_path / "whole", checkpoints["llama"], checkpoints["gpt_neox"])
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         go(config, out, checkpoints["llama"], stop=1)
@@ -121,11 +121,11 @@ def test_it_continues_and_grows(checkpoints, config, tmp_path):
         file.write('{"unit": "half a li')
     _, _, watcher = go(config, out, checkpoints["llama"])
     assert len(watcher.units) == 2  # of three
-    results, _, watcher = go(config, out, checkpoints["llama"], checkpoints["neox"])
-    assert {unit.split()[0] for unit in watcher.units} == {"neox"}
+    results, _, watcher = go(config, out, checkpoints["llama"], checkpoints["gpt_neox"])
+    assert {unit.split()[0] for unit in watcher.units} == {"gpt_neox"}
     assert numbers(results.rows) == numbers(whole.rows)
     assert [table.title for table in tables(results)] == ["bits per byte, non-overlapping"]
-    _, _, watcher = go(config, out, checkpoints["llama"], checkpoints["neox"], fresh=True)
+    _, _, watcher = go(config, out, checkpoints["llama"], checkpoints["gpt_neox"], fresh=True)
     assert len(watcher.units) == 6
 
 
@@ -142,7 +142,7 @@ def test_what_is_another_measurement_is_refused(checkpoints, config, text, tmp_p
     assert "documents 3, not 2" in refused(replace(config, documents=2))
     assert "lengths 48 64, not 64" in refused(replace(config, lengths=(64,)))
     assert "lengths 48 64, not 48 64 80" in refused(replace(config, lengths=(48, 64, 80)))
-    assert "holds measurements with models" in refused(model=checkpoints["neox"])
+    assert "holds measurements with models" in refused(model=checkpoints["gpt_neox"])
     before = text.read_text()
     try:
         text.write_text(before + "more\n")
@@ -270,7 +270,7 @@ def test_a_damaged_directory_is_one_line(llama, checkpoints, config, tmp_path, f
 
 @pytest.mark.slow
 def test_a_killed_measurement_loses_one_unit_at_most(checkpoints, config, text, tmp_path):
-    models = [str(checkpoints[name]) for name in ("llama", "neox", "bloom")]
+    models = [str(checkpoints[name]) for name in ("llama", "gpt_neox", "bloom")]
     options = "--lengths 48 64 --documents 3 --chunk 40 --batch 64 --device cpu --methods non-overlapping".split()
     where = ["--text", str(text), "--out", str(tmp_path / "run")]
     program = "import sys; from longitude.cli import main; main(sys.argv[1:])"

@@ -10,7 +10,7 @@ from longitude.measure.perplexity import follows_length, reading_of
 from longitude.measure.windows import Bounded, Reader
 from tests.support import close
 
-FAMILIES = ["llama", "neox", "bloom", "gpt2", "ours"]
+FAMILIES = ["llama", "gpt_neox", "bloom", "gpt2", "ours"]
 
 
 @pytest.fixture(scope="module")
