@@ -111,7 +111,7 @@ def test_list_describes_everything(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     code, out, _ = command(capsys, "list", "--json")
     found = json.loads(out)
-    assert code == 0 and list(found) == ["encodings", "mixers", "scaling", "samplers", "machine"]
+    assert code == 0 and list(found) == ["encodings", "mixers", "scaling", "samplers", "plugins", "machine"]
     assert [entry["name"] for entry in found["mixers"]] == longitude.list_mixers()
     assert [entry["name"] for entry in found["encodings"]] == longitude.list_encodings()
     assert [entry["name"] for entry in found["scaling"]] == [*SCHEMES]

@@ -17,6 +17,8 @@ from longitude.catalogue import catalogue
 from longitude.check.parts import check_part
 from longitude.cli import main
 from longitude.positions.base import ENCODINGS
+from longitude.study.plan import plan
+from longitude.study.runner import study
 from longitude.study.tasks.base import TASKS, of_task
 from tests.support import printed
 
@@ -24,6 +26,8 @@ MINE = '''"""Position as the root of the distance."""
 
 import longitude as lg
 from longitude.positions.base import Encoding, OffsetBias
+from longitude.study.plan import plan
+from longitude.study.runner import study
 from longitude.study.tasks.base import register_task
 from longitude.study.tasks.sequences import Sequences
 
@@ -118,6 +122,7 @@ def test_an_installed_distribution_is_seen_at_the_first_look(tmp_path, monkeypat
     assert plugins.records("mine_again") == [plugin.record]
 
 
+@pytest.mark.slow
 def test_processes_started_from_here_have_the_same_files(tmp_path):
     plugins.load(file(tmp_path))
     plugins.load(file(tmp_path, "other"))
@@ -125,6 +130,7 @@ def test_processes_started_from_here_have_the_same_files(tmp_path):
     assert set(printed(code).split()) == {"mine", "other"}
 
 
+@pytest.mark.slow
 def test_another_process_restores_what_this_one_has(tmp_path):
     """Without the file, which another machine may lack."""
     path = file(tmp_path)
@@ -179,6 +185,19 @@ def test_the_record_of_a_file_and_what_another_hash_says(tmp_path):
         ValueError, match=f"runs/study has the plugin 'mine' .* of sha256 {digest[:12]}, and it is .* now"
     ):
         plugins.require_same(saved, plugins.records(), "runs/study")
+
+
+def test_a_study_records_its_plugins_and_refuses_another_hash(tmp_path):
+    plugins.load(file(tmp_path))
+    small = {"steps": 2, "batch_size": 2, "documents": 4, "layers": 1, "hidden": 16, "heads": 2, "device": "cpu"}
+    config = of_task("mine_again", encodings=("mine",), train_length=3, test_lengths=(3,), **small)
+    assert study(plan(config, tmp_path / "run")).complete
+    saved = json.loads((tmp_path / "run" / "study.json").read_text())
+    assert saved["plugins"] == plugins.records()
+    plugins.load(file(tmp_path, more="# edited\n"))
+    with pytest.raises(ValueError, match=r"/run has the plugin 'mine' .* restore it, or choose another --out"):
+        study(plan(config, tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "study.json").read_text()) == saved
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ NUMBERS = Text("numbers", [(str(i), " ".join(str(j * j) for j in range(i, i + 20
 @pytest.fixture
 def numbers(monkeypatch):
     """A text that is quick to read."""
-    monkeypatch.setattr("longitude.study.data.read_text", lambda data: NUMBERS)
+    monkeypatch.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,23 @@
 """Text in, documents and windows out: split by document, the same order for every model, no byte crossing over."""
 
+import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from longitude.checkpoints.load import byte_tokenizer, load
+from longitude.measure.sources import read_text, read_texts
 from longitude.positions.samplers import Randomized
 from longitude.study.config import StudyConfig
-from longitude.study.data import BLOCK, Text, Windows, prepare, read_text, split
+from longitude.study.data import BLOCK, Text, Windows, prepare, split
+from longitude.study.plan import checked, plan
+from longitude.study.runner import study
+from longitude.study.tasks.base import Measuring, of_task, task_for, task_of
+from longitude.study.tokens import BYTES, Reader, reader
+from longitude.study.train import build_model
 
 
 def words(count: int, start: int = 0) -> bytes:
@@ -17,7 +26,9 @@ def words(count: int, start: int = 0) -> bytes:
 
 
 def config(data: Path | str, **more) -> StudyConfig:
-    return StudyConfig(data=str(data), **{"train_length": 16, "test_lengths": (16, 64), "documents": 4} | more)
+    return StudyConfig(
+        data=tuple(str(data).split()), **{"train_length": 16, "test_lengths": (16, 64), "documents": 4} | more
+    )
 
 
 def folder(root: Path, sizes: list[int]) -> Path:
@@ -42,7 +53,7 @@ def test_many_documents_are_split_by_document(tmp_path):
 
 
 def test_documents_too_short_for_the_longest_window_are_never_validation(tmp_path):
-    data = prepare(config(folder(tmp_path, [64] * 50 + [65] * 20), documents=99))
+    data = prepare(config(folder(tmp_path, [64] * 50 + [65] * 20), documents=4))
     assert len(data.validation) == 4 and all(len(document) == 65 for document in data.validation)
     assert len(data.training) == 66
 
@@ -57,11 +68,14 @@ def test_few_documents_become_blocks_of_four_windows_and_the_tail_is_validation(
     assert sum(len(document) for document in data.training) + BLOCK * 64 * len(data.validation) == size
 
 
-@pytest.mark.parametrize("most", [3, 99])
-def test_fewer_documents_give_longer_excerpts(most):
+def test_fewer_documents_give_longer_excerpts():
     text = Text("text", [("text", words(4 * 256))])
-    one = split(text, longest=64, train_length=16, most=most).validation
+    one = split(text, longest=64, train_length=16, most=3).validation
     assert [len(document) for document in one] == [3 * 64 + 1]  # of 256 bytes, 3 whole windows
+    with pytest.raises(
+        ValueError, match=r"--documents 4 asks .* of 64 bytes .* \(text\) hold 3; give .* --documents 3"
+    ):
+        split(text, longest=64, train_length=16, most=4)
 
 
 def test_validation_names_do_not_depend_on_the_contents_of_others():
@@ -74,7 +88,7 @@ def test_validation_names_do_not_depend_on_the_contents_of_others():
 def test_the_hash_is_of_what_is_trained_and_measured_on():
     text = words(2000)
     contents = {"a": text, "b": text, "tail": text[:-1] + b"#", "head": b"#" + text[1:]}
-    found = {name: split(Text(name, [(name, each)]), 64, 16, 4) for name, each in contents.items()}
+    found = {name: split(Text(name, [(name, each)]), 64, 16, 3) for name, each in contents.items()}
     hashes = {name: data.description["sha256"] for name, data in found.items()}
     assert hashes["a"] == hashes["b"] != hashes["head"]
 
@@ -157,7 +171,7 @@ def test_bad_texts(tmp_path):
     }.items():
         with pytest.raises(ValueError, match=message):
             prepare(config(tmp_path / name))
-    assert len(prepare(config(tmp_path / "enough.txt")).validation) == 1
+    assert len(prepare(config(tmp_path / "enough.txt", documents=3)).validation) == 1
     with pytest.raises(ValueError, match="no training document longer than the training length 65"):
         split(Text("", [(str(i), words(65)) for i in range(20)]), 64, 65, 4)
 
@@ -170,3 +184,95 @@ def test_a_folder_names_what_it_leaves_out(tmp_path):
     text = read_text(str(tmp_path))
     assert [name for name, _ in text.documents] == ["part0/0.txt"]
     assert text.left_out == "1 files that are not UTF-8 text, such as latin.txt; 1 empty files"
+
+
+def test_several_texts_are_one(tmp_path):
+    for i in range(2):
+        (tmp_path / str(i)).mkdir()
+        folder(tmp_path / str(i), [100] * 12)
+    (tmp_path / "more.txt").write_bytes(words(500))
+    places = [str(tmp_path / name) for name in ("0", "1", "more.txt")]
+    text = read_texts(places)
+    assert len(text.documents) == len(dict(text.documents)) == 25 and text.source == " and ".join(places)
+    assert text.documents[-1] == (f"{places[2]}/more.txt", words(500))
+    data = prepare(config(" ".join(places)))
+    assert data.description["unit"] == "documents" and data.description["bytes"] == 24 * 100 + 500
+    assert read_texts(places[:1]) == read_text(places[0])
+    with pytest.raises(ValueError, match=r"--data .*/0/part0: it is part of .*/0 already"):
+        read_texts([*places, f"{places[0]}/part0"])
+
+
+# ---- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory) -> str:
+    """A byte-level BPE of 300 tokens, as a tokenizer.json."""
+    plain = Tokenizer(models.BPE())
+    plain.pre_tokenizer, plain.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    plain.train_from_iterator(
+        ["def longitude(latitude): return latitude"] * 9, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet)
+    )
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    plain.save(str(path))
+    return str(path)
+
+
+def test_tokens_have_the_bytes_of_the_text(tokenizer):
+    """In whatever it is written; and a token that is a byte is read as bytes are."""
+    by = reader(tokenizer)
+    content = "def größe(latitude): return 'λ \U0001f30d'\n\n  # latitude".encode()
+    ids, sizes = by.read(content)
+    assert (
+        sizes.sum() == len(content) > len(ids)
+        and by.vocabulary == 256 + len({*ids} - {*range(256)})
+        or by.vocabulary > 256
+    )
+    assert by.tokenizer.decode(ids) == content.decode()
+    assert by.description["tokenizer"].keys() == {"name", "vocabulary", "sha256"}
+    with_bytes = Reader(tokenizer)
+    with_bytes.tokenizer = byte_tokenizer()
+    text = words(2000)
+    assert (with_bytes.read(text).ids == BYTES.read(text).ids).all() and (with_bytes.read(text).bytes == 1).all()
+
+
+def test_a_uniform_model_of_tokens_has_log2_of_its_vocabulary_per_token(tokenizer, tmp_path):
+    """Bits per byte = log2(vocabulary) tokens / bytes."""
+    (tmp_path / "text").write_text("def latitude(longitude): return latitude\n" * 400)
+    study = config(tmp_path / "text", tokenizer=tokenizer, layers=1, hidden=16, heads=2, methods=("non-overlapping",))
+    data = prepare(study)
+    assert data.description["unit"].endswith("256 tokens") and data.token_bytes is not None
+    assert [len(each) for each in data.token_bytes] == [len(each) for each in data.validation]
+    model = build_model(study, "rope", 0)
+    assert model.config.vocab_size == reader(tokenizer).vocabulary
+    for parameter in model.parameters():
+        torch.nn.init.zeros_(parameter)
+    task = task_for(study)
+    assert (task.unit, task.loss_unit, task_of("text").unit) == ("tokens", "token", "bytes")
+    labels = {"label": "rope", "seed": 0}
+    rows, tables = task.measure(Measuring(model, study, data, [16], labels, lambda done, total: None))
+    row, sizes = rows[0], sum(int(each[1:].sum()) for each in data.token_bytes)
+    assert row.metric == "bits_per_byte" and tables[0]["bytes"].sum() == sizes > 2 * row.tokens
+    assert row.value == pytest.approx(math.log2(model.config.vocab_size) * row.tokens / sizes)
+
+
+def test_a_model_of_tokens_is_trained_and_saved_with_its_tokenizer(tokenizer, tmp_path):
+    (tmp_path / "text").write_text("def latitude(longitude): return latitude\n" * 400)
+    small = {"layers": 1, "hidden": 16, "heads": 2, "steps": 2, "batch_size": 2, "device": "cpu"}
+    study_of_tokens = config(tmp_path / "text", tokenizer=tokenizer, encodings=("rope",), **small)
+    assert study(plan(study_of_tokens, tmp_path / "run")).complete
+    checkpoint = load(tmp_path / "run" / "cells" / "rope-0")
+    assert checkpoint.tokenizer("def latitude", add_special_tokens=False)["input_ids"] == list(
+        reader(tokenizer).read(b"def latitude").ids
+    )
+
+
+def test_tokenizers_that_are_none(tmp_path):
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"--tokenizer .*tokenizer.json: it cannot be loaded"):
+        reader(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ValueError, match=r"--tokenizer .*/nope: there is no such file or folder"):
+        reader(str(tmp_path / "nope"))
+    with pytest.raises(ValueError, match="--tokenizer is of --task text, and --task is masked; leave it out"):
+        checked(of_task("masked", tokenizer="gpt2"))

@@ -60,7 +60,7 @@ sampled = partial(tiny, positions="randomized")
         ("learned:max_length=40: .*expected positions 0 .. 39", sampled(encodings=("learned:max_length=40",))),
         ("at least the training length 4 with its 5 positions, got 4", reverse(positions="skipped", position_range=4)),
         ("unknown task of --task 'revers': did you mean 'reverse'", reverse(task="revers")),
-        ("--data of --task reverse must be generated, got stdlib; leave it out", reverse(data="stdlib")),
+        ("--data of --task reverse must be generated, got stdlib; leave it out", reverse(data=("stdlib",))),
         ("--data of --task text must be a text, got generated", reverse(task="text", methods=("sliding",))),
         ("unknown method 'sliding': .*greedy", reverse(methods=("sliding",))),
         ("--stride is of sliding windows", reverse(stride=2)),

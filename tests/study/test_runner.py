@@ -28,7 +28,7 @@ def done(tmp_path_factory):
     """A study that is finished; tests refuse to continue it, or read."""
     path = tmp_path_factory.mktemp("done")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("longitude.study.data.read_text", lambda data: NUMBERS)
+        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
         outcome, notes = run(TINY, path)
     assert outcome.complete and notes[1:] == ["none seed 0: done", "rope seed 0: done"]
     return path
@@ -60,7 +60,7 @@ def test_a_finished_study_is_not_run_again(done, monkeypatch):
 )
 def test_another_configuration_is_named_and_nothing_is_touched(changes, message, done, monkeypatch):
     if not changes:
-        monkeypatch.setattr("longitude.study.data.read_text", lambda data: Text(data, NUMBERS.documents[1:]))
+        monkeypatch.setattr("longitude.study.data.read_texts", lambda data: Text(*data, NUMBERS.documents[1:]))
     before = {path: path.read_bytes() for path in done.rglob("*") if path.is_file() and path.name != ".lock"}
     with pytest.raises(ValueError, match=message):
         run(replace(TINY, **changes), done)

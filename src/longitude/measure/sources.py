@@ -4,7 +4,7 @@ import hashlib
 import os
 import platform
 import sysconfig
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -59,6 +59,22 @@ def read_text(data: str, option: str = "--data") -> Text:
     if not _is_text(content):
         raise ValueError(f"{option} {data}: expected UTF-8 text, got a binary file; convert it to UTF-8 text first")
     return Text(data, [(path.name, content)])
+
+
+def read_texts(data: Sequence[str], option: str = "--data") -> Text:
+    """Several of what `read_text` takes as one text, documents named by it. ValueError also where one is part of another."""
+    if len(data) == 1:
+        return read_text(data[0], option)
+    paths = {one: Path(one).resolve() for one in data if Path(one).exists()}
+    for one, path in paths.items():
+        if inside := [other for other in paths if other != one and path.is_relative_to(paths[other])]:
+            raise ValueError(f"{option} {one}: it is part of {inside[0]} already; leave one of them out")
+    texts = [read_text(one, option) for one in data]
+    documents = [
+        (f"{one}/{name}", part) for one, text in zip(data, texts, strict=True) for name, part in text.documents
+    ]
+    left_out = [f"{text.left_out} ({text.source})" for text in texts if text.left_out]
+    return Text(" and ".join(text.source for text in texts), documents, "; ".join(left_out))
 
 
 def _stdlib(option: str) -> Text:

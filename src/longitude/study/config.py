@@ -11,6 +11,8 @@ Positions = Literal["contiguous", "randomized", "skipped"]
 Method = Literal["non-overlapping", "sliding", "per-position", "greedy"]
 GENERATED = "generated"
 """--data of tasks whose examples are drawn, not read."""
+BYTE = "byte"
+"""--tokenizer of models that read bytes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +28,11 @@ class StudyConfig:
         encodings: Models to compare: encodings (see `longitude list`), variants such as "rope:base=500000", compositions
             such as rope+fox, or "all" that have a meaning for the task's models; with other mixers than attention:
             rope+window:size=64, mamba, rope+attention+mamba (one after the other over the layers).
-        data: Text to train on: "stdlib" (the sources of Python's standard library), a file, a folder, or "datasets:NAME"
-            or "datasets:NAME:CONFIG" from the Hugging Face hub; "generated" for tasks that need none.
-        train_length: Bytes per training window; of generated tasks the most symbols of a training example (digits of a
+        data: Text to train on, one or several: "stdlib" (the sources of Python's standard library), files, folders, or
+            "datasets:NAME" or "datasets:NAME:CONFIG" from the Hugging Face hub; "generated" for tasks that need none.
+        tokenizer: Of --task text: byte, a tokenizer.json, a folder with a tokenizer, or a name on the hub. Lengths are
+            then in tokens; the metric stays bits per byte.
+        train_length: Bytes (or tokens) of a training window; of generated tasks the most symbols of an example (digits of a
             number).
         positions: Positions of a training window: contiguous, randomized (a sorted subset of a longer range) or skipped
             (two runs, the second moved on). Measuring is contiguous always.
@@ -56,7 +60,8 @@ class StudyConfig:
 
     task: str = "text"
     encodings: tuple[str, ...] = ("none", "sinusoidal", "rope", "alibi", "t5")
-    data: str = "stdlib"
+    data: tuple[str, ...] = ("stdlib",)
+    tokenizer: str = BYTE
     train_length: int = 256
     positions: Positions = "contiguous"
     position_range: int | None = None
@@ -81,6 +86,7 @@ class StudyConfig:
         """The configuration of a study.json. An option that came later is at its default, as it was then."""
         known: dict[str, Any] = {name: saved[name] for name in cls.__dataclass_fields__ if name in saved}
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
+        known |= {"data": (known["data"],)} if isinstance(known.get("data"), str) else {}  # it was one
         return cls(**known)
 
     @property

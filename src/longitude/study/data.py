@@ -1,6 +1,7 @@
-"""The text of a study: documents of bytes, split by document, and one order of training windows for every model.
+"""The text of a study: documents of tokens, split by document, and one order of training windows for every model.
 
-A text of at least 20 documents that hold the longest window and the byte after it is split by document: those drawn by
+A token is a byte, unless the study has a tokenizer; lengths are in tokens.
+A text of at least 20 documents that hold the longest window and the token after it is split by document: those drawn by
 the hash of their names are for validation, all others for training. With fewer, the whole text is cut into contiguous
 blocks of four times the longest window; the blocks are then the documents, and the tail is for validation.
 
@@ -19,9 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from longitude.measure.sources import Text, name_hash, read_text
+from longitude.measure.sources import Text, name_hash, read_texts
 from longitude.positions.samplers import Sampler
-from longitude.study.config import StudyConfig
+from longitude.study.config import StudyConfig, listed
+from longitude.study.tokens import BYTES, Read, Reader, reader
 
 ENOUGH = 20
 """Documents from which a text is split by document."""
@@ -36,14 +38,16 @@ class StudyData:
     """What a study reads before it begins.
 
     Attributes:
-        training: Documents of bytes, uint8 [n] each; none where examples are drawn.
+        training: Documents of tokens, integers [n] each (bytes: uint8); none where examples are drawn.
         validation: Likewise, int64 [n].
         description: For study.json.
+        token_bytes: Of the validation documents, the bytes of each token; None where a token is a byte.
     """
 
     training: list[np.ndarray]
     validation: list[Tensor]
     description: dict[str, Any]
+    token_bytes: list[Tensor] | None = None
 
 
 class Examples(torch.utils.data.Dataset, ABC):
@@ -59,41 +63,48 @@ class Examples(torch.utils.data.Dataset, ABC):
 
 def prepare(config: StudyConfig) -> StudyData:
     """Read the text of a study and split it. ValueError: the text is missing, empty, not text, or too short."""
-    text = read_text(config.data)
+    text = read_texts(config.data)
     size = sum(len(content) for _, content in text.documents)
     if size == 0:
-        raise ValueError(f"--data {config.data}: the text is empty; give a text with something to read")
-    return split(text, config.longest, config.train_length, config.documents)
+        raise ValueError(f"--data {listed(config.data)}: the text is empty; give a text with something to read")
+    return split(text, config.longest, config.train_length, config.documents, reader(config.tokenizer))
 
 
-def split(text: Text, longest: int, train_length: int, most: int) -> StudyData:
-    """Text -> training and validation documents; at most `most` for validation, more windows of each where fewer."""
-    documents = text.documents
-    eligible = [name for name, content in documents if len(content) > longest]
+def split(text: Text, longest: int, train_length: int, most: int, by: Reader = BYTES) -> StudyData:
+    """Text -> training and validation documents; `most` for validation, or fewer with as many longest windows together."""
+    documents = [(name, by.read(content)) for name, content in text.documents]
+    eligible = [name for name, read in documents if len(read.ids) > longest]
     by_document = len(eligible) >= ENOUGH
     if by_document:
         rank = sorted(eligible, key=name_hash)
         chosen = set(rank[: min(most, int(SHARE * len(eligible)))])
         unit = "documents"
     else:
-        documents = _blocks(text, BLOCK * longest)
+        documents = _blocks(text, BLOCK * longest, by)
         names = [name for name, _ in documents]
         chosen = set(names[-min(most, max(1, int(SHARE * len(names)))) :])
-        unit = f"contiguous blocks of {BLOCK * longest} bytes"
-    windows = max(1, most // len(chosen))
-    held = [(name, content) for name, content in documents if name in chosen]
-    training = [(name, content) for name, content in documents if name not in chosen]
-    usable = [np.frombuffer(content, np.uint8) for _, content in training if len(content) > train_length]
+        unit = f"contiguous blocks of {BLOCK * longest} {by.unit}"
+    windows = -(-most // len(chosen))
+    held = [(name, read) for name, read in documents if name in chosen]
+    training = [read for name, read in documents if name not in chosen]
+    usable = [read for read in training if len(read.ids) > train_length]
     if not usable:
         raise ValueError(
             f"the text has no training document longer than the training length {train_length}; "
             f"give a longer text or a shorter --train-length"
         )
-    excerpts = [_excerpt(name, content, windows * longest + 1, longest) for name, content in held]
+    excerpts = [_excerpt(name, read, windows * longest + 1, longest) for name, read in held]
+    measured = sum(len(excerpt.ids) - 1 for excerpt in excerpts) // longest
+    if measured < most:
+        raise ValueError(
+            f"--documents {most} asks for as many windows of {longest} {by.unit} of held-out text, and {SHARE:.0%} of the "
+            f"text ({text.source}) hold {measured}; give a longer text or --documents {measured}"
+        )
     digest = hashlib.sha256()
-    for part in ([content for _, content in training], [excerpt.tobytes() for excerpt in excerpts]):
+    for part in (training, excerpts):
         digest.update(len(part).to_bytes(8))
-        for content in part:
+        for read in part:
+            content = read.ids.tobytes()
             digest.update(len(content).to_bytes(8) + content)
     description = {
         "source": text.source,
@@ -103,34 +114,38 @@ def split(text: Text, longest: int, train_length: int, most: int) -> StudyData:
         "left_out": text.left_out or None,
         "unit": unit,
         "training_documents": len(usable),
-        "training_bytes": sum(len(document) for document in usable),
+        "training_bytes": sum(read.size for read in usable),
         "training_documents_too_short": len(training) - len(usable),
         "validation_documents": len(excerpts),
-        "validation_bytes": sum(len(excerpt) for excerpt in excerpts),
+        "validation_bytes": sum(excerpt.size for excerpt in excerpts),
         "validation_names": [name for name, _ in held],
+        **by.description,
     }
-    return StudyData(usable, [torch.from_numpy(excerpt.astype(np.int64)) for excerpt in excerpts], description)
+    validation = [torch.from_numpy(excerpt.ids.astype(np.int64)) for excerpt in excerpts]
+    sizes = [torch.from_numpy(each.bytes.astype(np.int64)) for each in excerpts if each.bytes is not None]
+    return StudyData([read.ids for read in usable], validation, description, sizes or None)
 
 
-def _blocks(text: Text, size: int) -> list[tuple[str, bytes]]:
-    """The whole text in blocks of `size` bytes, documents joined by a newline; the rest is part of the first block."""
-    whole = b"\n".join(content for _, content in text.documents)
-    count = len(whole) // size
+def _blocks(text: Text, size: int, by: Reader) -> list[tuple[str, Read]]:
+    """The whole text in blocks of `size` tokens, documents joined by a newline; the rest is part of the first block."""
+    whole = by.read(b"\n".join(content for _, content in text.documents))
+    length = len(whole.ids)
+    count = length // size
     if count < 2:
         raise ValueError(
-            f"the text ({text.source}) is {len(whole)} bytes long and must be at least {2 * size}: two blocks of {BLOCK} "
+            f"the text ({text.source}) is {length} {by.unit} long and must be at least {2 * size}: two blocks of {BLOCK} "
             f"times the longest window {size // BLOCK}; give a longer text or shorter --test-lengths"
         )
-    rest = len(whole) - count * size
-    cuts = [0, *range(rest + size, len(whole) + 1, size)]
-    return [(f"block {i}", whole[cuts[i] : cuts[i + 1]]) for i in range(count)]
+    rest = length - count * size
+    cuts = [0, *range(rest + size, length + 1, size)]
+    return [(f"block {i}", whole.part(cuts[i], cuts[i + 1])) for i in range(count)]
 
 
-def _excerpt(name: str, content: bytes, most: int, longest: int) -> np.ndarray:
-    """uint8 [n * longest + 1], n as large as `most` allows, from a place that the name draws."""
-    length = min(len(content) - 1, most - 1) // longest * longest + 1
-    start = int(name_hash(name), 16) % (len(content) - length + 1)
-    return np.frombuffer(content, np.uint8)[start : start + length]
+def _excerpt(name: str, read: Read, most: int, longest: int) -> Read:
+    """As many as n * longest + 1 tokens, n as large as `most` allows, from a place that the name draws."""
+    length = min(len(read.ids) - 1, most - 1) // longest * longest + 1
+    start = int(name_hash(name), 16) % (len(read.ids) - length + 1)
+    return read.part(start, start + length)
 
 
 class Windows(Examples):

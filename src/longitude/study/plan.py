@@ -16,6 +16,7 @@ from longitude.positions.composed import Composed
 from longitude.runs.device import device_of
 from longitude.runs.files import LOCK, require_space
 from longitude.study.config import (
+    BYTE,
     GENERATED,
     StudyConfig,
     listed,
@@ -80,7 +81,7 @@ def checked(config: StudyConfig) -> StudyConfig:
     task = task_of(config.task)
     require_at_least(config, train_length=2, steps=1, batch_size=1, layers=1, hidden=1, heads=1, documents=1, threads=1)
     require_ascending("test_lengths", config.test_lengths)
-    for name in ("seeds", "methods", "encodings"):
+    for name in ("seeds", "methods", "encodings", "data"):
         require_distinct(name, getattr(config, name))
     for name, right, expected in _rules(config, task):
         if not right:
@@ -95,9 +96,11 @@ def checked(config: StudyConfig) -> StudyConfig:
         raise ValueError("--stride is of sliding windows; add sliding to --methods, or leave --stride out")
     if config.positions == "contiguous" and config.position_range is not None:
         raise ValueError("--position-range is of sampled positions, and --positions is contiguous; leave it out")
-    if task.generated != (config.data == GENERATED):
+    if task.generated != (GENERATED in config.data) or (task.generated and len(config.data) > 1):
         expected = "generated" if task.generated else "a text"
-        raise ValueError(f"--data of --task {task.name} must be {expected}, got {config.data}; leave it out")
+        raise ValueError(f"--data of --task {task.name} must be {expected}, got {listed(config.data)}; leave it out")
+    if config.tokenizer != BYTE and not task.tokenized:
+        raise ValueError(f"--tokenizer is of --task text, and --task is {task.name}; leave it out")
     labels = with_all(config.encodings, lambda: _meaningful(task))
     for label in labels:
         parse_label(label)

@@ -13,7 +13,7 @@ from longitude.measure.rows import Row, from_frame, read_rows
 from longitude.runs.files import FRESH, read_json
 from longitude.study.config import StudyConfig
 from longitude.study.resume import LossLog
-from longitude.study.tasks.base import Task, task_of
+from longitude.study.tasks.base import Task, task_for
 from longitude.study.trial import Status, Trial
 
 REMEDY = "run the same `longitude study` again, it continues"
@@ -82,7 +82,7 @@ class Run:
 
     @property
     def task(self) -> Task:
-        return task_of(self.config.task)
+        return task_for(self.config)
 
     @property
     def labels(self) -> list[str]:

@@ -19,7 +19,8 @@ from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
 from longitude.study.results import NOTHING_MEASURED
 from longitude.study.resume import drop_unfinished
-from longitude.study.tasks.base import Measuring, OnProgress, Task, task_of
+from longitude.study.tasks.base import Measuring, OnProgress, Task, task_for
+from longitude.study.tokens import reader
 from longitude.study.train import UNTRAINED, build_model, remove_checkpoints, save, train
 from longitude.study.trial import Status, Trial
 
@@ -80,7 +81,7 @@ class TrialRun:
 
     @property
     def task(self) -> Task:
-        return task_of(self.config.task)
+        return task_for(self.config)
 
     def attempt(self) -> Status:
         """Run it; an error is recorded, a full disk raised."""
@@ -131,7 +132,7 @@ class TrialRun:
                 remove_checkpoints(trial)
                 return self.record("diverged", diverged, reason=f"the loss was not finite at step {diverged}")
             training_seconds = time.perf_counter() - start if first == 0 else None
-            save(model, trial.folder)
+            save(model, trial.folder, reader(config.tokenizer).tokenizer)
         more: dict[str, Any] = {"training_seconds": training_seconds}
         more |= read_json(trial.folder / UNTRAINED, FRESH) or {}
         self.record("running", config.steps, **more)

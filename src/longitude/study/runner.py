@@ -12,6 +12,7 @@ from typing import Any
 
 import pandas as pd
 
+from longitude import plugins
 from longitude.measure import read_rows, to_frame, write_rows
 from longitude.runs.files import FRESH, locked, out_of_space, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import provenance
@@ -155,6 +156,8 @@ def _opened(planned: StudyPlan, note: Note) -> StudyPlan:
         if changes := [name for name in here if here[name] != last[name]]:
             note(f"{planned.run} was begun with another {' and '.join(changes)}; study.json keeps both")
             begun["continued"] = [*begun["continued"], {"at": _now(), **here}]
+    begun["plugins"] = plugins.records(planned.config.task, *planned.config.encodings)
+    plugins.require_same((saved or {}).get("plugins", []), begun["plugins"], str(planned.run))
     whole = {**begun, "configuration": asdict(planned.config), "data": planned.data.description}
     if json.loads(json.dumps(whole)) != saved:
         write_json(path, whole)

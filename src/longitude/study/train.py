@@ -38,7 +38,7 @@ def build_model(config: StudyConfig, label: str, seed: int) -> Any:
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
         max_position_embeddings=task.trained_positions(config),
-        **task.tokens,
+        **task.vocabulary(config),
         **parse_label(label).options(config.layers),
     )
     with torch.random.fork_rng():
@@ -161,11 +161,13 @@ class Steps(TrainerCallback):
         seal(self.folder / f"checkpoint-{state.global_step}")
 
 
-def save(model: Any, folder: Path) -> None:
-    """config.json and model.safetensors into the folder; config.json comes last: where it is, all are there."""
+def save(model: Any, folder: Path, tokenizer: Any = None) -> None:
+    """The model and its tokenizer into the folder; config.json comes last: where it is, all are there."""
     unfinished = folder / f".model.{os.getpid()}.tmp"
     try:
         model.save_pretrained(unfinished)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(unfinished)
         for path in sorted(unfinished.iterdir(), key=lambda path: path.name == "config.json"):
             flush(path)
             os.replace(path, folder / path.name)

@@ -12,8 +12,9 @@ from longitude import models
 from longitude.measure import Row
 from longitude.positions.samplers import Sampler, sampler
 from longitude.registry import Registry
-from longitude.study.config import GENERATED, StudyConfig
+from longitude.study.config import BYTE, GENERATED, StudyConfig
 from longitude.study.data import Examples, StudyData, prepare
+from longitude.study.tokens import reader
 
 BYTES = 256
 """Every model of a study reads bytes; a task's own tokens follow."""
@@ -44,7 +45,7 @@ class Measuring:
 
 
 class Task(ABC):
-    """One task; an instance holds nothing.
+    """One task; `task_for` builds the one of a study.
 
     A subclass registered with `register_task` in a file of study/tasks is a choice of `longitude study --task`. By default it
     reads documents of bytes from --data.
@@ -60,6 +61,7 @@ class Task(ABC):
         stack: What is trained: "decoder", "encoder" or "encoder-decoder".
         model_class: Its name in longitude.models.
         tokens: What the task decides of LongitudeConfig: the vocabulary and special tokens.
+        tokenized: Whether it takes a --tokenizer.
         defaults: Options of the study whose default is not that of `StudyConfig`.
     """
 
@@ -67,23 +69,28 @@ class Task(ABC):
     kind: ClassVar[Literal["losses", "answers"]] = "losses"
     metric: ClassVar[str]
     words: ClassVar[str]
-    unit: ClassVar[str] = "bytes"
-    loss_unit: ClassVar[str]
+    unit: str = "bytes"
+    loss_unit: str
     methods: ClassVar[tuple[str, ...]]
     stack: ClassVar[Literal["decoder", "encoder", "encoder-decoder"]] = "decoder"
     model_class: ClassVar[str] = "LongitudeForCausalLM"
     tokens: ClassVar[Mapping[str, int]] = {"vocab_size": BYTES}
+    tokenized: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {}
 
     @property
     def generated(self) -> bool:
         """Whether its examples are drawn from a seed; else it reads --data."""
-        return self.defaults.get("data") == GENERATED
+        return self.defaults.get("data") == (GENERATED,)
 
     @property
     def model(self) -> Any:
         """The class that is trained."""
         return getattr(models, self.model_class)
+
+    def vocabulary(self, config: StudyConfig) -> Mapping[str, int]:
+        """`tokens`, with the size of a --tokenizer. ValueError where there is none such."""
+        return self.tokens if config.tokenizer == BYTE else {"vocab_size": reader(config.tokenizer).vocabulary}
 
     def positions(self, length: int) -> int:
         """How many positions a model needs for a length."""
@@ -135,6 +142,14 @@ def register_task(name: str) -> Callable[[Kind], Kind]:
 def task_of(name: str) -> Task:
     """The task of a name. ValueError with the nearest name for an unknown one."""
     return TASKS[name]()
+
+
+def task_for(config: StudyConfig) -> Task:
+    """The task of a study, in the units of its --tokenizer. ValueError for an unknown one."""
+    task = task_of(config.task)
+    if config.tokenizer != BYTE:
+        task.unit, task.loss_unit = "tokens", "token"
+    return task
 
 
 def of_task(name: str, **options: Any) -> StudyConfig:

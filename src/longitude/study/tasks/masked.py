@@ -33,6 +33,7 @@ class Masked(Text):
 
     metric, words, loss_unit = "bits_per_masked_byte", "bits per masked byte", "masked byte"
     methods = ("non-overlapping",)
+    tokenized = False
     stack, model_class, tokens = "encoder", "LongitudeForMaskedLM", {"vocab_size": BYTES + 1}
     defaults = {
         "methods": ("non-overlapping",),

@@ -62,7 +62,7 @@ class Sequences(Task):
         "decoder_start_token_id": START,
     }
     defaults = {
-        "data": GENERATED,
+        "data": (GENERATED,),
         "encodings": ("sinusoidal", "rope", "alibi:future=one-sided"),
         "train_length": 16,
         "test_lengths": (8, 16, 18, 20, 24, 32),

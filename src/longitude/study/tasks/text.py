@@ -1,4 +1,4 @@
-"""The task of text: a decoder predicts the next byte."""
+"""The task of text: a decoder predicts the next byte, or token."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -14,10 +14,11 @@ from longitude.study.tasks.base import Measuring, Task, register_task, sampler_o
 
 @register_task("text")
 class Text(Task):
-    """The next byte of a text, from those before it: bits per byte of held-out text."""
+    """The next byte or token of a text, from those before it: bits per byte of held-out text."""
 
     metric, words, loss_unit = "bits_per_byte", "bits per byte", "byte"
     methods = ("non-overlapping", "sliding", "per-position")
+    tokenized = True
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         count = config.steps * config.batch_size
@@ -28,7 +29,7 @@ class Text(Task):
         rows = [replace(each.row(**of.labels), metric=self.metric) for each in losses]
         whole = [each for each in losses if each.position_from is None]
         tables = [
-            of.per_document(each.method, each.window, nats=each.nats, tokens=each.tokens, bytes=each.tokens)
+            of.per_document(each.method, each.window, nats=each.nats, tokens=each.tokens, bytes=each.bytes)
             for each in whole
         ]
         return rows, [*tables, *self.quarters(of, losses)]
@@ -57,7 +58,7 @@ class Text(Task):
             methods=of.config.methods,
             stride=of.config.stride,
             span=of.config.test_lengths[-1],
-            token_bytes=1,
+            token_bytes=of.data.token_bytes or 1,
             bins=bins,
             progress=of.on_progress,
         )

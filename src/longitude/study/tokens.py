@@ -1,0 +1,87 @@
+"""What the models of a study read: the bytes of a text, or the tokens of a tokenizer, each with its bytes."""
+
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from longitude.checkpoints.load import in_one_line, quiet
+from longitude.measure.documents import tokens_of
+from longitude.study.config import BYTE
+
+
+class Read(NamedTuple):
+    """A document as a model reads it: ids [n], and the bytes of each [n]; None where a token is a byte."""
+
+    ids: np.ndarray
+    bytes: np.ndarray | None = None
+
+    def part(self, start: int, stop: int) -> "Read":
+        """The tokens from `start` on, up to `stop`."""
+        return Read(self.ids[start:stop], None if self.bytes is None else self.bytes[start:stop])
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return len(self.ids) if self.bytes is None else int(self.bytes.sum())
+
+
+class Reader:
+    """Reads text by `--tokenizer`: "byte", a tokenizer.json, a folder that has one, or a name on the hub.
+
+    Attributes:
+        tokenizer: Of transformers; None: bytes.
+        vocabulary: Number of token ids.
+    """
+
+    def __init__(self, name: str = BYTE):
+        """ValueError where there is no such tokenizer."""
+        self.name, self.tokenizer, self.vocabulary = name, None, 256
+        if name != BYTE:
+            self.tokenizer = _tokenizer(name)
+            self.vocabulary = 1 + max(self.tokenizer.get_vocab().values())
+
+    def read(self, content: bytes) -> Read:
+        """UTF-8 -> tokens, without special ones."""
+        if self.tokenizer is None:
+            return Read(np.frombuffer(content, np.uint8))
+        ids, sizes = tokens_of(content.decode("utf-8"), self.tokenizer)
+        return Read(ids.numpy().astype(np.int32), sizes.numpy().astype(np.int32))
+
+    @property
+    def unit(self) -> str:
+        """Of lengths."""
+        return "bytes" if self.tokenizer is None else "tokens"
+
+    @property
+    def description(self) -> dict[str, Any]:
+        """For study.json: nothing of bytes."""
+        if self.tokenizer is None:
+            return {}
+        whole = getattr(self.tokenizer, "backend_tokenizer", None)
+        state = whole.to_str() if whole is not None else repr(sorted(self.tokenizer.get_vocab().items()))
+        about = {"name": self.name, "vocabulary": self.vocabulary, "sha256": hashlib.sha256(state.encode()).hexdigest()}
+        return {"tokenizer": about}
+
+
+BYTES = Reader()
+
+
+@lru_cache(maxsize=4)
+def reader(name: str) -> Reader:
+    """The reader of a --tokenizer; loaded once. ValueError where there is none."""
+    return Reader(name)
+
+
+def _tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    path = Path(name).expanduser()
+    place = "there is no such file or folder, and no such name on the hub; byte reads bytes"
+    problem = f"--tokenizer {name}: {'it cannot be loaded' if path.exists() else place}"
+    with quiet(), in_one_line(problem):
+        if path.is_file():
+            return PreTrainedTokenizerFast(tokenizer_file=str(path))
+        return AutoTokenizer.from_pretrained(str(path) if path.is_dir() else name, trust_remote_code=False)
