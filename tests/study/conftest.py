@@ -22,6 +22,7 @@ from longitude.study.data import StudyData, Text, split
 from longitude.study.labels import safe
 from longitude.study.plan import plan
 from longitude.study.report import table
+from longitude.study.results import FIRST, LAST
 from longitude.study.tasks.base import of_task
 
 SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu"}
@@ -155,13 +156,16 @@ def write_run(
     states: dict[tuple[str, int], dict] | None = None,
     spread: float = 0.12,
     noise: float = 0.02,
+    gains: dict[str, float] | None = None,
+    ngrams: dict[str, float] | None = None,
     source: str = "standard library of Python 3.11.2",
     **options: Any,
 ) -> Path:
     """A run directory as a study leaves it, with numbers that look like a study's.
 
-    values: label -> bits per byte, or shares of exact answers (also one for each seed), at each length. states: (label, seed) ->
-    what differs in status.json. spread: of documents, common to all labels and lengths; noise: of every document at every length.
+    values: label -> bits per byte, or shares of exact answers, at each length (or a tuple there, one for each seed). states:
+    (label, seed) -> what differs in status.json. gains: bits from the first to the last quarter of a training window.
+    spread: of documents, common to all labels and lengths; noise: of every document at every length.
     """
     config = of_task(options.pop("task", "text"), **{"encodings": tuple(values), "documents": 24, **options})
     random = np.random.default_rng(0)
@@ -184,6 +188,7 @@ def write_run(
             at = dict(zip(config.test_lengths, here, strict=True))
             empty = {"method": [], "length": [], "document": []}
             sums = _exact(config, at) if config.task == "reverse" else _sums(config, at, common, noise, random)
+            sums = [*sums, *_quarters(config, (gains or {}).get(label), common)]
             frame = pd.concat([pd.DataFrame({"label": label, "seed": seed, **part}) for part in (empty, *sums)])
             frame.to_parquet(folder / "documents.parquet", index=False)
             rows += _rows(config, label, seed, at)
@@ -198,8 +203,19 @@ def write_run(
             ("validation_documents" if config.task == "text" else "test_examples_of_each_length"): config.documents,
         },
     }  # fmt: skip
+    if ngrams:
+        study["ngrams"] = ngrams
     (path / "study.json").write_text(json.dumps(study))
     return path
+
+
+def _quarters(config, gain, common):
+    """Of windows of the training length, as much worse at their begin as context brings."""
+    if gain is not None:
+        for method, bits in ((FIRST, 3 + gain), (LAST, 3)):
+            sizes = np.full(len(common), config.longest // 4)
+            place = {"method": method, "length": config.train_length, "document": range(len(common))}
+            yield place | {"nats": (bits + common) * math.log(2) * sizes, "tokens": sizes, "bytes": sizes}
 
 
 def _losses(config, steps, random):

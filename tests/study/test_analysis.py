@@ -13,7 +13,7 @@ from longitude.measure.retrieval import scoring
 from longitude.report.wording import percent
 from longitude.study.analysis import analyse
 from longitude.study.answers import longest_solved, share
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK
 from longitude.study.report import table, write_report
 from longitude.study.results import read_run
 from tests.study.conftest import BITS, SHARES, conclusion, line, printed, summary, write_answers, write_run
@@ -76,10 +76,73 @@ def test_the_whole_sentence(tmp_path):
     run = write_run(tmp_path, bits, spread=0, noise=0, states=states)
     assert conclusion(run) == (
         "At 4096 bytes, 16 times the training length, alibi (−1.2%, 95% interval −1.2 to −1.2%) holds (bits per byte "
-        "within 2% of those at 256); rope (+42%, +42 to +42%) and t5 (+3.1%, +3.1 to +3.1%) do not; learned was not "
-        'measured at that length; "none" diverged at step 117; intervals are over 24 documents with one seed, so they '
+        "within 2% of those at 256); rope (+42%, +42 to +42%) and t5 (+3.1%, +3.1 to +3.1%) do not; alibi beats t5, the next "
+        "best, by 0.12 [0.12, 0.12] bits per byte (one seed, 24 documents); learned was not measured at that length; "
+        '"none" diverged at step 117; intervals are over 24 documents with one seed, so they '
         "do not cover training again."
     )
+
+
+def test_what_learned_too_little_is_named_though_it_holds(tmp_path):
+    bits = {"none": (3.03, 3.03), "alibi": (2.48, 2.45), "rope": (2.27, 4.39)}
+    options = {"gains": {"none": -0.06, "alibi": 0.215, "rope": 0.23}, "ngrams": {"2": 3.49, "3": 2.67}}
+    run = write_run(tmp_path, bits, test_lengths=(256, 512), seeds=(0, 1, 2), noise=0.004, **options)
+    frame = summary(run)
+    assert {label: line(frame, label, 512)["verdict"] for label in bits} == {"none": WEAK, "alibi": HOLDS, "rope": LOST}
+    assert line(frame, "none", 512)["failed"] == ("loss", "context") and line(frame, "rope", 512)["failed"] == (
+        "holding",
+    )
+    text, shown = conclusion(run), printed(run, 120)
+    assert '"none" (' in text and "holds, but it learned too little; rope" in text
+    assert re.search(
+        r'at 256 "none" \(3.0\d\) does not beat 3-grams of the same text \(2.67\); "none" \(−0.06 bits\) takes no', text
+    )
+    assert re.search(r'"none" \(\+3\d%\) is more than 10% above the best loss, that of rope', text)
+    assert re.search(
+        r"alibi beats \"none\", the next best, by 0.5\d \[0.\d\d, 0.\d\d\] bits per byte \(3 seeds\)", text
+    )
+    assert "not loss context" in shown
+
+
+def test_what_was_not_measured_of_learning_is_not_judged(tmp_path):
+    found = line(summary(write_run(tmp_path, {"alibi": BITS["alibi"]})), "alibi", 4096)
+    assert (found["loss"], found["context"], found["holding"], found["verdict"]) == (HOLDS, None, HOLDS, HOLDS)
+
+
+def test_labels_are_compared_seed_by_seed(tmp_path):
+    bits = {"a": (2.5, (2.50, 2.61, 2.55)), "b": (2.5, (2.40, 2.50, 2.46)), "c": (2.5, (2.45, 2.48, 2.51))}
+    run = write_run(tmp_path, bits, test_lengths=(256, 512), seeds=(0, 1, 2), spread=0.3, noise=0)
+    of = {(each.better, each.worse): each for each in analyse(run).compared(512)}
+    found = of["b", "a"]
+    assert found[:7] == (
+        "b",
+        "a",
+        512,
+        3,
+        24,
+        pytest.approx(0.1, abs=1e-9),
+        pytest.approx(0.1 - 4.302653 * 0.01 / 3**0.5, abs=1e-6),
+    )
+    assert found.over == "seeds" and found.p == pytest.approx(3 * 0.0033, abs=1e-4) and found.decided
+    assert not of["b", "c"].decided and of["b", "c"].low < 0
+    assert "b and c cannot be told apart" in conclusion(run)
+
+
+def test_no_winner_in_noise(tmp_path):
+    wins = 0
+    for i in range(20):
+        values = 2.5 + np.random.default_rng(i).normal(0, 0.05, (4, 3))
+        bits = {label: (2.5, tuple(each)) for label, each in zip("abcd", values, strict=True)}
+        run = write_run(tmp_path / str(i), bits, test_lengths=(256, 512), seeds=(0, 1, 2), noise=0)
+        wins += any(each.decided for each in analyse(run).compared(512))
+    assert wins <= 3  # of 20 tables at 5 %: 4 and more once in sixty
+
+
+def test_effective_length_with_its_interval(tmp_path):
+    bits = {"a": (2.0, 2.01, (2.0, 2.06, 2.03), 2.5), "b": (2.0, 2.1, 2.0, 2.0)}
+    found = analyse(write_run(tmp_path, bits, test_lengths=(256, 512, 1024, 2048), seeds=(0, 1, 2), spread=0, noise=0))
+    of = {label: found.criterion.effective(found.of(label)) for label in bits}
+    assert of == {"a": (1024, 512, 1024), "b": (256, 256, 256)}
 
 
 ONE, ALL = {"bits": ["rope"]}, (1.0,) * 4
@@ -254,7 +317,8 @@ def test_the_whole_sentence_of_answers(tmp_path):
     run = write_answers(tmp_path, states={("t5", 0): {"status": "failed", "step": 0}})
     assert conclusion(run) == (
         "At 32 symbols, 2 times the training length, alibi:future=one-sided (97%, 95% interval 94 to 99%) solves reverse (at "
-        "least 90% of the answers exact); rope (0%, 0 to 2%) does not; rope and learned solve up to 16; learned was not "
+        "least 90% of the answers exact); rope (0%, 0 to 2%) does not; rope and learned solve up to 16; alibi:future=one-sided "
+        "beats rope, the next best, by 97 [94, 99] points of a hundred (one seed, 200 examples); learned was not "
         "measured at that length; t5 failed; intervals are over 200 examples with one seed, so they do not cover training "
         "again."
     )

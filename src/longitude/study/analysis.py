@@ -7,7 +7,7 @@ import pandas as pd
 
 from longitude.report.wording import and_, named
 from longitude.study.answers import AnswerCriterion
-from longitude.study.comparisons import Comparison, compared
+from longitude.study.comparisons import Comparison
 from longitude.study.criterion import Criterion, Finding
 from longitude.study.estimates import HOLDS, UNCLEAR, WEAK
 from longitude.study.losses import LossCriterion
@@ -35,6 +35,11 @@ class Analysis:
         """The findings of the first method, from which the study concludes; none where it was measured by position only."""
         return next(iter(self.findings.values()), [])
 
+    def compared(self, length: int, method: str | None = None) -> list[Comparison]:
+        """The comparisons at a length; by default of the first method."""
+        every = self.comparisons[method] if method else next(iter(self.comparisons.values()), [])
+        return [each for each in every if each.length == length]
+
     def of(self, label: str, method: str | None = None) -> list[Finding]:
         """The findings of a label, in the order of lengths; by default of the first method."""
         return [each for each in (self.findings[method] if method else self.main) if each.label == label]
@@ -56,7 +61,7 @@ def analyse(run: Run | Path | str) -> Analysis:
         for method in run.methods
     }
     comparisons = {
-        method: [each for length in run.lengths for each in compared(criterion, length, method)]
+        method: [each for length in run.lengths for each in criterion.compared(length, method)]
         for method in run.methods
     }
     return Analysis(run, criterion, findings, comparisons)
@@ -100,6 +105,7 @@ def conclusion(analysis: Analysis) -> str:
         clauses = [f"no encoding was measured at {run.lengths[-1]} {run.task.unit}"]
     else:
         clauses = criterion.clauses(found, last)
+        clauses += winner(analysis, last)
         here = {each.label for each in last}
         if absent := [named(label) for label in dict.fromkeys(each.label for each in found) if label not in here]:
             clauses.append(f"{and_(absent)} {'was' if len(absent) == 1 else 'were'} not measured at that length")
@@ -110,6 +116,14 @@ def conclusion(analysis: Analysis) -> str:
         clauses.append(_scope(criterion, found))
     sentence = "; ".join(clauses) + "."
     return sentence[0].upper() + sentence[1:]
+
+
+def winner(analysis: Analysis, last: list[Finding]) -> list[str]:
+    """By how much the best label at the longest length beats the next, or that they cannot be told apart."""
+    ranked = sorted(last, key=lambda each: each.value or 0, reverse=not analysis.criterion.less_is_better)
+    first = {each.label for each in ranked[:2]}
+    pairs = [each for each in analysis.compared(last[0].length) if {each.better, each.worse} == first]
+    return [analysis.criterion.beats(each) for each in pairs]
 
 
 def remarks(run: Run) -> list[str]:

@@ -38,6 +38,9 @@ class AnswerCriterion(Criterion):
         sums = self.run.sums(label, length, method, ("exact", "exact"))
         return sums and sums._replace(over=np.ones_like(sums.of))
 
+    def within(self, found: Finding) -> tuple[bool, str | None]:
+        return found.value is not None and found.value >= SOLVED, found.verdict
+
     def clauses(self, found: list[Finding], last: list[Finding]) -> list[str]:
         clauses = self.by_verdict(last, f"{self.task.name} (at least {SOLVED:.0%} of the answers exact)")
         solved = {each.label for each in last if each.verdict == HOLDS}
@@ -57,6 +60,13 @@ class AnswerCriterion(Criterion):
             verb = "" if words else " solves" if len(groups[length]) == 1 else " solve"
             words.append(f"{and_(groups[length])}{verb} {'no length' if length is None else f'up to {length}'}")
         return and_(words)
+
+    @property
+    def points(self) -> str:
+        return "points of a hundred"
+
+    def amount(self, value: float) -> str:
+        return f"{100 * value:.0f}".replace("-", "−")
 
     def headline(self, found: Finding) -> tuple[str, str]:
         return f"{found.value:.0%}", between(found)

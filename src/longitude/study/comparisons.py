@@ -1,11 +1,12 @@
 """Which of two labels is better at a length, by how much, and whether that is more than noise."""
 
+from collections.abc import Mapping
 from itertools import combinations
 from typing import NamedTuple
 
 from longitude.measure.seeds import holm
-from longitude.study.criterion import Criterion
 from longitude.study.estimates import HOLDS, Estimate, difference
+from longitude.study.results import Sums
 
 SIGNIFICANT = 0.05
 """Of p-values adjusted by Holm."""
@@ -45,15 +46,14 @@ class Comparison(NamedTuple):
     decided: bool
 
 
-def compared(criterion: Criterion, length: int, method: str) -> list[Comparison]:
+def compared(sums: Mapping[str, Sums], length: int, metric: str, less_is_better: bool) -> list[Comparison]:
     """Every pair of labels that were measured at a length, the better first."""
-    sums = {label: criterion.sums(label, length, method) for label in criterion.run.labels}
     pairs: list[tuple[str, str, int, Estimate]] = []
-    for (a, of_a), (b, of_b) in combinations(((label, each) for label, each in sums.items() if each), 2):
-        found = difference(of_a, of_b, criterion.metric)
+    for (a, of_a), (b, of_b) in combinations(sums.items(), 2):
+        found = difference(of_a, of_b, metric)
         if found is None or found.value is None:
             continue
-        a_is_better = (found.value <= 0) == criterion.less_is_better
+        a_is_better = (found.value <= 0) == less_is_better
         names = (a, b) if a_is_better else (b, a)
         pairs.append((*names, of_a.of.shape[1], found.negative if found.value < 0 else found))
     adjusted = iter(holm([found.p for *_, found in pairs if found.p is not None]))

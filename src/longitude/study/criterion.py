@@ -1,10 +1,12 @@
 """What was found of a label at a length, and how a kind of task judges it and words it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import ClassVar, NamedTuple
 
 from longitude.report.wording import and_, far, named
+from longitude.study.comparisons import Comparison, compared
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
 from longitude.study.results import Run, Sums
 
@@ -54,6 +56,20 @@ class Finding(NamedTuple):
         return cls(label, length, len(value.values), documents, value.value, *ends, value.values)
 
 
+class Effective(NamedTuple):
+    """The longest measured length up to which a label stays within the margin at every one; None: at no length.
+
+    Attributes:
+        value: By the means.
+        low: With every interval within: it is at least this.
+        high: With no interval outside: it is at most this, or beyond what was measured.
+    """
+
+    value: int | None
+    low: int | None
+    high: int | None
+
+
 class Criterion(ABC):
     """When an encoding holds at a length, and the words for that; one subclass per kind of task.
 
@@ -82,6 +98,29 @@ class Criterion(ABC):
     def sums(self, label: str, length: int, method: str) -> Sums | None:
         """What the metric is computed from; None where nothing was measured."""
 
+    def compared(self, length: int, method: str) -> list[Comparison]:
+        """Every pair of labels that were measured at a length, adjusted together."""
+        sums = {label: self.sums(label, length, method) for label in self.run.labels}
+        measured = {label: each for label, each in sums.items() if each is not None}
+        return compared(measured, length, self.metric, self.less_is_better)
+
+    @abstractmethod
+    def within(self, found: Finding) -> tuple[bool, str | None]:
+        """Whether a label is within the margin at a length by its mean, and the verdict on that."""
+
+    def effective(self, lines: Sequence[Finding]) -> Effective:
+        """Of a label, whose findings are given in the order of lengths."""
+
+        def reach(inside: Callable[[bool, str | None], bool]) -> int | None:
+            up_to = takewhile(lambda each: each.value is not None and inside(*self.within(each)), lines)
+            return max((each.length for each in up_to), default=None)
+
+        return Effective(
+            reach(lambda by_mean, verdict: by_mean),
+            reach(lambda by_mean, verdict: verdict == HOLDS),
+            reach(lambda by_mean, verdict: verdict != LOST),
+        )
+
     # ---- in a sentence ----
 
     @abstractmethod
@@ -91,6 +130,27 @@ class Criterion(ABC):
     @abstractmethod
     def headline(self, found: Finding) -> tuple[str, str]:
         """The number that a verdict is drawn from, and its interval, empty where there is none."""
+
+    @property
+    def points(self) -> str:
+        """The unit of a difference."""
+        return self.task.words
+
+    @abstractmethod
+    def amount(self, value: float) -> str:
+        """A difference, in its unit."""
+
+    def beats(self, pair: Comparison) -> str:
+        """Alibi beats rope, the next best, by 0.31 [0.28, 0.35] bits per byte (3 seeds): only where that is no noise."""
+        better, worse = named(pair.better), named(pair.worse)
+        by = self.amount(pair.value)
+        if pair.low is not None and pair.high is not None:
+            by += f" [{self.amount(pair.low)}, {self.amount(pair.high)}]"
+        by += f" {self.points}"
+        over = f"{pair.seeds} seeds" if pair.over == "seeds" else f"one seed, {pair.documents} {self.things}"
+        if pair.decided:
+            return f"{better} beats {worse}, the next best, by {by} ({over})"
+        return f"{better} and {worse} cannot be told apart ({by}; {over})"
 
     def by_verdict(self, last: list[Finding], what: str, others: Sequence[str] = ()) -> list[str]:
         """Which labels hold at the longest length, which do not, of which the data cannot tell; then other clauses.

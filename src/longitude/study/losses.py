@@ -8,7 +8,7 @@
 Every comparison is paired, by seed and by document, and must hold over both (`longitude.study.estimates`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,7 +23,26 @@ LOSS_MARGIN = 0.10
 """At the training length an encoding has learned as the best has when its loss is at most 10 % above."""
 GAIN = 0.05
 """Bits per byte that context must bring. Trigrams gain about as much: the first byte of a window lacks one of their two."""
-SHORT = {HOLDS: "yes", WEAK: "but", LOST: "no", UNCLEAR: "?"}
+SHORT = {HOLDS: "yes", WEAK: "yes", LOST: "no", UNCLEAR: "?"}
+
+
+FLOOR = "n-grams"
+BEYOND = "{margin} above the best loss, that of {best}"
+SHORTFALLS = {
+    FLOOR: {
+        LOST: ("does not beat {n}-grams of the same text ({bits})", "do not beat {n}-grams of the same text ({bits})"),
+        UNCLEAR: ("may not beat {n}-grams of the same text ({bits})",) * 2,
+    },
+    CONTEXT: {
+        LOST: ("takes no context", "take no context"),
+        UNCLEAR: ("may take no context",) * 2,
+    },
+    LOSS: {
+        LOST: ("is more than " + BEYOND, "are more than " + BEYOND),
+        UNCLEAR: ("may be more than " + BEYOND,) * 2,
+    },
+}  # fmt: skip
+"""What a label lacks, in words that follow it: of one, of several."""
 
 
 class Learned(NamedTuple):
@@ -37,6 +56,7 @@ class Learned(NamedTuple):
         floor: loss - that of the longest n-grams, in bits per byte.
         loss: Whether the gap is below `LOSS_MARGIN`.
         context: Whether the gain is above `GAIN` and the loss below the floor.
+        checks: `FLOOR`, `CONTEXT`, `LOSS` -> the verdict, and the number that it is drawn from.
     """
 
     label: str
@@ -46,6 +66,7 @@ class Learned(NamedTuple):
     floor: Estimate | None = None
     loss: str | None = None
     context: str | None = None
+    checks: Mapping[str, tuple[str, str]] = {}
 
 
 class LossCriterion(Criterion):
@@ -97,12 +118,23 @@ class LossCriterion(Criterion):
         first, last = (self.sums(label, run.train_length, quarter) for quarter in (FIRST, LAST))
         gap = change(sums, at_start[best] or sums, self.metric)
         gain = difference(first, last, self.metric) if first and last else None
-        ngrams = run.floor[max(run.floor)] if run.floor and run.reference == run.train_length else None
-        floor = loss.less(ngrams) if ngrams is not None else None
-        context = [gain.above(GAIN)] if gain else []
-        context += [floor.below(0)] if floor else []
-        gap_verdict = None if gap is None else HOLDS if label == best else gap.below(LOSS_MARGIN)
-        return Learned(label, best, gap, gain, floor, gap_verdict, _all(context))
+        floor = loss.less(run.floor[max(run.floor)]) if run.floor and run.reference == run.train_length else None
+        checks = {}
+        if floor and loss.value is not None:
+            checks[FLOOR] = floor.below(0), f"{loss.value:.2f}"
+        if gain and gain.value is not None:
+            checks[CONTEXT] = gain.above(GAIN), signed(gain.value)
+        if gap and gap.value is not None:
+            checks[LOSS] = HOLDS if label == best else gap.below(LOSS_MARGIN), percent(gap.value)
+        verdicts = {name: verdict for name, (verdict, _) in checks.items()}
+        context = _all([verdict for name, verdict in verdicts.items() if name != LOSS])
+        return Learned(label, best, gap, gain, floor, verdicts.get(LOSS), context, checks)
+
+    def within(self, found: Finding) -> tuple[bool, str | None]:
+        """Lengths that nothing is compared at, up to the training length, are within."""
+        if found.length not in self.run.beyond:
+            return True, HOLDS
+        return found.change is not None and found.change < TOLERANCE, found.holding
 
     def clauses(self, found: list[Finding], last: list[Finding]) -> list[str]:
         if not self.run.beyond:
@@ -112,7 +144,26 @@ class LossCriterion(Criterion):
         criterion += "" if start == self.run.train_length else ", the nearest length measured"
         alone = [named(each.label) for each in last if each.change is None]
         others = [f"{and_(alone)} cannot be compared with the value at {start}"] if alone else []
-        return self.by_verdict(last, f"({criterion})", others)
+        return self.by_verdict(last, f"({criterion})", [*self.shortfalls(last), *others])
+
+    def shortfalls(self, last: list[Finding]) -> Iterator[str]:
+        """Which labels did not learn enough at the training length, and what they lack."""
+        run, learned = self.run, [self.learned[each.label] for each in last]
+        start = f"at {run.reference} "
+        for check, words in SHORTFALLS.items():
+            for verdict, (one, several) in words.items():
+                lacking = [each for each in learned if check in each.checks and each.checks[check][0] == verdict]
+                if lacking:
+                    names = and_([f"{named(each.label)} ({each.checks[check][1]})" for each in lacking])
+                    bits = f"{min(run.floor.values()):.2f}" if run.floor else ""
+                    what = (one if len(lacking) == 1 else several).format(
+                        n=max(run.floor, default=0),
+                        bits=bits,
+                        margin=f"{LOSS_MARGIN:.0%}",
+                        best=named(lacking[0].best or ""),
+                    )
+                    yield f"{start}{names} {what}"
+                    start = ""
 
     def values(self, last: list[Finding]) -> list[str]:
         """No length beyond the training length, or none to compare with: values, and no claim about length."""
@@ -128,6 +179,9 @@ class LossCriterion(Criterion):
             f"{where}, {self.task.words} are {and_(words)}",
             f"{why}, so nothing is known about how loss changes with length",
         ]
+
+    def amount(self, value: float) -> str:
+        return f"{value:.2f}".replace("-", "−")
 
     def headline(self, found: Finding) -> tuple[str, str]:
         return percent(found.change), span(found)
@@ -155,11 +209,18 @@ class LossCriterion(Criterion):
         if not run.beyond:
             return None
         within = f"at {run.lengths[-1]} within {TOLERANCE:.0%} of {run.reference}, with all of the paired 95% interval"
-        return "holds?", f"holds: {within}"
+        learned = f"not loss: at {run.reference} more than {LOSS_MARGIN:.0%} above the best; not context: gains less than {GAIN} "
+        learned += "bits from the first to the last quarter of a window" + (
+            " or n-grams are better" if run.floor else ""
+        )
+        return "holds?", f"holds: {within}\n{learned}"
 
     def last_cell(self, lines: Sequence[Finding]) -> str:
         last = lines[-1]
-        return f"{percent(last.change)} {SHORT[last.verdict]:<3}" if last.verdict else ""
+        if not last.verdict:
+            return ""
+        also = [name for name in last.failed if name != HOLDING]
+        return f"{percent(last.change)} {SHORT[last.verdict]}" + (f", not {' '.join(also)}" if also else "")
 
 
 def span(found: Finding) -> str:
@@ -176,6 +237,11 @@ def judged(found: Finding) -> Finding:
     together = _all([verdict for verdict in of.values() if verdict is not None])
     verdict = WEAK if failed and found.holding == HOLDS else UNCLEAR if found.holding == UNCLEAR else together
     return found._replace(failed=failed, verdict=verdict)
+
+
+def signed(bits: float) -> str:
+    """+0.23 bits."""
+    return f"{bits:+.2f} bits".replace("-", "−")
 
 
 def _all(verdicts: Sequence[str]) -> str | None:

@@ -4,6 +4,13 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from longitude.runs.files import read_json, write_json
+from longitude.study.plan import StudyPlan
+from longitude.study.tasks.base import task_of
+
+COUNTED = 2**27
+"""Training tokens above which no n-grams are counted: sorting them would take minutes, and gigabytes."""
+
 
 class NGrams:
     """Counts of contexts of 0 to order - 1 tokens, with Witten-Bell interpolation.
@@ -75,3 +82,34 @@ def ngram_bits(
     """
     windows = np.concatenate(held_out)
     return {order: float(NGrams(training, order, vocabulary).nats(windows).mean() / np.log(2)) for order in orders}
+
+
+def record_ngrams(planned: StudyPlan) -> None:
+    """Into study.json, once: {"ngrams": {"2": bits per byte of held-out text, ...}}, where the task has any."""
+    path = planned.run / "study.json"
+    study = read_json(path) or {}
+    if "ngrams" not in study:
+        write_json(path, study | {"ngrams": {str(order): bits for order, bits in ngrams_of(planned).items()}})
+
+
+def ngrams_of(planned: StudyPlan) -> dict[int, float]:
+    """Order -> bits per byte, counted on the first seed's training windows, over what models are measured on there."""
+    config, data, task = planned.config, planned.data, task_of(planned.config.task)
+    if not task.ngrams or config.training_tokens > COUNTED:
+        return {}
+    examples = task.examples(config, data, config.seeds[0])
+    length, span = config.train_length, config.test_lengths[-1]
+    items = (examples[i] for i in range(len(examples)))
+    training = np.stack([np.append(item["input_ids"], item["shift_labels"][-1:]) for item in items])
+    held_out, tokens, size = [], 0, 0
+    for i, document in enumerate(data.validation):
+        if n := (len(document) - 1) // span * span // length:
+            held_out.append(
+                np.lib.stride_tricks.sliding_window_view(document.numpy(), length + 1)[: n * length : length]
+            )
+            tokens += n * length
+            size += int(data.token_bytes[i][1 : n * length + 1].sum()) if data.token_bytes else n * length
+    if not held_out:
+        return {}
+    bits = ngram_bits(training, held_out, task.ngrams, task.vocabulary(config)["vocab_size"])
+    return {order: each * tokens / size for order, each in bits.items()}

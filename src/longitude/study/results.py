@@ -96,7 +96,7 @@ class Run:
     @property
     def floor(self) -> dict[int, float]:
         """Bits of n-grams counted on the training windows, by their length; empty where there are none."""
-        return {int(order): bits for order, bits in (self.study.get("floor") or {}).items()}
+        return {int(order): bits for order, bits in (self.study.get("ngrams") or {}).items()}
 
     @property
     def sampled_positions(self) -> str:

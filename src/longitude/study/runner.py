@@ -18,6 +18,7 @@ from longitude.runs.files import FRESH, locked, out_of_space, read_json, remove_
 from longitude.runs.provenance import provenance
 from longitude.study.config import StudyConfig, listed, option
 from longitude.study.executors import Executor, InProcess, wait_for_workers
+from longitude.study.ngrams import record_ngrams
 from longitude.study.plan import StudyPlan
 from longitude.study.run_trial import Note, TrialRun, ignore, run_trial
 from longitude.study.tasks.base import task_of
@@ -78,6 +79,7 @@ def study(
             if fresh:
                 _remove_study(run)
             planned = _opened(planned, note)
+            record_ngrams(planned)
             note(_introduction(planned))
             statuses = _run_trials(planned, executor, on_progress, note)
             return Outcome(run, planned.config, [(trial, statuses[trial]) for trial in planned.trials])

@@ -60,6 +60,7 @@ class Task(ABC):
         methods: Ways to measure.
         stack: What is trained: "decoder", "encoder" or "encoder-decoder".
         model_class: Its name in longitude.models.
+        ngrams: Orders of the n-grams that its models are compared with; none where what is predicted is not the next token.
         tokens: What the task decides of LongitudeConfig: the vocabulary and special tokens.
         tokenized: Whether it takes a --tokenizer.
         defaults: Options of the study whose default is not that of `StudyConfig`.
@@ -74,6 +75,7 @@ class Task(ABC):
     methods: ClassVar[tuple[str, ...]]
     stack: ClassVar[Literal["decoder", "encoder", "encoder-decoder"]] = "decoder"
     model_class: ClassVar[str] = "LongitudeForCausalLM"
+    ngrams: ClassVar[tuple[int, ...]] = ()
     tokens: ClassVar[Mapping[str, int]] = {"vocab_size": BYTES}
     tokenized: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {}

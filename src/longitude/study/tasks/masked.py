@@ -32,8 +32,7 @@ class Masked(Text):
     """Bytes of a text that are masked, from those on both sides: bits per masked byte of held-out text."""
 
     metric, words, loss_unit = "bits_per_masked_byte", "bits per masked byte", "masked byte"
-    methods = ("non-overlapping",)
-    tokenized = False
+    methods, ngrams, tokenized = ("non-overlapping",), (), False
     stack, model_class, tokens = "encoder", "LongitudeForMaskedLM", {"vocab_size": BYTES + 1}
     defaults = {
         "methods": ("non-overlapping",),

@@ -19,6 +19,7 @@ class Text(Task):
     metric, words, loss_unit = "bits_per_byte", "bits per byte", "byte"
     methods = ("non-overlapping", "sliding", "per-position")
     tokenized = True
+    ngrams = (2, 3)
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         count = config.steps * config.batch_size
