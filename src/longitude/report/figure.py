@@ -15,11 +15,10 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b85a92", "#c98a00", "#46a3da", "#6
 DASHES = ([1, 0], [7, 3], [2, 2])
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'Liberation Sans', sans-serif"
 INK, GREY, GRID = "#1d2733", "#5b6673", "#e4e8ec"
-EDGE = "#b6bec7"
+EDGE, PAPER = "#b6bec7", "#ffffff"
 DARK = {
     **dict(zip(COLOURS, ("#4aa8e8", "#f0813c", "#2fc797", "#dd8fbd", "#e0ab3c", "#8ccbf2", "#a9b1b9"), strict=True)),
-    "white": "#12171d",
-    "black": "#e6ebf0",
+    PAPER: "#12171d",
     INK: "#e6ebf0",
     GREY: "#9dabb8",
     GRID: "#2a333d",
@@ -77,9 +76,11 @@ def themed(chart: Any, axis: dict[str, Any] | None = None, **more: Any) -> Any:
     plain = {"titleFontWeight": "normal", "domain": False, "tickColor": GRID}
     return chart.configure(
         font=FONT,
-        background="white",
+        background=PAPER,
         view=alt.ViewConfig(stroke=None),
         axis=alt.AxisConfig(**(letters | plain | (axis or {}))),
+        title=alt.TitleConfig(color=INK, fontSize=13, fontWeight=600),
+        legend=alt.LegendConfig(labelColor=GREY, titleColor=GREY, titleFontWeight="normal"),
         **more,
     )
 

@@ -18,6 +18,12 @@ function scalesOf(spec, channel) {
   return spec[channel]?.scale ? [spec[channel].scale, ...below] : below;
 }
 
+function fitted(spec, width) {
+  const panels = (spec.concat ?? []).filter((panel) => typeof panel.width === "number");
+  if (panels.length && width < 640) spec.columns = 1;
+  for (const panel of panels) panel.width = Math.max(200, Math.floor(width / (spec.columns ?? 1)) - 75);
+}
+
 async function draw(place) {
   const figure = place.closest("figure"), spec = structuredClone(specs[place.dataset.chart]);
   for (const button of figure.querySelectorAll("[data-axis]")) {
@@ -29,6 +35,7 @@ async function draw(place) {
       if (scale.type === "log") scale.base = 2;
     }
   }
+  fitted(spec, place.clientWidth);
   const live = place.querySelector(".live") ?? place.appendChild(document.createElement("div"));
   live.className = "live";
   try {

@@ -1,0 +1,121 @@
+"""The figures of biases by offset, before and after training: what an encoding adds to the scores."""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import altair as alt
+import numpy as np
+import torch
+
+from longitude.positions.base import Encoding
+from longitude.positions.composed import Composed
+from longitude.report.figure import EDGE, GREY, Figure, colour_of, themed
+from longitude.study.analysis import Analysis
+from longitude.study.pictures import PICTURES, lines
+from longitude.study.results import Run, TrialResult
+from longitude.study.tasks.base import task_of
+from longitude.study.train import build_model
+from longitude.study.trial import Trial
+
+POINTS = 120
+"""Offsets of a line, about."""
+
+
+@PICTURES.register("biases")
+def biases(analysis: Analysis) -> Iterator[Figure]:
+    """A panel for each encoding of a label, in the first and the last layer that has its own; a line for each head."""
+    run = analysis.run
+    done = {trial.label: trial for trial in reversed(run.trials) if trial.status == "done"}  # the first seed of each
+    panels = [panel for label in run.labels if label in done for panel in _panels(run, done[label])]
+    if not panels:
+        return
+    longest = max(run.task.positions(length) for length in (run.lengths[-1], run.train_length))
+    chart = (
+        alt.concat(*panels, columns=min(2, len(panels)))
+        .resolve_scale(color="independent")
+        .add_params(alt.param(name="picked", value=[]))
+    )
+    yield Figure(
+        name="biases",
+        title="Biases by offset",
+        caption=f"What each head adds to the scores before softmax, by offset (query - key), for the query at position "
+        f"{longest - 1}. Dashed: before training; solid: after it. A bias without parameters does not change. Drawn are biases "
+        "that positions alone decide, of the first seed, in the first and the last layer where each has its own. The upright "
+        f"line is at the training length, {run.train_length}.",
+        alt="Line charts of biases by offset, one panel for each encoding that has one, one line for each head, before and "
+        "after training.",
+        chart=themed(chart, axisX=alt.AxisConfig(grid=False)),
+        resizes=False,
+    )
+
+
+def _panels(run: Run, trial: TrialResult) -> Iterator[alt.LayerChart]:
+    """Of the checkpoint of a trial, and of the weights that its seed draws."""
+    folder = Trial(run.path, trial.label, trial.seed).folder
+    if not (folder / "config.json").exists():
+        return
+    before = _encodings(build_model(run.config, trial.label, trial.seed))
+    after = _encodings(task_of(run.config.task).model.from_pretrained(folder))
+    for kind, layers in before.items():
+        for place in sorted({0, len(layers) - 1}):
+            fixed = not any(True for _ in after[kind][place].parameters())
+            states = {"after": layers} if fixed else {"before": layers, "after": after[kind]}
+            points = [
+                {"label": trial.label, "state": state, **point}
+                for state, modules in states.items()
+                for point in _lines(modules[place], run)
+            ]
+            words = trial.label + (f", {kind[1]}" if len({kind for _, kind in before}) > 1 else "") + kind[0]
+            words += f", layer {place + 1} of {len(layers)}" if len(layers) > 1 else ""
+            words += ", fixed" if fixed else ""
+            if points:
+                yield _panel(run, words, points, colour_of(run.labels.index(trial.label)))
+
+
+def _encodings(model: Any) -> dict[tuple[str, str], list[Encoding]]:
+    """(" in the encoder" or so, class) -> modules in the order of layers; one that all layers share is there once."""
+    found = defaultdict(list)
+    for name, module in model.named_modules():
+        if isinstance(module, Encoding) and not isinstance(module, Composed):
+            stack = next((f" in the {part}" for part in name.split(".") if part in ("encoder", "decoder")), "")
+            found[stack, type(module).__name__].append(module)
+    return found
+
+
+@torch.no_grad()
+def _lines(module: Encoding, run: Run) -> list[dict[str, Any]]:
+    """Its bias for the last query of the longest window, a line for each head; none where tokens decide it, or it has none."""
+    longest = max(run.task.positions(length) for length in (run.lengths[-1], run.train_length))
+    offsets = np.unique(np.geomspace(1, longest, POINTS).astype(int)) - 1
+    if run.task.stack != "decoder":
+        offsets = np.unique([*-offsets, *offsets])
+    try:
+        bias = module.bias(torch.tensor([longest - 1]), longest - 1 - torch.from_numpy(offsets))
+    except ValueError:
+        return []
+    drawn = []
+    for head, values in enumerate(bias[:, 0].double().numpy(), 1):
+        finite = np.isfinite(values)  # a one-sided bias forbids the rest
+        drawn.append({"head": head, "offset": offsets[finite].tolist(), "bias": values[finite].round(4).tolist()})
+    return drawn
+
+
+def _panel(run: Run, title: str, points: list[dict[str, Any]], colour: str) -> alt.LayerChart:
+    offsets = [offset for point in points for offset in point["offset"]]
+    ticks = [0, *(4**k for k in range(10) if 4**k <= max(offsets))]
+    ticks = sorted({*ticks, *(-tick for tick in ticks if -tick >= min(offsets))})
+    scale = alt.Scale(type="symlog", domain=[min(offsets), max(offsets)], nice=False)
+    axis = alt.Axis(grid=False, values=ticks, domain=True, domainColor=EDGE)
+    x = alt.X("offset:Q", title="offset", scale=scale, axis=axis)
+    trained = (
+        alt.Chart(alt.Data(values=[{"offset": run.train_length}])).mark_rule(strokeDash=[4, 4], color=GREY).encode(x)
+    )
+    base = lines.of_labels(points).transform_flatten(["offset", "bias"])
+    dash = alt.StrokeDash("state:N", scale=alt.Scale(domain=["after", "before"], range=[[1, 0], [4, 3]]), legend=None)
+    shade = alt.Color("state:N", scale=alt.Scale(domain=["after", "before"], range=[colour, GREY]), legend=None)
+    tooltip = ["label:N", "head:O", "state:N", "offset:Q", alt.Tooltip("bias:Q", format=".3f")]
+    y = alt.Y("bias:Q", title=None, scale=alt.Scale(zero=False))
+    line = base.mark_line(strokeWidth=1.6).encode(x, y, shade, detail="head:N", strokeDash=dash)
+    easy = base.mark_point(size=90, filled=True, opacity=0, aria=False).encode(x, y, tooltip=tooltip)
+    return alt.layer(trained, line, easy, title=title).properties(width=320, height=210)
