@@ -20,9 +20,7 @@ def drawn(name, analysis):
 
 def values(chart, mark):
     """The data of the layer with this mark."""
-    return next(
-        (layer.get("data") or chart["data"])["values"] for layer in chart["layer"] if layer["mark"]["type"] == mark
-    )
+    return next(layer["data"]["values"] for layer in chart["layer"] if layer["mark"]["type"] == mark)
 
 
 def test_a_change_is_drawn_with_its_own_interval(tmp_path):
@@ -73,15 +71,14 @@ def test_without_checkpoints_there_are_no_biases(tmp_path):
 
 
 def test_answers_by_length_and_distance(tmp_path):
-    write_answers(tmp_path, {"rope": (1.0,)}, test_lengths=(8,), documents=4)
+    write_answers(tmp_path, {"rope": (1.0,), "t5": (1.0,)}, test_lengths=(8,), documents=4)
     path = Trial(tmp_path, "rope", 0).folder / "documents.parquet"
     frame = pd.read_parquet(path)
     assert drawn("by-distance", analyse(tmp_path)) == []
     frame["distance"], frame["exact"] = [1, 4, 7, 8], [1, 1, 0, 0]
     frame.to_parquet(path, index=False)
     [figure] = drawn("by-distance", analyse(tmp_path))
-    [panel] = figure.chart.to_dict()["concat"]
-    squares = values(panel, "rect")
+    squares = figure.chart.to_dict()["data"]["values"]
     assert {(each["distance"], each["mean"], each["size"]) for each in squares} == {
         ("1", 1, 1),
         ("4 to 7", 0.5, 2),

@@ -14,7 +14,7 @@ from longitude.study.pictures import figures
 from longitude.study.report import write_report
 from tests.study.conftest import BITS, write_answers, write_run
 
-NAMES = ("by-length", "by-position", "by-length-sliding", "change", "training")
+NAMES = ("by-length", "by-position", "by-length-sliding", "change", "throughput", "training")
 EVIL = '<script>alert("x")</script><img src=x onerror=alert(1)> & </script>'
 
 
@@ -99,8 +99,17 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
             assert shown == "–"
         else:
             assert shown == f"{found['value']:.3f} {found['low']:.2f} to {found['high']:.2f}"
-    assert rows["rope"][0] == "does not hold" and rows["alibi"][0] == "holds" and rows["learned"][0] == ""
-    assert len(page.rows) == 16  # non-overlapping and sliding
+    assert (
+        rows["rope"][0] == "does not holdfailed: holding" and rows["alibi"][0] == "holds" and rows["learned"][0] == ""
+    )
+    comparisons = analyse(run).comparisons["non-overlapping"]
+    shown = [row for row in page.rows if row[-1] in ("better", "cannot tell") and row[2] in ("256", "4096")]
+    assert [row[:3] for row in shown] == [
+        [each.better, each.worse, str(each.length)] for each in comparisons if each.length in (256, 4096)
+    ]
+    assert [row[-1] == "better" for row in shown] == [
+        each.decided for each in comparisons if each.length in (256, 4096)
+    ]
     specs = json.loads(re.search(r'id="charts">(.*?)</script>', html, re.DOTALL)[1])
     assert set(specs) == set(NAMES)
     points = next(layer["data"]["values"] for layer in specs["by-length"]["layer"] if layer["mark"]["type"] == "line")
@@ -123,7 +132,7 @@ def test_little_was_measured(tmp_path):
     text = words_of(tmp_path)
     assert "one document only" in text and "base = 500000" in text and "hold" not in text.partition("The encodings")[0]
     assert "longitude study --encodings rope:base=500000 rope+fox --test-lengths 256" in text
-    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"by-length", "training"}
+    assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"by-length", "throughput", "training"}
 
 
 @pytest.mark.slow
@@ -196,7 +205,7 @@ def opened(browser, path, width):
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("dialog", lambda dialog: complaints.append(dialog.message))
     page.goto(path.as_uri())
-    page.wait_for_function("document.querySelectorAll('[data-chart] svg.marks').length === 5")
+    page.wait_for_function("document.querySelectorAll('[data-chart] svg.marks').length === 6")
     return page, requests, complaints
 
 

@@ -10,7 +10,7 @@ def named(label: str) -> str:
 
 
 def and_(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return " and ".join(filter(None, [", ".join(words[:-1]), *words[-1:]]))
 
 
 def percent(ratio: float | None, unit: str = "%") -> str:

@@ -6,6 +6,7 @@ Everything comes from saved results; the text and the models are not needed.
 import inspect
 import re
 import shlex
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from longitude.report.wording import count, legible, percent
 from longitude.study.analysis import Analysis, conclusion, remarks, state, summary
 from longitude.study.answers import SOLVED
 from longitude.study.config import option
-from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
 from longitude.study.labels import parse_label
-from longitude.study.losses import TOLERANCE, span
+from longitude.study.losses import GAIN, LOSS_MARGIN, TOLERANCE, LossCriterion, span
 from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
 from longitude.study.results import Run
@@ -59,13 +60,18 @@ def write_report(analysis: Analysis) -> Path:
             for i, label in enumerate(run.labels)
         ],
         tables={name_of(method): _table(analysis, method) for method in run.methods},
+        comparisons=_comparisons(analysis),
+        learned=_learned(analysis),
         judged=run.task.kind == "answers" or bool(run.beyond),
         encodings=[(label, _described(label)) for label in run.labels],
         undone=[(trial, state(trial)) for trial in run.undone],
         left_out=[trial for trial in run.trials if trial.status == "done" and trial.reason],
         protocol=_protocol(run),
         command=_command(run),
+        kinds=KINDS,
         tolerance=f"{TOLERANCE:.0%}",
+        loss_margin=f"{LOSS_MARGIN:.0%}",
+        gain=GAIN,
         solved=f"{SOLVED:.0%}",
     )
     return path
@@ -162,10 +168,50 @@ def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
                 "span": span(last),
                 "reach": criterion.last_cell(part),
                 "verdict": criterion.verdicts.get(last.verdict or "", ""),
+                "failed": ", ".join(last.failed),
                 "kind": KINDS.get(last.verdict, ""),
             }
         )
     return lines
+
+
+def _comparisons(analysis: Analysis) -> dict[str, Any]:
+    """Pairs of labels at the reference and the longest length, by the first method, and all of them as CSV."""
+    run, lines = analysis.run, []
+    every = next(iter(analysis.comparisons.values()), [])
+    form = (lambda number: f"{100 * number:.1f}") if run.task.kind == "answers" else (lambda number: f"{number:.3f}")
+    for each in every:
+        if each.length in (run.reference, run.lengths[-1]):
+            ends = "" if each.low is None or each.high is None else f"{form(each.low)} to {form(each.high)}"
+            p = "" if each.p is None else "< 0.001" if each.p < 0.001 else f"{each.p:.3f}"
+            lines.append(each._asdict() | {"by": form(each.value), "ends": ends, "p": p, "order": each.p})
+    return {"lines": lines, "csv": pd.DataFrame(every).to_csv(index=False)}
+
+
+def _learned(analysis: Analysis) -> list[dict[str, str]]:
+    """What each label learned at the training length, of losses: against the best, from context, and against n-grams."""
+    if not isinstance(analysis.criterion, LossCriterion):
+        return []
+    return [
+        {
+            "label": each.label,
+            "gap": "the best" if each.label == each.best else _estimate(each.gap, lambda x: percent(x)),
+            "gain": _estimate(each.gain, lambda x: f"{x:.3f}"),
+            "floor": _estimate(each.floor, lambda x: f"{x:+.3f}".replace("-", "−")),
+            **{name: verdict or "" for name, verdict in (("loss", each.loss), ("context", each.context))},
+        }
+        for each in analysis.criterion.learned.values()
+        if each.best is not None
+    ]
+
+
+def _estimate(found: Estimate | None, form: Callable[[float], str]) -> str:
+    """The value and its interval."""
+    if found is None or found.value is None:
+        return "–"
+    return form(found.value) + (
+        "" if found.low is None or found.high is None else f" ({form(found.low)} to {form(found.high)})"
+    )
 
 
 def _described(label: str) -> list[dict[str, Any]]:

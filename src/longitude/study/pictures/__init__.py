@@ -6,10 +6,11 @@ from longitude.study.analysis import Analysis
 
 PICTURES = Registry("picture", "longitude.study.pictures.PICTURES", ("longitude.study.pictures",))
 MAIN = "by-length"
-"""The figure that a page begins with."""
+ORDER = (MAIN, "by-length-sliding", "change", "by-position", "by-distance", "biases", "throughput", "training")
+"""Of figures in a page; others follow."""
 
 
 def figures(analysis: Analysis) -> list[Figure]:
-    """All figures that a run has numbers for, the main one first."""
+    """All figures that a run has numbers for, in their order."""
     made = [figure for draw in PICTURES.values() for figure in draw(analysis)]
-    return sorted(made, key=lambda figure: figure.name != MAIN)
+    return sorted(made, key=lambda figure: ORDER.index(figure.name) if figure.name in ORDER else len(ORDER))

@@ -33,9 +33,8 @@ def name_of(method: str) -> str:
 
 def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     """Bands for the 95 % intervals of the values, where they cover training again."""
-    several = any(each.seeds > 1 for each in found)
-    points = [_point(each, several) for each in found]
-    seeds, floors = of_seeds(run, found, method), floors_of(run)
+    points = [_point(each) for each in found]
+    seeds, floors = of_seeds(found), floors_of(run)
     lengths = sorted({each.length for each in found})
     bounds = [point[name] for point in points for name in ("from", "value", "to") if point[name] is not None]
     domain = lines.domain_of([*bounds, *(point["value"] for point in seeds), *floors.values()])
@@ -46,6 +45,7 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
         "interval:N": ("95% interval",),
         "change:N": (f"change from {run.reference}",),
         "span:N": ("95% interval, paired",),
+        "failed:N": ("failed",),
         "documents:Q": ("documents",),
         "seeds:Q": ("seeds",),
     }
@@ -56,8 +56,12 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     laid = "laid end to end"
     if sliding:
         laid = f"that move by {stride} bytes" if stride else "that move by half their length"
-    spread = "Rings are single seeds, bands 95% intervals of their mean" if several else "There is one seed"
-    floor = f" Dotted lines are what {and_(list(floors))} of the same text reach, without any model." if floors else ""
+    spread = "Rings are single seeds, bands 95% intervals of their mean" if seeds else "There is one seed"
+    floor = f" Dotted lines are what {and_(list(floors))} counted on the training text reach." if floors else ""
+    failed = and_(
+        [f"{each.label} ({', '.join(each.failed)})" for each in found if each.failed and each.length == lengths[-1]]
+    )
+    floor += f" At {lengths[-1]} these failed: {failed}." if failed else ""
     return Figure(
         name=name_of(method),
         title="Loss by window length" + (", sliding windows" if sliding else ""),
@@ -70,35 +74,38 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     )
 
 
-def _point(found: Finding, several: bool) -> dict[str, Any]:
-    """A finding with its band: with one seed there is none, since documents differ more than encodings do."""
+def _point(found: Finding) -> dict[str, Any]:
+    """A finding with its band: an interval over documents is none, since documents differ more than encodings do."""
     words = {
         "interval": lines.between(found.low, found.high),
         "change": percent(found.change) or "–",
         "span": span(found) or "–",
+        "failed": ", ".join(found.failed) or "–",
     }
-    return found._asdict() | words | {"from": found.low if several else None, "to": found.high if several else None}
+    low, high = (found.low, found.high) if found.over == "seeds" else (None, None)
+    return found._asdict() | words | {"from": low, "to": high}
 
 
-def of_seeds(run: Run, found: list[Finding], method: str) -> list[dict[str, Any]]:
+def of_seeds(found: list[Finding]) -> list[dict[str, Any]]:
     """A point for every seed of a finding of several."""
-    wanted = {(each.label, each.length) for each in found if each.seeds > 1}
     return [
-        {"label": row.label, "length": row.length, "value": row.value, "seed": row.seed}
-        for row in run.rows
-        if row.method == method and row.metric == run.task.metric and (row.label, row.length) in wanted
+        {"label": each.label, "length": each.length, "value": value}
+        for each in found
+        for value in each.values
+        if len(each.values) > 1
     ]
 
 
 def floors_of(run: Run) -> dict[str, float]:
-    """What n-grams of the same text reach, by name; empty where the study has not computed it."""
-    return {f"{order}-grams": bits for order, bits in (run.study.get("ngrams") or {}).items()}
+    """What n-grams of the training text reach, by name; empty where the study has not computed it."""
+    names = {1: "unigrams", 2: "bigrams", 3: "trigrams"}
+    return {names.get(order, f"{order}-grams"): bits for order, bits in run.floor.items()}
 
 
 def answers_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     """Bands for the 95 % intervals of the share of exact answers."""
     points = [each._asdict() | {"interval": between_percent(each), "from": each.low, "to": each.high} for each in found]
-    seeds = of_seeds(run, found, method)
+    seeds = of_seeds(found)
     lengths, task, domain = sorted({each.length for each in found}), run.task, [-0.03, 1.03]
     fields = {
         "label:N": ("encoding",),
