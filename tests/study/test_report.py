@@ -1,11 +1,13 @@
 """The page: whole, alone, true to the rows, safe with any text, and alive in a real browser without a network."""
 
+import io
 import json
 import re
 import shutil
 from html.parser import HTMLParser
 from itertools import pairwise
 
+import pandas as pd
 import pytest
 
 from longitude.report import figure
@@ -196,9 +198,10 @@ def browser():
         browser.close()
 
 
-def opened(browser, path, width):
+def opened(browser, path, width, scheme="light"):
     """The page with the network off, every request and every complaint of the browser noted."""
-    page = browser.new_context(viewport={"width": width, "height": 900}, offline=True).new_page()
+    context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, color_scheme=scheme)
+    page = context.new_page()
     requests, complaints = [], []
     page.on("request", lambda request: requests.append(request.url))
     page.on("console", lambda message: complaints.append(message.text))
@@ -241,8 +244,72 @@ def test_a_reader_opens_it_and_points_at_a_number(width, run, browser):
     button.click()
     drawn = "document.querySelectorAll('[data-chart=by-length] svg .mark-line path').length"
     page.wait_for_function(f"{drawn} === 1")
-    assert page.locator("tbody tr[data-label]:visible").count() == 2  # of both tables
+    assert (
+        page.locator("tbody tr[data-label]:visible").count() == 3
+    )  # of both tables of lengths, and that of what was learned
     assert button.get_attribute("aria-pressed") == "true"
     page.keyboard.press("Escape")
     page.wait_for_function(f"{drawn} === 6")
     assert requests == [path.as_uri()] and complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_reader_chooses_axes_and_order_by_keyboard(run, browser):
+    page, _, complaints = opened(browser, run / "report.html", 1280)
+    axis = page.locator("figure:has(#by-length) [data-axis=x]")
+    labels = "[...document.querySelectorAll('[data-chart=by-length] .role-axis-label text')]"
+    ticks = f"{labels}.map(e => e.getBoundingClientRect()).map(b => (b.left + b.right) / 2)"
+    assert axis.get_attribute("aria-pressed") == "true"
+    before = page.evaluate(ticks)[:5]
+    assert before[2] - before[1] == pytest.approx(before[1] - before[0], abs=2)  # 256, 512, 1024 on a logarithmic axis
+    axis.focus()
+    page.keyboard.press("Space")
+    page.wait_for_function(f"{ticks}[1] !== {before[1]}")
+    after = page.evaluate(ticks)[:5]
+    assert axis.get_attribute("aria-pressed") == "false"
+    assert after[3] - after[2] == pytest.approx(2 * (after[2] - after[1]), abs=4)  # twice as far, on a linear one
+    head = page.locator("table.sortable").first.locator("thead th").nth(7)  # bits per byte at 4096
+    head.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert head.get_attribute("aria-sort") == "ascending"
+    cells = "[...document.querySelector('table.sortable').tBodies[0].rows].map(r => r.cells[7].dataset.value ?? '')"
+    order = page.evaluate(cells)
+    shown = [float(value) for value in order if value]
+    assert shown == sorted(shown) and order[len(shown) :] == [""] * (len(order) - len(shown))  # not measured: last
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+    page.locator("[data-csv]").first.press("Enter")
+    page.wait_for_function("document.querySelector('[data-csv] + [role=status]').textContent === 'copied'")
+    copied = pd.read_csv(io.StringIO(page.evaluate("window.copied")))
+    expected = summary(analyse(run))
+    assert copied["value"].tolist() == pytest.approx(expected["value"].astype(float).tolist(), nan_ok=True)
+    assert complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_the_page_in_the_dark_on_a_phone_on_paper_and_read_aloud(run, browser):
+    page, _, complaints = opened(browser, run / "report.html", 420, scheme="dark")
+    background, text = "getComputedStyle(document.body).backgroundColor", "getComputedStyle(document.body).color"
+    assert page.evaluate(background) == "rgb(18, 23, 29)" and page.evaluate(text) == "rgb(230, 235, 240)"
+    charts = page.content().partition('id="charts"')[0]
+    assert not re.search(r'fill="(#5b6673|#ffffff|white|#0072b2)"', charts)  # no colour of the light page is drawn
+    described = page.locator("[data-chart] [role=graphics-document][aria-label]")
+    assert described.count() == len(NAMES) and "Line chart of bits per byte" in described.first.get_attribute(
+        "aria-label"
+    )
+    verdict = page.locator(".verdict").first.bounding_box()
+    assert verdict["x"] + verdict["width"] <= 420  # seen without scrolling
+    page.emulate_media(media="print")
+    page.set_viewport_size({"width": 688, "height": 1000})  # the text of A4
+    assert (
+        page.evaluate(background) == "rgb(255, 255, 255)"
+        and page.evaluate("document.documentElement.scrollWidth") <= 688
+    )
+    tables = page.evaluate("[...document.querySelectorAll('table')].map(e => e.getBoundingClientRect().right)")
+    assert max(tables) <= 688
+    assert (
+        page.locator(".chart img:visible").count() == len(NAMES)
+        and page.locator(".live:visible, .legend:visible").count() == 0
+    )
+    assert complaints == []

@@ -179,7 +179,11 @@ def _comparisons(analysis: Analysis) -> dict[str, Any]:
     """Pairs of labels at the reference and the longest length, by the first method, and all of them as CSV."""
     run, lines = analysis.run, []
     every = next(iter(analysis.comparisons.values()), [])
-    form = (lambda number: f"{100 * number:.1f}") if run.task.kind == "answers" else (lambda number: f"{number:.3f}")
+    answers = run.task.kind == "answers"
+
+    def form(number: float) -> str:
+        return _signed(100 * number, ".1f") if answers else _signed(number, ".3f")
+
     for each in every:
         if each.length in (run.reference, run.lengths[-1]):
             ends = "" if each.low is None or each.high is None else f"{form(each.low)} to {form(each.high)}"
@@ -188,16 +192,16 @@ def _comparisons(analysis: Analysis) -> dict[str, Any]:
     return {"lines": lines, "csv": pd.DataFrame(every).to_csv(index=False)}
 
 
-def _learned(analysis: Analysis) -> list[dict[str, str]]:
+def _learned(analysis: Analysis) -> list[dict[str, Any]]:
     """What each label learned at the training length, of losses: against the best, from context, and against n-grams."""
     if not isinstance(analysis.criterion, LossCriterion):
         return []
     return [
         {
             "label": each.label,
-            "gap": "the best" if each.label == each.best else _estimate(each.gap, lambda x: percent(x)),
-            "gain": _estimate(each.gain, lambda x: f"{x:.3f}"),
-            "floor": _estimate(each.floor, lambda x: f"{x:+.3f}".replace("-", "−")),
+            "gap": (0, "the best") if each.label == each.best else _estimate(each.gap, percent),
+            "gain": _estimate(each.gain, lambda x: _signed(x, ".3f")),
+            "floor": _estimate(each.floor, lambda x: _signed(x, "+.3f")),
             **{name: verdict or "" for name, verdict in (("loss", each.loss), ("context", each.context))},
         }
         for each in analysis.criterion.learned.values()
@@ -205,13 +209,17 @@ def _learned(analysis: Analysis) -> list[dict[str, str]]:
     ]
 
 
-def _estimate(found: Estimate | None, form: Callable[[float], str]) -> str:
-    """The value and its interval."""
+def _estimate(found: Estimate | None, form: Callable[[float], str]) -> tuple[float | str, str]:
+    """The value, and in words with its interval."""
     if found is None or found.value is None:
-        return "–"
-    return form(found.value) + (
-        "" if found.low is None or found.high is None else f" ({form(found.low)} to {form(found.high)})"
-    )
+        return "", "–"
+    ends = "" if found.low is None or found.high is None else f" ({form(found.low)} to {form(found.high)})"
+    return found.value, form(found.value) + ends
+
+
+def _signed(number: float, form: str) -> str:
+    """With the minus sign of tables."""
+    return f"{number:{form}}".replace("-", "−")
 
 
 def _described(label: str) -> list[dict[str, Any]]:
