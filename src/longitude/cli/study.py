@@ -16,17 +16,28 @@ LINES = 7
 
 
 def defaults(arguments: list[str]) -> dict[str, Any]:
-    """Of `study`, for the task that the arguments name."""
+    """Of `study`, for the preset or the task that the arguments name."""
     named = re.findall(r"--task[= ](\S+)", " ".join(arguments))
+    presets = re.findall(r"--preset[= ](\S+)", " ".join(arguments))
+    if presets:
+        from longitude.study.presets import of_preset  # loads torch
+
+        config = of_preset(presets[-1])
+        if named and named[-1] != config.task:
+            raise ValueError(
+                f"--preset {presets[-1]} is of --task {config.task}, not {named[-1]}; leave one of them out"
+            )
+        return {"config": config, "out": Path("runs") / Path(presets[-1]).stem}
     if named in ([], ["text"]):
         return {}
-    from longitude.study.tasks.base import of_task  # loads torch
+    from longitude.study.tasks.base import of_task
 
     return {"config": of_task(named[-1]), "out": Path("runs") / named[-1]}
 
 
 def study(
     config: Annotated[StudyConfig, tyro.conf.arg(name="")],
+    preset: str = "quick",
     out: Path = Path("runs/study"),
     fresh: bool = False,
     json: bool = False,
@@ -38,7 +49,9 @@ def study(
 
     Args:
         config: What to study.
-        out: Directory of the run; by default runs/study, or runs and the name of another task.
+        preset: Where the defaults of all options come from: quick (five minutes), classic (the protocol of ALiBi's paper),
+            everything, or a .toml file of your own, written like those in longitude/study/presets.
+        out: Directory of the run; by default runs/study, or runs and the name of the task or preset.
         fresh: Start over: remove the study that the directory holds.
         json: Print the rows as JSON instead of the table.
         workers: Models that are trained side by side on this machine, each in a process of its own; by default one for each

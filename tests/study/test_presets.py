@@ -1,0 +1,81 @@
+"""Presets: data files, each a study that can be planned, and what is wrong in one's own."""
+
+from dataclasses import replace
+
+import pytest
+
+from longitude.cli import main
+from longitude.study.config import StudyConfig
+from longitude.study.plan import checked, plan
+from longitude.study.presets import FOLDER, list_presets, of_preset
+
+
+def test_quick_is_the_default():
+    assert of_preset("quick") == StudyConfig()
+
+
+@pytest.mark.parametrize("name", list_presets())
+def test_presets_of_the_package(name):
+    assert checked(of_preset(name)).steps and "about = " in (FOLDER / f"{name}.toml").read_text()
+
+
+def test_classic_is_the_protocol_of_the_paper():
+    """Press et al. 2021: sinusoidal, rotary, T5's and ALiBi; from L far beyond; windows that do not overlap and sliding ones."""
+    classic = of_preset("classic")
+    assert {*classic.encodings} == {"sinusoidal", "rope", "t5", "alibi"}
+    assert max(classic.test_lengths) == 16 * classic.train_length and classic.test_lengths[0] == classic.train_length
+    assert {"non-overlapping", "sliding"} <= {*classic.methods} and len(classic.seeds) >= 3
+
+
+def test_a_file_of_ones_own(tmp_path):
+    """Options of its task that it leaves out are the task's, and the command line decides over it."""
+    path = tmp_path / "mine.toml"
+    path.write_text("""
+        about = "mine"
+        task = "reverse"
+        encodings = ["rope"]
+        train_length = 4
+        test_lengths = [4, 6]
+        learning_rate = 1
+        positions = "randomized"
+        position_range = 9
+        seeds = [3]
+        documents = 5
+    """)
+    config = of_preset(str(path))
+    assert (config.task, config.methods, config.encodings) == ("reverse", ("greedy",), ("rope",))
+    assert (config.learning_rate, config.position_range, config.seeds) == (1.0, 9, (3,))
+    assert plan(replace(config, hidden=16, heads=2), tmp_path / "run").config.test_lengths == (4, 6)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("train_lenght = 4", "unknown key of --preset .*my.toml: 'train_lenght': did you mean 'train_length'?"),
+        ("encodings = 'rope'", "my.toml: encodings must be a list, got 'rope'"),
+        ("steps = 1.5", "my.toml: steps must be a whole number, got 1.5"),
+        ("steps = true", "my.toml: steps must be a whole number, got True"),
+        ("seeds = ['0']", "my.toml: seeds must be a whole number, got '0'"),
+        ("learning_rate = '1e-3'", "my.toml: learning_rate must be a number, got '1e-3'"),
+        ("positions = 'random'", "my.toml: positions must be one of contiguous, randomized, skipped, got 'random'"),
+        ("data = [1]", "my.toml: data must be text in quotes, got 1"),
+        ("task = 'txt'", "unknown task of --task 'txt': did you mean 'text'?"),
+        ("about = 3", "about must be a sentence"),
+        ("steps 4", "my.toml: it is not TOML: Expected '='"),
+    ],
+)
+def test_what_is_wrong_in_a_file(tmp_path, content, message):
+    (tmp_path / "my.toml").write_text(content)
+    with pytest.raises(ValueError, match=message):
+        of_preset(str(tmp_path / "my.toml"))
+
+
+def test_on_the_command_line(capsys, tmp_path):
+    assert main(["study", "--preset", "clasic"]) == 2
+    assert "unknown preset 'clasic': did you mean 'classic'?" in capsys.readouterr().err
+    assert main(["study", "--preset", str(tmp_path / "no.toml")]) == 2
+    assert "no.toml: it cannot be read (No such file" in capsys.readouterr().err
+    assert main(["study", "--preset", "classic", "--task", "reverse"]) == 2
+    assert "--preset classic is of --task text, not reverse" in capsys.readouterr().err
+    assert main(["study", "--preset=classic", "--help"]) == 0
+    assert "2048" in capsys.readouterr().out
