@@ -95,21 +95,15 @@ def test_chunks_padding_and_packing(kind, name, ids, mask, placed):
         close(model(ids[:1], cu_seq_lens_q=torch.tensor([0, 7, 17]), use_cache=False).logits, packed[:1])
 
 
-def test_positions_begin_again_in_each_document(ids, placed):
-    """Frequencies that follow each row's own length show where a document begins."""
-    dynamic = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 4, "follow": "row"}
-    model = placed("llama", {"name": "rope", "layout": "half", "scaling": dynamic})
-    packed = model(ids[:1], cu_seq_lens_q=torch.tensor([0, 7, 17]), use_cache=False).logits
-    close(packed[:, 7:], model(ids[:1, 7:]).logits)
-
-
 def test_frequencies_that_follow_the_length(ids, placed, stock):
-    """Keys stay raw in the cache: each query row has its own frequencies."""
-    dynamic = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 8, "follow": "row"}
+    """Keys stay raw in the cache: each query row has its own frequencies; and each document, which begins again."""
+    dynamic = {"name": "dynamic_ntk", "factor": 4.0, "original_max_length": 4, "follow": "row"}
     model = placed("llama", {"name": "rope", "layout": "half", "scaling": dynamic})
     cache = DynamicCache(config=model.config)
     chunks = [model(ids[:, i : i + 1], past_key_values=cache).logits for i in range(17)]
     close(torch.cat(chunks, 1), model(ids).logits)
+    packed = model(ids[:1], cu_seq_lens_q=torch.tensor([0, 7, 17]), use_cache=False).logits
+    close(packed[:, 7:], model(ids[:1, 7:]).logits)
     assert (model(ids).logits - stock()(ids).logits).abs().max() > 1e-3
 
 
