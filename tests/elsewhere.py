@@ -24,11 +24,12 @@ import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parents[1]
 COMPILERS = {"gcc", "cc", "g++", "c++", "clang", "clang++"}
 WORKERS = ("-n", "2", "--dist", "worksteal")
+SEED = str(random.randrange(10**6))
 
 
 class Outcome(NamedTuple):
@@ -79,22 +80,6 @@ def programs_without_compilers() -> Iterator[str]:
         yield folder
 
 
-def core() -> Iterator[Outcome]:
-    yield pytest("one core", "-n", "0", before=("taskset", "-c", "0"))
-
-
-def threads1() -> Iterator[Outcome]:
-    yield pytest("OMP_NUM_THREADS=1", *WORKERS, OMP_NUM_THREADS="1")
-
-
-def threads3() -> Iterator[Outcome]:
-    yield pytest("OMP_NUM_THREADS=3", *WORKERS, OMP_NUM_THREADS="3")
-
-
-def avx2() -> Iterator[Outcome]:
-    yield pytest("AVX2 only", *WORKERS, ATEN_CPU_CAPABILITY="avx2", MKL_ENABLE_INSTRUCTIONS="AVX2")
-
-
 def busy() -> Iterator[Outcome]:
     with busy_loop():
         yield pytest("nice 19, a busy loop", *WORKERS, before=("nice", "-n", "19"))
@@ -105,11 +90,6 @@ def gcc() -> Iterator[Outcome]:
         yield pytest("without gcc", *WORKERS, PATH=path)
 
 
-def order() -> Iterator[Outcome]:
-    seed = str(random.randrange(10**6))
-    yield pytest(f"files shuffled by {seed}", *WORKERS, "--shuffle", seed)
-
-
 def again() -> Iterator[Outcome]:
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "clone"
@@ -118,14 +98,30 @@ def again() -> Iterator[Outcome]:
             yield pytest(f"a clone, {time_of} time", *WORKERS, at=clone, XDG_CACHE_HOME=str(Path(folder) / "cache"))
 
 
-SETTINGS = {each.__name__: each for each in (core, threads1, threads3, avx2, busy, gcc, order, again)}
+PLAIN: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "core": ("one core", ("-n", "0"), {"before": ("taskset", "-c", "0")}),
+    "threads1": ("OMP_NUM_THREADS=1", WORKERS, {"OMP_NUM_THREADS": "1"}),
+    "threads3": ("OMP_NUM_THREADS=3", WORKERS, {"OMP_NUM_THREADS": "3"}),
+    "avx2": ("AVX2 only", WORKERS, {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}),
+    "order": (f"files shuffled by {SEED}", (*WORKERS, "--shuffle", SEED), {}),
+}
+"""Settings of one run: its title, options of pytest, and what `pytest` takes by name."""
+OTHERS = {"busy": busy, "gcc": gcc, "again": again}
+
+
+def outcomes_of(name: str) -> Iterator[Outcome]:
+    if name in OTHERS:
+        yield from OTHERS[name]()
+    else:
+        title, options, named = PLAIN[name]
+        yield pytest(title, *options, **named)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []], metavar="SETTING")
-    names = parser.parse_args().settings or [*SETTINGS]
-    outcomes = [outcome for name in names for outcome in SETTINGS[name]()]
+    parser.add_argument("settings", nargs="*", choices=[*PLAIN, *OTHERS, []], metavar="SETTING")
+    names = parser.parse_args().settings or [*PLAIN, *OTHERS]
+    outcomes = [outcome for name in names for outcome in outcomes_of(name)]
     width = max(len(outcome.setting) for outcome in outcomes)
     print(f"\n{'setting':<{width}}  passed  failed  skipped  seconds")
     for setting, passed, failed, skipped, seconds in outcomes:

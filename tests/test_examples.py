@@ -56,15 +56,12 @@ def test_a_tiny_checkpoint_is_trained(kind: str, run: Any, tmp_path: Path, capsy
     assert torch.isfinite(model(**tokens).logits).all()
 
 
-def test_nothing_is_overwritten(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("out", "more", "words"), [("", (), "does not exist"), ("out", ("--width", "33"), "multiple of 32")]
+)
+def test_wrong_use(
+    out: str, more: tuple, words: str, run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as refused:
-        run("--out", str(tmp_path))
-    assert refused.value.code == 2
-    assert "does not exist" in capsys.readouterr().err
-
-
-def test_wrong_sizes_are_refused(run: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        run("--out", str(tmp_path / "out"), "--width", "33")
-    assert refused.value.code == 2
-    assert "multiple of 32" in capsys.readouterr().err and not (tmp_path / "out").exists()
+        run("--out", str(tmp_path / out), *more)
+    assert refused.value.code == 2 and words in capsys.readouterr().err and not (tmp_path / "out").exists()

@@ -7,14 +7,12 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-import longitude as lg
 from longitude.bench import memory, report, sweep as sweeps
 from longitude.bench.cases import AttentionShape
 from longitude.bench.config import BenchConfig, checked
 from longitude.bench.peers import PEERS, installed
 from longitude.bench.rows import FAILED, Row
 from longitude.cli import main
-from longitude.positions import base
 from longitude.runs.memory import can_measure_peak
 from longitude.runs.progress import Progress
 
@@ -63,20 +61,6 @@ def test_a_row_names_the_backend_that_ran(rows):
     refused = {(row.name, row.asked): row.note for row in rows if row.note}
     assert set(refused) == {("rope+cope", "sdpa")}
     assert "sdpa refuses: it does not support RowBias" in refused["rope+cope", "sdpa"]
-
-
-def test_an_encoding_that_a_user_registers_is_timed(monkeypatch):
-    class Root(lg.Encoding):
-        def __init__(self, num_heads: int):
-            super().__init__()
-            self.num_heads = num_heads
-
-        def terms(self, context):
-            return (lg.OffsetBias(lambda offset: -offset.abs().float().sqrt().expand(self.num_heads, *offset.shape)),)
-
-    monkeypatch.setitem(base.ENCODINGS.factories, "root", Root)
-    measured = sweep(no_peers=True, lengths=(12,), passes=("forward",))
-    assert {row.name for row in measured if row.ratio is not None} == {*lg.list_encodings()} > {"root"}
 
 
 @pytest.mark.parametrize(

@@ -32,15 +32,6 @@ def test_packed_documents_are_separate(spec, build, ids):
     close(parameter_gradients(packed.loss, model), parameter_gradients(loss, model), 1e-10)
 
 
-@pytest.mark.parametrize("spec", ["rope", "learned", "t5", "shaw"])
-@torch.no_grad()
-def test_tokens_shuffled_with_their_positions(spec, build, ids):
-    """Without a mask nothing but position tells tokens apart: the output is shuffled alike."""
-    model, x = build(spec), ids(2, 11)
-    order = torch.randperm(11, generator=torch.Generator().manual_seed(2))
-    close(model(x[:, order], position_ids=torch.arange(11)[order]).logits, model(x).logits[:, order], 1e-10)
-
-
 @torch.no_grad()
 def test_alibi_falls_off_on_both_sides(build, ids):
     """The first block's weights by hand: softmax(q.k/sqrt(d) - m |i - j|), m = 2^(-8h/H)."""

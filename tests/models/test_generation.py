@@ -114,13 +114,6 @@ def test_the_last_document_continues(spec, build, ids):
         assert torch.equal(packed[:, 4:], generate(model, x[:, 4:], num_beams=beams))
 
 
-def test_embeddings_instead_of_tokens(build, ids):
-    model, x = build("rope"), ids(2, 11)
-    options = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "attention_mask": torch.ones_like(x)}
-    written = model.generate(inputs_embeds=model.get_input_embeddings()(x), **options)
-    assert torch.equal(written, model.generate(x, **options)[:, 11:])
-
-
 # ---- kinds of caches -------------------------------------------------------------------------------------------------
 RECURRENT = [["mamba2", "rwkv6"], ["retention", {"name": "window", "size": 5}]]
 GROWING = [["attention"] * 2, ["mamba2", "attention"], ["latent"] * 2, ["hierarchical"] * 2]

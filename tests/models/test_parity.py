@@ -176,22 +176,6 @@ def test_smollm3(rotates, ids):
 
 
 @torch.no_grad()
-def test_both_layouts_are_one_model(ids):
-    """Pairs (2k, 2k+1) instead of (k, k + half): the same logits once the rows of q_proj and k_proj are reordered."""
-    theirs, x = llama(), ids(2, 30)
-    half, inter = (ours(theirs, layout, "float64").double() for layout in ("half", "interleaved"))
-    assert not torch.allclose(half(x).logits, inter(x).logits, atol=1e-3)
-    for layer in inter.model.layers:
-        for projection in (layer.mixer.q_proj, layer.mixer.k_proj):
-            rows = projection.weight.data.unflatten(0, (-1, 2, 4))  # heads, halves, pairs
-            converted = lg.convert_layout(projection.weight.data, 8, to="interleaved")
-            assert torch.equal(converted, rows.transpose(1, 2).flatten(0, 2))
-            projection.weight.data = converted
-    torch.testing.assert_close(inter(x).logits, half(x).logits, atol=1e-10, rtol=0)
-    same(inter(x).logits, theirs.double()(x).logits)
-
-
-@torch.no_grad()
 def test_a_layer_by_hand(build, ids):
     """One layer with a learned bias and T5's scale of 1, from its weights alone, in float64."""
     model, x = build("t5", num_hidden_layers=1, attention_scale=1.0, hidden_act="gelu"), ids(1, 10)

@@ -8,14 +8,8 @@ from torch import Tensor
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
-    CohereConfig,
-    CohereForCausalLM,
     FalconConfig,
     FalconForCausalLM,
-    Gemma3ForCausalLM,
-    Gemma3TextConfig,
-    GlmConfig,
-    GlmForCausalLM,
     GPTJConfig,
     GPTJForCausalLM,
     MptConfig,
@@ -25,7 +19,6 @@ from transformers import (
 )
 
 import longitude as lg
-from longitude.positions.hugging_face import from_hugging_face
 from tests.support import by_head, random_model, recorded
 
 MASK = torch.arange(40) >= torch.tensor([[0], [13]])  # the second row is padded on the left
@@ -151,41 +144,3 @@ def test_gptj_interleaved(rotary_dim, ids):
     for layer in layers_of(GPTJForCausalLM, config, "q_proj k_proj v_proj", "out_proj", ids(2, 40), **given):
         q, k, v = (by_head(layer[f"{name}_proj"], 4) for name in "qkv")
         same(q, k, v, layer["mixed"], encoding, MASK, **PADDED)
-
-
-FAMILIES = {"cohere": (CohereConfig, CohereForCausalLM, 1.0), "glm": (GlmConfig, GlmForCausalLM, 0.5)}
-
-
-@pytest.mark.parametrize("kind", ["default", "yarn"])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_interleaved_with_grouped_heads(family, kind, ids):
-    """Cohere rotates all of each head, GLM the first half of it."""
-    config_class, model, share = FAMILIES[family]
-    rope = {"rope_type": kind, "rope_theta": 4_000.0, "partial_rotary_factor": share}
-    rope |= {"factor": 6.0, ORIGINAL: 16} if kind == "yarn" else {}
-    config = config_class(**SMALL, num_key_value_heads=2, head_dim=16, rope_parameters=rope)
-    encoding = lg.Rotary(16, "interleaved", **from_hugging_face(config).options(16))
-    for layer in layers_of(model, config, "q_proj k_proj v_proj", "o_proj", ids(2, 40)):
-        q, k, v = by_head(layer["q_proj"], 4), by_head(layer["k_proj"], 2), by_head(layer["v_proj"], 2)
-        same(q, k, v, layer["mixed"], encoding)
-
-
-def test_gemma3_bases_per_layer_type(ids):
-    """Local layers rotate by a small base within a window; global ones by a large one, slowed down."""
-    ropes = {
-        "full_attention": {"rope_type": "linear", "rope_theta": 1_000_000.0, "factor": 8.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
-    }
-    types = ["sliding_attention", "full_attention", "sliding_attention"]
-    config = Gemma3TextConfig(
-        **SMALL | {"num_hidden_layers": 3}, num_key_value_heads=2, head_dim=16, layer_types=types,
-        sliding_window=9, query_pre_attn_scalar=20, rope_parameters=ropes, attn_implementation="eager",
-    )  # fmt: skip
-    read = from_hugging_face(config)
-    assert isinstance(read, dict)
-    encodings = {layer: lg.Rotary(16, "half", **rope.options(16)) for layer, rope in read.items() if rope}
-    windows = {"full_attention": lg.Causal(), "sliding_attention": lg.Window(9)}
-    seen = layers_of(Gemma3ForCausalLM, config, "q_norm k_norm v_proj", "o_proj", ids(2, 40), count=3)
-    for layer, kind in zip(seen, types, strict=True):
-        q, k, v = layer["q_norm"], layer["k_norm"], by_head(layer["v_proj"], 2)
-        same(q, k, v, layer["mixed"], encodings[kind], scale=20**-0.5, mask=windows[kind])

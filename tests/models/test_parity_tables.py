@@ -9,16 +9,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, Phi3Config, Qwen2VLTextConfig
+from transformers import Gemma3TextConfig, GPTNeoXConfig, LlamaConfig, Phi3Config
 from transformers.models.gemma3.modeling_gemma3 import Gemma3RotaryEmbedding
 from transformers.models.gpt_neox.modeling_gpt_neox import GPTNeoXRotaryEmbedding
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.phi3.modeling_phi3 import Phi3RotaryEmbedding
-from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLRotaryEmbedding
 
 import longitude as lg
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face
-from longitude.positions.rotary import MultimodalRotary
 
 ORIGINAL = "original_max_position_embeddings"
 
@@ -140,25 +138,6 @@ def test_random_layer_types(seed):
         assert rope is not None
         table = lg.Rotary(16, "half", **rope.options(16)).prepare(places)
         close(table, theirs(torch.zeros(1), places[None], layer), 100)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_random_sections(seed):
-    """Qwen2-VL: sections of time, height and width, with every scaling that its text may have."""
-    r = random.Random(seed)
-    cuts = sorted(r.randint(1, 15) for _ in range(2))
-    sections = [cuts[0], cuts[1] - cuts[0], 16 - cuts[1]]
-    kind = r.choice(["default", "linear", "yarn", "llama3"])
-    given = {"rope_type": kind, "rope_theta": r.uniform(100, 1e6), "mrope_section": sections, **parameters(r, kind, 16)}
-    config = Qwen2VLTextConfig(
-        hidden_size=64, num_attention_heads=2, num_hidden_layers=1, max_position_embeddings=64, rope_parameters=given
-    )
-    theirs, rope = Qwen2VLRotaryEmbedding(config), from_hugging_face(config)
-    assert isinstance(rope, RopeConfig)
-    options = rope.options(32)
-    mine = MultimodalRotary(32, "half", sections=rope.sections, base=rope.base, scaling=options["scaling"])
-    places = torch.randint(0, 100, (50, 3), generator=torch.Generator().manual_seed(seed))
-    close(mine.prepare(places), theirs(torch.zeros(1), places.T[:, None]), 100)
 
 
 # ---- every family ----------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """The encoder-decoder: step by step = whole, position stays in its place, generate(), the config, and the guide to it."""
 
-import json
 import re
 from pathlib import Path
 
@@ -277,27 +276,6 @@ def test_generate_continues_from_what_is_given(build, pair):
     assert torch.equal(more, whole)
     cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
     assert torch.equal(generate(model, x, past_key_values=cache), whole)
-
-
-# ---- saved, and the guide --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"encoding": "t5", "num_encoder_layers": 3, "decoder_start_token_id": 5},
-        {"encoding": "fox", "encoder_encoding": "shaw", "tie_word_embeddings": False},
-        {"encoding": "auto", "encodings": ["learned", "alibi"], **POST},
-    ],
-    ids=lambda options: options["encoding"],
-)
-@torch.no_grad()
-def test_saved_and_loaded(options, tmp_path, build, pair):
-    """Every option is in config.json, and what is loaded computes the same."""
-    model, (x, y) = build(**options), pair()
-    model.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["is_encoder_decoder"] is True
-    loaded = LongitudeForSeq2SeqLM.from_pretrained(tmp_path, dtype=torch.float64)
-    close(loaded(x, decoder_input_ids=y).logits, model(x, decoder_input_ids=y).logits)
-    assert torch.equal(generate(loaded, x), generate(model, x))
 
 
 @pytest.mark.parametrize("steps", [5, pytest.param(300, marks=pytest.mark.slow)])
