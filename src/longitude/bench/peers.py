@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from longitude.bench.cases import AttentionShape, Case, Inputs, causal
+from longitude.runs.provenance import version_of
 
 Forward = Callable[[], Sequence[Tensor]]
 
@@ -40,14 +40,6 @@ class Peer:
     def bytes(self, shape: AttentionShape) -> int:
         """About what forward and backward need beyond what plain attention does."""
         return self.scores * shape.score_bytes
-
-
-def version_of(package: str) -> str | None:
-    """The installed version, or None."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def installed() -> dict[str, Peer]:
@@ -135,17 +127,6 @@ def x_t5(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------------
-class Constant(nn.Module):
-    """In the place of a projection: returns the same tensor for any input."""
-
-    def __init__(self, value: Tensor):
-        super().__init__()
-        self.value = value
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.value
-
-
 def _future(inputs: Inputs) -> Tensor:
     """[L, L]: the most negative number above the diagonal."""
     lowest = torch.finfo(inputs.q.dtype).min
@@ -168,10 +149,8 @@ def bloom(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
     ones, nothing, future = torch.ones(shape.batch, shape.length), torch.zeros((), dtype=q.dtype), _future(inputs)
 
     def forward() -> list[Tensor]:
-        fused = (
-            torch.stack([q, *_repeated(inputs)], 3).transpose(1, 2).flatten(2)
-        )  # as its projection would return them
-        module.query_key_value = Constant(fused)  # pyright: ignore[reportAttributeAccessIssue]
+        fused = torch.stack([q, *_repeated(inputs)], 3).transpose(1, 2).flatten(2)
+        module.query_key_value.forward = lambda input: fused  # as its projection would return them
         alibi = build_alibi_tensor(ones, shape.heads, q.dtype)
         return [_heads(module(fused, nothing, alibi, future[None, None])[0], shape)]
 
@@ -189,7 +168,7 @@ def mpt(inputs: Inputs) -> tuple[Forward, list[Tensor]]:
 
     def forward() -> list[Tensor]:
         fused = torch.cat([x.transpose(1, 2).flatten(2) for x in (inputs.q, *_repeated(inputs))], 2)
-        module.Wqkv = Constant(fused)  # pyright: ignore[reportAttributeAccessIssue]
+        module.Wqkv.forward = lambda input: fused
         alibi = build_mpt_alibi_tensor(shape.heads, shape.length).to(fused.dtype)
         return [_heads(module(fused, alibi, attention_mask=future)[0], shape)]
 

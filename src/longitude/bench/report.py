@@ -10,14 +10,14 @@ import vl_convert
 from rich.table import Table
 
 from longitude.bench.cases import PLAIN
-from longitude.bench.peers import PEERS, version_of
+from longitude.bench.peers import PEERS
 from longitude.bench.rows import FAILED, Row
 from longitude.report.figure import save
 from longitude.report.table import table
 from longitude.report.wording import count
-from longitude.runs.files import atomic, write_json
+from longitude.runs.files import atomic, require_writable, write_json
 from longitude.runs.memory import available_memory, total_memory
-from longitude.runs.provenance import provenance
+from longitude.runs.provenance import provenance, version_of
 
 SCHEMA = 1
 NOISY = 0.2
@@ -59,12 +59,10 @@ def write(out: Path, measured: dict[str, Any], chart: Any) -> None:
 
 
 def require_place(out: Path) -> None:
-    """ValueError unless a JSON can be written there: better now than after minutes of measuring."""
+    """ValueError unless a JSON can be written there."""
     if out.suffix != ".json" or out.is_dir():
         raise ValueError(f"--out: expected a file that ends in .json, got {out}")
-    parent = next(folder for folder in out.absolute().parents if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ValueError(f"--out {out}: {parent} is not a directory that can be written to; choose another --out")
+    require_writable(out)
 
 
 # ---- for the terminal ------------------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """`longitude extend`."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -167,12 +166,12 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
 
 
 def require_new(out: Path, model: str) -> None:
-    """ValueError unless `out` is a new folder outside of the model's: better now than after minutes of work."""
+    """ValueError unless `out` is a new folder outside of the model's."""
+    from longitude.runs.files import require_writable
+
     if out.exists() or out.is_symlink():
         raise ValueError(f"--out {out} exists already, and nothing is written over; name another")
     folder = Path(model).expanduser()
     if folder.is_dir() and out.absolute().resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"--out {out} is inside the model's own folder {model}; name one outside of it")
-    parent = next(folder for folder in out.absolute().parents if folder.exists())
-    if not parent.is_dir() or not os.access(parent, os.W_OK):
-        raise ValueError(f"--out {out}: {parent} is not a directory that can be written to; choose another --out")
+    require_writable(out)

@@ -133,14 +133,8 @@ def before(attention: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
         kwargs, mask = {**kwargs, "attention_mask": packed}, packed
     new_streams = None if mask.streams is None else mask.streams[:, past:]
     columns, carry = encoding.context(x, None if layer is None else layer.carry, new_streams)
-    call = LayerCall(
-        encoding,
-        positions,
-        positions,
-        tuple(embeddings.tables[member] for member in encoding) if encoding.stable_keys else None,
-        columns,
-        carry,
-    )
+    tables = tuple(embeddings.tables[member] for member in encoding) if encoding.stable_keys else None
+    call = LayerCall(encoding, positions, positions, tables, columns, carry)
     if layer is not None:
         layer.arriving = call
     return args, {**kwargs, CALL: call}

@@ -152,9 +152,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(
         self, input_ids: Tensor, *arguments: Any, inputs_embeds: Tensor | None = None, **kwargs: Any
     ) -> dict[str, Any]:
-        kwargs["inputs_embeds"] = (
-            inputs_embeds  # named in the signature: there transformers looks whether they may be given
-        )
+        kwargs["inputs_embeds"] = inputs_embeds  # named in the signature, where transformers looks for it
         inputs = super().prepare_inputs_for_generation(input_ids, *arguments, **kwargs)  # pyright: ignore[reportAttributeAccessIssue]
         if (positions := inputs.get("position_ids")) is not None and positions.dim() == 3:
             inputs["position_ids"] = positions.movedim(0, -1)
@@ -164,11 +162,8 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         """Where the state of every layer has a fixed size, our own cache is a static one; ValueError elsewhere."""
         growing = sorted({type(mixer).__name__ for mixer in self.model.mixers if mixer.growth != "O(1)"})
         if growing or cache_implementation != "static":
-            why = (
-                f"what {', '.join(growing)} keeps grows with the text"
-                if growing
-                else "a fixed state needs no offloading"
-            )
+            grows = f"what {', '.join(growing)} keeps grows with the text"
+            why = grows if growing else "a fixed state needs no offloading"
             raise ValueError(
                 f"cache_implementation: expected 'dynamic' or 'offloaded', got {cache_implementation!r}, and {why}"
             )

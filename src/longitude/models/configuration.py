@@ -166,9 +166,8 @@ class LongitudeConfig(PreTrainedConfig):
                 "expected num_key_value_heads to divide num_attention_heads, "
                 f"got {self.num_key_value_heads} and {self.num_attention_heads}"
             )
-        check_choice("LongitudeConfig", Activation, hidden_act=self.hidden_act)
-        check_choice("LongitudeConfig", Norm, norm=self.norm)
-        check_choice("LongitudeConfig", NormPosition, norm_position=self.norm_position)
+        for name, choices in (("hidden_act", Activation), ("norm", Norm), ("norm_position", NormPosition)):
+            check_choice("LongitudeConfig", choices, **{name: getattr(self, name)})
         require_backend(self.attention_backend)
         if self.intermediate_size is None:
             gated = math.ceil(self.hidden_size * 8 / 3 / 8) * 8

@@ -22,14 +22,15 @@ def provenance() -> dict[str, Any]:
 
 def versions() -> dict[str, str | None]:
     """Package -> version; Python too."""
+    return {"python": platform.python_version()} | {package: version_of(package) for package in PACKAGES}
 
-    def of(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return getattr(sys.modules.get(package), "__version__", None)
 
-    return {"python": platform.python_version()} | {package: of(package) for package in PACKAGES}
+def version_of(package: str) -> str | None:
+    """The installed version, or None."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return getattr(sys.modules.get(package), "__version__", None)
 
 
 def machine() -> dict[str, Any]:
