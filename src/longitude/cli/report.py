@@ -8,16 +8,40 @@ import tyro
 from longitude.cli.shared import DONE, print_json
 
 
-def report(run: Annotated[Path, tyro.conf.Positional], json: bool = False) -> int:
-    """Build the report of a study again, from its saved results alone.
+def report(
+    run: Annotated[tuple[Path, ...], tyro.conf.Positional],
+    json: bool = False,
+    csv: bool = False,
+    markdown: bool = False,
+) -> int:
+    """Build the report of a study again, from its saved results alone; or put several studies side by side.
 
     Args:
-        run: Directory of a study.
+        run: Directory of a study, or several; what cannot be compared is refused with what differs.
         json: Print the rows as JSON instead of the table.
+        csv: Print what was found of every encoding at every length as CSV.
+        markdown: Print the tables as Markdown: values with intervals, comparisons.
     """
-    if not (run / "study.json").is_file():
-        raise ValueError(f"{run} holds no study: expected a directory with study.json, as `longitude study` writes")
-    return show(run, json)
+    if not run:
+        raise ValueError("expected the directory of a study, or several: longitude report runs/study")
+    for each in run:
+        if not (each / "study.json").is_file():
+            raise ValueError(
+                f"{each} holds no study: expected a directory with study.json, as `longitude study` writes"
+            )
+    if json + csv + markdown > 1:
+        raise ValueError("--json, --csv and --markdown are three forms of one output; choose one")
+    first, *others = run
+    if others:
+        return compare(run, json, csv, markdown)
+    if not (csv or markdown):
+        return show(first, json)
+    from longitude.study import tables
+    from longitude.study.analysis import analyse
+
+    analysis = analyse(first)
+    print(tables.csv(tables.findings(analysis)) if csv else tables.markdown(analysis), end="")
+    return DONE
 
 
 def show(run: Path, json: bool) -> int:
@@ -33,4 +57,27 @@ def show(run: Path, json: bool) -> int:
         print_json(to_frame(analysis.run.rows))
         return DONE
     display(table(analysis), conclusion(analysis), f"report: {path}")
+    return DONE
+
+
+def compare(runs: tuple[Path, ...], json: bool, csv: bool, markdown: bool) -> int:
+    """Print studies side by side; nothing is written."""
+    from longitude.report.table import show as display, table
+    from longitude.study import tables
+    from longitude.study.compare import side_by_side
+
+    found = side_by_side(runs)
+    criterion = next(iter(found.analyses.values())).criterion
+    if json:
+        print_json(found.frame)
+    elif csv:
+        print(tables.csv(found.frame), end="")
+    elif markdown:
+        parts = [found.sentence, tables.as_markdown(found.heads, found.lines)]
+        print("\n\n".join([*parts, *([tables.comparisons(found.comparisons, criterion)] if found.comparisons else [])]))
+    else:
+        made = table(*found.heads, words=2, title=criterion.title())
+        for line in found.lines:
+            made.add_row(*line)
+        display(made, found.sentence)
     return DONE

@@ -1,0 +1,90 @@
+"""The tables of a study as CSV and Markdown, for papers and spreadsheets."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pandas as pd
+
+from longitude.study.analysis import Analysis, conclusion, summary
+from longitude.study.comparisons import Comparison
+from longitude.study.criterion import Criterion, Effective
+
+
+def csv(frame: pd.DataFrame) -> str:
+    """A table as CSV; several numbers of a cell stand with spaces between, and what is missing is empty."""
+
+    def cell(value: Any) -> Any:
+        return " ".join(map(str, value)) if isinstance(value, tuple) else value
+
+    return frame.map(cell).to_csv(index=False)
+
+
+def findings(analysis: Analysis) -> pd.DataFrame:
+    """What was found of every label at every length, by every method, with its effective length."""
+    frames = []
+    for method in analysis.findings:
+        frame = summary(analysis, method)
+        reached = {label: analysis.criterion.effective(analysis.of(label, method)) for label in analysis.run.labels}
+        for name in Effective._fields:
+            column = f"effective_length_{name}".removesuffix("_value")
+            frame[column] = pd.Series([getattr(reached[label], name) for label in frame["label"]], dtype=object)
+        frame.insert(0, "method", method)
+        frames.append(frame)
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def markdown(analysis: Analysis) -> str:
+    """The conclusion, the values by length, and the comparisons at the longest length, as Markdown."""
+    run, criterion = analysis.run, analysis.criterion
+    heads = ["encoding", *map(str, run.lengths), "verdict", "effective length"]
+    lines = []
+    for label in run.labels:
+        part = analysis.of(label)
+        cells = [" ".join(filter(None, (criterion.number(each), _ends(criterion.bounds(each))))) for each in part]
+        lines.append([label, *cells, part[-1].verdict if part else None, reach(criterion.effective(part))])
+    for order, bits in run.floor.items():
+        cells = [f"{bits:.3f}" if length == run.train_length else "" for length in run.lengths]
+        lines.append([f"{order}-grams", *cells, "", ""])
+    longest = run.lengths[-1]
+    parts = [conclusion(analysis), as_markdown(heads, lines)]
+    if pairs := analysis.compared(longest):
+        parts += [f"At {longest} {run.task.unit}:", comparisons(pairs, criterion)]
+    return "\n\n".join(parts) + "\n"
+
+
+def comparisons(pairs: Sequence[Comparison], criterion: Criterion) -> str:
+    """Comparisons of one length as Markdown."""
+    lines = [
+        [
+            each.better, each.worse, criterion.amount(each.value), span(each, criterion),
+            f"{each.seeds} seeds" if each.over == "seeds" else f"one seed, {each.documents} {criterion.things}",
+            "" if each.p is None else f"{each.p:.2g}", "yes" if each.decided else "no",
+        ]
+        for each in pairs
+    ]  # fmt: skip
+    return as_markdown(
+        ["better", "worse", f"by, {criterion.points}", "95% interval", "over", "p (Holm)", "told apart"], lines
+    )
+
+
+def span(pair: Comparison, criterion: Criterion) -> str:
+    """0.28 to 0.35; empty where there is no interval."""
+    if pair.low is None or pair.high is None:
+        return ""
+    return f"{criterion.amount(pair.low)} to {criterion.amount(pair.high)}"
+
+
+def reach(length: Effective) -> str:
+    """1024, or 512 (256 to 1024) where the interval reaches further; none."""
+    value, low, high = (str(each or "none") for each in length)
+    return value if low == high else f"{value} ({low} to {high})"
+
+
+def _ends(words: str) -> str:
+    return f"[{words}]" if words else ""
+
+
+def as_markdown(heads: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    """A table as Markdown; what is missing is empty."""
+    rows = [heads, ["---"] * len(heads), *lines]
+    return "\n".join(f"| {' | '.join('' if each is None else str(each) for each in row)} |" for row in rows)
