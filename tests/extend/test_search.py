@@ -223,31 +223,22 @@ def test_an_interrupted_search_ends_as_one_that_was_not(after, model, whole, tmp
 
 # ---- errors ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
-    ("kind", "options", "words"),
+    ("kind", "options", "words", "searched"),
     [
-        ("llama", {"length": LENGTH}, "length above the original one, 64, got 64"),
-        ("llama", {"documents": documents(length=2 * LENGTH)}, "documents of 129 tokens or more, got one of 128"),
-        ("llama", {"documents": []}, "documents of 129 tokens or more, got one of 0"),
-        ("gpt2", {}, "GPT2LMHeadModel: expected a model with rotary positions"),
+        ("llama", {"length": LENGTH}, "length above the original one, 64, got 64", False),
+        ("llama", {"documents": documents(length=128)}, "documents of 129 tokens or more, got one of 128", False),
+        ("llama", {"documents": []}, "documents of 129 tokens or more, got one of 0", False),
+        ("gpt2", {}, "GPT2LMHeadModel: expected a model with rotary positions", False),
+        ("llama", {"documents": documents(4)[1:]}, r"holds a search with text .* remove .* to search again", True),
+        ("llama", {"length": 192, "documents": documents(length=200)}, "a search with length 128, not 192", True),
+        ("qwen2", {}, "holds a search with model", True),
     ],
 )
-def test_wrong_use(kind, options, words, checkpoint, tmp_path) -> None:
+def test_wrong_use_and_the_state_of_another_search(kind, options, words, searched, checkpoint, state, tmp_path) -> None:
+    folder = state if searched else tmp_path / "new"
     with pytest.raises(ValueError, match=words):
-        call(loaded(checkpoint(kind)), tmp_path / "s", **options)
-    assert not (tmp_path / "s").exists(), "nothing was begun"
-
-
-@pytest.mark.parametrize(
-    ("kind", "options", "words"),
-    [
-        ("llama", {"documents": documents(4)[1:]}, r"holds a search with text .* remove .* to search again"),
-        ("llama", {"length": 3 * LENGTH, "documents": documents(length=200)}, "a search with length 128, not 192"),
-        ("qwen2", {}, "holds a search with model"),
-    ],
-)
-def test_the_state_of_another_search_is_refused(kind, options, words, checkpoint, state) -> None:
-    with pytest.raises(ValueError, match=words):
-        call(loaded(checkpoint(kind)), state, **options)
+        call(loaded(checkpoint(kind)), folder, **options)
+    assert folder.exists() == searched, "nothing was begun"
 
 
 @pytest.mark.parametrize(

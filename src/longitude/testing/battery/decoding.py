@@ -10,14 +10,13 @@ from torch import Tensor
 
 from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import NoMask
+from longitude.testing.attend_calls import SLOW
 from longitude.testing.engine import DoesNotApply, LawBroken
 from longitude.testing.examples import DIM, MixerExample
 from longitude.testing.fixtures import LayerStack, close, error, learned_of, numbers, random_cuts
 from longitude.testing.parts import MIXER_LAWS, shared_law
 
 CACHES = ("transformers",)
-SLOW = ("flex",)
-"""Backends that compile for each shape: not tried by laws that try many."""
 LENGTHS = (1, 7, 63, 130)
 
 
