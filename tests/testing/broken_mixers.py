@@ -203,27 +203,12 @@ class Frequencies(Decay):
 
 # ---- its recurrence --------------------------------------------------------------------------------------------------
 broken(
-    "IgnoresDocumentsInItsSums",
-    "packed_documents",
-    scan=lambda self, v, sums, reset, valid: Decay.scan(self, v, sums, None, valid),
-)
-broken(
     "DecaysOnPadding",
     "padding",
     scan=lambda self, v, sums, reset, valid: Decay.scan(
         self, v if valid is None else v * valid[..., None], sums, reset, None
     ),
 )
-broken(
-    "SwallowsNaN", "nan_and_inf", scan=lambda self, v, *rest: Decay.scan(self, torch.where(v.isnan(), -1e38, v), *rest)
-)
-
-
-@breaks("forms")
-class WrongAtChunks(Decay):
-    def scan(self, v, sums, reset, valid):
-        half = -F.softplus(self.rate.to(v.dtype)) / 2
-        return super().scan(v, None if sums is None else sums * half.exp(), reset, valid)
 
 
 @breaks("forms")
