@@ -288,6 +288,7 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
 """Law -> models that break it, and no other."""
 REASONS = {  # what the law gives as the reason
     "frequencies in bfloat16": "inv_freq itself is rounded",
+    "attention factor twice": "an attention factor that is ignored, or applied twice",
     "cache off by one": "with position_ids moved by -1 the logits agree",
     "sin has the wrong sign": "in the other direction: sin has the wrong sign",
     "no mask behind a cache": "a prompt that continues behind a cache gives other logits",
