@@ -19,6 +19,11 @@ Adam moves every number by about the learning rate in a step. A score moves by f
 head_dim, and each factor one over the width; a number of a table moves by the learning rate alone, and over a short training
 ends within half a logit of where it began. docs/decisions.md has the measurement.
 """
+RULE = (
+    "weight decay of matrices; none of vectors, norms, tables of encodings and rates of recurrences; tables of scores learn at "
+    f"{SCORE_RATE:g} times the learning rate"
+)
+"""The rule of `parameter_groups` in a sentence, which a study records: it changes with the rule."""
 
 
 def decayed_names(model: nn.Module) -> list[str]:

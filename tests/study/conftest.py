@@ -5,7 +5,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,12 @@ from longitude.measure import Row, default_bins, read_rows, write_rows
 from longitude.study import analysis, runner
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData, Text, split
-from longitude.study.labels import safe
 from longitude.study.plan import plan
+from longitude.study.record import measured_by, record_of
 from longitude.study.report import table
 from longitude.study.results import FIRST, LAST
 from longitude.study.tasks.base import of_task
+from longitude.study.trial import Trial
 
 SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu"}
 TINY = StudyConfig(
@@ -97,8 +98,8 @@ def assert_same_runs(one: Path, other: Path) -> None:
     rows = [read_rows(path / "results.parquet").drop(columns="commit") for path in (one, other)]
     pd.testing.assert_frame_equal(*rows, check_exact=True)
     for name in ("losses.jsonl", "documents.parquet", "model.safetensors"):
-        for trial in ("none-0", "rope-0"):
-            assert (one / "cells" / trial / name).read_bytes() == (other / "cells" / trial / name).read_bytes()
+        for label in ("none", "rope"):
+            assert len({(Trial(run, label, 0).folder / name).read_bytes() for run in (one, other)}) == 1
 
 
 # ---- findings ----------------------------------------------------------------------------------------------------------
@@ -168,14 +169,22 @@ def write_run(
     spread: of documents, common to all labels and lengths; noise: of every document at every length.
     """
     config = of_task(options.pop("task", "text"), **{"encodings": tuple(values), "documents": 24, **options})
+    config = replace(config, split_length=config.longest)
+    data = {
+        "source": source, "sha256": "ab" * 32, "training_sha256": "cd" * 32, "bytes": 12_345_678, "documents": 590,
+        "left_out": "tests",
+        ("validation_documents" if config.task == "text" else "test_examples_of_each_length"): config.documents,
+    }  # fmt: skip
     random = np.random.default_rng(0)
     common = random.normal(0, spread, config.documents)
     path.mkdir(parents=True, exist_ok=True)
     rows: list[Row] = []
     for label, of_label in values.items():
         for i, seed in enumerate(config.seeds):
-            folder = path / "cells" / f"{safe(label)}-{seed}"
+            folder = (trial := Trial(path, label, seed)).folder
             folder.mkdir(parents=True)
+            record = record_of(config, trial, data, None) | {"measured": measured_by(config, data)}
+            (folder / "trial.json").write_text(json.dumps(record))
             status = {
                 "status": "done", "label": label, "seed": seed, "encoding": label, "step": 200, "steps": 200,
                 "parameters": 1_085_000, "training_seconds": 43.2, "measuring_seconds": 12.9,
@@ -194,14 +203,11 @@ def write_run(
             rows += _rows(config, label, seed, at)
     write_rows(rows, path / "results.parquet")
     study = {
-        "schema": 1, "begun": "2026-01-31T12:00:00+00:00", "commit": "0123456789abcdef0123456789abcdef01234567",
+        "schema": 2, "begun": "2026-01-31T12:00:00+00:00", "commit": "0123456789abcdef0123456789abcdef01234567",
         "versions": {"python": "3.11.2", "longitude": "0.1.0", "torch": "2.13.0+cpu", "accelerate": None},
         "machine": {"system": "Linux x86_64", "cpu": "A processor", "cores": 2, "threads": 2, "gpu": None},
         "continued": [], "configuration": json.loads(json.dumps(asdict(config))),
-        "data": {
-            "source": source, "sha256": "ab" * 32, "bytes": 12_345_678, "documents": 590, "left_out": "tests",
-            ("validation_documents" if config.task == "text" else "test_examples_of_each_length"): config.documents,
-        },
+        "data": data, "recipe": None,
     }  # fmt: skip
     if ngrams:
         study["ngrams"] = ngrams

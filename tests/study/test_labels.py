@@ -13,6 +13,7 @@ from longitude.measure import read_rows
 from longitude.positions.base import list_encodings
 from longitude.study.labels import Label, parse_encoding, parse_label, safe
 from longitude.study.train import build_model
+from longitude.study.trial import Trial
 from tests.study.conftest import TINY, run
 from tests.support import refused_calls
 
@@ -96,7 +97,7 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
     rows = read_rows(tmp_path / "results.parquet")
     assert list(rows.groupby("label", sort=False)["encoding"].first()) == ["rope", "none", "rope", "rope", "rope"]
     assert rows["value"].notna().all() and set(rows["length"]) == {16, 32, 48}
-    saved = [json.loads((tmp_path / f"cells/{safe(label)}-0/config.json").read_text()) for label in config.encodings]
+    saved = [json.loads((Trial(tmp_path, label, 0).folder / "config.json").read_text()) for label in config.encodings]
     assert (saved[0]["mixer"]["name"], saved[0]["mixer"]["size"], saved[4]["encoding"]["base"]) == (
         "window",
         8,
@@ -104,7 +105,7 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
     )
     yarn = {"name": "yarn", "factor": 3, "original_max_length": 16}
     assert saved[3]["encoding"]["scaling"].items() >= yarn.items()
-    hybrid = AutoModelForCausalLM.from_pretrained(tmp_path / "cells" / "rope+attention+mamba-0")
+    hybrid = AutoModelForCausalLM.from_pretrained(Trial(tmp_path, "rope+attention+mamba", 0).folder)
     generated = hybrid.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert generated.shape == (1, 7)
 

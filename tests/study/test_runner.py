@@ -13,6 +13,7 @@ from longitude.measure import from_frame, read_rows
 from longitude.runs import files
 from longitude.study import run_trial, runner
 from longitude.study.data import Text
+from longitude.study.trial import Trial
 from tests.study.conftest import NUMBERS, TINY, assert_same_runs, conclusion, process, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
@@ -51,9 +52,7 @@ def test_a_finished_study_is_not_run_again(done, monkeypatch):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 5}, "holds a study with --steps 4, not 5; --fresh starts over, another --out"),
-        ({"test_lengths": (16, 48)}, "--test-lengths 16 32, not 16 48"),
-        ({"encodings": ("rope",)}, "--encodings none rope, not rope; --fresh starts over"),
+        ({"steps": 5}, "holds a study with --steps 4, not 5; leave --out out, then another question has"),
         ({"positions": "skipped"}, "holds a study with --positions contiguous, not skipped"),
         ({}, "holds a study of another text"),
     ],
@@ -70,15 +69,15 @@ def test_another_configuration_is_named_and_nothing_is_touched(changes, message,
 @pytest.mark.slow
 def test_encodings_and_seeds_are_added_and_fresh_starts_over(done, tmp_path):
     shutil.copytree(done, tmp_path, dirs_exist_ok=True)
-    kept = (tmp_path / "cells/rope-0/model.safetensors").stat().st_mtime_ns
+    kept = (Trial(tmp_path, "rope", 0).folder / "model.safetensors").stat().st_mtime_ns
     outcome, _ = run(replace(TINY, encodings=("alibi", "rope", "none"), seeds=(1, 0)), tmp_path)
     assert statuses(outcome) == [(label, seed, "done") for seed in (0, 1) for label in ("none", "rope", "alibi")]
-    assert (tmp_path / "cells/rope-0/model.safetensors").stat().st_mtime_ns == kept
+    assert (Trial(tmp_path, "rope", 0).folder / "model.safetensors").stat().st_mtime_ns == kept
     assert len(read_rows(tmp_path / "results.parquet").groupby(["label", "seed"])) == 6
     (tmp_path / "mine.txt").write_text("stays")
     outcome, _ = run(replace(TINY, steps=5, encodings=("rope",)), tmp_path, fresh=True)
     assert statuses(outcome) == [("rope", 0, "done")]
-    assert not (tmp_path / "cells/none-0").exists() and (tmp_path / "mine.txt").exists()
+    assert not (Trial(tmp_path, "none", 0).folder).exists() and (tmp_path / "mine.txt").exists()
 
 
 def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
@@ -94,10 +93,10 @@ def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
         outcome, notes = run(TINY, tmp_path)
     assert statuses(outcome) == [("none", 0, "failed"), ("rope", 0, "done")] and not outcome.complete
     assert notes[1].startswith("none seed 0: failed, RuntimeError: the coffee is out; see ")
-    assert "Traceback" in (tmp_path / "cells" / "none-0" / "error.txt").read_text()
+    assert "Traceback" in (Trial(tmp_path, "none", 0).folder / "error.txt").read_text()
     assert list(read_rows(tmp_path / "results.parquet")["label"].unique()) == ["rope"]
     outcome, _ = run(TINY, tmp_path)
-    assert outcome.complete and not (tmp_path / "cells" / "none-0" / "error.txt").exists()
+    assert outcome.complete and not (Trial(tmp_path, "none", 0).folder / "error.txt").exists()
 
 
 @pytest.mark.slow
@@ -131,7 +130,7 @@ def test_a_study_records_its_sampler_everywhere(tmp_path):
     assert outcome.complete and [status.reason for _, status in outcome.trials] == [None, None]
     study = json.loads((tmp_path / "study.json").read_text())
     assert (study["configuration"]["positions"], study["configuration"]["position_range"]) == ("randomized", 32)
-    model = json.loads((tmp_path / "cells" / "learned-0" / "config.json").read_text())
+    model = json.loads((Trial(tmp_path, "learned", 0).folder / "config.json").read_text())
     assert model["encoding"]["max_length"] == model["max_position_embeddings"] == 32
     rows = from_frame(read_rows(tmp_path / "results.parquet"))
     assert {row.train_positions for row in rows} == {"randomized(max_length=32)"}
@@ -139,18 +138,6 @@ def test_a_study_records_its_sampler_everywhere(tmp_path):
     assert "; training windows had randomized positions out of 32;" in conclusion(tmp_path)
     with pytest.raises(ValueError, match="holds a study with --position-range 32, not 20"):
         run(replace(config, position_range=20), tmp_path)
-
-
-def test_a_study_of_the_first_release_continues(done, tmp_path, monkeypatch):
-    """Its study.json has no options of positions."""
-    shutil.copytree(done, tmp_path, dirs_exist_ok=True)
-    study = json.loads((tmp_path / "study.json").read_text())
-    for name in ("positions", "position_range"):
-        del study["configuration"][name]
-    (tmp_path / "study.json").write_text(json.dumps(study))
-    assert "positions out of" not in conclusion(tmp_path)
-    monkeypatch.setattr(runner, "run_trial", None)
-    assert run(TINY, tmp_path)[0].complete
 
 
 # ---- other processes ---------------------------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_files_of_a_trial(unkilled, data):
     names = {path.relative_to(unkilled.folder).as_posix() for path in unkilled.folder.rglob("*") if path.is_file()}
     assert names == {
         "config.json", "generation_config.json", "model.safetensors", "losses.jsonl", "results.parquet",
-        "documents.parquet", "status.json", "trainer/trainer_state.json",
+        "documents.parquet", "status.json", "trial.json", "trainer/trainer_state.json",
     }  # fmt: skip
     status = unkilled.status
     assert (status.status, status.step, status.reason) == ("done", 20, None)
@@ -160,7 +160,7 @@ def test_a_killed_trial_of_every_kind(task, positions, kill, data, tmp_path, mon
     TrialRun(config, whole, data).run()
     killed(monkeypatch, kill, config, trial, data)
     assert TrialRun(config, trial, data, note=notes.append).run().status == "done"
-    assert notes == (["rope-1: continues from step 2"] if kill == "before the first save" else [])
+    assert notes == (["rope seed 1: continues from step 2"] if kill == "before the first save" else [])
     assert_same(whole, trial)
 
 
@@ -170,8 +170,8 @@ def test_broken_checkpoints_are_dropped_with_a_message(unkilled, data, tmp_path,
     saved = trial.folder / "trainer" / "checkpoint-15" / "optimizer.pt"
     saved.write_bytes(saved.read_bytes()[:-100])
     assert TrialRun(TINY, trial, data, note=notes.append).run().status == "done"
-    dropped = "rope-1: dropped checkpoint-15: optimizer.pt is not as it was saved"
-    assert notes == [dropped, "rope-1: continues from step 10"]
+    dropped = "rope seed 1: dropped checkpoint-15: optimizer.pt is not as it was saved"
+    assert notes == [dropped, "rope seed 1: continues from step 10"]
     assert_same(trial, unkilled)
 
 

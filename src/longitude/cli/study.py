@@ -65,7 +65,7 @@ def study(
         from longitude.study.plan import plan
         from longitude.study.runner import study as run
 
-        planned = plan(config, out)
+        planned = plan(config, out, fresh)
         executor = executor_of(planned.config.device, planned.config.threads, len(planned.trials), workers)
     with Progress(lines=LINES * len(planned.trials)) as bar:
         outcome = run(planned, fresh, bar.update, bar.note, executor)

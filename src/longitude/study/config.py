@@ -39,6 +39,8 @@ class StudyConfig:
         position_range: Positions that randomized and skipped draw from, 0 to below it; by default the longest length of
             the study.
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
+        split_length: Held-out documents are longer than this; by default the longest length of the study as it was begun, so
+            that a study which is given longer ones keeps its training text.
         steps: Optimizer steps of every model.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
         batch_size: Windows or examples per step.
@@ -66,6 +68,7 @@ class StudyConfig:
     positions: Positions = "contiguous"
     position_range: int | None = None
     test_lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
+    split_length: int | None = None
     steps: int = 260
     seeds: tuple[int, ...] = (0,)
     batch_size: int = 8

@@ -67,25 +67,40 @@ def prepare(config: StudyConfig) -> StudyData:
     size = sum(len(content) for _, content in text.documents)
     if size == 0:
         raise ValueError(f"--data {listed(config.data)}: the text is empty; give a text with something to read")
-    return split(text, config.longest, config.train_length, config.documents, reader(config.tokenizer))
+    return split(
+        text, config.longest, config.train_length, config.documents, reader(config.tokenizer), config.split_length
+    )
 
 
-def split(text: Text, longest: int, train_length: int, most: int, by: Reader = BYTES) -> StudyData:
-    """Text -> training and validation documents; `most` for validation, or fewer with as many longest windows together."""
+def split(
+    text: Text, longest: int, train_length: int, most: int, by: Reader = BYTES, split_length: int | None = None
+) -> StudyData:
+    """Text -> training and validation documents; `most` for validation, or fewer with as many longest windows together.
+
+    split_length: what decides the split, by default the longest length; of held-out documents those longer than that one are
+    measured.
+    """
+    split_length = split_length or longest
     documents = [(name, by.read(content)) for name, content in text.documents]
-    eligible = [name for name, read in documents if len(read.ids) > longest]
+    eligible = [name for name, read in documents if len(read.ids) > split_length]
     by_document = len(eligible) >= ENOUGH
     if by_document:
         rank = sorted(eligible, key=name_hash)
         chosen = set(rank[: min(most, int(SHARE * len(eligible)))])
         unit = "documents"
     else:
-        documents = _blocks(text, BLOCK * longest, by)
+        documents = _blocks(text, BLOCK * split_length, by)
         names = [name for name, _ in documents]
         chosen = set(names[-min(most, max(1, int(SHARE * len(names)))) :])
-        unit = f"contiguous blocks of {BLOCK * longest} {by.unit}"
-    windows = -(-most // len(chosen))
-    held = [(name, read) for name, read in documents if name in chosen]
+        unit = f"contiguous blocks of {BLOCK * split_length} {by.unit}"
+    held = [(name, read) for name, read in documents if name in chosen and len(read.ids) > longest]
+    if not held:
+        most_held = max(len(read.ids) for name, read in documents if name in chosen)
+        raise ValueError(
+            f"--test-lengths: no held-out document is longer than {longest} {by.unit}, the longest has {most_held}, and others "
+            f"are training text; name lengths below that, or another --out, where the split is made for {longest}"
+        )
+    windows = -(-most // len(held))
     training = [read for name, read in documents if name not in chosen]
     usable = [read for read in training if len(read.ids) > train_length]
     if not usable:
@@ -95,20 +110,22 @@ def split(text: Text, longest: int, train_length: int, most: int, by: Reader = B
         )
     excerpts = [_excerpt(name, read, windows * longest + 1, longest) for name, read in held]
     measured = sum(len(excerpt.ids) - 1 for excerpt in excerpts) // longest
-    if measured < most:
+    if measured < most and longest <= split_length:
         raise ValueError(
             f"--documents {most} asks for as many windows of {longest} {by.unit} of held-out text, and {SHARE:.0%} of the "
             f"text ({text.source}) hold {measured}; give a longer text or --documents {measured}"
         )
-    digest = hashlib.sha256()
+    digest, training_digest = hashlib.sha256(), ""
     for part in (training, excerpts):
         digest.update(len(part).to_bytes(8))
         for read in part:
             content = read.ids.tobytes()
             digest.update(len(content).to_bytes(8) + content)
+        training_digest = training_digest or digest.hexdigest()
     description = {
         "source": text.source,
         "sha256": digest.hexdigest(),
+        "training_sha256": training_digest,
         "bytes": sum(len(content) for _, content in text.documents),
         "documents": len(text.documents),
         "left_out": text.left_out or None,

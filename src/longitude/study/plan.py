@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -13,7 +13,7 @@ from longitude.errors import unknown
 from longitude.models.decoder import LongitudeModel
 from longitude.positions.base import ENCODINGS, encoding
 from longitude.positions.composed import Composed
-from longitude.runs.device import device_of
+from longitude.runs.device import Device, device_of
 from longitude.runs.files import LOCK, require_space
 from longitude.study.config import (
     BYTE,
@@ -28,6 +28,7 @@ from longitude.study.config import (
 )
 from longitude.study.data import StudyData
 from longitude.study.labels import parse_label, safe
+from longitude.study.record import grown, read_study
 from longitude.study.tasks.base import Task, sampler_of, task_of
 from longitude.study.train import build_model
 from longitude.study.trial import Trial
@@ -35,21 +36,52 @@ from longitude.study.trial import Trial
 
 @dataclass(frozen=True)
 class StudyPlan:
-    """A study that passed every check, with its text read; nothing is written yet."""
+    """A study that passed every check, with its text read; nothing is written yet.
+
+    Attributes:
+        config: The whole study, with what the directory holds of it.
+        named: The encodings, seeds, lengths and methods that were asked for.
+        saved: study.json as it was read; None where there was none.
+    """
 
     config: StudyConfig
     data: StudyData
     run: Path
+    named: StudyConfig
+    saved: dict[str, Any] | None = None
+
+    @property
+    def grows(self) -> bool:
+        """Whether something is asked for that the directory does not hold."""
+        return self.saved is None or StudyConfig.of(self.saved["configuration"]) != self.config
+
+    @property
+    def every_trial(self) -> list[Trial]:
+        """Of the whole study."""
+        return self._of(self.config)
 
     @property
     def trials(self) -> list[Trial]:
-        """In the order in which they run."""
-        return [Trial(self.run, label, seed) for seed in self.config.seeds for label in self.config.encodings]
+        """Those to run, in this order: of the whole study where it grows, else those that were named."""
+        return self._of(self.config if self.grows else self.named)
+
+    def _of(self, config: StudyConfig) -> list[Trial]:
+        return [Trial(self.run, label, seed) for seed in config.seeds for label in config.encodings]
 
 
-def plan(config: StudyConfig, run: Path) -> StudyPlan:
-    """Check options, models, device, text, directory and disk, in this order. ValueError for the user."""
-    config = checked(config)
+def plan(config: StudyConfig, run: Path, fresh: bool = False) -> StudyPlan:
+    """Check options, directory, models, device, text and disk. ValueError for the user.
+
+    Args:
+        config: What is asked for.
+        run: Where. A study there is continued and grows.
+        fresh: It is not, and will be removed.
+    """
+    saved = None if fresh or not run.is_dir() else read_study(run)
+    before = None if saved is None else StudyConfig.of(saved["configuration"])
+    named = checked(config, before)
+    named = replace(named, device=cast(Device, device_of(named.device).type))
+    config = named if before is None else checked(grown(named, before, run))
     task, sizes = task_of(config.task), []
     built: dict[str, list[Any]] = {}
     for label in config.encodings:
@@ -64,8 +96,7 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
                 task.try_out(model, config)
         except ValueError as error:
             raise ValueError(f"--encodings {label}: {error}") from error
-    device: Any = device_of(config.device).type
-    planned = StudyPlan(replace(config, device=device), task.prepare(config), run)
+    planned = StudyPlan(config, task.prepare(config), run, named, saved)
     if run.exists() and not run.is_dir():
         raise ValueError(f"--out {run}: there is a file of this name; choose another --out")
     if run.is_dir() and not (run / "study.json").exists() and any(path.name != LOCK for path in run.iterdir()):
@@ -76,8 +107,11 @@ def plan(config: StudyConfig, run: Path) -> StudyPlan:
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
-def checked(config: StudyConfig) -> StudyConfig:
-    """The configuration with "all" and the range of positions filled in, after the checks of its options. ValueError."""
+def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConfig:
+    """The configuration with "all", the split and the range of positions filled in, after the checks of its options. ValueError.
+
+    before: of the study that it continues, whose lengths fill them in.
+    """
     task = task_of(config.task)
     require_at_least(config, train_length=2, steps=1, batch_size=1, layers=1, hidden=1, heads=1, documents=1, threads=1)
     require_ascending("test_lengths", config.test_lengths)
@@ -105,9 +139,13 @@ def checked(config: StudyConfig) -> StudyConfig:
     for label in labels:
         parse_label(label)
     require_distinct("encodings, as names of folders,", [safe(label).lower() for label in labels])
-    config = replace(config, encodings=labels)
+    longest = (before or config).longest
+    config = replace(
+        config, encodings=labels, split_length=config.split_length or (before and before.split_length) or longest
+    )
     if config.positions != "contiguous" and config.position_range is None:
-        config = replace(config, position_range=task.positions(config.longest))
+        kept = before.position_range if before and before.positions == config.positions else None
+        config = replace(config, position_range=kept or task.positions(longest))
     sampler_of(config)  # refuses unknown names
     return config
 

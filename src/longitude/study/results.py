@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 
 from longitude.measure.rows import Row, from_frame, read_rows
-from longitude.runs.files import FRESH, read_json
+from longitude.runs.files import locked
 from longitude.study.config import StudyConfig
+from longitude.study.record import is_old, migrate, read_study, require_own
 from longitude.study.resume import LossLog
 from longitude.study.tasks.base import Task, task_for
 from longitude.study.trial import Status, Trial
@@ -145,7 +146,7 @@ class Run:
         names = {tuple(part["document"]) for part in parts}
         if len(names) > 1 or len(parts) < len(tables):
             raise ValueError(
-                f"{self.path}: the seeds of {label} were not measured on the same documents at length {length}; {FRESH}"
+                f"{self.path}: the seeds of {label} were not measured on the same documents at length {length}; {REMEDY}"
             )
         of, over = (np.stack([part[name].to_numpy(np.float64) for part in parts]) for name in columns)
         return Sums(tuple(trial.seed for trial in done), of, over)
@@ -162,13 +163,15 @@ def read_run(run: Run | Path | str) -> Run:
     path = Path(run)
     if not path.is_dir():
         raise ValueError(f"{path}: there is no such run directory; `longitude study --out {path}` makes one")
-    study = read_json(path / "study.json", FRESH)
+    study = read_study(path)
+    if study is not None and is_old(path):
+        with locked(path):
+            migrate(path)
     if study is None:
         raise ValueError(f"{path} holds no study: study.json is missing; give a directory that `longitude study` wrote")
-    if missing := [key for key in ("configuration", "data", "versions", "machine") if key not in study]:
-        raise ValueError(f"{path / 'study.json'} lacks {', '.join(missing)}; {FRESH}")
     config = StudyConfig.of(study["configuration"])
-    trials = tuple(_read_trial(Trial(path, label, seed)) for label in config.encodings for seed in config.seeds)
+    every = [Trial(path, label, seed) for label in config.encodings for seed in config.seeds]
+    trials = tuple(_read_trial(trial, require_own(trial, config, study)) for trial in every)
     if not (path / "results.parquet").exists():
         raise ValueError(f"{path}: results.parquet is missing, no trial of the study has ended; {REMEDY}")
     done = {(trial.label, trial.seed) for trial in trials if trial.status == "done"}
@@ -176,16 +179,18 @@ def read_run(run: Run | Path | str) -> Run:
     return Run(path, study, trials, rows)
 
 
-def _read_trial(trial: Trial) -> TrialResult:
+def _read_trial(trial: Trial, current: bool) -> TrialResult:
     path, status = trial.folder / "documents.parquet", trial.status
     documents = NOTHING_MEASURED
+    if status.status == "done" and not current:
+        raise ValueError(f"{trial.folder} was measured at other lengths or documents than its study; {REMEDY}")
     if status.status == "done":
         for name in ("documents.parquet", "losses.jsonl"):
             if not (trial.folder / name).exists():
-                raise ValueError(f"{trial.folder / name} is missing although its trial is done; {FRESH}")
+                raise ValueError(f"{trial.folder / name} is missing although its trial is done; {trial.remedy}")
         try:
             documents = pd.read_parquet(path)
         except (ValueError, OSError) as error:
-            raise ValueError(f"{path} is not a readable parquet table ({error}); {FRESH}") from error
+            raise ValueError(f"{path} is not a readable parquet table ({error}); {trial.remedy}") from error
     losses = LossLog(trial.folder / "losses.jsonl").read()
     return TrialResult(**asdict(status), losses=losses, documents=documents)

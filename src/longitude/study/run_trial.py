@@ -14,14 +14,16 @@ import transformers
 from longitude.measure import write_rows
 from longitude.positions.base import Encoding
 from longitude.runs.device import device_of
-from longitude.runs.files import FRESH, atomic, out_of_space, read_json, remove_unfinished, write_json
+from longitude.runs.files import atomic, out_of_space, read_json, remove_unfinished, write_json
+from longitude.runs.provenance import provenance
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
+from longitude.study.record import TRIAL, measured_by, record_of
 from longitude.study.results import NOTHING_MEASURED
 from longitude.study.resume import drop_unfinished
 from longitude.study.tasks.base import Measuring, OnProgress, Task, task_for
 from longitude.study.tokens import reader
-from longitude.study.train import UNTRAINED, build_model, remove_checkpoints, save, train
+from longitude.study.train import UNTRAINED, build_model, recipe, remove_checkpoints, save, train
 from longitude.study.trial import Status, Trial
 
 BACKWARD = 3
@@ -102,14 +104,23 @@ class TrialRun:
         """Write status.json."""
         trial = self.trial
         now = Status(status, trial.label, trial.seed, trial.encoding, step, self.config.steps, **more)
-        trial.folder.mkdir(parents=True, exist_ok=True)
+        if not (trial.folder / TRIAL).exists():
+            self.record_own()
         write_json(trial.folder / "status.json", asdict(now))
         return now
+
+    def record_own(self, measured: dict[str, Any] | None = None) -> None:
+        """Write trial.json, the first file of the folder: what decides the numbers of the trial, and where it runs."""
+        folder = self.trial.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        own = read_json(folder / TRIAL, self.trial.remedy)
+        own = own or record_of(self.config, self.trial, self.data.description, recipe(self.config))
+        write_json(folder / TRIAL, own | {"measured": measured, **provenance()})
 
     def run(self) -> Status:
         """Train and measure; errors are the caller's to record."""
         config, trial = self.config, self.trial
-        trial.folder.mkdir(parents=True, exist_ok=True)
+        self.record_own()
         remove_unfinished(trial.folder)
         before = trial.status
         training_seconds = before.training_seconds if before.status == "running" else None
@@ -134,12 +145,13 @@ class TrialRun:
             training_seconds = time.perf_counter() - start if first == 0 else None
             save(model, trial.folder, reader(config.tokenizer).tokenizer)
         more: dict[str, Any] = {"training_seconds": training_seconds}
-        more |= read_json(trial.folder / UNTRAINED, FRESH) or {}
+        more |= read_json(trial.folder / UNTRAINED, trial.remedy) or {}
         self.record("running", config.steps, **more)
         model = self.task.model.from_pretrained(trial.folder)
         torch.nn.Module.to(model, device_of(config.device))
         start = time.perf_counter()
         finite, left_out = self.measure(model, measured)
+        self.record_own(measured_by(config, self.data.description))
         remove_checkpoints(trial)
         more["parameters"] = sum(parameter.numel() for parameter in model.parameters())
         more["measuring_seconds"] = time.perf_counter() - start

@@ -4,29 +4,37 @@ import json
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
 from longitude import plugins
 from longitude.measure import read_rows, to_frame, write_rows
-from longitude.runs.files import FRESH, locked, out_of_space, read_json, remove_unfinished, write_json
+from longitude.runs.files import locked, out_of_space, remove_unfinished, write_json
 from longitude.runs.provenance import provenance
-from longitude.study.config import StudyConfig, listed, option
+from longitude.study.config import StudyConfig
 from longitude.study.executors import Executor, InProcess, wait_for_workers
 from longitude.study.ngrams import record_ngrams
 from longitude.study.plan import StudyPlan
+from longitude.study.record import (
+    SCHEMA,
+    STUDY,
+    demote,
+    measured_by,
+    migrate,
+    read_study,
+    require_own,
+    require_same_recipe,
+    require_same_text,
+)
 from longitude.study.run_trial import Note, TrialRun, ignore, run_trial
 from longitude.study.tasks.base import task_of
+from longitude.study.train import recipe
 from longitude.study.trial import Status, Trial
 
-SCHEMA = 1
-GROWING = ("encodings", "seeds")
-"""Options of which a run directory may be given more: their trials are added."""
 Watch = Callable[[str, float, float], None]
 """Called with what is being done, how much of the work is done, and all of it."""
 
@@ -78,7 +86,7 @@ def study(
             remove_unfinished(run)
             if fresh:
                 _remove_study(run)
-            planned = _opened(planned, note)
+            _open(planned, note)
             record_ngrams(planned)
             note(_introduction(planned))
             statuses = _run_trials(planned, executor, on_progress, note)
@@ -117,7 +125,7 @@ def _run_trials(planned: StudyPlan, executor: Executor, on_progress: Watch, note
 
 def _gather(planned: StudyPlan) -> None:
     """All trials' rows into one table."""
-    paths = [trial.folder / "results.parquet" for trial in planned.trials]
+    paths = [trial.folder / "results.parquet" for trial in planned.every_trial]
     frames = [read_rows(path) for path in paths if path.exists()]
     write_rows(pd.concat(frames, ignore_index=True) if frames else to_frame([]), planned.run / "results.parquet")
 
@@ -145,46 +153,38 @@ def _sentence(trial: Trial, status: Status) -> str:
 
 
 # ---- study.json ------------------------------------------------------------------------------------------------------
-def _opened(planned: StudyPlan, note: Note) -> StudyPlan:
-    """Write study.json, or continue the study in it; more encodings and seeds than saved are added to it."""
-    path, here = planned.run / "study.json", provenance()
-    saved = read_json(path, FRESH)
-    if saved is None:
-        begun = {"schema": SCHEMA, "begun": _now(), **here, "continued": []}
-    else:
-        planned = replace(planned, config=_continued(planned, saved))
-        begun = {key: saved[key] for key in ("schema", "begun", *here, "continued")}
-        last = begun["continued"][-1] if begun["continued"] else begun
+def _open(planned: StudyPlan, note: Note) -> None:
+    """Write study.json, or continue the study in it, with what is added to it."""
+    run, config, here = planned.run, planned.config, provenance()
+    migrate(run)
+    saved, data = read_study(run), planned.data.description
+    if (saved and saved["configuration"]) != (planned.saved and planned.saved["configuration"]):
+        raise ValueError(f"{run} was changed by another process meanwhile; give the same command again")
+    whole = {"schema": SCHEMA, "begun": _now(), **here, "continued": []} if saved is None else dict(saved)
+    used = plugins.records(config.task, *config.encodings)
+    plugins.require_same((saved or {}).get("plugins", []), used, str(run))
+    whole |= {"plugins": used, "configuration": asdict(config), "data": data, "recipe": recipe(config)}
+    if saved is not None:
+        before = StudyConfig.of(saved["configuration"])
+        alike = measured_by(before, data) == measured_by(config, data)
+        require_same_text(run, saved["data"], data, alike)
+        if not alike:
+            whole.pop("ngrams", None)  # of the text that was measured before
+        if planned.grows or any(trial.status.status not in ("done", "diverged") for trial in planned.trials):
+            require_same_recipe(run, saved["recipe"], recipe(config))
+        else:
+            whole |= {name: saved[name] for name in ("data", "recipe")}
+        last = saved["continued"][-1] if saved["continued"] else saved
         if changes := [name for name in here if here[name] != last[name]]:
-            note(f"{planned.run} was begun with another {' and '.join(changes)}; study.json keeps both")
-            begun["continued"] = [*begun["continued"], {"at": _now(), **here}]
-    begun["plugins"] = plugins.records(planned.config.task, *planned.config.encodings)
-    plugins.require_same((saved or {}).get("plugins", []), begun["plugins"], str(planned.run))
-    whole = {**begun, "configuration": asdict(planned.config), "data": planned.data.description}
-    if json.loads(json.dumps(whole)) != saved:
-        write_json(path, whole)
-    return planned
-
-
-def _continued(planned: StudyPlan, saved: dict[str, Any]) -> StudyConfig:
-    """The saved study, grown by new encodings and seeds. ValueError naming the first option that differs."""
-    remedy = "--fresh starts over, another --out keeps both"
-    if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
-        raise ValueError(f"{planned.run} holds a study.json that this release cannot read; {remedy}")
-    before = asdict(StudyConfig.of(saved["configuration"]))
-    for name, now in asdict(planned.config).items():
-        grown = name in GROWING and set(before[name]) <= set(now)
-        if before[name] != now and not grown:
-            old, new = (listed(each) if isinstance(each, tuple) else each for each in (before[name], now))
-            raise ValueError(f"{planned.run} holds a study with {option(name)} {old}, not {new}; {remedy}")
-    was, data = saved["data"], planned.data.description
-    if was["sha256"] != data["sha256"]:
-        raise ValueError(
-            f"{planned.run} holds a study of another text ({was['source']}, sha256 {was['sha256'][:12]}), not "
-            f"{data['source']}, sha256 {data['sha256'][:12]}; {remedy}"
-        )
-    both = {name: dict.fromkeys([*before[name], *getattr(planned.config, name)]) for name in GROWING}
-    return replace(planned.config, **{name: tuple(values) for name, values in both.items()})
+            note(f"{run} was begun with another {' and '.join(changes)}; study.json keeps both")
+            whole["continued"] = [*saved["continued"], {"at": _now(), **here}]
+    whole = json.loads(json.dumps(whole))
+    for trial in planned.every_trial:
+        current = require_own(trial, config, whole) and trial.measured
+        if trial.status.status == "done" and not current:
+            demote(trial, "it is measured again, at the lengths of the study")
+    if whole != saved:
+        write_json(run / STUDY, whole)
 
 
 def _remove_study(run: Path) -> None:

@@ -24,10 +24,36 @@ from longitude.study.labels import parse_label
 from longitude.study.resume import LossLog, newest, seal, step_of
 from longitude.study.tasks.base import task_of
 from longitude.study.trial import Trial
+from longitude.training import RULE
 
 UNTRAINED = "untrained.json"
 SAVES = 4
 """Checkpoints during training."""
+ARGUMENTS: dict[str, Any] = {
+    "optim": "adamw_torch_fused",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "adam_epsilon": 1e-8,
+    "max_grad_norm": 1.0,
+    "lr_scheduler_type": "cosine",
+}
+"""Of TrainingArguments, for every model of every study."""
+MODEL = (
+    "norm", "norm_position", "rms_norm_eps", "hidden_act", "intermediate_size", "mlp_bias", "attention_bias",
+    "attention_dropout", "hidden_dropout", "initializer_range", "embedding_scale", "attention_scale", "tie_word_embeddings",
+    "vocab_size",
+)  # fmt: skip
+"""Of LongitudeConfig, alike in every model of a study."""
+
+
+def recipe(config: StudyConfig) -> dict[str, Any]:
+    """What decides how every model of a study is built and trained, beyond the options of the study."""
+    sizes: Any = {"hidden_size": config.hidden, "num_hidden_layers": config.layers, "num_attention_heads": config.heads}
+    model = LongitudeConfig(**sizes | dict(task_of(config.task).vocabulary(config)), encoding="none")
+    initial = "normal with standard deviation 1/sqrt(width of a layer's input)"
+    built = {name: getattr(model, name) for name in MODEL}
+    built["initializer_range"] = built["initializer_range"] or initial
+    return {**ARGUMENTS, "parameter_groups": RULE, **built}
 
 
 def build_model(config: StudyConfig, label: str, seed: int) -> Any:
@@ -64,7 +90,7 @@ def train(
     checkpoint, messages = newest(folder, len(log.read()))
     first = step_of(checkpoint)
     for message in [*messages, *([f"continues from step {first}"] if first else [])]:
-        note(f"{trial.name}: {message}")
+        note(f"{trial.label} seed {trial.seed}: {message}")
     log.cut(first)
     examples = task_of(config.task).examples(config, data, trial.seed)
     steps = Steps(model, folder, log, lambda step: examples.targets(step * config.batch_size), on_step)
@@ -74,11 +100,9 @@ def train(
         max_steps=config.steps,
         per_device_train_batch_size=config.batch_size,
         learning_rate=config.learning_rate,
-        lr_scheduler_type="cosine",
         warmup_steps=round(config.warmup * config.steps),
         weight_decay=config.weight_decay,
-        adam_beta2=0.95,
-        max_grad_norm=1.0,
+        **ARGUMENTS,
         train_sampling_strategy="sequential",
         remove_unused_columns=False,
         seed=trial.seed,

@@ -1,10 +1,11 @@
 """One trial of a study: one encoding and seed, its folder and its status. Loads neither torch nor transformers."""
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from longitude.runs.files import FRESH, read_json
+from longitude.runs.files import read_json
 from longitude.study.labels import parse_label, safe
 
 
@@ -42,8 +43,8 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
-        return f"{safe(self.label)}-{self.seed}"
+        """Of its folder: a hash keeps labels apart that differ in case, or after many letters."""
+        return f"{safe(self.label)[:100]}-{self.seed}-{hashlib.sha256(self.label.encode()).hexdigest()[:6]}"
 
     @property
     def folder(self) -> Path:
@@ -61,7 +62,17 @@ class Trial:
         return (self.folder / "config.json").exists()
 
     @property
+    def remedy(self) -> str:
+        """What mends it where its folder is broken: the others stay."""
+        return f"move {self.folder} away, and the same `longitude study` trains this one again"
+
+    @property
+    def measured(self) -> bool:
+        """Whether its rows are there."""
+        return all((self.folder / name).exists() for name in ("results.parquet", "documents.parquet"))
+
+    @property
     def status(self) -> Status:
         """As status.json has it now."""
-        saved = read_json(self.folder / "status.json", FRESH) or {"status": "not run"}
+        saved = read_json(self.folder / "status.json", self.remedy) or {"status": "not run"}
         return Status(**{"label": self.label, "seed": self.seed, **saved})

@@ -114,6 +114,7 @@ class Sequences(Task):
         description = {
             "source": f"generated: {self.source}",
             "sha256": digest.hexdigest(),
+            "training_sha256": None,
             "training_lengths": f"1 to {config.train_length}, from 1 on over the first half of the steps",
             "test_examples_of_each_length": config.documents,
         }

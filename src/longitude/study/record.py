@@ -1,0 +1,188 @@
+"""What a study and each of its trials wrote about themselves, study.json and trial.json, and what of them goes together.
+
+A trial's own record holds what decides its numbers. Where it differs from the study's, the trial is refused by name: a folder
+that was copied, renamed or half replaced is never reported as what it is not.
+"""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from longitude.runs.files import read_json, write_json
+from longitude.study.config import StudyConfig, listed, option
+from longitude.study.labels import safe
+from longitude.study.trial import Trial
+
+SCHEMA = 2
+"""Of study.json and trial.json: 1 had no trial.json, no recipe, and no hash in the names of folders."""
+STUDY, TRIAL = "study.json", "trial.json"
+GROWING = ("encodings", "seeds", "test_lengths", "methods")
+"""Options of which a study may be given more: new trials are trained, and all are measured at every length, by every method."""
+MEASURING = ("test_lengths", "methods", "stride")
+"""Options that decide what is measured of a trained model."""
+ELSEWHERE = "leave --out out, then another question has a folder of its own, or name another --out"
+
+
+# ---- study.json ------------------------------------------------------------------------------------------------------
+def read_study(run: Path) -> dict[str, Any] | None:
+    """study.json as this release writes it, an older one upgraded in memory; None where there is none.
+
+    Raises:
+        ValueError: It is no JSON, of a newer release, or of an older one that does not say enough.
+    """
+    path = run / STUDY
+    saved = read_json(path, "restore it from a copy, or name another --out")
+    if saved is None:
+        return None
+    schema = saved.get("schema") if isinstance(saved, dict) else None
+    if not isinstance(schema, int):
+        raise ValueError(f"{path} has no schema number, so it is not what `longitude study` writes; name another --out")
+    if schema > SCHEMA:
+        raise ValueError(
+            f"{path} has schema {schema}, of a newer release; this one reads schemas up to {SCHEMA}: upgrade longitude, or "
+            "name another --out"
+        )
+    if missing := [key for key in ("configuration", "data", "versions", "machine") if key not in saved]:
+        raise ValueError(f"{path} lacks {', '.join(missing)}; restore it from a copy, or name another --out")
+    return saved if schema == SCHEMA else _upgraded(saved)
+
+
+def _upgraded(saved: dict[str, Any]) -> dict[str, Any]:
+    """Schema 1 as schema 2: what it did not record and what is known of its release are filled in."""
+    config = StudyConfig.of({"threads": saved["machine"].get("threads") or 1} | saved["configuration"])
+    config = replace(config, split_length=config.longest)
+    return {**saved, "schema": SCHEMA, "upgraded_from": 1, "configuration": _plain(asdict(config)), "recipe": None}
+
+
+def migrate(run: Path) -> None:
+    """Bring a run directory of an older release into today's form, for its one writer; nothing is removed.
+
+    Each trial gets the record that it lacked, where its status agrees with the study.
+
+    Raises:
+        ValueError: As `read_study`; a trial that does not agree.
+    """
+    study = read_study(run)
+    if study is None or not is_old(run):
+        return
+    config = StudyConfig.of(study["configuration"])
+    for label in config.encodings:
+        for seed in config.seeds:
+            _migrate_trial(Trial(run, label, seed), config, study)
+    write_json(run / STUDY, study)
+
+
+def is_old(run: Path) -> bool:
+    """Whether a run directory is of an older release."""
+    return (read_json(run / STUDY) or {}).get("schema") != SCHEMA
+
+
+def _migrate_trial(trial: Trial, config: StudyConfig, study: Mapping[str, Any]) -> None:
+    old = trial.run / "cells" / f"{safe(trial.label)}-{trial.seed}"
+    if old.is_dir():
+        status = read_json(old / "status.json") or {}
+        for name, own, expected in (
+            ("steps", status.get("steps", config.steps), config.steps),
+            ("label", status.get("label", trial.label), trial.label),
+            ("seed", status.get("seed", trial.seed), trial.seed),
+        ):
+            if own != expected:
+                raise ValueError(f"{old} was run with {name} {own}, its study has {expected}; {trial.remedy}")
+        record = record_of(config, trial, study["data"], study["recipe"])
+        if status.get("status") in ("done", "diverged"):
+            record["measured"] = measured_by(config, study["data"])
+        write_json(old / TRIAL, record)
+        old.rename(trial.folder)
+
+
+def grown(config: StudyConfig, saved: StudyConfig, run: Path) -> StudyConfig:
+    """The saved study with the encodings, seeds, lengths and methods of `config` added. ValueError for any other difference."""
+    before, now = asdict(saved), asdict(config)
+    for name in before:
+        if name not in GROWING and before[name] != now[name]:
+            old, new = (listed(each) if isinstance(each, tuple) else each for each in (before[name], now[name]))
+            raise ValueError(f"{run} holds a study with {option(name)} {old}, not {new}; {ELSEWHERE}")
+    both = {name: tuple(dict.fromkeys([*before[name], *now[name]])) for name in GROWING}
+    both["test_lengths"] = tuple(sorted(both["test_lengths"]))
+    return replace(saved, **both)
+
+
+def require_same_text(run: Path, was: Mapping[str, Any], now: Mapping[str, Any], measured_alike: bool) -> None:
+    """ValueError unless a study trains on the text that it was begun with, and measures alike what is measured alike."""
+    name = "training_sha256" if "training_sha256" in was and not measured_alike else "sha256"
+    if was.get(name) != now.get(name):
+        old, new = (f"{each['source']}, sha256 {each[name][:12]}" for each in (was, now))
+        raise ValueError(f"{run} holds a study of another text ({old}), not {new}; {ELSEWHERE}")
+
+
+def require_same_recipe(run: Path, was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    """ValueError unless models that are added are built and trained as those that are there."""
+    if was is None:
+        raise ValueError(
+            f"{run} was begun by a release that did not record how it trains, so nothing is added to it; `longitude report "
+            f"{run}` shows it; {ELSEWHERE}"
+        )
+    if different := [name for name in {**was, **now} if was.get(name) != now.get(name)]:
+        name = different[0]
+        raise ValueError(
+            f"{run} holds models trained with {name} {was.get(name)}, this release trains with {now.get(name)}; {ELSEWHERE}"
+        )
+
+
+# ---- trial.json ------------------------------------------------------------------------------------------------------
+def record_of(
+    config: StudyConfig, trial: Trial, data: Mapping[str, Any], recipe: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What decides the weights of a trial: trial.json before it is measured."""
+    options = {name: value for name, value in asdict(config).items() if name not in (*GROWING, *MEASURING)}
+    trained = {"label": trial.label, "seed": trial.seed, **options, "text": data.get("training_sha256")}
+    return _plain({"schema": SCHEMA, "trained": trained, "recipe": recipe, "measured": None})
+
+
+def measured_by(config: StudyConfig, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the rows of a trained model."""
+    return _plain({**{name: getattr(config, name) for name in MEASURING}, "sha256": data["sha256"]})
+
+
+def require_own(trial: Trial, config: StudyConfig, study: Mapping[str, Any]) -> bool:
+    """Compare a trial's own record with the study that it stands in.
+
+    Returns:
+        Whether its rows are of what the study measures.
+
+    Raises:
+        ValueError: It was trained otherwise, or does not say how.
+    """
+    folder = trial.folder
+    own = read_json(folder / TRIAL, trial.remedy)
+    if own is None:
+        if folder.is_dir() and any(folder.iterdir()):
+            raise ValueError(f"{folder} has no {TRIAL}, so nothing says how it was trained; {trial.remedy}")
+        return True
+    if not isinstance(own, dict) or own.get("schema") != SCHEMA:
+        raise ValueError(f"{folder / TRIAL} is of another release; {trial.remedy}")
+    expected = record_of(config, trial, study["data"], study["recipe"])
+    for part in ("trained", "recipe"):
+        theirs, ours = own.get(part) or {}, expected[part] or {}
+        for name in [*ours, *(theirs.keys() - ours.keys())]:
+            if theirs.get(name) != ours.get(name):
+                words = option(name) if name in StudyConfig.__dataclass_fields__ else name
+                raise ValueError(
+                    f"{folder} was trained with {words} {theirs.get(name)}, its study has {ours.get(name)}; {trial.remedy}"
+                )
+    return own.get("measured") == measured_by(config, study["data"])
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: lists instead of tuples."""
+    return json.loads(json.dumps(value))
+
+
+def demote(trial: Trial, why: str) -> None:
+    """A trial that is done is to be measured again: its model stays."""
+    with suppress(FileNotFoundError):
+        status = read_json(trial.folder / "status.json") or {}
+        write_json(trial.folder / "status.json", status | {"status": "running", "reason": why})

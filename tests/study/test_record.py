@@ -1,0 +1,210 @@
+"""What a directory holds is what it says: records of trials, growth, and studies of other releases."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pandas as pd
+import pytest
+
+from longitude.measure import read_rows
+from longitude.study import run_trial, runner
+from longitude.study.labels import safe
+from longitude.study.record import GROWING, SCHEMA, grown
+from longitude.study.results import read_run
+from longitude.study.trial import Trial
+from tests.study.conftest import NUMBERS, TINY, run
+
+pytestmark = pytest.mark.usefixtures("numbers")
+TINY = replace(TINY, test_lengths=(16, 32))
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Two studies that are finished, of 4 and of 6 steps."""
+    path = tmp_path_factory.mktemp("finished")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+        for steps in (4, 6):
+            assert run(replace(TINY, steps=steps), path / str(steps))[0].complete
+    return path
+
+
+@pytest.fixture
+def four(finished, tmp_path):
+    return shutil.copytree(finished / "4", tmp_path / "4")
+
+
+def changed(path, **values):
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def refused(path, message):
+    """By report and by continuing."""
+    for call in (lambda: read_run(path), lambda: run(TINY, path)):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_the_whole_recipe_is_in_study_json_and_each_trial_has_its_own(four):
+    study = json.loads((four / "study.json").read_text())
+    assert study["schema"] == SCHEMA
+    assert {"optim", "adam_beta1", "adam_beta2", "max_grad_norm", "lr_scheduler_type", "parameter_groups"} < set(
+        study["recipe"]
+    )
+    assert {"norm", "hidden_act", "tie_word_embeddings", "initializer_range"} < set(study["recipe"])
+    own = json.loads((Trial(four, "rope", 0).folder / "trial.json").read_text())
+    assert own["recipe"] == study["recipe"] and own["trained"]["steps"] == 4 and own["machine"]["threads"]
+    assert own["trained"]["text"] == study["data"]["training_sha256"]
+    decided = set(own["trained"]) | set(own["measured"])  # every option decides weights or rows, or names trials
+    assert decided >= set(TINY.__dataclass_fields__) - {"encodings", "seeds"}
+
+
+def test_a_trial_of_another_configuration_is_refused_by_name(finished, four):
+    folder = Trial(four, "rope", 0).folder
+    shutil.rmtree(folder)
+    shutil.copytree(Trial(finished / "6", "rope", 0).folder, folder)
+    refused(four, f"{folder.name} was trained with --steps 6, its study has 4; move .* trains this one again")
+    shutil.rmtree(folder)
+    shutil.copytree(Trial(four, "none", 0).folder, folder)
+    refused(four, f"{folder.name} was trained with label none, its study has rope")
+    (folder / "trial.json").unlink()
+    refused(four, f"{folder.name} has no trial.json, so nothing says how it was trained")
+    shutil.rmtree(folder)
+    assert run(TINY, four)[0].complete  # what the message says
+
+
+def test_what_was_measured_otherwise_is_measured_again_from_its_checkpoint(four, monkeypatch):
+    trial = Trial(four, "rope", 0)
+    weights, documents = trial.folder / "model.safetensors", trial.folder / "documents.parquet"
+    before = weights.stat().st_mtime_ns
+    monkeypatch.setattr(run_trial, "train", None)
+    documents.unlink()
+    assert run(TINY, four)[0].complete and documents.exists() and weights.stat().st_mtime_ns == before
+    own = json.loads((trial.folder / "trial.json").read_text())
+    changed(trial.folder / "trial.json", measured=own["measured"] | {"sha256": "0"})
+    with pytest.raises(ValueError, match="was measured at other lengths or documents than its study; run the same"):
+        read_run(four)
+    assert (
+        run(TINY, four)[0].complete
+        and json.loads((trial.folder / "trial.json").read_text())["measured"] == own["measured"]
+    )
+
+
+# ---- growing -----------------------------------------------------------------------------------------------------------
+
+
+def test_lengths_and_methods_are_measured_without_training(four, monkeypatch):
+    before = read_rows(four / "results.parquet")
+    monkeypatch.setattr(run_trial, "train", None)
+    outcome, _ = run(replace(TINY, test_lengths=(24, 48), methods=("sliding",)), four)
+    assert outcome.complete and outcome.config.test_lengths == (16, 24, 32, 48)
+    rows = read_rows(four / "results.parquet")
+    whole = rows[rows["position_from"].isna() & (rows["label"] == "rope")]
+    assert whole.groupby("method")["length"].agg(list).to_dict() == {
+        method: [16, 24, 32, 48] for method in ("non-overlapping", "sliding")
+    }
+    assert json.loads((four / "study.json").read_text())["configuration"]["split_length"] == 32
+    outcome, _ = run(replace(TINY, test_lengths=(16, 24)), four)  # a part of it: nothing to do
+    assert outcome.config.test_lengths == (16, 24, 32, 48) and len(before) < len(rows)
+    pd.testing.assert_frame_equal(read_rows(four / "results.parquet"), rows)
+
+
+def test_longer_lengths_keep_the_training_text(finished, four):
+    own = [json.loads((Trial(path, "rope", 0).folder / "trial.json").read_text()) for path in (finished / "4", four)]
+    assert own[0]["trained"] == own[1]["trained"]
+    with pytest.raises(ValueError, match="--test-lengths: no held-out document is longer than 5000"):
+        run(replace(TINY, test_lengths=(16, 5000)), four)
+
+
+def test_seeds_and_encodings_are_added(four, monkeypatch):
+    def tried(config, trial, **rest):
+        return replace(trial.status, status="failed")
+
+    monkeypatch.setattr(runner, "run_trial", tried)
+    outcome, _ = run(replace(TINY, seeds=(1,)), four)
+    assert [(trial.label, trial.seed) for trial, _ in outcome.trials] == [
+        ("none", 0),
+        ("rope", 0),
+        ("none", 1),
+        ("rope", 1),
+    ]
+    outcome, _ = run(replace(TINY, encodings=("alibi",)), four)
+    assert outcome.config.encodings == ("none", "rope", "alibi") and outcome.config.seeds == (0, 1)
+    outcome, _ = run(replace(TINY, encodings=("rope",)), four)
+    assert [(trial.label, trial.seed, status.status) for trial, status in outcome.trials] == [("rope", 0, "done")]
+
+
+def test_every_other_option_is_refused_by_name(tmp_path):
+    values = {
+        "positions": "skipped",
+        "task": "masked",
+        "data": "other",
+        "device": "cuda",
+        "position_range": 9,
+        "stride": 1,
+    }
+    for name in set(TINY.__dataclass_fields__) - set(GROWING):
+        other = replace(TINY, **{name: values.get(name) or (getattr(TINY, name) or 0) + 1})
+        with pytest.raises(ValueError, match=f"holds a study with --{name.replace('_', '-')} "):
+            grown(other, TINY, tmp_path)
+
+
+# ---- other releases ------------------------------------------------------------------------------------------------------
+
+
+def first_release(path):
+    """A directory of schema 1: no records of trials, no recipe, folders without a hash."""
+    study = json.loads((path / "study.json").read_text())
+    study["schema"] = 1
+    del study["recipe"], study["data"]["training_sha256"]
+    for name in ("positions", "position_range", "split_length", "threads"):
+        study["configuration"].pop(name, None)
+    (path / "study.json").write_text(json.dumps(study))
+    for trial in (Trial(path, label, 0) for label in ("none", "rope")):
+        (trial.folder / "trial.json").unlink()
+        trial.folder.rename(path / "cells" / f"{safe(trial.label)}-0")
+
+
+def test_a_study_of_schema_1_is_migrated_and_nothing_is_added_to_it(four):
+    rows = read_rows(four / "results.parquet")
+    first_release(four)
+    found = read_run(four)
+    assert len(found.rows) == len(rows) and not found.undone and found.study["upgraded_from"] == 1
+    assert read_run(four).study == found.study  # now of this schema
+    assert run(TINY, four)[0].complete
+    with pytest.raises(ValueError, match="begun by a release that did not record how it trains, so nothing is added"):
+        run(replace(TINY, seeds=(1,)), four)
+
+
+def test_a_study_of_schema_1_whose_trials_contradict_it_is_refused(finished, four):
+    first_release(four)
+    folder = four / "cells" / "rope-0"
+    shutil.rmtree(folder)
+    shutil.copytree(Trial(finished / "6", "rope", 0).folder, folder)
+    refused(four, "rope-0 was run with steps 6, its study has 4; move")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (
+            {"schema": SCHEMA + 1},
+            f"schema {SCHEMA + 1}, of a newer release; this one reads schemas up to {SCHEMA}: upgrade",
+        ),
+        ({"schema": None}, "has no schema number"),
+    ],
+)
+def test_what_no_release_up_to_this_one_wrote_is_refused(values, message, four):
+    changed(four / "study.json", **values)
+    refused(four, message)
+
+
+def test_a_changed_recipe_is_named(four):
+    study = json.loads((four / "study.json").read_text())
+    changed(four / "study.json", recipe=study["recipe"] | {"adam_beta2": 0.999})
+    refused(four, "was trained with adam_beta2 0.95, its study has 0.999")
+    for trial in (Trial(four, label, 0) for label in ("none", "rope")):
+        changed(trial.folder / "trial.json", recipe=study["recipe"] | {"adam_beta2": 0.999})
+    with pytest.raises(ValueError, match=r"models trained with adam_beta2 0\.999, this release trains with 0\.95"):
+        run(replace(TINY, seeds=(1,)), four)
