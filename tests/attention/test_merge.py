@@ -26,8 +26,7 @@ def dense(q, k, v, allowed):
 
 @pytest.mark.parametrize("cuts", [(0, 9), (0, 1, 9), (0, 4, 5, 9), (0, 3, 6, 9)])
 def test_merged_parts_are_the_whole(cuts):
-    """Over disjoint keys of any number, in any order, where a query may see none of a part's keys, or none at all: both
-    results and all gradients. A part that no query sees changes nothing."""
+    """Over disjoint keys in any order, where a query sees none of a part's keys or none at all, with all gradients."""
     q, k, v = (x.requires_grad_() for x in heads(9, num_heads=3, num_kv_heads=3, head_dim=4))
     allowed = torch.ones(9, 9, dtype=torch.bool).tril(-1)
     want = dense(q, k, v, allowed)

@@ -1,9 +1,7 @@
 """Writes biases.json: slopes, buckets and sinusoids of independent implementations, as tables of numbers.
 
-    pip install torch "transformers==5.23.0" x-transformers
-    python tests/golden/make_biases.py
-
-Only numbers are taken. Longitude itself is not imported: what these tests compare with must not depend on it.
+pip install torch "transformers==5.23.0" x-transformers
+python tests/golden/make_biases.py
 """
 
 import torch

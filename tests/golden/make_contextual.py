@@ -1,9 +1,7 @@
 """Writes contextual.json: attention as independent implementations compute it, inputs and outputs as numbers.
 
-    pip install torch einops flash-linear-attention x-transformers "transformers==5.23.0"
-    python tests/golden/make_contextual.py
-
-Only numbers are taken. Longitude itself is not imported: what these tests compare with must not depend on it.
+pip install torch einops flash-linear-attention x-transformers "transformers==5.23.0"
+python tests/golden/make_contextual.py
 """
 
 from importlib.util import find_spec, module_from_spec, spec_from_file_location

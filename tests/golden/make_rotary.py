@@ -1,9 +1,7 @@
 """Writes rotary.json: rotations, angles and positions of independent implementations, as tables of numbers.
 
-    pip install torch "transformers==5.23.0" x-transformers rotary-embedding-torch
-    python tests/golden/make_rotary.py
-
-Only numbers are taken. Longitude itself is not imported: what these tests compare with must not depend on it.
+pip install torch "transformers==5.23.0" x-transformers rotary-embedding-torch
+python tests/golden/make_rotary.py
 """
 
 from types import SimpleNamespace

@@ -1,4 +1,7 @@
-"""What the scripts of this folder share: tensors that a seed decides, as lists of numbers, in files of one form."""
+"""What the scripts of this folder share: tensors that a seed decides, as lists of numbers, in files of one form.
+
+Only numbers are taken. Longitude itself is not imported: what tests compare with must not depend on it.
+"""
 
 import json
 from importlib.metadata import version

@@ -7,7 +7,7 @@ import torch
 
 import longitude as lg
 from longitude.errors import check_flags, check_positive, check_sizes
-from longitude.positions.base import ENCODINGS, resolved
+from longitude.positions.base import ENCODINGS
 from longitude.positions.coordinates import canonical, explicit, require_positions, wide
 from longitude.registry import options_of
 from tests.support import close, refused_calls
@@ -18,15 +18,6 @@ def test_names_options_and_classes_agree() -> None:
     rope = lg.encoding("rope", head_dim=8, layout="half", base=500.0)
     assert isinstance(rope, lg.Rotary) and (rope.head_dim, rope.layout, rope.base) == (8, "half", 500.0)
     assert list(options_of(lambda a, *more, b=1, **options: None)) == ["a", "b"]
-
-
-def test_resolved_writes_out_every_option() -> None:
-    assert resolved("t5", {"num_buckets": 16}, num_heads=4, head_dim=8) == {
-        "num_heads": 4, "num_buckets": 16, "max_distance": 128, "bidirectional": False, "shared": True,
-    }  # fmt: skip
-    assert resolved("path", {}, dim=16, num_heads=4, head_dim=4, num_kv_heads=2)["num_kv_heads"] == 2
-    full = resolved("path", {"num_kv_heads": None, "dim": 8}, dim=16, num_heads=4, head_dim=4, num_kv_heads=2, kernel=9)
-    assert (full["num_kv_heads"], full["dim"], full["kernel"]) == (None, 8, 3)  # what is given stays; defaults, too
 
 
 def test_another_of_the_same_name_changes_nothing() -> None:

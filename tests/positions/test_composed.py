@@ -97,18 +97,6 @@ def test_what_it_declares(name: str, members: list, whole: Any) -> None:
     assert getattr(lg.Composed([Recorder(**{name: value}) for value in members]), name) == whole
 
 
-def test_where_it_acts_is_where_a_member_acts() -> None:
-    rope, fox, table = lg.Rotary(8, "half"), lg.FoX(16, 4), lg.Sinusoidal(16)
-    for members, at_input, reads in (
-        ([], False, False),
-        ([rope, fox], False, True),
-        ([table, rope], True, False),
-        ([fox, rope, table], True, True),
-    ):
-        both = lg.Composed(members)
-        assert (both.at_input, both.reads_tokens) == (at_input, reads)
-
-
 REWRITES, KEEPS, FOX = Recorder(passing_columns=frozenset("a")), Follows(), lg.FoX(16, 4)
 NO_ENCODING = r"expected an Encoding or a list of them, got .*lg\.encoding\("
 LINE = torch.arange(10).view(2, 5)
@@ -147,13 +135,6 @@ def test_transforms_chain_and_terms_add_in_order() -> None:
     assert both.keys(x, prepared).tolist() == [[[[-3, 1]]]]
     assert [term.at(torch.tensor(1)).item() for term in both.terms({})] == [2, 1]
     assert both.bias_at(torch.tensor([1, 4])).tolist() == [[3, 12]]
-
-
-def test_prepare_passes_on_length_and_dtype() -> None:
-    one, other, at = Recorder(), Recorder(), torch.arange(3)
-    lg.Composed([one, other]).prepare(at)
-    lg.Composed([one, other]).prepare(at, 40, torch.float64)
-    assert one.calls == other.calls == [(at, None, torch.float32), (at, 40, torch.float64)]
 
 
 def test_columns_join_and_carries_stay_apart() -> None:

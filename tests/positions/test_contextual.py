@@ -161,8 +161,7 @@ def test_published_path() -> None:
 @pytest.mark.parametrize("kernel", [3, 2, 1])
 @pytest.mark.parametrize("size", [1, 1e-4])
 def test_path_columns_written_out(rank: int | None, kernel: int, size: float) -> None:
-    """w = l2norm(silu(causal depthwise conv(up(down(x))))), b = 2 sigmoid(linear(x)); rank None: one matrix. Of length one,
-    unless it is next to nothing."""
+    """w = l2norm(silu(causal depthwise conv(up(down(x))))), b = 2 sigmoid(linear(x)); rank None: one matrix."""
     encoding = lg.testing.example("path", rank=rank, kernel=kernel)()
     assert encoding.up.weight.shape == (16, 16 if rank is None else rank) and encoding.up.bias is None
     x = size * torch.randn(2, 7, 16, dtype=torch.float64)

@@ -57,8 +57,7 @@ def runs(row: list[int]) -> tuple[int, ...]:
 
 
 def test_skipped_moves_the_second_run() -> None:
-    """Zhu et al. 2024, section 3.2 with two chunks: the first stays at 0, the second is moved on by 0 .. max_length - length,
-    each as likely, and the cut is anywhere between two tokens."""
+    """Zhu et al. 2024, section 3.2: the second is moved on by 0 .. max_length - length, and the cut is anywhere."""
     rows = Skipped(9)(20_000, 5, seeded()).tolist()
     assert all(row[0] == 0 for row in rows)
     is_uniform(Counter(row[-1] - 4 for row in rows), [0, 1, 2, 3, 4])

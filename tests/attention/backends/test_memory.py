@@ -101,10 +101,7 @@ def numbers(length: int, batch: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("mask", [lg.Causal(), lg.Window(65)], ids=["causal", "window"])
 @pytest.mark.parametrize("name", ["none", "alibi", "t5", "fire", "shaw", "transformer_xl", "fox", "cope", "path_fox"])
 def test_chunked_stays_within_what_explain_says(name, mask):
-    """Forward: within a third above what is declared, which counts four tensors of scores and leaves out what is smaller (keys
-    repeated for each head, numbers on their way from float64). Backward holds what one block saved beside it: twice. Not so
-    under reflections: how earlier tokens carry keys to a block is saved too, L x L / 2 for each head; `transport` is made for
-    them."""
+    """Backward holds what one block saved, too: twice; under reflections more, which `transport` is made for."""
     encoding = built(name, KNOWN, dtype=torch.float32)
     *inputs, x = numbers(2048, batch=2)
     arguments = {"encoding": encoding, "mask": mask}
@@ -143,8 +140,7 @@ def _threads(request):
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("name", ["none", "alibi", "t5", "fire", "shaw", "transformer_xl", "fox", "cope", "path"])
 def test_the_same_call_gives_the_same_bits(name):
-    """On every backend: the output and every gradient. In one process, with one number of threads: torch then gives each tensor
-    memory that begins at a multiple of 64 bytes, so the same loops run over the same lanes."""
+    """On every backend, the output and every gradient, in one process with one number of threads."""
     *inputs, x = numbers(70, batch=3)
     for mask in (lg.Causal(), packed(70)):
         call = Call(built(name, KNOWN, dtype=torch.float32), dict(zip("qkvx", (*inputs, x))), mask)

@@ -50,8 +50,7 @@ def make_call(name: str, length: int, dtype: torch.dtype, mask: lg.Mask | None =
 
 
 def answer(call: Call, forward, spoil=lambda grad: grad) -> dict[str, torch.Tensor]:
-    """The output of forward(tensors), and the gradients of all tensors and parameters, of half its squares: a loss that reads
-    an output which is not finite."""
+    """The output, and the gradients of all tensors and parameters, of a loss that reads what is not finite."""
     wanted = differentiable(**call.tensors)
     out = forward(wanted)
     wanted |= parameters_of(call.encoding)
@@ -139,8 +138,7 @@ def test_where_an_answer_is_finite_it_is_right(name, what):
 
 @pytest.mark.parametrize("name", ENCODINGS)
 def test_what_stays_finite(name):
-    """On every route: other heads, and other queries than the one that is not finite. Where a route goes span by span, and does
-    not hold whole rows: other documents, and whatever stands in the padding."""
+    """Other heads and queries; where a route goes span by span, other documents and what stands in the padding, too."""
     token, every, first, later = torch.arange(11), slice(None), slice(0, 4), slice(4, None)
     by_span = ("sdpa", "table", "transport")
     documents, padded = lg.Causal() & lg.Documents(token // 4), lg.Causal() & lg.Padding(token >= 4)
@@ -180,8 +178,7 @@ def test_scores_of_any_size_are_scores(dtype, huge):
 @pytest.mark.parametrize("name", ["fixed bias", "learned bias", "vectors", "gates"])
 @torch.no_grad()
 def test_keys_of_weight_zero_weigh_nothing_at_lengths_of_many_blocks(name, monkeypatch):
-    """Where a query's keys take several calls, in some of them no key may count for it: its scores there are -inf, or its bias
-    has fallen below what changes a digit. (torch's kernel says of both that their logsumexp is 0.)"""
+    """In some of several calls no key counts for a query; torch's kernel says that their logsumexp is 0."""
     monkeypatch.setattr(chunked, "BLOCK_BYTES", 2**24)
     call = make_call(name, 2100, torch.float32)
     call.tensors["q"].abs_()

@@ -23,17 +23,14 @@ ENCODINGS = {
     "t5, both sides": lambda: [lg.T5Bias(HEADS, **T5, bidirectional=True)],
     "clipped": lambda: [lg.ClippedBias(HEADS, 20)],
     "shaw": lambda: [lg.Shaw(DIM, 7)],
-    "shaw without values": lambda: [lg.Shaw(DIM, 7, values=False)],
     "transformer_xl": lambda: [lg.TransformerXL(HEADS, DIM, WIDTH)],
     "transformer_xl, clamped": lambda: [lg.TransformerXL(HEADS, DIM, WIDTH, clamp_length=11)],
     "fox": lambda: [lg.FoX(WIDTH, HEADS)],
-    "fox, scaled": lambda: [lg.FoX(WIDTH, HEADS, scale_gate=True)],
-    "alibi+fox": lambda: [lg.ALiBi(HEADS), lg.FoX(WIDTH, HEADS)],
-    "shaw+fox": lambda: [lg.Shaw(DIM, 7), lg.FoX(WIDTH, HEADS)],
-    "t5+shaw": lambda: [lg.T5Bias(HEADS, **T5), lg.Shaw(DIM, 7)],
     "alibi+shaw": lambda: [lg.ALiBi(HEADS), lg.Shaw(DIM, 7)],
-    "shaw+transformer_xl": lambda: [lg.Shaw(DIM, 7), lg.TransformerXL(HEADS, DIM, WIDTH, clamp_length=40)],
-    "all with fox": lambda: [*ENCODINGS["t5+shaw"](), lg.TransformerXL(HEADS, DIM, WIDTH), lg.FoX(WIDTH, HEADS)],
+    "all with fox": lambda: [
+        lg.T5Bias(HEADS, **T5),
+        *(ENCODINGS[name]()[0] for name in ("shaw", "transformer_xl", "fox")),
+    ],
 }
 TOKEN = torch.arange(LENGTH)
 IDS = TOKEN // 50

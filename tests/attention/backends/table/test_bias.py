@@ -42,10 +42,7 @@ def steep(kind, queries, keys, times):
 @pytest.mark.parametrize("times", [1, 20, 300])
 @pytest.mark.parametrize("kind", ["table", "levels"])
 def test_steep_tables_and_strong_forgetting(kind, times, size):
-    """Far keys count where queries and keys are long, or where the band does not show a query its own key.
-
-    In float32 weights are as precise as scores are, and levels as their differences inside a tile of queries.
-    """
+    """Far keys count where queries and keys are long, or where the band does not show a query its own key."""
     for queries, keys in ((300, 300), (131, 400)):
         x = steep(kind, queries, keys, times)
         x = x | {name: size * x[name] for name in "qk"}
@@ -104,8 +101,7 @@ def sloped(length, slopes, dtype=torch.float32):
 @pytest.mark.parametrize("times", [1, 8])
 @pytest.mark.parametrize("slopes", [(0.25, 0.3), (0.5, 3.0), (100.0, 0.01)], ids=str)
 def test_what_the_loop_leaves_out_is_zero_to_the_last_bit(slopes, times, monkeypatch):
-    """Values and gradients of very different lengths among them. The same bits, because the same loops add exact zeros or
-    nothing; the two builds differ in one constant."""
+    """The same loops add exact zeros or nothing; the two builds differ in one constant."""
     x = sloped(640, slopes)
     x |= {name: times**0.5 * x[name] for name in "qk"}
     x["v"][:, :, 64:] *= 1e-15
@@ -125,10 +121,7 @@ def test_what_the_loop_leaves_out_is_zero_to_the_last_bit(slopes, times, monkeyp
 @pytest.mark.parametrize("value", [1e6, 1e20, *VALUES])
 @pytest.mark.parametrize("name", ["k", "v"])
 def test_keys_that_no_query_may_see(name, value):
-    """On both sides of a window, whatever they are: not a bit of another row, whose loops never read those keys.
-
-    Tiles decide by the longest key of all what they may leave out.
-    """
+    """On both sides of a window, whatever they are: not a bit of another row, whose loops never read those keys."""
     in_c = value != 1e6 and loop.functions(torch.float32) is not None
     x = sloped(300, (0.1, 0.3), torch.float32 if in_c else torch.float64)
     spoiled = x | {name: x[name].clone()}
