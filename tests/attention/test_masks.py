@@ -179,8 +179,8 @@ def test_what_has_no_spans_is_refused_in_words_and_right_elsewhere(words):
 # ---- mistakes --------------------------------------------------------------------------------------------------------
 test_mistakes_when_made = refused_calls(
     [
-        (lambda: lg.Window(0), "1 or more keys, got 0"),
-        (lambda: lg.Window(2.5), "1 or more keys, got 2.5"),
+        (lambda: lg.Window(0), "Window: expected size to be an int of 1 or more, got 0"),
+        (lambda: lg.Window(2.5), "1 or more, got 2.5"),
         (lambda: lg.Window(True), "got True"),
         (lambda: lg.Documents(torch.zeros(3)), r"integer ids \[Lk\] or \[B, Lk\], got torch.float32 \[3\]"),
         (lambda: lg.Documents(torch.zeros(1, 1, 3, dtype=torch.long)), r"got torch.int64 \[1, 1, 3\]"),
@@ -199,9 +199,9 @@ test_mistakes_when_made = refused_calls(
         (lambda: Global([-1]), r"places of 0 or more, got \[-1\]"),
         (lambda: Global("first"), "got 'first'"),
         (lambda: Global(3), "got 3"),
-        (lambda: Dilated(0, 2), "a size of 1 or more, got 0"),
-        (lambda: Dilated(2, 0), "a step of 1 or more, got 0"),
-        (lambda: Dilated(2, 1.5), "a step of 1 or more, got 1.5"),
+        (lambda: Dilated(0, 2), "Dilated: expected size to be an int of 1 or more, got 0"),
+        (lambda: Dilated(2, 0), "step to be an int of 1 or more, got 0"),
+        (lambda: Dilated(2, 1.5), "step to be an int of 1 or more, got 1.5"),
     ]
 )
 

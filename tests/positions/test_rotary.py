@@ -76,6 +76,27 @@ def test_factors_of_scaling() -> None:
     close(torch.stack(deepseek.prepare(positions)), torch.stack([cos, sin]) / 1.3688879, 1e-6)
 
 
+def test_pairs_that_stand_have_no_angle_in_float32_either() -> None:
+    whole, part = (lg.Rotary(16, "half", proportion=p, angle_dtype="float32").frequencies().inverse for p in (1, 0.75))
+    assert torch.equal(part, torch.cat([whole[:6], torch.zeros(2)]).to(part))
+
+
+class Faster(lg.Rotary):
+    """A rotation of one's own, whose angles follow a number that may change."""
+
+    speed = 1.0
+
+    def frequencies(self, length=None, device=None):
+        plain = super().frequencies(length, device)
+        return plain._replace(inverse=self.speed * plain.inverse)
+
+
+def test_frequencies_of_ones_own_are_made_each_time() -> None:
+    rope, x = Faster(4, "half"), torch.randn(5, 4, dtype=torch.float64)
+    for rope.speed in (1.0, 3.0):
+        close(rope.rotate(x, torch.arange(5)), lg.Rotary(4, "half").rotate(x, int(rope.speed) * torch.arange(5)))
+
+
 # ---- axial_rope and mrope --------------------------------------------------------------------------------------------
 def angles_of(rope: lg.Rotary, *coordinates: int) -> list[float]:
     """The angles at one position, up to whole rotations."""

@@ -26,16 +26,12 @@ def bias_of(term: OffsetBias, first: int, last: int, q: Tensor, dtype: torch.dty
         return _made(term, first, count, q.device, dtype)
     # Fake tensors make their own, and a table made on one stream of a GPU may not be there on another.
     plain = type(q) is Tensor and q.is_cpu and torch._C._len_torch_dispatch_stack() == 0 and count <= LONGEST
-    remembered = isinstance(term.at, FixedBias) or (term.of is not None and not torch.is_grad_enabled())
-    if plain and remembered:
+    fixed = isinstance(term.at, FixedBias)
+    if plain and (fixed or (term.of is not None and not torch.is_grad_enabled())):
         size = 1 << (count - 1).bit_length()  # a power of two, so that a growing sequence makes few tables
         lowest = last // size * size
         start = lowest + 2 * size - 1 - first
-        made = (
-            _table(term.at, lowest, size, dtype)
-            if isinstance(term.at, FixedBias)
-            else _learned(term, lowest, size, dtype)
-        )
+        made = _table(term.at, lowest, size, dtype) if fixed else _learned(term, lowest, size, dtype)
         return made[:, start : start + count]
     if term.reach is not None and first > term.reach:
         near = _made(term, term.reach, max(1, term.reach - last + 1), q.device, dtype)

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from longitude.errors import nearest
+from longitude.errors import check_sizes, nearest
 
 Reach = tuple[int | None, int | None]
 """Smallest and largest allowed (query order - key order); None: unbounded."""
@@ -128,8 +128,7 @@ class Window(_Ordered):
     order: Tensor | None = None
 
     def __post_init__(self):
-        if not isinstance(self.size, int) or isinstance(self.size, bool) or self.size < 1:
-            raise ValueError(f"Window: expected a size of 1 or more keys, got {self.size!r}")
+        check_sizes("Window", size=self.size)
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
@@ -221,8 +220,7 @@ class Documents(_PerToken):
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
         super().validate(batch, rows, keys)
-        if rows > keys:
-            raise ValueError(f"Documents: expected queries among the {keys} keys, got {rows} queries")
+        require_among("Documents", rows, keys)
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,6 +347,12 @@ def of_rows(tokens: Tensor, batch: slice | list[int]) -> Tensor:
 def kind_of(x: object) -> str:
     """What was given, for an error."""
     return f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else repr(x)
+
+
+def require_among(who: str, rows: int, keys: int) -> None:
+    """ValueError where there are more queries than keys."""
+    if rows > keys:
+        raise ValueError(f"{who}: expected queries among the {keys} keys, got {rows} queries")
 
 
 def validate_tokens(who: str, tokens: Tensor, batch: int, keys: int) -> None:

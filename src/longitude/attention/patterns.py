@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from longitude.attention.masks import Mask, Reach, kind_of, of_rows, validate_tokens
+from longitude.attention.masks import Mask, Reach, kind_of, of_rows, require_among, validate_tokens
+from longitude.errors import check_sizes
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ class Prefix(Mask):
     def validate(self, batch: int, rows: int, keys: int) -> None:
         if isinstance(self.length, Tensor) and len(self.length) not in (1, batch):
             raise ValueError(f"Prefix: expected one length per row, [{batch}], got {list(self.length.shape)}")
-        _require_among("Prefix", rows, keys)
+        require_among("Prefix", rows, keys)
 
     def of(self, batch: slice | list[int]) -> Mask:
         several = isinstance(self.length, Tensor) and len(self.length) > 1
@@ -116,7 +117,7 @@ class Global(Mask):
 
     def validate(self, batch: int, rows: int, keys: int) -> None:
         assert isinstance(self.tokens, Tensor)
-        _require_among("Global", rows, keys)
+        require_among("Global", rows, keys)
         if self.tokens.dtype == torch.bool:
             validate_tokens("Global(tokens)", self.tokens, batch, keys)
         elif not torch.compiler.is_compiling() and bool((self.tokens >= keys).any()):
@@ -160,9 +161,7 @@ class Dilated(Mask):
     step: int
 
     def __post_init__(self):
-        for name, n in (("a size", self.size), ("a step", self.step)):
-            if not isinstance(n, int) or isinstance(n, bool) or n < 1:
-                raise ValueError(f"Dilated: expected {name} of 1 or more, got {n!r}")
+        check_sizes("Dilated", size=self.size, step=self.step)
 
     @property
     def reach(self) -> Reach:  # type: ignore[override]
@@ -186,8 +185,3 @@ class Pairs(Mask):
 
     def of(self, batch: slice | list[int]) -> Mask:
         return replace(self, seen=self.seen[batch]) if self.seen.dim() == 4 and len(self.seen) > 1 else self
-
-
-def _require_among(who: str, rows: int, keys: int) -> None:
-    if rows > keys:
-        raise ValueError(f"{who}: expected queries among the {keys} keys, got {rows} queries")

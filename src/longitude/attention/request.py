@@ -172,6 +172,12 @@ class Request:
         return isinstance(self.q_positions, int) and isinstance(self.k_positions, int)
 
     @property
+    def position_gap(self) -> int:
+        """Position of the first query minus position of the first key, where both are ints."""
+        assert isinstance(self.q_positions, int) and isinstance(self.k_positions, int)
+        return self.q_positions - self.k_positions
+
+    @property
     def order_gap(self) -> int:
         """Order of the first query minus order of the first key."""
         return self.q_order - self.k_order

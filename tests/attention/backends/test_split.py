@@ -10,7 +10,7 @@ from longitude.attention.backends import BACKENDS
 from longitude.attention.masks import Band
 from longitude.attention.operation import choose, requests
 from longitude.attention.patterns import Dilated, Global, Prefix
-from tests.support import LargestTensor, close, heads
+from tests.support import LargestTensor, built, close, heads
 
 LONG = 1024
 CHEAP = {
@@ -46,6 +46,14 @@ def test_auto_takes_the_route_that_skips(mask, chosen):
     (part,) = requests(q, q, q, None, None, mask, None, None, None, 0.0, False)
     assert choose([part.request], "auto").name == chosen
     assert choose([part.request.with_lse()], "auto").name == chosen
+
+
+def test_streams_count_offsets_from_anywhere():
+    """Where queries and keys stand apart, in any rhythm, or each row of the batch by itself."""
+    encoding, (q, k, v), token = built("shaw", {"head_dim": 8}), heads(30), torch.arange(30)
+    for places in ((40, 3), (13, 0), (token[13:] * 2, token * 2), (None, torch.stack([token, token // 2]))):
+        options = {"encoding": encoding, "mask": Dilated(4, 3), **dict(zip(("q_positions", "k_positions"), places))}
+        close(*(lg.attend(q[:, :, 13:], k, v, **options, backend=backend) for backend in ("split", "reference")))
 
 
 def test_regions_hold_no_more_than_the_mask(monkeypatch):

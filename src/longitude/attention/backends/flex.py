@@ -86,8 +86,7 @@ def table(r: Request) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     rows, keys = padded(r.rows), padded(r.length)
     counting = steady(r)
     if counting is not None:
-        assert isinstance(counting.q_positions, int) and isinstance(counting.k_positions, int)
-        gap = counting.q_positions - counting.k_positions
+        gap = counting.position_gap
         offset = gap - keys + torch.arange(rows + keys, device=r.q.device)
         offset = offset.clamp(gap - r.length + 1, gap + r.rows - 1)  # padding adds no offset of its own
         q_at = k_at = None

@@ -191,12 +191,9 @@ def streams(r: Request, step: int) -> Cut:
         q_order, k_order = (r.q_order + q_from) // step, (r.k_order + k_from) // step
         if counting is None:
             i, j = r.places()
-            places = i[..., rows], j[..., keys]
-            gap = None
+            places, gap = (i[..., rows], j[..., keys]), None
         else:
-            assert isinstance(counting.q_positions, int) and isinstance(counting.k_positions, int)
-            places = q_order, k_order
-            gap = counting.q_positions - r.q_order - (counting.k_positions - r.k_order)
+            places, gap = (q_order, k_order), counting.position_gap - r.order_gap
         stream = replace(
             r,
             q=r.q[:, :, rows],

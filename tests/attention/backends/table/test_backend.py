@@ -145,6 +145,11 @@ def test_equals_the_reference(name, call, way, request):
     compare(name, call, *WAYS[way])
 
 
+@pytest.mark.parametrize("call", [call for call in CALLS if "in each document" in call])
+def test_positions_of_documents(call):
+    compare("t5", call, *EXACT)
+
+
 @pytest.mark.parametrize("call", ["causal", "packed and padded in a window"])
 @pytest.mark.parametrize("threads", [1, 3, 8])
 def test_more_threads_than_heads(threads, call):

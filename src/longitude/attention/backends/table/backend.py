@@ -95,22 +95,18 @@ def single_pass(r: Request) -> tuple[Request, Tensor] | None:
 def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> int | None:
     """Position of the first query minus that of the first key, by a span whose positions count up by one."""
     part = steady(r.piece(slice(q_from, q_to), slice(k_from, k_to), slice(b, b + 1)))
-    if part is None:
-        return None
-    assert isinstance(part.q_positions, int) and isinstance(part.k_positions, int)
-    return part.q_positions - q_from - (part.k_positions - k_from)
+    return None if part is None else part.position_gap - q_from + k_from
 
 
 def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq] of a request whose mask is a band, cut into spans or not."""
     r = counting(r) or r
-    assert isinstance(r.q_positions, int) and isinstance(r.k_positions, int)
     wide = torch.promote_types(r.q.dtype, torch.float32)
     # toeplitz_attention counts orders so that the last query has the order of the last key.
     late = r.order_gap + r.rows - r.length
     low, high = (None if bound is None else bound - late for bound in r.band)
     diagonals = r.rows + r.length - 1
-    newest = r.q_positions - r.k_positions + r.rows - 1  # the offset of the first diagonal
+    newest = r.position_gap + r.rows - 1  # the offset of the first diagonal
 
     # What all far offsets share moves all scores of a row alike, and the weights not at all: the rest is counted from it.
     of_offsets = [term for term in r.terms if isinstance(term, OffsetBias | OffsetVectors)]
