@@ -155,6 +155,12 @@ def test_each_stack_has_the_encoding_it_needs(build):
         build("auto", encodings=["alibi", "t5"], num_encoder_layers=3)
 
 
+def test_the_encoder_of_a_recurrence_has_positions(build, pair):
+    model, (x, _) = build("auto", mixer="retention"), pair()
+    assert all(type(block.mixer) is lg.MultiHeadAttention for block in model.encoder.layers)
+    assert (model.encoder(x.flip(1))[0].flip(1) - model.encoder(x)[0]).abs().max() > 1e-3
+
+
 @torch.no_grad()
 def test_it_gives_what_its_stacks_give(build, pair):
     model = build("none", mixers=["retention", "attention"], encoder_encoding="rope")
