@@ -72,6 +72,7 @@ CALLS = {
     "again in each document": (ALL, ALL, at(WITHIN, WITHIN, PACKED)),
     "from anywhere in each document": (ALL, ALL, at(STARTS, STARTS, PACKED)),
     "at another offset in each document": (ALL, ALL, at(WITHIN + torch.tensor([0, 4, 9])[IDS], WITHIN, PACKED)),
+    "after padding": (ALL, ALL, at(*[(TOKEN - 9).clamp(min=0)] * 2, lg.Causal() & lg.Padding(TOKEN >= 9))),
     "more queries than keys": (ALL, slice(0, 90), {}),
 }
 # A gate has no meaning for the future, and no token before the first key.
@@ -145,8 +146,8 @@ def test_equals_the_reference(name, call, way, request):
     compare(name, call, *WAYS[way])
 
 
-@pytest.mark.parametrize("call", [call for call in CALLS if "in each document" in call])
-def test_positions_of_documents(call):
+@pytest.mark.parametrize("call", [*(call for call in CALLS if "in each document" in call), "after padding"])
+def test_positions_of_documents_and_after_padding(call):
     compare("t5", call, *EXACT)
 
 
