@@ -90,7 +90,7 @@ def test_a_table_as_markdown(runs, capsys, tmp_path):
     run = write_run(tmp_path / "floor", A, ngrams={"2": 3.49, "3": 2.67}, **BOTH)
     assert main(["report", str(run), "--markdown"]) == 0
     text = capsys.readouterr().out
-    assert "| 3-grams | 2.670 |  |  |  |" in text and "| alibi | rope | 1.9" in text and "3 seeds |" in text
+    assert "| trigrams | 2.670 |  |  |  |" in text and "| alibi | rope | 1.9" in text and "3 seeds |" in text
     tables = [part for part in text.split("\n\n") if part.startswith("|")]
     for table in tables:
         assert len({line.count("|") for line in table.splitlines()}) == 1

@@ -1,11 +1,21 @@
 """Tables of short contexts against a loop over the formula, and on text that they know by heart."""
 
 from collections import Counter, defaultdict
+from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from longitude.study.ngrams import NGrams, ngram_bits
+from longitude.measure import losses_by_length
+from longitude.runs.files import read_json, write_json
+from longitude.study.data import Windows
+from longitude.study.ngrams import NGrams, ngram_bits, ngrams_of, record_ngrams
+from longitude.study.plan import StudyPlan
+from longitude.study.tasks.base import Measuring
+from longitude.study.tasks.text import Text
+from longitude.study.train import build_model
+from tests.study.conftest import REVERSE, TINY
 
 
 def loop(training, window, at, order, vocabulary):
@@ -51,3 +61,44 @@ def test_a_longer_context_tells_more_of_a_text_that_repeats():
 def test_orders_that_do_not_fit(order, vocabulary):
     with pytest.raises(ValueError, match="order: expected 1 or more"):
         NGrams(np.zeros((1, 3), int), order, vocabulary)
+
+
+def test_a_study_counts_its_own_windows_once_and_keeps_the_numbers(tmp_path, data):
+    config = replace(TINY, steps=20)
+    planned = StudyPlan(config, data, tmp_path)
+    windows = Windows(data.training, 16, 40, seed=0)
+    training = np.stack([windows.text[start : start + 17] for start in windows.starts])
+    held_out = [
+        document.numpy()[i : i + 17] for document in data.validation for i in range(0, len(document) // 48 * 48, 16)
+    ]
+    want = {str(k): NGrams(training, k, 256).nats(np.stack(held_out)).mean() / np.log(2) for k in (2, 3)}
+    write_json(tmp_path / "study.json", {"begun": "now"})
+    record_ngrams(planned)
+    assert read_json(tmp_path / "study.json") == {"begun": "now", "ngrams": pytest.approx(want)}
+    write_json(tmp_path / "study.json", {"ngrams": {"2": 1.0}})
+    record_ngrams(planned)
+    assert read_json(tmp_path / "study.json") == {"ngrams": {"2": 1.0}}
+
+
+def test_bits_are_per_byte_where_tokens_are_longer(data, tmp_path):
+    twice = replace(data, token_bytes=[np.full(len(document), 2) for document in data.validation])
+    bytes_, tokens = (ngrams_of(StudyPlan(TINY, each, tmp_path)) for each in (data, twice))
+    assert tokens == {order: pytest.approx(bits / 2) for order, bits in bytes_.items()}
+
+
+@pytest.mark.parametrize("config", [REVERSE, replace(TINY, task="masked"), replace(TINY, steps=2**24, batch_size=8)])
+def test_no_ngrams_of_other_tasks_and_of_too_much_text(config, data, tmp_path):
+    assert ngrams_of(StudyPlan(config, data, tmp_path)) == {}
+
+
+def test_losses_at_the_quarters_of_training_windows(data):
+    config = replace(TINY, methods=("non-overlapping", "per-position"))
+    model = build_model(config, "rope", 0)
+    labels = {"label": "rope", "seed": 0}
+    _, tables = Text().measure(Measuring(model, config, data, (16, 32, 48), labels, lambda *_: None))
+    of = pd.concat(tables).query("length == 16").set_index(["method", "document"])
+    [want] = list(losses_by_length(model, data.validation, lengths=[16, 48], bins={16: [0, 4]},
+              methods=["per-position"], token_bytes=1))  # fmt: skip
+    np.testing.assert_allclose(of.loc["first quarter", "nats"], want.nats, rtol=1e-6)
+    assert list(of.loc["first quarter", "bytes"]) == list(of.loc["last quarter", "bytes"]) == list(want.bytes)
+    assert (of.loc["first quarter", "bytes"] * 4 == of.loc["non-overlapping", "bytes"]).all()

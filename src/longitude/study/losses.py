@@ -15,7 +15,7 @@ from typing import NamedTuple
 from longitude.report.wording import and_, named, percent
 from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Criterion, Finding
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, change, difference, level
-from longitude.study.results import FIRST, LAST, Sums
+from longitude.study.results import FIRST, LAST, Sums, ngrams_named
 
 TOLERANCE = 0.02
 """An encoding holds at a length when its bits per byte there are within 2 % of the training length's, or less."""
@@ -30,8 +30,8 @@ FLOOR = "n-grams"
 BEYOND = "{margin} above the best loss, that of {best}"
 SHORTFALLS = {
     FLOOR: {
-        LOST: ("does not beat {n}-grams of the same text ({bits})", "do not beat {n}-grams of the same text ({bits})"),
-        UNCLEAR: ("may not beat {n}-grams of the same text ({bits})",) * 2,
+        LOST: ("does not beat {n} of the same text ({bits})", "do not beat {n} of the same text ({bits})"),
+        UNCLEAR: ("may not beat {n} of the same text ({bits})",) * 2,
     },
     CONTEXT: {
         LOST: ("takes no context", "take no context"),
@@ -157,7 +157,7 @@ class LossCriterion(Criterion):
                     names = and_([f"{named(each.label)} ({each.checks[check][1]})" for each in lacking])
                     bits = f"{min(run.floor.values()):.2f}" if run.floor else ""
                     what = (one if len(lacking) == 1 else several).format(
-                        n=max(run.floor, default=0),
+                        n=ngrams_named(max(run.floor, default=0)),
                         bits=bits,
                         margin=f"{LOSS_MARGIN:.0%}",
                         best=named(lacking[0].best or ""),
@@ -211,7 +211,7 @@ class LossCriterion(Criterion):
         within = f"at {run.lengths[-1]} within {TOLERANCE:.0%} of {run.reference}, with all of the paired 95% interval"
         learned = f"not loss: at {run.reference} more than {LOSS_MARGIN:.0%} above the best; not context: gains less than {GAIN} "
         learned += "bits from the first to the last quarter of a window" + (
-            " or n-grams are better" if run.floor else ""
+            " or n-grams of the same text are better" if run.floor else ""
         )
         return "holds?", f"holds: {within}\n{learned}"
 

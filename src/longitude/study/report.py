@@ -28,7 +28,7 @@ from longitude.study.labels import parse_label
 from longitude.study.losses import GAIN, LOSS_MARGIN, TOLERANCE, LossCriterion, span
 from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
-from longitude.study.results import Run
+from longitude.study.results import Run, ngrams_named
 from longitude.study.tasks.base import of_task
 
 KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
@@ -86,8 +86,8 @@ def table(analysis: Analysis) -> Table:
     found = [each for each in analysis.main if each.value is not None]
     over = "nothing: no encoding was measured"
     if found:
-        things = count(found[0].documents, criterion.things.removesuffix("s"))
-        over = f"{things}, {count(max(each.seeds for each in found), 'seed')}"
+        things, seeds = count(found[0].documents, criterion.things.removesuffix("s")), max(each.seeds for each in found)
+        over = f"{things}, of one seed" if seeds == 1 else f"{seeds} seeds (Student's t)"
     notes, last_column = [f"±  half the 95% interval over {over}"], criterion.last_column()
     columns = ["encoding", *map(str, run.lengths)]
     if last_column is not None:
@@ -96,10 +96,13 @@ def table(analysis: Analysis) -> Table:
     words: dict[str, Any] = {"title": criterion.title(), "caption": "\n".join(notes + remarks(run))}
     made = empty_table(*columns, **words, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     made.columns[0].min_width = min(16, max(len(label) for label in run.labels))
-    for column in made.columns[: len(run.lengths) + 1]:
+    for column in made.columns:
         column.no_wrap, column.overflow = False, "fold"
     for label in run.labels:
         made.add_row(*_row(analysis, label))
+    for order, bits in run.floor.items():  # counted at the training length
+        cells = [f"{bits:.2f}" if length == run.train_length else "" for length in run.lengths]
+        made.add_row(*(Text(words, "dim") for words in (ngrams_named(order), *cells)))
     return made
 
 

@@ -38,6 +38,11 @@ class TrialResult(Status):
     documents: pd.DataFrame
 
 
+def ngrams_named(order: int) -> str:
+    """Bigrams, trigrams, 4-grams."""
+    return {1: "unigrams", 2: "bigrams", 3: "trigrams"}.get(order, f"{order}-grams")
+
+
 class Sums(NamedTuple):
     """A metric's sums over documents, of the same documents for every seed.
 

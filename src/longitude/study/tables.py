@@ -8,6 +8,7 @@ import pandas as pd
 from longitude.study.analysis import Analysis, conclusion, summary
 from longitude.study.comparisons import Comparison
 from longitude.study.criterion import Criterion, Effective
+from longitude.study.results import ngrams_named
 
 
 def csv(frame: pd.DataFrame) -> str:
@@ -44,7 +45,7 @@ def markdown(analysis: Analysis) -> str:
         lines.append([label, *cells, part[-1].verdict if part else None, reach(criterion.effective(part))])
     for order, bits in run.floor.items():
         cells = [f"{bits:.3f}" if length == run.train_length else "" for length in run.lengths]
-        lines.append([f"{order}-grams", *cells, "", ""])
+        lines.append([ngrams_named(order), *cells, "", ""])
     longest = run.lengths[-1]
     parts = [conclusion(analysis), as_markdown(heads, lines)]
     if pairs := analysis.compared(longest):
