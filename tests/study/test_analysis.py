@@ -94,9 +94,10 @@ def test_what_learned_too_little_is_named_though_it_holds(tmp_path):
         "holding",
     )
     text, shown = conclusion(run), printed(run, 120)
-    assert '"none" (' in text and "holds, but it learned too little; rope" in text
+    assert '"none" (' in text and "holds, but it learned less; rope" in text
     assert re.search(
-        r'at 256 "none" \(3.0\d\) does not beat trigrams of the same text \(2.67\); "none" \(−0.06 bits\) takes no', text
+        r'at 256 "none" \(3.0\d\) does not beat trigrams of the same text \(2.67\); "none" \(−0.06 bits\) takes no',
+        text,
     )
     assert re.search(r'"none" \(\+3\d%\) is more than 10% above the best loss, that of rope', text)
     assert re.search(

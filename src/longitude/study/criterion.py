@@ -155,7 +155,7 @@ class Criterion(ABC):
     def by_verdict(self, last: list[Finding], what: str, others: Sequence[str] = ()) -> list[str]:
         """Which labels hold at the longest length, which do not, of which the data cannot tell; then other clauses.
 
-        Those that hold but learned too little are a group of their own.
+        Those that hold but learned less are a group of their own.
 
         what: the object of the verb.
         """
@@ -170,7 +170,7 @@ class Criterion(ABC):
         if weak:
             it = "it" if len(weak) == 1 else "they"
             but = f"{self.verb}{'s' * (len(weak) == 1)}" + ("" if hold else f" {what}")
-            clauses.append(f"{listed(weak, not clauses)} {but}, but {it} learned too little")
+            clauses.append(f"{listed(weak, not clauses)} {but}, but {it} learned less")
         if lost:
             do_not = "does not" if len(lost) == 1 else "do not"
             clauses.append(f"{listed(lost, not clauses)} {do_not}" + ("" if clauses else f" {self.verb} {what}"))

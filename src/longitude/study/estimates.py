@@ -22,7 +22,7 @@ from longitude.measure.seeds import seed_difference, t_interval
 from longitude.study.results import Sums
 
 HOLDS, LOST, UNCLEAR = "holds", "does not hold", "cannot tell"
-WEAK = "holds, but learned too little"
+WEAK = "holds, but learned less"
 
 
 class Estimate(NamedTuple):
