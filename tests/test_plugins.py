@@ -17,6 +17,7 @@ from longitude.catalogue import catalogue
 from longitude.check.parts import check_part
 from longitude.cli import main
 from longitude.positions.base import ENCODINGS
+from longitude.study.analysis import analyse
 from longitude.study.plan import plan
 from longitude.study.runner import study
 from longitude.study.tasks.base import TASKS, of_task
@@ -26,6 +27,7 @@ MINE = '''"""Position as the root of the distance."""
 
 import longitude as lg
 from longitude.positions.base import Encoding, OffsetBias
+from longitude.study.analysis import analyse
 from longitude.study.plan import plan
 from longitude.study.runner import study
 from longitude.study.tasks.base import register_task
@@ -174,12 +176,12 @@ def test_the_record_of_a_file_and_what_another_hash_says(tmp_path):
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     saved = plugins.records("text", "rope")
     assert saved == [{"name": "mine", "path": str(path), "sha256": digest}]
-    plugins.require_same(saved, saved, "runs/study")
-    plugins.require_same([], saved, "runs/study")  # one more
+    plugins.require_same(saved, plugins.records(), "runs/study")
+    plugins.require_same([], plugins.records(), "runs/study")  # one more now
     with pytest.raises(
-        ValueError, match=r"runs/study has the plugin 'mine' \(.*mine.py\), which is not loaded; add --plugin"
+        ValueError, match=r"runs/study has the plugin 'other' \(.*mine.py\), which is not loaded; add --plugin"
     ):
-        plugins.require_same(saved, [], "runs/study")
+        plugins.require_same([saved[0] | {"name": "other"}], plugins.records(), "runs/study")
     plugins.load(file(tmp_path, more="# edited\n"))
     with pytest.raises(
         ValueError, match=f"runs/study has the plugin 'mine' .* of sha256 {digest[:12]}, and it is .* now"
@@ -198,6 +200,20 @@ def test_a_study_records_its_plugins_and_refuses_another_hash(tmp_path):
     with pytest.raises(ValueError, match=r"/run has the plugin 'mine' .* restore it, or choose another --out"):
         study(plan(config, tmp_path / "run"))
     assert json.loads((tmp_path / "run" / "study.json").read_text()) == saved
+    assert analyse(tmp_path / "run").run.task.name == "mine_again"  # results are there to be read
+    plugins._loaded.clear()
+    with pytest.raises(ValueError, match=r"which is not loaded; add --plugin .*/mine.py"):
+        analyse(tmp_path / "run")
+
+
+def test_an_encoding_that_cannot_be_built_does_not_stop_a_list(tmp_path, capsys):
+    more = "\n\n@lg.register('needy')\nclass Needy(Mine):\n    def __init__(self, slope: float): ..."
+    assert main(["list", "--plugin", str(file(tmp_path, more=more))]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "encoding mine, task mine_again, encoding needy needy cannot be built at toy size: ValueError: 'needy' needs"
+        in shown
+    )
 
 
 # ---- refusals ------------------------------------------------------------------------------------------------------------

@@ -27,13 +27,29 @@ Facts = dict[str, Any]
 
 
 def catalogue() -> dict[str, Any]:
-    """Everything, as plain data: lists of "encodings", "mixers", "scaling", "samplers", "plugins", and the "machine"."""
+    """Everything, as plain data: lists of "encodings", "mixers", "scaling", "samplers", "plugins", and the "machine".
+
+    An encoding of a plugin that cannot be built at toy size is with the plugin's problems, not with the encodings.
+    """
+    of_plugins = {name for plugin in plugins.loaded() for name in plugin.registered}
+    encodings, problems = [], {}
+    for name in list_encodings():
+        try:
+            encodings.append(described(name))
+        except Exception as error:
+            if name not in of_plugins:
+                raise
+            problems[name] = f"{type(error).__name__}: {error}"
     return {
-        "encodings": [described(name) for name in list_encodings()],
+        "encodings": encodings,
         "mixers": [_of_mixer(name, kind) for name, kind in MIXERS.items()],
         "scaling": [_of_class(name, scheme) for name, scheme in SCHEMES.items()],
         "samplers": [_of_class(name, sampler) for name, sampler in SAMPLERS.items()],
-        "plugins": [each.record | {"registers": each.registered} for each in plugins.loaded()],
+        "plugins": [
+            each.record
+            | {"registers": each.registered, "problems": {n: problems[n] for n in each.registered if n in problems}}
+            for each in plugins.loaded()
+        ],
         "machine": versions() | machine() | {"mps": torch.backends.mps.is_available()},
     }
 

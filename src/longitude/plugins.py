@@ -125,18 +125,26 @@ def records(*texts: str) -> list[Record]:
     return [each.record for each in loaded() if each.path is not None or words & each.registered.keys()]
 
 
-def require_same(saved: Iterable[Record], now: Sequence[Record], whose: str) -> None:
-    """ValueError naming the first saved plugin that is missing now, or another; whose: what was begun with the saved ones."""
-    by_name = {each["name"]: each for each in now}
+def require_loaded(saved: Iterable[Record], whose: str) -> None:
+    """ValueError naming the first saved plugin that is not loaded here; whose: what was begun with the saved ones."""
+    here = {each.name for each in loaded()}
+    for before in saved:
+        if before["name"] not in here:
+            place = before.get("path") or before.get("distribution")
+            remedy = f"add --plugin {place}" if "path" in before else f"install {place}"
+            raise ValueError(f"{whose} has the plugin {before['name']!r} ({place}), which is not loaded; {remedy}")
+
+
+def require_same(saved: Sequence[Record], now: Sequence[Record], whose: str) -> None:
+    """ValueError naming the first saved plugin that is not among those of now, or is another one there."""
+    here = {each["name"]: each["sha256"] for each in now}
+    require_loaded([each for each in saved if each["name"] not in here], whose)
     for before in saved:
         name, place = before["name"], before.get("path") or before.get("distribution")
-        if (here := by_name.get(name)) is None:
-            remedy = f"add --plugin {place}" if "path" in before else f"install {place}"
-            raise ValueError(f"{whose} has the plugin {name!r} ({place}), which is not loaded; {remedy}")
-        if here["sha256"] != before["sha256"]:
+        if here.get(name, before["sha256"]) != before["sha256"]:
             raise ValueError(
                 f"{whose} has the plugin {name!r} ({place}) of sha256 {before['sha256'][:12]}, and it is "
-                f"{here['sha256'][:12]} now; restore it, or choose another --out"
+                f"{here[name][:12]} now; restore it, or choose another --out"
             )
 
 

@@ -68,6 +68,7 @@ def _tables(facts: dict[str, Any]) -> Iterator[Any]:
     for each in facts["plugins"]:
         names = ", ".join(f"{kind} {name}" for name, kind in each["registers"].items())
         yield f"\nplugin {each['name']} ({each.get('path') or each['distribution']}): {names or 'no names'}"
+        yield from (f"  {name} cannot be built at toy size: {reason}" for name, reason in each["problems"].items())
     here = facts["machine"]
     yield (
         f"\nhere: longitude {here['longitude']}, torch {here['torch']}, threads {here['threads']}, CUDA {here['gpu'] or 'no'}, "

@@ -202,7 +202,7 @@ class LossCriterion(Criterion):
     def title(self) -> str:
         run = self.run
         trained = f"trained on {run.train_length}" + (f" at {run.sampled_positions}" if run.sampled_positions else "")
-        return f"{self.task.words}, {run.methods[0]} windows by length in bytes, {trained}"
+        return f"{self.task.words}, {run.methods[0]} windows by length in {self.task.unit}, {trained}"
 
     def last_column(self) -> tuple[str, str] | None:
         run = self.run

@@ -31,7 +31,7 @@ from longitude.study.record import (
     require_same_text,
 )
 from longitude.study.run_trial import Note, TrialRun, ignore, run_trial
-from longitude.study.tasks.base import task_of
+from longitude.study.tasks.base import task_for
 from longitude.study.train import recipe
 from longitude.study.trial import Status, Trial
 
@@ -133,11 +133,12 @@ def _gather(planned: StudyPlan) -> None:
 # ---- in words --------------------------------------------------------------------------------------------------------
 def _introduction(planned: StudyPlan) -> str:
     config, data = planned.config, planned.data.description
-    if task_of(config.task).generated:
+    task = task_for(config)
+    if task.generated:
         trained = f"{config.steps * config.batch_size:,} examples ({data['source']})"
         measured = f"{data['test_examples_of_each_length']} of each length"
     else:
-        trained = f"{config.training_tokens:,} bytes of {data['source']}"
+        trained = f"{config.training_tokens:,} {task.unit} of {data['source']}"
         measured = f"{data['validation_documents']} documents"
     return f"{len(planned.trials)} models, each trained on {trained} and measured on {measured}; {planned.run}"
 
