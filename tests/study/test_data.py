@@ -261,8 +261,9 @@ def test_a_model_of_tokens_is_trained_and_saved_with_its_tokenizer(tokenizer, tm
     (tmp_path / "text").write_text("def latitude(longitude): return latitude\n" * 400)
     small = {"layers": 1, "hidden": 16, "heads": 2, "steps": 2, "batch_size": 2, "device": "cpu"}
     study_of_tokens = config(tmp_path / "text", tokenizer=tokenizer, encodings=("rope",), **small)
-    assert study(plan(study_of_tokens, tmp_path / "run")).complete
-    checkpoint = load(tmp_path / "run" / "cells" / "rope-0")
+    planned = plan(study_of_tokens, tmp_path / "run")
+    assert study(planned).complete
+    checkpoint = load(planned.trials[0].folder)
     assert checkpoint.tokenizer("def latitude", add_special_tokens=False)["input_ids"] == list(
         reader(tokenizer).read(b"def latitude").ids
     )

@@ -139,7 +139,8 @@ def test_every_other_option_is_refused_by_name(tmp_path):
     values = {
         "positions": "skipped",
         "task": "masked",
-        "data": "other",
+        "data": ("other",),
+        "tokenizer": "gpt2",
         "device": "cuda",
         "position_range": 9,
         "stride": 1,

@@ -175,12 +175,7 @@ def read_run(run: Run | Path | str) -> Run:
             migrate(path)
     if study is None:
         raise ValueError(f"{path} holds no study: study.json is missing; give a directory that `longitude study` wrote")
-<<<<<<< HEAD
-=======
-    if missing := [key for key in ("configuration", "data", "versions", "machine") if key not in study]:
-        raise ValueError(f"{path / 'study.json'} lacks {', '.join(missing)}; {FRESH}")
     plugins.require_loaded(study.get("plugins", []), str(path))
->>>>>>> 2d8e4af (A report names the plugin that it lacks, and an encoding that cannot be built does not stop the list)
     config = StudyConfig.of(study["configuration"])
     every = [Trial(path, label, seed) for label in config.encodings for seed in config.seeds]
     trials = tuple(_read_trial(trial, require_own(trial, config, study)) for trial in every)
