@@ -294,6 +294,7 @@ REASONS = {  # what the law gives as the reason
     "no mask behind a cache": "a prompt that continues behind a cache gives other logits",
     "rows mixed": "other rows change a row",
     "padding counted in generate()": "(generate())",
+    "packing ignored": "documents packed into one row attend to each other",
     "dynamic scaling drifts": f"across the original length {LENGTH} drifts from position {LENGTH} on",
     "interleaved weights in a half model": "the weights are interleaved in a half model",
 }

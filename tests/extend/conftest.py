@@ -54,8 +54,8 @@ def saved(kind: str, folder: Path, **changes: Any) -> Path:
     options = AutoConfig.for_model(kind, **deepcopy(CONFIGS[kind]))
     model = (AutoModelForMaskedLM if "bert" in kind else AutoModelForCausalLM).from_config(options)
     for name, parameter in model.named_parameters():
-        if name.endswith("bias"):
-            parameter.data.normal_(std=0.2)
+        if name.endswith(("bias", "q_norm.weight", "k_norm.weight")):
+            parameter.data += 0.2 * torch.randn_like(parameter)
     model.save_pretrained(folder)
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"eos_token": "<|end|>"})

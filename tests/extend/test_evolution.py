@@ -78,3 +78,9 @@ def test_a_crossing_has_factors_of_both_and_no_others() -> None:
         assert child.attention_factor in (1.0, 1.1)
         mixed += child.factors not in (a.factors, b.factors)
     assert 80 < mixed < 112, "1 - 0.85^4 - 0.15^4 of them"
+
+
+def test_attention_factors_are_brought_within_bounds() -> None:
+    """A start may have one that the search may not."""
+    tried = evolve(STARTS, Bounds(low=1.0, high=5.0, least=1.0, most=1.0), distance, 60, Random(0))
+    assert {candidate.attention_factor for candidate in [*tried][3:]} == {1.0}

@@ -161,6 +161,8 @@ def test_a_loss_that_is_no_number_loses(tmp_path, monkeypatch) -> None:
     assert json.loads((tmp_path / "s" / "search.json").read_text())["found"]["starts"]["linear"] is None
     monkeypatch.undo()
     torch.nn.init.constant_(model.lm_head.weight, math.nan)
+    pairs = rotary_pairs(model, LENGTH, 2 * LENGTH)
+    assert module._loss(model, pairs, Candidate((1.0,) * 4, 1.0), documents(1)) == math.inf
     with pytest.raises(ValueError, match="no loss of the model is finite"):
         call(model, tmp_path / "none")
 
