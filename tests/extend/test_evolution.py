@@ -1,6 +1,7 @@
 """The evolution that searches: laws of its candidates, and that it finds what there is to find."""
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from random import Random
 
@@ -73,14 +74,8 @@ def test_a_crossing_has_factors_of_both_and_no_others() -> None:
     random, mixed = Random(0), 0
     a, b = Candidate((1.0, 2.0, 3.0, 4.0), 1.0), Candidate((1.5, 2.5, 3.5, 4.5), 1.1)
     for _ in range(200):
-        child = crossing([a, b], BOUNDS, random)
+        child = crossing([a, b], replace(BOUNDS, most=1.05), random)
         assert all(x in pair for x, pair in zip(child.factors, zip(a.factors, b.factors, strict=True), strict=True))
-        assert child.attention_factor in (1.0, 1.1)
+        assert child.attention_factor in (1.0, 1.05), "a start may have one that the search may not"
         mixed += child.factors not in (a.factors, b.factors)
     assert 80 < mixed < 112, "1 - 0.85^4 - 0.15^4 of them"
-
-
-def test_attention_factors_are_brought_within_bounds() -> None:
-    """A start may have one that the search may not."""
-    tried = evolve(STARTS, Bounds(low=1.0, high=5.0, least=1.0, most=1.0), distance, 60, Random(0))
-    assert {candidate.attention_factor for candidate in [*tried][3:]} == {1.0}
