@@ -123,7 +123,7 @@ def _amount(run: Run) -> tuple[str, str]:
     """What a model was trained on, and how much of it."""
     if run.task.generated:
         return "training examples", f"{run.config.steps * run.config.batch_size:,}"
-    return "training bytes", f"{run.config.training_tokens:,}"
+    return f"training {run.task.unit}", f"{run.config.training_tokens:,}"
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -171,6 +171,7 @@ def _lines(analysis: Analysis, method: str) -> list[dict[str, Any]]:
                 "span": span(last),
                 "reach": criterion.last_cell(part),
                 "verdict": criterion.verdicts.get(last.verdict or "", ""),
+                "effective": criterion.effective(part),
                 "failed": ", ".join(last.failed),
                 "kind": KINDS.get(last.verdict, ""),
             }

@@ -8,13 +8,13 @@ import altair as alt
 import numpy as np
 import torch
 
+from longitude.checkpoints.quiet import quiet
 from longitude.positions.base import Encoding
 from longitude.positions.composed import Composed
 from longitude.report.figure import EDGE, GREY, Figure, colour_of, themed
 from longitude.study.analysis import Analysis
 from longitude.study.pictures import PICTURES, lines
 from longitude.study.results import Run, TrialResult
-from longitude.study.tasks.base import task_of
 from longitude.study.train import build_model
 from longitude.study.trial import Trial
 
@@ -56,7 +56,8 @@ def _panels(run: Run, trial: TrialResult) -> Iterator[alt.LayerChart]:
     if not (folder / "config.json").exists():
         return
     before = _encodings(build_model(run.config, trial.label, trial.seed))
-    after = _encodings(task_of(run.config.task).model.from_pretrained(folder))
+    with quiet():
+        after = _encodings(run.task.model.from_pretrained(folder))
     for kind, layers in before.items():
         for place in sorted({0, len(layers) - 1}):
             fixed = not any(True for _ in after[kind][place].parameters())

@@ -12,7 +12,7 @@ from longitude.study.answers import SOLVED, between as between_percent
 from longitude.study.criterion import Finding
 from longitude.study.losses import span
 from longitude.study.pictures import MAIN, PICTURES, lines
-from longitude.study.results import Run
+from longitude.study.results import Run, ngrams_named
 
 STYLE: dict[str, Any] = {"width": 2.4, "dots": 46, "bands": True}
 
@@ -40,7 +40,7 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     domain = lines.domain_of([*bounds, *(point["value"] for point in seeds), *floors.values()])
     fields = {
         "label:N": ("encoding",),
-        "length:Q": ("window, bytes", "d"),
+        "length:Q": (f"window, {run.task.unit}", "d"),
         "value:Q": (run.task.words, ".3f"),
         "interval:N": ("95% interval",),
         "change:N": (f"change from {run.reference}",),
@@ -49,13 +49,13 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
         "documents:Q": ("documents",),
         "seeds:Q": ("seeds",),
     }
-    x = length_axis(run, lengths, "Window length in bytes", type="log", base=2)
+    x = length_axis(run, lengths, f"Window length in {run.task.unit}", type="log", base=2)
     y = lines.y_axis(lines.axis_title(run), domain)
     named = [layer for words, bits in floors.items() for layer in lines.level(bits, words, x, y, "length", lengths[0])]
     sliding, stride = method == "sliding", run.config.stride
     laid = "laid end to end"
     if sliding:
-        laid = f"that move by {stride} bytes" if stride else "that move by half their length"
+        laid = f"that move by {stride} {run.task.unit}" if stride else "that move by half their length"
     spread = "Rings are single seeds, bands 95% intervals of their mean" if seeds else "There is one seed"
     floor = f" Dotted lines are what {and_(list(floors))} counted on the training text reach." if floors else ""
     failed = and_(
@@ -67,8 +67,8 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
         title="Loss by window length" + (", sliding windows" if sliding else ""),
         caption=f"Every {run.task.loss_unit} is scored once, in windows {laid}. {spread}; the dashed line marks the length "
         f"of the training windows.{floor}",
-        alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} bytes, one line for "
-        "each encoding; the table below holds the numbers.",
+        alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} {run.task.unit}, one line "
+        "for each encoding; the table below holds the numbers.",
         chart=lines.line_chart(run, points, x, y, fields, *named, seeds=seeds, **STYLE),
         axes=("x", "y"),
     )
@@ -98,8 +98,7 @@ def of_seeds(found: list[Finding]) -> list[dict[str, Any]]:
 
 def floors_of(run: Run) -> dict[str, float]:
     """What n-grams of the training text reach, by name; empty where the study has not computed it."""
-    names = {1: "unigrams", 2: "bigrams", 3: "trigrams"}
-    return {names.get(order, f"{order}-grams"): bits for order, bits in run.floor.items()}
+    return {ngrams_named(order): bits for order, bits in run.floor.items()}
 
 
 def answers_by_length(run: Run, found: list[Finding], method: str) -> Figure:

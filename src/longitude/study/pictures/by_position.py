@@ -29,7 +29,7 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
     points = [_at_positions(*key, rows=group) for key, group in groups.items()]
     scale = {"type": "log", "base": 2, "domain": [FIRST, longest], "padding": 14}
     ticks = [2**k for k in range(4, longest.bit_length())]
-    x = lines.x_axis("position", f"Position in a window of {longest} bytes", scale, values=ticks, format="d")
+    x = lines.x_axis("position", f"Position in a window of {longest} {run.task.unit}", scale, values=ticks, format="d")
     y = lines.y_axis(lines.axis_title(run), lines.domain_of([point["value"] for point in points]))
     fields = {
         "label:N": ("encoding",),
@@ -41,9 +41,10 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
     yield Figure(
         name="by-position",
         title="Where in the window the loss arises",
-        caption=f"The same losses at {longest} bytes, averaged by position in the window: the line of a model that holds "
-        f"still falls or stays level right of the dashed line. Positions below {FIRST} are not drawn.",
-        alt=f"Line chart of bits per byte by position in windows of {longest} bytes, one line per encoding.",
+        caption=f"The same losses at {longest} {run.task.unit}, averaged by position in the window: the line of a model that "
+        f"holds still falls or stays level right of the dashed line. Positions below {FIRST} are not drawn.",
+        alt=f"Line chart of {run.task.words} by position in windows of {longest} {run.task.unit}, one line per encoding.",
+        axes=("x", "y"),
         chart=lines.line_chart(run, points, x, y, fields, width=2.2, dots=14),
     )
 

@@ -37,13 +37,17 @@ def training(analysis: Analysis) -> Iterator[Figure]:
         "value:Q": (f"bits per {unit}", ".3f"),
         "state:N": ("the run",),
     }
-    on = f"windows of {run.train_length} bytes" if text else f"examples of up to {run.train_length} {run.task.unit}"
+    on = (
+        f"windows of {run.train_length} {run.task.unit}"
+        if text
+        else f"examples of up to {run.train_length} {run.task.unit}"
+    )
     smoothed = f", a moving average of {width} steps" if width > 1 else ""
     yield Figure(
         name="training",
         title="Training",
-        caption=f"Loss on the training {on}{smoothed}. All encodings of a seed read the same {'bytes' if text else 'examples'} "
-        "in the same order; the first steps lie above the picture.",
+        caption=f"Loss on the training {on}{smoothed}. All encodings of a seed read the same "
+        f"{run.task.unit if text else 'examples'} in the same order; the first steps lie above the picture.",
         alt=f"Line chart of training loss in bits per {unit} against training tokens, one line per model.",
         chart=lines.line_chart(run, points, x, y, fields, width=1.6, by_trial=True),
     )
