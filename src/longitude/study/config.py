@@ -50,8 +50,8 @@ class StudyConfig:
         layers: Transformer blocks; an encoder-decoder has this many of each.
         hidden: Width of the model.
         heads: Attention heads; they divide the width.
-        documents: Validation documents to measure on, at most; fewer documents give longer excerpts each. Of generated
-            tasks: examples of each length.
+        documents: Validation documents to measure on, or fewer with as many of the longest windows; a text with less is
+            refused. Of generated tasks: examples of each length.
         methods: Ways to measure: non-overlapping, sliding, per-position; generated tasks: greedy.
         stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
         device: auto, cpu, cuda or mps; auto is an accelerator where there is one. Only the CPU repeats results bit by
