@@ -81,7 +81,7 @@ import longitude.study.data
 from longitude.study import runner
 from longitude.study.plan import plan
 from tests.study.conftest import NUMBERS, TINY, dying
-longitude.study.data.read_text = lambda name: NUMBERS
+longitude.study.data.read_texts = lambda name: NUMBERS
 config = replace(TINY, test_lengths=(16, 32), steps=20)
 
 def killed_at(where, name, when):

@@ -1,7 +1,9 @@
 """Where trials run changes no row: side by side, killed in the middle, or with the process that waits for them killed."""
 
+import importlib.util
 import os
 import signal
+import socket
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,8 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from longitude.study import run_trial
-from longitude.study.executors import InProcess, Workers, executor_of
+from longitude.study import ray_cluster, run_trial
+from longitude.study.executors import Execution, InProcess, Workers
+from longitude.study.ray_cluster import RayCluster
 from tests.study.conftest import NUMBERS, TINY, assert_same_runs, process, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
@@ -53,7 +56,7 @@ class AlwaysKilling(Workers):
 def plain(tmp_path_factory):
     path = tmp_path_factory.mktemp("plain")
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("longitude.study.data.read_text", lambda data: NUMBERS)
+        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
         assert run(TINY, path)[0].complete
     return path
 
@@ -91,17 +94,17 @@ def test_the_process_that_waits_is_killed_and_no_worker_writes_on(plain, tmp_pat
 
 def test_as_many_workers_as_the_cores_hold(monkeypatch):
     monkeypatch.setattr("longitude.study.executors._cores", lambda: 8)
-    assert executor_of("cpu", 2, 20) == Workers(4)
-    assert executor_of("cpu", 2, 3) == Workers(3)
-    assert executor_of("cpu", 16, 3) == executor_of("cpu", 1, 3, workers=1) == InProcess()
+    assert Execution().of("cpu", 2, 20) == Workers(4)
+    assert Execution().of("cpu", 2, 3) == Workers(3)
+    assert Execution().of("cpu", 16, 3) == Execution(workers=1).of("cpu", 1, 3) == InProcess()
     with pytest.raises(ValueError, match="--workers must be at least 1, got 0"):
-        executor_of("cpu", 1, 3, workers=0)
+        Execution(workers=0).of("cpu", 1, 3)
 
 
 def test_one_gpu_for_each_worker(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert executor_of("cuda", 1, 20) == Workers(2, ("2", "5"))
-    assert executor_of("cuda", 1, 20, workers=4) == Workers(4, ("2", "5"))
+    assert Execution().of("cuda", 1, 20) == Workers(2, ("2", "5"))
+    assert Execution(workers=4).of("cuda", 1, 20) == Workers(4, ("2", "5"))
 
 
 def test_a_trial_has_the_threads_of_the_study(tmp_path, monkeypatch):
@@ -110,3 +113,52 @@ def test_a_trial_has_the_threads_of_the_study(tmp_path, monkeypatch):
     before = torch.get_num_threads()
     run_trial.run_trial(replace(TINY, threads=3), None, None)  # type: ignore[arg-type]
     assert seen == [3] and torch.get_num_threads() == before
+
+
+# ---- Ray ---------------------------------------------------------------------------------------------------------------
+needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="the extra ray is not installed")
+RAY = """
+from longitude.study.ray_cluster import RayCluster
+from tests.study.test_executors import Killing
+storage = Path(sys.argv[3]) if sys.argv[3:] else None
+notes = []
+executor = Killing(RayCluster(storage=storage), Path(sys.argv[2]))
+outcome = runner.study(plan(replace(config, steps=4), Path(sys.argv[1])), note=notes.append, executor=executor)
+assert outcome.complete, notes
+assert storage is None or not list(storage.glob("*/cells/*/*"))
+"""
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("storage", [False, True])
+def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed(storage, plain, tmp_path):
+    arguments = [str(tmp_path / name) for name in ("ray", "killed", *(["storage"] if storage else []))]
+    study = process(RAY, *arguments)
+    _, errors = study.communicate()
+    assert study.returncode == 0, errors
+    assert (tmp_path / "killed").exists()
+    assert_same_runs(plain, tmp_path / "ray")
+
+
+@needs_ray
+def test_an_address_that_does_not_answer(monkeypatch):
+    monkeypatch.setattr(ray_cluster, "ANSWER", 0.1)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+        with pytest.raises(ValueError, match=f"--ray-address {address}: no answer within"):
+            next(RayCluster(address).map(None, [], None, None))
+    with pytest.raises(ValueError, match="expected HOST:PORT, ray://HOST:PORT or auto, got 'here'"):
+        next(RayCluster("here").map(None, [], None, None))
+
+
+def test_options_of_another_executor_are_refused():
+    assert Execution(executor="ray").of("cuda", 2, 9) == RayCluster(cpus=2, gpus=1)
+    with pytest.raises(ValueError, match="--storage has no meaning with --executor local"):
+        Execution(storage=Path("here")).of("cpu", 1, 1)
+    with pytest.raises(ValueError, match="--workers has no meaning with --executor ray"):
+        Execution(executor="ray", workers=2).of("cpu", 1, 1)
+    with pytest.raises(ValueError, match="--gpus-per-trial must be 0 or more, got -1"):
+        Execution(executor="ray", gpus_per_trial=-1).of("cpu", 1, 1)

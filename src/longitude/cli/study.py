@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import tyro
 
 from longitude.cli.report import show
-from longitude.cli.shared import FAILURES, waiting
+from longitude.cli.shared import DONE, FAILURES, print_json, waiting
 from longitude.study.config import StudyConfig
+from longitude.study.executors import Execution
 
 LINES = 7
 """Plain lines per model where there is no terminal."""
@@ -37,11 +38,12 @@ def defaults(arguments: list[str]) -> dict[str, Any]:
 
 def study(
     config: Annotated[StudyConfig, tyro.conf.arg(name="")],
+    execution: Annotated[Execution, tyro.conf.arg(name="")] = Execution(),  # noqa: B008 - frozen
     preset: str = "quick",
     out: Path = Path("runs/study"),
     fresh: bool = False,
     json: bool = False,
-    workers: int | None = None,
+    plan: bool = False,
 ) -> int:
     """Train one small model per encoding and seed at a short length, measure each at longer lengths, write a report.
 
@@ -49,25 +51,64 @@ def study(
 
     Args:
         config: What to study.
+        execution: Where.
         preset: Where the defaults of all options come from: quick (five minutes), classic (the protocol of ALiBi's paper),
             everything, or a .toml file of your own, written like those in longitude/study/presets.
         out: Directory of the run; by default runs/study, or runs and the name of the task or preset.
         fresh: Start over: remove the study that the directory holds.
         json: Print the rows as JSON instead of the table.
-        workers: Models that are trained side by side on this machine, each in a process of its own; by default one for each
-            GPU, or one for as many cores as a model has --threads. They change no result.
+        plan: Run nothing; print parameters, FLOPs and memory of every model, and about how long the study takes on this
+            machine, from a few steps of each model.
     """
     # Threads that spin while they wait for each other lose much as soon as anything else runs; docs/decisions.md has figures.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     with waiting("reading the text, building the models"):
         from longitude.runs.progress import Progress
-        from longitude.study.executors import executor_of
-        from longitude.study.plan import plan
+        from longitude.study.plan import plan as checked
         from longitude.study.runner import study as run
 
-        planned = plan(config, out, fresh)
-        executor = executor_of(planned.config.device, planned.config.threads, len(planned.trials), workers)
+        planned = checked(config, out, fresh)
+        executor = execution.of(planned.config.device, planned.config.threads, len(planned.trials))
+    if plan:
+        return _print_costs(planned, execution, json)
     with Progress(lines=LINES * len(planned.trials)) as bar:
         outcome = run(planned, fresh, bar.update, bar.note, executor)
     code = show(out, json)
     return code if outcome.complete else FAILURES
+
+
+def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
+    """What the study would take."""
+    from dataclasses import asdict
+
+    from rich.console import Console
+    from rich.table import Table
+
+    from longitude.runs.progress import Progress
+    from longitude.study.costs import costs, wall_seconds
+
+    with Progress() as bar:
+        found = costs(planned, lambda label, done, total: bar.update(f"a few steps of {label}", done, total))
+    if json:
+        print_json([asdict(cost) for cost in found])
+        return DONE
+    names = ("label", "parameters", "FLOPs/token", "training FLOPs", "memory GB", "training s", "measuring s")
+    table = Table(*names, box=None)
+    for cost in found:
+        numbers = [
+            f"{cost.parameters:,}",
+            f"{cost.flops_per_token:.2e}",
+            f"{cost.flops:.2e}",
+            f"{cost.memory / 1e9:.2f}",
+        ]
+        table.add_row(cost.label, *numbers, f"{cost.training_seconds:.0f}", f"{cost.measuring_seconds:.0f}")
+    Console(soft_wrap=True).print(table)
+    config, trials = planned.config, len(planned.trials)
+    if execution.executor == "ray":
+        seconds = len(config.seeds) * sum(cost.seconds for cost in found)
+        print(f"{trials} models of these, {seconds / 60:.1f} minutes of work on a machine like this one")
+        return DONE
+    workers = getattr(execution.of(config.device, config.threads, trials), "workers", 1)
+    minutes = wall_seconds(found, len(config.seeds), workers) / 60
+    print(f"{trials} models of these, {workers} at once: about {minutes:.1f} minutes on this machine as busy as now")
+    return DONE

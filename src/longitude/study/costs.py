@@ -1,0 +1,145 @@
+"""What a study will take before anything runs: parameters, FLOPs and memory from the meta device, time from a short calibration.
+
+FLOPs are those of matrix products: of every Linear layer, and of scores and weighted values where a mixer attends. What else a
+layer does (norms, recurrent states, tables of positions) is in the time, which real steps of this machine give.
+"""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+
+from longitude.models.decoder import LongitudeModel
+from longitude.runs.device import device_of
+from longitude.runs.memory import training_memory
+from longitude.study.config import StudyConfig
+from longitude.study.plan import StudyPlan
+from longitude.study.run_trial import BACKWARD
+from longitude.study.tasks.base import Measuring, task_of
+from longitude.study.train import build_model, train
+from longitude.study.trial import Trial
+
+STEPS = 6
+"""Steps of a calibration; the first ones, which allocate and compile, do not count."""
+WARM = 2
+BASE = 2**29
+"""Bytes of Python and its libraries."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of one trial with a label, about.
+
+    Attributes:
+        parameters: Of the model.
+        flops_per_token: Of matrix products in training, forward and backward, for a target.
+        flops: Of the whole training.
+        memory: Bytes at the height of a training step.
+        training_seconds: On this machine, with nothing beside it.
+        measuring_seconds: Likewise.
+    """
+
+    label: str
+    parameters: int
+    flops_per_token: float
+    flops: float
+    memory: int
+    training_seconds: float
+    measuring_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole trial."""
+        return self.training_seconds + self.measuring_seconds
+
+
+def flops_per_token(config: StudyConfig, label: str) -> float:
+    """FLOPs of matrix products for a training token, forward and backward: three times those of the forward pass."""
+    model = _on_meta(config, label)
+    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    length = task_of(config.task).positions(config.train_length)
+    stacks = [module for module in model.modules() if isinstance(module, LongitudeModel)]
+    attending = sum(mixer.growth != "O(1)" for stack in stacks for mixer in stack.mixers)
+    seen = length / 2 if task_of(config.task).stack == "decoder" else length  # keys of a query, on average
+    return BACKWARD * 2 * (linear + 2 * attending * seen * config.hidden)
+
+
+def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] = lambda *now: None) -> list[Cost]:
+    """The cost of a trial of every label, in the order of the study; nothing is written into its directory.
+
+    Args:
+        planned: Of `plan`.
+        on_progress: Called with a label, how many are done, and all of them.
+    """
+    transformers.utils.logging.disable_progress_bar()
+    found, config = [], planned.config
+    threads = torch.get_num_threads()
+    torch.set_num_threads(config.threads)
+    try:
+        for i, label in enumerate(config.encodings):
+            on_progress(label, i, len(config.encodings))
+            model = _on_meta(config, label)
+            length = task_of(config.task).positions(config.train_length)
+            per_token = flops_per_token(config, label)
+            found.append(
+                Cost(
+                    label,
+                    sum(parameter.numel() for parameter in model.parameters()),
+                    per_token,
+                    per_token * config.training_tokens,
+                    BASE + training_memory(model, model.config, config.batch_size, length, False),
+                    *_calibrated(planned, label),
+                )
+            )
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def wall_seconds(costs: Sequence[Cost], seeds: int, workers: int) -> float:
+    """Of all trials, `workers` side by side, each begun as soon as one before it ends."""
+    free = [0.0] * workers
+    for seconds in [cost.seconds for cost in costs] * seeds:
+        first = free.index(min(free))
+        free[first] += seconds
+    return max(free)
+
+
+def _on_meta(config: StudyConfig, label: str) -> Any:
+    with torch.device("meta"):
+        return build_model(config, label, 0)
+
+
+def _calibrated(planned: StudyPlan, label: str) -> tuple[float, float]:
+    """Seconds of training and of measuring, from a few steps of the model and a share of what it is measured on."""
+    config, task = planned.config, task_of(planned.config.task)
+    short = replace(
+        config, steps=STEPS, documents=max(1, config.documents // 8) if task.generated else config.documents
+    )
+    times: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        trial = Trial(Path(folder), label, config.seeds[0])
+        trial.folder.mkdir(parents=True)
+        model = build_model(short, label, trial.seed)
+        train(
+            model, short, trial, planned.data, lambda step, loss: times.append(time.perf_counter()), lambda words: None
+        )
+    per_step = sorted(after - before for before, after in zip(times[WARM:], times[WARM + 1 :], strict=False))
+    torch.nn.Module.to(model, device_of(config.device)).eval()
+    data = planned.data if task.generated else replace(planned.data, validation=planned.data.validation[:1])
+    read = (short.documents, config.documents) if task.generated else _sizes(data, planned.data)
+    labels = {"label": label, "seed": trial.seed}
+    begun = time.perf_counter()
+    task.measure(Measuring(model, short, data, config.test_lengths, labels, lambda done, total: None))
+    measuring = (time.perf_counter() - begun) * read[1] / read[0]
+    return per_step[len(per_step) // 2] * config.steps, measuring
+
+
+def _sizes(few: Any, all_: Any) -> tuple[int, int]:
+    return sum(map(len, few.validation)), sum(map(len, all_.validation))
