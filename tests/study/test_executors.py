@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from longitude.study import ray_cluster, run_trial
-from longitude.study.executors import Execution, InProcess, Workers
+from longitude.study.execution import Execution
+from longitude.study.executors import InProcess, Workers
 from longitude.study.ray_cluster import RayCluster
 from tests.study.conftest import NUMBERS, TINY, assert_same_runs, process, run
 
@@ -93,7 +94,7 @@ def test_the_process_that_waits_is_killed_and_no_worker_writes_on(plain, tmp_pat
 
 
 def test_as_many_workers_as_the_cores_hold(monkeypatch):
-    monkeypatch.setattr("longitude.study.executors._cores", lambda: 8)
+    monkeypatch.setattr("longitude.study.execution._cores", lambda: 8)
     assert Execution().of("cpu", 2, 20) == Workers(4)
     assert Execution().of("cpu", 2, 3) == Workers(3)
     assert Execution().of("cpu", 16, 3) == Execution(workers=1).of("cpu", 1, 3) == InProcess()

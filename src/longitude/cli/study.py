@@ -10,7 +10,7 @@ import tyro
 from longitude.cli.report import show
 from longitude.cli.shared import DONE, FAILURES, print_json, waiting
 from longitude.study.config import StudyConfig
-from longitude.study.executors import Execution
+from longitude.study.execution import Execution
 
 LINES = 7
 """Plain lines per model where there is no terminal."""
