@@ -163,3 +163,9 @@ def test_options_of_another_executor_are_refused():
         Execution(executor="ray", workers=2).of("cpu", 1, 1)
     with pytest.raises(ValueError, match="--gpus-per-trial must be 0 or more, got -1"):
         Execution(executor="ray", gpus_per_trial=-1).of("cpu", 1, 1)
+
+
+def test_a_study_under_torchrun_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="start it without torchrun or accelerate launch"):
+        Execution().of("cpu", 1, 1)

@@ -41,6 +41,10 @@ class Execution:
             threads: Of a trial.
             trials: How many there are.
         """
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+            raise ValueError(
+                "a study does not train one model in several processes yet; start it without torchrun or accelerate launch"
+            )
         ray_only = ("ray_address", "cpus_per_trial", "gpus_per_trial", "storage")
         foreign = ("workers",) if self.executor == "ray" else ray_only
         if given := [option(name) for name in foreign if getattr(self, name) is not None]:
