@@ -136,7 +136,7 @@ def test_what_is_another_measurement_is_refused(checkpoints, config, text, tmp_p
     def refused(config=config, model=models):
         with pytest.raises(ValueError) as caught:
             go(config, out, model)
-        assert "--fresh" in str(caught.value)
+        assert "leave --out out" in str(caught.value)
         return str(caught.value)
 
     assert "documents 3, not 2" in refused(replace(config, documents=2))

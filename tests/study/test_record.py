@@ -1,8 +1,10 @@
 """What a directory holds is what it says: records of trials, growth, and studies of other releases."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -10,7 +12,7 @@ import pytest
 from longitude.measure import read_rows
 from longitude.study import run_trial, runner
 from longitude.study.labels import safe
-from longitude.study.record import GROWING, SCHEMA, grown
+from longitude.study.record import GROWING, SCHEMA, grown, place_of
 from longitude.study.results import read_run
 from longitude.study.trial import Trial
 from tests.study.conftest import NUMBERS, TINY, run
@@ -136,19 +138,32 @@ def test_seeds_and_encodings_are_added(four, monkeypatch):
 
 
 def test_every_other_option_is_refused_by_name(tmp_path):
-    values = {
-        "positions": "skipped",
-        "task": "masked",
-        "data": ("other",),
-        "tokenizer": "gpt2",
-        "device": "cuda",
-        "position_range": 9,
-        "stride": 1,
-    }
     for name in set(TINY.__dataclass_fields__) - set(GROWING):
-        other = replace(TINY, **{name: values.get(name) or (getattr(TINY, name) or 0) + 1})
+        before = getattr(TINY, name)
+        other: Any = (
+            f"{before}x" if isinstance(before, str) else ("x",) if isinstance(before, tuple) else (before or 0) + 1
+        )
         with pytest.raises(ValueError, match=f"holds a study with --{name.replace('_', '-')} "):
-            grown(other, TINY, tmp_path)
+            grown(replace(TINY, **{name: other}), TINY, tmp_path)
+
+
+def test_every_question_has_a_folder(four, tmp_path):
+    other, folder = replace(TINY, steps=9, learning_rate=1e-3), tmp_path / "4"
+    assert (
+        place_of(TINY, TINY, folder) == place_of(replace(TINY, seeds=(3,), test_lengths=(64,)), TINY, folder) == folder
+    )
+    named = place_of(other, TINY, folder)
+    assert re.fullmatch(r"4-steps=9-learning_rate=0\.001-[0-9a-f]{6}", named.name)
+    changed(folder / "study.json", recipe=None)  # nothing can be added to it
+    assert re.fullmatch(r"4-[0-9a-f]{6}", place_of(TINY, TINY, folder).name)
+    assert place_of(other, TINY, folder) == named
+
+
+def test_a_part_of_a_study_is_read(four):
+    whole = read_run(four)
+    part = whole.part(replace(TINY, encodings=("rope",), test_lengths=(16,)))
+    assert part.labels == ["rope"] and part.lengths == [16] and {row.label for row in part.rows} == {"rope"}
+    assert len(part.trials) == 1 and len(whole.trials) == 2
 
 
 # ---- other releases ------------------------------------------------------------------------------------------------------

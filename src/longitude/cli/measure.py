@@ -12,7 +12,7 @@ from longitude.measure.config import MeasureConfig
 def measure(
     models: Annotated[tuple[str, ...], tyro.conf.Positional],
     config: Annotated[MeasureConfig, tyro.conf.arg(name="")],
-    out: Path = Path("runs/measure"),
+    out: Path | None = None,
     fresh: bool = False,
     json: bool = False,
 ) -> int:
@@ -23,7 +23,7 @@ def measure(
     Args:
         models: Folders of Hugging Face causal models, or names on the hub.
         config: What to measure.
-        out: Directory of the run.
+        out: Directory of the run; by default runs/measure, or one with a hash in its name where that holds other measurements.
         fresh: Start over: remove the measurements that the directory holds.
         json: Print the rows as JSON instead of the tables.
     """
@@ -34,8 +34,10 @@ def measure(
         from longitude.measure import report, run, to_frame
         from longitude.measure.plan import plan
 
-        run.require_place(out)
+        if out is not None:
+            run.require_place(out)
         planned = plan(config, models)
+        out = out or run.place_of(planned, Path("runs/measure"), fresh)
         bar.total = bar.lines = sum(len(planned.units(subject)) for subject in planned.subjects)
         results = run.measure(planned, out, bar, fresh)
     path = report.write_report(results)

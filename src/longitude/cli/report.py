@@ -1,7 +1,7 @@
 """`longitude report`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 
@@ -44,8 +44,8 @@ def report(
     return DONE
 
 
-def show(run: Path, json: bool) -> int:
-    """Write the report of a study; print its table and conclusion, or its rows."""
+def show(run: Any, json: bool) -> int:
+    """Write the report of a study, a path or a `Run`; print its table and conclusion, or its rows."""
     from longitude.measure import to_frame
     from longitude.report.table import show as display
     from longitude.study.analysis import analyse, conclusion

@@ -2,6 +2,7 @@
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,33 @@ LINES = 7
 
 
 def defaults(arguments: list[str]) -> dict[str, Any]:
-    """Of `study`, for the preset or the task that the arguments name."""
+    """Of `study`: those of the preset or task that the arguments name, or of the study in the folder that they name."""
+    found = {"config": StudyConfig(), "out": Path("runs/study"), **_of_preset_or_task(arguments)}
+    given = {word.partition("=")[0].replace("_", "-") for word in arguments if word.startswith("--")}
+    if given & {"--help", "--fresh"} or "-h" in arguments:
+        return found
+    from longitude.study.record import GROWING, place_of, read_study
+
+    if "--out" in given:
+        at = next(i for i, word in enumerate(arguments) if word.partition("=")[0] == "--out")
+        out = Path(arguments[at].partition("=")[2] or next(iter(arguments[at + 1 :]), ""))
+        saved = read_study(out)
+        if saved is None or given & {"--preset", "--task"}:
+            return found
+        return found | {"config": StudyConfig.of(saved["configuration"])}
+    options: Any = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    asked, _ = tyro.cli(
+        StudyConfig, args=arguments[1:], default=found["config"], return_unknown_args=True, config=options
+    )
+    out = place_of(asked, found["config"], found["out"])
+    if (saved := read_study(out)) is not None:
+        before = StudyConfig.of(saved["configuration"])
+        found["config"] = replace(found["config"], **{name: getattr(before, name) for name in GROWING})
+    return found | {"out": out}
+
+
+def _of_preset_or_task(arguments: list[str]) -> dict[str, Any]:
+    """Defaults of the preset or the task that the arguments name."""
     named = re.findall(r"--task[= ](\S+)", " ".join(arguments))
     presets = re.findall(r"--preset[= ](\S+)", " ".join(arguments))
     if presets:
@@ -47,14 +74,17 @@ def study(
 ) -> int:
     """Train one small model per encoding and seed at a short length, measure each at longer lengths, write a report.
 
-    The same command again continues where it stopped; with more encodings or seeds it adds them.
+    The same command again continues where it stopped. Other encodings, seeds, lengths and methods are added to what is there; new
+    lengths measure the saved models. Naming a part of what is there reports this part.
 
     Args:
         config: What to study.
         execution: Where.
         preset: Where the defaults of all options come from: quick (five minutes), classic (the protocol of ALiBi's paper),
             everything, or a .toml file of your own, written like those in longitude/study/presets.
-        out: Directory of the run; by default runs/study, or runs and the name of the task or preset.
+        out: Directory of the run; by default runs/study, or runs and the name of the task or preset, and a name made of the
+            options that differ from the defaults: every question has a folder of its own. In the folder of a study, options
+            that are left out are as they are there.
         fresh: Start over: remove the study that the directory holds.
         json: Print the rows as JSON instead of the table.
         plan: Run nothing; print parameters, FLOPs and memory of every model, and about how long the study takes on this
@@ -65,15 +95,17 @@ def study(
     with waiting("reading the text, building the models"):
         from longitude.runs.progress import Progress
         from longitude.study.plan import plan as checked
+        from longitude.study.results import read_run
         from longitude.study.runner import study as run
 
         planned = checked(config, out, fresh)
+        adds = planned.grows or any(trial.status.status not in ("done", "diverged") for trial in planned.trials)
         executor = execution.of(planned.config.device, planned.config.threads, len(planned.trials))
     if plan:
         return _print_costs(planned, execution, json)
     with Progress(lines=LINES * len(planned.trials)) as bar:
         outcome = run(planned, fresh, bar.update, bar.note, executor)
-    code = show(out, json)
+    code = show(read_run(out) if adds else read_run(out).part(planned.named), json)
     return code if outcome.complete else FAILURES
 
 

@@ -1,5 +1,6 @@
 """A run directory of measurements: each is written as it comes, and the same command continues where it stopped."""
 
+import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -208,14 +209,35 @@ def require_place(out: Path) -> None:
         raise ValueError(f"--out {out}: the directory holds other files and no measurements; choose another --out")
 
 
+def place_of(plan: MeasurePlan, out: Path, fresh: bool = False) -> Path:
+    """Where measurements go that name no folder: `out`, or one with a hash in its name where that holds others."""
+    now = _asked(plan)
+    try:
+        require_place(out)
+        saved = None if fresh else read_json(out / ABOUT)
+        if saved is not None:
+            _require_same(out, saved, now)
+    except ValueError:
+        asked = {name: value for name, value in now["configuration"].items() if name not in (*FREE, "tasks", "depths")}
+        digest = hashlib.sha256(json.dumps([asked, sorted(now["models"])], sort_keys=True).encode()).hexdigest()[:6]
+        return out.with_name(f"{out.name}-{digest}")
+    return out
+
+
+def _asked(plan: MeasurePlan) -> dict[str, Any]:
+    """What measure.json says of a plan."""
+    models = {subject.model: subject.as_json() for subject in plan.subjects}
+    text = None if plan.text is None else {"source": plan.text.source, "sha256": plan.text.sha256}
+    return {"configuration": as_json(plan.config), "models": models, "text": text}
+
+
 def _open(plan: MeasurePlan, out: Path) -> None:
     """Write measure.json, or continue with what is in it."""
     path = out / ABOUT
     here = {"schema": SCHEMA, "begun": datetime.now(UTC).isoformat(timespec="seconds"), "device": plan.device}
     here |= provenance()
-    models = {subject.model: subject.as_json() for subject in plan.subjects}
-    text = None if plan.text is None else {"source": plan.text.source, "sha256": plan.text.sha256}
-    now = {"configuration": as_json(plan.config), "models": models, "text": text}
+    now = _asked(plan)
+    text = now["text"]
     saved = read_json(path, "start over with --fresh")
     if saved is not None:
         with _whole(path):
@@ -227,7 +249,7 @@ def _open(plan: MeasurePlan, out: Path) -> None:
 
 def _require_same(out: Path, saved: Any, now: dict[str, Any]) -> None:
     """ValueError naming the first option, text or model that differs from those of the run, unless it only grew."""
-    remedy = "--fresh starts over, another --out keeps both"
+    remedy = "leave --out out, then it has a folder of its own, or name another --out"
     if not isinstance(saved, dict) or saved.get("schema") != SCHEMA:
         raise ValueError(f"{out} holds a measure.json that this release cannot read; {remedy}")
     before = as_json(MeasureConfig()) | saved["configuration"] | {"models": list(saved["models"])}

@@ -4,6 +4,7 @@ A trial's own record holds what decides its numbers. Where it differs from the s
 that was copied, renamed or half replaced is never reported as what it is not.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import suppress
@@ -108,6 +109,30 @@ def grown(config: StudyConfig, saved: StudyConfig, run: Path) -> StudyConfig:
     both = {name: tuple(dict.fromkeys([*before[name], *now[name]])) for name in GROWING}
     both["test_lengths"] = tuple(sorted(both["test_lengths"]))
     return replace(saved, **both)
+
+
+def place_of(config: StudyConfig, default: StudyConfig, out: Path) -> Path:
+    """Where a study goes that names no folder: `out` for the default question, else a folder of its own.
+
+    The name is made of the options that differ from the default, and a hash; so is it where `out` holds another question.
+    """
+    now, usual = _question(config), _question(default)
+    different = {name: value for name, value in now.items() if value != usual.get(name)}
+    if not different:
+        with suppress(ValueError):
+            saved = read_study(out)
+            if saved is None or _question(StudyConfig.of(saved["configuration"])) == now and saved["recipe"]:
+                return out
+    words = [f"{name}={listed(value) if isinstance(value, list) else value}" for name, value in different.items()]
+    digest = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:6]
+    return out.with_name("-".join([out.name, safe("-".join(words))[:80], digest]).replace("--", "-"))
+
+
+def _question(config: StudyConfig) -> dict[str, Any]:
+    """What another study differs in; of what the first run fills in, only what was given."""
+    sampled = {} if config.positions == "contiguous" else {"position_range": config.position_range or config.longest}
+    free = (*GROWING, "device", "split_length", "position_range")
+    return _plain({name: value for name, value in asdict(config).items() if name not in free} | sampled)
 
 
 def require_same_text(run: Path, was: Mapping[str, Any], now: Mapping[str, Any], measured_alike: bool) -> None:

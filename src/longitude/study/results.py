@@ -130,6 +130,22 @@ class Run:
         """Measured lengths above both the training length and the reference."""
         return [length for length in self.lengths if length > max(self.train_length, self.reference)]
 
+    def part(self, named: StudyConfig) -> "Run":
+        """The encodings, seeds, lengths and methods that `named` names, of those that are here."""
+        names = ("encodings", "seeds", "test_lengths", "methods")
+        kept = {name: [x for x in getattr(self.config, name) if x in getattr(named, name)] for name in names}
+        study = {**self.study, "configuration": {**self.study["configuration"], **kept}}
+
+        def inside(each: Any) -> bool:
+            return each.label in kept["encodings"] and each.seed in kept["seeds"]
+
+        rows = [
+            row
+            for row in self.rows
+            if inside(row) and row.length in kept["test_lengths"] and row.method in kept["methods"]
+        ]
+        return Run(self.path, study, tuple(filter(inside, self.trials)), rows)
+
     def of(self, label: str) -> list[TrialResult]:
         """The trials of a label, one per seed."""
         return [trial for trial in self.trials if trial.label == label]
