@@ -65,7 +65,7 @@ def test_orders_that_do_not_fit(order, vocabulary):
 
 def test_a_study_counts_its_own_windows_once_and_keeps_the_numbers(tmp_path, data):
     config = replace(TINY, steps=20)
-    planned = StudyPlan(config, data, tmp_path)
+    planned = StudyPlan(config, data, tmp_path, config)
     windows = Windows(data.training, 16, 40, seed=0)
     training = np.stack([windows.text[start : start + 17] for start in windows.starts])
     held_out = [
@@ -82,13 +82,13 @@ def test_a_study_counts_its_own_windows_once_and_keeps_the_numbers(tmp_path, dat
 
 def test_bits_are_per_byte_where_tokens_are_longer(data, tmp_path):
     twice = replace(data, token_bytes=[np.full(len(document), 2) for document in data.validation])
-    bytes_, tokens = (ngrams_of(StudyPlan(TINY, each, tmp_path)) for each in (data, twice))
+    bytes_, tokens = (ngrams_of(StudyPlan(TINY, each, tmp_path, TINY)) for each in (data, twice))
     assert tokens == {order: pytest.approx(bits / 2) for order, bits in bytes_.items()}
 
 
 @pytest.mark.parametrize("config", [REVERSE, replace(TINY, task="masked"), replace(TINY, steps=2**24, batch_size=8)])
 def test_no_ngrams_of_other_tasks_and_of_too_much_text(config, data, tmp_path):
-    assert ngrams_of(StudyPlan(config, data, tmp_path)) == {}
+    assert ngrams_of(StudyPlan(config, data, tmp_path, config)) == {}
 
 
 def test_losses_at_the_quarters_of_training_windows(data):

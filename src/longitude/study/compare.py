@@ -16,7 +16,18 @@ from longitude.study.tables import findings, reach
 
 OF_DATA = ("data", "tokenizer", "train_length", "positions", "position_range", "steps", "batch_size")
 """Options that decide what a seed sees in training: where one differs, seeds of two studies are no pairs."""
-NOT_SHOWN = ("encodings", "seeds", "test_lengths", "methods", "device", "task", "documents", "stride")
+NOT_SHOWN = (
+    "encodings",
+    "seeds",
+    "test_lengths",
+    "methods",
+    "device",
+    "task",
+    "documents",
+    "stride",
+    "split_length",
+    "threads",
+)
 """Options that are compared otherwise, or do not change what is found."""
 
 
