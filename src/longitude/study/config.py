@@ -61,22 +61,22 @@ class StudyConfig:
     """
 
     task: str = "text"
-    encodings: tuple[str, ...] = ("none", "sinusoidal", "rope", "alibi", "t5")
+    encodings: tuple[str, ...] = ("none", "sinusoidal", "rope", "alibi", "t5:max_distance=32")
     data: tuple[str, ...] = ("stdlib",)
     tokenizer: str = BYTE
-    train_length: int = 256
+    train_length: int = 64
     positions: Positions = "contiguous"
     position_range: int | None = None
-    test_lengths: tuple[int, ...] = (256, 512, 1024, 2048, 4096)
+    test_lengths: tuple[int, ...] = (64, 256, 1024)
     split_length: int | None = None
-    steps: int = 260
-    seeds: tuple[int, ...] = (0,)
+    steps: int = 2000
+    seeds: tuple[int, ...] = (0, 1, 2)
     batch_size: int = 8
-    learning_rate: float = 4e-3
+    learning_rate: float = 5e-3
     warmup: float = 0.1
     weight_decay: float = 0.1
-    layers: int = 4
-    hidden: int = 128
+    layers: int = 2
+    hidden: int = 64
     heads: int = 4
     documents: int = 20
     methods: tuple[Method, ...] = ("non-overlapping", "per-position")

@@ -41,6 +41,8 @@ class Masked(Text):
         "test_lengths": (128, 256, 512, 1024),
         "batch_size": 16,
         "layers": 2,
+        "hidden": 128,
+        "learning_rate": 4e-3,
         "steps": 800,
     }
 
