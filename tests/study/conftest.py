@@ -26,7 +26,9 @@ from longitude.study.results import FIRST, LAST
 from longitude.study.tasks.base import of_task
 from longitude.study.trial import Trial
 
-SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu"}
+SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu", "seeds": (0,)}
+WRITTEN = {"train_length": 256, "test_lengths": (256, 512, 1024, 2048, 4096), "steps": 260, "layers": 4, "hidden": 128}
+"""The shape of text studies that `write_run` pretends to have run."""
 TINY = StudyConfig(
     encodings=("none", "rope"), train_length=16, test_lengths=(16, 32, 48), steps=4, batch_size=2, documents=4, **SHAPE
 )
@@ -168,7 +170,15 @@ def write_run(
     (label, seed) -> what differs in status.json. gains: bits from the first to the last quarter of a training window.
     spread: of documents, common to all labels and lengths; noise: of every document at every length.
     """
-    config = of_task(options.pop("task", "text"), **{"encodings": tuple(values), "documents": 24, **options})
+    task = options.pop("task", "text")
+    options = {
+        "encodings": tuple(values),
+        "documents": 24,
+        "seeds": (0,),
+        **(WRITTEN if task == "text" else {}),
+        **options,
+    }
+    config = of_task(task, **options)
     config = replace(config, split_length=config.longest)
     data = {
         "source": source, "sha256": "ab" * 32, "training_sha256": "cd" * 32, "bytes": 12_345_678, "documents": 590,
