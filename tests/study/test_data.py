@@ -144,7 +144,7 @@ def test_sampled_positions_belong_to_the_seed_and_the_window():
 def test_the_standard_library_is_text_enough_for_the_defaults():
     data = prepare(StudyConfig())
     assert data.description["unit"] == "documents" and len(data.validation) == StudyConfig().documents
-    assert all(len(document) == 4097 for document in data.validation)
+    assert all(len(document) == 1025 for document in data.validation)
     assert data.description["training_bytes"] > 2_000_000
     assert "Python 3." in data.description["source"]
     folders = {folder for name, _ in read_text("stdlib").documents for folder in name.split("/")[:-1]}

@@ -188,7 +188,7 @@ def test_a_study_of_answers(tmp_path):
     table = pd.read_parquet(Trial(tmp_path, "rope", 0).folder / "documents.parquet")
     assert list(table) == "label seed method length document exact right symbols".split() and len(table) == 18
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".txt"]  # examples are nowhere on the disk
-    with pytest.raises(ValueError, match="holds a study with --task reverse, not copy; --fresh starts over"):
+    with pytest.raises(ValueError, match="holds a study with --task reverse, not copy; leave --out out"):
         run(replace(config, task="copy"), tmp_path)
 
 

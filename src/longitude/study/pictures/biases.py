@@ -50,7 +50,7 @@ def biases(analysis: Analysis) -> Iterator[Figure]:
     )
 
 
-def _panels(run: Run, trial: TrialResult) -> Iterator[alt.LayerChart]:
+def _panels(run: Run, trial: TrialResult) -> Iterator[Any]:
     """Of the checkpoint of a trial, and of the weights that its seed draws."""
     folder = Trial(run.path, trial.label, trial.seed).folder
     if not (folder / "config.json").exists():
@@ -102,7 +102,7 @@ def _lines(module: Encoding, run: Run) -> list[dict[str, Any]]:
     return drawn
 
 
-def _panel(run: Run, title: str, points: list[dict[str, Any]], colour: str) -> alt.LayerChart:
+def _panel(run: Run, title: str, points: list[dict[str, Any]], colour: str) -> Any:
     offsets = [offset for point in points for offset in point["offset"]]
     ticks = [0, *(4**k for k in range(10) if 4**k <= max(offsets))]
     ticks = sorted({*ticks, *(-tick for tick in ticks if -tick >= min(offsets))})

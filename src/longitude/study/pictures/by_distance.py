@@ -1,6 +1,7 @@
 """The figure of accuracy by length and distance, of tasks whose examples have distances."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import altair as alt
 import numpy as np
@@ -23,7 +24,7 @@ def by_distance(analysis: Analysis) -> Iterator[Figure]:
         return
     answers = pd.concat(tables).dropna(subset=[COLUMN])
     answers["from"] = 2 ** np.floor(np.log2(answers[COLUMN].clip(lower=1))).astype(int)
-    groups = answers.groupby(["label", "length", "from"], as_index=False)["exact"].agg(["mean", "size"])
+    groups: Any = answers.groupby(["label", "length", "from"], as_index=False)["exact"].agg(["mean", "size"])
     groups[COLUMN] = [f"{low} to {2 * low - 1}" if low > 1 else "1" for low in groups["from"]]
     order = [words for _, words in sorted({*zip(groups["from"], groups[COLUMN], strict=True)}, reverse=True)]
     score = alt.Color(
