@@ -188,8 +188,7 @@ def _connected(address: str | None) -> Iterator[Any]:
     """Ray, connected. ValueError where it is not installed, or the address does not answer."""
     if importlib.util.find_spec("ray") is None:
         raise ValueError("--executor ray needs the package ray; install it with pip install 'longitude[ray]'")
-    import ray
-
+    ray: Any = importlib.import_module("ray")  # an extra, which type checkers may lack
     address = address or os.environ.get("RAY_ADDRESS") or None
     if address is not None:
         _require_answer(address)
