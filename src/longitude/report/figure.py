@@ -74,15 +74,12 @@ def themed(chart: Any, axis: dict[str, Any] | None = None, **more: Any) -> Any:
     """The chart in our lettering and colours. axis, more: further settings of `configure`."""
     letters = {"labelColor": GREY, "titleColor": GREY, "labelFontSize": 12, "titleFontSize": 12, "gridColor": GRID}
     plain = {"titleFontWeight": "normal", "domain": False, "tickColor": GRID}
-    return chart.configure(
-        font=FONT,
-        background=PAPER,
-        view=alt.ViewConfig(stroke=None),
-        axis=alt.AxisConfig(**(letters | plain | (axis or {}))),
-        title=alt.TitleConfig(color=INK, fontSize=13, fontWeight=600),
-        legend=alt.LegendConfig(labelColor=GREY, titleColor=GREY, titleFontWeight="normal"),
-        **more,
-    )
+    settings: dict[str, Any] = {
+        "axis": alt.AxisConfig(**(letters | plain | (axis or {}))),
+        "title": alt.TitleConfig(color=INK, fontSize=13, fontWeight=600),
+        "legend": alt.LegendConfig(labelColor=GREY, titleColor=GREY, titleFontWeight="normal"),
+    }
+    return chart.configure(font=FONT, background=PAPER, view=alt.ViewConfig(stroke=None), **(settings | more))
 
 
 def apart(values: list[float], gap: float) -> list[float]:
