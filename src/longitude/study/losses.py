@@ -20,7 +20,7 @@ from longitude.study.results import FIRST, LAST, Sums, ngrams_named
 TOLERANCE = 0.02
 """An encoding holds at a length when its bits per byte there are within 2 % of the training length's, or less."""
 LOSS_MARGIN = 0.20
-"""At the training length an encoding has learned as the best has when its loss is at most 20 % above: about one order of n-grams."""
+"""At the training length an encoding has learned as the best has when its loss is at most 20 % above: an order of n-grams."""
 GAIN = 0.05
 """Bits per byte that context must bring. Trigrams gain about as much: the first byte of a window lacks one of their two."""
 SHORT = {HOLDS: "yes", WEAK: "yes", LOST: "no", UNCLEAR: "?"}
