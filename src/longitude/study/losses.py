@@ -119,7 +119,7 @@ class LossCriterion(Criterion):
         gap = change(sums, at_start[best] or sums, self.metric)
         gain = difference(first, last, self.metric) if first and last else None
         floor = loss.less(run.floor[max(run.floor)]) if run.floor and run.reference == run.train_length else None
-        if floor and floor.over == "seeds":  # n-grams read the same documents: what differs between these is no difference
+        if floor and floor.over == "seeds":  # the n-grams read the same documents
             floor = floor._replace(text_low=floor.low, text_high=floor.high)
         checks = {}
         if floor and loss.value is not None:
