@@ -59,7 +59,7 @@ def data() -> StudyData:
 def run(config: StudyConfig, path: Path, **options) -> tuple[runner.Outcome, list[str]]:
     """What a study ended with, and its notes."""
     notes: list[str] = []
-    return runner.study(plan(config, path), note=notes.append, **options), notes
+    return runner.study(plan(config, path, options.get("fresh", False)), note=notes.append, **options), notes
 
 
 def dying(plain: Callable, when: int | str, die: Callable[[], None]) -> Callable:

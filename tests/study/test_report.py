@@ -133,7 +133,7 @@ def test_little_was_measured(tmp_path):
     (tmp_path / "figures/by-position.svg").touch()
     text = words_of(tmp_path)
     assert "one document only" in text and "base = 500000" in text and "hold" not in text.partition("The encodings")[0]
-    assert "longitude study --encodings rope:base=500000 rope+fox --test-lengths 256" in text
+    assert "longitude study --encodings rope:base=500000 rope+fox --train-length 256 --test-lengths 256" in text
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {"by-length", "throughput", "training"}
 
 
