@@ -127,7 +127,7 @@ def test_labels_are_compared_seed_by_seed(tmp_path):
     )
     assert found.over == "seeds" and found.p == pytest.approx(3 * 0.0033, abs=1e-4) and found.decided
     assert not of["b", "c"].decided and of["b", "c"].low < 0
-    assert "b and c cannot be told apart" in conclusion(run)
+    assert "b and c cannot be distinguished" in conclusion(run)
 
 
 def test_no_winner_in_noise(tmp_path):

@@ -119,7 +119,7 @@ def conclusion(analysis: Analysis) -> str:
 
 
 def winner(analysis: Analysis, last: list[Finding]) -> list[str]:
-    """By how much the best label at the longest length beats the next, or that they cannot be told apart."""
+    """By how much the best label at the longest length beats the next, or that they cannot be distinguished."""
     ranked = sorted(last, key=lambda each: each.value or 0, reverse=not analysis.criterion.less_is_better)
     first = {each.label for each in ranked[:2]}
     pairs = [each for each in analysis.compared(last[0].length) if {each.better, each.worse} == first]

@@ -81,7 +81,7 @@ class SideBySide:
 
     @property
     def sentence(self) -> str:
-        """Which of all is best at the longest common length, or why that is not said."""
+        """Which of all is best at the longest common length, or why that is unknown."""
         if self.unpaired:
             differ = and_([option(name) for name in self.unpaired])
             return f"Seeds of these studies did not see the same data ({differ}), so no differences are tested."

@@ -150,7 +150,7 @@ class Criterion(ABC):
         over = f"{pair.seeds} seeds" if pair.over == "seeds" else f"one seed, {pair.documents} {self.things}"
         if pair.decided:
             return f"{better} beats {worse}, the next best, by {by} ({over})"
-        return f"{better} and {worse} cannot be told apart ({by}; {over})"
+        return f"{better} and {worse} cannot be distinguished ({by}; {over})"
 
     def by_verdict(self, last: list[Finding], what: str, others: Sequence[str] = ()) -> list[str]:
         """Which labels hold at the longest length, which do not, of which the data cannot tell; then other clauses.

@@ -34,7 +34,7 @@ class Execution:
     storage: Path | None = None
 
     def of(self, device: str, threads: int, trials: int) -> Executor:
-        """The executor for so many trials. ValueError for options that do not go together.
+        """The executor for this many trials. ValueError for options that do not go together.
 
         Args:
             device: Of the study: "cpu", "cuda" or "mps".

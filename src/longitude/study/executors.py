@@ -135,7 +135,7 @@ class Workers:
 
 
 def _ending(process: Any) -> str:
-    """How a process ended that said nothing, in words."""
+    """How a process ended that left no message, in words."""
     code = process.exitcode
     if code == -signal.SIGKILL:
         return "its process was killed (the system does so where memory is short: fewer --workers need less)"

@@ -1,4 +1,4 @@
-"""Losses: less is better. An encoding is judged on three things, and what failed is said.
+"""Losses: less is better. An encoding is judged on three things, and what failed is named.
 
 * loss: at the training length within `LOSS_MARGIN` of the best label's there.
 * context: it takes at least `GAIN` bits per byte from context, from the first to the last quarter of a window's positions at the
@@ -105,8 +105,8 @@ class LossCriterion(Criterion):
         run, method = self.run, next(iter(self.run.methods), "")
         at_start = {label: self.sums(label, run.reference, method) for label in run.labels}
         levels = {label: level(sums, self.metric) for label, sums in at_start.items() if sums}
-        reached = {label: each.value for label, each in levels.items() if each.value is not None}
-        best = min(reached, key=lambda label: reached[label], default=None)
+        levels_at_start = {label: each.value for label, each in levels.items() if each.value is not None}
+        best = min(levels_at_start, key=lambda label: levels_at_start[label], default=None)
         return {label: self._learned(label, best, at_start, levels.get(label)) for label in run.labels}
 
     def _learned(

@@ -25,10 +25,10 @@ def findings(analysis: Analysis) -> pd.DataFrame:
     frames = []
     for method in analysis.findings:
         frame = summary(analysis, method)
-        reached = {label: analysis.criterion.effective(analysis.of(label, method)) for label in analysis.run.labels}
+        effective = {label: analysis.criterion.effective(analysis.of(label, method)) for label in analysis.run.labels}
         for name in Effective._fields:
             column = f"effective_length_{name}".removesuffix("_value")
-            frame[column] = pd.Series([getattr(reached[label], name) for label in frame["label"]], dtype=object)
+            frame[column] = pd.Series([getattr(effective[label], name) for label in frame["label"]], dtype=object)
         frame.insert(0, "method", method)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
@@ -64,7 +64,7 @@ def comparisons(pairs: Sequence[Comparison], criterion: Criterion) -> str:
         for each in pairs
     ]  # fmt: skip
     return as_markdown(
-        ["better", "worse", f"by, {criterion.points}", "95% interval", "over", "p (Holm)", "told apart"], lines
+        ["better", "worse", f"by, {criterion.points}", "95% interval", "over", "p (Holm)", "distinguished"], lines
     )
 
 

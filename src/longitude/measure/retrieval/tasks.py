@@ -141,7 +141,7 @@ def _depths(random: Random, count: int) -> list[float]:
 
 
 def _different(count: int, draw: Callable[[], str], avoid: Haystack | tuple[str, ...] = ()) -> list[str]:
-    """Drawn until there are so many different ones, none of them in `avoid`."""
+    """Drawn until this many are different, none of them in `avoid`."""
     found: list[str] = []
     while len(found) < count:
         drawn = draw()
