@@ -207,3 +207,10 @@ def test_refusals(asked, case):
     tensors, options, message = REFUSED[case]
     with pytest.raises(ValueError, match=message):
         asked(*tensors, **options)
+
+
+@torch.no_grad()
+def test_a_remembered_choice_is_of_the_same_dropout():
+    q, k, v = (torch.randn(1, 4, 37, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
+    plain = lg.attend(q, k, v, encoding=lg.ALiBi(num_heads=4))
+    assert not torch.allclose(lg.attend(q, k, v, encoding=lg.ALiBi(num_heads=4), dropout=0.5), plain)
