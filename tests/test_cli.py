@@ -154,6 +154,13 @@ def test_interrupted_a_study_continues(text, monkeypatch, capsys):
     assert code == 130 and err.endswith("interrupted; the same command continues\n")
 
 
+def test_the_module_is_the_command_line(capsys):
+    code = (
+        "import runpy, sys; sys.argv = ['longitude', '--version']; runpy.run_module('longitude', run_name='__main__')"
+    )
+    assert printed(code) == command(capsys, "--version")[1].strip()
+
+
 def test_help_and_wrong_options_do_not_load_torch():
     code = "import sys; from longitude.cli import main; print(main(['study', '--hlep']), 'torch' in sys.modules)"
     assert printed(code).split() == ["2", "False"]
