@@ -89,7 +89,7 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, capsys):
         ("study --positions randomised", "invalid choice 'randomised'"),
         ("study --position-range 512", "--positions is contiguous; leave it out"),
         ("study --positions skipped --position-range 8", "at least the training length 64, got 8"),
-        ("study --encodings rope:scaling=yarm(factor=2)", "unknown scaling 'yarm': did you mean 'yarn'"),
+        ("study --encodings rope:scaling=yarm,factor=2", "unknown scaling 'yarm': did you mean 'yarn'"),
         ("report", "expected the directory of a study"),
         ("report no/such/run", "holds no study"),
         ("list --jsn", "did you mean '--json'"),

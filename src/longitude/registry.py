@@ -1,6 +1,7 @@
 """Names: one rule for how encodings, mixers and tasks are registered, found, listed and given their options."""
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pkgutil import iter_modules
@@ -25,7 +26,11 @@ class Registry(Mapping[str, Any]):
         self._loaded = False
 
     def register(self, name: str) -> Callable[[Factory], Factory]:
-        """Decorates a class or a function that builds one. ValueError where the name is taken by another."""
+        """Decorates a class or a function that builds one. ValueError where the name is taken by another, or fits no label."""
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
+            raise ValueError(
+                f"expected a name of letters, digits and _ . - for the {self.noun}, got {name!r}; rename it"
+            )
 
         def add(factory: Factory) -> Factory:
             taken = self.factories.get(name)

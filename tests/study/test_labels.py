@@ -1,8 +1,14 @@
 """Labels: encodings and mixers by name, with the nearest name of either kind for an unknown one."""
 
 import json
+import re
+import shutil
+import string
+import subprocess
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -10,8 +16,11 @@ from transformers import AutoModelForCausalLM
 
 from longitude.attention.mixer import list_mixers
 from longitude.measure import read_rows
-from longitude.positions.base import list_encodings
-from longitude.study.labels import Label, parse_encoding, parse_label, safe
+from longitude.positions.base import ENCODINGS, list_encodings
+from longitude.positions.scaling import SCHEMES
+from longitude.registry import options_of
+from longitude.study.labels import FOREIGN, SCHEME, Label, parse_encoding, parse_label, parse_options, safe
+from longitude.study.plan import checked
 from longitude.study.train import build_model
 from longitude.study.trial import Trial
 from tests.study.conftest import TINY, run
@@ -66,8 +75,34 @@ test_the_nearest_name_of_either_kind = refused_calls(
         (partial(parse_label, "none+rope+mamba"), "expected none, or encodings, got 'none.rope.mamba': together with"),
         (partial(parse_encoding, "rope+mamba"), "unknown encoding 'mamba'"),
         (partial(parse_encoding, "qqqq"), "unknown encoding 'qqqq': there are: alibi,"),
-        (partial(parse_encoding, "rope:scaling=yarn(factor)"), r"expected yarn\(option=value,option=value\), got"),
-        (partial(parse_encoding, "rope:scaling=yarn(factor=,x=2)"), r"expected yarn\(option=value,option=value\), got"),
+        (partial(parse_encoding, "rope:base"), r"expected rope:option=value,option=value, got 'rope:base'"),
+        (partial(parse_encoding, "rope:base="), r"expected rope:option=value,option=value, got 'rope:base='"),
+        (partial(parse_encoding, "rope:base=5=6"), r"expected rope:option=value,option=value, got 'rope:base=5=6'"),
+        (partial(parse_encoding, "rope:base=5,"), r"expected rope:option=value,option=value, got 'rope:base=5,'"),
+        (
+            partial(parse_encoding, "rope:base=5,base=6"),
+            "expected each option once, got base twice in 'rope:base=5,base=6'",
+        ),
+        (partial(parse_encoding, "rope:layout=half,2"), "or a list of numbers 2,1,1, got layout half followed by 2 in"),
+        (partial(parse_encoding, "rope:scaling=yarm,factor=2"), "unknown scaling 'yarm': did you mean 'yarn'"),
+        (
+            partial(parse_encoding, "rope:scaling=yarn,facto=2"),
+            "unknown option of 'rope' 'facto': did you mean 'factor'",
+        ),
+        (partial(parse_encoding, "rope:scaling=yarn,name=x"), "unknown option of 'rope' 'name'"),
+        (
+            partial(parse_encoding, "rope:factor=2"),
+            "unknown option of 'rope' 'factor': .* its options: head_dim, layout",
+        ),
+        (partial(parse_encoding, "alibi:scaling=yarn,factor=2"), "unknown option of 'alibi' 'scaling'"),
+        (
+            partial(parse_encoding, "rope:scaling=base_change,base=5e5"),
+            "expected scaling.base= for the option of the scheme 'base_change', got base=, which 'rope' has, too",
+        ),
+        (
+            partial(parse_encoding, "rope:scaling=yarn,factor=2,scaling.factor=3"),
+            "expected each option once, got factor and scaling.factor of the scheme 'yarn'",
+        ),
         (
             partial(parse_label("attention+mamba+mamba").options, 2),
             "a layer for each of the 3 mixers, got 2; name fewer",
@@ -78,18 +113,104 @@ test_the_nearest_name_of_either_kind = refused_calls(
 
 def test_labels_with_schemes_and_lists():
     yarn = {"name": "yarn", "factor": 16, "original_max_length": 256}
-    label = "rope:scaling=yarn(factor=16,original_max_length=256),base=5e5+fox"
+    label = "rope:scaling=yarn,factor=16,original_max_length=256,base=5e5+fox"
     assert parse_encoding(label) == [{"name": "rope", "scaling": yarn, "base": 5e5}, {"name": "fox"}]
-    assert safe(label) == "rope_scaling=yarn_factor=16,original_max_length=256_,base=5e5+fox"
-    [mrope] = parse_encoding("mrope:sections=2/1/1,arrangement=contiguous")
+    assert parse_encoding("rope:base=5e5,factor=16,original_max_length=256,scaling=yarn+fox") == parse_encoding(label)
+    assert safe(label) == "rope_scaling=yarn,factor=16,original_max_length=256,base=5e5+fox"
+    [mrope] = parse_encoding("mrope:sections=2,1,1,arrangement=contiguous")
     assert mrope == {"name": "mrope", "sections": [2, 1, 1], "arrangement": "contiguous"}
-    lists = "rope:scaling=longrope(short_factor=1/1.5,long_factor=2/4,original_max_length=16,factor=3)"
-    [rope] = parse_encoding(lists)
+    [rope] = parse_encoding("rope:scaling=longrope,short_factor=1,1.5,long_factor=2,4,original_max_length=16,factor=3")
     assert rope["scaling"]["short_factor"] == [1, 1.5] and rope["scaling"]["factor"] == 3
+    [rope] = parse_encoding("rope:base=1e4,scaling=base_change,scaling.base=5e5")
+    assert rope == {"name": "rope", "base": 1e4, "scaling": {"name": "base_change", "base": 5e5}}
+    assert parse_encoding("rope:scaling=none") == [{"name": "rope", "scaling": None}]
+    assert parse_options("slope=-3,halve=true", "", "") == {"slope": -3, "halve": True}
+
+
+# ---- characters and folders ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "character", [*set(string.printable + "é∞\0") - set(string.ascii_letters + string.digits + "_.-+:=,")]
+)
+def test_a_character_that_a_shell_or_a_file_system_changes_is_refused(character):
+    label = f"rope:base{character}=5"
+    with pytest.raises(ValueError, match="at its character 10; a label is made of letters, digits and") as refused:
+        parse_label(label)
+    assert repr(character) in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (
+            "rope:scaling=yarn(factor=2,original_max_length=16),base=5",
+            "rope:scaling=yarn,factor=2,original_max_length=16,base=5",
+        ),
+        ("mrope:sections=2/1/1", "mrope:sections=2,1,1"),
+        ("rope:scaling=linear()", "rope:scaling=linear"),
+    ],
+)
+def test_the_spelling_of_before_is_refused_with_that_of_today(old, new):
+    with pytest.raises(ValueError, match=f"which no shell changes: write {re.escape(new)}$"):
+        parse_label(old)
+    assert parse_label(new)
+    with pytest.raises(ValueError, match=r"which no shell changes: leave it out$"):
+        parse_label(old + ";")
+
+
+def test_no_shell_changes_a_label():
+    label = "rope:scaling=yarn,factor=1.5,original_max_length=16,base=-5e+5+t5:max_distance=32+window:size=8"
+    for shell in filter(shutil.which, ("sh", "bash", "zsh", "dash")):
+        printed = subprocess.run([shell, "-c", f"printf %s {label}"], capture_output=True, text=True, check=True)
+        assert printed.stdout == label
+
+
+def test_an_option_of_a_scheme_is_one_of_the_encoding_only_where_the_label_can_say_which():
+    """That is scaling.base=; no other option that is registered here needs it."""
+    encodings = {name: options_of(ENCODINGS[name]).keys() for name in list_encodings()}
+    shared = {
+        (scheme, option)
+        for scheme in SCHEMES
+        for option in options_of(SCHEMES[scheme])
+        for options in encodings.values()
+        if SCHEME in options and option in options
+    }
+    assert shared == {("base_change", "base")}
+    assert {name for name, options in encodings.items() if SCHEME in options} == {"rope", "mrope"}
+    assert not any(FOREIGN.search(name) for name in [*SCHEMES, *encodings, *list_mixers()])
+
+
+@pytest.mark.parametrize("name", ["my encoding", "5th", "a:b", "a+b", "", "ré"])
+def test_a_name_that_fits_no_label_is_not_registered(name):
+    with pytest.raises(ValueError, match=r"expected a name of letters, digits and _ . - for the scaling, got"):
+        SCHEMES.register(name)
+
+
+def test_two_labels_never_share_a_folder():
+    """Nor on a file system that knows no case, nor where names are cut."""
+    random = Random(0)
+    labels = {"".join(random.choices("aA:_,=+.", k=random.choice((2, 3, 99, 100, 101, 140)))) for _ in range(2000)}
+    trials = [Trial(Path(), label, seed) for label in labels for seed in (0, 1)]
+    assert len({trial.name.lower() for trial in trials}) == len(trials)
+    longest = max(len(trial.name) for trial in trials)
+    assert longest < 130 and not any(re.search(r"[^\w.,=+-]", trial.name) for trial in trials)
+
+
+def test_labels_whose_folders_would_be_one_are_refused():
+    """A hash of six digits is one that two of some thousands share."""
+    folders: dict[str, str] = {}
+    for size in range(100_000):
+        label = "+".join(["attention"] * 10) + f"+window:size={size}"
+        other = folders.setdefault(Trial(Path(), label, 0).name, label)
+        if other != label:
+            break
+    with pytest.raises(ValueError, match="--encodings, as names of folders, must name at least one, and each once"):
+        checked(tiny(encodings=(other, label), layers=11))
 
 
 def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
-    scheme = "rope:scaling=yarn(factor=3,original_max_length=16)"
+    scheme = "rope:scaling=yarn,factor=3,original_max_length=16"
     config = tiny(
         encodings=("rope+window:size=8", "mamba", "rope+attention+mamba", scheme, "rope:layout=half,base=5e5")
     )

@@ -1,7 +1,10 @@
-"""Labels: how a study names its models, "rope:base=5e5+window:size=64": encodings and mixers joined by "+"."""
+"""Labels: how a study names its models, "rope:base=5e5+window:size=64": encodings and mixers joined by "+".
+
+They are made of characters that no shell and no file system changes.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +12,10 @@ from longitude.errors import nearest, unknown
 
 Spec = dict[str, Any]
 """{"name": name, **options}"""
+SCHEME = "scaling"
+"""The option of an encoding whose value is a scheme, with options of its own."""
+FOREIGN = re.compile(r"[^A-Za-z0-9_.+:=,-]")
+"""What no label holds."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +57,9 @@ class Label:
 def parse_label(label: str) -> Label:
     """Split "rope:base=500000+fox+attention+mamba:state_dim=8" into its encodings and its mixers, each in order.
 
-    Values are int, float, true, false, text, numbers 2/1/1 -> [2, 1, 1], or a scheme with its options:
-    scaling=yarn(factor=16,original_max_length=256) -> {"name": "yarn", "factor": 16, "original_max_length": 256}. Raises
-    ValueError for an unknown name or option, with the nearest one.
+    Values are int, float, true, false, none or text; numbers that follow make a list: sections=2,1,1. Options of a scheme follow
+    those of its encoding: scaling=yarn,factor=16,original_max_length=256; where both have an option, the scheme's is
+    written scaling.base=5e5. Raises ValueError for any other character, and for an unknown name or option, with the nearest one.
     """
     from longitude.attention.mixer import MIXERS
     from longitude.registry import options_of
@@ -75,11 +82,28 @@ def parse_encoding(label: str) -> list[Spec]:
     return _specs(label, {})
 
 
+def require_characters(label: str) -> None:
+    """ValueError for a label with a character that is none of a label's."""
+    if (found := FOREIGN.search(label)) is not None:
+        written = plain_label(label)
+        remedy = "leave it out" if FOREIGN.search(written) else f"write {written}"
+        raise ValueError(
+            f"{label!r} has {found[0]!r} at its character {found.start() + 1}; a label is made of letters, digits and "
+            f"_ . - + : = , which no shell changes: {remedy}"
+        )
+
+
+def plain_label(label: str) -> str:
+    """A label without the parentheses and slashes with which schemes and lists were written before the first release."""
+    return label.replace("()", "").replace("(", ",").replace(")", "").replace("/", ",")
+
+
 def _specs(label: str, mixers: Mapping[str, Any]) -> list[Spec]:
     """The parts of a label; mixers: those that it may name, with their options."""
     from longitude.positions.base import ENCODINGS, list_encodings
     from longitude.registry import options_of
 
+    require_characters(label)
     valid = {**{name: options_of(ENCODINGS[name]).keys() for name in list_encodings()}, **mixers}
     for name in (part.partition(":")[0] for part in _parts(label)):
         if name not in valid:
@@ -100,21 +124,54 @@ def _spec(part: str, valid: Mapping[str, Any]) -> Spec:
     if colon and not rest:
         raise ValueError(f"expected {name}:option=value after the colon, got {part!r}")
     options = parse_options(rest, f"{name}:option=value,option=value", part)
+    known = [*valid[name]]
+    if SCHEME in known and options.get(SCHEME) is not None:
+        known += _take_scheme(name, options, known)
     for key in options:
-        if key not in valid[name]:
-            raise unknown(f"option of {name!r}", key, valid[name], f"its options: {', '.join(valid[name])}.")
+        if key not in known:
+            raise unknown(f"option of {name!r}", key, known, f"its options: {', '.join(known)}.")
     return {"name": name} | options
 
 
+def _take_scheme(encoding: str, options: dict[str, Any], known: Collection[str]) -> list[str]:
+    """Put the scheme's own options into it. known: options of the encoding. Returns those that the scheme has."""
+    from longitude.positions.scaling import SCHEMES
+    from longitude.registry import options_of
+
+    name = options[SCHEME]
+    found, theirs = {"name": name}, [*options_of(SCHEMES[name])]
+    for key in [*options]:
+        own = key.removeprefix(f"{SCHEME}.")
+        if own not in theirs or (key in known and f"{SCHEME}.{key}" in options):
+            continue
+        if key in known:
+            raise ValueError(
+                f"expected {SCHEME}.{key}= for the option of the scheme {name!r}, got {key}=, which {encoding!r} has, too"
+            )
+        if own in found:
+            raise ValueError(f"expected each option once, got {own} and {key} of the scheme {name!r}")
+        found[own] = options.pop(key)
+    options[SCHEME] = found
+    return theirs
+
+
 def parse_options(text: str, expected: str, got: str) -> dict[str, Any]:
-    """Read "base=5e5,layout=half" as {"base": 5e5, "layout": "half"}; a comma inside parentheses belongs to a value."""
-    options = {}
-    for item in re.split(r",(?![^(]*\))", text) if text else ():
-        key, equals, value = item.partition("=")
-        if not equals or not key or not value:
+    """Read "base=5e5,sections=2,1,1" as {"base": 5e5, "sections": [2, 1, 1]}."""
+    options: dict[str, list[Any]] = {}
+    for item in text.split(",") if text else ():
+        key, equals, value = item.rpartition("=")
+        if equals and key in options:
+            raise ValueError(f"expected each option once, got {key} twice in {got!r}")
+        if not value or "=" in key or not (key if equals else options):
             raise ValueError(f"expected {expected}, got {got!r}")
-        options[key] = _value(value)
-    return options
+        if equals:
+            options[key] = []
+        options[[*options][-1]].append(_value(value))
+    for key, values in options.items():
+        if len(values) > 1 and any(type(value) not in (int, float) for value in values):
+            words = f"{values[0]} followed by {', '.join(map(str, values[1:]))}"
+            raise ValueError(f"expected {expected}, or a list of numbers 2,1,1, got {key} {words} in {got!r}")
+    return {key: values if len(values) > 1 else values[0] for key, values in options.items()}
 
 
 def safe(label: str) -> str:
@@ -125,12 +182,8 @@ def safe(label: str) -> str:
 def _value(text: str) -> Any:
     if text.lower() in (words := {"true": True, "false": False, "none": None}):
         return words[text.lower()]
-    if scheme := re.fullmatch(r"(\w+)\((.*)\)", text):
-        return {"name": scheme[1]} | parse_options(scheme[2], f"{scheme[1]}(option=value,option=value)", text)
-    numbers = [_number(part) for part in text.split("/")]
-    if any(number is None for number in numbers):
-        return text
-    return numbers if len(numbers) > 1 else numbers[0]
+    number = _number(text)
+    return text if number is None else number
 
 
 def _number(text: str) -> int | float | None:

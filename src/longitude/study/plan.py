@@ -27,7 +27,7 @@ from longitude.study.config import (
     with_all,
 )
 from longitude.study.data import StudyData
-from longitude.study.labels import parse_label, safe
+from longitude.study.labels import parse_label
 from longitude.study.record import grown, read_study
 from longitude.study.tasks.base import Task, sampler_of, task_of
 from longitude.study.train import build_model
@@ -138,7 +138,7 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     labels = with_all(config.encodings, lambda: _meaningful(task))
     for label in labels:
         parse_label(label)
-    require_distinct("encodings, as names of folders,", [safe(label).lower() for label in labels])
+    require_distinct("encodings, as names of folders,", [Trial(Path(), label, 0).name.lower() for label in labels])
     longest = (before or config).longest
     config = replace(
         config, encodings=labels, split_length=config.split_length or (before and before.split_length) or longest

@@ -14,7 +14,7 @@ from typing import Any
 
 from longitude.runs.files import read_json, write_json
 from longitude.study.config import StudyConfig, listed, option
-from longitude.study.labels import safe
+from longitude.study.labels import FOREIGN, plain_label, safe
 from longitude.study.trial import Trial
 
 SCHEMA = 2
@@ -48,6 +48,11 @@ def read_study(run: Path) -> dict[str, Any] | None:
         )
     if missing := [key for key in ("configuration", "data", "versions", "machine") if key not in saved]:
         raise ValueError(f"{path} lacks {', '.join(missing)}; restore it from a copy, or name another --out")
+    if old := next(filter(FOREIGN.search, saved["configuration"].get("encodings", ())), None):
+        raise ValueError(
+            f"{path} names a model {old!r}, as labels were written before the first release; today it is "
+            f"{plain_label(old)!r}, and another --out trains it under this name"
+        )
     return saved if schema == SCHEMA else _upgraded(saved)
 
 
