@@ -52,6 +52,7 @@ class Row:
         prefill: How a window was read, "one pass" or "chunks of 1024 with the cache", with the reason where another way was
             requested.
         depth: Where the needle was, 0 (first) to 1 (last); None where it was random or there is none.
+        distance: How far before the question what it asks for lies, in the units of `length`; None: over all distances.
         reason: Why the model was not measured.
 
     Raises:
@@ -87,6 +88,7 @@ class Row:
     train_positions: str | None = None
     prefill: str | None = None
     depth: float | None = None
+    distance: int | None = None
     reason: str | None = None
 
     def __post_init__(self):
@@ -114,7 +116,7 @@ def _dtype(annotation) -> str:
 
 # Column order is field order. The nullable dtypes keep integers integers, and a missing value apart from NaN.
 COLUMNS = {field.name: _dtype(field.type) for field in fields(Row)}
-ADDED = ("train_positions", "prefill", "depth", "reason")
+ADDED = ("train_positions", "prefill", "depth", "distance", "reason")
 """Columns that are in a table only where a row has a value in them: all other tables are as they were without them."""
 
 

@@ -21,7 +21,7 @@ from longitude.study.data import StudyData
 from longitude.study.record import TRIAL, measured_by, record_of
 from longitude.study.results import NOTHING_MEASURED
 from longitude.study.resume import drop_unfinished
-from longitude.study.tasks.base import Measuring, OnProgress, Task, task_for
+from longitude.study.tasks.base import Measuring, OnProgress, Task, rows_by_distance, task_for
 from longitude.study.tokens import reader
 from longitude.study.train import UNTRAINED, build_model, recipe, remove_checkpoints, save, train
 from longitude.study.trial import Status, Trial
@@ -182,6 +182,7 @@ class TrialRun:
             "train_positions": None if config.positions == "contiguous" else config.train_positions,
         }
         rows, tables = self.task.measure(Measuring(model, config, self.data, lengths, labels, on_progress))
+        rows += [row for table in tables for row in rows_by_distance(table, self.task.metric, labels)]
         documents = pd.concat(tables, ignore_index=True) if tables else NOTHING_MEASURED
         with atomic(trial.folder / "documents.parquet") as unfinished:
             documents.to_parquet(unfinished, index=False)

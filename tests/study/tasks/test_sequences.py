@@ -121,7 +121,9 @@ def measured(spoil):
     labels = {"task": "reverse", "label": "rope", "seed": 0}
     asked = Measuring(Scribe(spoil), replace(REVERSE, documents=6), None, [4], labels, lambda done, total: None)
     rows, [table] = task_of("reverse").measure(asked)
-    return {row.metric: row for row in rows}, table
+    assert all(row.position_to == row.position_from + 1 for row in rows[2:])
+    places = [row.value for row in rows if row.position_from is not None]
+    return {row.metric: row for row in rows if row.position_from is None} | {"places": places}, table
 
 
 def test_right_answers_count_fully():
@@ -131,7 +133,7 @@ def test_right_answers_count_fully():
     assert (exact.task, exact.method, exact.length, exact.documents, exact.count, exact.tokens) == (
         "reverse", "greedy", 4, 6, 6, 24,
     )  # fmt: skip
-    assert (symbols.value, symbols.count) == (1.0, 24)
+    assert (symbols.value, symbols.count) == (1.0, 24) and rows["places"] == [1.0] * 4
     assert list(table["exact"]) == [1] * 6 and list(table["right"]) == [4] * 6 and set(table["symbols"]) == {4}
 
 
@@ -145,6 +147,7 @@ def test_a_wrong_symbol_a_missing_end_and_an_early_end_are_wrong_answers():
     rows, table = measured(spoil)
     assert list(table["exact"]) == [0, 0, 0, 1, 1, 1] and list(table["right"]) == [3, 4, 2, 4, 4, 4]
     assert rows["exact_match"].value == 0.5 and rows["symbol_accuracy"].value == pytest.approx(21 / 24)
+    assert rows["places"] == pytest.approx([1, 5 / 6, 5 / 6, 5 / 6])
     rows, _ = measured(lambda written: torch.nn.functional.pad(written[:, :2], (0, 1), value=END))  # all end early
     assert rows["exact_match"].value == 0 and rows["symbol_accuracy"].value == 0.25
 

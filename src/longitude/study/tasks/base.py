@@ -1,7 +1,7 @@
 """What a task is: the data, examples and model that it trains, how it measures, and the words for its numbers."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeVar
 
@@ -10,6 +10,7 @@ import torch
 
 from longitude import models
 from longitude.measure import Row
+from longitude.measure.retrieval import scoring
 from longitude.positions.samplers import Sampler, sampler
 from longitude.registry import Registry
 from longitude.study.config import BYTE, GENERATED, StudyConfig
@@ -39,7 +40,10 @@ class Measuring:
     on_progress: OnProgress
 
     def per_document(self, method: str, length: int, **numbers: Any) -> pd.DataFrame:
-        """What statistics need: a row for each document or example, with its numbers."""
+        """What statistics need: a row for each document or example, with its numbers.
+
+        Of answers: `exact`, 0 or 1, and where an example has one, `distance`, how far before the question what it asks for lies.
+        """
         trial = {"label": self.labels["label"], "seed": self.labels["seed"], "method": method, "length": length}
         return pd.DataFrame({**trial, "document": range(len(next(iter(numbers.values())))), **numbers})
 
@@ -125,6 +129,18 @@ class Task(ABC):
         """Work of measuring a model, in tokens read, for the progress bar."""
         passes = 3 if "sliding" in config.methods else 1
         return config.documents * config.longest * len(config.test_lengths) * passes
+
+
+def rows_by_distance(answers: pd.DataFrame, metric: str, labels: dict[str, Any]) -> Iterator[Row]:
+    """The share of exact answers at each distance, of a table `Measuring.per_document`; none where it has no distances."""
+    if "distance" not in answers:
+        return
+    groups: Any = answers.groupby(["method", "length", "distance"])["exact"]
+    for (method, length, distance), exact in groups:
+        value, low, high = scoring.mean(exact.tolist())
+        counted = {"documents": len(exact), "count": len(exact), "value": value, "low": low, "high": high}
+        place = {"method": method, "length": int(length), "distance": int(distance)}
+        yield Row(**labels, metric=metric, weighting="example", **place, **counted)
 
 
 TASKS = Registry("task of --task", "`longitude study --help`", ("longitude.study.tasks",))

@@ -137,29 +137,25 @@ class Sequences(Task):
             source, answer = self.tests(length, of.config.documents)
             written = torch.cat([answers(of.model, some, answer.shape[1]) for some in source.split(AT_ONCE)])
             right, symbols = written == answer, answer.shape[1] - 1
+            about = {**of.labels, "method": "greedy", "weighting": "example", "truncation": "none", "length": length}
+            about |= {"documents": len(answer), "dtype": str(of.model.dtype).removeprefix("torch.")}
             for metric, (score, scored) in METRICS.items():
-                value, low, high = scoring.mean(score(right).tolist())
-                rows.append(
-                    Row(
-                        **of.labels,
-                        metric=metric,
-                        method="greedy",
-                        weighting="example",
-                        truncation="none",
-                        length=length,
-                        documents=len(answer),
-                        count=len(answer) * (symbols if scored == "symbols" else 1),
-                        tokens=len(answer) * symbols,
-                        dtype=str(of.model.dtype).removeprefix("torch."),
-                        value=value,
-                        low=low,
-                        high=high,
-                    )
-                )
+                every = len(answer) * symbols
+                counts = {"tokens": every, "count": every if scored == "symbols" else len(answer)}
+                rows.append(_row(score(right), metric=metric, **about, **counts))
+            for place in range(symbols):
+                at = {"metric": "symbol_accuracy", "position_from": place, "position_to": place + 1}
+                rows.append(_row(right[:, place], **at, **about, tokens=len(answer), count=len(answer)))
             exact, each = exact_match(right), right[:, :-1].sum(1)
             tables.append(of.per_document("greedy", length, exact=exact, right=each, symbols=symbols))
             of.on_progress(sum(of.lengths[: i + 1]), sum(of.lengths))
         return rows, tables
+
+
+def _row(scores: Tensor, **columns: Any) -> Row:
+    """Of the mean of scores."""
+    value, low, high = scoring.mean(scores.tolist())
+    return Row(**columns, value=value, low=low, high=high)
 
 
 def exact_match(right: Tensor) -> Tensor:

@@ -47,11 +47,11 @@ class Text(Task):
                 yield of.per_document(name, length, **sums)
 
     def losses(self, of: Measuring) -> list[DocumentLosses]:
-        """Sums over each validation document, by length and method; by position of the longest and of training windows."""
-        bins = {of.lengths[-1]: default_bins(of.lengths[-1])}
-        if (trained := of.config.train_length) in of.lengths:
+        """Sums over each validation document, by length and method, and by position of the windows of every length."""
+        bins = {length: default_bins(length) for length in of.lengths}
+        if (trained := of.config.train_length) in bins:
             quarter = max(1, trained // 4)
-            bins[trained] = sorted({*default_bins(trained), quarter, trained - quarter})
+            bins[trained] = sorted({*bins[trained], quarter, trained - quarter})
         return losses_by_length(
             of.model,
             of.data.validation,
