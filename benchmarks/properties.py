@@ -43,7 +43,6 @@ from longitude.positions.composed import compose
 from longitude.runs.files import write_json
 from longitude.runs.provenance import commit_of_code, machine, versions
 from longitude.study.analysis import analyse
-from longitude.study.trial import Trial
 
 TIMES = 8  # the longest length, in training lengths
 SHAPE = AttentionShape(batch=1, heads=8, kv_heads=8, head_dim=64, length=2048)  # of the timings
@@ -116,7 +115,7 @@ def measured(path: Path, repeats: int, clock: Callable[[], float]) -> tuple[list
     rows = []
     for label in run.labels:
         own, row = found[label], {"encoding": label, "codes": None, "relative": None, "loss": None}
-        folder = Trial(run.path, label, run.config.seeds[0]).folder
+        folder = run.of(label)[0].folder
         if (folder / "config.json").exists():
             model = LongitudeForCausalLM.from_pretrained(folder)
             encoding = model.model.encoding_of_layer[0]

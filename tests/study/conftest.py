@@ -22,7 +22,7 @@ from longitude.study.data import StudyData, Text, split
 from longitude.study.plan import plan
 from longitude.study.record import measured_by, record_of
 from longitude.study.report import table
-from longitude.study.results import FIRST, LAST
+from longitude.study.results import FIRST, LAST, read_run
 from longitude.study.tasks.base import of_task
 from longitude.study.trial import Trial
 
@@ -54,6 +54,11 @@ def numbers(monkeypatch):
 @pytest.fixture(scope="session")
 def data() -> StudyData:
     return split(NUMBERS, 48, 16, 4)
+
+
+def trial_at(path: Path, label: str, seed: int, config: StudyConfig = TINY) -> Trial:
+    """A trial of a study with one learning rate, and the steps of the study."""
+    return Trial(path, label, seed, config.learning_rates[0], config.steps)
 
 
 def run(config: StudyConfig, path: Path, **options) -> tuple[runner.Outcome, list[str]]:
@@ -97,11 +102,15 @@ def process(code: str, *arguments: str) -> subprocess.Popen:
 
 
 def assert_same_runs(one: Path, other: Path) -> None:
-    rows = [read_rows(path / "results.parquet").drop(columns="commit") for path in (one, other)]
+    rows = [
+        read_rows(path / "results.parquet").drop(columns=["commit", "train_seconds"], errors="ignore")
+        for path in (one, other)
+    ]
     pd.testing.assert_frame_equal(*rows, check_exact=True)
-    for name in ("losses.jsonl", "documents.parquet", "model.safetensors"):
-        for label in ("none", "rope"):
-            assert len({(Trial(run, label, 0).folder / name).read_bytes() for run in (one, other)}) == 1
+    for trials in zip(read_run(one).trials, read_run(other).trials, strict=True):
+        assert len({trial.folder.name for trial in trials}) == len({trial.selection for trial in trials}) == 1
+        for name in ("losses.jsonl", "documents.parquet", "model.safetensors"):
+            assert len({(trial.folder / name).read_bytes() for trial in trials}) == 1
 
 
 # ---- findings ----------------------------------------------------------------------------------------------------------
@@ -191,7 +200,7 @@ def write_run(
     rows: list[Row] = []
     for label, of_label in values.items():
         for i, seed in enumerate(config.seeds):
-            folder = (trial := Trial(path, label, seed)).folder
+            folder = (trial := trial_at(path, label, seed, config)).folder
             folder.mkdir(parents=True)
             record = record_of(config, trial, data, None) | {"measured": measured_by(config, data)}
             (folder / "trial.json").write_text(json.dumps(record))
@@ -213,7 +222,8 @@ def write_run(
             rows += _rows(config, label, seed, at)
     write_rows(rows, path / "results.parquet")
     study = {
-        "schema": 2, "begun": "2026-01-31T12:00:00+00:00", "commit": "0123456789abcdef0123456789abcdef01234567",
+        "schema": 3, "train_steps": {}, "choices": {}, "begun": "2026-01-31T12:00:00+00:00",
+        "commit": "0123456789abcdef0123456789abcdef01234567",
         "versions": {"python": "3.11.2", "longitude": "0.1.0", "torch": "2.13.0+cpu", "accelerate": None},
         "machine": {"system": "Linux x86_64", "cpu": "A processor", "cores": 2, "threads": 2, "gpu": None},
         "continued": [], "configuration": json.loads(json.dumps(asdict(config))),

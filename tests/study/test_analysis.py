@@ -16,13 +16,12 @@ from longitude.study.answers import longest_solved, share
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK
 from longitude.study.report import table, write_report
 from longitude.study.results import read_run
-from longitude.study.trial import Trial
-from tests.study.conftest import BITS, SHARES, conclusion, line, printed, summary, write_answers, write_run
+from tests.study.conftest import BITS, SHARES, conclusion, line, printed, summary, trial_at, write_answers, write_run
 
 
 def test_values_and_changes_are_those_of_the_sums(tmp_path):
     run = write_run(tmp_path, {"rope": BITS["rope"]}, seeds=(0, 1))
-    sums = [pd.read_parquet(Trial(tmp_path, "rope", seed).folder / "documents.parquet") for seed in (0, 1)]
+    sums = [pd.read_parquet(trial_at(tmp_path, "rope", seed).folder / "documents.parquet") for seed in (0, 1)]
 
     def bits(length):
         parts = [each[each["length"] == length] for each in sums]
@@ -52,7 +51,7 @@ def test_values_and_changes_are_those_of_the_sums(tmp_path):
 def test_documents_are_paired_whatever_their_order(tmp_path):
     run = write_run(tmp_path, {"rope": (2.6, 2.7)}, test_lengths=(256, 512), spread=0.5, noise=0.001)
     before = line(summary(run), "rope", 512)
-    path = Trial(tmp_path, "rope", 0).folder / "documents.parquet"
+    path = trial_at(tmp_path, "rope", 0).folder / "documents.parquet"
     sums = pd.read_parquet(path)
     pd.concat([sums[sums["length"] == 256], sums[sums["length"] == 512].iloc[::-1]]).to_parquet(path)
     after = line(summary(run), "rope", 512)
@@ -240,7 +239,7 @@ def test_a_trial_that_is_not_done_counts_for_nothing(tmp_path):
     bits = {"rope": BITS["rope"]}
     one = write_run(tmp_path / "one", bits)
     two = write_run(tmp_path / "two", bits, seeds=(0, 1))
-    status = Trial(two, "rope", 1).folder / "status.json"
+    status = trial_at(two, "rope", 1).folder / "status.json"
     status.write_text(json.dumps(json.loads(status.read_text()) | {"status": "diverged"}))
     assert summary(two).equals(summary(one))
     assert {row.seed for row in read_run(two).rows} == {0}
@@ -252,8 +251,8 @@ def test_a_trial_that_is_not_done_counts_for_nothing(tmp_path):
         (".", "there is no such run directory"),
         ("study.json", "study.json is missing"),
         ("results.parquet", "results.parquet is missing"),
-        ("cells/rope-0-fe4d55/documents.parquet", "documents.parquet is missing although its trial is done"),
-        ("cells/rope-0-fe4d55/losses.jsonl", "losses.jsonl is missing although its trial is done"),
+        ("cells/rope-0-lr=0.005-fe4d55/documents.parquet", "documents.parquet is missing although its trial is done"),
+        ("cells/rope-0-lr=0.005-fe4d55/losses.jsonl", "losses.jsonl is missing although its trial is done"),
         ("b'PAR1 cut off'", "not a readable parquet table"),
     ],
 )
@@ -261,7 +260,7 @@ def test_what_a_run_lacks_is_named_and_its_old_page_stays(broken, message, tmp_p
     run = write_run(tmp_path / "run", {"rope": BITS["rope"]})
     (run / "report.html").write_text("before")
     if broken.startswith("b'"):
-        (Trial(run, "rope", 0).folder / "documents.parquet").write_bytes(broken.encode())
+        (trial_at(run, "rope", 0).folder / "documents.parquet").write_bytes(broken.encode())
     else:
         (run / broken).rename(tmp_path / "elsewhere")
     with pytest.raises(ValueError, match=message):

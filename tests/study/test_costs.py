@@ -25,9 +25,11 @@ def test_flops_are_six_for_each_weight_of_a_product_and_those_of_attention():
 
 
 def test_trials_side_by_side():
-    each = [Cost("a", 1, 1, 1, 1, 3, 1), Cost("b", 1, 1, 1, 1, 1, 1)]
+    each = [Cost("a", 1, 1, 1, 1, 1, 3, 1), Cost("b", 1, 1, 1, 1, 1, 1, 1)]
     assert wall_seconds(each, seeds=2, workers=1) == 12
     assert wall_seconds(each, seeds=2, workers=2) == 6
+    assert wall_seconds(each, seeds=2, workers=1, rates=3) == 2 * (3 * 4 + 2)
+    assert wall_seconds(each, seeds=2, workers=4, rates=2) == 5 + 1  # all are trained before any is measured
 
 
 @pytest.mark.slow

@@ -44,28 +44,34 @@ def folder(root: Path, sizes: list[int]) -> Path:
 def test_many_documents_are_split_by_document(tmp_path):
     data = prepare(config(folder(tmp_path, [65 + i for i in range(30)])))
     assert data.description["unit"] == "documents"
-    assert len(data.validation) == 4 and len(data.training) == 26
+    assert len(data.validation) == 4 and len(data.training) == 23
     assert [len(document) for document in data.validation] == [65] * 4
     training = b"|".join(document.tobytes() for document in data.training)
     for document in data.validation:
         assert document.dtype == torch.int64
         assert bytes(document.tolist()[8:24]) not in training
+    held_out = training + b"|".join(bytes(document.tolist()) for document in data.validation)
+    assert data.description["selection_documents"] == 3 and len(data.selection) >= 3 * 4
+    assert {len(window) for window in data.selection} == {17}
+    assert not any(window.tobytes()[4:12] in held_out for window in data.selection)
 
 
 def test_documents_too_short_for_the_longest_window_are_never_validation(tmp_path):
     data = prepare(config(folder(tmp_path, [64] * 50 + [65] * 20), documents=4))
     assert len(data.validation) == 4 and all(len(document) == 65 for document in data.validation)
-    assert len(data.training) == 66
+    assert len(data.training) == 64 and data.description["selection_documents"] == 2
 
 
 @pytest.mark.parametrize(("sizes", "size"), [([10_000], 10_000), ([700] * 19, 19 * 701 - 1), ([64] * 40, 40 * 65 - 1)])
 def test_few_documents_become_blocks_of_four_windows_and_the_tail_is_validation(tmp_path, sizes, size):
     data = prepare(config(folder(tmp_path, sizes), documents=2))
-    count = size // (BLOCK * 64)
+    count, apart = size // (BLOCK * 64), data.description["selection_documents"]
     assert data.description["unit"] == f"contiguous blocks of {BLOCK * 64} bytes"
     assert data.description["validation_names"] == [f"block {i}" for i in range(count - len(data.validation), count)]
-    assert [len(document) for document in data.training[1:]] == [BLOCK * 64] * (count - len(data.validation) - 1)
-    assert sum(len(document) for document in data.training) + BLOCK * 64 * len(data.validation) == size
+    assert [len(document) for document in data.training[1:]] == [BLOCK * 64] * (
+        count - apart - len(data.validation) - 1
+    )
+    assert sum(len(document) for document in data.training) + BLOCK * 64 * (apart + len(data.validation)) == size
 
 
 def test_fewer_documents_give_longer_excerpts():
@@ -156,8 +162,8 @@ def test_bad_texts(tmp_path):
     contents = {
         "empty.txt": b"",
         "model.bin": b"\x00\x01\x02" * 1000,
-        "short.txt": words(511),
-        "enough.txt": words(512),
+        "short.txt": words(767),
+        "enough.txt": words(768),
     }
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
@@ -167,7 +173,7 @@ def test_bad_texts(tmp_path):
         "empty.txt": "is empty",
         "model.bin": "expected UTF-8 text",
         "nothing": "got no files",
-        "short.txt": "511 bytes long and must be at least 512: two blocks of 4 times the longest window 64",
+        "short.txt": "767 bytes long and must be at least 768: three blocks of 4 times the longest window 64",
     }.items():
         with pytest.raises(ValueError, match=message):
             prepare(config(tmp_path / name))

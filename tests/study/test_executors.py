@@ -66,7 +66,7 @@ def plain(tmp_path_factory):
 def test_two_workers_give_the_rows_of_one_process_though_one_is_killed(plain, tmp_path):
     outcome, notes = run(TINY, tmp_path / "two", executor=Killing(Workers(2), tmp_path / "killed"))
     assert outcome.complete and (tmp_path / "killed").exists()
-    assert [note for note in notes if note.startswith("rope seed 0: its process was killed")]
+    assert [note for note in notes if note.startswith("rope seed 0 lr 0.005: its process was killed")]
     assert_same_runs(plain, tmp_path / "two")
 
 

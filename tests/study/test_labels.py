@@ -22,8 +22,7 @@ from longitude.registry import options_of
 from longitude.study.labels import FOREIGN, SCHEME, Label, parse_encoding, parse_label, parse_options, safe
 from longitude.study.plan import checked
 from longitude.study.train import build_model
-from longitude.study.trial import Trial
-from tests.study.conftest import TINY, run
+from tests.study.conftest import TINY, run, trial_at
 from tests.support import refused_calls
 
 tiny = partial(replace, TINY, layers=2, steps=2)
@@ -218,7 +217,9 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
     rows = read_rows(tmp_path / "results.parquet")
     assert list(rows.groupby("label", sort=False)["encoding"].first()) == ["rope", "none", "rope", "rope", "rope"]
     assert rows["value"].notna().all() and set(rows["length"]) == {16, 32, 48}
-    saved = [json.loads((Trial(tmp_path, label, 0).folder / "config.json").read_text()) for label in config.encodings]
+    saved = [
+        json.loads((trial_at(tmp_path, label, 0).folder / "config.json").read_text()) for label in config.encodings
+    ]
     assert (saved[0]["mixer"]["name"], saved[0]["mixer"]["size"], saved[4]["encoding"]["base"]) == (
         "window",
         8,
@@ -226,7 +227,7 @@ def test_labels_are_trained_saved_loaded_and_measured(tmp_path, numbers):
     )
     yarn = {"name": "yarn", "factor": 3, "original_max_length": 16}
     assert saved[3]["encoding"]["scaling"].items() >= yarn.items()
-    hybrid = AutoModelForCausalLM.from_pretrained(Trial(tmp_path, "rope+attention+mamba", 0).folder)
+    hybrid = AutoModelForCausalLM.from_pretrained(trial_at(tmp_path, "rope+attention+mamba", 0).folder)
     generated = hybrid.generate(torch.zeros(1, 3, dtype=torch.long), max_new_tokens=4, do_sample=False, pad_token_id=0)
     assert generated.shape == (1, 7)
 

@@ -9,8 +9,7 @@ from longitude.positions.buckets import T5Bias
 from longitude.study.analysis import analyse
 from longitude.study.pictures import PICTURES
 from longitude.study.train import build_model, save
-from longitude.study.trial import Trial
-from tests.study.conftest import write_answers, write_run
+from tests.study.conftest import trial_at, write_answers, write_run
 
 
 def drawn(name, analysis):
@@ -45,7 +44,7 @@ def test_a_bias_is_drawn_before_and_after_training(tmp_path):
         for module in model.modules():
             if isinstance(module, T5Bias):
                 torch.nn.init.ones_(module.table)
-        save(model, Trial(tmp_path, label, 0).folder)
+        save(model, trial_at(tmp_path, label, 0).folder)
     [figure] = drawn("biases", analysis)
     alibi, t5 = figure.chart.to_dict()["concat"]  # the others have no bias that positions alone decide
     assert alibi["title"] == "alibi, fixed" and t5["title"] == "t5"
@@ -72,7 +71,7 @@ def test_without_checkpoints_there_are_no_biases(tmp_path):
 
 def test_answers_by_length_and_distance(tmp_path):
     write_answers(tmp_path, {"rope": (1.0,), "t5": (1.0,)}, test_lengths=(8,), documents=4)
-    path = Trial(tmp_path, "rope", 0).folder / "documents.parquet"
+    path = analyse(tmp_path).run.of("rope")[0].folder / "documents.parquet"
     frame = pd.read_parquet(path)
     assert drawn("by-distance", analyse(tmp_path)) == []
     frame["distance"], frame["exact"] = [1, 4, 7, 8], [1, 1, 0, 0]

@@ -44,7 +44,7 @@ def test_a_file_of_ones_own(tmp_path):
     """)
     config = of_preset(str(path))
     assert (config.task, config.methods, config.encodings) == ("reverse", ("greedy",), ("rope",))
-    assert (config.learning_rate, config.position_range, config.seeds) == (1.0, 9, (3,))
+    assert (config.learning_rates, config.position_range, config.seeds) == ((1.0,), 9, (3,))
     assert plan(replace(config, hidden=16, heads=2), tmp_path / "run").config.test_lengths == (4, 6)
 
 
@@ -56,7 +56,7 @@ def test_a_file_of_ones_own(tmp_path):
         ("steps = 1.5", "my.toml: steps must be a whole number, got 1.5"),
         ("steps = true", "my.toml: steps must be a whole number, got True"),
         ("seeds = ['0']", "my.toml: seeds must be a whole number, got '0'"),
-        ("learning_rate = '1e-3'", "my.toml: learning_rate must be a number, got '1e-3'"),
+        ("learning_rate = '1e-3'", "my.toml: learning_rates must be a number, got '1e-3'"),
         ("positions = 'random'", "my.toml: positions must be one of contiguous, randomized, skipped, got 'random'"),
         ("data = [1]", "my.toml: data must be text in quotes, got 1"),
         ("task = 'txt'", "unknown task of --task 'txt': did you mean 'text'?"),

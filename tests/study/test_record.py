@@ -14,8 +14,7 @@ from longitude.study import run_trial, runner
 from longitude.study.labels import safe
 from longitude.study.record import GROWING, SCHEMA, grown, place_of
 from longitude.study.results import read_run
-from longitude.study.trial import Trial
-from tests.study.conftest import NUMBERS, TINY, run
+from tests.study.conftest import NUMBERS, TINY, run, trial_at
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32))
@@ -55,20 +54,20 @@ def test_the_whole_recipe_is_in_study_json_and_each_trial_has_its_own(four):
         study["recipe"]
     )
     assert {"norm", "hidden_act", "tie_word_embeddings", "initializer_range"} < set(study["recipe"])
-    own = json.loads((Trial(four, "rope", 0).folder / "trial.json").read_text())
+    own = json.loads((trial_at(four, "rope", 0).folder / "trial.json").read_text())
     assert own["recipe"] == study["recipe"] and own["trained"]["steps"] == 4 and own["machine"]["threads"]
     assert own["trained"]["text"] == study["data"]["training_sha256"]
     decided = set(own["trained"]) | set(own["measured"])  # every option decides weights or rows, or names trials
-    assert decided >= set(TINY.__dataclass_fields__) - {"encodings", "seeds"}
+    assert decided >= set(TINY.__dataclass_fields__) - {"encodings", "seeds", "learning_rates"}
 
 
 def test_a_trial_of_another_configuration_is_refused_by_name(finished, four):
-    folder = Trial(four, "rope", 0).folder
+    folder = trial_at(four, "rope", 0).folder
     shutil.rmtree(folder)
-    shutil.copytree(Trial(finished / "6", "rope", 0).folder, folder)
+    shutil.copytree(trial_at(finished / "6", "rope", 0).folder, folder)
     refused(four, f"{folder.name} was trained with --steps 6, its study has 4; move .* trains this one again")
     shutil.rmtree(folder)
-    shutil.copytree(Trial(four, "none", 0).folder, folder)
+    shutil.copytree(trial_at(four, "none", 0).folder, folder)
     refused(four, f"{folder.name} was trained with label none, its study has rope")
     (folder / "trial.json").unlink()
     refused(four, f"{folder.name} has no trial.json, so nothing says how it was trained")
@@ -77,7 +76,7 @@ def test_a_trial_of_another_configuration_is_refused_by_name(finished, four):
 
 
 def test_what_was_measured_otherwise_is_measured_again_from_its_checkpoint(four, monkeypatch):
-    trial = Trial(four, "rope", 0)
+    trial = trial_at(four, "rope", 0)
     weights, documents = trial.folder / "model.safetensors", trial.folder / "documents.parquet"
     before = weights.stat().st_mtime_ns
     monkeypatch.setattr(run_trial, "train", None)
@@ -113,7 +112,7 @@ def test_lengths_and_methods_are_measured_without_training(four, monkeypatch):
 
 
 def test_longer_lengths_keep_the_training_text(finished, four):
-    own = [json.loads((Trial(path, "rope", 0).folder / "trial.json").read_text()) for path in (finished / "4", four)]
+    own = [json.loads((trial_at(path, "rope", 0).folder / "trial.json").read_text()) for path in (finished / "4", four)]
     assert own[0]["trained"] == own[1]["trained"]
     with pytest.raises(ValueError, match="--test-lengths: no held-out document is longer than 5000"):
         run(replace(TINY, test_lengths=(16, 5000)), four)
@@ -148,13 +147,13 @@ def test_every_other_option_is_refused_by_name(tmp_path):
 
 
 def test_every_question_has_a_folder(four, tmp_path):
-    other, folder = replace(TINY, steps=9, learning_rate=1e-3), tmp_path / "4"
+    other, folder = replace(TINY, steps=9, weight_decay=0.2), tmp_path / "4"
     assert (
         place_of(TINY, TINY, folder) == place_of(replace(TINY, seeds=(3,), test_lengths=(64,)), TINY, folder) == folder
     )
     named = place_of(other, TINY, folder)
-    assert re.fullmatch(r"4-steps=9-learning_rate=0\.001-[0-9a-f]{6}", named.name)
-    changed(folder / "study.json", recipe=None)  # nothing can be added to it
+    assert re.fullmatch(r"4-steps=9-weight_decay=0\.2-[0-9a-f]{6}", named.name)
+    changed(folder / "study.json", upgraded_from=2)  # nothing can be added to it
     assert re.fullmatch(r"4-[0-9a-f]{6}", place_of(TINY, TINY, folder).name)
     assert place_of(other, TINY, folder) == named
 
@@ -169,15 +168,22 @@ def test_a_part_of_a_study_is_read(four):
 # ---- other releases ------------------------------------------------------------------------------------------------------
 
 
+def of_one_rate(options):
+    """The configuration of a study before there could be several, or labels be matched by compute."""
+    [options["learning_rate"]] = options.pop("learning_rates")
+    del options["match"]
+
+
 def first_release(path):
     """A directory of schema 1: no records of trials, no recipe, folders without a hash."""
     study = json.loads((path / "study.json").read_text())
     study["schema"] = 1
-    del study["recipe"], study["data"]["training_sha256"]
+    del study["recipe"], study["train_steps"], study["choices"], study["data"]["training_sha256"]
+    of_one_rate(study["configuration"])
     for name in ("positions", "position_range", "split_length", "threads"):
         study["configuration"].pop(name, None)
     (path / "study.json").write_text(json.dumps(study))
-    for trial in (Trial(path, label, 0) for label in ("none", "rope")):
+    for trial in (trial_at(path, label, 0) for label in ("none", "rope")):
         (trial.folder / "trial.json").unlink()
         trial.folder.rename(path / "cells" / f"{safe(trial.label)}-0")
 
@@ -197,7 +203,7 @@ def test_a_study_of_schema_1_whose_trials_contradict_it_is_refused(finished, fou
     first_release(four)
     folder = four / "cells" / "rope-0"
     shutil.rmtree(folder)
-    shutil.copytree(Trial(finished / "6", "rope", 0).folder, folder)
+    shutil.copytree(trial_at(finished / "6", "rope", 0).folder, folder)
     refused(four, "rope-0 was run with steps 6, its study has 4; move")
 
 
@@ -220,7 +226,7 @@ def test_a_changed_recipe_is_named(four):
     study = json.loads((four / "study.json").read_text())
     changed(four / "study.json", recipe=study["recipe"] | {"adam_beta2": 0.999})
     refused(four, "was trained with adam_beta2 0.95, its study has 0.999")
-    for trial in (Trial(four, label, 0) for label in ("none", "rope")):
+    for trial in (trial_at(four, label, 0) for label in ("none", "rope")):
         changed(trial.folder / "trial.json", recipe=study["recipe"] | {"adam_beta2": 0.999})
     with pytest.raises(ValueError, match=r"models trained with adam_beta2 0\.999, this release trains with 0\.95"):
         run(replace(TINY, seeds=(1,)), four)

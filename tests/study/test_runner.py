@@ -13,8 +13,7 @@ from longitude.measure import from_frame, read_rows
 from longitude.runs import files
 from longitude.study import run_trial, runner
 from longitude.study.data import Text
-from longitude.study.trial import Trial
-from tests.study.conftest import NUMBERS, TINY, assert_same_runs, conclusion, process, run
+from tests.study.conftest import NUMBERS, TINY, assert_same_runs, conclusion, process, run, trial_at
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32))
@@ -31,7 +30,7 @@ def done(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
         outcome, notes = run(TINY, path)
-    assert outcome.complete and notes[1:] == ["none seed 0: done", "rope seed 0: done"]
+    assert outcome.complete and notes[2:] == ["none seed 0 lr 0.005: done", "rope seed 0 lr 0.005: done"]
     return path
 
 
@@ -69,15 +68,15 @@ def test_another_configuration_is_named_and_nothing_is_touched(changes, message,
 @pytest.mark.slow
 def test_encodings_and_seeds_are_added_and_fresh_starts_over(done, tmp_path):
     shutil.copytree(done, tmp_path, dirs_exist_ok=True)
-    kept = (Trial(tmp_path, "rope", 0).folder / "model.safetensors").stat().st_mtime_ns
+    kept = (trial_at(tmp_path, "rope", 0).folder / "model.safetensors").stat().st_mtime_ns
     outcome, _ = run(replace(TINY, encodings=("alibi", "rope", "none"), seeds=(1, 0)), tmp_path)
     assert statuses(outcome) == [(label, seed, "done") for seed in (0, 1) for label in ("none", "rope", "alibi")]
-    assert (Trial(tmp_path, "rope", 0).folder / "model.safetensors").stat().st_mtime_ns == kept
+    assert (trial_at(tmp_path, "rope", 0).folder / "model.safetensors").stat().st_mtime_ns == kept
     assert len(read_rows(tmp_path / "results.parquet").groupby(["label", "seed"])) == 6
     (tmp_path / "mine.txt").write_text("stays")
     outcome, _ = run(replace(TINY, steps=5, encodings=("rope",)), tmp_path, fresh=True)
     assert statuses(outcome) == [("rope", 0, "done")]
-    assert not (Trial(tmp_path, "none", 0).folder).exists() and (tmp_path / "mine.txt").exists()
+    assert not (trial_at(tmp_path, "none", 0).folder).exists() and (tmp_path / "mine.txt").exists()
 
 
 def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
@@ -92,11 +91,11 @@ def test_a_failed_trial_is_recorded_and_tried_again(tmp_path, monkeypatch):
         patched.setattr(run_trial, "train", breaks)
         outcome, notes = run(TINY, tmp_path)
     assert statuses(outcome) == [("none", 0, "failed"), ("rope", 0, "done")] and not outcome.complete
-    assert notes[1].startswith("none seed 0: failed, RuntimeError: the coffee is out; see ")
-    assert "Traceback" in (Trial(tmp_path, "none", 0).folder / "error.txt").read_text()
+    assert notes[2].startswith("none seed 0 lr 0.005: failed, RuntimeError: the coffee is out; see ")
+    assert "Traceback" in (trial_at(tmp_path, "none", 0).folder / "error.txt").read_text()
     assert list(read_rows(tmp_path / "results.parquet")["label"].unique()) == ["rope"]
     outcome, _ = run(TINY, tmp_path)
-    assert outcome.complete and not (Trial(tmp_path, "none", 0).folder / "error.txt").exists()
+    assert outcome.complete and not (trial_at(tmp_path, "none", 0).folder / "error.txt").exists()
 
 
 @pytest.mark.slow
@@ -130,7 +129,7 @@ def test_a_study_records_its_sampler_everywhere(tmp_path):
     assert outcome.complete and [status.reason for _, status in outcome.trials] == [None, None]
     study = json.loads((tmp_path / "study.json").read_text())
     assert (study["configuration"]["positions"], study["configuration"]["position_range"]) == ("randomized", 32)
-    model = json.loads((Trial(tmp_path, "learned", 0).folder / "config.json").read_text())
+    model = json.loads((trial_at(tmp_path, "learned", 0).folder / "config.json").read_text())
     assert model["encoding"]["max_length"] == model["max_position_embeddings"] == 32
     rows = from_frame(read_rows(tmp_path / "results.parquet"))
     assert {row.train_positions for row in rows} == {"randomized(max_length=32)"}

@@ -99,7 +99,7 @@ def study(
         from longitude.study.runner import study as run
 
         planned = checked(config, out, fresh)
-        adds = planned.grows or any(trial.status.status not in ("done", "diverged") for trial in planned.trials)
+        adds = planned.grows or not planned.finished
         executor = execution.of(planned.config.device, planned.config.threads, len(planned.trials))
     if plan:
         return _print_costs(planned, execution, json)
@@ -124,23 +124,24 @@ def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
     if json:
         print_json([asdict(cost) for cost in found])
         return DONE
-    names = ("label", "parameters", "FLOPs/token", "training FLOPs", "memory GB", "training s", "measuring s")
+    names = ("label", "parameters", "steps", "FLOPs/token", "training FLOPs", "memory GB", "training s", "measuring s")
     table = Table(*names, box=None)
     for cost in found:
         numbers = [
             f"{cost.parameters:,}",
+            f"{cost.steps:,}",
             f"{cost.flops_per_token:.2e}",
             f"{cost.flops:.2e}",
             f"{cost.memory / 1e9:.2f}",
         ]
         table.add_row(cost.label, *numbers, f"{cost.training_seconds:.0f}", f"{cost.measuring_seconds:.0f}")
     Console(soft_wrap=True).print(table)
-    config, trials = planned.config, len(planned.trials)
+    config, trials, rates = planned.config, len(planned.trials), len(planned.config.learning_rates)
     if execution.executor == "ray":
-        seconds = len(config.seeds) * sum(cost.seconds for cost in found)
+        seconds = wall_seconds(found, len(config.seeds), 1, rates)
         print(f"{trials} models of these, {seconds / 60:.1f} minutes of work on a machine like this one")
         return DONE
     workers = getattr(execution.of(config.device, config.threads, trials), "workers", 1)
-    minutes = wall_seconds(found, len(config.seeds), workers) / 60
+    minutes = wall_seconds(found, len(config.seeds), workers, rates) / 60
     print(f"{trials} models of these, {workers} at once: about {minutes:.1f} minutes on this machine as busy as now")
     return DONE

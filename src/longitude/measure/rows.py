@@ -12,7 +12,8 @@ import pandas as pd
 from longitude.errors import unknown
 from longitude.runs.files import atomic
 
-SCHEMA = 1
+SCHEMA = 2
+"""1 lacked the columns of what training was and took, from learning_rate on; it is read as well."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +55,14 @@ class Row:
         depth: Where the needle was, 0 (first) to 1 (last); None where it was random or there is none.
         distance: How far before the question what it asks for lies, in the units of `length`; None: over all distances.
         reason: Why the model was not measured.
+        learning_rate: Of its training, the peak of the schedule.
+        train_steps: Optimizer steps of its training.
+        train_tokens: Tokens that it read in training.
+        train_bytes: Of text that they are; with a tokenizer at the mean bytes per token of the training text.
+        train_seconds: Of its training, on the machine as busy as it was, so that it never repeats; None where it was interrupted.
+        parameters: Numbers that the model has.
+        flops_per_token: Of its training, for each of these tokens, forward and backward; see longitude/study/budget.py for what
+            is counted.
 
     Raises:
         ValueError: For a float that is not finite.
@@ -90,15 +99,26 @@ class Row:
     depth: float | None = None
     distance: int | None = None
     reason: str | None = None
+    learning_rate: float | None = None
+    train_steps: int | None = None
+    train_tokens: int | None = None
+    train_bytes: int | None = None
+    train_seconds: float | None = None
+    parameters: int | None = None
+    flops_per_token: float | None = None
 
     def __post_init__(self):
-        for name in ("value", "low", "high"):
+        for name in ("value", "low", "high", "learning_rate", "train_seconds", "flops_per_token"):
             number = getattr(self, name)
             if number is not None and not math.isfinite(number):
                 raise ValueError(f"Row {name} must be a finite number or None, got {number}; pass None for missing")
 
 
-LABELS = tuple("task model encoding label seed train_length train_positions bos backend commit prefill".split())
+TRAINING = tuple("learning_rate train_steps train_tokens train_bytes train_seconds parameters flops_per_token".split())
+"""Columns of what training was and took."""
+LABELS = (
+    tuple("task model encoding label seed train_length train_positions bos backend commit prefill".split()) + TRAINING
+)
 """Columns that a caller of a measurement may fill."""
 
 
@@ -116,7 +136,7 @@ def _dtype(annotation) -> str:
 
 # Column order is field order. The nullable dtypes keep integers integers, and a missing value apart from NaN.
 COLUMNS = {field.name: _dtype(field.type) for field in fields(Row)}
-ADDED = ("train_positions", "prefill", "depth", "distance", "reason")
+ADDED = ("train_positions", "prefill", "depth", "distance", "reason", *TRAINING)
 """Columns that are in a table only where a row has a value in them: all other tables are as they were without them."""
 
 
@@ -153,14 +173,15 @@ def from_frame(frame: pd.DataFrame) -> list[Row]:
 
 
 def check_frame(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same table with the schema's dtypes; ValueError when it is not a table of schema version `SCHEMA`."""
+    """The same table as schema version `SCHEMA` with its dtypes; ValueError when it is of none up to this one."""
     versions = set(frame["schema"]) if "schema" in frame else {None}
-    if versions - {SCHEMA}:
+    if versions - {*range(1, SCHEMA + 1)}:
         got = ", ".join(sorted(str(version) for version in versions))
         raise ValueError(
-            f"results have schema version {got}, this longitude reads version {SCHEMA}; measure again, or read them "
+            f"results have schema version {got}, this longitude reads versions up to {SCHEMA}; measure again, or read them "
             f"with the release of longitude that wrote them"
         )
+    frame = frame.assign(schema=SCHEMA)  # a later one only has more columns that may be missing
     expected = [name for name in COLUMNS if name not in ADDED or name in frame]
     if list(frame.columns) != expected:
         missing = [name for name in expected if name not in frame]

@@ -11,6 +11,7 @@ from longitude.study.comparisons import Comparison
 from longitude.study.criterion import Criterion, Finding
 from longitude.study.estimates import HOLDS, UNCLEAR, WEAK
 from longitude.study.losses import LossCriterion
+from longitude.study.rates import words
 from longitude.study.results import Run, TrialResult, read_run
 
 CRITERIA: dict[str, type[Criterion]] = {"losses": LossCriterion, "answers": AnswerCriterion}
@@ -127,13 +128,16 @@ def winner(analysis: Analysis, last: list[Finding]) -> list[str]:
 
 
 def remarks(run: Run) -> list[str]:
-    """Of which labels training never used a part, and which trials are not done."""
+    """Of which labels training never used a part, which trials are not done, and what of training differs between labels."""
     by_state: dict[str, list[str]] = {}
     for trial in run.undone:
         name = named(trial.label) + (f" (seed {trial.seed})" if len(run.of(trial.label)) > 1 else "")
         by_state.setdefault(state(trial), []).append(name)
-    untrained = [f"{named(label)} {words}" for label in run.labels if (words := run.untrained(label))]
-    return untrained + [f"{and_(names)} {state}" for state, names in by_state.items()]
+    untrained = [f"{named(label)} {never}" for label in run.labels if (never := run.untrained(label))]
+    undone = [f"{and_(names)} {state}" for state, names in by_state.items()]
+    steps = [f"{label} {run.steps(label):,}" for label in run.labels if run.config.match == "compute"]
+    matched = [f"steps, matched by compute: {', '.join(steps)}"] if steps else []
+    return [*untrained, *undone, *matched, *words(run.choices)]
 
 
 def _scope(criterion: Criterion, found: list[Finding]) -> str:
@@ -154,4 +158,6 @@ def state(trial: TrialResult) -> str:
     """How a trial ended, in words after its name."""
     if trial.status == "diverged":
         return f"diverged at step {trial.step}"
-    return {"done": "is done", "failed": "failed", "not run": "was not run"}.get(trial.status, "did not finish")
+    return {"done": "is done", "trained": "was not measured", "failed": "failed", "not run": "was not run"}.get(
+        trial.status, "did not finish"
+    )

@@ -14,7 +14,7 @@ from longitude.study.config import StudyConfig, listed, option
 from longitude.study.results import Run
 from longitude.study.tables import findings, reach
 
-OF_DATA = ("data", "tokenizer", "train_length", "positions", "position_range", "steps", "batch_size")
+OF_DATA = ("data", "tokenizer", "train_length", "positions", "position_range", "steps", "match", "batch_size")
 """Options that decide what a seed sees in training: where one differs, seeds of two studies are no pairs."""
 NOT_SHOWN = (
     "encodings",
@@ -123,6 +123,8 @@ def side_by_side(paths: Sequence[Path | str]) -> SideBySide:
         if name not in NOT_SHOWN and any(value != values[0] for value in values):
             options[name] = values
     unpaired = [name for name in OF_DATA if name in options]
+    if {run.steps(label) for run in runs for label in run.labels} == {runs[0].config.steps} and "match" in unpaired:
+        unpaired.remove("match")  # every model was trained for the same steps all the same
     pairs = [] if unpaired else _compared(analyses, lengths[-1])
     return SideBySide(analyses, lengths, options, pairs, unpaired)
 

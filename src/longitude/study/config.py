@@ -9,6 +9,7 @@ from longitude.runs.device import Device
 
 Positions = Literal["contiguous", "randomized", "skipped"]
 Method = Literal["non-overlapping", "sliding", "per-position", "greedy"]
+Match = Literal["steps", "compute"]
 GENERATED = "generated"
 """--data of tasks whose examples are drawn, not read."""
 BYTE = "byte"
@@ -41,10 +42,14 @@ class StudyConfig:
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
         split_length: Held-out documents are longer than this; by default the longest length of the study as it was begun, so
             that a study which is given longer ones keeps its training text.
-        steps: Optimizer steps of every model.
+        steps: Optimizer steps of every model; with --match compute those of plain attention.
+        match: What all labels have alike: steps; or compute: each is trained for as many steps as cost the FLOPs of --steps
+            steps of attention without an encoding.
         seeds: One model per encoding and seed; a seed decides the initial weights and the order of the text.
         batch_size: Windows or examples per step.
-        learning_rate: Peak of the schedule: linear warm-up, then a cosine down to zero.
+        learning_rates: Peak of the schedule: linear warm-up, then a cosine down to zero. Of several, each label has its own:
+            that of the lowest mean loss over the seeds at the training length, on text held out for this choice alone. Only
+            its models are measured.
         warmup: Share of the steps in which the learning rate rises.
         weight_decay: Weight decay of AdamW, of matrices only: vectors, norms, tables and rates keep their size.
         layers: Transformer blocks; an encoder-decoder has this many of each.
@@ -70,9 +75,10 @@ class StudyConfig:
     test_lengths: tuple[int, ...] = (64, 256, 1024)
     split_length: int | None = None
     steps: int = 2000
+    match: Match = "steps"
     seeds: tuple[int, ...] = (0, 1, 2)
     batch_size: int = 8
-    learning_rate: float = 5e-3
+    learning_rates: tuple[float, ...] = (5e-3,)
     warmup: float = 0.1
     weight_decay: float = 0.1
     layers: int = 2
@@ -87,9 +93,9 @@ class StudyConfig:
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> "StudyConfig":
         """The configuration of a study.json. An option that came later is at its default, as it was then."""
-        known: dict[str, Any] = {name: saved[name] for name in cls.__dataclass_fields__ if name in saved}
+        named = renamed(saved)
+        known: dict[str, Any] = {name: named[name] for name in cls.__dataclass_fields__ if name in named}
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
-        known |= {"data": (known["data"],)} if isinstance(known.get("data"), str) else {}  # it was one
         return cls(**known)
 
     @property
@@ -104,8 +110,18 @@ class StudyConfig:
 
     @property
     def training_tokens(self) -> int:
-        """Targets that every model is trained on."""
+        """Targets that a model of `steps` steps is trained on."""
         return self.steps * self.batch_size * self.train_length
+
+
+def renamed(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options by their names of today: of --data and --learning-rates there was one."""
+    options = dict(options)
+    if "learning_rate" in options:
+        options["learning_rates"] = [options.pop("learning_rate")]
+    if isinstance(options.get("data"), str):
+        options["data"] = [options["data"]]
+    return options
 
 
 # ---- checks that `longitude bench` has, too ---------------------------------------------------------------------------

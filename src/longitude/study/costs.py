@@ -1,7 +1,7 @@
 """What a study will take before anything runs: parameters, FLOPs and memory from the meta device, time from a short calibration.
 
-FLOPs are those of matrix products: of every Linear layer, and of scores and weighted values where a mixer attends. What else a
-layer does (norms, recurrent states, tables of positions) is in the time, which real steps of this machine give.
+FLOPs are those of `longitude.study.budget`. What else a layer does (norms, tables of positions) is in the time, which real steps
+of this machine give.
 """
 
 import tempfile
@@ -13,14 +13,11 @@ from typing import Any
 
 import torch
 import transformers
-from torch import nn
 
-from longitude.models.decoder import LongitudeModel
 from longitude.runs.device import device_of
 from longitude.runs.memory import training_memory
-from longitude.study.config import StudyConfig
+from longitude.study.budget import flops_per_token, on_meta
 from longitude.study.plan import StudyPlan
-from longitude.study.run_trial import BACKWARD
 from longitude.study.tasks.base import Measuring, task_of
 from longitude.study.train import build_model, train
 from longitude.study.trial import Trial
@@ -28,6 +25,7 @@ from longitude.study.trial import Trial
 STEPS = 6
 """Steps of a calibration; the first ones, which allocate and compile, do not count."""
 WARM = 2
+PARTS = ("seconds", "training_seconds", "measuring_seconds")
 BASE = 2**29
 """Bytes of Python and its libraries."""
 
@@ -38,6 +36,7 @@ class Cost:
 
     Attributes:
         parameters: Of the model.
+        steps: Of its training.
         flops_per_token: Of matrix products in training, forward and backward, for a target.
         flops: Of the whole training.
         memory: Bytes at the height of a training step.
@@ -47,6 +46,7 @@ class Cost:
 
     label: str
     parameters: int
+    steps: int
     flops_per_token: float
     flops: float
     memory: int
@@ -57,17 +57,6 @@ class Cost:
     def seconds(self) -> float:
         """Of the whole trial."""
         return self.training_seconds + self.measuring_seconds
-
-
-def flops_per_token(config: StudyConfig, label: str) -> float:
-    """FLOPs of matrix products for a training token, forward and backward: three times those of the forward pass."""
-    model = _on_meta(config, label)
-    linear = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    length = task_of(config.task).positions(config.train_length)
-    stacks = [module for module in model.modules() if isinstance(module, LongitudeModel)]
-    attending = sum(mixer.growth != "O(1)" for stack in stacks for mixer in stack.mixers)
-    seen = length / 2 if task_of(config.task).stack == "decoder" else length  # keys of a query, on average
-    return BACKWARD * 2 * (linear + 2 * attending * seen * config.hidden)
 
 
 def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] = lambda *now: None) -> list[Cost]:
@@ -84,17 +73,18 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
     try:
         for i, label in enumerate(config.encodings):
             on_progress(label, i, len(config.encodings))
-            model = _on_meta(config, label)
+            model = on_meta(config, label)
             length = task_of(config.task).positions(config.train_length)
-            per_token = flops_per_token(config, label)
+            per_token, steps = flops_per_token(config, label), planned.steps.get(label, config.steps)
             found.append(
                 Cost(
                     label,
                     sum(parameter.numel() for parameter in model.parameters()),
+                    steps,
                     per_token,
-                    per_token * config.training_tokens,
+                    per_token * replace(config, steps=steps).training_tokens,
                     BASE + training_memory(model, model.config, config.batch_size, length, False),
-                    *_calibrated(planned, label),
+                    *_calibrated(planned, label, steps),
                 )
             )
     finally:
@@ -102,21 +92,25 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
     return found
 
 
-def wall_seconds(costs: Sequence[Cost], seeds: int, workers: int) -> float:
-    """Of all trials, `workers` side by side, each begun as soon as one before it ends."""
+def wall_seconds(costs: Sequence[Cost], seeds: int, workers: int, rates: int = 1) -> float:
+    """Of all trials, `workers` side by side, each begun as soon as one before it ends.
+
+    Of several learning rates all are trained before one of each label is measured.
+    """
+    whole, training, measuring = ([getattr(cost, name) for cost in costs] * seeds for name in PARTS)
+    if rates == 1:
+        return _side_by_side(whole, workers)
+    return _side_by_side(training * rates, workers) + _side_by_side(measuring, workers)
+
+
+def _side_by_side(seconds: Sequence[float], workers: int) -> float:
     free = [0.0] * workers
-    for seconds in [cost.seconds for cost in costs] * seeds:
-        first = free.index(min(free))
-        free[first] += seconds
+    for each in seconds:
+        free[free.index(min(free))] += each
     return max(free)
 
 
-def _on_meta(config: StudyConfig, label: str) -> Any:
-    with torch.device("meta"):
-        return build_model(config, label, 0)
-
-
-def _calibrated(planned: StudyPlan, label: str) -> tuple[float, float]:
+def _calibrated(planned: StudyPlan, label: str, steps: int) -> tuple[float, float]:
     """Seconds of training and of measuring, from a few steps of the model and a share of what it is measured on."""
     config, task = planned.config, task_of(planned.config.task)
     short = replace(
@@ -124,7 +118,7 @@ def _calibrated(planned: StudyPlan, label: str) -> tuple[float, float]:
     )
     times: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        trial = Trial(Path(folder), label, config.seeds[0])
+        trial = Trial(Path(folder), label, config.seeds[0], config.learning_rates[0], STEPS)
         trial.folder.mkdir(parents=True)
         model = build_model(short, label, trial.seed)
         train(
@@ -138,7 +132,7 @@ def _calibrated(planned: StudyPlan, label: str) -> tuple[float, float]:
     begun = time.perf_counter()
     task.measure(Measuring(model, short, data, config.test_lengths, labels, lambda done, total: None))
     measuring = (time.perf_counter() - begun) * read[1] / read[0]
-    return per_step[len(per_step) // 2] * config.steps, measuring
+    return per_step[len(per_step) // 2] * steps, measuring
 
 
 def _sizes(few: Any, all_: Any) -> tuple[int, int]:

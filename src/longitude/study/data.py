@@ -1,9 +1,11 @@
 """The text of a study: documents of tokens, split by document, and one order of training windows for every model.
 
 A token is a byte, unless the study has a tokenizer; lengths are in tokens.
-A text of at least 20 documents that hold the longest window and the token after it is split by document: those drawn by
-the hash of their names are for validation, all others for training. With fewer, the whole text is cut into contiguous
-blocks of four times the longest window; the blocks are then the documents, and the tail is for validation.
+A text of at least 20 documents that hold the longest window and the token after it is split by document: the first by the
+hash of their names are for validation, the next for selection, all others for training. With fewer, the whole text is cut
+into contiguous blocks of four times the longest window; the blocks are then the documents, the tail is for validation, and what
+is before it for selection. Learning rates are chosen on the selection text; it is held out of every study, so that one with a
+single rate may be given others.
 
 A validation document is one excerpt, from a place that the hash of its name draws, so that position in a window says
 nothing about place in the file. Training windows never cross documents: each pass over the text lays windows end to end
@@ -29,8 +31,8 @@ ENOUGH = 20
 """Documents from which a text is split by document."""
 BLOCK = 4
 """Length of a block, in longest windows."""
-SHARE = 0.2
-"""Of the eligible documents or blocks, at most this share is for validation."""
+SHARE, SELECTION = 0.2, 0.1
+"""Of the eligible documents or blocks, at most these shares are for validation and for selection."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,21 @@ class StudyData:
     Attributes:
         training: Documents of tokens, integers [n] each (bytes: uint8); none where examples are drawn.
         validation: Likewise, int64 [n].
+        selection: Training windows, each with the token after it, to choose learning rates on.
         description: For study.json.
         token_bytes: Of the validation documents, the bytes of each token; None where a token is a byte.
     """
 
     training: list[np.ndarray]
     validation: list[Tensor]
+    selection: list[np.ndarray]
     description: dict[str, Any]
     token_bytes: list[Tensor] | None = None
+
+    @property
+    def bytes_per_token(self) -> float:
+        """Of the training text, on average."""
+        return self.description["training_bytes"] / sum(map(len, self.training))
 
 
 class Examples(torch.utils.data.Dataset, ABC):
@@ -59,6 +68,10 @@ class Examples(torch.utils.data.Dataset, ABC):
     @abstractmethod
     def targets(self, examples: int) -> int:
         """Tokens to predict in the first `examples` examples."""
+
+    def read(self, examples: int) -> int:
+        """Tokens that a model reads in them; the targets, unless it reads others."""
+        return self.targets(examples)
 
 
 def prepare(config: StudyConfig) -> StudyData:
@@ -86,13 +99,13 @@ def split(
     by_document = len(eligible) >= ENOUGH
     if by_document:
         rank = sorted(eligible, key=name_hash)
-        chosen = set(rank[: min(most, int(SHARE * len(eligible)))])
         unit = "documents"
     else:
         documents = _blocks(text, BLOCK * split_length, by)
-        names = [name for name, _ in documents]
-        chosen = set(names[-min(most, max(1, int(SHARE * len(names)))) :])
+        rank = [name for name, _ in documents][::-1]
         unit = f"contiguous blocks of {BLOCK * split_length} {by.unit}"
+    validated, selecting = (min(most, max(1, int(share * len(rank)))) for share in (SHARE, SELECTION))
+    chosen, selected = {*rank[:validated]}, {*rank[validated : validated + selecting]}
     held = [(name, read) for name, read in documents if name in chosen and len(read.ids) > longest]
     if not held:
         most_held = max(len(read.ids) for name, read in documents if name in chosen)
@@ -101,7 +114,7 @@ def split(
             f"are training text; name lengths below that, or another --out, where the split is made for {longest}"
         )
     windows = -(-most // len(held))
-    training = [read for name, read in documents if name not in chosen]
+    training = [read for name, read in documents if name not in chosen | selected]
     usable = [read for read in training if len(read.ids) > train_length]
     if not usable:
         raise ValueError(
@@ -117,15 +130,18 @@ def split(
         )
     digest, training_digest = hashlib.sha256(), ""
     for part in (training, excerpts):
-        digest.update(len(part).to_bytes(8))
-        for read in part:
-            content = read.ids.tobytes()
-            digest.update(len(content).to_bytes(8) + content)
+        _digest(digest, [read.ids for read in part])
         training_digest = training_digest or digest.hexdigest()
+    each = -(-most // len(selected)) * split_length + 1
+    apart = [_excerpt(name, read, each, train_length).ids for name, read in documents if name in selected]
+    selection = [
+        ids[at : at + train_length + 1] for ids in apart for at in range(0, len(ids) - train_length, train_length)
+    ]
     description = {
         "source": text.source,
         "sha256": digest.hexdigest(),
         "training_sha256": training_digest,
+        "selection_sha256": _digest(hashlib.sha256(), selection),
         "bytes": sum(len(content) for _, content in text.documents),
         "documents": len(text.documents),
         "left_out": text.left_out or None,
@@ -133,6 +149,8 @@ def split(
         "training_documents": len(usable),
         "training_bytes": sum(read.size for read in usable),
         "training_documents_too_short": len(training) - len(usable),
+        "selection_documents": len(apart),
+        "selection_windows": len(selection),
         "validation_documents": len(excerpts),
         "validation_bytes": sum(excerpt.size for excerpt in excerpts),
         "validation_names": [name for name, _ in held],
@@ -140,7 +158,16 @@ def split(
     }
     validation = [torch.from_numpy(excerpt.ids.astype(np.int64)) for excerpt in excerpts]
     sizes = [torch.from_numpy(each.bytes.astype(np.int64)) for each in excerpts if each.bytes is not None]
-    return StudyData([read.ids for read in usable], validation, description, sizes or None)
+    return StudyData([read.ids for read in usable], validation, selection, description, sizes or None)
+
+
+def _digest(digest: Any, arrays: Sequence[np.ndarray]) -> str:
+    """Of their number and contents, added to a hash."""
+    digest.update(len(arrays).to_bytes(8))
+    for array in arrays:
+        content = array.tobytes()
+        digest.update(len(content).to_bytes(8) + content)
+    return digest.hexdigest()
 
 
 def _blocks(text: Text, size: int, by: Reader) -> list[tuple[str, Read]]:
@@ -148,9 +175,9 @@ def _blocks(text: Text, size: int, by: Reader) -> list[tuple[str, Read]]:
     whole = by.read(b"\n".join(content for _, content in text.documents))
     length = len(whole.ids)
     count = length // size
-    if count < 2:
+    if count < 3:
         raise ValueError(
-            f"the text ({text.source}) is {length} {by.unit} long and must be at least {2 * size}: two blocks of {BLOCK} "
+            f"the text ({text.source}) is {length} {by.unit} long and must be at least {3 * size}: three blocks of {BLOCK} "
             f"times the longest window {size // BLOCK}; give a longer text or shorter --test-lengths"
         )
     rest = length - count * size

@@ -123,7 +123,7 @@ class Workers:
                         if kind == "ended":
                             yield trial, content[0]
                         elif attempts[trial] < ATTEMPTS:
-                            note(f"{trial.label} seed {trial.seed}: {_ending(process)}; it begins again")
+                            note(f"{trial.title}: {_ending(process)}; it begins again")
                             waiting.insert(0, trial)
                         else:
                             yield trial, f"{_ending(process)}, {ATTEMPTS} times"

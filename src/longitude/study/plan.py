@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from longitude.positions.base import ENCODINGS, encoding
 from longitude.positions.composed import Composed
 from longitude.runs.device import Device, device_of
 from longitude.runs.files import LOCK, require_space
+from longitude.study.budget import train_steps
 from longitude.study.config import (
     BYTE,
     GENERATED,
@@ -28,10 +29,11 @@ from longitude.study.config import (
 )
 from longitude.study.data import StudyData
 from longitude.study.labels import parse_label
+from longitude.study.rates import choices, chosen, is_candidate
 from longitude.study.record import grown, read_study
 from longitude.study.tasks.base import Task, sampler_of, task_of
 from longitude.study.train import build_model
-from longitude.study.trial import Trial
+from longitude.study.trial import Trial, trials_of
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,7 @@ class StudyPlan:
     Attributes:
         config: The whole study, with what the directory holds of it.
         named: The encodings, seeds, lengths and methods that were asked for.
+        steps: Of the labels that have steps of their own.
         saved: study.json as it was read; None where there was none.
     """
 
@@ -48,6 +51,7 @@ class StudyPlan:
     data: StudyData
     run: Path
     named: StudyConfig
+    steps: dict[str, int] = field(default_factory=dict)
     saved: dict[str, Any] | None = None
 
     @property
@@ -58,15 +62,27 @@ class StudyPlan:
     @property
     def every_trial(self) -> list[Trial]:
         """Of the whole study."""
-        return self._of(self.config)
+        return trials_of(self.run, self.config, self.steps)
 
     @property
     def trials(self) -> list[Trial]:
-        """Those to run, in this order: of the whole study where it grows, else those that were named."""
-        return self._of(self.config if self.grows else self.named)
+        """Those to run, in this order: of the whole study where it grows, else of the labels and seeds that were named."""
+        if self.grows:
+            return self.every_trial
+        return [
+            each for each in self.every_trial if each.label in self.named.encodings and each.seed in self.named.seeds
+        ]
 
-    def _of(self, config: StudyConfig) -> list[Trial]:
-        return [Trial(self.run, label, seed) for seed in config.seeds for label in config.encodings]
+    @property
+    def finished(self) -> bool:
+        """Whether nothing is left to run."""
+        statuses = {trial: trial.status for trial in self.every_trial}
+        found = choices(statuses)
+        one = len(self.config.learning_rates) == 1
+        candidates = one or all(is_candidate(statuses[trial]) for trial in self.trials)
+        return candidates and all(
+            statuses[trial].status in ("done", "diverged") for trial in chosen(self.trials, found)
+        )
 
 
 def plan(config: StudyConfig, run: Path, fresh: bool = False) -> StudyPlan:
@@ -96,7 +112,7 @@ def plan(config: StudyConfig, run: Path, fresh: bool = False) -> StudyPlan:
                 task.try_out(model, config)
         except ValueError as error:
             raise ValueError(f"--encodings {label}: {error}") from error
-    planned = StudyPlan(config, task.prepare(config), run, named, saved)
+    planned = StudyPlan(config, task.prepare(config), run, named, train_steps(config), saved)
     if run.exists() and not run.is_dir():
         raise ValueError(f"--out {run}: there is a file of this name; choose another --out")
     if run.is_dir() and not (run / "study.json").exists() and any(path.name != LOCK for path in run.iterdir()):
@@ -115,7 +131,7 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     task = task_of(config.task)
     require_at_least(config, train_length=2, steps=1, batch_size=1, layers=1, hidden=1, heads=1, documents=1, threads=1)
     require_ascending("test_lengths", config.test_lengths)
-    for name in ("seeds", "methods", "encodings", "data"):
+    for name in ("seeds", "learning_rates", "methods", "encodings", "data"):
         require_distinct(name, getattr(config, name))
     for name, right, expected in _rules(config, task):
         if not right:
@@ -155,7 +171,7 @@ def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
     shortest = config.test_lengths[0]
     yield "heads", config.hidden % config.heads == 0, f"divide --hidden {config.hidden}"
     yield "seeds", min(config.seeds) >= 0 and max(config.seeds) < 2**32, "be numbers from 0 to 2^32 - 1"
-    yield "learning_rate", 0 < config.learning_rate < math.inf, "be above 0"
+    yield "learning_rates", all(0 < rate < math.inf for rate in config.learning_rates), "be above 0"
     yield "warmup", 0 <= config.warmup < 1, "be a share of the steps from 0 to below 1"
     yield "weight_decay", 0 <= config.weight_decay < math.inf, "be 0 or more"
     yield "stride", config.stride is None or 1 <= config.stride <= shortest, f"be 1 to the shortest length {shortest}"

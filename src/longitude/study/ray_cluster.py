@@ -65,7 +65,7 @@ class RayCluster:
                 for words in notes:
                     note(words)
                 for trial in pending.values():
-                    if (now := latest.get((trial.label, trial.seed))) is not None:
+                    if (now := latest.get(trial.name)) is not None:
                         on_progress(trial, *now)
                 for reference in ready:
                     trial = pending.pop(reference)
@@ -95,16 +95,16 @@ class _Reports:
     """An actor: what workers report, until it is taken."""
 
     def __init__(self) -> None:
-        self.latest: dict[tuple[str, int], Any] = {}
+        self.latest: dict[str, Any] = {}
         self.notes: list[str] = []
 
     def put(self, trial: Trial, kind: str, content: Any) -> None:
         if kind == "note":
             self.notes.append(content)
         else:
-            self.latest[trial.label, trial.seed] = content
+            self.latest[trial.name] = content
 
-    def take(self) -> tuple[dict[tuple[str, int], Any], list[str]]:
+    def take(self) -> tuple[dict[str, Any], list[str]]:
         latest, notes = self.latest, self.notes
         self.latest, self.notes = {}, []
         return latest, notes

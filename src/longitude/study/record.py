@@ -15,13 +15,17 @@ from typing import Any
 from longitude.runs.files import read_json, write_json
 from longitude.study.config import StudyConfig, listed, option
 from longitude.study.labels import FOREIGN, plain_label, safe
-from longitude.study.trial import Trial
+from longitude.study.trial import Status, Trial, trials_of
 
-SCHEMA = 2
-"""Of study.json and trial.json: 1 had no trial.json, no recipe, and no hash in the names of folders."""
+SCHEMA = 3
+"""Of study.json and trial.json: 1 had no trial.json, no recipe, and no hash in the names of folders; 2 had one learning rate,
+which was not in these names, and held out no text to choose it on."""
+CLOSED = {1: "did not record how it trains", 2: "held out no text to choose learning rates on"}
+"""Why nothing is added to a study of an earlier schema."""
 STUDY, TRIAL = "study.json", "trial.json"
-GROWING = ("encodings", "seeds", "test_lengths", "methods")
-"""Options of which a study may be given more: new trials are trained, and all are measured at every length, by every method."""
+GROWING = ("encodings", "seeds", "learning_rates", "test_lengths", "methods")
+"""Options of which a study may be given more: new trials are trained, learning rates chosen among all, and what is chosen is
+measured at every length, by every method."""
 MEASURING = ("test_lengths", "methods", "stride")
 """Options that decide what is measured of a trained model."""
 ELSEWHERE = "leave --out out, then another question has a folder of its own, or name another --out"
@@ -57,10 +61,11 @@ def read_study(run: Path) -> dict[str, Any] | None:
 
 
 def _upgraded(saved: dict[str, Any]) -> dict[str, Any]:
-    """Schema 1 as schema 2: what it did not record and what is known of its release are filled in."""
-    config = StudyConfig.of({"threads": saved["machine"].get("threads") or 1} | saved["configuration"])
-    config = replace(config, split_length=config.longest)
-    return {**saved, "schema": SCHEMA, "upgraded_from": 1, "configuration": _plain(asdict(config)), "recipe": None}
+    """An earlier schema as this one: what it did not record and what is known of its release are filled in."""
+    config = StudyConfig.of({"threads": saved["machine"].get("threads") or 1, **saved["configuration"]})
+    config = replace(config, split_length=config.split_length or config.longest)
+    now = {"schema": SCHEMA, "upgraded_from": saved["schema"], "configuration": _plain(asdict(config))}
+    return {"recipe": None, "train_steps": {}, "choices": {}, **saved, **now}
 
 
 def migrate(run: Path) -> None:
@@ -75,9 +80,8 @@ def migrate(run: Path) -> None:
     if study is None or not is_old(run):
         return
     config = StudyConfig.of(study["configuration"])
-    for label in config.encodings:
-        for seed in config.seeds:
-            _migrate_trial(Trial(run, label, seed), config, study)
+    for trial in trials_of(run, config, {}):
+        _migrate_trial(trial, config, study)
     write_json(run / STUDY, study)
 
 
@@ -87,8 +91,11 @@ def is_old(run: Path) -> bool:
 
 
 def _migrate_trial(trial: Trial, config: StudyConfig, study: Mapping[str, Any]) -> None:
-    old = trial.run / "cells" / f"{safe(trial.label)}-{trial.seed}"
-    if old.is_dir():
+    first = f"{safe(trial.label)}-{trial.seed}"  # its name in schema 1; a hash followed in schema 2
+    digest = trial.name.rpartition("-")[2]
+    for old in (trial.run / "cells" / name for name in (first, f"{safe(trial.label)[:100]}-{trial.seed}-{digest}")):
+        if not old.is_dir():
+            continue
         status = read_json(old / "status.json") or {}
         for name, own, expected in (
             ("steps", status.get("steps", config.steps), config.steps),
@@ -98,7 +105,10 @@ def _migrate_trial(trial: Trial, config: StudyConfig, study: Mapping[str, Any]) 
             if own != expected:
                 raise ValueError(f"{old} was run with {name} {own}, its study has {expected}; {trial.remedy}")
         record = record_of(config, trial, study["data"], study["recipe"])
-        if status.get("status") in ("done", "diverged"):
+        if (own := read_json(old / TRIAL)) is not None:
+            known = {"threads": own.get("machine", {}).get("threads") or 1, **own["trained"]}
+            record |= {**own, "schema": SCHEMA, "trained": record["trained"] | known}
+        elif status.get("status") in ("done", "diverged"):
             record["measured"] = measured_by(config, study["data"])
         write_json(old / TRIAL, record)
         old.rename(trial.folder)
@@ -126,7 +136,7 @@ def place_of(config: StudyConfig, default: StudyConfig, out: Path) -> Path:
     if not different:
         with suppress(ValueError):
             saved = read_study(out)
-            if saved is None or _question(StudyConfig.of(saved["configuration"])) == now and saved["recipe"]:
+            if saved is None or _question(StudyConfig.of(saved["configuration"])) == now and not closed(saved):
                 return out
     words = [f"{name}={listed(value) if isinstance(value, list) else value}" for name, value in different.items()]
     digest = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:6]
@@ -140,21 +150,29 @@ def _question(config: StudyConfig) -> dict[str, Any]:
     return _plain({name: value for name, value in asdict(config).items() if name not in free} | sampled)
 
 
+def closed(study: Mapping[str, Any]) -> str | None:
+    """Why nothing is added to a study; None where something may be."""
+    return CLOSED.get(study.get("upgraded_from", SCHEMA))
+
+
+def require_open(run: Path, study: Mapping[str, Any]) -> None:
+    """ValueError for a study of an earlier release, to which nothing is added."""
+    if why := closed(study):
+        raise ValueError(
+            f"{run} was begun by a release that {why}, so nothing is added to it; `longitude report {run}` shows it; {ELSEWHERE}"
+        )
+
+
 def require_same_text(run: Path, was: Mapping[str, Any], now: Mapping[str, Any], measured_alike: bool) -> None:
     """ValueError unless a study trains on the text that it was begun with, and measures alike what is measured alike."""
-    name = "training_sha256" if "training_sha256" in was and not measured_alike else "sha256"
-    if was.get(name) != now.get(name):
-        old, new = (f"{each['source']}, sha256 {each[name][:12]}" for each in (was, now))
-        raise ValueError(f"{run} holds a study of another text ({old}), not {new}; {ELSEWHERE}")
+    for name in ("sha256" if measured_alike else "training_sha256", "selection_sha256"):
+        if was.get(name) != now.get(name):
+            old, new = (f"{each['source']}, {name} {str(each.get(name))[:12]}" for each in (was, now))
+            raise ValueError(f"{run} holds a study of another text ({old}), not {new}; {ELSEWHERE}")
 
 
-def require_same_recipe(run: Path, was: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+def require_same_recipe(run: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """ValueError unless models that are added are built and trained as those that are there."""
-    if was is None:
-        raise ValueError(
-            f"{run} was begun by a release that did not record how it trains, so nothing is added to it; `longitude report "
-            f"{run}` shows it; {ELSEWHERE}"
-        )
     if different := [name for name in {**was, **now} if was.get(name) != now.get(name)]:
         name = different[0]
         raise ValueError(
@@ -168,7 +186,8 @@ def record_of(
 ) -> dict[str, Any]:
     """What decides the weights of a trial: trial.json before it is measured."""
     options = {name: value for name, value in asdict(config).items() if name not in (*GROWING, *MEASURING)}
-    trained = {"label": trial.label, "seed": trial.seed, **options, "text": data.get("training_sha256")}
+    trained = {"label": trial.label, "seed": trial.seed, "learning_rate": trial.rate, **options}
+    trained |= {"train_steps": trial.steps, "text": data.get("training_sha256")}
     return _plain({"schema": SCHEMA, "trained": trained, "recipe": recipe, "measured": None})
 
 
@@ -211,8 +230,8 @@ def _plain(value: Any) -> Any:
     return json.loads(json.dumps(value))
 
 
-def demote(trial: Trial, why: str) -> None:
+def demote(trial: Trial, why: str) -> Status:
     """A trial that is done is to be measured again: its model stays."""
-    with suppress(FileNotFoundError):
-        status = read_json(trial.folder / "status.json") or {}
-        write_json(trial.folder / "status.json", status | {"status": "running", "reason": why})
+    status = replace(trial.status, status="trained", reason=why)
+    write_json(trial.folder / "status.json", asdict(status))
+    return status

@@ -6,7 +6,7 @@ Everything comes from saved results; the text and the models are not needed.
 import inspect
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from longitude.study.labels import parse_label
 from longitude.study.losses import GAIN, LOSS_MARGIN, TOLERANCE, LossCriterion, span
 from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
+from longitude.study.rates import Choice
 from longitude.study.results import Run, ngrams_named
 from longitude.study.tasks.base import of_task
 
@@ -110,9 +111,9 @@ def _row(analysis: Analysis, label: str) -> list[Text]:
     cells, lines, criterion = [Text(label)], analysis.of(label), analysis.criterion
     for each in lines:
         cells.append(Text("-", "dim") if each.value is None else Text(criterion.short(each), STYLES[each.verdict]))
-    first = analysis.run.of(label)[0]
-    if first.status != "done" and all(each.value is None for each in lines):
-        cells[1] = Text(first.status, "red")
+    states = [trial.status for trial in analysis.run.of(label)]
+    if "done" not in states and all(each.value is None for each in lines):
+        cells[1] = Text("diverged" if "diverged" in states else states[0], "red")
     if last := criterion.last_cell(lines):
         cells.append(Text(last, STYLES[lines[-1].verdict]))
     return cells
@@ -122,8 +123,14 @@ def _row(analysis: Analysis, label: str) -> list[Text]:
 def _amount(run: Run) -> tuple[str, str]:
     """What a model was trained on, and how much of it."""
     if run.task.generated:
-        return "training examples", f"{run.config.steps * run.config.batch_size:,}"
-    return f"training {run.task.unit}", f"{run.config.training_tokens:,}"
+        return "training examples", _range(run.config.batch_size * run.steps(label) for label in run.labels)
+    return f"training {run.task.unit}", _range(map(run.tokens, run.labels))
+
+
+def _range(numbers: Iterable[int]) -> str:
+    """1,000 to 2,000, or one number."""
+    each = sorted({*numbers})
+    return " to ".join(f"{number:,}" for number in each[:: max(1, len(each) - 1)])
 
 
 def _facts(run: Run) -> list[tuple[str, str]]:
@@ -136,7 +143,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
         ("million weights", " to ".join(sizes[:: len(sizes) - 1] if len(sizes) > 1 else sizes)),
         _amount(run),
         ("in training", run.sampled_positions),
-        ("steps", f"{run.config.steps:,}"),
+        ("steps", _range(map(run.steps, run.labels))),
         (measured, str(run.study["data"][measured.replace(" ", "_")])),
     ]
     return [(name, value) for name, value in facts if value]
@@ -262,9 +269,18 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
         ("Machine and time", [*legible(machine), *time, ("begun", str(study.get("begun", "not recorded")))]),
         ("Versions", [*legible(study["versions"]), ("commit", str(study.get("commit") or "not in a repository"))]),
     ]
+    if run.choices:
+        whole.insert(2, ("Learning rates", [(label, _chosen(run, choice)) for label, choice in run.choices.items()]))
     for later in study.get("continued", []):
         whole.append((f"Continued {later['at']}", [*legible(later["machine"]), *legible(later["versions"])]))
     return whole
+
+
+def _chosen(run: Run, choice: Choice) -> str:
+    """The learning rate of a label, and the mean loss of each candidate over the seeds."""
+    each = [f"{rate:g}: " + ("diverged" if loss is None else f"{loss:.3f}") for rate, loss in choice.means.items()]
+    rate = "none" if choice.rate is None else f"{choice.rate:g}"
+    return f"{rate} ({', '.join(each)}; nats per {run.task.loss_unit} at {run.train_length} on the selection text)"
 
 
 def _command(run: Run) -> str:

@@ -1,7 +1,7 @@
 """A study as its run directory holds it: what the statistics, the figures and the report are made of, and all of it."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,10 +13,11 @@ from longitude import plugins
 from longitude.measure.rows import Row, from_frame, read_rows
 from longitude.runs.files import locked
 from longitude.study.config import StudyConfig
+from longitude.study.rates import Choice, recorded, shown
 from longitude.study.record import is_old, migrate, read_study, require_own
 from longitude.study.resume import LossLog
 from longitude.study.tasks.base import Task, task_for
-from longitude.study.trial import Status, Trial
+from longitude.study.trial import Status, Trial, trials_of
 
 REMEDY = "run the same `longitude study` again, it continues"
 NOTHING_MEASURED = pd.DataFrame(columns=["label", "seed", "method", "length", "document"])
@@ -28,13 +29,15 @@ BY_LENGTH = ("non-overlapping", "sliding", "greedy")
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrialResult(Status):
-    """One encoding and seed.
+    """One encoding and seed, at its learning rate.
 
     Attributes:
+        folder: Its checkpoint.
         losses: Of each step its step, loss (nats per token), learning_rate, tokens.
         documents: Sums of each document, of a trial that is done.
     """
 
+    folder: Path
     losses: list[dict[str, Any]]
     documents: pd.DataFrame
 
@@ -74,7 +77,7 @@ class Run:
 
     Attributes:
         study: study.json.
-        trials: Every planned one.
+        trials: Of every label and seed the one at the label's learning rate.
         rows: `measure.Row` of trials that are done.
     """
 
@@ -104,6 +107,19 @@ class Run:
     def floor(self) -> dict[int, float]:
         """Bits of n-grams counted on the training windows, by their length; empty where there are none."""
         return {int(order): bits for order, bits in (self.study.get("ngrams") or {}).items()}
+
+    @property
+    def choices(self) -> dict[str, Choice]:
+        """Learning rates by label; empty where there was one for all."""
+        return {label: each for label, each in recorded(self.study).items() if label in self.labels}
+
+    def steps(self, label: str) -> int:
+        """Of the training of a label."""
+        return self.study["train_steps"].get(label, self.config.steps)
+
+    def tokens(self, label: str) -> int:
+        """Targets of the training of a label."""
+        return replace(self.config, steps=self.steps(label)).training_tokens
 
     @property
     def sampled_positions(self) -> str:
@@ -193,13 +209,18 @@ def read_run(run: Run | Path | str) -> Run:
         raise ValueError(f"{path} holds no study: study.json is missing; give a directory that `longitude study` wrote")
     plugins.require_loaded(study.get("plugins", []), str(path))
     config = StudyConfig.of(study["configuration"])
-    every = [Trial(path, label, seed) for label in config.encodings for seed in config.seeds]
-    trials = tuple(_read_trial(trial, require_own(trial, config, study)) for trial in every)
+    every = trials_of(path, config, study["train_steps"])
+    current = {trial: require_own(trial, config, study) for trial in every}
+    found = recorded(study)
+    trials = tuple(
+        _read_trial(trial, current[trial]) for trial in shown({trial: trial.status for trial in every}, found)
+    )
     if not (path / "results.parquet").exists():
         raise ValueError(f"{path}: results.parquet is missing, no trial of the study has ended; {REMEDY}")
-    done = {(trial.label, trial.seed) for trial in trials if trial.status == "done"}
-    rows = [row for row in from_frame(read_rows(path / "results.parquet")) if (row.label, row.seed) in done]
-    return Run(path, study, trials, rows)
+    done = {(trial.label, trial.seed, trial.rate) for trial in trials if trial.status == "done"}
+    done |= {(label, seed, None) for label, seed, _ in done}  # older rows have no learning rate
+    rows = from_frame(read_rows(path / "results.parquet"))
+    return Run(path, study, trials, [row for row in rows if (row.label, row.seed, row.learning_rate) in done])
 
 
 def _read_trial(trial: Trial, current: bool) -> TrialResult:
@@ -216,4 +237,4 @@ def _read_trial(trial: Trial, current: bool) -> TrialResult:
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} is not a readable parquet table ({error}); {trial.remedy}") from error
     losses = LossLog(trial.folder / "losses.jsonl").read()
-    return TrialResult(**asdict(status), losses=losses, documents=documents)
+    return TrialResult(**asdict(status), folder=trial.folder, losses=losses, documents=documents)

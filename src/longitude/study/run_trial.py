@@ -4,7 +4,7 @@ import math
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -16,6 +16,7 @@ from longitude.positions.base import Encoding
 from longitude.runs.device import device_of
 from longitude.runs.files import atomic, out_of_space, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import provenance
+from longitude.study.budget import BACKWARD, flops_per_token
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
 from longitude.study.record import TRIAL, measured_by, record_of
@@ -23,11 +24,12 @@ from longitude.study.results import NOTHING_MEASURED
 from longitude.study.resume import drop_unfinished
 from longitude.study.tasks.base import Measuring, OnProgress, Task, rows_by_distance, task_for
 from longitude.study.tokens import reader
-from longitude.study.train import UNTRAINED, build_model, recipe, remove_checkpoints, save, train
+from longitude.study.train import UNTRAINED, build_model, recipe, remove_checkpoints, save, selection_loss, train
 from longitude.study.trial import Status, Trial
 
-BACKWARD = 3
-"""Work of a training token, in tokens of measuring."""
+KEPT = ("selection", "untrained", "parameters", "training_seconds")
+"""Of status.json, as long as the model is there."""
+NOT_FINITE = "the loss is not finite after the last step"
 Note = Callable[[str], None]
 
 
@@ -40,16 +42,18 @@ def run_trial(
     trial: Trial,
     data: StudyData,
     commit: str | None = None,
+    train_only: bool = False,
     on_progress: Callable[[float, str], None] = ignore,
     note: Note = ignore,
 ) -> Status:
-    """Train and measure a trial, or continue it where it was killed.
+    """Train a trial and measure it, or continue it where it was killed.
 
     Args:
         config: Of the study.
         trial: Which one; everything is written into its folder.
         data: Of the study.
         commit: Of the code, for the rows.
+        train_only: It is not measured: it has one of several learning rates.
         on_progress: Called with the share of the trial that is done, and words.
         note: Called with a sentence that stays.
 
@@ -61,7 +65,7 @@ def run_trial(
     before = torch.get_num_threads()
     torch.set_num_threads(config.threads)
     try:
-        return TrialRun(config, trial, data, commit, on_progress, note).attempt()
+        return TrialRun(config, trial, data, commit, train_only, on_progress, note).attempt()
     finally:
         torch.set_num_threads(before)
 
@@ -71,6 +75,7 @@ class TrialRun:
     """A trial that is trained and measured, or continued where it was killed.
 
     Attributes:
+        train_only: It is not measured.
         on_progress: Called with the share of the trial that is done, and words.
     """
 
@@ -78,6 +83,7 @@ class TrialRun:
     trial: Trial
     data: StudyData
     commit: str | None = None
+    train_only: bool = False
     on_progress: Callable[[float, str], None] = ignore
     note: Note = ignore
 
@@ -103,7 +109,9 @@ class TrialRun:
     def record(self, status: Any, step: int, **more: Any) -> Status:
         """Write status.json."""
         trial = self.trial
-        now = Status(status, trial.label, trial.seed, trial.encoding, step, self.config.steps, **more)
+        before = trial.status
+        kept = {name: getattr(before, name) for name in KEPT} if trial.trained else {}
+        now = Status(status, trial.label, trial.seed, trial.rate, trial.encoding, step, trial.steps, **kept | more)
         if not (trial.folder / TRIAL).exists():
             self.record_own()
         write_json(trial.folder / "status.json", asdict(now))
@@ -122,17 +130,15 @@ class TrialRun:
         config, trial = self.config, self.trial
         self.record_own()
         remove_unfinished(trial.folder)
-        before = trial.status
-        training_seconds = before.training_seconds if before.status == "running" else None
-        training = BACKWARD * config.training_tokens
-        training_share = training / (training + self.task.measured_tokens(config))
+        training = BACKWARD * replace(config, steps=trial.steps).training_tokens
+        share = 1.0 if self.train_only else training / (training + self.task.measured_tokens(config))
 
         def trained(step: int, loss: float) -> None:
-            words = f"training {step}/{config.steps}  loss {loss:.3f} nats/{self.task.loss_unit}"
-            self.on_progress(training_share * step / config.steps, words)
+            words = f"training {step}/{trial.steps}  loss {loss:.3f} nats/{self.task.loss_unit}"
+            self.on_progress(share * step / trial.steps, words)
 
         def measured(done: int, total: int) -> None:
-            self.on_progress(training_share + (1 - training_share) * done / total, f"measuring {done / total:.0%}")
+            self.on_progress(share + (1 - share) * done / total, f"measuring {done / total:.0%}")
 
         if not trial.trained:
             self.record("running", 0)
@@ -142,23 +148,48 @@ class TrialRun:
             if diverged is not None:
                 remove_checkpoints(trial)
                 return self.record("diverged", diverged, reason=f"the loss was not finite at step {diverged}")
-            training_seconds = time.perf_counter() - start if first == 0 else None
+            seconds = time.perf_counter() - start if first == 0 else None
             save(model, trial.folder, reader(config.tokenizer).tokenizer)
-        more: dict[str, Any] = {"training_seconds": training_seconds}
-        more |= read_json(trial.folder / UNTRAINED, trial.remedy) or {}
-        self.record("running", config.steps, **more)
+            self.record("running", trial.steps, training_seconds=seconds)
         model = self.task.model.from_pretrained(trial.folder)
         torch.nn.Module.to(model, device_of(config.device))
+        status = trial.status
+        if status.selection is None:
+            status = self.select(model)
+        if self.train_only or status.selection is None:
+            return status
         start = time.perf_counter()
         finite, left_out = self.measure(model, measured)
         self.record_own(measured_by(config, self.data.description))
-        remove_checkpoints(trial)
-        more["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        more["measuring_seconds"] = time.perf_counter() - start
+        seconds = time.perf_counter() - start
         if not finite:
-            reason = "the loss is not finite after the last step"
-            return self.record("diverged", config.steps, reason=reason, **more)
-        return self.record("done", config.steps, reason=left_out, **more)
+            return self.record("diverged", trial.steps, reason=NOT_FINITE, measuring_seconds=seconds)
+        return self.record("done", trial.steps, reason=left_out, measuring_seconds=seconds)
+
+    def select(self, model: Any) -> Status:
+        """The loss on the selection text, by which learning rates are chosen."""
+        loss = selection_loss(model, self.task.selection(self.config, self.data))
+        more: dict[str, Any] = {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+        more |= read_json(self.trial.folder / UNTRAINED, self.trial.remedy) or {}
+        remove_checkpoints(self.trial)
+        if not math.isfinite(loss):
+            return self.record("diverged", self.trial.steps, reason=NOT_FINITE, **more)
+        return self.record("trained", self.trial.steps, selection=loss, **more)
+
+    def cost(self) -> dict[str, Any]:
+        """Columns of what the training of the model was and took."""
+        config, trial = replace(self.config, steps=self.trial.steps), self.trial
+        examples = self.task.examples(config, self.data, trial.seed)
+        read = examples.read(config.steps * config.batch_size)
+        return {
+            "learning_rate": trial.rate,
+            "train_steps": trial.steps,
+            "train_tokens": read,
+            "train_bytes": None if self.task.generated else round(read * self.data.bytes_per_token),
+            "train_seconds": trial.status.training_seconds,
+            "parameters": trial.status.parameters,
+            "flops_per_token": flops_per_token(config, trial.label),
+        }
 
     def measure(self, model: Any, on_progress: OnProgress) -> tuple[bool, str | None]:
         """Write results.parquet and documents.parquet. Returns whether all is finite, and what could not be measured."""
@@ -180,6 +211,7 @@ class TrialRun:
             "backend": model.config.attention_backend,
             "commit": self.commit,
             "train_positions": None if config.positions == "contiguous" else config.train_positions,
+            **self.cost(),
         }
         rows, tables = self.task.measure(Measuring(model, config, self.data, lengths, labels, on_progress))
         rows += [row for table in tables for row in rows_by_distance(table, self.task.metric, labels)]

@@ -2,30 +2,33 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-
-import pandas as pd
+from typing import Any
 
 from longitude import plugins
-from longitude.measure import read_rows, to_frame, write_rows
-from longitude.runs.files import locked, out_of_space, remove_unfinished, write_json
+from longitude.measure import from_frame, read_rows, write_rows
+from longitude.runs.files import locked, out_of_space, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import provenance
+from longitude.study import rates
 from longitude.study.config import StudyConfig
 from longitude.study.executors import Executor, InProcess, wait_for_workers
 from longitude.study.ngrams import record_ngrams
 from longitude.study.plan import StudyPlan
+from longitude.study.rates import choices, chosen, is_candidate, recorded, shown
 from longitude.study.record import (
     SCHEMA,
     STUDY,
+    closed,
     demote,
     measured_by,
     migrate,
     read_study,
+    require_open,
     require_own,
     require_same_recipe,
     require_same_text,
@@ -35,13 +38,16 @@ from longitude.study.tasks.base import task_for
 from longitude.study.train import recipe
 from longitude.study.trial import Status, Trial
 
+ENDED = ("done", "diverged")
+FEW = 3
+"""Seeds below which intervals over them are wide, or none."""
 Watch = Callable[[str, float, float], None]
 """Called with what is being done, how much of the work is done, and all of it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run directory holds now: its trials in the order of the study, each with its status."""
+    """What a run directory holds now: of every label and seed the trial at its learning rate, with its status."""
 
     run: Path
     config: StudyConfig
@@ -89,68 +95,121 @@ def study(
             _open(planned, note)
             record_ngrams(planned)
             note(_introduction(planned))
+            if len(planned.config.seeds) < FEW:
+                note(_few_seeds(planned.config.seeds))
             statuses = _run_trials(planned, executor, on_progress, note)
-            return Outcome(run, planned.config, [(trial, statuses[trial]) for trial in planned.trials])
+            found = recorded(read_json(run / STUDY))
+            return Outcome(run, planned.config, [(trial, statuses[trial]) for trial in shown(statuses, found)])
 
 
 def _run_trials(planned: StudyPlan, executor: Executor, on_progress: Watch, note: Note) -> dict[Trial, Status]:
-    """Run those that are not finished; rows are gathered whenever one ends."""
-    statuses = {trial: trial.status for trial in planned.trials}
-    finished = [trial for trial in planned.trials if statuses[trial].status in ("done", "diverged")]
+    """Train every candidate where there are several learning rates, choose, and run what is chosen to its end.
+
+    Rows are gathered whenever a trial ends.
+    """
+    trials = planned.trials
+    statuses = {trial: trial.status for trial in trials}
+    sweeps = len(planned.config.learning_rates) > 1
     running: dict[Trial, tuple[float, str]] = {}
+    total = len(planned.config.encodings) * len(planned.config.seeds) + sweeps * len(trials)
+    done = 0
 
     def report(trial: Trial, share: float, words: str) -> None:
-        running[trial] = share, f"{trial.label} seed {trial.seed}  {words}"
+        running[trial] = share, f"{trial.title}  {words}"
         shares, lines = zip(*running.values(), strict=True)
-        on_progress("\n".join(lines), len(finished) + sum(shares), len(statuses))
+        on_progress("\n".join(lines), done + sum(shares), total)
 
-    for trial in finished:
-        note(_sentence(trial, statuses[trial]))
-    waiting = [trial for trial in planned.trials if trial not in finished]
+    def complete(part: list[Trial], ended: Callable[[Status], bool], train_only: bool) -> None:
+        nonlocal done
+        waiting = [trial for trial in part if not ended(statuses[trial])]
+        done += len(part) - len(waiting)
+        if not waiting:
+            return
+        commit = provenance()["commit"]
+        run = partial(run_trial, planned.config, data=planned.data, commit=commit, train_only=train_only)
+        for trial, status in executor.map(run, waiting, report, note):
+            if isinstance(status, str):
+                status = TrialRun(planned.config, trial, planned.data).record("failed", 0, reason=status)
+            statuses[trial] = status
+            if not train_only:
+                _gather(planned)
+            report(trial, 1, status.status)
+            del running[trial]
+            done += 1
+            note(_sentence(trial, status))
+
+    if sweeps:
+        complete(trials, is_candidate, train_only=True)
+    study = _choose(planned)
+    for words in rates.words(recorded(study)):
+        note(words)
+    final = chosen(trials, recorded(study))
+    for trial in final:
+        if statuses[trial].status == "done" and not (require_own(trial, planned.config, study) and trial.measured):
+            require_open(planned.run, study)
+            statuses[trial] = demote(trial, "it is measured again, at the lengths of the study")
+        if statuses[trial].status in ENDED:
+            note(_sentence(trial, statuses[trial]))
     _gather(planned)
-    if not waiting:
-        return statuses
-    run = partial(run_trial, planned.config, data=planned.data, commit=provenance()["commit"])
-    for trial, status in executor.map(run, waiting, report, note):
-        if isinstance(status, str):
-            status = TrialRun(planned.config, trial, planned.data).record("failed", 0, reason=status)
-        statuses[trial] = status
-        _gather(planned)
-        report(trial, 1, status.status)
-        del running[trial]
-        finished.append(trial)
-        note(_sentence(trial, status))
+    complete(final, lambda status: status.status in ENDED, train_only=False)
     return statuses
 
 
+def _choose(planned: StudyPlan) -> dict[str, Any]:
+    """study.json, with a learning rate for each label whose models are all trained."""
+    path = planned.run / STUDY
+    study = read_json(path)
+    if (now := _chosen_now(planned)) != study["choices"]:
+        study["choices"] = now
+        write_json(path, study)
+    return study
+
+
+def _chosen_now(planned: StudyPlan) -> dict[str, Any]:
+    found = choices({trial: trial.status for trial in planned.every_trial})
+    return {label: choice.as_json for label, choice in found.items()}
+
+
 def _gather(planned: StudyPlan) -> None:
-    """All trials' rows into one table."""
-    paths = [trial.folder / "results.parquet" for trial in planned.every_trial]
-    frames = [read_rows(path) for path in paths if path.exists()]
-    write_rows(pd.concat(frames, ignore_index=True) if frames else to_frame([]), planned.run / "results.parquet")
+    """The rows of all chosen trials into one table."""
+    trials = chosen(planned.every_trial, recorded(read_json(planned.run / STUDY)))
+    paths = [trial.folder / "results.parquet" for trial in trials]
+    rows = [row for path in paths if path.exists() for row in from_frame(read_rows(path))]
+    write_rows(rows, planned.run / "results.parquet")
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------
 def _introduction(planned: StudyPlan) -> str:
     config, data = planned.config, planned.data.description
     task = task_for(config)
+    steps = [trial.steps for trial in planned.trials]
+    amount = config.batch_size * (1 if task.generated else config.train_length)
+    trained = " to ".join(f"{each * amount:,}" for each in sorted({min(steps), max(steps)}))
     if task.generated:
-        trained = f"{config.steps * config.batch_size:,} examples ({data['source']})"
+        trained += f" examples ({data['source']})"
         measured = f"{data['test_examples_of_each_length']} of each length"
     else:
-        trained = f"{config.training_tokens:,} {task.unit} of {data['source']}"
+        trained += f" {task.unit} of {data['source']}"
         measured = f"{data['validation_documents']} documents"
-    return f"{len(planned.trials)} models, each trained on {trained} and measured on {measured}; {planned.run}"
+    several = len(config.learning_rates)
+    measured = f"measured on {measured}" + (f" at the best of {several} learning rates" if several > 1 else "")
+    return f"{len(planned.trials)} models, each trained on {trained} and {measured}; {planned.run}"
+
+
+def _few_seeds(seeds: Sequence[int]) -> str:
+    more = [str(seed) for seed in range(FEW) if seed not in seeds][: FEW - len(seeds)]
+    return f"fewer than {FEW} seeds give wide intervals over seeds, or none; --seeds {' '.join(more)} adds to them"
 
 
 def _sentence(trial: Trial, status: Status) -> str:
-    name = f"{trial.label} seed {trial.seed}"
+    if status.status == "trained":
+        return f"{trial.title}: trained, {status.selection:.3f} on the selection text"
     if status.status == "done":
-        return "; ".join(filter(None, (f"{name}: done", status.untrained, status.reason)))
+        return "; ".join(filter(None, (f"{trial.title}: done", status.untrained, status.reason)))
     if status.status == "failed":
         trace = trial.folder / "error.txt"
-        return f"{name}: failed, {status.reason}" + (f"; see {trace}" if trace.exists() else "")
-    return f"{name}: {status.status}, {status.reason}"
+        return f"{trial.title}: failed, {status.reason}" + (f"; see {trace}" if trace.exists() else "")
+    return f"{trial.title}: {status.status}, {status.reason}"
 
 
 # ---- study.json ------------------------------------------------------------------------------------------------------
@@ -165,25 +224,28 @@ def _open(planned: StudyPlan, note: Note) -> None:
     used = plugins.records(config.task, *config.encodings)
     plugins.require_same((saved or {}).get("plugins", []), used, str(run))
     whole |= {"plugins": used, "configuration": asdict(config), "data": data, "recipe": recipe(config)}
+    whole |= {"train_steps": planned.steps, "choices": _chosen_now(planned)}
     if saved is not None:
         before = StudyConfig.of(saved["configuration"])
         alike = measured_by(before, data) == measured_by(config, data)
-        require_same_text(run, saved["data"], data, alike)
+        adds = planned.grows or not planned.finished
+        if adds:
+            require_open(run, saved)
+        if not closed(saved):
+            require_same_text(run, saved["data"], data, alike)
         if not alike:
             whole.pop("ngrams", None)  # of the text that was measured before
-        if planned.grows or any(trial.status.status not in ("done", "diverged") for trial in planned.trials):
+        if adds:
             require_same_recipe(run, saved["recipe"], recipe(config))
         else:
-            whole |= {name: saved[name] for name in ("data", "recipe")}
+            whole |= {name: saved[name] for name in ("data", "recipe", "train_steps")}
         last = saved["continued"][-1] if saved["continued"] else saved
         if changes := [name for name in here if here[name] != last[name]]:
             note(f"{run} was begun with another {' and '.join(changes)}; study.json keeps both")
             whole["continued"] = [*saved["continued"], {"at": _now(), **here}]
     whole = json.loads(json.dumps(whole))
     for trial in planned.every_trial:
-        current = require_own(trial, config, whole) and trial.measured
-        if trial.status.status == "done" and not current:
-            demote(trial, "it is measured again, at the lengths of the study")
+        require_own(trial, config, whole)
     if whole != saved:
         write_json(run / STUDY, whole)
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pandas as pd
 
+from longitude.measure.rows import TRAINING
 from longitude.study.analysis import Analysis, conclusion, summary
 from longitude.study.comparisons import Comparison
 from longitude.study.criterion import Criterion, Effective
-from longitude.study.results import ngrams_named
+from longitude.study.results import Run, ngrams_named
 
 
 def csv(frame: pd.DataFrame) -> str:
@@ -29,13 +30,27 @@ def findings(analysis: Analysis) -> pd.DataFrame:
         for name in Effective._fields:
             column = f"effective_length_{name}".removesuffix("_value")
             frame[column] = pd.Series([getattr(effective[label], name) for label in frame["label"]], dtype=object)
+        for name, values in training(analysis.run).items():
+            frame[name] = pd.Series([values[label] for label in frame["label"]], dtype=object)
         frame.insert(0, "method", method)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
+def training(run: Run) -> dict[str, dict[str, Any]]:
+    """Column of a row -> label -> what its training was and took, seconds on average; None where no row says."""
+    rows = {label: [row for row in run.rows if row.label == label] for label in run.labels}
+    found = {
+        name: {label: getattr(each[0], name) if each else None for label, each in rows.items()} for name in TRAINING
+    }
+    for label, each in rows.items():
+        seconds = {row.seed: row.train_seconds for row in each if row.train_seconds is not None}
+        found["train_seconds"][label] = sum(seconds.values()) / len(seconds) if seconds else None
+    return found
+
+
 def markdown(analysis: Analysis) -> str:
-    """The conclusion, the values by length, and the comparisons at the longest length, as Markdown."""
+    """The conclusion, the values by length, what training took, and the comparisons at the longest length, as Markdown."""
     run, criterion = analysis.run, analysis.criterion
     heads = ["encoding", *map(str, run.lengths), "verdict", "effective length"]
     lines = []
@@ -48,6 +63,9 @@ def markdown(analysis: Analysis) -> str:
         lines.append([ngrams_named(order), *cells, "", ""])
     longest = run.lengths[-1]
     parts = [conclusion(analysis), as_markdown(heads, lines)]
+    if columns := {name: values for name, values in training(run).items() if any(values.values())}:
+        cells = [[label, *(_number(values[label]) for values in columns.values())] for label in run.labels]
+        parts.append(as_markdown(["encoding", *(name.replace("_", " ") for name in columns)], cells))
     if pairs := analysis.compared(longest):
         parts += [f"At {longest} {run.task.unit}:", comparisons(pairs, criterion)]
     return "\n\n".join(parts) + "\n"
@@ -79,6 +97,11 @@ def reach(length: Effective) -> str:
     """1024, or 512 (256 to 1024) where the interval reaches further; none."""
     value, low, high = (str(each or "none") for each in length)
     return value if low == high else f"{value} ({low} to {high})"
+
+
+def _number(value: float | None) -> str | None:
+    """1,024, 0.004, 3.1e+07."""
+    return None if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def _ends(words: str) -> str:

@@ -8,6 +8,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude.attention.mixer import Mixer
 from longitude.hf import Trainer
+from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
 from longitude.runs.files import flush, write_json
 from longitude.study.config import StudyConfig
-from longitude.study.data import StudyData
+from longitude.study.data import Examples, StudyData
 from longitude.study.labels import parse_label
 from longitude.study.resume import LossLog, newest, seal, step_of
 from longitude.study.tasks.base import task_of
@@ -29,6 +31,8 @@ from longitude.training import RULE
 UNTRAINED = "untrained.json"
 SAVES = 4
 """Checkpoints during training."""
+TOKENS = 16384
+"""Of a forward pass on the selection text."""
 ARGUMENTS: dict[str, Any] = {
     "optim": "adamw_torch_fused",
     "adam_beta1": 0.9,
@@ -90,17 +94,17 @@ def train(
     checkpoint, messages = newest(folder, len(log.read()))
     first = step_of(checkpoint)
     for message in [*messages, *([f"continues from step {first}"] if first else [])]:
-        note(f"{trial.label} seed {trial.seed}: {message}")
+        note(f"{trial.title}: {message}")
     log.cut(first)
-    examples = task_of(config.task).examples(config, data, trial.seed)
+    examples = task_of(config.task).examples(replace(config, steps=trial.steps), data, trial.seed)
     steps = Steps(model, folder, log, lambda step: examples.targets(step * config.batch_size), on_step)
     on_cpu = config.device == "cpu"
     arguments = TrainingArguments(
         output_dir=str(folder),
-        max_steps=config.steps,
+        max_steps=trial.steps,
         per_device_train_batch_size=config.batch_size,
-        learning_rate=config.learning_rate,
-        warmup_steps=round(config.warmup * config.steps),
+        learning_rate=trial.rate,
+        warmup_steps=round(config.warmup * trial.steps),
         weight_decay=config.weight_decay,
         **ARGUMENTS,
         train_sampling_strategy="sequential",
@@ -109,7 +113,7 @@ def train(
         use_cpu=on_cpu,
         dataloader_pin_memory=not on_cpu,
         save_strategy="steps",
-        save_steps=max(1, math.ceil(config.steps / SAVES)),
+        save_steps=max(1, math.ceil(trial.steps / SAVES)),
         save_total_limit=2,
         logging_strategy="no",
         report_to="none",
@@ -125,6 +129,18 @@ def train(
     if never is not None:  # before the model is saved, which ends training
         write_json(trial.folder / UNTRAINED, {"untrained": never})
     return first, steps.diverged
+
+
+def selection_loss(model: Any, examples: Examples) -> float:
+    """Mean loss over the examples in nats per target; they have one shape."""
+    items = [examples[i] for i in range(len(examples))]
+    rows = max(1, TOKENS // items[0]["input_ids"].numel())
+    total = 0.0
+    with evaluating(model):
+        for some in (items[i : i + rows] for i in range(0, len(items), rows)):
+            batch = {name: torch.stack([item[name] for item in some]).to(model.device) for name in some[0]}
+            total += model(**batch).loss.double().item() * len(some)
+    return total / len(items)
 
 
 def untrained(model: Any, optimizer: Any, longest: int) -> str | None:

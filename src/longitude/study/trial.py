@@ -1,11 +1,13 @@
-"""One trial of a study: one encoding and seed, its folder and its status. Loads neither torch nor transformers."""
+"""One trial of a study: one label, seed and learning rate, its folder and its status. Loads neither torch nor transformers."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from longitude.runs.files import read_json
+from longitude.study.config import StudyConfig
 from longitude.study.labels import parse_label, safe
 
 
@@ -14,19 +16,25 @@ class Status:
     """How far a trial is: status.json.
 
     Attributes:
-        status: "done" may leave out lengths; "diverged" is a result; "failed" is tried again.
+        status: "trained": not measured, as one of several learning rates; "done" may leave out lengths; "diverged" is a
+            result; "failed" is tried again.
+        steps: Of its whole training.
         reason: Why it is not done, or what of done is left out.
+        selection: Loss at the training length on the selection text, in nats per target; None where it is not known, or the
+            model diverged before.
         untrained: What training never used, in words that follow the label.
         training_seconds: None where training was interrupted.
     """
 
-    status: Literal["not run", "running", "done", "diverged", "failed"]
+    status: Literal["not run", "running", "trained", "done", "diverged", "failed"]
     label: str
     seed: int
+    rate: float
     encoding: str = ""
     step: int = 0
     steps: int = 0
     reason: str | None = None
+    selection: float | None = None
     untrained: str | None = None
     parameters: int | None = None
     training_seconds: float | None = None
@@ -35,16 +43,29 @@ class Status:
 
 @dataclass(frozen=True)
 class Trial:
-    """Where a label and a seed live in a run directory."""
+    """A label, a seed and a learning rate, and where they live in a run directory.
+
+    Attributes:
+        rate: Peak of the learning rate's schedule.
+        steps: Of the training.
+    """
 
     run: Path
     label: str
     seed: int
+    rate: float
+    steps: int
 
     @property
     def name(self) -> str:
         """Of its folder: a hash keeps labels apart that differ in case, or after many letters."""
-        return f"{safe(self.label)[:100]}-{self.seed}-{hashlib.sha256(self.label.encode()).hexdigest()[:6]}"
+        digest = hashlib.sha256(self.label.encode()).hexdigest()[:6]
+        return f"{safe(self.label)[:100]}-{self.seed}-lr={self.rate}-{digest}"
+
+    @property
+    def title(self) -> str:
+        """In words."""
+        return f"{self.label} seed {self.seed} lr {self.rate:g}"
 
     @property
     def folder(self) -> Path:
@@ -75,4 +96,14 @@ class Trial:
     def status(self) -> Status:
         """As status.json has it now."""
         saved = read_json(self.folder / "status.json", self.remedy) or {"status": "not run"}
-        return Status(**{"label": self.label, "seed": self.seed, **saved})
+        return Status(**{"label": self.label, "seed": self.seed, "rate": self.rate, **saved})
+
+
+def trials_of(run: Path, config: StudyConfig, steps: Mapping[str, int]) -> list[Trial]:
+    """Every trial of a study in its order; steps: of the labels that have steps of their own."""
+    return [
+        Trial(run, label, seed, rate, steps.get(label, config.steps))
+        for seed in config.seeds
+        for rate in config.learning_rates
+        for label in config.encodings
+    ]

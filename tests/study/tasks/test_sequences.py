@@ -15,8 +15,7 @@ from longitude.study.tasks import sequences
 from longitude.study.tasks.base import Measuring, of_task, task_of
 from longitude.study.tasks.sequences import END, PADDING, START, Pairs
 from longitude.study.train import build_model
-from longitude.study.trial import Trial
-from tests.study.conftest import REVERSE, run
+from tests.study.conftest import REVERSE, run, trial_at
 
 NAMES = ("copy", "reverse", "sort", "add")
 
@@ -185,10 +184,11 @@ def test_a_study_of_answers(tmp_path):
     study = json.loads((tmp_path / "study.json").read_text())
     assert study["configuration"]["task"] == "reverse" and study["data"]["source"].startswith("generated: words of")
     losses = [
-        json.loads(line) for line in (Trial(tmp_path, "rope", 0).folder / "losses.jsonl").read_text().splitlines()
+        json.loads(line)
+        for line in (trial_at(tmp_path, "rope", 0, config).folder / "losses.jsonl").read_text().splitlines()
     ]
     assert losses[-1]["tokens"] == Pairs(task_of("reverse"), 4, 32, 4, 0).targets(32)
-    table = pd.read_parquet(Trial(tmp_path, "rope", 0).folder / "documents.parquet")
+    table = pd.read_parquet(trial_at(tmp_path, "rope", 0, config).folder / "documents.parquet")
     assert list(table) == "label seed method length document exact right symbols".split() and len(table) == 18
     assert not [path for path in tmp_path.rglob("*") if path.suffix == ".txt"]  # examples are nowhere on the disk
     with pytest.raises(ValueError, match="holds a study with --task reverse, not copy; leave --out out"):

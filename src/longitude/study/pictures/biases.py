@@ -16,7 +16,6 @@ from longitude.study.analysis import Analysis
 from longitude.study.pictures import PICTURES, lines
 from longitude.study.results import Run, TrialResult
 from longitude.study.train import build_model
-from longitude.study.trial import Trial
 
 POINTS = 120
 """Offsets of a line, about."""
@@ -52,12 +51,11 @@ def biases(analysis: Analysis) -> Iterator[Figure]:
 
 def _panels(run: Run, trial: TrialResult) -> Iterator[Any]:
     """Of the checkpoint of a trial, and of the weights that its seed draws."""
-    folder = Trial(run.path, trial.label, trial.seed).folder
-    if not (folder / "config.json").exists():
+    if not (trial.folder / "config.json").exists():
         return
     before = _encodings(build_model(run.config, trial.label, trial.seed))
     with quiet():
-        after = _encodings(run.task.model.from_pretrained(folder))
+        after = _encodings(run.task.model.from_pretrained(trial.folder))
     for kind, layers in before.items():
         for place in sorted({0, len(layers) - 1}):
             fixed = not any(True for _ in after[kind][place].parameters())

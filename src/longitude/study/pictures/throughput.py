@@ -23,7 +23,7 @@ def throughput(analysis: Analysis) -> Iterator[Figure]:
             "label": each.label,
             "length": each.length,
             "value": each.value,
-            "tokens": run.config.training_tokens / (sum(times) / len(times)),
+            "tokens": run.tokens(each.label) / (sum(times) / len(times)),
             "models": len(times),
         }
         for each in analysis.main

@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from longitude.errors import unknown
-from longitude.study.config import StudyConfig
+from longitude.study.config import StudyConfig, renamed
 from longitude.study.tasks.base import of_task
 
 FOLDER = Path(__file__).parent
@@ -43,7 +43,7 @@ def of_preset(name: str) -> StudyConfig:
         raise ValueError(f"--preset {name}: it is not TOML: {error}") from error
     if not isinstance(options.pop(ABOUT, ""), str):
         raise ValueError(f"--preset {name}: {ABOUT} must be a sentence")
-    kinds = get_type_hints(StudyConfig)
+    kinds, options = get_type_hints(StudyConfig), renamed(options)
     for key in options:
         if key not in kinds:
             raise unknown(f"key of --preset {name}:", key, [*kinds, ABOUT], "`longitude study --help` explains them.")

@@ -122,6 +122,13 @@ class Task(ABC):
         """The training examples, as many as all steps together need."""
 
     @abstractmethod
+    def selection(self, config: StudyConfig, data: StudyData) -> Examples:
+        """Examples of one shape, of the training length at contiguous positions, to choose learning rates on.
+
+        No seed trains on them, and nothing else is measured on them.
+        """
+
+    @abstractmethod
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         """Rows, and for each length and method a table `of.per_document`."""
 

@@ -42,13 +42,16 @@ class Masked(Text):
         "batch_size": 16,
         "layers": 2,
         "hidden": 128,
-        "learning_rate": 4e-3,
+        "learning_rates": (4e-3,),
         "steps": 800,
     }
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         count = config.steps * config.batch_size
         return MaskedWindows(Windows(data.training, config.train_length, count, seed, sampler_of(config)))
+
+    def selection(self, config: StudyConfig, data: StudyData) -> Examples:
+        return MaskedWindows(Windows(data.selection, config.train_length, len(data.selection), 0))
 
     def losses(self, of: Measuring) -> list[DocumentLosses]:
         losses = []
@@ -111,3 +114,6 @@ class MaskedWindows(Examples):
 
     def targets(self, examples: int) -> int:
         return examples * self.masked
+
+    def read(self, examples: int) -> int:
+        return examples * self.windows.length

@@ -31,8 +31,8 @@ from longitude.study.data import Examples, StudyData, sampled
 from longitude.study.tasks.base import BYTES, Measuring, Task, register_task, sampler_of
 
 PADDING, START, END = BYTES, BYTES + 1, BYTES + 2
-TEST_SEED = 2**32
-"""Above every seed of a study: no model is trained on examples drawn from it."""
+TEST_SEED, SELECTION_SEED = 2**32, 2**32 + 1
+"""Above every seed of a study: no model is trained on examples drawn from them."""
 DECODING = 6
 """Work of a generated token, in tokens read at once: each is a pass of its own."""
 AT_ONCE = 100
@@ -72,7 +72,7 @@ class Sequences(Task):
         "hidden": 64,
         "documents": 200,
         "steps": 1500,
-        "learning_rate": 4e-3,
+        "learning_rates": (4e-3,),
     }
     source: ClassVar[str]
     alphabet: ClassVar[bytes] = b"abcdefghijklmnopqrstuvwxyz"
@@ -97,9 +97,9 @@ class Sequences(Task):
 
         return ended(self.letters(draws)), ended(self.letters(self.answer(draws, length)))
 
-    def tests(self, length: int, examples: int) -> tuple[Tensor, Tensor]:
+    def tests(self, length: int, examples: int, seed: int = TEST_SEED) -> tuple[Tensor, Tensor]:
         """Sources and answers of one length, END included, int64 [examples, symbols]: the same in every study."""
-        random = np.random.default_rng([TEST_SEED, length])
+        random = np.random.default_rng([seed, length])
         source, answer = self.pairs(self.draw(random, examples, length), length)
         return torch.from_numpy(source), torch.from_numpy(answer)
 
@@ -118,7 +118,7 @@ class Sequences(Task):
             "training_lengths": f"1 to {config.train_length}, from 1 on over the first half of the steps",
             "test_examples_of_each_length": config.documents,
         }
-        return StudyData([], [], description)
+        return StudyData([], [], [], description)
 
     def try_out(self, model: Any, config: StudyConfig) -> None:
         source, answer = self.tests(1, 1)
@@ -130,6 +130,9 @@ class Sequences(Task):
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         count = config.steps * config.batch_size
         return Pairs(self, config.train_length, count, config.batch_size, seed, sampler_of(config))
+
+    def selection(self, config: StudyConfig, data: StudyData) -> Examples:
+        return Apart(*self.tests(config.train_length, config.documents, SELECTION_SEED))
 
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         rows, tables = [], []
@@ -236,6 +239,22 @@ def answers(model: Any, source: Tensor, length: int) -> Tensor:
     return torch.nn.functional.pad(written, (0, length - written.shape[1]), value=PADDING)
 
 
+class Apart(Examples):
+    """Sources [N, S] and their answers [N, T]."""
+
+    def __init__(self, source: Tensor, answer: Tensor):
+        self.source, self.answer = source, answer
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {"input_ids": self.source[index], "labels": self.answer[index]}
+
+    def targets(self, examples: int) -> int:
+        return examples * self.answer.shape[1]
+
+
 class Pairs(Examples):
     """`count` training examples, `batch` after each other of one length: {"input_ids": [S], "labels": [T]}, int64.
 
@@ -270,3 +289,7 @@ class Pairs(Examples):
         """END is one of them."""
         answer = self.task.pairs(np.zeros((1, self.task.drawn), dtype=np.int64), 1)[1].shape[1]
         return int(self.lengths[:examples].sum()) + (answer - 1) * examples
+
+    def read(self, examples: int) -> int:
+        """Of source and answer."""
+        return int(self.lengths[:examples].sum()) * self.task.drawn + examples + self.targets(examples)

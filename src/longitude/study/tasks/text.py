@@ -25,6 +25,9 @@ class Text(Task):
         count = config.steps * config.batch_size
         return Windows(data.training, config.train_length, count, seed, sampler_of(config))
 
+    def selection(self, config: StudyConfig, data: StudyData) -> Examples:
+        return Windows(data.selection, config.train_length, len(data.selection), 0)
+
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         losses = self.losses(of) if of.lengths else []
         rows = [replace(each.row(**of.labels), metric=self.metric) for each in losses]

@@ -1,0 +1,114 @@
+"""One learning rate for each label, chosen by a rule that was written before.
+
+Of the rates at which every label was trained with every seed, a label has the one with the lowest mean over the seeds of the loss
+at the training length on the selection text, which neither trains nor is measured on; of equal means the lowest rate. A rate at
+which a seed diverged is never chosen. The tested lengths have no part in it.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from longitude.report.wording import and_, named
+from longitude.study.trial import Status, Trial
+
+Losses = dict[float, dict[int, float | None]]
+"""Rate -> seed -> loss on the selection text in nats per target; None where the model diverged."""
+
+
+class Choice(NamedTuple):
+    """The learning rate of a label.
+
+    Attributes:
+        rate: None: at every one a seed diverged.
+        losses: Of every candidate.
+    """
+
+    rate: float | None
+    losses: Losses
+
+    @property
+    def means(self) -> dict[float, float | None]:
+        """Rate -> mean over the seeds; None where one diverged."""
+        return {rate: mean(each.values()) for rate, each in self.losses.items()}
+
+    @property
+    def edge(self) -> str | None:
+        """Where the rate is at an end of those tried: "lowest" or "highest"."""
+        ends = {min(self.losses): "lowest", max(self.losses): "highest"}
+        return None if self.rate is None or len(self.losses) < 2 else ends.get(self.rate)
+
+    @property
+    def as_json(self) -> dict[str, Any]:
+        """For study.json, whose keys are text."""
+        losses = {str(rate): {str(seed): loss for seed, loss in each.items()} for rate, each in self.losses.items()}
+        return {"rate": self.rate, "losses": losses, "means": {str(rate): value for rate, value in self.means.items()}}
+
+
+def mean(losses: Iterable[float | None]) -> float | None:
+    """None where one is missing."""
+    each = [*losses]
+    return None if None in each else math.fsum(filter(None, each)) / len(each)
+
+
+def choose(losses: Losses) -> Choice:
+    """The rule."""
+    chosen = Choice(None, losses)
+    means = [(value, rate) for rate, value in chosen.means.items() if value is not None]
+    return chosen._replace(rate=min(means)[1]) if means else chosen
+
+
+def is_candidate(status: Status) -> bool:
+    """Whether a trial has ended for the choice: its loss is known, or it diverged."""
+    return status.selection is not None or status.status == "diverged"
+
+
+def recorded(study: Mapping[str, Any]) -> dict[str, Choice]:
+    """The choices in a study.json."""
+    return {
+        label: Choice(
+            saved["rate"],
+            {float(rate): {int(seed): loss for seed, loss in each.items()} for rate, each in saved["losses"].items()},
+        )
+        for label, saved in study["choices"].items()
+    }
+
+
+def words(found: Mapping[str, Choice]) -> list[str]:
+    """What was chosen, and of which labels the rate is at an end of the sweep; none of a study with one rate."""
+    if not found:
+        return []
+    each = [f"{label} {choice.rate:g}" for label, choice in found.items() if choice.rate is not None]
+    sentences = [f"learning rates, by the loss on text held out for this choice: {', '.join(each)}"] if each else []
+    if none := [named(label) for label, choice in found.items() if choice.rate is None]:
+        sentences.append(f"at every learning rate a seed of {and_(none)} diverged")
+    for end in ("lowest", "highest"):
+        if labels := [named(label) for label, choice in found.items() if choice.edge == end]:
+            sentences.append(f"the learning rate of {and_(labels)} is the {end} tried: widen the sweep")
+    return sentences
+
+
+def choices(statuses: Mapping[Trial, Status]) -> dict[str, Choice]:
+    """The choice of every label all of whose trials are candidates; of a study with one rate there is none."""
+    if len({trial.rate for trial in statuses}) < 2:
+        return {}
+    losses: dict[str, Losses] = {}
+    for trial, status in statuses.items():
+        if is_candidate(status):
+            losses.setdefault(trial.label, {}).setdefault(trial.rate, {})[trial.seed] = status.selection
+    missing = {trial.label for trial, status in statuses.items() if not is_candidate(status)}
+    return {label: choose(each) for label, each in losses.items() if label not in missing}
+
+
+def chosen(trials: Sequence[Trial], found: Mapping[str, Choice]) -> list[Trial]:
+    """Those at the rate of their label; of a study with one rate all."""
+    one = len({trial.rate for trial in trials}) == 1
+    return [trial for trial in trials if one or trial.label in found and found[trial.label].rate == trial.rate]
+
+
+def shown(statuses: Mapping[Trial, Status], found: Mapping[str, Choice]) -> list[Trial]:
+    """One trial for each label and seed: the chosen ones, and where none is chosen those of the lowest rate that is why."""
+    rates = {trial.label: trial.rate for trial in chosen([*statuses], found)}
+    for trial in sorted(statuses, key=lambda trial: (statuses[trial].selection is not None, trial.rate)):
+        rates.setdefault(trial.label, trial.rate)
+    return [trial for trial in statuses if rates.get(trial.label) == trial.rate]
