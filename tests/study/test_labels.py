@@ -190,7 +190,7 @@ def test_two_labels_never_share_a_folder():
     """Nor on a file system that knows no case, nor where names are cut."""
     random = Random(0)
     labels = {"".join(random.choices("aA:_,=+.", k=random.choice((2, 3, 99, 100, 101, 140)))) for _ in range(2000)}
-    trials = [Trial(Path(), label, seed) for label in labels for seed in (0, 1)]
+    trials = [trial_at(Path(), label, seed) for label in labels for seed in (0, 1)]
     assert len({trial.name.lower() for trial in trials}) == len(trials)
     longest = max(len(trial.name) for trial in trials)
     assert longest < 130 and not any(re.search(r"[^\w.,=+-]", trial.name) for trial in trials)
@@ -201,7 +201,7 @@ def test_labels_whose_folders_would_be_one_are_refused():
     folders: dict[str, str] = {}
     for size in range(100_000):
         label = "+".join(["attention"] * 10) + f"+window:size={size}"
-        other = folders.setdefault(Trial(Path(), label, 0).name, label)
+        other = folders.setdefault(trial_at(Path(), label, 0).name, label)
         if other != label:
             break
     with pytest.raises(ValueError, match="--encodings, as names of folders, must name at least one, and each once"):

@@ -154,7 +154,8 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     labels = with_all(config.encodings, lambda: _meaningful(task))
     for label in labels:
         parse_label(label)
-    require_distinct("encodings, as names of folders,", [Trial(Path(), label, 0).name.lower() for label in labels])
+    names = [trial.name.lower() for trial in trials_of(Path(), replace(config, encodings=labels), {})]
+    require_distinct("encodings, as names of folders,", names[: len(labels)])  # of one seed and rate
     longest = (before or config).longest
     config = replace(
         config, encodings=labels, split_length=config.split_length or (before and before.split_length) or longest
