@@ -115,6 +115,11 @@ def read_json(path: Path, remedy: str = "restore the file") -> Any:
         raise ValueError(f"{path} is not readable JSON ({error}); {remedy}") from None
 
 
+def is_parquet(path: Path) -> bool:
+    """Whether a parquet file is there whose end is: enough to know one that was cut short."""
+    return path.exists() and path.read_bytes()[-4:] == b"PAR1"
+
+
 @contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Held as long as this process writes into `directory`; it ends with the process. ValueError when another holds it."""

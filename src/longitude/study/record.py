@@ -134,10 +134,9 @@ def place_of(config: StudyConfig, default: StudyConfig, out: Path) -> Path:
     now, usual = _question(config), _question(default)
     different = {name: value for name, value in now.items() if value != usual.get(name)}
     if not different:
-        with suppress(ValueError):
-            saved = read_study(out)
-            if saved is None or _question(StudyConfig.of(saved["configuration"])) == now and not closed(saved):
-                return out
+        saved = read_study(out)
+        if saved is None or (_question(StudyConfig.of(saved["configuration"])) == now and not closed(saved)):
+            return out
     words = [f"{name}={listed(value) if isinstance(value, list) else value}" for name, value in different.items()]
     digest = hashlib.sha256(json.dumps(now, sort_keys=True).encode()).hexdigest()[:6]
     return out.with_name("-".join([out.name, safe("-".join(words))[:80], digest]).replace("--", "-"))

@@ -237,4 +237,6 @@ def _read_trial(trial: Trial, current: bool) -> TrialResult:
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} is not a readable parquet table ({error}); {trial.remedy}") from error
     losses = LossLog(trial.folder / "losses.jsonl").read()
+    if status.status == "done" and len(losses) < status.step:
+        raise ValueError(f"{trial.folder / 'losses.jsonl'} ends at step {len(losses)} of {status.step}; {trial.remedy}")
     return TrialResult(**asdict(status), folder=trial.folder, losses=losses, documents=documents)

@@ -151,7 +151,11 @@ class TrialRun:
             seconds = time.perf_counter() - start if first == 0 else None
             save(model, trial.folder, reader(config.tokenizer).tokenizer)
             self.record("running", trial.steps, training_seconds=seconds)
-        model = self.task.model.from_pretrained(trial.folder)
+        try:
+            model = self.task.model.from_pretrained(trial.folder)
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{trial.folder} holds no whole model ({reason}); {trial.remedy}") from error
         torch.nn.Module.to(model, device_of(config.device))
         status = trial.status
         if status.selection is None:

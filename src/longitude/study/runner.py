@@ -173,9 +173,8 @@ def _chosen_now(planned: StudyPlan) -> dict[str, Any]:
 def _gather(planned: StudyPlan) -> None:
     """The rows of all chosen trials into one table."""
     trials = chosen(planned.every_trial, recorded(read_json(planned.run / STUDY)))
-    paths = [trial.folder / "results.parquet" for trial in trials]
-    rows = [row for path in paths if path.exists() for row in from_frame(read_rows(path))]
-    write_rows(rows, planned.run / "results.parquet")
+    tables = [read_rows(trial.folder / "results.parquet") for trial in trials if trial.measured]
+    write_rows([row for table in tables for row in from_frame(table)], planned.run / "results.parquet")
 
 
 # ---- in words --------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from longitude.runs.files import read_json
+from longitude.runs.files import is_parquet, read_json
 from longitude.study.config import StudyConfig
 from longitude.study.labels import parse_label, safe
 
@@ -89,8 +89,8 @@ class Trial:
 
     @property
     def measured(self) -> bool:
-        """Whether its rows are there."""
-        return all((self.folder / name).exists() for name in ("results.parquet", "documents.parquet"))
+        """Whether its rows are there, whole."""
+        return all(is_parquet(self.folder / name) for name in ("results.parquet", "documents.parquet"))
 
     @property
     def status(self) -> Status:

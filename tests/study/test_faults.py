@@ -1,0 +1,174 @@
+"""Whatever breaks a study, and wherever: nothing finished is lost, and the same command ends with the undisturbed rows."""
+
+import errno
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from longitude.measure import read_rows
+from longitude.study import ngrams, resume, run_trial, runner, train
+from longitude.study.results import read_run
+from longitude.study.resume import LossLog
+from longitude.study.tasks import text
+from longitude.study.trial import Trial
+from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, run
+
+pytestmark = pytest.mark.usefixtures("numbers")
+ONE = replace(TINY, encodings=("none",), test_lengths=(16, 32), steps=4)
+TWO = replace(ONE, encodings=("none", "rope"))
+FULL = OSError(errno.ENOSPC, "No space left on device")
+BROKEN = OSError(errno.EIO, "Input/output error")
+ERROR, INTERRUPT, MEMORY = RuntimeError("no reason"), KeyboardInterrupt(), MemoryError()
+
+FAULTS: dict[str, tuple[Any, str, int | str, BaseException]] = {
+    "before study.json is written": (runner, "write_json", "study.json", FULL),
+    "as study.json takes its name": (os, "replace", "study.json", BROKEN),
+    "after study.json is written": (runner, "record_ngrams", 1, INTERRUPT),
+    "while n-grams are counted": (ngrams, "ngram_bits", 1, MEMORY),
+    "before any trial begins": (runner, "_gather", 1, INTERRUPT),
+    "before trial.json is written": (run_trial, "write_json", "trial.json", FULL),
+    "as status.json takes its name": (os, "replace", "status.json", INTERRUPT),
+    "while the model is built": (run_trial, "build_model", 1, ERROR),
+    "at the first step": (LossLog, "append", 1, INTERRUPT),
+    "while a loss is logged": (LossLog, "append", 4, FULL),
+    "while the weights of a checkpoint are saved": (torch, "save", 3, FULL),
+    "before a checkpoint is declared complete": (train, "seal", 3, ERROR),
+    "as a checkpoint is declared complete": (os, "replace", "complete.json", FULL),
+    "while files go to the disk": (resume, "flush", 9, BROKEN),
+    "while the trained model is moved in": (os, "replace", "model.safetensors", INTERRUPT),
+    "as the trained model is complete": (os, "replace", "config.json", FULL),
+    "while the model is measured": (text, "losses_by_length", 1, MEMORY),
+    "as documents.parquet takes its name": (os, "replace", "documents.parquet", INTERRUPT),
+    "before the rows of a trial are written": (run_trial, "write_rows", 1, FULL),
+    "as the rows of a trial take their name": (os, "replace", "results.parquet", BROKEN),
+    "before checkpoints are removed": (run_trial, "remove_checkpoints", 1, ERROR),
+    "before a trial is done": (run_trial.TrialRun, "record", 3, INTERRUPT),
+    "before rows are gathered": (runner, "_gather", 2, INTERRUPT),
+    "while rows are gathered": (runner, "write_rows", 2, FULL),
+}
+"""Where a call of a function, by its number or by the name of a path, raises."""
+
+
+@pytest.fixture(scope="module")
+def studies(tmp_path_factory) -> tuple[Path, Path]:
+    """A study of one encoding, and one of two that nothing broke."""
+    one, two = (tmp_path_factory.mktemp(name) for name in ("one", "two"))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+        assert run(ONE, one)[0].complete and run(TWO, two)[0].complete
+    return one, two
+
+
+@pytest.fixture
+def one(studies, tmp_path) -> Path:
+    """A study of one encoding, to which another is added."""
+    shutil.copytree(studies[0], tmp_path / "run", copy_function=shutil.copy2)
+    return tmp_path / "run"
+
+
+def ending_of(path: Path) -> str:
+    """What the study ends with: an error that it raises, or its last note."""
+    try:
+        return run(TWO, path)[1][-1]
+    except ValueError as error:
+        return str(error)
+    except BaseException as error:
+        return repr(error)
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_same_command_ends_with_the_rows_that_no_fault_changes(fault, studies, one, monkeypatch):
+    where, name, when, error = FAULTS[fault]
+    struck: list[BaseException] = []
+
+    def strike():
+        struck.append(error)
+        raise error
+
+    study = json.loads((one / "study.json").read_text())
+    del study["ngrams"]
+    (one / "study.json").write_text(json.dumps(study))
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, dying(getattr(where, name), when, strike))
+        words = ending_of(one)
+    full = f"no space left on the disk of {one}; free some, then the same command continues where it stopped"
+    failed = f"rope seed 0: failed, {type(error).__name__}: "
+    assert words in (repr(error), full if error is FULL else "") or words.startswith(failed)
+    assert struck == [error]
+    assert_kept(studies[0], one)
+    assert_mended(studies[1], one, studies[0])
+
+
+REMEDY = "move {folder} away, and the same `longitude study` trains this one again"
+CUT: dict[str, str | None] = {
+    "results.parquet": None,
+    "rope/results.parquet": None,
+    "rope/documents.parquet": None,
+    "rope/trainer/trainer_state.json": None,
+    "rope/losses.jsonl": f"losses.jsonl ends at step [0-3] of 4; {REMEDY}",
+    "rope/status.json": f"status.json is not readable JSON .*; {REMEDY}",
+    "rope/trial.json": f"trial.json is not readable JSON .*; {REMEDY}",
+    "rope/model.safetensors": f"{{folder}} holds no whole model .*; {REMEDY}",
+    "rope/config.json": f"{{folder}} holds no whole model .*; {REMEDY}",
+    "study.json": "study.json is not readable JSON .*; restore it from a copy, or name another --out",
+}
+"""Files of a study that is done: None where the same command makes them again, else how they are refused."""
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("kept", [0.5, 0])
+@pytest.mark.parametrize("name", CUT)
+def test_a_file_that_a_power_cut_left_short_is_made_again_or_refused_with_what_to_do(name, kept, studies, tmp_path):
+    path = shutil.copytree(studies[1], tmp_path / "run", copy_function=shutil.copy2)
+    trial = Trial(path, "rope", 0)
+    file = trial.folder / name.removeprefix("rope/") if name.startswith("rope/") else path / name
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(kept * len(whole))])
+    if "whole model" in (CUT[name] or ""):  # nothing reads it before it is to be measured again
+        (trial.folder / "documents.parquet").unlink()
+    if (message := CUT[name]) is not None:
+        with pytest.raises(ValueError, match=message.format(folder=re.escape(str(trial.folder)))):
+            run_and_read(path)
+        assert_kept(studies[1], path)
+        if name == "study.json":
+            file.write_bytes(whole)
+        else:
+            trial.folder.rename(tmp_path / "away")
+    assert_mended(studies[1], path, studies[1])
+    assert not read_run(path).undone
+
+
+def run_and_read(path: Path) -> None:
+    """As the command line does; a trial that failed raises its reason."""
+    for _, status in run(TWO, path)[0].trials:
+        if status.status == "failed":
+            raise ValueError(status.reason)
+    read_run(path)
+
+
+def assert_mended(whole: Path, path: Path, before: Path) -> None:
+    """The same command ends with the rows of the undisturbed study; what was finished before stays as it was."""
+    assert run(TWO, path)[0].complete
+    assert_same_runs(whole, path)
+    assert_kept(before, path)
+    records = [json.loads((each / "study.json").read_text()) for each in (whole, path)]
+    assert all(records[0][name] == records[1][name] for name in ("configuration", "data", "recipe", "ngrams"))
+    assert not [left for left in path.rglob(".*") if left.name not in (".lock", ".workers")]
+
+
+def assert_kept(before: Path, after: Path) -> None:
+    """The trial that was finished was neither trained nor measured again, and its rows are those of the study."""
+    folders = [Trial(path, "none", 0).folder for path in (before, after)]
+    for path in folders[0].rglob("*.*"):
+        assert (folders[1] / path.relative_to(folders[0])).stat().st_mtime_ns == path.stat().st_mtime_ns, path
+    rows = [read_rows(path / "results.parquet").query("label == 'none'") for path in (before, after)]
+    pd.testing.assert_frame_equal(*rows)
