@@ -18,8 +18,7 @@ from longitude.study import ngrams, resume, run_trial, runner, train
 from longitude.study.results import read_run
 from longitude.study.resume import LossLog
 from longitude.study.tasks import text
-from longitude.study.trial import Trial
-from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, run
+from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, run, trial_at
 
 pytestmark = pytest.mark.usefixtures("numbers")
 ONE = replace(TINY, encodings=("none",), test_lengths=(16, 32), steps=4)
@@ -48,9 +47,11 @@ FAULTS: dict[str, tuple[Any, str, int | str, BaseException]] = {
     "while the model is measured": (text, "losses_by_length", 1, MEMORY),
     "as documents.parquet takes its name": (os, "replace", "documents.parquet", INTERRUPT),
     "before the rows of a trial are written": (run_trial, "write_rows", 1, FULL),
-    "as the rows of a trial take their name": (os, "replace", "results.parquet", BROKEN),
+    "as gathered rows take their name": (os, "replace", "results.parquet", BROKEN),
     "before checkpoints are removed": (run_trial, "remove_checkpoints", 1, ERROR),
-    "before a trial is done": (run_trial.TrialRun, "record", 3, INTERRUPT),
+    "before the loss that chooses a learning rate is measured": (run_trial.TrialRun, "select", 1, ERROR),
+    "before a learning rate is chosen": (runner, "_choose", 1, INTERRUPT),
+    "before a trial is done": (run_trial.TrialRun, "record", 4, INTERRUPT),
     "before rows are gathered": (runner, "_gather", 2, INTERRUPT),
     "while rows are gathered": (runner, "write_rows", 2, FULL),
 }
@@ -101,7 +102,7 @@ def test_the_same_command_ends_with_the_rows_that_no_fault_changes(fault, studie
         patched.setattr(where, name, dying(getattr(where, name), when, strike))
         words = ending_of(one)
     full = f"no space left on the disk of {one}; free some, then the same command continues where it stopped"
-    failed = f"rope seed 0: failed, {type(error).__name__}: "
+    failed = f"{trial_at(one, 'rope', 0).title}: failed, {type(error).__name__}: "
     assert words in (repr(error), full if error is FULL else "") or words.startswith(failed)
     assert struck == [error]
     assert_kept(studies[0], one)
@@ -129,7 +130,7 @@ CUT: dict[str, str | None] = {
 @pytest.mark.parametrize("name", CUT)
 def test_a_file_that_a_power_cut_left_short_is_made_again_or_refused_with_what_to_do(name, kept, studies, tmp_path):
     path = shutil.copytree(studies[1], tmp_path / "run", copy_function=shutil.copy2)
-    trial = Trial(path, "rope", 0)
+    trial = trial_at(path, "rope", 0)
     file = trial.folder / name.removeprefix("rope/") if name.startswith("rope/") else path / name
     whole = file.read_bytes()
     file.write_bytes(whole[: int(kept * len(whole))])
@@ -167,7 +168,7 @@ def assert_mended(whole: Path, path: Path, before: Path) -> None:
 
 def assert_kept(before: Path, after: Path) -> None:
     """The trial that was finished was neither trained nor measured again, and its rows are those of the study."""
-    folders = [Trial(path, "none", 0).folder for path in (before, after)]
+    folders = [trial_at(path, "none", 0).folder for path in (before, after)]
     for path in folders[0].rglob("*.*"):
         assert (folders[1] / path.relative_to(folders[0])).stat().st_mtime_ns == path.stat().st_mtime_ns, path
     rows = [read_rows(path / "results.parquet").query("label == 'none'") for path in (before, after)]

@@ -7,7 +7,6 @@ that was copied, renamed or half replaced is never reported as what it is not.
 import hashlib
 import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
