@@ -13,7 +13,6 @@ again     twice in one fresh clone of what is committed
 """
 
 import argparse
-import contextlib
 import os
 import random
 import shutil
@@ -22,26 +21,21 @@ import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
 
 ROOT = Path(__file__).parents[1]
 COMPILERS = {"gcc", "cc", "g++", "c++", "clang", "clang++"}
 WORKERS = ("-n", "2", "--dist", "worksteal")
 SEED = str(random.randrange(10**6))
+TABLE = Table("setting", "passed", "failed", "skipped", "seconds", box=None)
 
 
-class Outcome(NamedTuple):
-    setting: str
-    passed: int
-    failed: int
-    skipped: int
-    seconds: float
-
-
-def pytest(setting: str, *options: str, before: tuple[str, ...] = (), at: Path = ROOT, **environment: str) -> Outcome:
-    """One run of the quick tests. before: the command that runs it, such as nice; failed: errors too."""
+def pytest(setting: str, *options: str, before: tuple[str, ...] = (), at: Path = ROOT, **environment: str) -> bool:
+    """One run of the quick tests, a row of the table; whether all passed. before: the command that runs it, such as nice."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [*before, sys.executable, "-m", "pytest", "-q", "-m", "not slow", "--junitxml", str(report), *options]
@@ -51,25 +45,24 @@ def pytest(setting: str, *options: str, before: tuple[str, ...] = (), at: Path =
         code = subprocess.run(command, cwd=at, env={**os.environ, "PYTHONPATH": path, **environment}).returncode
         seconds = time.monotonic() - start
         counts = ET.parse(report).find("testsuite").attrib if report.is_file() else {}
-    tests, skipped = int(counts.get("tests", 0)), int(counts.get("skipped", 0))
-    failed = int(counts.get("failures", 0)) + int(counts.get("errors", 0))
-    return Outcome(setting, tests - failed - skipped, max(failed, int(code != 0)), skipped, seconds)
+    tests, failures, errors, skipped = (int(counts.get(name, 0)) for name in ("tests", "failures", "errors", "skipped"))
+    failed = max(failures + errors, int(code != 0))
+    TABLE.add_row(setting, *map(str, (tests - failures - errors - skipped, failed, skipped, round(seconds))))
+    return not failed
 
 
-@contextlib.contextmanager
-def busy_loop() -> Iterator[None]:
+def busy() -> bool:
     """On one core: a process at low priority would get nothing of two."""
     loop = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        yield
+        return pytest("nice 19, a busy loop", *WORKERS, before=("nice", "-n", "19"))
     finally:
         loop.kill()
         loop.wait()
 
 
-@contextlib.contextmanager
-def programs_without_compilers() -> Iterator[str]:
-    """A folder of links to all programs but compilers."""
+def gcc() -> bool:
+    """With a folder of links to all programs but compilers as PATH."""
     with tempfile.TemporaryDirectory() as folder:
         for place in filter(os.path.isdir, os.environ["PATH"].split(os.pathsep)):
             for program in os.scandir(place):
@@ -77,56 +70,38 @@ def programs_without_compilers() -> Iterator[str]:
                 if program.name not in COMPILERS and not link.is_symlink():
                     link.symlink_to(Path(place, program.name).absolute())
         assert shutil.which("gcc", path=folder) is None
-        yield folder
+        return pytest("without gcc", *WORKERS, PATH=folder)
 
 
-def busy() -> Iterator[Outcome]:
-    with busy_loop():
-        yield pytest("nice 19, a busy loop", *WORKERS, before=("nice", "-n", "19"))
-
-
-def gcc() -> Iterator[Outcome]:
-    with programs_without_compilers() as path:
-        yield pytest("without gcc", *WORKERS, PATH=path)
-
-
-def again() -> Iterator[Outcome]:
+def again() -> bool:
     with tempfile.TemporaryDirectory() as folder:
-        clone = Path(folder) / "clone"
+        clone, cache = Path(folder) / "clone", str(Path(folder) / "cache")
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        for time_of in ("first", "second"):
-            yield pytest(f"a clone, {time_of} time", *WORKERS, at=clone, XDG_CACHE_HOME=str(Path(folder) / "cache"))
+        passed = [
+            pytest(f"a clone, {nth} time", *WORKERS, at=clone, XDG_CACHE_HOME=cache) for nth in ("first", "second")
+        ]
+        return all(passed)
 
 
-PLAIN: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
-    "core": ("one core", ("-n", "0"), {"before": ("taskset", "-c", "0")}),
-    "threads1": ("OMP_NUM_THREADS=1", WORKERS, {"OMP_NUM_THREADS": "1"}),
-    "threads3": ("OMP_NUM_THREADS=3", WORKERS, {"OMP_NUM_THREADS": "3"}),
-    "avx2": ("AVX2 only", WORKERS, {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}),
-    "order": (f"files shuffled by {SEED}", (*WORKERS, "--shuffle", SEED), {}),
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2"}
+SETTINGS: dict[str, Callable[[], bool]] = {
+    "core": lambda: pytest("one core", "-n", "0", before=("taskset", "-c", "0")),
+    "threads1": lambda: pytest("OMP_NUM_THREADS=1", *WORKERS, OMP_NUM_THREADS="1"),
+    "threads3": lambda: pytest("OMP_NUM_THREADS=3", *WORKERS, OMP_NUM_THREADS="3"),
+    "avx2": lambda: pytest("AVX2 only", *WORKERS, **AVX2),
+    "busy": busy,
+    "gcc": gcc,
+    "order": lambda: pytest(f"files shuffled by {SEED}", *WORKERS, "--shuffle", SEED),
+    "again": again,
 }
-"""Settings of one run: its title, options of pytest, and what `pytest` takes by name."""
-OTHERS = {"busy": busy, "gcc": gcc, "again": again}
-
-
-def outcomes_of(name: str) -> Iterator[Outcome]:
-    if name in OTHERS:
-        yield from OTHERS[name]()
-    else:
-        title, options, named = PLAIN[name]
-        yield pytest(title, *options, **named)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("settings", nargs="*", choices=[*PLAIN, *OTHERS, []], metavar="SETTING")
-    names = parser.parse_args().settings or [*PLAIN, *OTHERS]
-    outcomes = [outcome for name in names for outcome in outcomes_of(name)]
-    width = max(len(outcome.setting) for outcome in outcomes)
-    print(f"\n{'setting':<{width}}  passed  failed  skipped  seconds")
-    for setting, passed, failed, skipped, seconds in outcomes:
-        print(f"{setting:<{width}}  {passed:>6}  {failed:>6}  {skipped:>7}  {seconds:>7.0f}")
-    return int(any(outcome.failed for outcome in outcomes))
+    parser.add_argument("settings", nargs="*", choices=[*SETTINGS, []], metavar="SETTING")
+    passed = [SETTINGS[name]() for name in parser.parse_args().settings or SETTINGS]
+    Console().print(TABLE)
+    return int(not all(passed))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from transformers import BloomForCausalLM, FalconForCausalLM, GPT2LMHeadModel, GPTNeoXForCausalLM, LlamaForCausalLM
-from transformers.models.bloom.modeling_bloom import BloomModel
 from transformers.models.llama import modeling_llama
 
 from longitude.hf import set_positions
@@ -32,31 +31,45 @@ def past_of(cache: Any) -> int:
     return cache.get_seq_length() if cache is not None else 0
 
 
-def llama(kind: type = LlamaForCausalLM, rope: dict[str, Any] = {}, **options: Any) -> Any:  # noqa: B006
+def llama(rope: dict[str, Any] = {}, **options: Any) -> Any:  # noqa: B006
     rope = {"rope_type": "default", "rope_theta": 10_000.0, **rope}
     shape = {"intermediate_size": 64, "num_key_value_heads": 2, "max_position_embeddings": LENGTH, **options}
-    return built(kind, **SHAPE | shape, rope_parameters=rope)
+    return built(LlamaForCausalLM, **SHAPE | shape, rope_parameters=rope)
 
 
-def neox(kind: type = GPTNeoXForCausalLM) -> Any:
+def neox() -> Any:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
     shape = {"intermediate_size": 64, "max_position_embeddings": LENGTH}
-    return built(kind, **SHAPE, **shape, rope_parameters=rope)
+    return built(GPTNeoXForCausalLM, **SHAPE, **shape, rope_parameters=rope)
 
 
 def bloom() -> Any:
     return built(BloomForCausalLM, vocab_size=96, hidden_size=32, n_layer=2, n_head=4, seq_length=LENGTH)
 
 
-def gpt2(kind: type = GPT2LMHeadModel) -> Any:
-    return built(kind, vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH)
+def gpt2() -> Any:
+    return built(GPT2LMHeadModel, vocab_size=96, n_embd=32, n_layer=2, n_head=4, n_positions=LENGTH)
 
 
 def ours(encoding: str) -> Any:
     return built(LongitudeForCausalLM, **SHAPE, max_position_embeddings=LENGTH, encoding=encoding)
 
 
-# ---- positions --------------------------------------------------------------------------------------------------------------
+# ---- calls ------------------------------------------------------------------------------------------------------------------
+def changed(
+    model: Any,
+    before: Callable[[dict[str, Any]], Any] | None = None,
+    after: Callable[[Any, dict[str, Any]], Any] | None = None,
+) -> Any:
+    """before: changes the named arguments of each call, in place; after: the answer to them."""
+    model.__class__ = type("Changed", (type(model),), {})  # so that it is no stock model
+    if before is not None:
+        model.register_forward_pre_hook(lambda module, given, named: before(named), with_kwargs=True)
+    if after is not None:
+        model.register_forward_hook(lambda module, given, named, answer: after(answer, named), with_kwargs=True)
+    return model
+
+
 def with_tables(change: Callable[..., Any]) -> Any:
     """change: of the right function of tables, hidden states and position_ids."""
     model = llama()
@@ -66,32 +79,28 @@ def with_tables(change: Callable[..., Any]) -> Any:
     return model
 
 
-def off_by(step: int, kind: type) -> type:
+def off_by(step: int, model: Any) -> Any:
     """Counts what is cached wrongly."""
 
-    class Model(kind):
-        def forward(self, input_ids=None, position_ids=None, past_key_values=None, **options):
-            past = past_of(past_key_values)
-            if position_ids is None:
-                position_ids = (torch.arange(input_ids.shape[1]) + past)[None]
-            position_ids = position_ids + step if past else position_ids
-            return super().forward(input_ids, position_ids=position_ids, past_key_values=past_key_values, **options)
+    def shift(named: dict[str, Any]) -> None:
+        if past := past_of(named.get("past_key_values")):
+            given = named.get("position_ids")
+            given = (torch.arange(named["input_ids"].shape[1]) + past)[None] if given is None else given
+            named["position_ids"] = given + step
 
-    return Model
+    return changed(model, shift)
 
 
-# ---- a cache ----------------------------------------------------------------------------------------------------------------
 def with_mask(change: Callable[..., Any]) -> Any:
     """change: of the attention mask, and of one [rows, 1, queries, keys] that allows everything."""
+    model = llama()
 
-    class Model(LlamaForCausalLM):
-        def forward(self, input_ids=None, attention_mask=None, past_key_values=None, **options):
-            rows, queries = input_ids.shape
-            everything = torch.zeros(rows, 1, queries, past_of(past_key_values) + queries, dtype=self.dtype)
-            attention_mask = change(attention_mask, everything)
-            return super().forward(input_ids, attention_mask, past_key_values=past_key_values, **options)
+    def mask(named: dict[str, Any]) -> None:
+        rows, queries = named["input_ids"].shape
+        everything = torch.zeros(rows, 1, queries, past_of(named.get("past_key_values")) + queries, dtype=model.dtype)
+        named["attention_mask"] = change(named.get("attention_mask"), everything)
 
-    return llama(Model)
+    return changed(model, mask)
 
 
 def none_behind_a_cache(mask: Any, everything: Tensor) -> Any:
@@ -105,55 +114,42 @@ def no_packing(mask: Any, everything: Tensor) -> Any:
     return torch.ones_like(everything[:, 0, 0], dtype=torch.long) if mask is None else mask
 
 
-class NoBiasAtDecode(BloomModel):
-    """ALiBi is left out as soon as there is a cache."""
+def with_logits(model: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    def after(answer: Any, named: dict[str, Any]) -> None:
+        answer.logits = change(answer.logits)
 
-    def forward(self, input_ids=None, past_key_values=None, attention_mask=None, **options):
-        past = past_of(past_key_values)
-        if past and attention_mask is None:
-            attention_mask = torch.ones(len(input_ids), past + input_ids.shape[1])
-        self.decodes = past > 0
-        return super().forward(input_ids, past_key_values=past_key_values, attention_mask=attention_mask, **options)
-
-    def build_alibi_tensor(self, attention_mask, num_heads, dtype):
-        biases = super().build_alibi_tensor(attention_mask, num_heads, dtype)
-        return torch.zeros_like(biases) if getattr(self, "decodes", False) else biases
+    return changed(model, after=after)
 
 
 def no_bias_at_decode() -> Any:
+    """ALiBi is left out as soon as there is a cache."""
     model = bloom()
-    model.transformer.__class__ = NoBiasAtDecode
-    return model
+    body, right = model.transformer, model.transformer.build_alibi_tensor
+    body.decodes = False
+    body.build_alibi_tensor = lambda *given, **named: right(*given, **named) * (not body.decodes)
+
+    def before(named: dict[str, Any]) -> None:
+        past = past_of(named.get("past_key_values"))
+        body.decodes = past > 0
+        if body.decodes and named.get("attention_mask") is None:
+            rows, queries = named["input_ids"].shape
+            named["attention_mask"] = torch.ones(rows, past + queries)
+
+    return changed(model, before)
 
 
-# ---- rows -------------------------------------------------------------------------------------------------------------------
-class PositionsFromThePadding(GPT2LMHeadModel):
-    """Counts padding as tokens, whatever position_ids say."""
-
-    def forward(self, input_ids=None, position_ids=None, **options):
-        return super().forward(input_ids, **options)
-
-
-def in_generate(change: Callable[[dict[str, Any], bool], Any]) -> type:
+def in_generate(change: Callable[[dict[str, Any], bool], Any]) -> Any:
     """change: of the arguments that generate() makes, in place, and whether they are of the prompt; forward alone is right."""
+    model = gpt2()
+    right = model.prepare_inputs_for_generation
 
-    class Model(GPT2LMHeadModel):
-        def prepare_inputs_for_generation(self, input_ids, is_first_iteration=False, **kwargs):
-            given = super().prepare_inputs_for_generation(input_ids, is_first_iteration=is_first_iteration, **kwargs)
-            change(given, is_first_iteration)
-            return given
+    def prepared(input_ids, is_first_iteration=False, **kwargs):
+        given = right(input_ids, is_first_iteration=is_first_iteration, **kwargs)
+        change(given, is_first_iteration)
+        return given
 
-    return Model
-
-
-def with_logits(kind: type, change: Callable[[Tensor], Tensor]) -> type:
-    class Model(kind):
-        def forward(self, *inputs, **options):
-            answer = super().forward(*inputs, **options)
-            answer.logits = change(answer.logits)
-            return answer
-
-    return Model
+    model.prepare_inputs_for_generation = prepared
+    return model
 
 
 # ---- tables and weights -------------------------------------------------------------------------------------------------------
@@ -234,7 +230,7 @@ def replaced() -> Any:
 
 BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     "repeatable": {
-        "dropout left on": partial(llama, with_logits(LlamaForCausalLM, lambda x: nn.functional.dropout(x, 0.1))),
+        "dropout left on": lambda: with_logits(llama(), lambda x: nn.functional.dropout(x, 0.1)),
     },
     "config": {"theta lost in the config": theta_lost_in_the_config},
     "rotary_frequencies": {
@@ -255,11 +251,9 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
         "keys not rotated": keys_not_rotated,
     },
     "cached_decoding": {
-        "cache off by one": partial(llama, off_by(1, LlamaForCausalLM)),
-        "cache off by minus one, learned table": partial(gpt2, off_by(-1, GPT2LMHeadModel)),
-        "generate() off by one": partial(
-            gpt2, in_generate(lambda given, first: given["position_ids"].sub_(int(not first)))
-        ),
+        "cache off by one": lambda: off_by(1, llama()),
+        "cache off by minus one, learned table": lambda: off_by(-1, gpt2()),
+        "generate() off by one": partial(in_generate, lambda given, first: given["position_ids"].sub_(int(not first))),
         "biases zero at decode": no_bias_at_decode,
         "all but the start off by minus one": partial(  # far away, too, where it is no rounding
             with_tables, lambda right, x, at: right(x, at - 1 if at.min() > 0 else at)
@@ -267,12 +261,12 @@ BROKEN: dict[str, dict[str, Callable[[], Any]]] = {
     },
     "chunked_prefill": {"no mask behind a cache": partial(with_mask, none_behind_a_cache)},
     "batch_invariance": {
-        "rows mixed": partial(neox, with_logits(GPTNeoXForCausalLM, lambda x: x - 0.1 * x.mean(0, keepdim=True))),
+        "rows mixed": lambda: with_logits(neox(), lambda x: x - 0.1 * x.mean(0, keepdim=True)),
     },
     "left_padding": {
         "padding ignored": partial(with_mask, lambda mask, everything: None),
-        "positions from the padding": partial(gpt2, PositionsFromThePadding),
-        "padding counted in generate()": partial(gpt2, in_generate(lambda given, _: given.pop("position_ids", None))),
+        "positions from the padding": lambda: changed(gpt2(), lambda named: named.update(position_ids=None)),
+        "padding counted in generate()": partial(in_generate, lambda given, _: given.pop("position_ids", None)),
     },
     "packed_documents": {"packing ignored": partial(with_mask, no_packing)},
     "scaling_border": {

@@ -66,10 +66,10 @@ WRONG = (
 )
 
 
-def test_wrong_use_is_a_value_error(folder):
-    for name, options, words in WRONG:
-        with pytest.raises(ValueError, match=words):
-            check(name.format(model=folder), **options)
+@pytest.mark.parametrize(("name", "options", "words"), WRONG)
+def test_wrong_use_is_a_value_error(name, options, words, folder):
+    with pytest.raises(ValueError, match=words):
+        check(name.format(model=folder), **options)
 
 
 def test_an_encoding_misspelt(monkeypatch):

@@ -9,12 +9,16 @@ from longitude.errors import check_sizes
 
 
 class Broken(lg.Encoding):
-    """A bias that is right; subclasses spoil one thing."""
+    """A bias that is right, with a place for what subclasses add; they spoil one thing."""
 
     def __init__(self, num_heads, rate=0.5):
         super().__init__()
         check_sizes("Broken", num_heads=num_heads)
         self.num_heads, self.rate = num_heads, rate
+        self.more()
+
+    def more(self):
+        """What subclasses add."""
 
     def of(self, offset):
         return -self.rate * offset.abs().double()
@@ -45,50 +49,41 @@ RED, breaks, broken = collected(Broken)
 
 
 # ---- a bias ----------------------------------------------------------------------------------------------------------
+def moved_tables(self):
+    self.register_buffer("slope", torch.tensor(90.3), persistent=False)
+    self.hidden = torch.nn.ParameterList([torch.zeros(self.num_heads, 9)])
+
+
 broken("InBfloat16", "far_positions", of=lambda self, offset: Broken.of(self, offset).bfloat16())
 broken("NotFiniteAhead", "order", of=lambda self, offset: torch.where(offset < 0, -torch.inf, Broken.of(self, offset)))
+broken("SaysAbsolute", "shift", relative=False)
+broken("Saves", "state_dict", more=lambda self: self.register_buffer("slopes", torch.ones(self.num_heads)))
 broken(  # in Python, so that every length makes a graph
     "ReadsLength", "compile", of=lambda self, offset: Broken.of(self, offset) * sum(1.0 for _ in range(offset.shape[0]))
 )
-broken("SaysAbsolute", "shift", relative=False)
+broken(
+    "SharesATable",
+    "shared_tables",
+    tables={},
+    of=lambda self, offset: self.tables.setdefault(tuple(offset.shape), Broken.of(self, offset)),
+)
+broken(
+    "MovesItsTables",
+    "dtypes weight_decay",
+    more=moved_tables,
+    of=lambda self, offset: (offset * self.slope.double()).cos(),
+)
 
 
 @breaks("far_positions")
 class InTheModelsDtype(Broken):
     learned = True
 
-    def __init__(self, num_heads):
-        super().__init__(num_heads)
+    def more(self):
         self.rate = torch.nn.Parameter(torch.ones(()))
 
     def of(self, offset):
         return -self.rate * offset.abs().to(self.rate.dtype)
-
-
-@breaks("shared_tables")
-class SharesATable(Broken):
-    tables = {}
-
-    def of(self, offset):
-        return self.tables.setdefault(tuple(offset.shape), super().of(offset))
-
-
-@breaks("state_dict")
-class Saves(Broken):
-    def __init__(self, num_heads):
-        super().__init__(num_heads)
-        self.register_buffer("slopes", torch.ones(num_heads))
-
-
-@breaks("dtypes weight_decay")
-class MovesItsTables(Broken):
-    def __init__(self, num_heads):
-        super().__init__(num_heads)
-        self.register_buffer("slope", torch.tensor(90.3), persistent=False)
-        self.hidden = torch.nn.ParameterList([torch.zeros(num_heads, 9)])
-
-    def of(self, offset):
-        return (offset * self.slope.double()).cos()
 
 
 # ---- a table, as `read` gives it -------------------------------------------------------------------------------------
@@ -118,83 +113,68 @@ broken(
 )
 
 
-@breaks("grad_modes")
-class MadeInInference(FromATable):
+def made_in_inference(self, offset):
     """Keeps what it made in inference_mode, and multiplies with it later."""
+    if torch.is_inference_mode_enabled():
+        self.made = torch.full((), 2.0, dtype=torch.float64)
+    return self.made * self.table
 
-    made = 2.0
 
-    def read(self, offset):
-        if torch.is_inference_mode_enabled():
-            self.made = torch.full((), 2.0, dtype=torch.float64)
-        return self.made * self.table
+broken("MadeInInference", "grad_modes", FromATable, made=2.0, read=made_in_inference)
 
 
 # ---- positions -------------------------------------------------------------------------------------------------------
-broken("Absolute", "shift", lg.Sinusoidal, relative=True)
+def leaves_a_trace(self, x, positions):
+    torch.set_default_dtype(torch.float64)
+    return lg.Sinusoidal.embed(self, x, positions)
 
 
-@breaks("wrong_input")
-class LeavesATrace(lg.Sinusoidal):
-    def embed(self, x, positions):
-        torch.set_default_dtype(torch.float64)
-        return super().embed(x, positions)
+def asserts(self, x, positions):
+    assert positions.max() < self.max_length
+    return x + self.table[positions].to(x.dtype)
 
 
-@breaks("wrong_input")
-class Asserts(lg.Learned):
-    def embed(self, x, positions):
-        assert positions.max() < self.max_length
-        return x + self.table[positions].to(x.dtype)
-
-
-@breaks("chunks")
-class StaleKeys(lg.Rotary):
+def stale_keys(self, positions, length=None, dtype=torch.float32):
     """Rotates by the newest position of the call, which grows while decoding, and claims that keys stay right."""
+    table = lg.Rotary.prepare(self, positions, length, dtype)
+    return type(table)(*(x * (1 + 0.1 * int(positions.max())) for x in table))
 
-    def prepare(self, positions, length=None, dtype=torch.float32):
-        table = super().prepare(positions, length, dtype)
-        return type(table)(*(x * (1 + 0.1 * int(positions.max())) for x in table))
+
+broken("Absolute", "shift", lg.Sinusoidal, relative=True)
+broken("LeavesATrace", "wrong_input", lg.Sinusoidal, embed=leaves_a_trace)
+broken("Asserts", "wrong_input", lg.Learned, embed=asserts)
+broken("StaleKeys", "chunks", lg.Rotary, prepare=stale_keys)
 
 
 # ---- a stream --------------------------------------------------------------------------------------------------------
-broken(
-    "ForgetsCarry", "chunks", lg.FoX, context=lambda self, x, carry=None, docs=None: lg.FoX.context(self, x, None, docs)
-)
-broken(
-    "MixesRows", "batch_invariance", lg.FoX, context=lambda self, x, *rest: lg.FoX.context(self, x - x.mean(0), *rest)
-)
-broken(
-    "SeesTheFuture",
-    "causality",
-    lg.FoX,
-    context=lambda self, x, *rest: lg.FoX.context(self, x + x.mean(1, keepdim=True), *rest),
-)
+def context_of(change, base=lg.FoX):
+    """change: of x, the carry and the documents that `context` is given."""
+    return lambda self, x, carry=None, docs=None: base.context(self, *change(x, carry, docs))
+
+
+def half_sums(self, x, *rest):
+    columns, carry = lg.FoX.context(self, x, *rest)
+    return {name: column.to(x.dtype) for name, column in columns.items()}, carry
+
+
+def counts_by_itself(self, x, carry=None, documents=None):
+    """Its sums continue in itself, whatever its caches were given."""
+    before = getattr(self, "sums", None) if x.shape[1] < 9 else None
+    before = None if before is not None and len(before) != len(x) else before
+    columns, self.sums = lg.FoX.context(self, x, before, documents)
+    return columns, None
+
+
+broken("ForgetsCarry", "chunks", lg.FoX, context=context_of(lambda x, carry, docs: (x, None, docs)))
+broken("MixesRows", "batch_invariance", lg.FoX, context=context_of(lambda x, *rest: (x - x.mean(0), *rest)))
+broken("SeesTheFuture", "causality", lg.FoX, context=context_of(lambda x, *rest: (x + x.mean(1, keepdim=True), *rest)))
 broken("HidesItsState", "prompt_lookup", lg.FoX, carries=False)
 broken("SaysNothingOfTheFuture", "permutation", lg.CoPE, causal_only=False)
-
-
-@breaks("far_positions")
-class HalfSums(lg.FoX):
-    def context(self, x, *rest):
-        columns, carry = super().context(x, *rest)
-        return {name: column.to(x.dtype) for name, column in columns.items()}, carry
-
-
-@breaks("refused_calls")
-class CountsByItself(lg.FoX):
-    """Its sums continue in itself, whatever its caches were given."""
-
-    carries = False
-
-    def context(self, x, carry=None, documents=None):
-        before = getattr(self, "sums", None) if x.shape[1] < 9 else None
-        before = None if before is not None and len(before) != len(x) else before
-        columns, self.sums = super().context(x, before, documents)
-        return columns, None
-
-
-@breaks("packed_documents padding")
-class MixesDocuments(lg.PaTH):
-    def context(self, x, carry=None, documents=None):
-        return super().context(x, carry, None if documents is None else documents * 0)
+broken("HalfSums", "far_positions", lg.FoX, context=half_sums)
+broken("CountsByItself", "refused_calls", lg.FoX, carries=False, context=counts_by_itself)
+broken(
+    "MixesDocuments",
+    "packed_documents padding",
+    lg.PaTH,
+    context=context_of(lambda x, carry, docs: (x, carry, None if docs is None else docs * 0), lg.PaTH),
+)
