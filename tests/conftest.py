@@ -45,6 +45,18 @@ def _same_numbers() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def command(capsys):
+    """command(*arguments) -> (exit code, standard output, standard error) of the command line."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        from longitude.cli import main
+
+        return main([*map(str, arguments)]), *capsys.readouterr()
+
+    return call
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _fresh_memory_is_nan():
     """torch.empty gives NaN, so that a read of what was never written shows. Kernels must be deterministic, too."""

@@ -106,6 +106,14 @@ def printed(code: str) -> str:
     return done.stdout.strip()
 
 
+def edit_config(folder: Path, **changes: Any) -> dict[str, Any]:
+    """config.json with these keys, None to remove one, in place; what it has now."""
+    file = folder / "config.json"
+    keys = {key: value for key, value in (json.loads(file.read_text()) | changes).items() if value is not None}
+    file.write_text(json.dumps(keys, indent=2))
+    return keys
+
+
 # ---- models of transformers, layer by layer --------------------------------------------------------------------------
 def random_model(kind: type, config: Any, std: float = 0.1) -> nn.Module:
     """A model in eval mode whose parameters, biases and norms included, are moved by normal numbers."""

@@ -5,7 +5,10 @@ import re
 
 import pytest
 
-from longitude.cli import main
+import longitude
+from longitude.positions.samplers import SAMPLERS
+from longitude.positions.scaling import SCHEMES
+from longitude.study import runner, train
 from tests.support import printed
 
 TINY = "--layers 1 --hidden 16 --heads 2 --train-length 16 --test-lengths 16 32 --steps 3 --batch-size 2".split()
@@ -18,16 +21,10 @@ def text(tmp_path):
     return str(path)
 
 
-def command(capsys, *arguments: str) -> tuple[int, str, str]:
-    code = main(arguments)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
 @pytest.mark.slow
-def test_study_ends_with_table_conclusion_and_report(text, tmp_path, capsys):
+def test_study_ends_with_table_conclusion_and_report(text, tmp_path, command):
     run = str(tmp_path / "run")
-    code, out, err = command(capsys, "study", *TINY, "--encodings", "rope", "alibi", "--data", text, "--out", run)
+    code, out, err = command("study", *TINY, "--encodings", "rope", "alibi", "--data", text, "--out", run)
     assert code == 0
     assert re.search(r"rope.*\d\.\d\d", out) and re.search(r"alibi.*\d\.\d\d", out)
     assert out.rstrip().endswith(f"report: {run}/report.html")
@@ -35,24 +32,22 @@ def test_study_ends_with_table_conclusion_and_report(text, tmp_path, capsys):
     assert "rope seed 0: done" in err and "alibi seed 0: done" in err
 
     (tmp_path / "run" / "report.html").unlink()
-    code, again, _ = command(capsys, "report", run)
+    code, again, _ = command("report", run)
     assert code == 0 and again == out  # from saved results alone
-    code, out, _ = command(capsys, "report", run, "--json")
+    code, out, _ = command("report", run, "--json")
     rows = json.loads(out)
     assert code == 0 and {row["label"] for row in rows} == {"rope", "alibi"}
     assert all(row["metric"] == "bits_per_byte" and row["schema"] == 1 for row in rows)
 
-    code, out, err = command(capsys, "study", *TINY, "--data", text, "--out", run, "--steps", "4")
+    code, out, err = command("study", *TINY, "--data", text, "--out", run, "--steps", "4")
     assert code == 2 and out == "" and err.count("\n") == 1
     assert "--fresh" in err
 
 
 @pytest.mark.slow
-def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, capsys):
+def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
     arguments = ["study", *TINY, "--data", text, "--out", str(tmp_path / "run"), "--encodings", "none", "rope"]
     arguments += ["--workers", "1"]  # in this process, where the loss is poisoned
-    from longitude.study import train
-
     plain = train.Steps.keep_loss
 
     def poisoned(self, module, inputs, output):
@@ -62,7 +57,7 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, capsys):
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(train.Steps, "keep_loss", poisoned)
-        code, out, err = command(capsys, *arguments)
+        code, out, err = command(*arguments)
     assert code == 1
     assert "rope seed 0: diverged, the loss was not finite at step 1" in err
     assert re.search(r"none.*\d\.\d\d", out) and "diverged" in out
@@ -95,21 +90,17 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, capsys):
         ("list --jsn", "did you mean '--json'"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(arguments, reason, tmp_path, monkeypatch, capsys):
+def test_wrong_use_is_one_line_and_exit_code_2(arguments, reason, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    code, out, err = command(capsys, *arguments.split())
+    code, out, err = command(*arguments.split())
     assert code == 2 and out == ""
     assert err.startswith("longitude: ") and err.count("\n") == 1 and reason in err
     assert not list(tmp_path.iterdir())
 
 
-def test_list_describes_everything(capsys, monkeypatch):
-    import longitude
-    from longitude.positions.samplers import SAMPLERS
-    from longitude.positions.scaling import SCHEMES
-
+def test_list_describes_everything(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
-    code, out, _ = command(capsys, "list", "--json")
+    code, out, _ = command("list", "--json")
     found = json.loads(out)
     assert code == 0 and list(found) == ["encodings", "mixers", "scaling", "samplers", "plugins", "machine"]
     assert [entry["name"] for entry in found["mixers"]] == longitude.list_mixers()
@@ -121,7 +112,7 @@ def test_list_describes_everything(capsys, monkeypatch):
     assert "base" in rope["options"] and rope["class"] == "Rotary"
     assert rope["source"].startswith("Su et al. 2021, https://")
 
-    code, out, _ = command(capsys, "list")
+    code, out, _ = command("list")
     lines = out.splitlines()
     assert code == 0 and max(map(len, lines)) <= 100
     for entry in (*found["encodings"], *found["mixers"], *found["scaling"], *found["samplers"]):
@@ -133,32 +124,30 @@ def test_list_describes_everything(capsys, monkeypatch):
     assert f"torch {found['machine']['torch']}, threads " in out and "CUDA" in out and "transformers" in out
 
 
-def test_help_shows_verbs_and_options(capsys):
-    code, out, _ = command(capsys, "--help")
+def test_help_shows_verbs_and_options(command):
+    code, out, _ = command("--help")
     assert code == 0 and all(verb in out for verb in ("study", "report", "list"))
-    assert command(capsys)[1] == out  # no verb: the help
-    code, out, _ = command(capsys, "study", "--help")
+    assert command()[1] == out  # no verb: the help
+    code, out, _ = command("study", "--help")
     options = "--encodings --data --train-length --test-lengths --steps --seeds --out --device --fresh --positions"
     assert code == 0 and all(option in out for option in options.split())
-    assert command(capsys, "--version")[1].startswith("longitude 0.")
+    assert command("--version")[1].startswith("longitude 0.")
 
 
-def test_interrupted_a_study_continues(text, monkeypatch, capsys):
-    from longitude.study import runner
-
+def test_interrupted_a_study_continues(text, monkeypatch, command):
     def interrupted(*arguments, **named):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(runner, "study", interrupted)
-    code, _, err = command(capsys, "study", *TINY, "--data", text)
+    code, _, err = command("study", *TINY, "--data", text)
     assert code == 130 and err.endswith("interrupted; the same command continues\n")
 
 
-def test_the_module_is_the_command_line(capsys):
+def test_the_module_is_the_command_line(command):
     code = (
         "import runpy, sys; sys.argv = ['longitude', '--version']; runpy.run_module('longitude', run_name='__main__')"
     )
-    assert printed(code) == command(capsys, "--version")[1].strip()
+    assert printed(code) == command("--version")[1].strip()
 
 
 def test_help_and_wrong_options_do_not_load_torch():

@@ -59,24 +59,8 @@ def test_what_is_missing_is_found() -> None:
                 with: more lines.
         """
 
-    def good(x: int, *, y: int = 2) -> int:
-        """Adds two numbers.
-
-        Args:
-            x, y: Numbers.
-
-        Returns:
-            Their sum.
-        """
-
-    assert missing("bad", bad) == [
-        "bad: first line: one sentence",
-        "bad: a blank line after the first",
-        "bad: Args: y",
-        "bad: Returns",
-    ]
-    assert missing("good", good) == []
-    assert make_api.signature(good) == "(x, *, y=2)" and section(good, "Returns") == ["Their sum."]
+    found = ["first line: one sentence", "a blank line after the first", "Args: y", "Returns"]
+    assert missing("bad", bad) == [f"bad: {each}" for each in found]
 
 
 def test_the_page_of_the_api_is_what_docstrings_say() -> None:

@@ -27,9 +27,6 @@ MINE = '''"""Position as the root of the distance."""
 
 import longitude as lg
 from longitude.positions.base import Encoding, OffsetBias
-from longitude.study.analysis import analyse
-from longitude.study.plan import plan
-from longitude.study.runner import study
 from longitude.study.tasks.base import register_task
 from longitude.study.tasks.sequences import Sequences
 
@@ -95,9 +92,6 @@ def installed(folder: Path, monkeypatch, code: str, value: str = "installed_mine
     monkeypatch.setattr(plugins, "_looked_for_installed", False)
 
 
-# ---- seen everywhere ---------------------------------------------------------------------------------------------------
-
-
 def test_a_file_is_seen_by_everything(tmp_path):
     plugin = plugins.load(file(tmp_path))
     assert plugin.registered == {"mine": "encoding", "mine_again": "task"}
@@ -160,32 +154,19 @@ def test_every_verb_takes_files(tmp_path, capsys):
     assert "--plugin FILE" in (capsys.readouterr().out, main(["study", "--help"]), capsys.readouterr().out)[2]
 
 
-def test_an_edited_file_replaces_what_it_registered(tmp_path):
-    before = plugins.load(file(tmp_path))
-    after = plugins.load(file(tmp_path, more="\nMine.source = 'Author 2026'\n"))
-    assert before.sha256 != after.sha256 and lg.encoding("mine", num_heads=1).source == "Author 2026"
-    assert plugins.loaded() == [after]
-
-
-# ---- what a run writes down ----------------------------------------------------------------------------------------------
-
-
 def test_the_record_of_a_file_and_what_another_hash_says(tmp_path):
     path = file(tmp_path)
-    plugins.load(path)
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    before = plugins.load(path)
     saved = plugins.records("text", "rope")
-    assert saved == [{"name": "mine", "path": str(path), "sha256": digest}]
+    assert saved == [{"name": "mine", "path": str(path), "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}]
     plugins.require_same(saved, plugins.records(), "runs/study")
     plugins.require_same([], plugins.records(), "runs/study")  # one more now
-    with pytest.raises(
-        ValueError, match=r"runs/study has the plugin 'other' \(.*mine.py\), which is not loaded; add --plugin"
-    ):
+    with pytest.raises(ValueError, match=r"the plugin 'other' \(.*mine.py\), which is not loaded; add --plugin"):
         plugins.require_same([saved[0] | {"name": "other"}], plugins.records(), "runs/study")
-    plugins.load(file(tmp_path, more="# edited\n"))
-    with pytest.raises(
-        ValueError, match=f"runs/study has the plugin 'mine' .* of sha256 {digest[:12]}, and it is .* now"
-    ):
+    after = plugins.load(file(tmp_path, more="\nMine.source = 'Author 2026'\n"))  # in the place of the other
+    assert plugins.loaded() == [after] and lg.encoding("mine", num_heads=1).source == "Author 2026"
+    reason = f"runs/study has the plugin 'mine' .* of sha256 {before.sha256[:12]}, and it is .* now"
+    with pytest.raises(ValueError, match=reason):
         plugins.require_same(saved, plugins.records(), "runs/study")
 
 
@@ -213,9 +194,6 @@ def test_an_encoding_that_cannot_be_built_does_not_stop_a_list(tmp_path, capsys)
     assert "encoding mine, task mine_again, encoding needy needy cannot be built at toy size: TypeError: " in shown
 
 
-# ---- refusals ------------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("code", "reason"),
     [
@@ -238,15 +216,16 @@ def test_a_broken_file(tmp_path, code, reason):
 
 
 def test_files_that_are_none(tmp_path, capsys):
-    with pytest.raises(ValueError, match=r"--plugin .*nope.py: it cannot be read \(No such file"):
-        plugins.load(tmp_path / "nope.py")
     (tmp_path / "mine.txt").write_text(MINE)
-    with pytest.raises(ValueError, match=r"expected a file that ends in .py"):
-        plugins.load(tmp_path / "mine.txt")
     (tmp_path / "b").mkdir()
     plugins.load(file(tmp_path))
-    with pytest.raises(ValueError, match=r"there is a plugin 'mine' already, from .*/mine.py; rename one"):
-        plugins.load(file(tmp_path / "b"))
+    for path, reason in (
+        (tmp_path / "nope.py", r"--plugin .*nope.py: it cannot be read \(No such file"),
+        (tmp_path / "mine.txt", r"expected a file that ends in .py"),
+        (file(tmp_path / "b"), r"there is a plugin 'mine' already, from .*/mine.py; rename one"),
+    ):
+        with pytest.raises(ValueError, match=reason):
+            plugins.load(path)
     assert main(["list", "--plugin", str(tmp_path / "nope.py")]) == 2
     assert capsys.readouterr().err.startswith("longitude: --plugin")
     assert main(["list", "--plugin"]) == 2
@@ -262,9 +241,8 @@ def test_files_that_are_none(tmp_path, capsys):
 )
 def test_a_broken_installation_says_whose_it_is(tmp_path, monkeypatch, code, value, reason):
     installed(tmp_path, monkeypatch, code, value)
+    reason = rf"the plugin 'own' of installed-mine 1.2 \(longitude.plugins: .*\).*{reason}"
     for _ in range(2):  # at every look, not at the first alone
-        with pytest.raises(
-            ValueError, match=rf"the plugin 'own' of installed-mine 1.2 \(longitude.plugins: .*\).*{reason}"
-        ):
+        with pytest.raises(ValueError, match=reason):
             lg.list_encodings()
     monkeypatch.setattr(plugins, "_looked_for_installed", True)

@@ -1,5 +1,7 @@
 """What `longitude bench` times, how turns give ratios, and that peers do the same work. Nothing here is timed."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -14,40 +16,27 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated
 SMALL = AttentionShape(2, 4, 2, 8, 17)
 
 
-class FakeClock:
-    """A clock that only moves when a case works."""
+def working(**seconds: tuple[float, ...]):
+    """Cases that take this long in their first call, the second, ..., and a clock that nothing else moves."""
+    now, left = [0.0], {name: iter(each) for name, each in seconds.items()}
 
-    def __init__(self):
-        self.now = 0.0
+    def work(name: str) -> None:
+        now[0] += next(left[name])
 
-    def __call__(self) -> float:
-        return self.now
-
-    def works(self, *seconds: float):
-        """A case that takes this long in the first call, the second, ..."""
-        left = iter(seconds)
-
-        def call() -> None:
-            self.now += next(left)
-
-        return call
+    return {name: partial(work, name) for name in seconds}, lambda: now[0]
 
 
 def test_a_ratio_is_of_one_turn():
     """The machine is ten times slower in the second turn: no ratio changes. The first call, 100 times slower, does not count."""
-    clock, order = FakeClock(), []
-    cases = {"plain": clock.works(100, 1, 10, 2), "a": clock.works(900, 2, 20, 3)}
+    (cases, clock), order = working(plain=(100, 1, 10, 2), a=(900, 2, 20, 3)), []
     timings = interleaved(cases, "plain", 3, clock, order.append)
     assert order == ["plain", "a"] * 4
-    assert timings["plain"].ratio is None
-    assert timings["plain"].seconds == Spread(2, 1.5, 6)
-    assert timings["a"].seconds.median == 3
-    assert timings["a"].ratio == Spread(2, 1.75, 2)  # of 2, 2 and 1.5
+    assert timings["plain"].ratio is None and timings["plain"].seconds == Spread(2, 1.5, 6)
+    assert timings["a"].seconds.median == 3 and timings["a"].ratio == Spread(2, 1.75, 2)  # of 2, 2 and 1.5
 
 
 def test_cases_may_have_baselines_of_their_own():
-    clock = FakeClock()
-    cases = {"p": clock.works(1, 1), "a": clock.works(1, 3), "q": clock.works(1, 2), "b": clock.works(1, 8)}
+    cases, clock = working(p=(1, 1), a=(1, 3), q=(1, 2), b=(1, 8))
     timings = interleaved(cases, {"a": "p", "b": "q"}, 1, clock)
     ratios = {name: timing.ratio and timing.ratio.median for name, timing in timings.items()}
     assert ratios == {"p": None, "a": 3, "q": None, "b": 4}

@@ -12,7 +12,6 @@ from longitude.bench.cases import AttentionShape
 from longitude.bench.config import BenchConfig, checked
 from longitude.bench.peers import PEERS, installed
 from longitude.bench.rows import FAILED, Row
-from longitude.cli import main
 from longitude.runs.memory import can_measure_peak
 from longitude.runs.progress import Progress
 
@@ -24,12 +23,6 @@ TINY = {"lengths": (12, 17), "heads": 4, "kv_heads": 2, "head_dim": 8, "repeats"
 
 def sweep(**options) -> list[Row]:
     return sweeps.sweep(checked(BenchConfig(**(TINY | options))), Progress())
-
-
-def command(capsys, *arguments: str) -> tuple[int, str, str]:
-    code = main(arguments)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -112,9 +105,9 @@ FEW = "--lengths 12 17 --heads 4 --kv-heads 2 --head-dim 8 --repeats 2 --threads
 
 
 @pytest.mark.slow
-def test_bench_ends_with_table_json_and_chart(tmp_path, capsys):
+def test_bench_ends_with_table_json_and_chart(tmp_path, command):
     out = tmp_path / "deep" / "one.json"
-    code, shown, _ = command(capsys, "bench", *FEW, "--encodings", "alibi", "rope", "--out", str(out))
+    code, shown, _ = command("bench", *FEW, "--encodings", "alibi", "rope", "--out", str(out))
     assert code == 0
     assert re.search(r"alibi +\w+ +\d+\.\d\d", shown) and re.search(r"plain +torch +\d+\.\d ms", shown)
     assert shown.rstrip().endswith(f"chart: {tmp_path}/deep/one.html")
@@ -129,10 +122,10 @@ def test_bench_ends_with_table_json_and_chart(tmp_path, capsys):
     assert {row["name"] for row in measured["rows"] if row["kind"] == "ours"} == {"alibi", "rope"}
 
 
-def test_json_is_what_is_written(monkeypatch, capsys):
+def test_json_is_what_is_written(monkeypatch, command):
     written = []
     monkeypatch.setattr(report, "write", lambda out, measured, chart: written.append(measured))
-    code, printed, _ = command(capsys, "bench", *FEW, "--encodings", "rope", "--json")
+    code, printed, _ = command("bench", *FEW, "--encodings", "rope", "--json")
     assert code == 0 and json.loads(printed) == json.loads(json.dumps(written[0]))
     assert {row["kind"] for row in written[0]["rows"]} == {"plain", "ours"}
     assert all(set(row) == {field.name for field in fields(Row)} for row in written[0]["rows"])
@@ -164,9 +157,9 @@ def test_json_is_what_is_written(monkeypatch, capsys):
         ("--peers", "did you mean '--no-peers'"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(arguments, reason, tmp_path, monkeypatch, capsys):
+def test_wrong_use_is_one_line_and_exit_code_2(arguments, reason, tmp_path, monkeypatch, command):
     monkeypatch.chdir(tmp_path)
-    code, out, err = command(capsys, "bench", *arguments.split())
+    code, out, err = command("bench", *arguments.split())
     assert code == 2 and out == ""
     assert err.startswith("longitude: ") and err.count("\n") == 1 and reason in err
     assert not list(tmp_path.iterdir())

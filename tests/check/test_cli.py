@@ -8,6 +8,7 @@ import pytest
 from longitude.check.parts import check_part
 from longitude.cli.check import check, part_of
 from tests.check.broken_models import llama
+from tests.support import edit_config
 
 ENCODINGS, MIXERS = (Path("tests/testing") / f"broken_{kind}.py" for kind in ("encodings", "mixers"))
 """Files as a user's own, where Broken and Decay are right."""
@@ -26,10 +27,7 @@ def test_a_healthy_checkpoint(folder, capsys):
 
 
 def test_a_broken_checkpoint_is_explained_in_the_table_and_as_json(folder, capsys):
-    file = folder / "config.json"
-    raw = json.loads(file.read_text())
-    del raw["rope_parameters"]
-    file.write_text(json.dumps(raw))
+    edit_config(folder, rope_parameters=None)
     assert check(str(folder)) == 1
     assert "config: expected rope_theta" in (printed := capsys.readouterr().out) and "1 are broken" in printed
     assert check(str(folder), json=True) == 1

@@ -1,5 +1,5 @@
 """The checkpoints of tests/measure."""
 
-from tests.measure.conftest import checkpoints, saved, stock
+from tests.measure.conftest import checkpoints
 
-__all__ = ["checkpoints", "saved", "stock"]
+__all__ = ["checkpoints"]

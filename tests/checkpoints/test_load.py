@@ -1,6 +1,5 @@
 """Loading: what is wrong with a checkpoint is one line, and nothing is loaded in its place."""
 
-import json
 import shutil
 
 import pytest
@@ -12,6 +11,7 @@ from transformers.utils import logging as transformers
 from longitude.check import check
 from longitude.checkpoints.load import load, require
 from longitude.hf import set_positions
+from tests.support import edit_config
 
 
 @pytest.fixture
@@ -25,12 +25,6 @@ def refusal(path, **options) -> str:
         load(path, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def configure(path, **changes):
-    file = path / "config.json"
-    config = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt_neox", "gpt2", "bloom", "ours"])
@@ -52,8 +46,8 @@ def test_it_loads_what_was_saved(checkpoints, name):
         (lambda folder: (folder / "config.json").write_text("{"), "not readable JSON"),
         (lambda folder: (folder / "config.json").write_text("{}"), "model_type"),
         (lambda folder: (folder / "config.json").write_text(T5Config().to_json_string()), "no causal language model"),
-        (lambda folder: configure(folder, model_type="lama"), "did you mean 'llama'"),
-        (lambda folder: configure(folder, model_type="mine", auto_map={"AutoConfig": "code.Config"}), "never run"),
+        (lambda folder: edit_config(folder, model_type="lama"), "did you mean 'llama'"),
+        (lambda folder: edit_config(folder, model_type="mine", auto_map={"AutoConfig": "code.Config"}), "never run"),
         (lambda folder: (folder / "model.safetensors").unlink(), "no weights"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "tokenizer cannot be loaded"),
         (lambda folder: (folder / "tokenizer.json").write_text("{"), "tokenizer cannot be loaded"),
@@ -77,11 +71,11 @@ def test_weights_that_are_not_whole(llama):
 
 
 def test_weights_that_are_not_the_models(llama):
-    configure(llama, num_hidden_layers=3)
+    edit_config(llama, num_hidden_layers=3)
     assert "lack 9 of the model's tensors" in refusal(llama) and "model.layers.2" in refusal(llama)
-    configure(llama, num_hidden_layers=1)
+    edit_config(llama, num_hidden_layers=1)
     assert len(load(llama).unused) == 9
-    configure(llama, num_hidden_layers=2, intermediate_size=32)
+    edit_config(llama, num_hidden_layers=2, intermediate_size=32)
     assert "[16, 24] in the weights and [16, 32] by config.json" in refusal(llama)
 
 
@@ -95,7 +89,7 @@ def test_weights_that_are_not_the_models(llama):
     ],
 )
 def test_the_config_is_to_blame_and_not_the_weights(llama, rope, words, capfd):
-    configure(llama, rope_parameters={"rope_theta": 1e4} | rope)
+    edit_config(llama, rope_parameters={"rope_theta": 1e4} | rope)
     message = refusal(llama)
     assert f"{llama}: config.json: " in message and words in message and "weights" not in message
     assert capfd.readouterr().err == ""

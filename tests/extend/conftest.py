@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForMaskedLM
 from transformers.utils import logging
 
 from longitude.checkpoints.load import byte_tokenizer
-from longitude.cli import main
+from tests.support import edit_config
 
 LENGTH = 64
 SMALL: dict[str, Any] = {"vocab_size": 258, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -62,8 +62,7 @@ def saved(kind: str, folder: Path, **changes: Any) -> Path:
     tokenizer.model_max_length = LENGTH
     tokenizer.save_pretrained(folder)
     if changes:
-        keys = {key: value for key, value in (config(folder) | changes).items() if value is not None}
-        (folder / "config.json").write_text(json.dumps(keys, indent=2))
+        edit_config(folder, **changes)
     return folder
 
 
@@ -115,14 +114,9 @@ def text(tmp_path) -> Path:
 
 
 @pytest.fixture
-def command(capsys):
-    """command(*arguments) -> (exit code, standard output, standard error) of `longitude extend`."""
-
-    def call(*arguments: object) -> tuple[int, str, str]:
-        code = main(["extend", *map(str, arguments)])
-        return code, *capsys.readouterr()
-
-    return call
+def command(command):
+    """command(*arguments) of `longitude extend`."""
+    return lambda *arguments: command("extend", *arguments)
 
 
 @pytest.fixture

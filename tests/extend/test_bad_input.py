@@ -10,6 +10,7 @@ from transformers import AutoModel
 
 from longitude.extend import weights as writing
 from tests.extend.conftest import LENGTH, config, weights
+from tests.support import edit_config
 
 TO = ["--to", 4 * LENGTH, "--method"]
 YARN = [*TO, "yarn", "--no-measure"]
@@ -18,20 +19,38 @@ TUNE = [*YARN, "--fine-tune", "stdlib"]
 ROPE = {"rope_type": "default", "rope_theta": 10_000.0}
 
 
+def keys(**changes):
+    return lambda folder: edit_config(folder, **changes)
+
+
+def index(**weight_map: str):
+    text = json.dumps({"metadata": {}, "weight_map": weight_map})
+    return lambda folder: (folder / "model.safetensors.index.json").write_text(text)
+
+
 @pytest.mark.parametrize(
-    ("keys", "words"),
+    ("spoil", "words"),
     [
-        ({"rope_theta": 5e5, "rope_parameters": ROPE}, "rope_theta is 500000.0"),
-        ({"rope_parameters": ROPE | {"factr": 2.0}}, "factr"),
-        ({"rotary_emb_base": 500_000}, "rotary_emb_base is 500000"),
-        ({"rope_parameters": None, "rotary_emb_base": 500_000}, "transformers reads"),
-        ({"partial_rotary_factor": 0.5, "rope_parameters": ROPE | {"partial_rotary_factor": 0.25}}, "0.25"),
-        ({"num_hidden_layers": 3}, "lack 9 of the model's tensors, such as model.layers.2.input_layernorm.weight"),
-        ({"intermediate_size": 95}, "layers.0.mlp.down_proj.weight is [64, 96] in the weights and [64, 95] by config"),
+        (keys(rope_theta=5e5, rope_parameters=ROPE), "rope_theta is 500000.0"),
+        (keys(rope_parameters=ROPE | {"factr": 2.0}), "factr"),
+        (keys(rotary_emb_base=500_000), "rotary_emb_base is 500000"),
+        (keys(rope_parameters=None, rotary_emb_base=500_000), "transformers reads"),
+        (keys(partial_rotary_factor=0.5, rope_parameters=ROPE | {"partial_rotary_factor": 0.25}), "0.25"),
+        (keys(num_hidden_layers=3), "lack 9 of the model's tensors, such as model.layers.2.input_layernorm.weight"),
+        (keys(intermediate_size=95), "layers.0.mlp.down_proj.weight is [64, 96] in the weights and [64, 95] by config"),
+        (
+            lambda folder: (folder / "config.json").write_text('{"model_type": "llama", "a": 1, "a": 2}'),
+            "'a' is in it twice",
+        ),
+        (lambda folder: os.truncate(folder / "model.safetensors", 100_000), "truncated"),
+        (index(norm="model-00002-of-00002.safetensors"), "model-00002"),
+        (index(another="model.safetensors"), "the tensor another, which no file holds"),
     ],
 )
-def test_configurations(keys, words, save, refused) -> None:
-    assert words in refused(save(**keys), *YARN)
+def test_broken_files(spoil, words, save, refused) -> None:
+    source = save()
+    spoil(source)
+    assert words in refused(source, *YARN)
 
 
 @pytest.mark.parametrize(
@@ -75,30 +94,6 @@ def test_memory(checkpoint, refused, write, monkeypatch) -> None:
     write(checkpoint("llama"), *YARN)
 
 
-# ---- files of a checkpoint -------------------------------------------------------------------------------------------
-def index(**weight_map: str):
-    text = json.dumps({"metadata": {}, "weight_map": weight_map})
-    return lambda folder: (folder / "model.safetensors.index.json").write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "words"),
-    [
-        (lambda folder: os.truncate(folder / "model.safetensors", 100_000), "truncated"),
-        (index(norm="model-00002-of-00002.safetensors"), "model-00002"),
-        (index(another="model.safetensors"), "the tensor another, which no file holds"),
-        (
-            lambda folder: (folder / "config.json").write_text('{"model_type": "llama", "a": 1, "a": 2}'),
-            "'a' is in it twice",
-        ),
-    ],
-)
-def test_broken_files(spoil, words, save, refused) -> None:
-    source = save()
-    spoil(source)
-    assert words in refused(source, *YARN)
-
-
 def test_unreadable_weights(checkpoint, refused, monkeypatch) -> None:
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: real(path, mode) and ".safetensors" not in str(path))
@@ -117,7 +112,7 @@ def test_a_missing_tensor(save, refused, write) -> None:
         else:
             assert "lack 1 of" in refused(source, *YARN)
     save_file(others, source / "model.safetensors", metadata={"format": "pt"})
-    (source / "config.json").write_text(json.dumps(config(source) | {"tie_word_embeddings": True}))
+    edit_config(source, tie_word_embeddings=True)
     write(source, *YARN, out="tied")
 
 
@@ -125,10 +120,9 @@ def test_a_model_saved_without_its_head(checkpoint, refused, write, tmp_path) ->
     """Its tensors are called h.0..., without the prefix of the model with the head, which is tied."""
     source = tmp_path / "model"
     AutoModel.from_pretrained(checkpoint("gpt2")).save_pretrained(source)
-    right = config(source)
-    (source / "config.json").write_text(json.dumps(right | {"n_layer": 3}))
+    edit_config(source, n_layer=3)
     assert "such as transformer.h.2." in refused(source, *TABLE)
-    (source / "config.json").write_text(json.dumps(right))
+    edit_config(source, n_layer=2)
     write(source, *TABLE)
 
 

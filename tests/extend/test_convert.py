@@ -37,11 +37,6 @@ def test_parity_fails_on_a_wrong_conversion(checkpoint) -> None:
         compare(source, halved, "interleaved")
 
 
-@pytest.mark.parametrize(("kind", "words"), [("gpt2", "no layout"), ("bloom", "no layout"), ("falcon", "got none in")])
-def test_models_without_a_layout(kind, words, checkpoint, refused) -> None:
-    assert words in refused(checkpoint(kind), "--convert-layout", "half")
-
-
 def test_of_sharded_weights_only_what_changes_is_rewritten(save, write) -> None:
     source, names = save(), ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
     whole = weights(source)

@@ -1,7 +1,8 @@
-"""`longitude extend` on rotary models: plain transformers rotates what is written as Longitude does."""
+"""`longitude extend`: plain transformers rotates what is written as Longitude does; learned tables; ALiBi; all others refused."""
 
 import json
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -9,13 +10,16 @@ from torch import Tensor
 
 import longitude as lg
 from longitude.checkpoints.keys import with_ropes
-from longitude.checkpoints.positions import rotary_of
+from longitude.checkpoints.positions import rotary_of, table_of
 from longitude.checkpoints.source import open_source
 from longitude.extend.methods import METHODS
+from longitude.positions.absolute import Learned
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 from longitude.positions.scaling.base import Scaling, plain
-from tests.extend.conftest import LENGTH, config, files, loaded, logits
+from tests.extend.conftest import LENGTH, config, files, loaded, logits, weights
 
+OFFSETS = {"gpt2": 0, "opt": 2, "bert": 0, "roberta": 2}
+"""Rows for no position in each learned table."""
 WITHOUT_SEARCH = [method for method in METHODS if method != "longrope"]
 SCHEMES = {
     "linear": lg.scaling.Linear(4.0),
@@ -77,28 +81,21 @@ def test_transformers_rotates_as_we_do(kind, method, checkpoint, write) -> None:
             assert (logits(before, length) - theirs).abs().max() > 0.05 * theirs.std()  # and it is not idle
 
 
-@pytest.mark.parametrize("kind", ["mistral", "qwen2", "qwen3", "falcon", "cohere"])
-def test_more_rotary_models(kind, checkpoint, write) -> None:
-    out, _ = write(checkpoint(kind), *by("yarn"))
-    assert loaded(out).config.max_position_embeddings == 4 * LENGTH
-
-
-FACTOR_ONE = [("llama", method) for method in METHODS] + [
-    (kind, "linear") for kind in ("gpt2", "opt", "bert", "roberta")
-]
-
-
-@pytest.mark.parametrize(("kind", "method"), FACTOR_ONE)
+@pytest.mark.parametrize(("kind", "method"), [*product(["llama"], METHODS), *product(OFFSETS, ["linear"])])
 def test_factor_one_changes_no_byte(kind, method, checkpoint, write) -> None:
     out, printed = write(checkpoint(kind), *by(method, LENGTH))
     assert "copy" in printed and files(out) == files(checkpoint(kind))
 
 
-@pytest.mark.parametrize("method", WITHOUT_SEARCH)
-def test_keys(method, checkpoint, write) -> None:
+KINDS = ("mistral", "qwen2", "qwen3", "falcon", "cohere")
+
+
+@pytest.mark.parametrize(("kind", "method"), [*product(["llama"], WITHOUT_SEARCH), *product(KINDS, ["yarn"])])
+def test_keys(kind, method, checkpoint, write) -> None:
     """max_position_embeddings is the new length, and for dynamic the trained one; both schemas agree; all other keys stay."""
-    out, _ = write(checkpoint("llama"), *by(method))
-    before, after = config(checkpoint("llama")), config(out)
+    out, _ = write(checkpoint(kind), *by(method))
+    before, after = config(checkpoint(kind)), config(out)
+    assert loaded(out).config.max_position_embeddings == after["max_position_embeddings"]
     assert after["max_position_embeddings"] == (LENGTH if method == "dynamic" else 4 * LENGTH)
     assert after.get("original_max_position_embeddings") == (None if method == "dynamic" else LENGTH)
     assert after["rope_theta"] == after["rope_parameters"]["rope_theta"]
@@ -113,15 +110,19 @@ def test_keys(method, checkpoint, write) -> None:
     assert json.loads((out / "tokenizer_config.json").read_text())["model_max_length"] == 4 * LENGTH
 
 
-def test_other_files_are_copied(save, write, tmp_path) -> None:
-    source = save()
+def test_other_files_are_copied_and_piped_output_takes_no_name_for_markup(save, write, tmp_path) -> None:
+    source = save().rename(tmp_path / "a[bold]b")
     (source / "chat_template.jinja").write_text("{{ messages }}")
     (source / "optimizer.pt").write_bytes(b"no")
-    out, printed = write(source, *by("yarn"))
+    out, printed = write(source, *by("yarn"), out="a[bold]c")
     before, after = files(source), files(out)
     assert before.keys() - after.keys() == {"optimizer.pt"} and "Not copied: optimizer.pt." in printed
     assert {name for name in after if after[name] != before[name]} == {"config.json", "tokenizer_config.json"}
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+    lines = printed.splitlines()
+    assert lines[0] == f"{source}: {LENGTH} to {4 * LENGTH} tokens" and f"written: {out}" in lines
+    assert any(line.startswith("rope_parameters.original_max_position_embeddings ") for line in lines)
+    assert any(line.startswith("scheme ") and line.rstrip().endswith("truncate=true") for line in lines)
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,75 @@ def test_factor_and_original_by_option(checkpoint, write) -> None:
     assert {"key": "max_position_embeddings", "before": LENGTH, "after": 4 * LENGTH} in found["difference"]
 
 
+# ---- other positions -------------------------------------------------------------------------------------------------
+YARN, LINEAR = (["--to", 2 * LENGTH, "--method", method, "--no-measure"] for method in ("yarn", "linear"))
+
+
+@pytest.mark.parametrize("kind", OFFSETS)
+@pytest.mark.parametrize("length", [LENGTH + 1, 3 * LENGTH])
+def test_learned_table(kind, length, checkpoint, write) -> None:
+    """Linear along positions, ends where they were; the rows for no position stay; the model reads every position."""
+    source, offset = checkpoint(kind), OFFSETS[kind]
+    out, _ = write(source, "--to", length, "--method", "linear", "--no-measure")
+    (name, old), after = table_of(loaded(source)), loaded(out)
+    new = after.get_submodule(name)
+    assert new.num_embeddings == offset + length
+    assert torch.equal(new.weight[:offset], old.weight[:offset])
+    assert torch.equal(new.weight[[offset, -1]], old.weight[[offset, -1]])
+    rows = old.weight[offset:].double()
+    place = torch.arange(length, dtype=torch.float64) * (LENGTH - 1) / (length - 1)
+    below = place.floor().long().clamp(max=LENGTH - 2)
+    want = torch.lerp(rows[below], rows[below + 1], (place - below)[:, None])
+    torch.testing.assert_close(new.weight[offset:].double(), want, atol=1e-6, rtol=0)
+    encoding = Learned(LENGTH, 64, row_offset=offset, beyond="interpolate", length=length)
+    encoding.table = old.weight
+    assert torch.equal(new.weight[offset:], encoding.codes(torch.arange(length)))
+    with torch.inference_mode():
+        assert after(input_ids=torch.randint(3, 250, (1, length))).logits.isfinite().all()
+    key = "n_positions" if kind == "gpt2" else "max_position_embeddings"
+    assert config(out)[key] == length + (2 if kind == "roberta" else 0)
+    before, written = weights(source), weights(out)
+    assert sum(not torch.equal(before[each], written[each]) for each in before) == 1
+
+
+def test_an_index_counts_the_bytes_of_the_new_rows(save, write) -> None:
+    source, name = save("gpt2"), "model.safetensors.index.json"
+    index = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(weights(source), "model.safetensors")}
+    (source / name).write_text(json.dumps(index))
+    out, _ = write(source, *LINEAR)
+    assert json.loads((out / name).read_text())["metadata"]["total_size"] == 1 + LENGTH * 64 * 4
+
+
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("kind", ["bloom", "mpt"])
+def test_alibi_needs_none_and_is_measured(kind, checkpoint, command, text, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("longitude.extend.cost.TOKENS", 512)
+    out = tmp_path / "out"
+    given = ["--to", 2 * LENGTH, "--method", "yarn", "--out", out, "--text", text, "--json"]
+    code, printed, _ = command(checkpoint(kind), *given)
+    found = json.loads(printed)
+    assert code == 0 and not out.exists() and found["out"] is None and found["difference"] == []
+    assert [cost["length"] for cost in found["cost"]] == [LENGTH, 2 * LENGTH]
+    assert "ALiBi" in found["notes"][0]
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "words"),
+    [
+        ("gptj", YARN, "formula"),
+        ("mamba", YARN, "neither"),
+        ("gpt2", YARN, "no frequencies to scale; expected --method linear"),
+        ("gpt2", [*LINEAR, "--original", 32], "the table has 64 positions"),
+        ("gpt2", [*LINEAR, "--factor", 3], "no other factor"),
+        ("bloom", [*YARN, "--fine-tune", "stdlib", "--steps", 1], "there is no new checkpoint to train"),
+        *((kind, ["--convert-layout", "half"], "no layout") for kind in ("gpt2", "bloom")),
+        ("falcon", ["--convert-layout", "half"], "got none in"),
+    ],
+)
+def test_what_cannot_be_extended(kind, options, words, checkpoint, refused) -> None:
+    assert words in refused(checkpoint(kind), *options)
+
+
 # ---- what is refused -------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("method", WITHOUT_SEARCH)
 def test_never_scaled_twice(method, checkpoint, write, refused) -> None:
@@ -237,16 +307,6 @@ def test_dry_run_writes_nothing(checkpoint, command, tmp_path) -> None:
     code, printed, _ = command(checkpoint("llama"), "--to", 4 * LENGTH, "--method", "yarn", "--dry-run")
     assert code == 0 and "attention factor" in printed and "1.138629436" in printed
     assert not list(tmp_path.iterdir())
-
-
-def test_piped_output_breaks_no_key_and_takes_no_name_for_markup(checkpoint, write, tmp_path) -> None:
-    source = tmp_path / "a[bold]b"
-    source.symlink_to(checkpoint("llama"))
-    out, printed = write(source, *by("yarn"), out="a[bold]c")
-    lines = printed.splitlines()
-    assert lines[0] == f"{source}: {LENGTH} to {4 * LENGTH} tokens" and f"written: {out}" in lines
-    assert any(line.startswith("rope_parameters.original_max_position_embeddings ") for line in lines)
-    assert any(line.startswith("scheme ") and line.rstrip().endswith("truncate=true") for line in lines)
 
 
 def test_cost_is_measured(checkpoint, write, text, monkeypatch) -> None:

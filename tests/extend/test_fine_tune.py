@@ -187,7 +187,7 @@ def test_a_loss_that_is_no_number(save, tune, tmp_path) -> None:
 
 def test_more_memory_than_there_is(extended) -> None:
     checkpoint = load(extended, tokenizer=False)
-    with pytest.raises(ValueError, match=r"takes about .* GiB, .* --positions skipped"):
+    with pytest.raises(ValueError, match=r"takes about .* GiB of memory, .* --positions skipped"):
         _require_memory(checkpoint.model, checkpoint.config, 10**7, 256, False)
 
 

@@ -125,28 +125,18 @@ def test_a_search_keeps_its_promises(model, whole, tmp_path) -> None:
     assert saved["long_factor"] == list(factors) and saved["short_factor"] == [1.0] * 8
     assert saved["attention_factor"] == found.scheme.attention_factor == 1
     assert saved["nats_per_token"] == found.loss and saved["starts"] == found.starts
+    tried = [json.loads(line) for line in (folder / "tried.jsonl").read_text().splitlines()]
+    assert {each["attention_factor"] for each in tried[6:]} == {1.0}
     assert call(model, tmp_path, seed=4).scheme != found.scheme
-
-
-def test_an_attention_factor_of_its_own_only_where_asked_for(model, whole, tmp_path) -> None:
-    def tried(folder):
-        return [json.loads(line) for line in (folder / "tried.jsonl").read_text().splitlines()]
-
-    longer = {"length": 4 * LENGTH, "documents": documents(length=4 * LENGTH + 1)}
-    found = call(model, tmp_path / "s", attention=True, **longer)
-    assert found.loss == min(each["loss"] for each in tried(tmp_path / "s"))
-    factors = {each["attention_factor"] for each in tried(tmp_path / "s")}
-    assert len(factors) > 3 and min(factors) == 1 and max(factors) <= 1 + 0.1 * math.log(4) + 1e-9
-    assert {each["attention_factor"] for each in tried(whole[1])[6:]} == {1.0}
 
 
 def test_a_start_that_nothing_beats_is_the_result() -> None:
     yarn, plain = PAIRS.starts()["yarn"], PAIRS.starts()["linear"]
     losses, named = {yarn: 1.0, plain: 2.0}, {"yarn": 1.0, "linear": 2.0}
-    chosen = module._best(PAIRS, losses, named, attention=False)
+    chosen = module._best(PAIRS, losses, named)
     assert chosen.loss == 1 and chosen.scheme.attention_factor == yarn.attention_factor and "short texts" in chosen.note
     losses |= {Candidate(yarn.factors, 1.2): 0.5, Candidate((1.0,) * 32, 1.0): 0.9}
-    chosen = module._best(PAIRS, losses, named, attention=False)
+    chosen = module._best(PAIRS, losses, named)
     assert (chosen.loss, chosen.scheme.attention_factor, chosen.note) == (0.9, 1.0, "")
 
 

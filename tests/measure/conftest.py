@@ -51,18 +51,6 @@ def byte_pairs(corpus: list[str], size: int, **special: str) -> PreTrainedTokeni
 
 
 @pytest.fixture(scope="session")
-def stock():
-    """stock(name, **options): a model in memory."""
-    return build
-
-
-@pytest.fixture(scope="session")
-def saved():
-    """saved(folder, name, **options): the path of a checkpoint on disk."""
-    return write
-
-
-@pytest.fixture(scope="session")
 def checkpoints(tmp_path_factory):
     """name -> path of a checkpoint that no test changes."""
     folder = tmp_path_factory.mktemp("checkpoints")

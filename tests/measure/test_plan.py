@@ -1,6 +1,5 @@
 """What is refused before any weights are read, in one line; and what a model needs."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -14,6 +13,8 @@ from longitude.hf import set_positions
 from longitude.measure import retrieval
 from longitude.measure.config import PERPLEXITY, MeasureConfig, Task, with_trained
 from longitude.measure.plan import outline_of, plan
+from tests.measure.conftest import build, write
+from tests.support import edit_config
 
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
@@ -26,8 +27,7 @@ def config():
 def test_a_base_that_only_the_models_class_knows_is_measured(checkpoints, config, tmp_path):
     """Published files are without it; `longitude check` reports it."""
     folder = shutil.copytree(checkpoints["llama"], tmp_path / "model")
-    saved = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in saved.items() if k != "rope_parameters"}))
+    edit_config(folder, rope_parameters=None)
     assert plan(config, (str(folder),)).subjects[0].label == "model"
 
 
@@ -43,18 +43,14 @@ def refusal(config, *models) -> str:
     ("changes", "message"),
     [
         ({"rope_parameters": ROPE | {"rope_type": "zork"}}, "unknown rope_type 'zork'"),
-        (
-            {"rope_parameters": ROPE, "rope_theta": 5e4},
-            "rope_theta is 50000.0 at the top and 10000.0 in rope_parameters",
-        ),
+        ({"rope_parameters": ROPE, "rope_theta": 5e4}, "rope_theta is 50000.0 at the top and 10000.0 in rope_param"),
         ({"rope_parameters": ROPE, "rope_scaling": {"type": "linear", "factor": 2.0}}, "config.json: .*rope_"),
         ({"hidden_act": "zork"}, "its model cannot be built from config.json .KeyError: 'zork'.; correct it"),
     ],
 )
 def test_a_config_that_is_wrong_or_contradicts_itself_is_one_line(checkpoints, config, tmp_path, changes, message):
     folder = shutil.copytree(checkpoints["llama"], tmp_path / "model")
-    saved = json.loads((folder / "config.json").read_text()) | changes
-    (folder / "config.json").write_text(json.dumps(saved))
+    edit_config(folder, **changes)
     refused = refusal(config, folder)
     assert refused.startswith(f"{folder}: ") and re.search(message, refused)
 
@@ -84,13 +80,13 @@ def test_bad_options_are_one_line(checkpoints, config, text, changes, message):
     assert re.search(message, refusal(config, checkpoints["llama"]))
 
 
-def test_bad_models_are_one_line(checkpoints, config, tmp_path, saved, text):
+def test_bad_models_are_one_line(checkpoints, config, tmp_path, text):
     llama = str(checkpoints["llama"])
     assert plan(config, (f"{llama}/",)).subjects[0].model == llama  # a folder has one name
     assert "models must name at least one, and each once, got none" in refusal(config)
     assert "no such folder" in refusal(config, "/nowhere")
     assert "each once" in refusal(config, llama, f"{llama}/")
-    bare = saved(tmp_path, "llama", tokenizer=False)
+    bare = write(tmp_path, "llama", tokenizer=False)
     assert "no tokenizer" in refusal(config, bare)
     shutil.copy(checkpoints["llama"] / "tokenizer.json", bare)
     weights = bare / "model.safetensors"
@@ -99,7 +95,7 @@ def test_bad_models_are_one_line(checkpoints, config, tmp_path, saved, text):
     text = replace(
         config, tasks=("perplexity",), lengths=(48,), text=str(text)
     )  # its highest byte is 195, of an umlaut
-    narrow = saved(tmp_path / "narrow", "llama", vocab_size=195)
+    narrow = write(tmp_path / "narrow", "llama", vocab_size=195)
     assert "its tokenizer gives token 195, and the model has 195" in refusal(text, narrow)
     small = T5Config(d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, vocab_size=256)
     T5ForConditionalGeneration(small).save_pretrained(tmp_path / "t5")
@@ -107,8 +103,8 @@ def test_bad_models_are_one_line(checkpoints, config, tmp_path, saved, text):
     assert "a t5 model is no causal language model" in refusal(config, tmp_path / "t5")
 
 
-def test_a_stock_model_with_our_positions_is_measured_as_it_is(stock, config, tmp_path):
-    model = stock("llama")
+def test_a_stock_model_with_our_positions_is_measured_as_it_is(config, tmp_path):
+    model = build("llama")
     set_positions(model, "alibi")
     model.save_pretrained(tmp_path)
     byte_tokenizer().save_pretrained(tmp_path)

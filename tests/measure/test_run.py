@@ -1,6 +1,5 @@
 """A run directory: what is in it, what continues, what is refused, and what a kill costs."""
 
-import json
 import os
 import shutil
 import signal
@@ -20,6 +19,8 @@ from longitude.measure.report import terminal, write_report
 from longitude.measure.run import measure, read_results
 from longitude.measure.tables import sentences, tables
 from longitude.runs.progress import Progress
+from tests.measure.conftest import write
+from tests.support import edit_config
 
 SIZES: dict[str, Any] = {"lengths": (48, 64), "documents": 3, "chunk": 40, "batch": 64}
 
@@ -185,11 +186,10 @@ def test_a_unit_that_fails_is_reported_and_tried_again(checkpoints, config, tmp_
     assert failures == [] and len(results.rows) == 3
 
 
-def test_an_extended_model_is_compared_with_the_first(checkpoints, config, tmp_path, saved):
+def test_an_extended_model_is_compared_with_the_first(checkpoints, config, tmp_path):
     rope = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}
-    longer = saved(tmp_path, "llama", rope_parameters=rope, original_max_position_embeddings=32)
-    changed = json.loads((longer / "config.json").read_text()) | {"max_position_embeddings": 64}
-    (longer / "config.json").write_text(json.dumps(changed))
+    longer = write(tmp_path, "llama", rope_parameters=rope, original_max_position_embeddings=32)
+    edit_config(longer, max_position_embeddings=64)
     results, _, _ = go(replace(config, methods=("non-overlapping",)), tmp_path / "run", checkpoints["llama"], longer)
     assert [about["trained"] for about in results.about["models"].values()] == [32, 32]
     [table] = tables(results)

@@ -152,11 +152,19 @@ with_parameter(
 )
 
 
-@breaks("dropout")
-class DropsWithoutScale(Dropping):
-    def after(self, x, out, state):
-        out, state = super().after(x, out, state)
-        return out * (1 - self.dropout if self.training else 1), state
+broken(
+    "DropsWithoutScale",
+    "dropout",
+    Dropping,
+    after=lambda self, x, out, s: (F.dropout(out, self.dropout, self.training) * (1 - self.dropout * self.training), s),
+)
+broken(
+    "DrawnTable",
+    "state_dict",
+    more=lambda self, dim: self.register_buffer("drawn", torch.randn(dim), persistent=False),
+    after=lambda self, x, out, s: (out + self.drawn.to(x.dtype), s),
+)
+broken("StartsAtNothing", "initialization", more=lambda self, dim: [nn.init.zeros_(p) for p in self.out.parameters()])
 
 
 @breaks("memory")
@@ -170,22 +178,6 @@ class KeepsEverything(Decay):
 
 
 broken("HoldsAView", "memory", KeepsEverything, kept=lambda self, x: x.clone()[:, -1:])  # small, of the whole sequence
-
-
-@breaks("state_dict")
-class DrawnTable(Decay):
-    def more(self, dim):
-        self.register_buffer("drawn", torch.randn(dim), persistent=False)
-
-    def after(self, x, out, state):
-        return out + self.drawn.to(x.dtype), state
-
-
-@breaks("initialization")
-class StartsAtNothing(Decay):
-    def more(self, dim):
-        nn.init.zeros_(self.out.weight)
-        nn.init.zeros_(self.out.bias)
 
 
 @breaks("dtypes")
@@ -202,27 +194,23 @@ class Frequencies(Decay):
 
 
 # ---- its recurrence --------------------------------------------------------------------------------------------------
-broken(
-    "DecaysOnPadding",
-    "padding",
-    scan=lambda self, v, sums, reset, valid: Decay.scan(
-        self, v if valid is None else v * valid[..., None], sums, reset, None
-    ),
-)
+def decays_on_padding(self, v, sums, reset, valid):
+    return Decay.scan(self, v if valid is None else v * valid[..., None], sums, reset, None)
 
 
-@breaks("forms")
-class WrongInOneForm(Decay):
-    def chunk(self, v, sums, reset, valid):
-        h, sums = super().chunk(v, sums, reset, valid)
-        return h, sums if self.mode == "recurrent" else 1.001 * sums
+def wrong_in_one_form(self, *given):
+    h, sums = Decay.chunk(self, *given)
+    return h, sums if self.mode == "recurrent" else 1.001 * sums
 
 
-@breaks("nan_and_inf")
-class LosesNaNOfItsRates(Decay):
-    def chunk(self, *rest):
-        self.rate.data.nan_to_num_()
-        return super().chunk(*rest)
+def loses_nan_of_its_rates(self, *given):
+    self.rate.data.nan_to_num_()
+    return Decay.chunk(self, *given)
+
+
+broken("DecaysOnPadding", "padding", scan=decays_on_padding)
+broken("WrongInOneForm", "forms", chunk=wrong_in_one_form)
+broken("LosesNaNOfItsRates", "nan_and_inf", chunk=loses_nan_of_its_rates)
 
 
 # ---- its cache -------------------------------------------------------------------------------------------------------
@@ -265,47 +253,44 @@ broken("TakesNothingBack", "prompt_lookup", growth="O(N)")  # declares that its 
 # ---- its arguments and declarations ----------------------------------------------------------------------------------
 broken("NamesNoParameter", "weight_decay", undecayed=("rates",))
 broken("MarksNothing", "weight_decay", undecayed=("rate",))  # as other trainers would read it
+
+
+def without(*names, base=Decay):
+    """forward, which takes arguments of these names and loses them."""
+    return lambda self, x, **given: base.forward(self, x, **{n: y for n, y in given.items() if n not in names})
+
+
 broken("TakesAnyEncoding", "wrong_input", refuses=lambda self, encoding: None)
-broken("TakesAnyMask", "wrong_input", forward=lambda self, x, *, mask=None, **rest: Decay.forward(self, x, **rest))
-broken(
-    "TakesAnyPositions",
-    "refused_calls",
-    forward=lambda self, x, *, positions=None, **rest: Decay.forward(self, x, **rest),
-)
-broken(
-    "DeclaresWeights",
-    "attention_weights",
-    has_weights=True,
-    forward=lambda self, x, *, return_weights=False, **rest: Decay.forward(self, x, **rest),
-)
+broken("TakesAnyMask", "wrong_input", forward=without("mask"))
+broken("TakesAnyPositions", "refused_calls", forward=without("positions"))
+broken("DeclaresWeights", "attention_weights", has_weights=True, forward=without("return_weights"))
 broken("HidesItsWeights", "attention_weights", MultiHeadAttention, has_weights=False)
 
 
-@breaks("wrong_input")
-class NoOptionIsWrong(Decay):
-    def set_options(self, dim, mode, chunk_size):
-        self.dim, self.mode, self.chunk_size = dim, mode, chunk_size
+broken(
+    "NoOptionIsWrong",
+    "wrong_input",
+    set_options=lambda self, dim, mode, size: vars(self).update(dim=dim, mode=mode, chunk_size=size),
+)
 
 
-@breaks("attention_weights")
-class GivesWeightsOfNothing(Decay):
-    def forward(self, x, *, return_weights=False, **rest):
-        out = super().forward(x, **rest)
-        return (out, None) if return_weights else out
+def weights_of_nothing(self, x, *, return_weights=False, **rest):
+    out = Decay.forward(self, x, **rest)
+    return (out, None) if return_weights else out
 
 
-@breaks("attention_weights")
-class WeighsTwice(MultiHeadAttention):
-    def forward(self, x, *, return_weights=False, **rest):
-        answer = super().forward(x, return_weights=return_weights, **rest)
-        return (answer[0], 2 * answer[1]) if return_weights else answer
+def weighs_twice(self, x, *, return_weights=False, **rest):
+    answer = MultiHeadAttention.forward(self, x, return_weights=return_weights, **rest)
+    return (answer[0], 2 * answer[1]) if return_weights else answer
 
 
-@breaks("repeated_document_ids")
-class MasksByNumber(MultiHeadAttention):
+def masks_by_number(self, x, *, mask=Causal(), documents=None, **rest):  # noqa: B008
     """What the masks of attend() mean: a token sees all that have its number."""
+    if documents is not None:
+        mask = mask & Documents(documents) & Padding(documents >= 0)
+    return MultiHeadAttention.forward(self, x, mask=mask, **rest)
 
-    def forward(self, x, *, mask=Causal(), documents=None, **rest):  # noqa: B008
-        if documents is not None:
-            mask = mask & Documents(documents) & Padding(documents >= 0)
-        return super().forward(x, mask=mask, **rest)
+
+broken("GivesWeightsOfNothing", "attention_weights", forward=weights_of_nothing)
+broken("WeighsTwice", "attention_weights", MultiHeadAttention, forward=weighs_twice)
+broken("MasksByNumber", "repeated_document_ids", MultiHeadAttention, forward=masks_by_number)

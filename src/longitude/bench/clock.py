@@ -1,9 +1,10 @@
 """How time is measured: everything that is compared is called in turn, in one process, and ratios are taken turn by turn."""
 
-import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 Clock = Callable[[], float]
 CLOCKS: dict[str, Clock] = {"wall": time.perf_counter, "processor": time.process_time}
@@ -19,9 +20,7 @@ class Spread:
 
     @classmethod
     def of(cls, numbers: list[float]) -> "Spread":
-        if len(numbers) == 1:
-            return cls(numbers[0], numbers[0], numbers[0])
-        low, median, high = statistics.quantiles(numbers, n=4, method="inclusive")
+        low, median, high = map(float, np.quantile(numbers, (0.25, 0.5, 0.75)))
         return cls(median, low, high)
 
 

@@ -13,12 +13,13 @@ from longitude.bench.clock import CLOCKS, interleaved
 from longitude.bench.config import BenchConfig
 from longitude.bench.peers import installed
 from longitude.bench.rows import FAILED, Row, reason, timed
-from longitude.runs.memory import available_memory, can_measure_peak
+from longitude.runs.memory import available_memory, can_measure_peak, require_memory
 from longitude.runs.progress import Progress
 
 TENSORS = 16
 """Tensors [batch, heads, length, head_dim] that a step holds at once: inputs, output, gradients, what attention keeps."""
 BOTH = "forward+backward"
+SMALLER = "choose shorter --lengths, a smaller --batch, or another of --backends"
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ def refusals(config: BenchConfig) -> dict[tuple[str, str, str], str]:
     """(label, backend, pass) -> why not. ValueError where the longest length does not fit into memory; allocates little."""
     refused, shape = {}, shape_of(config, config.lengths[-1])
     linear, free = TENSORS * shape.tensor_bytes, available_memory()
-    _require_memory(linear, free, f"attention itself needs at length {shape.length}")
+    require_memory(linear, free, f"attention itself needs at length {shape.length}", SMALLER)
     inputs = Inputs.of(shape, empty=True)
     for label in config.encodings:
         try:
@@ -63,16 +64,8 @@ def refusals(config: BenchConfig) -> dict[tuple[str, str, str], str]:
                     refused[label, backend, passed] = str(error)
                     continue
                 where = f"{label} on the backend {chosen} needs at length {shape.length}"
-                _require_memory(linear + needed, free, where)
+                require_memory(linear + needed, free, where, SMALLER)
     return refused
-
-
-def _require_memory(needed: float, free: float, words: str) -> None:
-    if needed > free:
-        raise ValueError(
-            f"{words} about {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are available; choose shorter "
-            "--lengths, a smaller --batch, or another of --backends"
-        )
 
 
 @dataclass(frozen=True)

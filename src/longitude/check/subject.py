@@ -164,11 +164,11 @@ class Subject:
         gap = (got - want).abs().amax(-1) / spread
         return gap.nan_to_num(nan=float("inf"), posinf=float("inf")).amax(0)
 
-    def measurement(self, error: Tensor, cause: str, note: str = "") -> Measurement:
+    def measurement(self, error: Tensor, cause: str) -> Measurement:
         """Of an error by position [L], with the first that is above the threshold."""
         first = self.first_above(error)
         where = "" if first is None else f" (from position {first} on)"
-        return Measurement(float(error.max()), self.threshold, note, cause + where, first)
+        return Measurement(float(error.max()), self.threshold, cause=cause + where, position=first)
 
     def first_above(self, error: Tensor) -> int | None:
         """The first position at which error [L] exceeds the threshold."""

@@ -25,12 +25,10 @@ PUBLISHED = POPULATION + ROUNDS * POPULATION // 2
 
 @dataclass(frozen=True)
 class Bounds:
-    """Factors within low .. high that never fall from pair to pair, and attention factors within least .. most."""
+    """Factors within low .. high that never fall from pair to pair."""
 
     low: float
     high: float
-    least: float
-    most: float
 
     def hold(self, candidate: Candidate) -> bool:
         """Whether the factors of a candidate are within them and never fall."""
@@ -83,7 +81,7 @@ def _children(
 
     children: list[Candidate] = []
     for i in range(count):
-        made = new(lambda: crossing(parents, bounds, random)) if i < crossings else None
+        made = new(lambda: crossing(parents, random)) if i < crossings else None
         made = made or new(lambda: mutant(random.choice(parents), bounds, random))
         if made is not None:
             children.append(made)
@@ -91,29 +89,18 @@ def _children(
 
 
 def mutant(parent: Candidate, bounds: Bounds, random: Random) -> Candidate:
-    """Each factor, with probability GENE, drawn again between its neighbours', and the attention factor moved likewise."""
+    """Each factor, with probability GENE, drawn again between its neighbours'; an attention factor of 1."""
     factors = [bounds.low, *parent.factors, bounds.high]
     for k in range(1, len(factors) - 1):
         if random.random() < GENE:
             low, high = factors[k - 1], factors[k + 1]
-            factors[k] = _within(low, _rounded(random.uniform(low, high)), high)
-    attention = parent.attention_factor
-    if random.random() < GENE:
-        attention = _rounded(random.gauss(attention, (bounds.most - bounds.least) / 4))
-    return Candidate(tuple(factors[1:-1]), _within(bounds.least, attention, bounds.most))
+            drawn = round(round(random.uniform(low, high) / STEP) * STEP, 10)
+            factors[k] = min(high, max(low, drawn))
+    return Candidate(tuple(factors[1:-1]), 1.0)
 
 
-def crossing(parents: Sequence[Candidate], bounds: Bounds, random: Random) -> Candidate:
-    """One of two with some factors of the other, and the attention factor of either. It may fall somewhere."""
+def crossing(parents: Sequence[Candidate], random: Random) -> Candidate:
+    """One of two with some factors of the other, and an attention factor of 1. It may fall somewhere."""
     a, b = random.sample(parents, 2)
     factors = tuple(y if random.random() < GENE / 2 else x for x, y in zip(a.factors, b.factors, strict=True))
-    attention = random.choice((a.attention_factor, b.attention_factor))
-    return Candidate(factors, _within(bounds.least, attention, bounds.most))
-
-
-def _rounded(value: float) -> float:
-    return round(round(value / STEP) * STEP, 10)
-
-
-def _within(low: float, value: float, high: float) -> float:
-    return min(high, max(low, value))
+    return Candidate(factors, 1.0)

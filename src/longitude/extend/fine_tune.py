@@ -32,7 +32,7 @@ from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
 from longitude.runs.files import empty, is_first_process, new_folder
-from longitude.runs.memory import total_memory, training_memory
+from longitude.runs.memory import require_memory, total_memory, training_memory
 
 Positions = Literal["contiguous", "randomized", "skipped"]
 RANK = 16
@@ -291,13 +291,8 @@ class Steps(TrainerCallback):
 def _require_memory(model: Any, config: Any, batch: int, length: int, gradient_checkpointing: bool) -> None:
     needed = training_memory(model, config, batch, length, gradient_checkpointing)
     there = total_memory("cuda" if torch.cuda.is_available() else "cpu")
-    if needed > there:
-        takes = (
-            f"{batch} windows of {length} tokens takes about {needed / 2**30:.1f} GiB, there are {there / 2**30:.1f}"
-        )
-        raise ValueError(
-            f"fine-tuning {takes}; take shorter windows with --positions skipped, a smaller batch, or --lora"
-        )
+    smaller = "take shorter windows with --positions skipped, a smaller batch, or --lora"
+    require_memory(needed, there, f"fine-tuning {batch} windows of {length} tokens takes", smaller)
 
 
 @contextmanager

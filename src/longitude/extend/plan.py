@@ -24,7 +24,7 @@ from longitude.extend.weights import Change
 from longitude.positions.hugging_face import ORIGINAL, type_of
 from longitude.positions.scaling import DynamicNTK, Follows, Scaling, rope_frequencies
 from longitude.runs.files import read_json
-from longitude.runs.memory import forward_memory, total_memory
+from longitude.runs.memory import forward_memory, require_memory, total_memory
 
 FARTHEST = 2**24
 """transformers counts positions in float32, which holds every whole number up to here and not beyond."""
@@ -183,13 +183,6 @@ def tokenizer_length(source: Source) -> int | None:
     return length if isinstance(length, int) and length < 10**9 else None
 
 
-def _require_memory(plan: ExtendPlan, what: str, needed: int, give: str) -> None:
-    if needed > (there := total_memory()):
-        raise ValueError(
-            f"--to {plan.length}: {what} about {needed / 2**30:.1f} GiB, this machine has {there / 2**30:.1f}; give {give}"
-        )
-
-
 # ---- rotary ----------------------------------------------------------------------------------------------------------
 def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     source, target = plan.source, plan.target
@@ -227,8 +220,9 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
         plan.notes.append(f"A layer with a sliding window attends to {window} tokens, before and after.")
     cache = forward_memory(source.skeleton, head_dim, source.dtype, plan.length, rows=1, chunk=1, logits=0).cache
     if must_fit:
-        elsewhere = "a shorter length, or --no-measure if the model will run elsewhere"
-        _require_memory(plan, "keys and values of one sequence take", cache, elsewhere)
+        elsewhere = "give a shorter length, or --no-measure if the model will run elsewhere"
+        what = f"--to {plan.length}: keys and values of one sequence take"
+        require_memory(cache, total_memory(), what, elsewhere)
     plan.notes.append(f"Keys and values of one sequence of {plan.length} tokens take {cache / 2**20:.0f} MiB.")
 
 
@@ -284,7 +278,8 @@ def _plan_table(plan: ExtendPlan) -> None:
         raise ValueError(f"--original {plan.original}: the table has {table.rows} positions; leave it out")
     if plan.factor != plan.length / plan.original:
         raise ValueError("--factor: a table is stretched to --to and has no other factor; leave it out")
-    _require_memory(plan, "the table alone, with its copies, takes", 16 * table.dim * plan.length, "a shorter length")
+    what = f"--to {plan.length}: the table alone, with its copies, takes"
+    require_memory(16 * table.dim * plan.length, total_memory(), what, "give a shorter length")
     if plan.length == plan.original:
         plan.notes.append("Factor 1: the table stays as it is, and the checkpoint is a copy.")
         return

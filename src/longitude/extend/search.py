@@ -66,14 +66,16 @@ def search(
     budget: float = 4.0,
     evaluations: int | None = None,
     seed: int = 0,
-    attention: bool = False,
     on_progress: Progress | None = None,
     on_note: Callable[[str], None] = lambda _: None,
 ) -> SearchResult:
     """The factors of LongRoPE with which a model predicts `length` tokens best.
 
-    The loss of the result is never above that of a start: unchanged, linear, ntk, yarn, ntk-by-parts, llama3. What the paper
-    also searches, how many first tokens are left alone, no configuration of transformers can hold, and is not searched.
+    The loss of the result is never above that of a start: unchanged, linear, ntk, yarn, ntk-by-parts, llama3. The attention
+    factor, of which a configuration has one for short texts as well, stays 1, and up to the original length the model's answers
+    are unchanged, bit for bit: the short factors are all 1. Only where a start with an attention factor of its own (YaRN) stays
+    the best, that start is the result. What the paper also searches, how many first tokens are left alone, no configuration of
+    transformers can hold, and is not searched.
 
     Args:
         model: A stock causal model of transformers in eval mode, on its device; unchanged afterwards.
@@ -86,9 +88,6 @@ def search(
         budget: Minutes. They become a number of candidates once, by timing the starts, 32 or more, which is kept in `state`.
         evaluations: That number instead. The same number and seed give the same result.
         seed: Of the evolution.
-        attention: Whether the attention factor is searched too. A configuration has one, for short texts as well. Without, it
-            stays 1, and up to the original length the model's answers are unchanged, bit for bit: the short factors are
-            all 1. Only where a start with an attention factor of its own (YaRN) stays the best, that start is the result.
         on_progress: Called after every candidate.
         on_note: Called with a sentence where 32 candidates take longer than the budget.
 
@@ -105,8 +104,7 @@ def search(
     pairs = rotary_pairs(model, original_length, length)
     starts = pairs.starts()
     windows = _windows(documents, length)
-    highest = starts["yarn"].attention_factor if attention else 1.0
-    bounds = Bounds(low=1.0, high=1.25 * pairs.factor, least=1.0, most=highest)
+    bounds = Bounds(low=1.0, high=1.25 * pairs.factor)
     if state.exists() and not state.is_dir():
         raise ValueError(f"{state} is no folder; remove it to search again")
     state.mkdir(parents=True, exist_ok=True)
@@ -135,8 +133,8 @@ def search(
             saved["evaluations"] = max(FEWEST, min(PUBLISHED, most))
             write_json(record, saved)
         losses = evolve([*starts.values()], bounds, evaluate, saved["evaluations"], Random(seed))
-        result = _best(pairs, losses, named, attention)
-        write_json(record, saved | {"seed": seed, "attention": attention, "found": _as_json(result)})
+        result = _best(pairs, losses, named)
+        write_json(record, saved | {"seed": seed, "found": _as_json(result)})
         return result
 
 
@@ -171,19 +169,16 @@ def _loss(model: nn.Module, pairs: RotaryPairs, candidate: Candidate, windows: S
     return loss if math.isfinite(loss) else math.inf
 
 
-def _best(
-    pairs: RotaryPairs, losses: dict[Candidate, float], starts: dict[str, float], attention: bool
-) -> SearchResult:
+def _best(pairs: RotaryPairs, losses: dict[Candidate, float], starts: dict[str, float]) -> SearchResult:
     """The best candidate; one that leaves short texts alone comes first, unless a start beats it."""
     best = min(losses, key=losses.__getitem__)
     note = ""
-    if not attention:
-        plain = min((each for each in losses if each.attention_factor == 1), key=losses.__getitem__)
-        if losses[plain] <= min(starts.values()):
-            best = plain
-        else:
-            start = f"A start with an attention factor of its own, {best.attention_factor:.4g}, stayed the best"
-            note = f"{start}; it holds for short texts as well. A larger budget may find factors that do without."
+    plain = min((each for each in losses if each.attention_factor == 1), key=losses.__getitem__)
+    if losses[plain] <= min(starts.values()):
+        best = plain
+    else:
+        start = f"A start with an attention factor of its own, {best.attention_factor:.4g}, stayed the best"
+        note = f"{start}; it holds for short texts as well. A larger budget may find factors that do without."
     history: list[tuple[int, float]] = []
     for i, loss in enumerate(losses.values(), 1):
         if not history or loss < history[-1][1]:

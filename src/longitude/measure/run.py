@@ -18,7 +18,7 @@ from longitude.measure.rows import Row, write_rows
 from longitude.measure.text import losses_by_length
 from longitude.measure.windows import Progress
 from longitude.runs import journal
-from longitude.runs.files import locked, read_json, remove_unfinished, write_json
+from longitude.runs.files import FRESH, locked, read_json, remove_unfinished, write_json
 from longitude.runs.progress import Progress as Watcher
 from longitude.runs.provenance import commit_of_code, provenance
 
@@ -238,7 +238,7 @@ def _open(plan: MeasurePlan, out: Path) -> None:
     here |= provenance()
     now = _asked(plan)
     text = now["text"]
-    saved = read_json(path, "start over with --fresh")
+    saved = read_json(path, FRESH)
     if saved is not None:
         with _whole(path):
             _require_same(out, saved, now)
@@ -281,7 +281,7 @@ def _whole(path: Path, *more: type[Exception]) -> Iterator[None]:
 
 def read_results(run: Path) -> Results:
     """What a run directory holds, in the order of its models, tasks and lengths. ValueError when it holds none."""
-    about = read_json(run / ABOUT, "start over with --fresh")
+    about = read_json(run / ABOUT, FRESH)
     if about is None:
         raise ValueError(
             f"{run} holds no measurements: expected a directory with {ABOUT}, as `longitude measure` writes"

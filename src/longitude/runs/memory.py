@@ -33,6 +33,13 @@ def total_memory(device: str = "cpu") -> int:
     return psutil.virtual_memory().total // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def require_memory(needed: float, free: float, what: str, remedy: str) -> None:
+    """ValueError where more bytes are needed than there are. what: "reading takes"; remedy: "take less"."""
+    if needed > free:
+        there = f"{free / 2**30:.1f} GiB are available"
+        raise ValueError(f"{what} about {needed / 2**30:.1f} GiB of memory, {there}; {remedy}")
+
+
 # ---- what a model needs ----------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Memory:

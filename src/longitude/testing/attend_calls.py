@@ -45,9 +45,9 @@ class Call:
     def terms(self) -> tuple[Term, ...]:
         return compose(self.encoding).terms(self.context(self.tensors["x"]))
 
-    def parts(self, dropout: float = 0.0, tensors: Named | None = None) -> list[Any]:
+    def parts(self, dropout: float = 0.0) -> list[Any]:
         """The requests that attend makes of it, one where no table follows the length."""
-        q, k, v, x = (tensors or self.tensors).values()
+        q, k, v, x = self.tensors.values()
         o = self.options
         positions = o.get("q_positions"), o.get("k_positions"), o.get("scale")
         parts = requests(q, k, v, self.encoding, self.context(x), self.mask, *positions, dropout, False)
