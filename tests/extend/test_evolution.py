@@ -58,10 +58,11 @@ def test_the_seed_and_the_losses_decide() -> None:
 
 def test_a_mutant_changes_some_factors_by_hundredths_and_keeps_the_order() -> None:
     random, changed = Random(0), 0
-    parent = Candidate((1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5), 1.0)
+    parent = Candidate((1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5), 1.1)
     for _ in range(500):
         child = mutant(parent, BOUNDS, random)
-        assert BOUNDS.hold(child) and all(factor == round(factor, 2) for factor in child.factors)
+        assert BOUNDS.hold(child) and child.attention_factor == 1
+        assert all(factor == round(factor, 2) for factor in child.factors)
         changed += sum(a != b for a, b in zip(parent.factors, child.factors, strict=True))
     assert 0.25 < changed / (500 * 8) < 0.35, "each with probability 0.3"
 
