@@ -136,6 +136,13 @@ def printed(run: Path, width: int = 80) -> str:
     return capture.get()
 
 
+def values(spec: dict[str, Any], mark: str, part: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+    """The data of the first layer of a chart with this mark, of the whole specification or of a panel."""
+    part = part or spec
+    layer = next(layer for layer in part["layer"] if layer["mark"]["type"] == mark)
+    return spec["datasets"][next(each["data"] for each in (layer, part, spec) if "data" in each)["name"]]
+
+
 # ---- run directories ---------------------------------------------------------------------------------------------------
 
 BITS = {  # bits per byte at 256, 512, 1024, 2048, 4096; None: not measured at that length

@@ -1,25 +1,26 @@
 """The figures of a study hold its numbers: seeds, changes with their own intervals, biases of checkpoints, distances, times."""
 
+from dataclasses import replace
+
 import pandas as pd
 import pytest
 import torch
 
+from longitude.measure import Row, read_rows, write_rows
+from longitude.measure.rows import from_frame
 from longitude.positions.bias import ALiBi
 from longitude.positions.buckets import T5Bias
 from longitude.study.analysis import analyse
 from longitude.study.pictures import PICTURES
+from longitude.study.tasks.base import TASKS, register_task, rows_by_distance
+from longitude.study.tasks.sequences import Copy
 from longitude.study.train import build_model, save
-from tests.study.conftest import trial_at, write_answers, write_run
+from tests.study.conftest import REVERSE, run, trial_at, values, write_answers, write_run
 
 
 def drawn(name, analysis):
     """The figures of one picture."""
     return list(PICTURES[name](analysis))
-
-
-def values(chart, mark):
-    """The data of the layer with this mark."""
-    return next(layer["data"]["values"] for layer in chart["layer"] if layer["mark"]["type"] == mark)
 
 
 def test_a_change_is_drawn_with_its_own_interval(tmp_path):
@@ -46,18 +47,19 @@ def test_a_bias_is_drawn_before_and_after_training(tmp_path):
                 torch.nn.init.ones_(module.table)
         save(model, trial_at(tmp_path, label, 0).folder)
     [figure] = drawn("biases", analysis)
-    alibi, t5 = figure.chart.to_dict()["concat"]  # the others have no bias that positions alone decide
+    spec = figure.chart.to_dict()
+    alibi, t5 = spec["concat"]  # the others have no bias that positions alone decide
     assert alibi["title"] == "alibi, fixed" and t5["title"] == "t5"
-    for line in values(alibi, "line"):
+    for line in values(spec, "line", alibi):
         slope = ALiBi(2).slopes[line["head"] - 1]
         assert line["bias"] == pytest.approx([-slope * offset for offset in line["offset"]], abs=1e-4)
         assert line["offset"][0] == 0 and line["offset"][-1] == 63
     before = next(m for m in build_model(analysis.run.config, "t5", 0).modules() if isinstance(m, T5Bias))
-    for line in values(t5, "line"):
+    for line in values(spec, "line", t5):
         drawn_bias = before.bias_at(torch.tensor(line["offset"]))[line["head"] - 1].tolist()
         expected = [1.0] * len(line["offset"]) if line["state"] == "after" else drawn_bias
         assert line["bias"] == pytest.approx(expected, abs=1e-4)
-    assert {(line["state"], line["head"]) for line in values(t5, "line")} == {
+    assert {(line["state"], line["head"]) for line in values(spec, "line", t5)} == {
         ("before", 1),
         ("before", 2),
         ("after", 1),
@@ -70,19 +72,101 @@ def test_without_checkpoints_there_are_no_biases(tmp_path):
 
 
 def test_answers_by_length_and_distance(tmp_path):
-    write_answers(tmp_path, {"rope": (1.0,), "t5": (1.0,)}, test_lengths=(8,), documents=4)
-    path = analyse(tmp_path).run.of("rope")[0].folder / "documents.parquet"
-    frame = pd.read_parquet(path)
+    write_answers(tmp_path, {"rope": (1.0,), "t5": (1.0,)}, test_lengths=(8,), documents=4, seeds=(0, 1))
     assert drawn("by-distance", analyse(tmp_path)) == []
-    frame["distance"], frame["exact"] = [1, 4, 7, 8], [1, 1, 0, 0]
-    frame.to_parquet(path, index=False)
+    rows = from_frame(read_rows(tmp_path / "results.parquet"))
+    for seed, exact in ((0, [1, 1, 0]), (1, [1, 0, 0])):
+        answers = pd.DataFrame({"method": "greedy", "length": 8, "distance": [1, 4, 7], "exact": exact})
+        rows += rows_by_distance(answers, "exact_match", {"task": "reverse", "label": "rope", "seed": seed})
+    write_rows(rows, tmp_path / "results.parquet")
     [figure] = drawn("by-distance", analyse(tmp_path))
-    squares = figure.chart.to_dict()["data"]["values"]
-    assert {(each["distance"], each["mean"], each["size"]) for each in squares} == {
-        ("1", 1, 1),
-        ("4 to 7", 0.5, 2),
-        ("8 to 15", 0, 1),
-    }
+    spec = figure.chart.to_dict()
+    [rope] = spec["concat"]  # t5 has no distances
+    assert [(each["place"], each["value"], each["count"]) for each in values(spec, "rect", rope)] == [
+        ("1", 1, 2), ("4", 0.5, 2), ("7", 0, 2),
+    ]  # fmt: skip
+    assert figure.table.to_numpy().tolist() == [["rope", 8, "100%", "50%", "0%"]]
+
+
+def test_many_distances_share_a_square_between_powers_of_two(tmp_path):
+    write_answers(tmp_path, {"rope": (1.0,)}, test_lengths=(8,), documents=4)
+    answers = pd.DataFrame({"method": "greedy", "length": 64, "distance": range(1, 64), "exact": [1] * 7 + [0] * 56})
+    rows = rows_by_distance(answers, "exact_match", {"task": "reverse", "label": "rope", "seed": 0})
+    write_rows(rows, tmp_path / "results.parquet")
+    [figure] = drawn("by-distance", analyse(tmp_path))
+    spec = figure.chart.to_dict()
+    squares = values(spec, "rect", spec["concat"][0])
+    assert [each["place"] for each in squares] == ["1", "2 to 3", "4 to 7", "8 to 15", "16 to 31", "32 to 63"]
+    assert [(each["count"], each["value"]) for each in squares] == [(1, 1), (2, 1), (4, 1), (8, 0), (16, 0), (32, 0)]
+    answers = pd.DataFrame({"method": "by-distance", "length": 64, "distance": [1, 2, 4, 32, 64], "exact": 1})
+    write_rows(
+        rows_by_distance(answers, "accuracy", {"task": "toy", "label": "rope", "seed": 0}), tmp_path / "results.parquet"
+    )
+    [figure] = drawn("by-distance", analyse(tmp_path))  # of a task that names the least of several distances
+    assert list(figure.table) == ["label", "length", "1", "2 to 3", "4 to 7", "32 to 63", "64 to 127"]
+
+
+@pytest.mark.slow
+def test_a_task_that_writes_a_distance_has_rows_and_a_heat_map(tmp_path, monkeypatch):
+    monkeypatch.setattr(TASKS, "factories", dict(TASKS.factories))
+
+    @register_task("toy")
+    class Toy(Copy):
+        """As of a plugin."""
+
+        def measure(self, of):
+            rows, tables = super().measure(of)
+            return rows, [table.assign(distance=table["document"] % 3 + 1) for table in tables]
+
+    assert run(replace(REVERSE, task="toy", documents=6), tmp_path)[0].complete
+    rows = [row for row in from_frame(read_rows(tmp_path / "results.parquet")) if row.distance is not None]
+    assert {(row.length, row.distance, row.count) for row in rows} == {(n, d, 2) for n in (2, 4, 6) for d in (1, 2, 3)}
+    [figure] = drawn("by-distance", analyse(tmp_path))
+    assert list(figure.table) == ["label", "length", "1", "2", "3"] and len(figure.table) == 6
+
+
+def position_row(label, length, start, stop, value, **more):
+    return Row(
+        task="text", label=label, seed=0, length=length, metric="bits_per_byte", method="per-position", window=length,
+        position_from=start, position_to=stop, value=value, count=stop - start, **more,
+    )  # fmt: skip
+
+
+def test_losses_by_length_and_position(tmp_path):
+    """Squares are means over the positions between two powers of two, each as often as it was scored."""
+    write_run(tmp_path, {"rope": (2.6, 2.9)}, test_lengths=(256, 512))
+    bits = {(0, 16): 6.0, (16, 24): 3.0, (24, 32): 2.0, (32, 64): 2.5, (64, 128): 2.5, (128, 192): 1.0, (192, 256): 2.0}
+    rows = [position_row("rope", 256, *place, value) for place, value in bits.items()]
+    rows += [position_row("rope", 512, 256, 512, 4.0)]
+    write_rows(rows, tmp_path / "results.parquet")
+    [figure] = drawn("by-length-and-position", analyse(tmp_path))
+    spec = figure.chart.to_dict()
+    squares = values(spec, "rect", spec["concat"][0])
+    assert [(each["length"], each["place"], each["value"]) for each in squares] == [
+        (256, "16 to 31", 2.5), (256, "32 to 63", 2.5), (256, "64 to 127", 2.5), (256, "128 to 255", 1.5),
+        (512, "256 to 511", 4.0),
+    ]  # fmt: skip
+    assert values(spec, "rule", spec["concat"][0]) == [{"left": 256}] and "The gap is at" in figure.caption
+    colour = spec["concat"][0]["layer"][0]["encoding"]["color"]["scale"]
+    assert colour["domain"] == [1.5, 4] and colour["reverse"]  # light is low
+    assert list(figure.table) == ["label", "length", "16 to 31", "32 to 63", "64 to 127", "128 to 255", "256 to 511"]
+
+
+def test_right_symbols_by_length_and_place(tmp_path):
+    write_answers(tmp_path, {"rope": (1.0, 1.0)}, test_lengths=(16, 20), documents=4)
+    rows = [
+        Row(task="reverse", label="rope", seed=0, length=length, metric="symbol_accuracy", method="greedy", count=4,
+            position_from=place, position_to=place + 1, value=float(place < 16))
+        for length in (16, 20) for place in range(length)
+    ]  # fmt: skip
+    write_rows(rows, tmp_path / "results.parquet")
+    [figure] = drawn("by-length-and-position", analyse(tmp_path))
+    spec = figure.chart.to_dict()
+    squares = values(spec, "rect", spec["concat"][0])
+    assert [(each["length"], each["place"]) for each in squares if each["value"] == 0] == [
+        (20, "17"), (20, "18"), (20, "19"), (20, "20"),
+    ]  # fmt: skip
+    assert values(spec, "rule", spec["concat"][0]) == [{"left": 16.5}]
 
 
 def test_quality_by_throughput(tmp_path):

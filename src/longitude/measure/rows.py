@@ -53,7 +53,8 @@ class Row:
         prefill: How a window was read, "one pass" or "chunks of 1024 with the cache", with the reason where another way was
             requested.
         depth: Where the needle was, 0 (first) to 1 (last); None where it was random or there is none.
-        distance: How far before the question what it asks for lies, in the units of `length`; None: over all distances.
+        distance: How far before the question what it asks for lies, in the units of `length`; of several that share a
+            row, the least. None: over all.
         reason: Why the model was not measured.
         learning_rate: Of its training, the peak of the schedule.
         train_steps: Optimizer steps of its training.

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import altair as alt
+import pandas as pd
 
 from longitude.runs.files import atomic
 
@@ -27,6 +28,8 @@ DARK = {
 """Every colour above -> what a page in dark mode draws in its place."""
 WIDTH = 760
 """Of the SVG and PNG files, in pixels; the PNG has two dots per pixel."""
+SLACK = 24
+"""Pixels at their right for words of another font."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,7 @@ class Figure:
         chart: The Altair chart.
         resizes: Whether it takes the width of its page; charts of several panels have their own.
         axes: "x" and "y" where a reader may choose a linear or a logarithmic one: all its numbers there are above 0.
+        table: Its numbers in words, for readers who do not see it; None where a table stands next to it anyway.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Figure:
     chart: Any
     resizes: bool = True
     axes: tuple[Literal["x", "y"], ...] = ()
+    table: pd.DataFrame | None = None
 
     def sized(self, width: int | str) -> Any:
         """The chart at a width in pixels, or "container"."""
@@ -97,9 +102,25 @@ def apart(values: list[float], gap: float) -> list[float]:
 
 def save(chart: Any, path: Path) -> None:
     """As SVG or PNG, by the suffix; the file is whole or not there."""
-    dots = {"scale_factor": 2} if path.suffix == ".png" else {}
+    dots: dict[str, Any] = {"scale_factor": 2} if path.suffix == ".png" else {}
+    spec = _visible(chart.to_dict())
+    if isinstance(spec.get("padding"), dict):  # readers have wider letters than those that it is laid out with
+        spec["padding"] |= {"right": spec["padding"]["right"] + SLACK}
+    still: Any = alt.Chart.from_dict(spec)
     with atomic(path) as unfinished:
-        chart.save(str(unfinished), format=path.suffix[1:], **dots)
+        still.save(str(unfinished), format=path.suffix[1:], **dots)
+
+
+def _visible(spec: Any) -> Any:
+    """A specification without layers that only a pointer meets: in a file they are most of its size."""
+    if isinstance(spec, list):
+        return [_visible(part) for part in spec if not (isinstance(part, dict) and _opacity(part) == 0)]
+    return {name: _visible(part) for name, part in spec.items()} if isinstance(spec, dict) else spec
+
+
+def _opacity(layer: dict[str, Any]) -> Any:
+    mark = layer.get("mark")
+    return mark.get("opacity") if isinstance(mark, dict) else None
 
 
 def save_figures(figures: Sequence[Figure], folder: Path) -> None:

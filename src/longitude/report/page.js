@@ -24,7 +24,12 @@ function fitted(spec, width) {
   for (const panel of panels) panel.width = Math.max(200, Math.floor(width / (spec.columns ?? 1)) - 75);
 }
 
-async function draw(place) {
+const drawing = new Map(); // one after the other in a place
+function draw(place) {
+  drawing.set(place, (drawing.get(place) ?? Promise.resolve()).then(() => redraw(place)));
+}
+
+async function redraw(place) {
   const figure = place.closest("figure"), spec = structuredClone(specs[place.dataset.chart]);
   for (const button of figure.querySelectorAll("[data-axis]")) {
     const scales = scalesOf(spec, button.dataset.axis);
@@ -35,14 +40,17 @@ async function draw(place) {
       if (scale.type === "log") scale.base = 2;
     }
   }
+  if (spec.concat && chosen.size) spec.concat = spec.concat.filter((panel) => chosen.has(panel.description)); // a panel is of a label
   fitted(spec, place.clientWidth);
   const live = place.querySelector(".live") ?? place.appendChild(document.createElement("div"));
   live.className = "live";
+  if (spec.concat && !spec.concat.length) return live.replaceChildren();
   try {
     const { view } = await vegaEmbed(live, coloured(spec), options);
     views.get(place)?.finalize();
     views.set(place, view);
     place.classList.add("drawn");
+    live.querySelector("summary")?.setAttribute("aria-label", "Save this chart");
     figure.querySelector(".tools")?.removeAttribute("hidden");
     if (legend) {
       view.addEventListener("click", (event, item) => { if (item?.datum?.label) choose(item.datum.label); });
@@ -74,10 +82,13 @@ function choose(label) {
   if (label === undefined) chosen.clear(); else if (!chosen.delete(label)) chosen.add(label);
   for (const button of legend.children) button.setAttribute("aria-pressed", String(button.dataset.label === undefined ? !chosen.size : chosen.has(button.dataset.label)));
   for (const row of document.querySelectorAll("tr[data-label]")) row.hidden = chosen.size > 0 && !chosen.has(row.dataset.label);
-  for (const view of views.values()) show(view);
+  for (const [place, view] of views) if (specs[place.dataset.chart].concat) draw(place); else show(view);
 }
 legend?.addEventListener("click", (event) => { const button = event.target.closest("button"); if (button) choose(button.dataset.label); });
 document.addEventListener("keydown", (event) => { if (event.key === "Escape" && chosen.size) choose(); });
+
+// ---- print: what is folded is open ----
+addEventListener("beforeprint", () => { for (const fold of document.querySelectorAll(".fold")) fold.open = true; });
 
 // ---- tables: sorted by a column, copied as CSV ----
 for (const head of document.querySelectorAll("table.sortable thead th")) {
@@ -98,12 +109,17 @@ for (const head of document.querySelectorAll("table.sortable thead th")) {
   });
 }
 
+function csvOf(table) {
+  const quoted = (cell) => /[",]/.test(cell.textContent) ? `"${cell.textContent.replaceAll('"', '""')}"` : cell.textContent;
+  return [...table.rows].map((row) => [...row.cells].map(quoted).join(",") + "\n").join("");
+}
+
 for (const button of document.querySelectorAll("[data-csv]")) {
   button.closest(".tools").hidden = false;
   button.addEventListener("click", async () => {
     const status = button.parentNode.querySelector("[role=status]");
     try {
-      await navigator.clipboard.writeText(button.dataset.csv);
+      await navigator.clipboard.writeText(button.dataset.csv || csvOf(button.closest("details").querySelector("table")));
       status.textContent = "copied";
     } catch {
       status.textContent = "the browser does not let this page copy; results.parquet has the numbers";

@@ -90,33 +90,48 @@ def summary(analysis: Analysis, method: str | None = None) -> pd.DataFrame:
 
 
 # ---- the sentence ----------------------------------------------------------------------------------------------------
-def conclusion(analysis: Analysis) -> str:
-    """One sentence: which encodings hold at the longest length, which do not, for which the data cannot tell.
+def verdict(analysis: Analysis) -> str:
+    """One short sentence: which encodings hold at the longest length, which do not, which learned nothing; often empty."""
+    found = [each for each in analysis.main if each.value is not None]
+    last = [each for each in found if each.length == analysis.run.lengths[-1]]
+    return _sentence(analysis.criterion.verdict(found, last)) if last else ""
 
-    It claims nothing that the intervals do not carry: see the `Criterion` of the task.
+
+def conclusion(analysis: Analysis) -> str:
+    """`clauses` as one sentence."""
+    return _sentence("; ".join(clauses(analysis)))
+
+
+def _sentence(words: str) -> str:
+    return words[0].upper() + words[1:] + "."
+
+
+def clauses(analysis: Analysis) -> list[str]:
+    """Which encodings hold at the longest length, which do not, for which the data cannot tell, with the numbers.
+
+    They claim nothing that the intervals do not carry: see the `Criterion` of the task.
     """
     run, criterion = analysis.run, analysis.criterion
     if not analysis.findings:
-        return "Losses were measured by position only, so nothing is concluded about longer windows."
+        return ["losses were measured by position only, so nothing is concluded about longer windows"]
     found = [each for each in analysis.main if each.value is not None]
     last = [each for each in found if each.length == run.lengths[-1]]
     if not found:
-        clauses = ["no encoding was measured"]
+        parts = ["no encoding was measured"]
     elif not last:
-        clauses = [f"no encoding was measured at {run.lengths[-1]} {run.task.unit}"]
+        parts = [f"no encoding was measured at {run.lengths[-1]} {run.task.unit}"]
     else:
-        clauses = criterion.clauses(found, last)
-        clauses += winner(analysis, last)
+        parts = criterion.clauses(found, last)
+        parts += winner(analysis, last)
         here = {each.label for each in last}
         if absent := [named(label) for label in dict.fromkeys(each.label for each in found) if label not in here]:
-            clauses.append(f"{and_(absent)} {'was' if len(absent) == 1 else 'were'} not measured at that length")
-    clauses += remarks(run)
+            parts.append(f"{and_(absent)} {'was' if len(absent) == 1 else 'were'} not measured at that length")
+    parts += remarks(run)
     if run.sampled_positions:
-        clauses.append(f"training windows had {run.sampled_positions}")
+        parts.append(f"training windows had {run.sampled_positions}")
     if found:
-        clauses.append(_scope(criterion, found))
-    sentence = "; ".join(clauses) + "."
-    return sentence[0].upper() + sentence[1:]
+        parts.append(_scope(criterion, found))
+    return parts
 
 
 def winner(analysis: Analysis, last: list[Finding]) -> list[str]:

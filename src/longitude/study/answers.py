@@ -27,6 +27,10 @@ class AnswerCriterion(Criterion):
     verdicts = {HOLDS: "solved", LOST: "not solved", UNCLEAR: UNCLEAR}
     verb = "solve"
 
+    @property
+    def object(self) -> str:
+        return self.task.name
+
     def finding(self, label: str, length: int, method: str) -> Finding:
         sums = self.sums(label, length, method)
         if sums is None:
@@ -42,12 +46,13 @@ class AnswerCriterion(Criterion):
         return found.value is not None and found.value >= SOLVED, found.verdict
 
     def clauses(self, found: list[Finding], last: list[Finding]) -> list[str]:
-        clauses = self.by_verdict(last, f"{self.task.name} (at least {SOLVED:.0%} of the answers exact)")
+        what = f"{self.object} (at least {SOLVED:.0%} of the answers exact)"
+        return self.by_verdict(last, what, self.also(found, last))
+
+    def also(self, found: list[Finding], last: list[Finding]) -> list[str]:
         solved = {each.label for each in last if each.verdict == HOLDS}
         others = [label for label in dict.fromkeys(each.label for each in found) if label not in solved]
-        if others and len(self.run.lengths) > 1:
-            clauses.append(self.solved_lengths(found, others))
-        return clauses
+        return [self.solved_lengths(found, others)] if others and len(self.run.lengths) > 1 else []
 
     def solved_lengths(self, found: list[Finding], labels: list[str]) -> str:
         """t5 solves up to 20, rope up to 16 and alibi no length."""

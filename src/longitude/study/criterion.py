@@ -152,31 +152,55 @@ class Criterion(ABC):
             return f"{better} beats {worse}, the next best, by {by} ({over})"
         return f"{better} and {worse} cannot be distinguished ({by}; {over})"
 
-    def by_verdict(self, last: list[Finding], what: str, others: Sequence[str] = ()) -> list[str]:
+    @property
+    def object(self) -> str:
+        """Of the verb, in the verdict."""
+        return ""
+
+    def verdict(self, found: list[Finding], last: list[Finding]) -> str:
+        """The conclusion in a few words: names, and no numbers."""
+
+        def names(group: list[Finding], first: bool) -> str:
+            return and_([named(each.label) for each in group])
+
+        return "; ".join(self.by_verdict(last, self.object, self.also(found, last), names))
+
+    @abstractmethod
+    def also(self, found: list[Finding], last: list[Finding]) -> list[str]:
+        """What else stands in the verdict."""
+
+    def by_verdict(
+        self,
+        last: list[Finding],
+        what: str,
+        others: Sequence[str] = (),
+        listed: Callable[[list[Finding], bool], str] | None = None,
+    ) -> list[str]:
         """Which labels hold at the longest length, which do not, of which the data cannot tell; then other clauses.
 
         Those that hold but learned less are a group of their own.
 
-        what: the object of the verb.
+        what: the object of the verb. listed: the words for a group, and whether it is the first; by default with its numbers.
         """
         groups = {
             verdict: [each for each in last if each.verdict == verdict] for verdict in (HOLDS, WEAK, LOST, UNCLEAR)
         }
         hold, weak, lost, unclear = groups.values()
-        listed = self._listed if len(last) <= LISTED else self._ranged
+        listed = listed or (self._listed if len(last) <= LISTED else self._ranged)
+        what = f" {what}" if what else ""
         clauses = []
         if hold:
-            clauses.append(f"{listed(hold, True)} {self.verb}{'s' * (len(hold) == 1)} {what}")
+            clauses.append(f"{listed(hold, True)} {self.verb}{'s' * (len(hold) == 1)}{what}")
         if weak:
             it = "it" if len(weak) == 1 else "they"
-            but = f"{self.verb}{'s' * (len(weak) == 1)}" + ("" if hold else f" {what}")
+            but = f"{self.verb}{'s' * (len(weak) == 1)}" + ("" if hold else what)
             clauses.append(f"{listed(weak, not clauses)} {but}, but {it} learned less")
         if lost:
             do_not = "does not" if len(lost) == 1 else "do not"
-            clauses.append(f"{listed(lost, not clauses)} {do_not}" + ("" if clauses else f" {self.verb} {what}"))
+            clauses.append(f"{listed(lost, not clauses)} {do_not}" + ("" if clauses else f" {self.verb}{what}"))
         if unclear:
             they = f"they {self.verb}" if len(unclear) > 1 else f"it {self.verb}s"
-            explained = "" if clauses else f" whether {they} {what}"
+            explained = "" if clauses else f" whether {they}{what}"
             clauses.append(f"for {listed(unclear, not clauses)} the data cannot tell{explained}")
         first, *rest = [*clauses, *others]
         longest = self.run.lengths[-1]

@@ -148,6 +148,21 @@ class LossCriterion(Criterion):
         others = [f"{and_(alone)} cannot be compared with the value at {start}"] if alone else []
         return self.by_verdict(last, f"({criterion})", [*self.shortfalls(last), *others])
 
+    def verdict(self, found: list[Finding], last: list[Finding]) -> str:
+        return super().verdict(found, last) if self.run.beyond else self.values(last)[1]
+
+    def also(self, found: list[Finding], last: list[Finding]) -> list[str]:
+        """Which labels learned nothing."""
+        lost = {check: [each.label for each in last if self.learned[each.label].checks.get(check, ("",))[0] == LOST]
+                for check in (FLOOR, CONTEXT)}  # fmt: skip
+        words = {
+            FLOOR: f"learned less than {ngrams_named(max(self.run.floor, default=0))}",
+            CONTEXT: "learned nothing from context",
+        }
+        return [
+            f"{and_([named(label) for label in labels])} {words[check]}" for check, labels in lost.items() if labels
+        ]
+
     def shortfalls(self, last: list[Finding]) -> Iterator[str]:
         """Which labels did not learn enough at the training length, and what they lack."""
         run, learned = self.run, [self.learned[each.label] for each in last]

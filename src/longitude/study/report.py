@@ -20,7 +20,7 @@ from longitude.report.figure import DARK, colour_of, dash_of, save_figures
 from longitude.report.page import write_page
 from longitude.report.table import table as empty_table
 from longitude.report.wording import count, legible, percent
-from longitude.study.analysis import Analysis, conclusion, remarks, state, summary
+from longitude.study.analysis import Analysis, clauses, remarks, state, summary, verdict
 from longitude.study.answers import SOLVED
 from longitude.study.config import option
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
@@ -54,7 +54,8 @@ def write_report(analysis: Analysis) -> Path:
         run=run,
         config=asdict(run.config),
         task=run.task,
-        sentence=conclusion(analysis),
+        verdict=verdict(analysis),
+        clauses=[_capital(clause, run.labels) for clause in clauses(analysis)],
         facts=_facts(run),
         legend=[
             {"label": label, "colour": colour_of(i), "dark": DARK[colour_of(i)], "dash": dash_of(i)}
@@ -120,6 +121,11 @@ def _row(analysis: Analysis, label: str) -> list[Text]:
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------
+def _capital(words: str, labels: list[str]) -> str:
+    """The beginning of a sentence, where that is no label."""
+    return words if words.startswith(tuple(labels)) else words[0].upper() + words[1:]
+
+
 def _amount(run: Run) -> tuple[str, str]:
     """What a model was trained on, and how much of it."""
     if run.task.generated:
@@ -210,7 +216,7 @@ def _learned(analysis: Analysis) -> list[dict[str, Any]]:
     return [
         {
             "label": each.label,
-            "gap": (0, "the best") if each.label == each.best else _estimate(each.gap, percent),
+            "gap": (0, "the best", "") if each.label == each.best else _estimate(each.gap, percent),
             "gain": _estimate(each.gain, lambda x: _signed(x, ".3f")),
             "floor": _estimate(each.floor, lambda x: _signed(x, "+.3f")),
             **{name: verdict or "" for name, verdict in (("loss", each.loss), ("context", each.context))},
@@ -220,12 +226,12 @@ def _learned(analysis: Analysis) -> list[dict[str, Any]]:
     ]
 
 
-def _estimate(found: Estimate | None, form: Callable[[float], str]) -> tuple[float | str, str]:
-    """The value, and in words with its interval."""
+def _estimate(found: Estimate | None, form: Callable[[float], str]) -> tuple[float | str, str, str]:
+    """The value, in words, and its interval."""
     if found is None or found.value is None:
-        return "", "–"
-    ends = "" if found.low is None or found.high is None else f" ({form(found.low)} to {form(found.high)})"
-    return found.value, form(found.value) + ends
+        return "", "–", ""
+    ends = "" if found.low is None or found.high is None else f"{form(found.low)} to {form(found.high)}"
+    return found.value, form(found.value), ends
 
 
 def _signed(number: float, form: str) -> str:
@@ -263,9 +269,16 @@ def _protocol(run: Run) -> list[tuple[str, list[tuple[str, str]]]]:
         time.append(("time in all", f"{seconds.sum().sum() / 60:.1f} minutes"))
     amount, number = _amount(run)
     machine = {name: value for name, value in study["machine"].items() if value is not None}
+    recipe = study["recipe"] or {"recipe": "not recorded: the study is older"}
+    plugins = {
+        each["name"]: ", ".join(value for key, value in each.items() if key != "name")
+        for each in study.get("plugins", [])
+    }
     whole = [
-        ("Examples" if run.task.generated else "Text", legible(data)),
         ("Models and training", [*legible(asdict(run.config)), (f"{amount} per model", number)]),
+        ("Recipe", legible(recipe)),
+        ("Examples" if run.task.generated else "Text", legible(data)),
+        *([("Plugins", legible(plugins))] if plugins else []),
         ("Machine and time", [*legible(machine), *time, ("begun", str(study.get("begun", "not recorded")))]),
         ("Versions", [*legible(study["versions"]), ("commit", str(study.get("commit") or "not in a repository"))]),
     ]

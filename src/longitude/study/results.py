@@ -158,7 +158,9 @@ class Run:
         rows = [
             row
             for row in self.rows
-            if inside(row) and row.length in kept["test_lengths"] and row.method in kept["methods"]
+            if inside(row)
+            and row.length in kept["test_lengths"]
+            and (row.method in kept["methods"] or row.distance is not None)
         ]
         return Run(self.path, study, tuple(filter(inside, self.trials)), rows)
 

@@ -6,7 +6,17 @@ from longitude.study.analysis import Analysis
 
 PICTURES = Registry("picture", "longitude.study.pictures.PICTURES", ("longitude.study.pictures",))
 MAIN = "by-length"
-ORDER = (MAIN, "by-length-sliding", "change", "by-position", "by-distance", "biases", "throughput", "training")
+ORDER = (
+    MAIN,
+    "by-length-sliding",
+    "change",
+    "by-position",
+    "by-length-and-position",
+    "by-distance",
+    "biases",
+    "throughput",
+    "training",
+)
 """Of figures in a page; others follow."""
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import altair as alt
 import numpy as np
+import pandas as pd
 import torch
 
 from longitude.checkpoints.quiet import quiet
@@ -19,6 +20,8 @@ from longitude.study.train import build_model
 
 POINTS = 120
 """Offsets of a line, about."""
+TICKS = (0, *(4**k for k in range(10)))
+"""Offsets that the axis and the table name."""
 
 
 @PICTURES.register("biases")
@@ -26,9 +29,10 @@ def biases(analysis: Analysis) -> Iterator[Figure]:
     """A panel for each encoding of a label, in the first and the last layer that has its own; a line for each head."""
     run = analysis.run
     done = {trial.label: trial for trial in reversed(run.trials) if trial.status == "done"}  # the first seed of each
-    panels = [panel for label in run.labels if label in done for panel in _panels(run, done[label])]
-    if not panels:
+    drawn = [each for label in run.labels if label in done for each in _drawn(run, done[label])]
+    if not drawn:
         return
+    panels = [_panel(run, *each) for each in drawn]
     longest = max(run.task.positions(length) for length in (run.lengths[-1], run.train_length))
     chart = (
         alt.concat(*panels, columns=min(2, len(panels)))
@@ -46,11 +50,12 @@ def biases(analysis: Analysis) -> Iterator[Figure]:
         "after training.",
         chart=themed(chart, axisX=alt.AxisConfig(grid=False)),
         resizes=False,
+        table=_table(drawn),
     )
 
 
-def _panels(run: Run, trial: TrialResult) -> Iterator[Any]:
-    """Of the checkpoint of a trial, and of the weights that its seed draws."""
+def _drawn(run: Run, trial: TrialResult) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Titles and lines of panels: of the checkpoint of a trial, and of the weights that its seed draws."""
     if not (trial.folder / "config.json").exists():
         return
     before = _encodings(build_model(run.config, trial.label, trial.seed))
@@ -69,7 +74,7 @@ def _panels(run: Run, trial: TrialResult) -> Iterator[Any]:
             words += f", layer {place + 1} of {len(layers)}" if len(layers) > 1 else ""
             words += ", fixed" if fixed else ""
             if points:
-                yield _panel(run, words, points, colour_of(run.labels.index(trial.label)))
+                yield words, points
 
 
 def _encodings(model: Any) -> dict[tuple[str, str], list[Encoding]]:
@@ -86,7 +91,9 @@ def _encodings(model: Any) -> dict[tuple[str, str], list[Encoding]]:
 def _lines(module: Encoding, run: Run) -> list[dict[str, Any]]:
     """Its bias for the last query of the longest window, a line for each head; none where tokens decide it, or it has none."""
     longest = max(run.task.positions(length) for length in (run.lengths[-1], run.train_length))
-    offsets = np.unique(np.geomspace(1, longest, POINTS).astype(int)) - 1
+    offsets = np.unique(
+        [*np.geomspace(1, longest, POINTS).astype(int) - 1, *(tick for tick in TICKS if tick < longest)]
+    )
     if run.task.stack != "decoder":
         offsets = np.unique([*-offsets, *offsets])
     try:
@@ -100,12 +107,25 @@ def _lines(module: Encoding, run: Run) -> list[dict[str, Any]]:
     return drawn
 
 
-def _panel(run: Run, title: str, points: list[dict[str, Any]], colour: str) -> Any:
+def _table(drawn: list[tuple[str, list[dict[str, Any]]]]) -> pd.DataFrame:
+    """A line for each head, at the offsets that the axes name."""
+    points = [
+        {"head": f"{title}, head {line['head']}, {line['state']}", "offset": offset, "bias": bias}
+        for title, panel in drawn
+        for line in panel
+        for offset, bias in zip(line["offset"], line["bias"], strict=True)
+        if abs(offset) in TICKS
+    ]
+    return lines.table_of(points, "head", "offset", lambda each: f"{each['bias']:.2f}")
+
+
+def _panel(run: Run, title: str, points: list[dict[str, Any]]) -> Any:
+    label = points[0]["label"]
+    colour = colour_of(run.labels.index(label))
     offsets = [offset for point in points for offset in point["offset"]]
-    ticks = [0, *(4**k for k in range(10) if 4**k <= max(offsets))]
-    ticks = sorted({*ticks, *(-tick for tick in ticks if -tick >= min(offsets))})
+    ticks = sorted({tick for each in TICKS for tick in (each, -each) if min(offsets) <= tick <= max(offsets)})
     scale = alt.Scale(type="symlog", domain=[min(offsets), max(offsets)], nice=False)
-    axis = alt.Axis(grid=False, values=ticks, domain=True, domainColor=EDGE)
+    axis = alt.Axis(grid=False, values=ticks, domain=True, domainColor=EDGE, **lines.SPARSE)
     x = alt.X("offset:Q", title="offset", scale=scale, axis=axis)
     trained = (
         alt.Chart(alt.Data(values=[{"offset": run.train_length}])).mark_rule(strokeDash=[4, 4], color=GREY).encode(x)
@@ -117,4 +137,4 @@ def _panel(run: Run, title: str, points: list[dict[str, Any]], colour: str) -> A
     y = alt.Y("bias:Q", title=None, scale=alt.Scale(zero=False))
     line = base.mark_line(strokeWidth=1.6).encode(x, y, shade, detail="head:N", strokeDash=dash)
     easy = base.mark_point(size=90, filled=True, opacity=0, aria=False).encode(x, y, tooltip=tooltip)
-    return alt.layer(trained, line, easy, title=title).properties(width=320, height=210)
+    return alt.layer(trained, line, easy, title=title).properties(width=320, height=210, description=label)

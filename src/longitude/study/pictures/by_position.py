@@ -45,6 +45,7 @@ def by_position(analysis: Analysis) -> Iterator[Figure]:
         f"holds still falls or stays level right of the dashed line. Positions below {FIRST} are not drawn.",
         alt=f"Line chart of {run.task.words} by position in windows of {longest} {run.task.unit}, one line per encoding.",
         axes=("x", "y"),
+        table=lines.table_of(points, "label", "from", lambda each: f"{each['value']:.3f}"),
         chart=lines.line_chart(run, points, x, y, fields, width=2.2, dots=14),
     )
 

@@ -47,7 +47,8 @@ def change(analysis: Analysis) -> Iterator[Figure]:
         caption=f"Each model against itself at {run.reference} {run.task.unit}, on the same documents. Bands are 95% intervals "
         f"of the change; a band wholly below the level line, {TOLERANCE:+.0%}, holds, one wholly above does not.",
         alt=f"Line chart of the relative change of {run.task.words} from {run.reference} to up to {lengths[-1]} "
-        f"{run.task.unit}, one line for each encoding; the table above holds the last of them.",
+        f"{run.task.unit}, one line for each encoding; the table below holds the numbers.",
         chart=lines.line_chart(run, points, x, y, fields, rule, **STYLE),
         axes=("x",),
+        table=lines.table_of(points, "label", "length", lambda each: f"{each['words']} ({each['interval']})"),
     )

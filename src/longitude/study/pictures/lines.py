@@ -4,10 +4,11 @@ A reader of the page chooses labels with the parameter `picked`, a list: where i
 stand at the ends of their lines, so that no figure needs a legend, and a colour belongs to a label in all figures of a study.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import altair as alt
+import pandas as pd
 
 from longitude.report.figure import COLOURS, EDGE, GREY, apart, colour_of, dash_of, themed
 from longitude.study.results import Run
@@ -15,6 +16,8 @@ from longitude.study.results import Run
 SAMPLES = ("—", "--", "··")
 """Of lines, by the round of the colours."""
 HEIGHT = 380
+SPARSE = {"labelOverlap": "greedy", "labelSeparation": 4}
+"""Of axes: on a phone some of the numbers are left out."""
 PICKED = "length(picked) === 0 || indexof(picked, datum.label) >= 0"
 
 
@@ -42,7 +45,9 @@ def line_chart(
     colours, dashes = ([style(i) for i in range(len(labels))] for style in (colour_of, dash_of))
     colour = alt.Color("label:N", scale=alt.Scale(domain=labels, range=colours), legend=None)
     dash = alt.StrokeDash("label:N", scale=alt.Scale(domain=labels, range=dashes), legend=None)
-    base, detail = of_labels(points), {"detail": "trial:N"} if by_trial else {}
+    base, detail = of_labels(points), {}
+    if by_trial:
+        base, detail = of_trials(points, field, "step", "value"), {"detail": "trial:N"}
     layers = [*([] if by_trial else training_length(run, x, field)), *below]
     if bands:
         bounds = {"y": alt.Y("from:Q"), "y2": alt.Y2("to:Q"), "color": colour}
@@ -73,12 +78,36 @@ def line_chart(
 
 def of_labels(points: list[dict[str, Any]]) -> alt.Chart:
     """A layer of points with a label, of which a reader may choose."""
-    return alt.Chart(alt.Data(values=points)).transform_filter(PICKED)
+    return alt.Chart(alt.InlineData(values=points)).transform_filter(PICKED)
+
+
+def of_trials(points: list[dict[str, Any]], *columns: str) -> alt.Chart:
+    """`of_labels` with a record for each trial, whose columns are lists: a third of the size."""
+    trials: dict[str, dict[str, Any]] = {}
+    for point in points:
+        trial = trials.setdefault(point["trial"], {**point, **{name: [] for name in columns}})
+        for name in columns:
+            trial[name].append(point[name])
+    return of_labels(list(trials.values())).transform_flatten([*columns])
+
+
+def table_of(
+    points: list[dict[str, Any]], row: str, column: str, cell: Callable[[dict[str, Any]], str]
+) -> pd.DataFrame:
+    """Points as words, a line for each value of `row`, both in the order of the points."""
+    cells: dict[Any, dict[Any, str]] = {}
+    for point in points:
+        cells.setdefault(point[row], {})[point[column]] = cell(point)
+    columns = dict.fromkeys(point[column] for point in points)
+    lines = [[name, *(line.get(place, "") for place in columns)] for name, line in cells.items()]
+    return pd.DataFrame(lines, columns=pd.Index([row, *columns]))
 
 
 def x_axis(field: str, title: str, scale: dict[str, Any], **ticks: Any) -> alt.X:
     """Without a grid; scale: of alt.Scale."""
-    return alt.X(f"{field}:Q", title=title, scale=alt.Scale(nice=False, **scale), axis=alt.Axis(grid=False, **ticks))
+    return alt.X(
+        f"{field}:Q", title=title, scale=alt.Scale(nice=False, **scale), axis=alt.Axis(grid=False, **SPARSE, **ticks)
+    )
 
 
 def y_axis(title: str, domain: list[float], **ticks: Any) -> alt.Y:

@@ -64,6 +64,9 @@ def throughput(analysis: Analysis) -> Iterator[Figure]:
     chart = alt.layer(link, dots, words.encode(x, y, colour, text="label:N")).add_params(
         alt.param(name="picked", value=[])
     )
+    table = lines.table_of(points, "label", "length", lambda each: f"{each['value']:{share}}")
+    by_label = {point["label"]: f"{point['tokens']:,.0f}" for point in points}
+    table.insert(1, f"{run.task.loss_unit}s per second", [by_label[label] for label in table["label"]])
     marks = [f"{length} ({words})" for length, words in zip(sorted(ends), ("circles", "triangles"), strict=False)]
     yield Figure(
         name="throughput",
@@ -72,5 +75,6 @@ def throughput(analysis: Analysis) -> Iterator[Figure]:
         f"{run.task.loss_unit}s trained on per second on the machine of this study, as timed while it ran: other work on it "
         "shows here, so small differences mean nothing.",
         alt=f"Scatter chart of {run.task.words} against training throughput, one colour for each encoding.",
+        table=table,
         chart=themed(chart.properties(height=300, padding={"left": 6, "right": 6, "top": 26, "bottom": 6})),
     )

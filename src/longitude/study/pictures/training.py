@@ -20,9 +20,11 @@ def training(analysis: Analysis) -> Iterator[Figure]:
     """By targets, lightly smoothed, one line per trial."""
     run = analysis.run
     width = max((_width(trial) for trial in run.trials if trial.losses), default=1)
-    points = [point for trial in run.trials if trial.losses for point in _points(trial)]
+    drawn = [_points(trial) for trial in run.trials if trial.losses]
+    points = [point for each in drawn for point in each]
     if not points:
         return
+    quarters = [each[place * (len(each) - 1) // 4] for each in drawn for place in (1, 2, 3, 4)]
     unit, text = run.task.loss_unit, not run.task.generated
     most = max(point["tokens"] for point in points)
     domain = lines.domain_of(
@@ -49,6 +51,7 @@ def training(analysis: Analysis) -> Iterator[Figure]:
         caption=f"Loss on the training {on}{smoothed}. All encodings of a seed read the same "
         f"{run.task.unit if text else 'examples'} in the same order; the first steps lie above the picture.",
         alt=f"Line chart of training loss in bits per {unit} against training tokens, one line per model.",
+        table=lines.table_of(quarters, "trial", "step", lambda each: f"{each['value']:.3f}"),
         chart=lines.line_chart(run, points, x, y, fields, width=1.6, by_trial=True),
     )
 
@@ -61,7 +64,7 @@ def _width(trial: TrialResult) -> int:
 def _points(trial: TrialResult) -> list[dict[str, Any]]:
     losses = pd.DataFrame(trial.losses)
     bits = losses["loss"] / math.log(2)
-    losses["value"] = bits.rolling(_width(trial), center=True, min_periods=1).mean()
+    losses["value"] = bits.rolling(_width(trial), center=True, min_periods=1).mean().round(4)
     drawn = sorted({*range(0, len(losses), max(1, len(losses) // POINTS)), len(losses) - 1})
     own = {
         "label": trial.label,

@@ -1,0 +1,153 @@
+"""The heat maps of a study: losses or right symbols by length and position, exact answers by length and distance."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from longitude.measure.rows import Row
+from longitude.report.figure import PAPER, Figure, themed
+from longitude.study.analysis import Analysis
+from longitude.study.pictures import PICTURES, lines
+from longitude.study.pictures.by_position import FIRST
+from longitude.study.results import Run
+
+COLUMNS = 40
+"""Places up to which each has a column of its own; of more, those between two powers of two share one."""
+WRITTEN = 8
+"""Columns up to which the numbers are written into the squares."""
+
+
+@PICTURES.register("by-length-and-position")
+def by_length_and_position(analysis: Analysis) -> Iterator[Figure]:
+    """Losses by the position in a window; of answers, right symbols by their place."""
+    run = analysis.run
+    answers = run.task.kind == "answers"
+    first, least = (1, 1) if answers else (0, FIRST)  # symbols of an answer count from 1
+
+    def place_of(row: Row) -> tuple[int, int] | None:
+        if row.position_from is None or row.position_to is None or row.position_from < least - first:
+            return None
+        return row.position_from + first, row.position_to + first
+
+    cells = _cells(run, place_of)
+    if not len(cells):
+        return
+    gap = " The gap is at the training length." if _edge(run, cells) else ""
+    if answers:
+        yield Figure(
+            name="by-length-and-position",
+            title="Right symbols by length and place",
+            caption="The share of symbols that are right, all seeds together, by the length of an example and by the place of "
+            f"the symbol in the answer. After a wrong symbol the model continues with its own.{gap}",
+            alt="Heat maps of the share of right symbols by length and place in the answer, one for each encoding.",
+            chart=_maps(run, cells, "place in the answer", "right symbols"),
+            resizes=False,
+            table=_table(cells, ".0%"),
+        )
+        return
+    yield Figure(
+        name="by-length-and-position",
+        title="Loss by window length and position",
+        caption=f"{run.task.words.capitalize()}, mean over seeds, by the length of a window and the position in it; lighter is "
+        f"better. At a position windows of two lengths read other parts of the text. Positions below {FIRST} are not drawn.{gap}",
+        alt=f"Heat maps of {run.task.words} by window length and position in the window, one for each encoding.",
+        chart=_maps(run, cells, "position in the window", run.task.words, losses=True),
+        resizes=False,
+        table=_table(cells, ".3f"),
+    )
+
+
+@PICTURES.register("by-distance")
+def by_distance(analysis: Analysis) -> Iterator[Figure]:
+    """Exact answers, of tasks whose examples have a distance."""
+    run = analysis.run
+    cells = _cells(run, lambda row: None if row.distance is None else (row.distance, row.distance + 1))
+    if len(cells):
+        yield Figure(
+            name="by-distance",
+            title="Exact answers by length and distance",
+            caption="The share of exact answers, all seeds together, by the length of an example and by how far what it asks for "
+            "lies before the question.",
+            alt="Heat maps of the share of exact answers by length and distance, one for each encoding.",
+            chart=_maps(run, cells, "distance", "exact answers", edge=False),
+            resizes=False,
+            table=_table(cells, ".0%"),
+        )
+
+
+def _cells(run: Run, place_of: Callable[[Row], tuple[int, int] | None]) -> Any:
+    """Squares of the rows that have a place, its first and one after its last; seeds and places that share one, together."""
+    rows = [(row, place) for row in run.rows if row.value is not None and (place := place_of(row)) is not None]
+    frame: Any = pd.DataFrame(
+        [(row.label, row.length, *place, row.count or 1, row.value) for row, place in rows],
+        columns=pd.Index(("label", "length", "from", "to", "count", "value")),
+    )
+    octaves = frame["to"].max() - frame["from"].min() > COLUMNS or bool((frame["to"] - frame["from"] > 1).any())
+    if octaves:
+        frame["from"] = 2 ** np.floor(np.log2(frame["from"].clip(lower=1))).astype(int)
+    frame["value"] *= frame["count"]
+    groups: Any = frame.groupby(["label", "length", "from"], as_index=False)
+    cells: Any = groups.agg({"to": "max", "count": "sum", "value": "sum"})
+    cells["value"] = (cells["value"] / cells["count"]).round(4)
+    if octaves:  # a row of the least of several distances
+        cells.loc[cells["to"] == cells["from"] + 1, "to"] = 2 * cells["from"]
+    start, stop = cells["from"], cells["to"]
+    cells["place"] = [str(a) if a + 1 == b else f"{a} to {b - 1}" for a, b in zip(start, stop, strict=True)]
+    cells["left"], cells["right"] = (start, stop) if octaves else (start - 0.5, stop - 0.5)
+    cells["middle"] = np.sqrt(cells["left"] * cells["right"]) if octaves else start
+    return cells
+
+
+def _edge(run: Run, cells: Any) -> float | None:
+    """Where the places of the training length end; None where no others are drawn, or not these."""
+    trained = cells["length"] <= run.train_length
+    edge = cells["right"][trained].max()
+    return float(edge) if trained.any() and (cells["right"] > edge).any() else None
+
+
+def _maps(run: Run, cells: Any, places: str, words: str, losses: bool = False, edge: bool = True) -> Any:
+    """A panel for each label; light is good."""
+    form = ".2f" if losses else ".0%"
+    low, high = (cells["value"].min(), cells["value"].max()) if losses else (0, 1)
+    left, right = cells["left"].min(), cells["right"].max()
+    octaves = float(left).is_integer()
+    ticks = [2**k for k in range(64) if left <= 2**k <= right] if octaves else alt.Undefined
+    scale: dict[str, Any] = {"type": "log", "base": 2} if octaves else {"zero": False}
+    axis = alt.Axis(format="d", values=ticks, tickMinStep=1, grid=False, labelFlush=False, **lines.SPARSE)
+    x = alt.X("left:Q", title=places, scale=alt.Scale(domain=[left, right], nice=False, **scale), axis=axis)
+    legend = alt.Legend(title=f"{words}, {'lower' if losses else 'higher'} is better", format=form, orient="top")
+    colour = alt.Color("value:Q", legend=legend, scale=alt.Scale(domain=[low, high], scheme="viridis", reverse=losses))
+    tooltip = [
+        alt.Tooltip("label:N", title="encoding"),
+        alt.Tooltip("length:O", title=f"length, {run.task.unit}"),
+        alt.Tooltip("place:N", title=places),
+        alt.Tooltip("value:Q", title=words, format=".3f" if losses else ".1%"),
+        alt.Tooltip("count:Q", title="measured", format=",d"),
+    ]
+    dark = f"datum.value {'>' if losses else '<'} {(low + high) / 2}"
+    panels = []
+    for label in filter(set(cells["label"]).__contains__, run.labels):
+        squares = lines.of_labels(cells[cells["label"] == label].to_dict("records"))
+        squares = squares.encode(alt.Y("length:O", title=f"length, {run.task.unit}"))
+        layers = [squares.mark_rect(stroke=PAPER, strokeWidth=1).encode(x, colour, x2="right:Q", tooltip=tooltip)]
+        if cells["from"].nunique() <= WRITTEN:
+            ink = alt.condition(dark, alt.value("#fff"), alt.value("#000"))
+            number = alt.Text("value:Q", format=form)
+            layers.append(squares.mark_text(aria=False).encode(alt.X("middle:Q"), text=number, color=ink))
+        if edge and (at := _edge(run, cells)):
+            rule = alt.Chart(alt.InlineData(values=[{"left": at}])).mark_rule(color=PAPER, strokeWidth=4, aria=False)
+            layers.append(rule.encode(x))
+        panels.append(alt.layer(*layers, title=label).properties(width=320, height=alt.Step(30), description=label))
+    chart = alt.concat(*panels, columns=min(2, len(panels))).add_params(alt.param(name="picked", value=[]))
+    return themed(chart)
+
+
+def _table(cells: Any, form: str) -> pd.DataFrame:
+    """A line for each label and length."""
+    places = cells.sort_values("to").drop_duplicates("from", keep="last").sort_values("from")
+    wide = cells.pivot(index=["label", "length"], columns="from", values="value").reindex(columns=places["from"])
+    wide = wide.map(lambda value: "" if pd.isna(value) else f"{value:{form}}")
+    return wide.rename(columns=dict(zip(places["from"], places["place"], strict=True))).reset_index()
