@@ -8,7 +8,6 @@ from typing import Any, Literal
 from longitude.runs.device import Device
 
 Positions = Literal["contiguous", "randomized", "skipped"]
-Method = Literal["non-overlapping", "sliding", "per-position", "greedy"]
 Match = Literal["steps", "compute"]
 GENERATED = "generated"
 """--data of tasks whose examples are drawn, not read."""
@@ -57,7 +56,8 @@ class StudyConfig:
         heads: Attention heads; they divide the width.
         documents: Validation documents to measure on, or fewer with as many of the longest windows; a text with less is
             refused. Of generated tasks: examples of each length.
-        methods: Ways to measure: non-overlapping, sliding, per-position; generated tasks: greedy.
+        methods: Ways to measure, those of the task: of text non-overlapping, sliding, per-position; `longitude study --task NAME
+            --help` has those of others.
         stride: Step of sliding windows in bytes, at most the shortest test length; by default half of each window.
         device: auto, cpu, cuda or mps; auto is an accelerator where there is one. Only the CPU repeats results bit by
             bit.
@@ -85,7 +85,7 @@ class StudyConfig:
     hidden: int = 64
     heads: int = 4
     documents: int = 20
-    methods: tuple[Method, ...] = ("non-overlapping", "per-position")
+    methods: tuple[str, ...] = ("non-overlapping", "per-position")
     stride: int | None = None
     device: Device = "auto"
     threads: int = 1

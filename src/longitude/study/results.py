@@ -23,8 +23,8 @@ REMEDY = "run the same `longitude study` again, it continues"
 NOTHING_MEASURED = pd.DataFrame(columns=["label", "seed", "method", "length", "document"])
 FIRST, LAST = "first quarter", "last quarter"
 """Methods of documents.parquet: the losses at a quarter of the positions of windows of the training length."""
-BY_LENGTH = ("non-overlapping", "sliding", "greedy")
-"""Methods with one value per length; the first that a study measured is the one it concludes from."""
+BY_POSITION = "per-position"
+"""The method with several values per length."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -133,8 +133,8 @@ class Run:
 
     @property
     def methods(self) -> list[str]:
-        """Methods with one value per length that were measured."""
-        return [method for method in BY_LENGTH if method in self.config.methods]
+        """Methods with one value per length that were measured; the first is the one that the study concludes from."""
+        return [method for method in self.task.methods if method in self.config.methods and method != BY_POSITION]
 
     @property
     def reference(self) -> int:

@@ -1,0 +1,197 @@
+"""Tasks of questions: a decoder reads one sequence of symbols, and at some of them says a symbol, right or wrong.
+
+What is drawn is exact, needs no file, and is the same on every machine: training examples are of the seed and the step, test
+examples of the length alone. An answer is scored given the right symbols before it, in one pass. Where a whole answer is right
+in this way, writing it by itself, the likeliest symbol each time, gives the same answer.
+"""
+
+import hashlib
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from longitude.measure import Row
+from longitude.measure.retrieval import scoring
+from longitude.measure.windows import evaluating
+from longitude.positions.samplers import Sampler
+from longitude.study.config import GENERATED, StudyConfig
+from longitude.study.data import Examples, StudyData, sampled
+from longitude.study.tasks.base import Measuring, Task, sampler_of
+
+NOT_ASKED = -100
+"""Label of a symbol after which nothing is asked."""
+TEST_SEED = 2**32
+"""Above every seed of a study: no model is trained on examples drawn from it."""
+TOKENS_AT_ONCE = 2**15
+"""Read in one pass when measuring."""
+
+
+class Sample(NamedTuple):
+    """Examples of one length, int64 [examples, tokens] each.
+
+    Attributes:
+        tokens: What is read.
+        labels: The symbol to say after each of them; `NOT_ASKED` where nothing is asked.
+        distances: For each label, how many tokens back the symbol stands that decides it (the farthest one of several).
+    """
+
+    tokens: np.ndarray
+    labels: np.ndarray
+    distances: np.ndarray
+
+
+class Questions(Task):
+    """Accuracy of symbols. A subclass says what is drawn.
+
+    Attributes:
+        source: What is read and asked, for study.json and the page.
+        symbols: Size of the vocabulary.
+        version: Of what is drawn; a change of it makes another study.
+        grows: Whether training lengths are 1 to the training length, or that alone.
+        whole: Whether an example counts when all its answers are right; else by the share of them.
+    """
+
+    kind, unit, loss_unit = "answers", "symbols", "symbol"
+    methods = ("forward",)
+    source: ClassVar[str]
+    symbols: ClassVar[int]
+    version: ClassVar[int] = 1
+    grows: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "data": (GENERATED,),
+        "encodings": ("none", "sinusoidal", "rope", "alibi", "t5:max_distance=32"),
+        "train_length": 64,
+        "test_lengths": (64, 128, 256),
+        "methods": ("forward",),
+        "batch_size": 32,
+        "documents": 200,
+        "steps": 2000,
+        "learning_rate": 2e-3,
+    }
+
+    def __init_subclass__(cls, **options: Any):
+        super().__init_subclass__(**options)
+        if "symbols" in vars(cls):
+            cls.tokens = {"vocab_size": cls.symbols}
+        cls.metric, cls.words = ("exact_match", "exact answers") if cls.whole else ("accuracy", "right symbols")
+
+    @abstractmethod
+    def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
+        """Draw examples of a length; method: of `methods`, where they differ in what is drawn."""
+
+    @abstractmethod
+    def floor(self, length: int) -> float:
+        """Accuracy of the best rule that does not know where the tokens are."""
+
+    def tests(self, length: int, examples: int, method: str = "forward") -> Sample:
+        """The same in every study."""
+        return self.sample(np.random.default_rng([TEST_SEED, length]), examples, length, method)
+
+    def prepare(self, config: StudyConfig) -> StudyData:
+        digest = hashlib.sha256()
+        for length in config.test_lengths:
+            for method in config.methods:
+                for part in self.tests(length, config.documents, method)[:2]:
+                    digest.update(part.astype("<i8").tobytes())
+        lengths = f"1 to {config.train_length}, from 1 on over the first half of the steps"
+        description = {
+            "source": f"generated: {self.source}",
+            "version": self.version,
+            "sha256": digest.hexdigest(),
+            "training_sha256": None,
+            "training_lengths": lengths if self.grows else f"{config.train_length}",
+            "test_examples_of_each_length": config.documents,
+            "floor": {str(length): self.floor(length) for length in config.test_lengths},
+        }
+        return StudyData([], [], description)
+
+    def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
+        return Drawn(self, config.train_length, config.steps, config.batch_size, seed, sampler_of(config))
+
+    def measured_tokens(self, config: StudyConfig) -> int:
+        return config.documents * sum(map(self.positions, config.test_lengths)) * len(config.methods)
+
+    def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
+        rows, tables, done = [], [], 0
+        total = sum(of.lengths) * len(of.config.methods)
+        for method in of.config.methods:
+            for length in of.lengths:
+                sample = Sample(*map(torch.from_numpy, self.tests(length, of.config.documents, method)))
+                asked = sample.labels != NOT_ASKED
+                right = answers(of.model, sample.tokens) == sample.labels
+                scores = {"accuracy": (right.sum(1) / asked.sum(1)), "exact_match": right[:, :].eq(asked).all(1).float()}
+                for metric, score in scores.items():
+                    value, low, high = scoring.mean(score.tolist())
+                    rows.append(
+                        Row(
+                            **of.labels,
+                            metric=metric,
+                            method=method,
+                            weighting="example",
+                            truncation="none",
+                            length=length,
+                            documents=len(score),
+                            count=len(score),
+                            tokens=int(asked.sum()),
+                            dtype=str(of.model.dtype).removeprefix("torch."),
+                            value=value,
+                            low=low,
+                            high=high,
+                        )
+                    )
+                exact = scores[self.metric].numpy()
+                tables.append(of.per_document(method, length, exact=exact, right=right.sum(1), symbols=asked.sum(1)))
+                done += length
+                of.on_progress(done, total)
+        return rows, tables
+
+
+def answers(model: Any, tokens: Tensor) -> Tensor:
+    """Tokens [B, T] -> the likeliest symbol after each of them, [B, T]."""
+    at_once = max(1, TOKENS_AT_ONCE // tokens.shape[1])
+    with evaluating(model), torch.no_grad():
+        return torch.cat([model(some.to(model.device)).logits.argmax(-1).cpu() for some in tokens.split(at_once)])
+
+
+class Drawn(Examples):
+    """The training examples of `steps` steps, `batch` of one length each: {"input_ids": [T], "shift_labels": [T]}, int64.
+
+    A step's examples are of the seed and the step, so nothing is stored. Lengths are `longest`, or, where the task `grows`,
+    1 to a limit that grows evenly to it over the first half, and stays (Zaremba and Sutskever 2014).
+    """
+
+    def __init__(
+        self, task: Questions, longest: int, steps: int, batch: int, seed: int, positions: Sampler | None = None
+    ):
+        self.task, self.batch, self.seed, self.positions = task, batch, seed, positions
+        self.lengths = np.full(steps, longest)
+        if task.grows:
+            limits = np.minimum(longest, 1 + 2 * longest * np.arange(steps) // steps)
+            self.lengths = np.random.default_rng([seed]).integers(1, limits + 1)
+        self.drawn: tuple[int, Sample] | None = None
+
+    def __len__(self) -> int:
+        return len(self.lengths) * self.batch
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        step, row = divmod(index, self.batch)
+        if self.drawn is None or self.drawn[0] != step:
+            random = np.random.default_rng([self.seed, step + 1])
+            self.drawn = step, self.task.sample(random, self.batch, int(self.lengths[step]))
+        sample = self.drawn[1]
+        item = {"input_ids": torch.from_numpy(sample.tokens[row]), "shift_labels": torch.from_numpy(sample.labels[row])}
+        if self.positions is not None:
+            item["position_ids"] = sampled(self.positions, len(sample.tokens[row]), self.seed, index)
+        return item
+
+    def targets(self, examples: int) -> int:
+        """Tokens read."""
+        steps, rest = divmod(examples, self.batch)
+        lengths = [self.task.positions(int(length)) for length in self.lengths[: steps + bool(rest)]]
+        return sum(lengths[:steps]) * self.batch + (lengths[steps] * rest if rest else 0)

@@ -1,0 +1,158 @@
+"""Tasks of whole answers for decoders: a word or a sum and, after a mark, its answer, all in one sequence.
+
+The examples of `copy`, `reverse` and `sort` are those of the encoder-decoder's tasks. Sums are written in three ways: plain, the
+greatest digit first; reversed, the least first, so that a carry comes from what is written already; and with hints, plain with a
+symbol before each digit that is the same for digits of the same place (Zhou et al. 2023, arXiv:2310.16028).
+
+Source:
+    Kazemnejad et al. 2023, arXiv:2305.19466, for the tasks in decoders.
+"""
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import numpy as np
+
+from longitude.study.tasks.base import register_task
+from longitude.study.tasks.questions import NOT_ASKED, Questions, Sample
+
+
+class Written(Questions):
+    """A question, a mark, its answer and the end. A subclass says both, [examples, symbols] each."""
+
+    whole, grows = True, True
+    defaults = {**Questions.defaults, "train_length": 16, "test_lengths": (8, 16, 20, 24, 32), "batch_size": 64}
+
+    @abstractmethod
+    def pairs(self, random: np.random.Generator, examples: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        """Questions and answers of one length; the last two symbols of the vocabulary are the mark and the end."""
+
+    def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
+        question, answer = self.pairs(random, examples, length)
+        mark, end = (np.full((examples, 1), symbol) for symbol in (self.symbols - 2, self.symbols - 1))
+        tokens = np.concatenate([question, mark, answer], 1)
+        labels = np.full_like(tokens, NOT_ASKED)
+        labels[:, question.shape[1] :] = np.concatenate([answer, end], 1)
+        distances = np.where(labels == NOT_ASKED, 0, self.distances(length, question.shape[1], tokens.shape[1]))
+        return Sample(tokens, labels, distances)
+
+    def distances(self, length: int, asked: int, read: int) -> np.ndarray:
+        """[read] tokens back to the first symbol that the one said after each depends on; by default the first of all."""
+        return np.arange(read)
+
+    def positions(self, length: int) -> int:
+        return self.sample(np.random.default_rng(0), 1, length).tokens.shape[1]
+
+    def floor(self, length: int) -> float:
+        return 0.0
+
+
+class Letters(Written):
+    """Of a word of n letters."""
+
+    symbols = 28
+
+    def pairs(self, random: np.random.Generator, examples: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        word = random.integers(0, 26, (examples, length))
+        return word, self.answer(word)
+
+    @abstractmethod
+    def answer(self, word: np.ndarray) -> np.ndarray:
+        """[examples, letters] -> the same shape."""
+
+
+@register_task("copy-decoder")
+class CopyDecoder(Letters):
+    """A word of letters, written again."""
+
+    source = "words of letters, and the same words"
+
+    def answer(self, word: np.ndarray) -> np.ndarray:
+        return word
+
+    def distances(self, length: int, asked: int, read: int) -> np.ndarray:
+        return np.full(read, asked)
+
+
+@register_task("reverse-decoder")
+class ReverseDecoder(Letters):
+    """A word of letters, written from its end."""
+
+    source = "words of letters, and the words from their ends"
+
+    def answer(self, word: np.ndarray) -> np.ndarray:
+        return word[:, ::-1]
+
+    def distances(self, length: int, asked: int, read: int) -> np.ndarray:
+        return np.maximum(2 * (np.arange(read) - asked) + 1, 0)
+
+
+@register_task("sort-decoder")
+class SortDecoder(Letters):
+    """The letters of a word in the order of the alphabet."""
+
+    source = "words of letters, and their letters in the order of the alphabet"
+
+    def answer(self, word: np.ndarray) -> np.ndarray:
+        return np.sort(word, axis=1)
+
+
+PLUS, HINTS = 10, 100
+"""The symbol between two numbers; how many hints there are."""
+
+
+class Sum(Written):
+    """Two numbers of n digits, each digit equally likely, and their sum of n + 1 digits.
+
+    Attributes:
+        least_first: Whether numbers are written from their least digit on.
+        hints: Whether a symbol stands before each digit that says its place: consecutive ones from a random one on.
+    """
+
+    unit = "digits"
+    least_first: ClassVar[bool] = False
+    hints: ClassVar[bool] = False
+    symbols = 13
+    defaults = {**Written.defaults, "train_length": 10, "test_lengths": (5, 10, 12, 15, 20), "steps": 4000}
+
+    def pairs(self, random: np.random.Generator, examples: int, length: int) -> tuple[np.ndarray, np.ndarray]:
+        if self.hints and length + 1 > HINTS:
+            raise ValueError(f"a length of {self.name} must be below its {HINTS} hints, got {length}")
+        numbers = random.integers(0, 10, (2, examples, length))  # the least digit first
+        total, carry = np.zeros((examples, length + 1), dtype=np.int64), np.zeros(examples, dtype=np.int64)
+        for place in range(length):
+            carry, total[:, place] = np.divmod(numbers[0, :, place] + numbers[1, :, place] + carry, 10)
+        total[:, length] = carry
+        first = random.integers(0, HINTS - length, (examples, 1)) if self.hints else None
+
+        def written(digits: np.ndarray) -> np.ndarray:
+            if first is not None:
+                hint = PLUS + 1 + first + np.arange(digits.shape[1])
+                digits = np.stack([digits, hint], -1).reshape(examples, -1)
+            return digits if self.least_first else digits[:, ::-1]
+
+        plus = np.full((examples, 1), PLUS)
+        return np.concatenate([written(numbers[0]), plus, written(numbers[1])], 1), written(total)
+
+
+@register_task("addition")
+class Addition(Sum):
+    """The sum of two numbers, the greatest digit first."""
+
+    source = "two numbers and their sum, the greatest digit first"
+
+
+@register_task("addition-reversed")
+class AdditionReversed(Sum):
+    """The sum of two numbers, the least digit first."""
+
+    source = "two numbers and their sum, the least digit first"
+    least_first = True
+
+
+@register_task("addition-hints")
+class AdditionHints(Sum):
+    """The sum of two numbers, the greatest digit first, a hint before each digit."""
+
+    source = "two numbers and their sum, the greatest digit first, before each digit a symbol for its place"
+    hints, symbols = True, 13 + HINTS
