@@ -301,6 +301,20 @@ def test_reach_ends_at_the_first_length_that_is_not_solved(tmp_path):
     assert [longest_solved(found.of(label)) for label in gap] == [8, None]
 
 
+def test_a_failure_to_learn_is_not_a_failure_of_length(tmp_path):
+    shares = {"rope": (1.0, 1.0, 0.1, 0.1), "none": (0.6, 0.5, 0.5, 0.5), "t5": (1.0, 0.9, 0.5, 0.5)}
+    run = write_answers(tmp_path, shares)
+    frame = summary(run)
+    failed = {label: [line(frame, label, length)["failed"] for length in (8, 16, 32)] for label in shares}
+    learning, holding = ("learning",), ("holding",)
+    assert failed == {"rope": [(), (), holding], "none": [learning] * 3, "t5": [(), (), holding]}
+    assert '"none" (50%) did not learn the task at 16, so longer lengths say nothing about it;' in conclusion(run)
+    study = json.loads((run / "study.json").read_text())
+    study["data"]["floor"] = {"16": 0.5}
+    (run / "study.json").write_text(json.dumps(study))
+    assert "did not learn the task at 16, where a rule without positions reaches 50%, so" in conclusion(run)
+
+
 def test_several_seeds_widen_the_interval():
     random = np.random.default_rng(0)
     alike = (random.random((3, 200)) < 0.5).astype(float)

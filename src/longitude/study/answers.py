@@ -1,4 +1,7 @@
-"""Exact answers: more is better, and an encoding solves a length where nearly all of its answers are right.
+"""Answers right or wrong: more is better, and an encoding solves a length where nearly all of its answers are right.
+
+Where a task's training length was measured, one that does not solve that has not learned the task: what it does at longer
+lengths says nothing about position.
 
 Over the examples intervals are Wilson's, 95 %, which has a width for 200 right ones of 200, too; over several seeds they are
 t-intervals, within 0 and 1. Examples of two lengths are different ones: their values are not paired.
@@ -12,12 +15,14 @@ from longitude.measure.intervals import Interval
 from longitude.measure.retrieval import scoring
 from longitude.measure.seeds import t_interval
 from longitude.report.wording import and_, named
-from longitude.study.criterion import Criterion, Finding
+from longitude.study.criterion import HOLDING, Criterion, Finding
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate, estimated
 from longitude.study.results import Sums
 
 SOLVED = 0.9
-"""A length is solved when at least 90 % of its answers are exact."""
+"""A length is solved when at least 90 % of its answers are right."""
+LEARNING = "learning"
+"""What failed where the training length is not solved."""
 
 
 class AnswerCriterion(Criterion):
@@ -36,7 +41,15 @@ class AnswerCriterion(Criterion):
         if sums is None:
             return Finding(label, length)
         value = share(sums.of)
-        return Finding.of(label, length, sums.of.shape[1], value)._replace(verdict=value.above(SOLVED))
+        verdict = value.above(SOLVED)
+        failed = () if verdict != LOST else (HOLDING,) if self.learned(label, method) else (LEARNING,)
+        return Finding.of(label, length, sums.of.shape[1], value)._replace(failed=failed, verdict=verdict)
+
+    def learned(self, label: str, method: str) -> bool:
+        """Whether a label may have learned the task: unless it does not solve the training length."""
+        run = self.run
+        sums = self.sums(label, run.train_length, method) if run.train_length in run.lengths else None
+        return sums is None or share(sums.of).above(SOLVED) != LOST
 
     def sums(self, label: str, length: int, method: str) -> Sums | None:
         sums = self.run.sums(label, length, method, ("exact", "exact"))
@@ -46,13 +59,30 @@ class AnswerCriterion(Criterion):
         return found.value is not None and found.value >= SOLVED, found.verdict
 
     def clauses(self, found: list[Finding], last: list[Finding]) -> list[str]:
-        what = f"{self.object} (at least {SOLVED:.0%} of the answers exact)"
+        what = f"{self.object} (at least {SOLVED:.0%} of the {self.right})"
         return self.by_verdict(last, what, self.also(found, last))
 
     def also(self, found: list[Finding], last: list[Finding]) -> list[str]:
+        clauses = []
         solved = {each.label for each in last if each.verdict == HOLDS}
         others = [label for label in dict.fromkeys(each.label for each in found) if label not in solved]
-        return [self.solved_lengths(found, others)] if others and len(self.run.lengths) > 1 else []
+        if others and len(self.run.lengths) > 1:
+            clauses.append(self.solved_lengths(found, others))
+        start = [each for each in found if each.length == self.run.train_length and each.failed]
+        if start:
+            floor = (self.run.study["data"].get("floor") or {}).get(str(self.run.train_length))
+            guess = f", where a rule without positions reaches {floor:.0%}" if floor else ""
+            names = and_([f"{named(each.label)} ({each.value:.0%})" for each in start])
+            it = "it" if len(start) == 1 else "them"
+            clauses.append(
+                f"{names} did not learn the task at {self.run.train_length}{guess}, so longer lengths say nothing about {it}"
+            )
+        return clauses
+
+    @property
+    def right(self) -> str:
+        """What is counted, after "90 % of the"."""
+        return "answers exact" if self.task.metric == "exact_match" else "symbols right"
 
     def solved_lengths(self, found: list[Finding], labels: list[str]) -> str:
         """t5 solves up to 20, rope up to 16 and alibi no length."""
@@ -90,10 +120,10 @@ class AnswerCriterion(Criterion):
     def title(self) -> str:
         run = self.run
         trained = f"1 to {run.train_length}" + (f" at {run.sampled_positions}" if run.sampled_positions else "")
-        return f"{self.task.name}: % of answers exact by length in {self.task.unit}, trained on {trained}"
+        return f"{self.task.name}: % of {self.right} by length in {self.task.unit}, trained on {trained}"
 
     def last_column(self) -> tuple[str, str] | None:
-        least = f"at least {SOLVED:.0%} of the answers exact, with all of the 95% interval"
+        least = f"at least {SOLVED:.0%} of the {self.right}, with all of the 95% interval"
         return "solved to", f"solved: {least}, there and at every shorter length"
 
     def last_cell(self, lines: Sequence[Finding]) -> str:

@@ -109,7 +109,11 @@ def test_distances_lead_to_the_symbol_asked_for(name):
 
 
 def test_groups_are_groups():
-    for order, table in ((2, languages.cyclic(2)), (60, languages.symmetric(5, even=True)), (120, languages.symmetric(5))):
+    for order, table in (
+        (2, languages.cyclic(2)),
+        (60, languages.symmetric(5, even=True)),
+        (120, languages.symmetric(5)),
+    ):
         every = np.arange(order)
         assert (table[0] == every).all() and (table[:, 0] == every).all()
         assert all((np.sort(line) == every).all() for line in (*table, *table.T))
@@ -177,4 +181,8 @@ def test_a_study_of_questions(tmp_path, numbers):
         assert rows[method, 16, "exact_match"].value == pytest.approx(np.mean(exact))
         own = tables[(tables["method"] == method) & (tables["length"] == 16)]
         np.testing.assert_allclose(own["exact"], shares)
+    whole = tables[(tables["method"] == "forward") & (tables["length"] == 16)]
+    far = tables[(tables["method"] == "by-distance") & (tables["length"] == 16)]
+    assert set(far["distance"]) <= {1, 2, 4, 8} and far["symbols"].sum() == whole["symbols"].sum()
+    assert (far["exact"] * far["symbols"]).sum() == pytest.approx(whole["right"].sum())
     assert build_model(config, "rope", 0).config.vocab_size == 5

@@ -27,6 +27,8 @@ NOT_ASKED = -100
 """Label of a symbol after which nothing is asked."""
 TEST_SEED = 2**32
 """Above every seed of a study: no model is trained on examples drawn from it."""
+BY_DISTANCE = "by-distance"
+"""Method of documents.parquet: answers by how far what decides them stands."""
 TOKENS_AT_ONCE = 2**15
 """Read in one pass when measuring."""
 
@@ -125,7 +127,7 @@ class Questions(Task):
                 sample = Sample(*map(torch.from_numpy, self.tests(length, of.config.documents, method)))
                 asked = sample.labels != NOT_ASKED
                 right = answers(of.model, sample.tokens) == sample.labels
-                scores = {"accuracy": (right.sum(1) / asked.sum(1)), "exact_match": right[:, :].eq(asked).all(1).float()}
+                scores = {"accuracy": right.sum(1) / asked.sum(1), "exact_match": right.eq(asked).all(1).float()}
                 for metric, score in scores.items():
                     value, low, high = scoring.mean(score.tolist())
                     rows.append(
@@ -147,6 +149,8 @@ class Questions(Task):
                     )
                 exact = scores[self.metric].numpy()
                 tables.append(of.per_document(method, length, exact=exact, right=right.sum(1), symbols=asked.sum(1)))
+                if method == of.config.methods[0]:
+                    tables.append(of.per_document(BY_DISTANCE, length, **by_distance(right, asked, sample.distances)))
                 done += length
                 of.on_progress(done, total)
         return rows, tables
@@ -157,6 +161,19 @@ def answers(model: Any, tokens: Tensor) -> Tensor:
     at_once = max(1, TOKENS_AT_ONCE // tokens.shape[1])
     with evaluating(model), torch.no_grad():
         return torch.cat([model(some.to(model.device)).logits.argmax(-1).cpu() for some in tokens.split(at_once)])
+
+
+def by_distance(right: Tensor, asked: Tensor, distances: Tensor) -> dict[str, np.ndarray]:
+    """Of each example [B, T] the share of right answers at distances from each power of two to the next."""
+    low = 2 ** distances.clamp(min=1).log2().floor().long()
+    found = []
+    for distance in low[asked].unique():
+        here = asked & (low == distance)
+        asks = here.sum(1)
+        for document in asks.nonzero()[:, 0]:
+            share = (right & here)[document].sum() / asks[document]
+            found.append((int(document), int(distance), float(share), int(asks[document])))
+    return dict(zip(("document", "distance", "exact", "symbols"), map(np.array, zip(*found, strict=True)), strict=True))
 
 
 class Drawn(Examples):

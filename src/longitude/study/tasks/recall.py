@@ -43,7 +43,9 @@ class Recall(Questions):
         room = (length - 2 * pairs) // 2
         weights = self.power * np.arange(1, room + 1) ** (self.power - 1)
         # the largest of log weight + Gumbel noise are a draw without repeats
-        places = random.permuted((np.log(weights) + random.gumbel(size=(examples, room))).argsort(1)[:, -pairs:], axis=1)
+        places = random.permuted(
+            (np.log(weights) + random.gumbel(size=(examples, room))).argsort(1)[:, -pairs:], axis=1
+        )
         at, rows = 2 * pairs + 2 * places, np.arange(examples)[:, None]
         noise = tokens[:, 2 * pairs :]
         tokens[:, 2 * pairs :] = np.where(noise < half, 0, noise)  # no key by chance
@@ -66,7 +68,9 @@ class Induction(Questions):
 
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
         if length < 3:
-            raise ValueError(f"a length of induction must be at least 3: the special symbol, another, and it again; got {length}")
+            raise ValueError(
+                f"a length of induction must be at least 3: the special symbol, another, and it again; got {length}"
+            )
         tokens = random.integers(1, self.symbols, (examples, length))
         place, every = random.integers(0, length - 2, examples), np.arange(examples)
         tokens[every, place], tokens[:, -1] = 0, 0
@@ -95,7 +99,9 @@ class Copied(Questions):
         mark, noise = self.symbols - 1, self.symbols - 2
         least = 2 * self.remembered + self.together
         if length < least:
-            raise ValueError(f"a length of {self.name} must be at least {least}, for its {self.remembered} symbols, got {length}")
+            raise ValueError(
+                f"a length of {self.name} must be at least {least}, for its {self.remembered} symbols, got {length}"
+            )
         room = length - self.remembered
         rows, asked = np.arange(examples)[:, None], np.arange(room, length)
         data = random.integers(0, noise, (examples, self.remembered))
