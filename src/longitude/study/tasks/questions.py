@@ -124,9 +124,9 @@ class Questions(Task):
         total = sum(of.lengths) * len(of.config.methods)
         for method in of.config.methods:
             for length in of.lengths:
-                sample = Sample(*map(torch.from_numpy, self.tests(length, of.config.documents, method)))
-                asked = sample.labels != NOT_ASKED
-                right = answers(of.model, sample.tokens) == sample.labels
+                tokens, labels, distances = map(torch.from_numpy, self.tests(length, of.config.documents, method))
+                asked = labels != NOT_ASKED
+                right = answers(of.model, tokens) == labels
                 scores = {"accuracy": right.sum(1) / asked.sum(1), "exact_match": right.eq(asked).all(1).float()}
                 for metric, score in scores.items():
                     value, low, high = scoring.mean(score.tolist())
@@ -150,7 +150,7 @@ class Questions(Task):
                 exact = scores[self.metric].numpy()
                 tables.append(of.per_document(method, length, exact=exact, right=right.sum(1), symbols=asked.sum(1)))
                 if method == of.config.methods[0]:
-                    tables.append(of.per_document(BY_DISTANCE, length, **by_distance(right, asked, sample.distances)))
+                    tables.append(of.per_document(BY_DISTANCE, length, **by_distance(right, asked, distances)))
                 done += length
                 of.on_progress(done, total)
         return rows, tables
