@@ -192,6 +192,23 @@ def _excerpt(name: str, read: Read, most: int, longest: int) -> Read:
     return read.part(start, start + length)
 
 
+class Fixed(Examples):
+    """Examples that no seed decides: name -> [N, ...]."""
+
+    def __init__(self, **parts: Tensor):
+        self.parts = parts
+
+    def __len__(self) -> int:
+        return len(next(iter(self.parts.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        return {name: part[index] for name, part in self.parts.items()}
+
+    def targets(self, examples: int) -> int:
+        *_, labels = self.parts.values()
+        return int((labels[:examples] >= 0).sum())
+
+
 class Windows(Examples):
     """`count` training windows in their order: window i is {"input_ids": [length], "shift_labels": [length]}, int64.
 

@@ -19,6 +19,8 @@ from longitude.study.tokens import reader
 
 BYTES = 256
 """Every model of a study reads bytes; a task's own tokens follow."""
+TEST_SEED, SELECTION_SEED = 2**32, 2**32 + 1
+"""Above every seed of a study: no model is trained on examples drawn from them."""
 OnProgress = Callable[[int, int], None]
 """Called with what is done and what is to be done, in any unit."""
 
@@ -42,7 +44,7 @@ class Measuring:
     def per_document(self, method: str, length: int, **numbers: Any) -> pd.DataFrame:
         """What statistics need: a row for each document or example, with its numbers.
 
-        Of answers: `exact`, 0 or 1, and where an example has one, `distance`, how far before the question what it asks for lies.
+        Of answers: `exact`, 0 to 1, and where an example has one, `distance`, how far before the question what it asks for lies.
         """
         trial = {"label": self.labels["label"], "seed": self.labels["seed"], "method": method, "length": length}
         return pd.DataFrame({**trial, "document": range(len(next(iter(numbers.values())))), **numbers})

@@ -20,13 +20,11 @@ from longitude.measure.retrieval import scoring
 from longitude.measure.windows import evaluating
 from longitude.positions.samplers import Sampler
 from longitude.study.config import GENERATED, StudyConfig
-from longitude.study.data import Examples, StudyData, sampled
-from longitude.study.tasks.base import Measuring, Task, sampler_of
+from longitude.study.data import Examples, Fixed, StudyData, sampled
+from longitude.study.tasks.base import SELECTION_SEED, TEST_SEED, Measuring, Task, sampler_of
 
 NOT_ASKED = -100
 """Label of a symbol after which nothing is asked."""
-TEST_SEED = 2**32
-"""Above every seed of a study: no model is trained on examples drawn from it."""
 BY_DISTANCE = "by-distance"
 """Method of documents.parquet: answers by how far what decides them stands."""
 TOKENS_AT_ONCE = 2**15
@@ -74,7 +72,7 @@ class Questions(Task):
         "batch_size": 32,
         "documents": 200,
         "steps": 2000,
-        "learning_rate": 2e-3,
+        "learning_rates": (2e-3,),
     }
 
     def __init_subclass__(cls, **options: Any):
@@ -91,9 +89,9 @@ class Questions(Task):
     def floor(self, length: int) -> float:
         """Accuracy of the best rule that does not know where the tokens are."""
 
-    def tests(self, length: int, examples: int, method: str = "forward") -> Sample:
+    def tests(self, length: int, examples: int, method: str = "forward", seed: int = TEST_SEED) -> Sample:
         """The same in every study."""
-        return self.sample(np.random.default_rng([TEST_SEED, length]), examples, length, method)
+        return self.sample(np.random.default_rng([seed, length]), examples, length, method)
 
     def prepare(self, config: StudyConfig) -> StudyData:
         digest = hashlib.sha256()
@@ -111,10 +109,14 @@ class Questions(Task):
             "test_examples_of_each_length": config.documents,
             "floor": {str(length): self.floor(length) for length in config.test_lengths},
         }
-        return StudyData([], [], description)
+        return StudyData([], [], [], description)
 
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
         return Drawn(self, config.train_length, config.steps, config.batch_size, seed, sampler_of(config))
+
+    def selection(self, config: StudyConfig, data: StudyData) -> Examples:
+        tokens, labels, _ = self.tests(config.train_length, config.documents, seed=SELECTION_SEED)
+        return Fixed(input_ids=torch.from_numpy(tokens), shift_labels=torch.from_numpy(labels))
 
     def measured_tokens(self, config: StudyConfig) -> int:
         return config.documents * sum(map(self.positions, config.test_lengths)) * len(config.methods)
@@ -208,7 +210,7 @@ class Drawn(Examples):
         return item
 
     def targets(self, examples: int) -> int:
-        """Tokens read."""
+        """Tokens read: how many of them are asked about is drawn."""
         steps, rest = divmod(examples, self.batch)
         lengths = [self.task.positions(int(length)) for length in self.lengths[: steps + bool(rest)]]
         return sum(lengths[:steps]) * self.batch + (lengths[steps] * rest if rest else 0)

@@ -27,12 +27,10 @@ from longitude.measure.retrieval import scoring
 from longitude.measure.windows import evaluating
 from longitude.positions.samplers import Sampler
 from longitude.study.config import GENERATED, StudyConfig
-from longitude.study.data import Examples, StudyData, sampled
-from longitude.study.tasks.base import BYTES, Measuring, Task, register_task, sampler_of
+from longitude.study.data import Examples, Fixed, StudyData, sampled
+from longitude.study.tasks.base import BYTES, SELECTION_SEED, TEST_SEED, Measuring, Task, register_task, sampler_of
 
 PADDING, START, END = BYTES, BYTES + 1, BYTES + 2
-TEST_SEED, SELECTION_SEED = 2**32, 2**32 + 1
-"""Above every seed of a study: no model is trained on examples drawn from them."""
 DECODING = 6
 """Work of a generated token, in tokens read at once: each is a pass of its own."""
 AT_ONCE = 100
@@ -132,7 +130,8 @@ class Sequences(Task):
         return Pairs(self, config.train_length, count, config.batch_size, seed, sampler_of(config))
 
     def selection(self, config: StudyConfig, data: StudyData) -> Examples:
-        return Apart(*self.tests(config.train_length, config.documents, SELECTION_SEED))
+        source, answer = self.tests(config.train_length, config.documents, SELECTION_SEED)
+        return Fixed(input_ids=source, labels=answer)
 
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         rows, tables = [], []
@@ -237,22 +236,6 @@ def answers(model: Any, source: Tensor, length: int) -> Tensor:
         )
     written = written[:, 1:].cpu()  # without START
     return torch.nn.functional.pad(written, (0, length - written.shape[1]), value=PADDING)
-
-
-class Apart(Examples):
-    """Sources [N, S] and their answers [N, T]."""
-
-    def __init__(self, source: Tensor, answer: Tensor):
-        self.source, self.answer = source, answer
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input_ids": self.source[index], "labels": self.answer[index]}
-
-    def targets(self, examples: int) -> int:
-        return examples * self.answer.shape[1]
 
 
 class Pairs(Examples):
