@@ -60,71 +60,51 @@ def result(law: str, model: Any, **options: Any) -> Any:
 
 
 # ---- the config ---------------------------------------------------------------------------------------------------------
-def saved(folder, change=lambda raw: None, **options: Any):
-    """A checkpoint whose config.json is edited by hand."""
-    llama(**{"rope": OTHER_BASE, **options}).save_pretrained(folder)
+def saved(folder, rope=OTHER_BASE, top={}, inside={}, old=False):  # noqa: B006
+    """A checkpoint whose config.json is edited by hand, None for a key that goes; old: as transformers 4 wrote it."""
+    llama(rope=rope).save_pretrained(folder)
     file = folder / "config.json"
     raw = json.loads(file.read_text())
-    change(raw)
-    file.write_text(json.dumps(raw))
+    given = {key: value for key, value in (raw.pop("rope_parameters") | inside).items() if value is not None}
+    new = {"rope_parameters": given}
+    if old:
+        new = {"rope_theta": given.pop("rope_theta"), "rope_scaling": given if len(given) > 1 else None}
+    kept = {key: value for key, value in (new | top).items() if value is not None or key == "rope_scaling"}
+    file.write_text(json.dumps(raw | kept))
     return load(folder, tokenizer=False)
-
-
-def old_schema(raw):
-    """The file as transformers 4 wrote it."""
-    given = raw.pop("rope_parameters")
-    raw["rope_theta"] = given.pop("rope_theta")
-    raw["rope_scaling"] = None if given == {"rope_type": "default"} else given
-
-
-def rename(raw):
-    raw["rope_tetha"] = raw.pop("rope_theta")
-
-
-def top(**changes):
-    return lambda raw: raw.update(changes)
-
-
-def rope(**changes):
-    return lambda raw: raw["rope_parameters"].update(changes)
-
-
-def no(name):
-    return lambda raw: raw["rope_parameters"].pop(name)
 
 
 LINEAR = {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e4}
 HALF = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500_000.0}
 ORIGINAL = "original_max_position_embeddings"
-EDITS = {
-    "nothing": (top(), None, ""),
-    "the old schema": (old_schema, None, ""),
-    "the old schema, yarn": (old_schema, YARN, ""),
-    "both schemas, agreeing": (top(rope_theta=500_000.0), None, ""),
-    "theta lost": (no("rope_theta"), None, "expected rope_theta"),
-    "no rope parameters": (lambda raw: raw.pop("rope_parameters"), None, "transformers takes 10000 without a warning"),
-    "theta misspelt": (lambda raw: rename(raw["rope_parameters"]), None, "'rope_tetha' in rope_parameters, which"),
-    "theta misspelt, in the old schema": (
-        lambda raw: (old_schema(raw), rename(raw)), None, "which transformers ignores: did you mean 'rope_theta'?",
-    ),
-    "two thetas": (top(rope_theta=10_000.0), None, "10000.0 at the top and 500000.0 in rope_parameters"),
-    "a key misspelt": (rope(beta_fst=16), YARN, "did you mean 'beta_fast'?"),
-    "a key of nobody": (top(rope_base=1e6), None, "unknown key 'rope_base', which transformers ignores"),
-    "lengths misspelt": (top(max_position_embedding=64), None, "did you mean 'max_position_embeddings'?"),
-    "two schemas": (top(rope_scaling=HALF), None, "rope_parameters and rope_scaling disagree"),
-    "factor too small": (rope(factor=2.0), YARN, "factor 2.0 times"),
-    "original longer": (rope(**{ORIGINAL: 64}), YARN, "longer than max_position_embeddings = 32"),
-    "original of another type": (rope(**{ORIGINAL: 16}), LINEAR, "a 'linear' one has none; remove it"),
-    "two types": (rope(type="linear"), YARN, "type is 'linear' and rope_type 'yarn' in rope_parameters"),
-    "two originals": (top(**{ORIGINAL: 16}), YARN, f"{ORIGINAL} is 16 at the top and 8 in rope_parameters"),
-    "original missing": (no(ORIGINAL), YARN, f"{ORIGINAL} is missing"),
-}  # fmt: skip
+MISSPELT = {"rope_theta": None, "rope_tetha": 500_000.0}
+EDITS = {  # how the file is edited, and the reason
+    "nothing": ({}, ""),
+    "the old schema": ({"old": True}, ""),
+    "the old schema, yarn": ({"old": True, "rope": YARN}, ""),
+    "both schemas, agreeing": ({"top": {"rope_theta": 500_000.0}}, ""),
+    "theta lost": ({"inside": {"rope_theta": None}}, "expected rope_theta"),
+    "no rope parameters": ({"top": {"rope_parameters": None}}, "transformers takes 10000 without a warning"),
+    "theta misspelt": ({"inside": MISSPELT}, "'rope_tetha' in rope_parameters, which"),
+    "theta misspelt, in the old schema": ({"old": True, "top": MISSPELT}, "ignores: did you mean 'rope_theta'?"),
+    "two thetas": ({"top": {"rope_theta": 10_000.0}}, "10000.0 at the top and 500000.0 in rope_parameters"),
+    "a key misspelt": ({"rope": YARN, "inside": {"beta_fst": 16}}, "did you mean 'beta_fast'?"),
+    "a key of nobody": ({"top": {"rope_base": 1e6}}, "unknown key 'rope_base', which transformers ignores"),
+    "lengths misspelt": ({"top": {"max_position_embedding": 64}}, "did you mean 'max_position_embeddings'?"),
+    "two schemas": ({"top": {"rope_scaling": HALF}}, "rope_parameters and rope_scaling disagree"),
+    "factor too small": ({"rope": YARN, "inside": {"factor": 2.0}}, "factor 2.0 times"),
+    "original longer": ({"rope": YARN, "inside": {ORIGINAL: 64}}, "longer than max_position_embeddings = 32"),
+    "original of another type": ({"rope": LINEAR, "inside": {ORIGINAL: 16}}, "a 'linear' one has none; remove it"),
+    "two types": ({"rope": YARN, "inside": {"type": "linear"}}, "type is 'linear' and rope_type 'yarn' in rope_param"),
+    "two originals": ({"rope": YARN, "top": {ORIGINAL: 16}}, f"{ORIGINAL} is 16 at the top and 8 in rope_parameters"),
+    "original missing": ({"rope": YARN, "inside": {ORIGINAL: None}}, f"{ORIGINAL} is missing"),
+}
 
 
 @pytest.mark.parametrize("edit", EDITS)
 def test_the_config_is_read_as_it_stands(edit, tmp_path):
-    change, given, words = EDITS[edit]
-    found = result("config", saved(tmp_path, change, rope=given or OTHER_BASE))
+    changes, words = EDITS[edit]
+    found = result("config", saved(tmp_path, **changes))
     assert found.status == ("broken" if words else "holds"), found
     assert words in found.reason
     assert found.measured == (2 if "old schema" in edit and words else 1 if words else 0)  # there unknown, and missing
@@ -207,7 +187,7 @@ def test_a_law_does_not_apply_where_it_claims_nothing(law, make, words):
 
 def test_numbers_that_json_has_not(tmp_path):
     """A base of zero: tables are not finite."""
-    broken = saved(tmp_path, lambda raw: raw["rope_parameters"].update(rope_theta=0))
+    broken = saved(tmp_path, inside={"rope_theta": 0})
     found = check(broken, laws=["config", "far_positions", "repeatable"])
     assert [one.status for one in found.values()] == ["broken"] * 3
     json.dumps([one.as_dict() for one in found.values()], allow_nan=False)

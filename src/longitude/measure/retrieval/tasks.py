@@ -86,28 +86,15 @@ def _filler(letters: int) -> str:
     return ((FILLER + " ") * (letters // len(FILLER) + 1))[:letters]
 
 
-def single(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
-    """One key, one number."""
-    pairs = _pairs(random, 1, 1, haystack)
-    return _hidden(pairs, pairs, [random.random() if depth is None else depth], haystack)
+def needles(keys: int, numbers: int, queried: int = 0) -> Draw:
+    """So many keys with numbers in running text, and how many of the pairs are queried, in an order of their own; 0: all."""
 
+    def draw(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
+        pairs = _pairs(random, keys, numbers, haystack)
+        asked = random.sample(pairs, queried) if queried else pairs
+        return _hidden(pairs, asked, _depths(random, numbers) if depth is None else [depth], haystack)
 
-def multi_key(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
-    """Four keys with a number each; one key is queried."""
-    pairs = _pairs(random, 4, 4, haystack)
-    return _hidden(pairs, [pairs[random.randrange(4)]], _depths(random, 4), haystack)
-
-
-def multi_value(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
-    """One key with four numbers, all of them queried."""
-    pairs = _pairs(random, 1, 4, haystack)
-    return _hidden(pairs, pairs, _depths(random, 4), haystack)
-
-
-def multi_query(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
-    """Four keys with a number each, all queried, in an order of their own."""
-    pairs = _pairs(random, 4, 4, haystack)
-    return _hidden(pairs, random.sample(pairs, 4), _depths(random, 4), haystack)
+    return draw
 
 
 def _pairs(random: Random, keys: int, numbers: int, haystack: Haystack) -> Pairs:
@@ -290,13 +277,11 @@ _ALL = (
         "a five-digit number, given twice in one line of repeated sentences",
         score=first_number, metric="accuracy", depths=True,
     ),
-    Task("needle-filler", single, 128, "RULER niah_single_1", "one number in repeated sentences", depths=True),
-    Task("needle-single", single, 128, "RULER niah_single_2", "one number in running text", depths=True, text=True),
-    Task("needle-multi-key", multi_key, 128, "RULER niah_multikey_1", "one of four numbers with four keys", text=True),
-    Task("needle-multi-value", multi_value, 128, "RULER niah_multivalue", "all four numbers of one key", text=True),
-    Task(
-        "needle-multi-query", multi_query, 128, "RULER niah_multiquery", "the numbers of four keys at once", text=True
-    ),
+    Task("needle-filler", needles(1, 1), 128, "RULER niah_single_1", "one number in repeated sentences", depths=True),
+    Task("needle-single", needles(1, 1), 128, "RULER niah_single_2", "one number in running text", depths=True, text=True),
+    Task("needle-multi-key", needles(4, 4, 1), 128, "RULER niah_multikey_1", "one of four numbers with four keys", text=True),
+    Task("needle-multi-value", needles(1, 4), 128, "RULER niah_multivalue", "all four numbers of one key", text=True),
+    Task("needle-multi-query", needles(4, 4, 4), 128, "RULER niah_multiquery", "the numbers of four keys at once", text=True),
     Task("variable-tracking", variables, 30, "RULER vt", "the five variables of one chain of assignments"),
     Task("common-words", common, 120, "RULER cwe", "the ten most common words of a list"),
     Task("frequent-words", frequent, 50, "RULER fwe", "the three most frequent words of a text of made-up words"),
