@@ -271,7 +271,7 @@ def frequent(random: Random, length: int, depth: float | None, haystack: Haystac
 
 
 # ---- by name ---------------------------------------------------------------------------------------------------------
-_ALL = (
+TASKS: dict[str, Task] = {task.name: task for task in (
     Task(
         "passkey", passkey, 10, "Mohtashami and Jaggi 2023",
         "a five-digit number, given twice in one line of repeated sentences",
@@ -285,5 +285,4 @@ _ALL = (
     Task("variable-tracking", variables, 30, "RULER vt", "the five variables of one chain of assignments"),
     Task("common-words", common, 120, "RULER cwe", "the ten most common words of a list"),
     Task("frequent-words", frequent, 50, "RULER fwe", "the three most frequent words of a text of made-up words"),
-)  # fmt: skip
-TASKS: dict[str, Task] = {task.name: task for task in _ALL}
+)}  # fmt: skip
