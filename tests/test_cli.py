@@ -50,8 +50,8 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
     arguments += ["--workers", "1"]  # in this process, where the loss is poisoned
     plain = train.Steps.keep_loss
 
-    def poisoned(self, module, inputs, output):
-        plain(self, module, inputs, output)
+    def poisoned(self, module, inputs, named, output):
+        plain(self, module, inputs, named, output)
         if module.config.encoding["name"] == "rope":
             self.loss = self.loss * float("nan")
 
@@ -70,6 +70,7 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
         ("--vresion", "did you mean '--version'"),
         ("study --encoding rope", "unknown option '--encoding': did you mean '--encodings'"),
         ("study --step=3", "did you mean '--steps'"),
+        ("study --workers 0", "--workers must be at least 1, got 0"),
         ("study --encodings rop", "unknown encoding 'rop': did you mean 'rope'"),
         ("study --steps 0", "--steps must be at least 1, got 0"),
         ("study --steps many", "--steps: invalid literal for int"),

@@ -196,7 +196,7 @@ TUNING = """
     import json, sys
     from pathlib import Path
     from longitude.extend.fine_tune import fine_tune
-    from longitude.runs.files import is_first_process
+    from longitude.runs.distributed import is_first_process
 
     source, text, out, batch = sys.argv[1:]
     options = {"steps": 3, "length": 64, "learning_rate": 1e-3, "positions": "skipped"}

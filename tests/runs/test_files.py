@@ -7,7 +7,6 @@ import pytest
 
 from longitude.runs.files import (
     atomic,
-    is_first_process,
     locked,
     new_folder,
     out_of_space,
@@ -74,9 +73,3 @@ def test_a_full_disk(tmp_path):
     wrapped = RuntimeError("in words of its own")
     wrapped.__cause__ = OSError(28, "no space")
     assert out_of_space(wrapped, tmp_path) and not out_of_space(RuntimeError(), tmp_path)
-
-
-def test_the_first_of_several_processes_writes(monkeypatch):
-    assert is_first_process()
-    monkeypatch.setenv("RANK", "1")
-    assert not is_first_process()

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from longitude.study import ray_cluster, run_trial
+from longitude.study.config import StudyConfig
 from longitude.study.execution import Execution
 from longitude.study.executors import InProcess, Workers
 from longitude.study.ray_cluster import RayCluster
@@ -93,19 +94,23 @@ def test_the_process_that_waits_is_killed_and_no_worker_writes_on(plain, tmp_pat
     assert_same_runs(plain, tmp_path)
 
 
+def on(device: str, threads: int) -> StudyConfig:
+    return replace(TINY, device=device, threads=threads)
+
+
 def test_as_many_workers_as_the_cores_hold(monkeypatch):
     monkeypatch.setattr("longitude.study.execution._cores", lambda: 8)
-    assert Execution().of("cpu", 2, 20) == Workers(4)
-    assert Execution().of("cpu", 2, 3) == Workers(3)
-    assert Execution().of("cpu", 16, 3) == Execution(workers=1).of("cpu", 1, 3) == InProcess()
+    assert Execution().of(on("cpu", 2), 20) == Workers(4)
+    assert Execution().of(on("cpu", 2), 3) == Workers(3)
+    assert Execution().of(on("cpu", 16), 3) == Execution(workers=1).of(on("cpu", 1), 3) == InProcess()
     with pytest.raises(ValueError, match="--workers must be at least 1, got 0"):
-        Execution(workers=0).of("cpu", 1, 3)
+        Execution(workers=0).of(on("cpu", 1), 3)
 
 
 def test_one_gpu_for_each_worker(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert Execution().of("cuda", 1, 20) == Workers(2, ("2", "5"))
-    assert Execution(workers=4).of("cuda", 1, 20) == Workers(4, ("2", "5"))
+    assert Execution().of(on("cuda", 1), 20) == Workers(2, ("2", "5"))
+    assert Execution(workers=4).of(on("cuda", 1), 20) == Workers(4, ("2", "5"))
 
 
 def test_a_trial_has_the_threads_of_the_study(tmp_path, monkeypatch):
@@ -156,16 +161,10 @@ def test_an_address_that_does_not_answer(monkeypatch):
 
 
 def test_options_of_another_executor_are_refused():
-    assert Execution(executor="ray").of("cuda", 2, 9) == RayCluster(cpus=2, gpus=1)
+    assert Execution(executor="ray").of(on("cuda", 2), 9) == RayCluster(cpus=2, gpus=1)
     with pytest.raises(ValueError, match="--storage has no meaning with --executor local"):
-        Execution(storage=Path("here")).of("cpu", 1, 1)
+        Execution(storage=Path("here")).of(on("cpu", 1), 1)
     with pytest.raises(ValueError, match="--workers has no meaning with --executor ray"):
-        Execution(executor="ray", workers=2).of("cpu", 1, 1)
+        Execution(executor="ray", workers=2).of(on("cpu", 1), 1)
     with pytest.raises(ValueError, match="--gpus-per-trial must be 0 or more, got -1"):
-        Execution(executor="ray", gpus_per_trial=-1).of("cpu", 1, 1)
-
-
-def test_a_study_under_torchrun_is_refused(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="start it without torchrun or accelerate launch"):
-        Execution().of("cpu", 1, 1)
+        Execution(executor="ray", gpus_per_trial=-1).of(on("cpu", 1), 1)

@@ -219,8 +219,8 @@ def test_the_loss_log_ends_before_the_first_doubtful_line(tmp_path):
 def test_a_loss_that_is_not_finite_ends_the_trial_as_diverged(data, tmp_path, monkeypatch):
     plain, count = train.Steps.keep_loss, iter(range(100))
 
-    def poisoned(self, module, inputs, output):
-        plain(self, module, inputs, output)
+    def poisoned(self, *arguments):
+        plain(self, *arguments)
         self.loss = self.loss * (math.nan if next(count) == 6 else 1)
 
     monkeypatch.setattr(train.Steps, "keep_loss", poisoned)

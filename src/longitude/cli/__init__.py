@@ -1,7 +1,7 @@
 """The command line: one verb, one result.
 
 A verb is a file NAME.py of this package with a function NAME that returns an exit code (NAME_ where Python has the name).
-Where it takes a `config`, its fields are options. A function `defaults` in the same file may give its parameters other defaults
+Where it takes a dataclass, its fields are options. A function `defaults` in the same file may give its parameters other defaults
 for some arguments. Every verb has --plugin, which is done before anything else, because names and defaults may be a plugin's.
 
 Exit codes: 0 done; 1 finished, but something in it failed or diverged; 2 wrong use, with one line: what was expected,
@@ -14,7 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from importlib import import_module
 from inspect import Parameter, Signature, signature
@@ -28,6 +28,7 @@ import tyro
 from longitude import __version__, plugins
 from longitude.cli.shared import DONE, INTERRUPTED, WRONG_USE
 from longitude.errors import unknown
+from longitude.runs import distributed
 
 PLUGIN = Parameter(
     "plugin",
@@ -55,6 +56,12 @@ def verbs() -> dict[str, Callable[..., int]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["study"] and distributed.launched():
+        return distributed.lead(lambda: _main(arguments))
+    return _main(arguments)
+
+
+def _main(arguments: list[str]) -> int:
     if arguments[:1] == ["--version"]:
         print(f"longitude {__version__}")
         return DONE
@@ -96,7 +103,7 @@ def _require_known(arguments: list[str]) -> None:
         raise unknown("verb", verb, verbs(), "`longitude --help` shows them.")
     valid = ["--help", "--plugin"]
     for name, kind in get_type_hints(verbs()[verb]).items():
-        names = [field.name for field in fields(kind)] if name == "config" else [name]
+        names = [field.name for field in fields(kind)] if is_dataclass(kind) else [name]
         valid += ["--" + name.replace("_", "-") for name in names if name != "return"]
     for argument in arguments[1:]:
         name = argument.partition("=")[0].replace("_", "-")

@@ -115,7 +115,7 @@ def _extend(model: str, config: ExtendOptions, out: Path | None, json: bool, bar
     from longitude.extend import convert, extend, fine_tune, show
     from longitude.extend.extend import staged
     from longitude.report.table import show as display
-    from longitude.runs.files import is_first_process
+    from longitude.runs.distributed import is_first_process
 
     given: dict[str, Any] = {"allow_pickle": config.allow_pickle}
     written = None if config.dry_run else out

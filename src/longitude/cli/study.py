@@ -10,6 +10,7 @@ import tyro
 
 from longitude.cli.report import show
 from longitude.cli.shared import DONE, FAILURES, print_json, waiting
+from longitude.runs.distributed import launched
 from longitude.study.config import StudyConfig
 from longitude.study.execution import Execution
 
@@ -98,9 +99,11 @@ def study(
         from longitude.study.results import read_run
         from longitude.study.runner import study as run
 
+        if plan and launched():
+            raise ValueError("--plan is of one process; give it without torchrun or accelerate launch")
         planned = checked(config, out, fresh)
         adds = planned.grows or not planned.finished
-        executor = execution.of(planned.config.device, planned.config.threads, len(planned.trials))
+        executor = execution.of(planned.config, len(planned.trials))
     if plan:
         return _print_costs(planned, execution, json)
     with Progress(lines=LINES * len(planned.trials)) as bar:
@@ -141,7 +144,7 @@ def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
         seconds = wall_seconds(found, len(config.seeds), 1, rates)
         print(f"{trials} models of these, {seconds / 60:.1f} minutes of work on a machine like this one")
         return DONE
-    workers = getattr(execution.of(config.device, config.threads, trials), "workers", 1)
+    workers = getattr(execution.of(config, trials), "workers", 1)
     minutes = wall_seconds(found, len(config.seeds), workers, rates) / 60
     print(f"{trials} models of these, {workers} at once: about {minutes:.1f} minutes on this machine as busy as now")
     return DONE

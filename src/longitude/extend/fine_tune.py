@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +30,8 @@ from longitude.hf import Trainer
 from longitude.measure.sources import read_text
 from longitude.positions.hugging_face import ORIGINAL
 from longitude.positions.samplers import Contiguous, Sampler, sampler
-from longitude.runs.files import empty, is_first_process, new_folder
+from longitude.runs.distributed import WAIT, is_first_process
+from longitude.runs.files import empty, new_folder
 from longitude.runs.memory import require_memory, total_memory, training_memory
 
 Positions = Literal["contiguous", "randomized", "skipped"]
@@ -39,8 +39,6 @@ RANK = 16
 """Of the matrices that LoRA adds to every linear layer."""
 WARMUP = 0.05
 """Share of the steps in which the learning rate rises; afterwards it stays."""
-WAIT = timedelta(hours=24)
-"""How long processes wait for the first one, which may search and measure before; where that one fails, they end at once."""
 
 _OPTIONS = [field.name for field in fields(TrainingArguments)]
 _CHECKPOINTING = next(name for name in ("activation_checkpointing", "gradient_checkpointing") if name in _OPTIONS)

@@ -167,8 +167,3 @@ def require_writable(out: Path) -> None:
     parent = next(folder for folder in out.absolute().parents if folder.exists())
     if not parent.is_dir() or not os.access(parent, os.W_OK):
         raise ValueError(f"--out {out}: {parent} is not a directory that can be written to; choose another --out")
-
-
-def is_first_process() -> bool:
-    """Whether this process writes: the only one, or the first of those that `accelerate launch` started."""
-    return int(os.environ.get("RANK", "0")) == 0

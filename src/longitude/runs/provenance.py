@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import longitude
+from longitude.runs.distributed import processes
 
 PACKAGES = ("longitude", "torch", "transformers", "accelerate", "numpy", "scipy", "pandas")
 
@@ -44,6 +45,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        **({"processes": processes()} if processes() > 1 else {}),
     }
 
 

@@ -9,16 +9,19 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
+from longitude import plugins
 from longitude.attention.mixer import Mixer
 from longitude.hf import Trainer
 from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
+from longitude.runs.distributed import everywhere, mean, processes, wait_for_others
 from longitude.runs.files import flush, write_json
 from longitude.study.config import StudyConfig
 from longitude.study.data import Examples, StudyData
@@ -84,25 +87,55 @@ def train(
     on_step: Callable[[int, float], None],
     note: Callable[[str], None],
 ) -> tuple[int, int | None]:
-    """Train in place.
+    """Train in place, in all processes of the launcher together.
 
     Returns:
         The step it began from (0: the first weights), and the step whose loss was not finite, or None.
     """
-    folder = trial.folder / "trainer"
     log = LossLog(trial.folder / "losses.jsonl")
-    checkpoint, messages = newest(folder, len(log.read()))
+    checkpoint, messages = newest(trial.folder / "trainer", len(log.read()))
     first = step_of(checkpoint)
     for message in [*messages, *([f"continues from step {first}"] if first else [])]:
         note(f"{trial.title}: {message}")
     log.cut(first)
+    same = (config, trial, data, checkpoint)
+    optimizer, diverged = everywhere(
+        partial(optimize, model, *same, log, on_step), partial(_take_part, plugins.loaded(), *same)
+    )
+    never = untrained(model, optimizer, task_of(config.task).positions(config.train_length))
+    (trial.folder / UNTRAINED).unlink(missing_ok=True)
+    if never is not None:  # before the model is saved, which ends training
+        write_json(trial.folder / UNTRAINED, {"untrained": never})
+    return first, diverged
+
+
+def _take_part(loaded: list[plugins.Plugin], config: StudyConfig, trial: Trial, *same: Any) -> None:
+    """What every process but the first does in training."""
+    plugins.restore(loaded)
+    optimize(build_model(config, trial.label, trial.seed), config, trial, *same)
+
+
+def optimize(
+    model: Any,
+    config: StudyConfig,
+    trial: Trial,
+    data: StudyData,
+    checkpoint: Path | None,
+    log: LossLog | None = None,
+    on_step: Callable[[int, float], None] = lambda step, loss: None,
+) -> tuple[Any, int | None]:
+    """All steps after those of the checkpoint. Every process has its share of each step's examples; the one with a log writes.
+
+    Returns:
+        The optimizer, and the step whose loss was not finite, or None.
+    """
+    folder, on_cpu = trial.folder / "trainer", config.device == "cpu"
     examples = task_of(config.task).examples(replace(config, steps=trial.steps), data, trial.seed)
     steps = Steps(model, folder, log, lambda step: examples.targets(step * config.batch_size), on_step)
-    on_cpu = config.device == "cpu"
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=trial.steps,
-        per_device_train_batch_size=config.batch_size,
+        per_device_train_batch_size=config.batch_size // processes(),
         learning_rate=trial.rate,
         warmup_steps=round(config.warmup * trial.steps),
         weight_decay=config.weight_decay,
@@ -118,17 +151,16 @@ def train(
         logging_strategy="no",
         report_to="none",
         disable_tqdm=True,
+        log_level_replica="error",  # the first process is quiet already
+        ddp_find_unused_parameters=False,
+        ddp_static_graph=True,  # parameters without a gradient are found at the first step, not searched for at each
     )
-    arguments._n_gpu = min(1, arguments.n_gpu)  # one trial, one device: never split over several GPUs
+    arguments._n_gpu = min(1, arguments.n_gpu)  # one process, one device: never split over several GPUs
     trainer = Trainer(model=model, args=arguments, train_dataset=examples, callbacks=[steps])
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
     steps.remove()
-    never = untrained(model, trainer.optimizer, task_of(config.task).positions(config.train_length))
-    (trial.folder / UNTRAINED).unlink(missing_ok=True)
-    if never is not None:  # before the model is saved, which ends training
-        write_json(trial.folder / UNTRAINED, {"untrained": never})
-    return first, steps.diverged
+    return trainer.optimizer, steps.diverged
 
 
 def selection_loss(model: Any, examples: Examples) -> float:
@@ -171,34 +203,40 @@ class Steps(TrainerCallback):
         self,
         model: Any,
         folder: Path,
-        log: LossLog,
+        log: LossLog | None,
         tokens: Callable[[int], int],
         on_step: Callable[[int, float], None],
     ):
         """tokens: step -> targets up to it. on_step(step, loss)."""
         self.folder, self.log, self.tokens, self.on_step = folder, log, tokens, on_step
         self.diverged: int | None = None
-        self.loss = self.rate = math.nan
-        self.remove = model.register_forward_hook(self.keep_loss).remove
+        self.loss = torch.tensor(math.nan)
+        self.rate = math.nan
+        self.remove = model.register_forward_hook(self.keep_loss, with_kwargs=True).remove
 
-    def keep_loss(self, module: Any, inputs: Any, output: Any) -> None:
-        self.loss = output.loss.detach()
+    def keep_loss(self, module: Any, inputs: Any, named: Any, output: Any) -> None:
+        self.loss = output.loss.detach().clone()
+        if named.get("num_items_in_batch") is not None:  # of all processes; else it is the mean over this one's targets
+            self.loss *= processes()
 
     def on_pre_optimizer_step(self, args, state, control, **kwargs) -> None:
         self.rate = kwargs["optimizer"].param_groups[0]["lr"]
 
     def on_step_end(self, args, state, control, **kwargs) -> None:
-        step, loss = state.global_step, float(self.loss)
+        step, loss = state.global_step, float(mean(self.loss))
         if not math.isfinite(loss):
             self.diverged = step
             control.should_training_stop, control.should_save = True, False
             return
-        self.log.append({"step": step, "loss": loss, "learning_rate": self.rate, "tokens": self.tokens(step)})
-        self.on_step(step, loss)
+        if self.log is not None:
+            self.log.append({"step": step, "loss": loss, "learning_rate": self.rate, "tokens": self.tokens(step)})
+            self.on_step(step, loss)
 
     def on_save(self, args, state, control, **kwargs) -> None:
-        self.log.flush()
-        seal(self.folder / f"checkpoint-{state.global_step}")
+        wait_for_others()  # each has files in the checkpoint
+        if self.log is not None:
+            self.log.flush()
+            seal(self.folder / f"checkpoint-{state.global_step}")
 
 
 def save(model: Any, folder: Path, tokenizer: Any = None) -> None:
