@@ -2,12 +2,11 @@
 
 import pytest
 import torch
+from transformers.models.t5.modeling_t5 import T5Attention
 
 import longitude as lg
 from longitude.positions.buckets import t5_bucket
-from tests.support import golden, refused_calls
-
-ROWS = golden("biases")["t5_buckets"]
+from tests.support import refused_calls
 
 # Raffel et al. 2020, section 2.1 with 32 buckets up to 128; relative = key - query -> bucket.
 BIDIRECTIONAL = {
@@ -23,14 +22,15 @@ def test_published_buckets(buckets: dict[int, int], bidirectional: bool) -> None
     assert t5_bucket(offset, bidirectional=bidirectional).tolist() == list(buckets.values())
 
 
-@pytest.mark.parametrize(
-    "row", ROWS, ids=lambda row: f"{row['num_buckets']}-{row['max_distance']}-{row['bidirectional']}"
-)
-def test_buckets_equal_two_independent_ports(row: dict) -> None:
-    """A bucket for each key - query from -300 to 300."""
-    offset = torch.arange(300, -301, -1)
-    ours = t5_bucket(offset, row["num_buckets"], row["max_distance"], row["bidirectional"])
-    assert ours.tolist() == row["buckets"]
+SHAPES = [(32, 128), (64, 1024), (32, 256), (128, 2048), (64, 128), (8, 20), (4, 3), (6, 10), (10, 37)]
+
+
+@pytest.mark.parametrize("bidirectional", [True, False])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_buckets_equal_those_of_transformers(shape: tuple[int, int], bidirectional: bool) -> None:
+    offset = torch.arange(-300, 301)
+    theirs = T5Attention._relative_position_bucket(-offset, bidirectional, *shape)
+    assert torch.equal(t5_bucket(offset, *shape, bidirectional), theirs)
 
 
 @pytest.mark.parametrize(

@@ -1,21 +1,7 @@
-"""Positions of text, images and videos: those of transformers, and the published rule by hand."""
-
-import pytest
-import torch
+"""Positions of text, images and videos: the published rule by hand; tests/models has those of transformers."""
 
 from longitude.positions.multimodal import multimodal_positions
-from tests.support import golden, refused_calls
-
-
-@pytest.mark.parametrize("row", golden("rotary")["streams"], ids=lambda row: f"{row['source']}-{row['segments']}")
-def test_positions_equal_those_of_transformers(row: dict) -> None:
-    """It advances by the extent of a grid; the published rule agrees while no video has more frames than that."""
-    segments, want = row["segments"], torch.tensor(row["positions"]).T
-    got = multimodal_positions(segments, next_text="extent")
-    assert torch.equal(got, want)
-    assert int(got.max()) + 1 - len(got) == row["delta"]
-    short = all(isinstance(s, int) or s[0] <= max(s[1:]) for s in segments)
-    assert torch.equal(multimodal_positions(segments), want) == short
+from tests.support import refused_calls
 
 
 def test_positions() -> None:

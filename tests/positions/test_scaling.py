@@ -1,4 +1,4 @@
-"""Frequencies and the schemes that stretch them: published numbers, the published library's tables, laws, and refusals."""
+"""Frequencies and the schemes that stretch them: published numbers and laws; tests/models compares tables with transformers'."""
 
 import dataclasses
 import itertools
@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from longitude.positions.hugging_face import from_hugging_face
 from longitude.positions.scaling import (
     NTK,
     SCHEMES,
@@ -27,7 +26,6 @@ from longitude.positions.scaling import (
     ntk as ntk_module,
     rope_frequencies,
 )
-from tests.support import golden
 
 LISTS = {"short_factor": [1.0, 1.1, 1.3, 2.0], "long_factor": [1.0, 2.0, 8.0, 32.0]}
 ONES = [1.0] * 32
@@ -61,21 +59,6 @@ def test_proportion_keeps_the_fastest_pairs_at_their_frequencies(dim: int, propo
     want = [theta(k, dim) if k < rotating else 0.0 for k in range(dim // 2)]
     exact(inverse(head_dim=dim, proportion=proportion), want)
     exact(inverse(Linear(2.0), head_dim=2 * dim, rotary_dim=dim, proportion=proportion), [x / 2 for x in want])
-
-
-def label(case: dict) -> str:
-    p = case["rope_parameters"]
-    return f"{p['rope_type']}-{case['head_dim']}-{p['rope_theta']:g}-{case['length']}"
-
-
-@pytest.mark.one_in(5)
-@pytest.mark.parametrize("case", golden("scaling")["cases"], ids=label)
-def test_tables_of_transformers(case: dict) -> None:
-    """Their float32 tables, made by tests/golden/make_scaling.py."""
-    rope = from_hugging_face({name: case[name] for name in ("rope_parameters", "max_position_embeddings")})
-    got = rope_frequencies(case["head_dim"], length=case["length"], **rope.options(case["head_dim"]))
-    exact(got.inverse, case["inverse"], 1e-6)
-    assert got.attention_factor == pytest.approx(case["attention_factor"], rel=1e-12)
 
 
 def test_linear_divides_and_never_rounds_positions() -> None:

@@ -50,10 +50,7 @@ test_wrong_options = refused_calls(
         (frequencies(DynamicNTK(2, 9, 18), 2), "dynamic_ntk: expected a rotary_dim of 4 or more, got 2"),
         (frequencies(DynamicNTK(2, 2048)), "expected max_length, the length that follow='declared' chooses"),
         (frequencies(YaRN(4, 2048), base=1.0), "yarn: expected a base above 1, got 1.0"),
-        (
-            frequencies(NTKByParts(4.0, 3), 8, 2.0),
-            "pair rotates beta_slow=1 times, got 3; ramp='rotations' has no such",
-        ),
+        (frequencies(NTKByParts(4.0, 3), 8, 2.0), "rotates beta_slow=1 times, got 3; ramp='rotations' has no such"),
         (frequencies(YaRN(4.0, 8, beta_slow=16), 64, 10.0), "yarn: .* pair rotates beta_slow=16 times, got 8"),
         (frequencies(YaRN(4.0, 6, truncate=False)), "beta_slow=1 times, got 6"),  # just below one rotation
         (frequencies(LongRoPE(ONES, ONES, 9, attention_factor=1.0)), "longrope: expected max_length"),
