@@ -213,10 +213,7 @@ def attending(mask, rows: int = 4):
 
 test_mistakes_when_used = refused_calls(
     [
-        (
-            attending(lg.Documents(IDS[:, :5])),
-            r"Documents\(ids\): expected \[9\] or \[2, 9\], one per key, got \[2, 5\]",
-        ),
+        (attending(lg.Documents(IDS[:, :5])), r"Documents\(ids\): expected \[9\] or \[2, 9\], .*got \[2, 5\]"),
         (attending(lg.Documents(IDS[:, :4])), r"got \[2, 4\]"),  # one per query is not one per key
         (attending(lg.Padding(torch.ones(3, 9, dtype=torch.long))), r"Padding\(valid\): .*got \[3, 9\]"),
         (attending(lg.Causal(ORDER[:4])), r"Causal: expected order \[9\].*got torch.int64 \[4\]"),

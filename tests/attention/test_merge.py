@@ -1,16 +1,14 @@
-"""Attention in parts: merged by their logsumexp over any keys, in shards of the queries, and as a ring of two processes."""
+"""Attention in parts: merged by their logsumexp over any keys, and in shards of the queries."""
 
 import math
-from datetime import timedelta
 from functools import partial
 from itertools import pairwise
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import longitude as lg
-from tests.support import built, close, gradients, heads, random, refused_calls
+from tests.support import built, close, gradients, heads, refused_calls
 
 HEADS, DIM, WIDTH, LENGTH = 4, 8, 16, 62
 KNOWN = {"num_heads": HEADS, "num_kv_heads": 2, "head_dim": DIM, "dim": WIDTH, "max_length": 64}
@@ -99,74 +97,3 @@ def test_shards_are_the_whole(name, backend):
     ]  # fmt: skip
     out = torch.cat([first, lg.merge_attention(*zip(*parts, strict=True))[0]], 2)
     close([out, *gradients(out, [q, k, v, *encoding.parameters()])], want, rtol=1e-11)
-
-
-# ---- a ring ------------------------------------------------------------------------------------------------------------
-class Passed(torch.autograd.Function):
-    """x goes to the next process and the previous one's comes; gradients go the other way. Of one shape everywhere."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return pass_on(x, +1)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return pass_on(grad, -1)
-
-
-def pass_on(x: torch.Tensor, step: int) -> torch.Tensor:
-    rank, world = dist.get_rank(), dist.get_world_size()
-    came = torch.empty_like(x, memory_format=torch.contiguous_format)
-    sent = dist.isend(x.contiguous(), (rank + step) % world)
-    dist.recv(came, (rank - step) % world)
-    sent.wait()
-    return came
-
-
-def ring(q, k, v, encoding) -> torch.Tensor:
-    """This process's queries over all keys before them: each block of keys and values comes by once."""
-    rank, world, rows = dist.get_rank(), dist.get_world_size(), q.shape[2]
-    outs, lses, unused = [], [], 0.0
-    kv = torch.stack([k, v])
-    for block in range(rank, rank - world, -1):
-        if block != rank:
-            kv = Passed.apply(kv)
-        if block < 0:  # of a later process, after our queries; its gradient, zero, must still go home
-            unused = unused + 0.0 * kv.sum()
-            continue
-        mask = lg.Causal() if block == rank else lg.NoMask()
-        places = {"q_positions": rank * rows, "k_positions": block * rows}
-        out, lse = lg.attend(q, *kv, encoding=encoding, mask=mask, **places, return_lse=True)
-        outs.append(out)
-        lses.append(lse)
-    return lg.merge_attention(outs, lses)[0] + unused
-
-
-def one_process(rank: int, world: int, meeting: str) -> None:
-    """Each encoding by the ring, compared with the whole that every process computes for itself."""
-    torch.set_num_threads(1)
-    timeout = timedelta(seconds=120)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=timeout)
-    rows = LENGTH // world
-    own = slice(rank * rows, (rank + 1) * rows)
-    for name in ["none", "rope", "alibi", "t5", "kerple_log", "rope+clipped"]:
-        encoding = built(name, KNOWN)
-        inputs, want = whole(encoding)
-        inputs = [x[:, :, own].detach().clone().requires_grad_() for x in inputs]
-        got = ring(*inputs, encoding)
-        direction = random(*want[0].shape, seed=7)[:, :, own]
-        grads = torch.autograd.grad(got, [*inputs, *encoding.parameters()], direction)
-        for g in grads[3:]:
-            dist.all_reduce(g)
-        for ours, theirs in zip((got, *grads), want, strict=True):
-            torch.testing.assert_close(
-                ours, theirs[:, :, own] if theirs.dim() == 4 else theirs, atol=1e-12, rtol=0, msg=name
-            )
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this torch has no gloo")
-def test_a_ring_of_two_is_the_whole(tmp_path):
-    """The output, and the gradients of q, k, v and of learned tables, summed over the processes."""
-    torch.multiprocessing.spawn(one_process, (2, str(tmp_path / "meeting")), nprocs=2)

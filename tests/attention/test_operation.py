@@ -162,15 +162,6 @@ def test_rope_and_forgetting_by_hand():
     same(ours, theirs, inputs)
 
 
-def test_biases_add():
-    q, k, v = inputs = qkv(7, 7)
-    two = [lg.ALiBi(4), lg.ALiBi(4, slopes=[1.0, 0.5, 2.0, 0.1])]
-    sum_of = [a + b for a, b in zip(two[0].slopes, two[1].slopes)]
-    for backend in GENERAL:
-        ours = lg.attend(q, k, v, encoding=two, backend=backend)
-        same(ours, lg.attend(q, k, v, encoding=lg.ALiBi(4, slopes=sum_of)), inputs)
-
-
 # ---- refusals --------------------------------------------------------------------------------------------------------
 Q = torch.randn(2, 4, 5, 8)
 Q2 = Q[:, :, :2]

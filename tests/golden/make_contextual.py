@@ -1,20 +1,18 @@
 """Writes contextual.json: attention as independent implementations compute it, inputs and outputs as numbers.
 
-pip install torch einops flash-linear-attention x-transformers "transformers==5.23.0"
+pip install torch einops flash-linear-attention x-transformers
 python tests/golden/make_contextual.py
 """
 
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import tables
 import torch
 import torch.nn.functional as F
 from tables import listed
 from torch import Tensor
-from transformers import XLNetConfig
-from transformers.models.xlnet.modeling_xlnet import XLNetModel, XLNetRelativeAttention
 from x_transformers.x_transformers import CoPE, DataDependentAlibi
 
 LENGTH, HEADS, KV_HEADS, WIDTH = 9, 2, 1, 3
@@ -77,44 +75,11 @@ def counted() -> dict:
     return {"q": listed(q[0]), "k": listed(k[0].contiguous()), "table": listed(table.mT), "added": listed(added[0])}
 
 
-def relative_attention(rows: int, keys: int, clamp: int, causal: bool) -> dict:
-    """q [rows, heads, width], k, v [keys, heads, width], u, v, W [dim, heads, width] -> output [rows, heads, width]."""
-    dim = HEADS * WIDTH
-    layer = XLNetRelativeAttention(
-        XLNetConfig(d_model=dim, n_head=HEADS, vocab_size=8, d_inner=4, dropout=0.0, pad_token_id=0)
-    ).eval()
-    xlnet = SimpleNamespace(d_model=dim, attn_type="bi", bi_data=False, clamp_len=clamp)
-    xlnet.positional_embedding = XLNetModel.positional_embedding
-    r = XLNetModel.relative_positional_encoding(xlnet, rows, keys)
-    q, k = numbers(rows, 1, HEADS, WIDTH), numbers(keys, 1, HEADS, WIDTH)
-    v, weight = k.flip(0), numbers(dim, HEADS, WIDTH)
-    u, shift = numbers(HEADS, WIDTH), numbers(WIDTH, HEADS).mT
-    order = torch.arange(keys)
-    ahead = (order > order[-rows:, None])[:, :, None, None].float() if causal else None
-    with torch.no_grad():
-        layer.r_w_bias.copy_(u)
-        layer.r_r_bias.copy_(shift)
-        k_r = torch.einsum("ibh,hnd->ibnd", r, weight)
-        out = layer.rel_attn_core(q, k, v, k_r, attn_mask=ahead)
-    named = {
-        "q": q[:, 0],
-        "k": k[:, 0],
-        "values": v[:, 0],
-        "u": u,
-        "v": shift.contiguous(),
-        "W": weight,
-        "out": out[:, 0],
-    }
-    return {"clamp": clamp, "causal": causal, "r": listed(r[:, 0])} | {name: listed(x) for name, x in named.items()}
-
-
 if __name__ == "__main__":
-    calls = ((5, 5, -1, True), (3, 7, -1, True), (3, 6, 2, False))
     tables.save(
         "contextual",
-        "torch transformers flash-linear-attention x-transformers",
+        "torch flash-linear-attention x-transformers",
         gated=gated(),
         forgetting=forgetting(),
         counted=counted(),
-        relative_attention=[relative_attention(*call) for call in calls],
     )

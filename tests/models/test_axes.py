@@ -1,14 +1,14 @@
 """Positions of several axes in whole models: images between text, batches, generation, layers of other kinds."""
 
+from functools import partial
+
 import pytest
 import torch
 
 import longitude as lg
 from tests.support import close as near
 
-
-def close(x, y):
-    near(x, y, 1e-10)
+close = partial(near, atol=1e-10)
 
 
 @torch.no_grad()

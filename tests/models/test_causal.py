@@ -1,49 +1,13 @@
 """The decoder's forward pass: positions, encodings of layers, masks, memories of earlier segments."""
 
+from functools import partial
+
 import pytest
 import torch
 
-import longitude as lg
 from tests.support import close as near
 
-
-def close(x, y):
-    near(x, y, 1e-10)
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("spec", [*lg.list_encodings(), ["rope", "fox"]], ids=str)
-@torch.no_grad()
-def test_given_positions(spec, build, ids):
-    """position_ids [L], [1, L] or [B, L]; relative encodings see offsets alone; a cache continues from where they ended."""
-    model, x = build(spec), ids(2, 9)
-    plain = model(x).logits
-    count = torch.arange(9)
-    for given in (count, count[None], count.expand(2, -1)):
-        close(model(x, position_ids=given).logits, plain)
-    later = model(x, position_ids=count + 20).logits
-    relative = all(member.relative for member in model.model.encodings) or spec == "fire"  # below its threshold
-    assert torch.allclose(later, plain, atol=1e-9) == relative
-    first = model(x[:, :5], position_ids=count[None, :5] + 20, use_cache=True)
-    close(model(x[:, 5:], past_key_values=first.past_key_values).logits, later[:, 5:])
-
-
-@torch.no_grad()
-def test_each_layer_may_have_its_own_encoding(build, ids):
-    """Layer by layer: what a layer is given acts in that layer, with the weights held fixed."""
-    x, weights = ids(), build("none").state_dict()
-    models = {}
-    for specs in (("none", "none"), ("rope", "none"), ("none", "rope"), ("rope", "rope")):
-        models[specs] = build(None, encodings=list(specs))
-        models[specs].load_state_dict(weights)
-    states = {k: m(x, output_hidden_states=True).hidden_states for k, m in models.items()}
-    plain = states["none", "none"]
-    for specs, hidden in states.items():
-        assert torch.allclose(hidden[1], plain[1]) == (specs[0] == "none")
-    assert not torch.allclose(states["none", "rope"][2], plain[2])
-    rope = build("rope")
-    rope.load_state_dict(weights)
-    close(rope(x).logits, models["rope", "rope"](x).logits)
+close = partial(near, atol=1e-10)
 
 
 def test_shared_encodings_are_one_module(build):

@@ -293,11 +293,7 @@ REFUSED = [
     (SEQ2SEQ, {"decoder_input_ids": X, "decoder_inputs_embeds": ONES}, "expected labels, or either"),
     (CAUSAL, {"attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
     (CAUSAL, {"attention_mask": torch.ones(2, 1, 6, 6)}, r"attention_mask: .*got \[2, 1, 6, 6\]"),
-    (
-        CAUSAL,
-        {"attention_mask": torch.tensor([[-1e9] + [0.0] * 5] * 2)},
-        "attention_mask: expected 1 for tokens and 0 for padding",
-    ),
+    (CAUSAL, {"attention_mask": torch.tensor([[-1e9] + [0.0] * 5] * 2)}, "expected 1 for tokens and 0 for padding"),
     (MASKED, {"attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
     (SEQ2SEQ, {"attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),
     (SEQ2SEQ, {"decoder_attention_mask": X[:, :5]}, r"attention_mask: expected \[2, 6\].*got \[2, 5\]"),

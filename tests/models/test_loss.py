@@ -31,15 +31,6 @@ def test_equals_cross_entropy():
         close(loss_of(hidden, weight, targets, items), theirs * count / 100)
 
 
-def test_labels_that_were_shifted_already(build, ids):
-    model, x = build(), ids(3, 20)
-    labels = x.masked_fill(torch.arange(20) % 7 == 4, IGNORED)
-    shifted = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
-    for items in (None, 77):
-        want = model(x, labels=labels, num_items_in_batch=items).loss
-        close(model(x, shift_labels=shifted, num_items_in_batch=items).loss, want)
-
-
 @pytest.mark.parametrize("held", [1, VOCABULARY, 7 * VOCABULARY + 3, 50 * VOCABULARY, 51 * VOCABULARY])
 def test_chunks_are_the_whole(held, monkeypatch):
     """51 tokens in chunks of 1, 1, 7, 50 and 51: loss and gradients."""

@@ -1,6 +1,7 @@
 """The encoder-decoder: step by step = whole, position stays in its place, generate(), the config, and the guide to it."""
 
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,12 @@ from longitude.models import LongitudeForSeq2SeqLM
 from tests.models.conftest import mixer_spec
 from tests.support import close as near, parameter_gradients
 
+close = partial(near, atol=1e-10)
+
 SPECS = [*lg.list_encodings(), ["rope", "t5"]]
 CAUSAL_ONLY = ("cope", "fox", "path", "path_fox", "xpos")
 POST = {"norm": "layernorm", "norm_position": "post", "hidden_act": "relu", "mlp_bias": True, "attention_bias": True}
 GUIDE = Path(__file__).parents[2] / "docs" / "encoder-decoder.md"
-
-
-def close(x, y):
-    near(x, y, 1e-10)
 
 
 @pytest.fixture

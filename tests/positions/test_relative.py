@@ -1,15 +1,13 @@
-"""shaw and transformer_xl: the papers' signs, order of rows and terms, and numbers.
-
-golden/contextual.json holds those of XLNet's attention in transformers; golden/make_contextual.py says how they came.
-"""
+"""shaw and transformer_xl: the papers' signs, order of rows and terms, and numbers; XLNet's attention in transformers."""
 
 import math
 
 import pytest
 import torch
+from transformers import XLNetConfig, XLNetModel
 
 import longitude as lg
-from tests.support import close, golden, refused_calls
+from tests.support import close, random, refused_calls
 
 
 # ---- Shaw et al. 2018 ---------------------------------------------------------------------------------------------------
@@ -76,41 +74,26 @@ def test_published_transformer_xl() -> None:
     assert weights.flatten().diff().item() == pytest.approx(-math.tanh((2.275 + 3.175) / 2), abs=1e-7)
 
 
-@pytest.mark.parametrize(("rows", "keys"), [(2, 3), (5, 5), (4, 9), (1, 6)])
-def test_transformer_xl_equals_a_relative_shift(rows: int, keys: int) -> None:
-    """The authors' way: distances keys-1 .. 0, a column of zeros in front, another view; queries are the last."""
-
-    def shift(x: torch.Tensor) -> torch.Tensor:
-        padded = torch.nn.functional.pad(x, (1, 0))
-        return padded.view(*x.shape[:-2], x.shape[-1] + 1, x.shape[-2])[..., 1:, :].reshape(x.shape)
-
-    assert shift(torch.arange(6.0).view(2, 3)).tolist() == [[1, 2, 0], [3, 4, 5]]
-    encoding = lg.testing.example("transformer_xl", num_heads=2)()
-    q, k = (torch.randn(1, 2, n, 8, dtype=torch.float64) for n in (rows, keys))
-    r = encoding.project(encoding.sinusoid(torch.arange(keys - 1, -1, -1))).unflatten(-1, (2, 8)).transpose(0, 1)
-    scores = ((q + encoding.u[:, None]) @ k.mT + shift((q + encoding.v[:, None]) @ r.mT)) / 8**0.5
-    ahead = torch.ones(rows, keys, dtype=torch.bool).triu(keys - rows + 1)
-    want = scores.masked_fill(ahead, -torch.inf).softmax(-1) @ k
-    close(lg.attend(q, k, k, encoding=encoding), want)
-
-
-@pytest.mark.parametrize("case", golden("contextual")["relative_attention"], ids=lambda c: f"clamp {c['clamp']}")
+@pytest.mark.parametrize(("rows", "keys", "clamp", "causal"), [(5, 5, -1, True), (3, 7, -1, True), (3, 6, 2, False)])
 @pytest.mark.parametrize("backend", ["reference", "auto"])
-def test_transformer_xl_equals_xlnet(case: dict, backend: str) -> None:
+def test_transformer_xl_equals_xlnet(rows: int, keys: int, clamp: int, causal: bool, backend: str) -> None:
     """The same terms, with and without memory, a clamp, and the future, in float32."""
-    table = {name: torch.tensor(x, dtype=torch.float64) for name, x in case.items() if isinstance(x, list)}
-    encoding = lg.TransformerXL(2, 3, 6, clamp_length=None if case["clamp"] < 0 else case["clamp"]).double()
+    config = XLNetConfig(d_model=6, n_head=2, vocab_size=8, d_inner=4, dropout=0.0, clamp_len=clamp, n_layer=1)
+    model, encoding = XLNetModel(config).eval(), lg.TransformerXL(2, 3, 6, clamp_length=None if clamp < 0 else clamp)
+    q, k, v = (random(n, 1, 2, 3, seed=n + s, dtype=torch.float32) for s, n in enumerate((rows, keys, keys)))
+    r, layer = model.relative_positional_encoding(rows, keys), model.layer[0].rel_attn
+    ahead = torch.ones(rows, keys).triu(keys - rows + 1)[..., None, None] if causal else None
     with torch.no_grad():
-        encoding.u.copy_(table["u"])
-        encoding.v.copy_(table["v"])
-        encoding.project.weight.copy_(table["W"].flatten(1).T)
-    q, k, v = (table[name].transpose(0, 1)[None] for name in ("q", "k", "values"))
-    mask = lg.Causal() if case["causal"] else lg.NoMask()
-    out = lg.attend(q, k, v, encoding=encoding, mask=mask, backend=backend)[0].transpose(0, 1)
-    close(out.detach(), table["out"], 2e-6)
-    rows, keys = len(q[0, 0]), len(k[0, 0])
-    distances = torch.arange(keys, -rows, -1)
-    close(encoding.sinusoid(distances), table["r"], 2e-7)
+        for parameter in (encoding.u, encoding.v):
+            parameter.normal_()
+        layer.r_w_bias.copy_(encoding.u)
+        layer.r_r_bias.copy_(encoding.v)
+        k_r = encoding.project(r).unflatten(-1, (2, 3))
+        want = layer.rel_attn_core(q, k, v, k_r, attn_mask=ahead)[:, 0]
+        q, k, v = (x.permute(1, 2, 0, 3) for x in (q, k, v))
+        mask = lg.Causal() if causal else lg.NoMask()
+        close(lg.attend(q, k, v, encoding=encoding, mask=mask, backend=backend)[0].transpose(0, 1), want, 2e-6)
+    close(encoding.sinusoid(torch.arange(keys, -rows, -1)).float(), r[:, 0], 2e-7)
 
 
 def test_sinusoid_of_transformer_xl() -> None:

@@ -245,17 +245,6 @@ def test_xpos_overflows_at_no_position(dtype: torch.dtype, scale_base: float, ga
             assert 1 / 16.1 < float(magnitude(table).min()) < 0.1 < 10 < float(magnitude(table).max()) < 16.01
 
 
-def test_keys_after_the_block_take_the_magnitude_of_its_end() -> None:
-    xpos = XPos(8, "half")
-    end = xpos.length_at(0, 0)
-    keys = magnitude(xpos.prepare(torch.tensor([end - 1, end, end + 1, 2 * end]), end, torch.float64).keys)
-    close(keys[1:], keys[1].expand(3, 4))
-    assert bool((keys[0] < keys[1]).all())
-    early = magnitude(xpos.prepare(torch.tensor([0, end, end + 1]), 2 * end, torch.float64).queries)
-    close(early[0], early[1])
-    assert bool((early[1] > early[2]).all())
-
-
 def test_xpos_without_a_length_takes_positions_that_fit_the_dtype() -> None:
     """Magnitudes up to the root of the greatest number; float64 reaches beyond 131,071."""
     x, xpos = torch.ones(1, 4), XPos(4, "half")

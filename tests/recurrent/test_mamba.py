@@ -37,18 +37,6 @@ def test_groups_serve_channels_side_by_side(form):
     close(list(scan(u, delta, A, B, C)), want, atol=1e-10, rtol=1e-10)
 
 
-def test_it_is_transformers(form):
-    from transformers.models.mamba.modeling_mamba import mamba_selective_scan
-
-    theirs = getattr(mamba_selective_scan, "__wrapped__", mamba_selective_scan)
-    u, delta, A, B, C = (x.detach() for x in numbers(50, dtype=torch.float32))
-    D, bias, z = torch.randn(6), torch.randn(6), torch.randn(2, 6, 50)
-    want, state = theirs(u, delta, A, B, C, D, z, bias, delta_softplus=True, return_last_state=True)
-    y, h = scan(u, delta, A, B, C, D, z, bias, delta_softplus=True)
-    torch.testing.assert_close(y, want, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(h, state, rtol=1e-5, atol=1e-5)
-
-
 def test_chunks_bound_what_training_keeps(form):
     """What backward keeps grows with the inputs, and with a state per chunk: not with all states."""
     u, delta, A, B, C = numbers(512, batch=1, channels=64, size=16, dtype=torch.float32)

@@ -18,31 +18,7 @@ def packed(length: int) -> lg.Mask:
     return lg.Causal() & lg.Documents(token * 3 // length) & lg.Padding(token < length - length // 8)
 
 
-MEMORY = testing.laws()["memory"]
-MASKS = {
-    "window": lambda length: lg.Window(65),
-    "packed": packed,
-    "padded": lambda length: lg.Causal() & lg.Padding(torch.arange(length) >= length // 50),
-}
-
-
-# ---- `table` allocates nothing of Lq x Lk: the law `memory` tries causality; here are the other masks -------------------------
-@pytest.mark.one_in(8)
-@pytest.mark.parametrize("kind", MASKS)
-@pytest.mark.parametrize("name", ["alibi", "t5", "shaw", "transformer_xl", "fox", "rope+kerple_log", "shaw+t5+fox"])
-def test_table_is_linear_under_every_mask(name, kind):
-    def build(dim, num_heads, head_dim):
-        return built(name, {"dim": dim, "num_heads": num_heads, "head_dim": head_dim})
-
-    assert MEMORY(testing.example(build), mask=MASKS[kind], length=1024).status == "holds"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", lg.list_encodings())
-def test_table_is_linear_at_thousands_of_tokens(name: str) -> None:
-    testing.examine("memory", name)
-
-
+# ---- `table` allocates nothing of Lq x Lk: the law `memory` tries causality, tests/attention/test_masks.py other masks --------
 def test_why_the_law_does_not_apply():
     assert testing.examine("memory", "cope").reason == "the table route does not take it: it does not support RowBias"
     assert testing.examine("memory", Ends).reason.startswith(

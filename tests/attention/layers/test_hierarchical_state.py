@@ -1,6 +1,5 @@
-"""Hierarchical attention as a layer: chunks and single tokens with the state, which is the same whatever the chunks."""
+"""Hierarchical attention as a layer: its state, how it begins, learned merges; laws try it in chunks."""
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -9,7 +8,6 @@ from longitude.attention.layers.hierarchical import HierarchicalAttention
 from tests.support import close, random, refused_calls
 
 WIDTH, HEADS, KV_HEADS = 16, 4, 2
-CUTS = ([1] * 45, [13, 1, 1, 20, 1, 9], [40, 5], [44, 1], [16, 29], [7, 13, 25])
 ENCODINGS = {
     "rotation": lambda: lg.Rotary(WIDTH // HEADS, "half"),
     "bias": lambda: lg.T5Bias(HEADS, num_buckets=8, max_distance=16),
@@ -30,52 +28,28 @@ def tokens(batch: int = 3, length: int = 45) -> Tensor:
     return random(batch, length, WIDTH, seed=length)
 
 
-def in_chunks(mixer: HierarchicalAttention, x: Tensor, cuts: list[int], documents: Tensor | None = None):
-    """The output in chunks, and the cache after them."""
-    cache, outs, at = mixer.cache_layer(), [], 0
-    for n in cuts:
-        own = None if documents is None else documents[:, : at + n]
-        outs.append(mixer(x[:, at : at + n], cache=cache, documents=own))
-        at += n
-    return torch.cat(outs, 1), cache
+def cache_after(mixer: HierarchicalAttention, x: Tensor, size: int = 45):
+    """The cache that holds x, in calls of so many tokens."""
+    cache = mixer.cache_layer()
+    for part in x.split(size, 1):
+        mixer(part, cache=cache)
+    return cache
 
 
-DOCUMENTS = torch.zeros(5, 45, dtype=torch.long)
-DOCUMENTS[0, :11] = -1
-DOCUMENTS[1, 9:30], DOCUMENTS[1, 30:] = 1, 2
-DOCUMENTS[2, 41:] = -1
-# Runs are grouped by length: a row's new document may be in a group that runs before the one of its old document.
-DOCUMENTS[3, 25:], DOCUMENTS[4, 3:5], DOCUMENTS[4, 24:] = 1, -1, 1
-
-
-@pytest.mark.one_in(3)
-@pytest.mark.parametrize("documents", [None, DOCUMENTS], ids=["plain", "documents"])
-@pytest.mark.parametrize(
-    ("encoding", "options"),
-    [
-        ("rotation", {}),
-        ("rotation", {"window": 1, "merge": "learned", "merge_levels": 3}),
-        ("rotation", {"window": 8, "combine": "softmax"}),
-        ("bias", {"size_term": False}),
-    ],
-)
 @torch.no_grad()
-def test_chunks(encoding: str, options: dict, documents: Tensor | None) -> None:
-    """The whole pass, and each way to cut it: the same outputs, the same state."""
-    mixer, x = layer(encoding, **options), tokens(5)
-    expected = mixer(x, documents=documents)
-    real = slice(None) if documents is None else documents >= 0
-    cache = in_chunks(mixer, x, [45], documents)[1]
-    for cuts in CUTS:
-        out, other = in_chunks(mixer, x, cuts, documents)
-        close(out[real], expected[real], atol=1e-10)
-        close(tuple(other.state), tuple(cache.state), atol=1e-10)
+def test_a_new_document_may_run_before_the_old_one() -> None:
+    """Runs are grouped by length: the new document of the second row is in a group before that of its old one."""
+    mixer, x, documents = layer(), tokens(2), torch.zeros(2, 45, dtype=torch.long)
+    documents[0, 25:], documents[1, 3:5], documents[1, 24:] = 1, -1, 1
+    cache = mixer.cache_layer()
+    mixer(x[:, :13], cache=cache, documents=documents[:, :13])
+    close(mixer(x[:, 13:], cache=cache, documents=documents), mixer(x, documents=documents)[:, 13:], atol=1e-10)
 
 
 def test_state_is_the_binary_counter() -> None:
     """After 45 tokens with a window of 5 the blocks are the digits of 40 = 32 + 8, averages of the tokens' own keys."""
     mixer, x = layer(), tokens()
-    state = in_chunks(mixer, x, [1] * 45)[1].state
+    state = cache_after(mixer, x, 1).state
     keys = mixer.k_proj(x).view(3, 45, KV_HEADS, -1).transpose(1, 2)
     assert state.seen.tolist() == [45] * 3
     assert state.block_keys.shape[2] == 6
@@ -116,7 +90,7 @@ def calling(batch: int = 3, **options):
 
 def after_45_tokens(batch: int = 3, **other):
     """A call of another layer, or of another batch, with the cache of a layer."""
-    return lambda: layer(**other)(tokens(batch), cache=in_chunks(layer(), tokens(), [45])[1])
+    return lambda: layer(**other)(tokens(batch), cache=cache_after(layer(), tokens()))
 
 
 test_refusals = refused_calls(

@@ -229,10 +229,7 @@ test_refusals = refused_calls(
         (calling(encoding=lg.FoX(DIM, HEADS).double(), mask=PADDED), "as documents="),
         (again(mask=lg.Band(1, 1)), "cached tokens attend to the 1 after them"),
         (again(make(FOLLOWS)), "the sequence left the length"),
-        (
-            lambda: make(lg.PaTH(DIM, HEADS, ROPE, num_kv_heads=1), route="expanded")(X),
-            "expected route 'absorbed' or 'auto'",
-        ),
+        (lambda: make(lg.PaTH(DIM, HEADS, ROPE, num_kv_heads=1), route="expanded")(X), "route 'absorbed' or 'auto'"),
         (calling(cache=lg.LongitudeCacheLayer()), "LatentCacheLayer of width 14.*got one of LongitudeCacheLayer"),
         (again(cache=LatentCacheLayer()), "width 14.*got one of width 12"),
         (

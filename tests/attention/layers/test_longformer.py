@@ -1,6 +1,4 @@
-"""Longformer's attention against transformers', against its formula pair by pair, and its price."""
-
-import math
+"""Longformer's attention against transformers', against attention under a mask, and its price."""
 
 import pytest
 import torch
@@ -8,7 +6,6 @@ from transformers import LongformerConfig
 from transformers.models.longformer import modeling_longformer
 
 import longitude as lg
-from longitude.attention.heads import split_heads
 from longitude.attention.layers.longformer import LongformerAttention
 from longitude.testing.memory_use import memory_of
 from tests.support import close, random, refused_calls
@@ -91,43 +88,20 @@ def test_equals_transformers(case, length, exact):
         close(a, b, atol=1e-10)
 
 
-# ---- the formula, pair by pair --------------------------------------------------------------------------------------------
-def by_hand(m: LongformerAttention, x, chosen, documents, causal: bool, bias=None) -> torch.Tensor:
-    """One softmax per query, over the set that the class states; bias [H, L, L] added to the scores."""
-    length = x.shape[1]
-    near = {name: split_heads(getattr(m, f"{name}_proj")(x), HEADS) for name in "qkv"}
-    far = {name: split_heads(getattr(m, f"global_{name}_proj")(x), HEADS) for name in "qkv"}
-    out = torch.zeros_like(near["q"])
-    for b in range(len(x)):
-        for i in range(length):
-            if documents[b, i] < 0:
-                continue
-            of = far if chosen[b, i] else near
-            keys = [
-                j
-                for j in range(length)
-                if documents[b, j] == documents[b, i]
-                and (chosen[b, i] or chosen[b, j] or abs(i - j) <= m.window)
-                and (not causal or j <= i)
-            ]
-            scores = (of["k"][b][:, keys] @ of["q"][b, :, i, :, None])[..., 0] / math.sqrt(DIM // HEADS)
-            if bias is not None:
-                scores = scores + bias[:, i, keys]
-            out[b, :, i] = (scores.softmax(-1)[:, None] @ of["v"][b][:, keys])[:, 0]
-    return m.o_proj(out.transpose(1, 2).flatten(2))
-
-
+# ---- a mask -------------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
 @pytest.mark.parametrize("length", [1, 7, 30])
 @pytest.mark.parametrize("encoding", [None, lg.ALiBi(HEADS)], ids=["plain", "offsets"])
-def test_equals_its_formula(length, causal, encoding):
-    m, x = layer(encoding, causal=causal), tokens(length)
-    order = torch.arange(length)
+def test_with_equal_projections_it_is_attention_under_a_mask(length, causal, encoding):
+    m, full = layer(encoding, causal=causal), lg.MultiHeadAttention(DIM, HEADS, encoding=encoding, bias=True).double()
+    for n in "qkv":
+        getattr(m, f"global_{n}_proj").load_state_dict(getattr(m, f"{n}_proj").state_dict())
+    full.load_state_dict(m.state_dict(), strict=False)
+    order, x = torch.arange(length), tokens(length)
     chosen = torch.stack([order % 9 == 0, (order == 3) | (order == 4)])
     documents = torch.stack([order // 13, torch.where(order < 2, -1, 0)])
-    bias = None if encoding is None else encoding.bias(order, order).double()
-    out = m(x, tokens=chosen, documents=documents)
-    expected = by_hand(m, x, chosen, documents, causal, bias)
+    mask = (lg.Band(WINDOW, WINDOW) | lg.Global(chosen)) & (lg.Causal() if causal else lg.NoMask())
+    out, expected = m(x, tokens=chosen, documents=documents), full(x, mask=mask, documents=documents)
     close(out[documents >= 0], expected[documents >= 0])
     close(out[1, :2], m.o_proj.bias.expand(min(2, length), -1))  # padding
 

@@ -74,10 +74,7 @@ test_refusals = refused_calls(
         (lambda: lg.MultiHeadAttention(16, 4, 3), "num_kv_heads to divide num_heads, got 3 and 4"),
         (lambda: lg.MultiHeadAttention(16, 4, encoding="rope"), "got 'rope'; build one"),
         # the encoding's context would not know of documents in the mask alone
-        (
-            lambda: GATED(tokens().float(), mask=lg.Documents(RUNS)),
-            "pass documents and padding as documents=",
-        ),
+        (lambda: GATED(tokens().float(), mask=lg.Documents(RUNS)), "pass documents and padding as documents="),
     ]
 )
 

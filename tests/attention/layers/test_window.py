@@ -72,34 +72,6 @@ def test_raw_keys_are_rotated_by_their_positions():
     close(decoded(attention, X, (9, 1, 1, 5, 1, 6), attention.cache_layer()), attention(X))
 
 
-BY_ROW = torch.stack([torch.arange(LENGTH) * 2, torch.arange(LENGTH) + 7])
-
-
-@pytest.mark.parametrize(
-    ("name", "positions", "following"),
-    [
-        ("alibi", 5, [22]),
-        ("alibi", BY_ROW, [33, 24]),
-        ("alibi", BY_ROW[0], [33]),
-        ("mrope", BY_ROW[..., None].expand(2, LENGTH, 3), [33, 24]),
-    ],
-    ids=["int", "rows", "one row", "axes"],
-)
-@torch.no_grad()
-def test_positions_are_those_of_what_is_left(name, positions, following):
-    attention = layer(name)
-    whole, cache, outs = attention(X, positions=positions), attention.cache_layer(), []
-    for start, stop in ((0, 9), (9, 10), (10, 16), (16, 17)):
-        if isinstance(positions, int):
-            own = None if start else positions
-        else:
-            own = positions[start:stop] if positions.dim() == 1 else positions[:, start:stop]
-        outs.append(attention(X[:, start:stop], positions=own, cache=cache))
-    close(torch.cat(outs, 1), whole[:, :17])
-    assert torch.as_tensor(cache.next_positions()).flatten().tolist() == following
-    assert isinstance(cache.positions, int) == isinstance(positions, int)
-
-
 @torch.no_grad()
 def test_text_continues_after_the_largest_position_even_if_it_is_dropped():
     attention, x = layer("mrope", 3), X[:1, :8]
