@@ -11,60 +11,27 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 import longitude as lg
 from longitude.attention.grouped_heads import pool_heads
 from longitude.attention.layers.cross import CrossAttention
-from tests.support import close, random, refused_calls
+from tests.support import random, refused_calls
 
 DIM, HEADS, SIZE = 32, 8, 4
 
 
-def make(num_kv_heads=HEADS, **options) -> lg.MultiHeadAttention:
+def make(**options) -> lg.MultiHeadAttention:
     torch.manual_seed(3)
-    return lg.MultiHeadAttention(DIM, HEADS, num_kv_heads, lg.Rotary(SIZE, "half"), **options).double()
-
-
-def tokens(batch: int, length: int, seed: int = 0) -> torch.Tensor:
-    return random(batch, length, DIM, seed=seed)
-
-
-def spread(grouped: lg.MultiHeadAttention) -> lg.MultiHeadAttention:
-    """The multi-head layer in which query head h has a copy of head h // (H / Hkv) of keys and values."""
-    wide, each = make(bias=grouped.k_proj.bias is not None), HEADS // grouped.num_kv_heads
-    wide.load_state_dict(copied(grouped.state_dict(), each))
-    return wide
-
-
-def copied(state, each: int):
-    """Head h of keys and values becomes the heads each * h .. each * h + each - 1."""
-    return {
-        name: x.unflatten(0, (-1, SIZE)).repeat_interleave(each, 0).flatten(0, 1) if name[:2] in ("k_", "v_") else x
-        for name, x in state.items()
-    }
-
-
-# ---- the published order ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("num_kv_heads", [1, 2, 4, 8])
-def test_query_head_h_reads_head_h_over_group_size(num_kv_heads):
-    """In the layer, whole and through its cache (Ainslie et al. 2023; repeat_interleave, not tiling)."""
-    grouped, x = make(num_kv_heads, bias=True), tokens(2, 17)
-    wide = spread(grouped)
-    close(grouped(x), wide(x))
-    with torch.no_grad():
-        cache = grouped.cache_layer()
-        chunks = [grouped(x[:, :9], cache=cache), *(grouped(x[:, t : t + 1], cache=cache) for t in range(9, 17))]
-    assert cache.keys.shape[1] == num_kv_heads
-    close(torch.cat(chunks, 1), wide(x))
+    return lg.MultiHeadAttention(DIM, HEADS, HEADS, lg.Rotary(SIZE, "half"), **options).double()
 
 
 def test_cross_attention_groups_heads_alike():
     torch.manual_seed(0)
     grouped, wide = CrossAttention(DIM, HEADS, 2), CrossAttention(DIM, HEADS)
-    wide.load_state_dict(copied(grouped.state_dict(), 4))
-    x, source = tokens(2, 5).float(), tokens(2, 9, 1).float()
+    for name, x in grouped.state_dict().items():
+        each = x.unflatten(0, (2, SIZE)).repeat_interleave(4, 0).flatten(0, 1) if name[:2] in ("k_", "v_") else x
+        wide.get_parameter(name).data.copy_(each)
+    x, source = (random(2, length, DIM, dtype=torch.float32) for length in (5, 9))
     assert_close(grouped(x, source), wide(x, source))
 
 
-# ---- pooling a layer -------------------------------------------------------------------------------------------------
-
-
+# ---- pooling ---------------------------------------------------------------------------------------------------------
 def test_a_head_is_the_mean_of_its_group():
     layer = make(bias=True)
     before, after = layer.state_dict(), pool_heads(layer, 2).state_dict()
@@ -73,7 +40,6 @@ def test_a_head_is_the_mean_of_its_group():
         assert_close(after[name], tensor.unflatten(0, (2, 4, SIZE)).mean(1).flatten(0, 1) if pooled else tensor)
 
 
-# ---- pooling a model -------------------------------------------------------------------------------------------------
 SHAPE = {"vocab_size": 40, "hidden_size": DIM, "num_hidden_layers": 2, "num_attention_heads": HEADS}
 
 

@@ -103,14 +103,6 @@ def test_autocast_changes_nothing(encoding):
 
 
 # ---- weights and dropout ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("encoding", [None, lg.ALiBi(4)], ids=["plain", "alibi"])
-def test_weights_sum_to_one_and_make_the_output(encoding):
-    q, k, v = inputs = qkv(7, 9, kv_heads=2)
-    out, weights = lg.attend(q, k, v, encoding=encoding, return_weights=True)
-    assert weights.shape == (2, 4, 7, 9)
-    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 4, 7, dtype=torch.float64))
-    same(weights @ v.repeat_interleave(2, 1), out, [v], 1e-12)
-    same(out, lg.attend(q, k, v, encoding=encoding), inputs)
 
 
 def test_weights_after_dropout_are_those_that_make_the_output():

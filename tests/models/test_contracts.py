@@ -224,7 +224,7 @@ def test_the_loss_is_that_of_the_logits(kind, adapted, build):
     for training in (False, True):
         out = model.train(training)(**x, skip_logits=False)
         assert torch.autograd.grad(out.loss, out.logits, retain_graph=True)[0].abs().max() > 0
-        for items in (None, torch.tensor(40)):
+        for items in (None, 40, torch.tensor(40)):
             theirs = ForCausalLMLoss(out.logits, x["labels"], 61, num_items_in_batch=items, shift_labels=shifted)
             torch.testing.assert_close(model(**x, num_items_in_batch=items).loss.float(), theirs.float())
         torch.testing.assert_close(model(**x, skip_logits=True).loss, out.loss)

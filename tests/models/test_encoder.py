@@ -32,19 +32,6 @@ def test_packed_documents_are_separate(spec, build, ids):
     close(parameter_gradients(packed.loss, model), parameter_gradients(loss, model), 1e-10)
 
 
-@torch.no_grad()
-def test_alibi_falls_off_on_both_sides(build, ids):
-    """The first block's weights by hand: softmax(q.k/sqrt(d) - m |i - j|), m = 2^(-8h/H)."""
-    model, x = build("alibi", num_key_value_heads=4), ids(2, 9)
-    weights = model(x, output_attentions=True).attentions[0]
-    block = model.model.layers[0]
-    h = block.mixer_norm(model.model.embed_tokens(x) * 4.0)
-    q, k = ((h @ p.weight.T).view(2, 9, 4, 4).transpose(1, 2) for p in (block.mixer.q_proj, block.mixer.k_proj))
-    slopes = torch.tensor([0.25, 0.0625, 0.015625, 0.00390625], dtype=torch.float64)
-    distance = (torch.arange(9)[:, None] - torch.arange(9)).abs()
-    close(weights, (q @ k.mT / 2 - slopes[:, None, None] * distance).softmax(-1))
-
-
 def test_the_config_holds_what_the_encoder_has(build):
     """T5's buckets are those for both sides; what has no such option stays; a list and layers of their own, too."""
     assert build("t5").config.encoding["bidirectional"] and build("t5").model.encodings[0].bidirectional

@@ -22,15 +22,6 @@ def loss_of(hidden, weight, targets, items=None):
     return next_token_loss(hidden, lambda x: F.linear(x, weight), VOCABULARY, targets, items)
 
 
-def test_equals_cross_entropy():
-    hidden, weight, targets = problem()
-    theirs = F.cross_entropy((hidden @ weight.T).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
-    close(loss_of(hidden, weight, targets), theirs)
-    count = int((targets != IGNORED).sum())
-    for items in (100, torch.tensor(100)):
-        close(loss_of(hidden, weight, targets, items), theirs * count / 100)
-
-
 @pytest.mark.parametrize("held", [1, VOCABULARY, 7 * VOCABULARY + 3, 50 * VOCABULARY, 51 * VOCABULARY])
 def test_chunks_are_the_whole(held, monkeypatch):
     """51 tokens in chunks of 1, 1, 7, 50 and 51: loss and gradients."""
@@ -67,12 +58,3 @@ def test_half_precision_sums_in_float32():
     logits = (hidden @ weight.T).double().flatten(0, 1)
     exact = F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED)
     torch.testing.assert_close(loss.double(), exact, atol=0, rtol=1e-6)
-
-
-def test_the_loss_predicts_nothing_from_padding_nor_across_documents(build, ids):
-    """Each position alone: its share of the gradient of the embeddings that it reads."""
-    model, x = build("none"), ids(1, 6)
-    mask, documents = torch.tensor([[0, 0, 1, 1, 1, 1]]), torch.tensor([[0, 0, 0, 0, 1, 1]])
-    expected = model(x[:, 2:4], labels=x[:, 2:4]).loss + model(x[:, 4:], labels=x[:, 4:]).loss
-    loss = model(x, labels=x, attention_mask=mask, document_ids=documents).loss
-    close(2 * loss, expected)

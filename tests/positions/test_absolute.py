@@ -164,7 +164,9 @@ test_wrong_options = refused_calls(
     [
         (lambda: lg.Sinusoidal(1, frequencies="tensor2tensor"), "dim of 2 or more for frequencies of tensor2"),
         (lambda: lg.Sinusoidal(4, base=0.0), "base"),
-        (lambda: lg.Sinusoidal(4, base=float("nan")), "base"),
+        (lambda: lg.Sinusoidal(4, base=float("nan")), "base above 0, got nan"),
+        (lambda: lg.Sinusoidal(4, base=math.inf), "base above 0, got inf"),
+        (lambda: lg.Sinusoidal(4, base=True), "base above 0, got True"),
         (lambda: lg.Sinusoidal(4, layout="halves"), "'interleaved' or 'half', got 'halves'"),
         (lambda: lg.Sinusoidal(4, frequencies="t2t"), "'paper' or 'tensor2tensor', got 't2t'"),
         (lambda: lg.Sinusoidal(4).embed(X, AT([5])), r"Sinusoidal: expected \[2\] or \[1, 2\], got \[1\]"),

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 import longitude as lg
-from longitude.errors import check_flags, check_positive, check_sizes
 from longitude.positions.base import ENCODINGS
 from longitude.positions.coordinates import canonical, explicit, require_positions, wide
 from longitude.registry import options_of
@@ -73,21 +72,6 @@ def test_a_flag_is_true_or_false(name: str) -> None:
     for flag in (option for option, p in options_of(ENCODINGS[name]).items() if isinstance(p.default, bool)):
         with pytest.raises(ValueError, match=f": expected {flag} to be True or False, got 'no'"):
             lg.testing.example(name, **{flag: "no"})()
-
-
-CHECKS = (
-    (check_positive, (1e-9, 3, 1e300), (0, -1, 0.0, -0.5, math.inf, math.nan, True, "3", None), "above 0"),
-    (check_flags, (True, False), (0, 1, "true", None), "to be True or False"),
-    (check_sizes, (1, 10**9), (0, -1, 1.0, 2.5, True, "3", None), "to be an int of 1 or more"),
-)
-
-
-@pytest.mark.parametrize(("check", "right", "wrong", "message"), CHECKS)
-def test_checks_of_options(check, right: tuple, wrong: tuple, message: str) -> None:
-    check("me", **{f"option_{n}": value for n, value in enumerate(right)})
-    for value in wrong:
-        with pytest.raises(ValueError, match=f"me: expected b {message}, got {value!r}"):
-            check("me", a=right[0], b=value)
 
 
 # ---- positions -------------------------------------------------------------------------------------------------------

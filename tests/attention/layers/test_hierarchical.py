@@ -9,7 +9,8 @@ from torch import Tensor
 import longitude as lg
 from longitude.attention.layers.hierarchical import HierarchicalAttention, blocks, function, hierarchical_attention
 from longitude.positions.composed import compose
-from tests.support import close, gradients, refused_calls
+from longitude.testing import fill
+from tests.support import close, gradients, heads, random, refused_calls
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 ENCODINGS = {
@@ -23,19 +24,13 @@ ENCODINGS = {
 
 
 def built(name: str):
-    torch.manual_seed(5)
-    made = compose(ENCODINGS[name]()).double()
-    for parameter in made.parameters():
-        parameter.data.uniform_(0.1, 1)
-    return made
+    return fill(compose(ENCODINGS[name]()).double(), seed=5)
 
 
 def numbers(length: int, batch: int = 2, dtype: torch.dtype = torch.float64) -> list[Tensor]:
     """q, k, v, gate."""
-    generator = torch.Generator().manual_seed(length)
-    shapes = (HEADS, length, DIM), (KV_HEADS, length, DIM), (KV_HEADS, length, DIM)
-    q, k, v = (torch.randn(batch, *shape, generator=generator, dtype=dtype) for shape in shapes)
-    return [q, k, v, torch.rand(batch, HEADS, length, generator=generator, dtype=dtype)]
+    gate = random(batch, HEADS, length, seed=9, dtype=dtype).sigmoid()
+    return [*heads(length, batch, HEADS, KV_HEADS, DIM, dtype=dtype), gate]
 
 
 # ---- the definition, in other words ----------------------------------------------------------------------------------
