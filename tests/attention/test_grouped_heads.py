@@ -34,7 +34,9 @@ def test_cross_attention_groups_heads_alike():
 # ---- pooling ---------------------------------------------------------------------------------------------------------
 def test_a_head_is_the_mean_of_its_group():
     layer = make(bias=True)
-    before, after = layer.state_dict(), pool_heads(layer, 2).state_dict()
+    new = pool_heads(layer, 2)
+    assert (new.num_kv_heads, new.k_proj.out_features, layer.num_kv_heads) == (2, 2 * SIZE, HEADS)
+    before, after = layer.state_dict(), new.state_dict()
     for name, tensor in before.items():
         pooled = name.startswith(("k_proj", "v_proj"))
         assert_close(after[name], tensor.unflatten(0, (2, 4, SIZE)).mean(1).flatten(0, 1) if pooled else tensor)

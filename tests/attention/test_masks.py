@@ -159,23 +159,6 @@ def test_the_count_sees_a_dense_route():
     assert made.elements >= LENGTH**2
 
 
-NO_SPANS = {
-    "not contiguous": lg.Causal() & lg.Documents(torch.tensor([0, 0, 1, 1, 0, 0, 1, 1, 1])),
-    "middle of a sequence": lg.Causal() & lg.Padding(HOLES),
-    "joined by &": lg.Causal() | lg.Documents(IDS),
-}
-
-
-@pytest.mark.parametrize("words", NO_SPANS)
-def test_what_has_no_spans_is_refused_in_words_and_right_elsewhere(words):
-    inputs, mask = heads(KEYS, num_heads=2), NO_SPANS[words]
-    with pytest.raises(ValueError, match=f"'table' cannot: .*{words}.* can, and 'auto' takes 'sdpa'"):
-        lg.attend(*inputs, mask=mask, backend="table")
-    expected = lg.attend(*inputs, mask=mask, backend="reference")
-    for backend in ("auto", "sdpa", "chunked"):
-        close(lg.attend(*inputs, mask=mask, backend=backend), expected)
-
-
 # ---- mistakes --------------------------------------------------------------------------------------------------------
 test_mistakes_when_made = refused_calls(
     [

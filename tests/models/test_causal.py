@@ -10,6 +10,17 @@ from tests.support import close as near
 close = partial(near, atol=1e-10)
 
 
+@pytest.mark.parametrize("places", [torch.arange(9) + 20, torch.tensor([0, 3, 6, 9, 12, 13, 14, 15, 16])], ids=str)
+@torch.no_grad()
+def test_a_cache_continues_after_the_positions_that_were_given(places, build, ids):
+    """As [L], [1, L] or [B, L]."""
+    model, x = build(["learned", "rope"]), ids(2, 9)
+    whole = model(x, position_ids=places).logits
+    for given in (places[:5], places[None, :5], places[:5].expand(2, -1)):
+        first = model(x[:, :5], position_ids=given, use_cache=True)
+        close(model(x[:, 5:], past_key_values=first.past_key_values).logits, whole[:, 5:])
+
+
 def test_shared_encodings_are_one_module(build):
     """T5's table serves all layers, as published; clipped's is per layer; equal specs share, others do not."""
     assert len(build("t5").model.encodings) == 1

@@ -7,7 +7,6 @@ import torch
 from transformers import DataCollatorWithFlattening
 from transformers.masking_utils import find_packed_sequence_indices
 
-import longitude as lg
 from longitude.models.streams import documents_of, starting_over
 from tests.support import close as near
 
@@ -148,11 +147,3 @@ def test_refused(marks, message, build, ids):
 def test_several_rows_have_no_common_ends(build, ids):
     with pytest.raises(ValueError, match="documents of one row, the flattened batch; expected batch 1"):
         build("rope")(ids(2, 4), cu_seq_lens_q=ends(0, 2, 4))
-
-
-@torch.no_grad()
-def test_encoders_take_the_marks_too(build, ids):
-    model, x = build("rope", lg.LongitudeForMaskedLM), ids(1, TOKENS)
-    alone = torch.cat([model(part).logits for part in x.split(LENGTHS, 1)], 1)
-    for name in ("document_ids that come back", "seq_idx", "cu_seq_lens", "all of them"):
-        close(model(x, **MARKS[name]).logits, alone)

@@ -77,10 +77,7 @@ ROPES = {
     "plain": ({}, {}),
     "partial": ({"rotary_dim": 4}, {}),
     **{f"proportion {share}": ({"proportion": share}, {}) for share in (0.0, 0.5, 1.0)},
-    "linear": ({"scaling": S.Linear(4.0)}, {"scheme": loops.linear, "numbers": (4.0,)}),
-    "ntk": ({"scaling": S.NTK(4.0)}, {"scheme": loops.ntk, "numbers": (4.0,)}),
     "yarn": ({"scaling": S.YaRN(4.0, 64, beta_fast=4)}, {"scheme": loops.yarn, "numbers": (4.0, 64, 4, 1)}),
-    "llama3": ({"scaling": S.Llama3(4.0, 64)}, {"scheme": loops.llama3, "numbers": (4.0, 64, 1, 4)}),
     "dynamic": ({"scaling": S.DynamicNTK(4.0, 8, follow="row")}, BY_ROW),
     "dynamic by 3": ({"scaling": S.DynamicNTK(4.0, 8, follow="row", step=3)}, BY_ROW | {"step": 3}),
     "declared": ({"scaling": S.DynamicNTK(4.0, 8, max_length=24, follow="declared")}, BY_ROW | {"follow": 24}),
@@ -247,10 +244,8 @@ def decoding(r, seed):
 
 
 def recurrence(r, seed):
-    name = r.choice("retention mamba mamba2 rwkv4 rwkv6 s4d".split())
+    name = r.choice(["retention", "rwkv6", "s4d"])
     options = {"mode": r.choice(["chunked", "recurrent", "parallel"]), "chunk_size": r.randint(1, 9)}
-    if name == "mamba2":
-        options["groups"] = r.choice([1, 2])
     build = testing.mixers.example(name, **options)
     o, loop = build.resolved(), getattr(recurrences, name)
     net = LayerStack(build, layers=1)

@@ -13,14 +13,6 @@ def plain(dim, base):
     return np.array([base ** (-2 * k / dim) for k in range(dim // 2)])
 
 
-def linear(dim, base, length, s):
-    return plain(dim, base) / s, 1.0
-
-
-def ntk(dim, base, length, s):
-    return plain(dim, base * s ** (dim / (dim - 2))), 1.0
-
-
 def dynamic_ntk(dim, base, length, s, trained):
     length = max(length, trained)
     return plain(dim, base * (s * length / trained - (s - 1)) ** (dim / (dim - 2))), 1.0
@@ -37,12 +29,6 @@ def yarn(dim, base, length, s, trained, fast, slow):
     kept = 1 - np.clip((np.arange(dim // 2) - low) / (high - low), 0, 1)
     theta = plain(dim, base)
     return theta / s * (1 - kept) + theta * kept, 0.1 * math.log(s) + 1
-
-
-def llama3(dim, base, length, s, trained, low, high):
-    theta = plain(dim, base)
-    gamma = np.clip((trained * theta / (2 * math.pi) - low) / (high - low), 0, 1)
-    return (1 - gamma) * theta / s + gamma * theta, 1.0
 
 
 def longrope(dim, base, length, s, trained, short, long):

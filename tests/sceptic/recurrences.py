@@ -1,4 +1,7 @@
-"""Mixers as loops over tokens, in float64, written from the papers. x [L, dim] of one document; p: parameters by name."""
+"""Mixers as loops over tokens, in float64, written from the papers. x [L, dim] of one document; p: parameters by name.
+
+The others are compared with the layers of transformers (tests/recurrent).
+"""
 
 import math
 
@@ -11,21 +14,6 @@ def sigmoid(x):
 
 def silu(x):
     return x * sigmoid(x)
-
-
-def softplus(x):
-    return np.log1p(np.exp(x))
-
-
-def convolved(x, weight, bias):
-    """A causal depthwise convolution [C, 1, K]; the last tap meets the token itself."""
-    out = np.zeros_like(x) + bias
-    taps = weight.shape[2]
-    for t in range(len(x)):
-        for n in range(taps):
-            if t - n >= 0:
-                out[t] += weight[:, 0, taps - 1 - n] * x[t - n]
-    return out
 
 
 def retention(x, p, o, first=0):
@@ -55,60 +43,6 @@ def retention(x, p, o, first=0):
             row.append(silu(g[t, h]) * y / np.sqrt((y**2).mean() + 1e-6))
         out[t] = np.concatenate(row)
     return out @ p["o_proj.weight"].T
-
-
-def mamba(x, p, o):
-    u, z = np.split(x @ p["in_proj.weight"].T, 2, 1)
-    u = silu(convolved(u, p["conv1d.weight"], p["conv1d.bias"]))
-    states, rank = p["A_log"].shape[1], p["dt_proj.weight"].shape[1]
-    h, out = np.zeros_like(p["A_log"]), np.zeros_like(u)
-    for t in range(len(x)):
-        read = p["x_proj.weight"] @ u[t]
-        dt, b, c = read[:rank], read[rank : rank + states], read[rank + states :]
-        delta = softplus(p["dt_proj.weight"] @ dt + p["dt_proj.bias"])
-        h = np.exp(-np.exp(p["A_log"]) * delta[:, None]) * h + (delta * u[t])[:, None] * b
-        out[t] = (h @ c + p["D"] * u[t]) * silu(z[t])
-    return out @ p["out_proj.weight"].T
-
-
-def mamba2(x, p, o):
-    heads, groups, states = len(p["A_log"]), o["groups"], o["state_size"]
-    inner = len(p["norm.weight"])
-    every = x @ p["in_proj.weight"].T
-    z, mixed, dt = every[:, :inner], every[:, inner : 2 * inner + 2 * groups * states], every[:, -heads:]
-    mixed = silu(convolved(mixed, p["conv1d.weight"], p["conv1d.bias"]))
-    u, b, c = mixed[:, :inner], mixed[:, inner : inner + groups * states], mixed[:, inner + groups * states :]
-    u, b, c = u.reshape(len(x), heads, -1), b.reshape(len(x), groups, states), c.reshape(len(x), groups, states)
-    out, h = np.zeros((len(x), inner)), np.zeros((heads, states, u.shape[2]))
-    for t in range(len(x)):
-        row = []
-        for n in range(heads):
-            g = n // (heads // groups)
-            delta = softplus(dt[t, n] + p["dt_bias"][n])
-            h[n] = math.exp(-delta * math.exp(p["A_log"][n])) * h[n] + np.outer(b[t, g], delta * u[t, n])
-            row.append(c[t, g] @ h[n] + p["D"][n] * u[t, n])
-        y = (np.concatenate(row) * silu(z[t])).reshape(groups, -1)
-        y = y / np.sqrt((y**2).mean(1, keepdims=True) + 1e-5)
-        out[t] = y.reshape(-1) * p["norm.weight"]
-    return out @ p["out_proj.weight"].T
-
-
-def rwkv4(x, p, o):
-    before = np.vstack([np.zeros_like(x[:1]), x[:-1]])
-
-    def read(name):
-        mu = p[f"time_mix_{name}"][0, 0]
-        return (mu * x + (1 - mu) * before) @ p[f"{name}.weight"].T
-
-    k, v, r = read("key"), read("value"), read("receptance")
-    w, u, out = np.exp(p["time_decay"]), p["time_first"], np.zeros_like(v)
-    for t in range(len(x)):
-        above, below = np.exp(u + k[t]) * v[t], np.exp(u + k[t])
-        for i in range(t):
-            weight = np.exp(-(t - 1 - i) * w + k[i])
-            above, below = above + weight * v[i], below + weight
-        out[t] = above / below
-    return (sigmoid(r) * out) @ p["output.weight"].T
 
 
 def rwkv6(x, p, o):

@@ -44,6 +44,9 @@ SKIPPING = torch.tensor([0, 1, 3, 7, 8, 9])
         ("table", {"return_weights": True}, "it never holds the weights"),
         ("table", {"encoding": lg.ALiBi(HEADS), "k_positions": SKIPPING}, "positions do not count up by one"),
         ("table", {"v": torch.randn(1, HEADS, 6, 5)}, "values as wide as keys, not 5 and 8"),
+        ("table", {"mask": lg.Causal() & lg.Documents(SKIPPING // 3 % 2)}, "not contiguous"),
+        ("table", {"mask": lg.Causal() & lg.Padding(SKIPPING % 3 != 1)}, "middle of a sequence"),
+        ("table", {"mask": lg.Causal() | lg.Documents(SKIPPING)}, "joined by &"),
         ("chunked", {"return_weights": True}, "it never holds the weights"),
     ],
 )

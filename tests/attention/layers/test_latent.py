@@ -1,10 +1,9 @@
-"""Latent attention: equal to its formula by both routes, and one small row per token in the cache."""
+"""Latent attention: one function by both routes, and one small row per token in the cache; tests/checkpoints has DeepSeek's."""
 
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 import longitude as lg
@@ -13,7 +12,7 @@ from longitude.attention.layers.latent import LatentAttention
 from longitude.attention.layers.latent_cache import LatentCacheLayer
 from longitude.positions.base import resolved
 from longitude.testing import mixers
-from tests.support import LargestTensor, close, gradients, random, refused_calls
+from tests.support import LargestTensor, close, random, refused_calls
 
 DIM, HEADS, ROPE = 32, 4, 4
 SIZES = {"kv_rank": 10, "nope_dim": 6, "rope_dim": ROPE, "value_dim": 5}
@@ -41,43 +40,10 @@ def by(layer: LatentAttention, route: str) -> LatentAttention:
     return layer
 
 
-# ---- the formula -----------------------------------------------------------------------------------------------------
-def in_plain_torch(layer: LatentAttention, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """The same matrices through torch.nn alone, causal, rotation of halves."""
-
-    def rotate(x):
-        a, b = x.chunk(2, -1)
-        return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
-
-    def heads(x):
-        return x.unflatten(-1, (layer.num_heads, -1)).transpose(1, 2)
-
-    nope, rope, value = layer.nope_dim, layer.rope_dim, layer.value_dim
-    q = heads(layer.q_proj(x) if layer.q_rank is None else layer.q_up(layer.q_norm(layer.q_down(x))))
-    latent, rotary = layer.kv_down(x).split([layer.kv_rank, rope], -1)
-    k, v = heads(layer.kv_up(layer.kv_norm(latent))).split([nope, value], -1)
-    q = torch.cat([q[..., :nope], rotate(q[..., nope:])], -1)
-    k = torch.cat([k, rotate(rotary[:, None]).expand(-1, layer.num_heads, -1, -1)], -1)
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=(nope + rope) ** -0.5)
-    return layer.o_proj(out.transpose(1, 2).flatten(2))
-
-
-@pytest.mark.parametrize("route", ["expanded", "absorbed"])
-@pytest.mark.parametrize("q_rank", [None, 12])
-@pytest.mark.parametrize(("length", "value_dim"), [(1, 5), (7, 10), (63, 13)])  # narrower than keys, as wide, wider
-def test_it_is_the_same_in_plain_torch(route, q_rank, length, value_dim):
-    layer = make(q_rank=q_rank, value_dim=value_dim, bias=True, route=route)
-    angles = torch.arange(length)[:, None] * 10_000.0 ** (-torch.arange(0, ROPE, 2, dtype=torch.float64) / ROPE)
-    x = tokens(2, length).requires_grad_()
-    ours, theirs = layer(x), in_plain_torch(layer, x, angles.cos(), angles.sin())
-    close(ours, theirs)
-    close(*(gradients(out, [x, *layer.parameters()]) for out in (ours, theirs)), atol=1e-11)
-
-
 # ---- two routes, and the cache, with every encoding ------------------------------------------------------------------
 def of(encoding, **options):
-    """At the size of the laws, with one encoding that fits rotary keys of 8 numbers."""
-    return mixers.MixerExample(LatentAttention, {"rope_dim": 8}, testing.example(encoding, **options))
+    """At the size of the laws, with one encoding that fits rotary keys of 8 numbers, and values wider than keys."""
+    return mixers.MixerExample(LatentAttention, {"rope_dim": 8, "value_dim": 20}, testing.example(encoding, **options))
 
 
 ROW = lg.scaling.DynamicNTK(2.0, 8, follow="row")
@@ -100,8 +66,9 @@ def test_chunks_are_the_whole(name):
 
 
 @pytest.mark.parametrize("mask", [lg.NoMask(), lg.Window(3), lg.Causal() & lg.Padding(torch.arange(63) > 8)], ids=str)
-def test_both_routes_under_a_mask(mask):
-    layer, x = make("alibi"), tokens(2, 63)
+@pytest.mark.parametrize("value_dim", [5, 10, 13])  # narrower than keys, as wide, wider
+def test_both_routes_under_a_mask(mask, value_dim):
+    layer, x = make("alibi", value_dim=value_dim), tokens(2, 63)
     expanded = by(layer, "expanded")(x, mask=mask, return_weights=True)
     close(by(layer, "absorbed")(x, mask=mask, return_weights=True), expanded)
 
@@ -136,17 +103,6 @@ def test_a_whole_pass_holds_no_matrix_of_scores(value_dim):
     assert made.elements < 500 * 500
 
 
-# ---- the cache -------------------------------------------------------------------------------------------------------
-def test_the_cache_holds_the_normalised_latent_and_the_rotated_key():
-    layer, x = make(), tokens(2, 9)
-    cache = layer.cache_layer()
-    layer(x, cache=cache)
-    latent, rotary = layer.kv_down(x).split([10, ROPE], -1)
-    expected = torch.cat([layer.kv_norm(latent), lg.Rotary(ROPE, "half").rotate(rotary[:, None], 0)[:, 0]], -1)
-    close(cache.keys[:, 0], expected)
-    assert cache.values.numel() == 0 and cache.get_seq_length() == 9
-
-
 def test_sizes_by_default_are_those_of_deepseek_v2_lite_in_proportion():
     assert LatentAttention(2048, 16).sizes == (512, 128, 64, 128)
     assert LatentAttention(5120, 2, head_dim=128).sizes == (512, 128, 64, 128)
@@ -163,29 +119,15 @@ def test_a_token_is_576_numbers():
     assert round(2 * 128 * 128 / 576, 1) == 56.9
 
 
+def test_the_scale_may_be_given():
+    x = tokens(2, 9)
+    close(make(scale=10**-0.5)(x), make()(x))
+    assert not torch.allclose(make(scale=0.5)(x), make()(x))
+
+
 def test_a_memory_is_attended_to():
     layer, x = make(), tokens(2, 20)
     close(layer(x[:, 8:], memory=x[:, :8]), layer(x)[:, 8:])
-
-
-# ---- what positions do -----------------------------------------------------------------------------------------------
-def test_only_the_rotary_part_knows_positions():
-    layer, x = make(), tokens(1, 9)
-    places = torch.tensor([0, 4, 5, 9, 11, 30, 31, 77, 90])
-    assert not torch.allclose(layer(x, positions=places), layer(x))
-    close(layer(x, positions=places + 1000), layer(x, positions=places))
-    with torch.no_grad():
-        layer.kv_down.weight[10:] = 0  # no rotary key
-    close(layer(x, positions=places), layer(x))
-
-
-def test_the_scale_takes_deepseeks_second_mscale():
-    yarn = lg.scaling.YaRN(factor=40.0, original_max_length=4096, mscale=1.0, mscale_all_dim=1.0)
-    encoding = lg.Rotary(ROPE, "interleaved", scaling=yarn)
-    layer, x = make(encoding), tokens(1, 9)
-    by_hand = make(encoding, scale=10**-0.5 * 1.3688879454113936**2)  # 0.1 ln 40 + 1, squared
-    close(layer(x), by_hand(x))
-    assert not torch.allclose(layer(x), make(encoding, scale=10**-0.5)(x))
 
 
 def test_a_model_gives_encodings_the_rotary_size():

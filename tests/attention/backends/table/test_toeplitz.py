@@ -16,10 +16,8 @@ from tests.attention.backends.table.written_out import (
     CAUSAL,
     EACH,
     KINDS,
-    answer,
     by_tiles,
     compare,
-    dense,
     distance,
     named,
     narrowed,
@@ -27,7 +25,7 @@ from tests.attention.backends.table.written_out import (
     ours,
     tensors,
 )
-from tests.support import LargestTensor, close
+from tests.support import LargestTensor
 
 BANDS = {"causal": CAUSAL, "all": (None, None), "window": (0, 39), "own": (0, 0), "sides": (-3, 70), "past": (5, 90)}
 SETS = [kinds for count in range(5) for kinds in combinations(KINDS, count)]
@@ -89,35 +87,6 @@ def test_rows_without_keys(kinds):
         assert (got["out"][:, :, empty] == 0).all() and (got["lse"][:, :, empty] == -math.inf).all()
         assert all((got[name][:, :, empty] == 0).all() for name in ("dq", "dq_level") if name in got)
         assert all(t.isfinite().all() for name, t in got.items() if name != "lse")
-
-
-@pytest.mark.parametrize("kinds", [("table",), tuple(KINDS)], **named)
-def test_layouts_do_not_matter(kinds):
-    """Slices of a projection [B, L, 3, H, D], of levels for more tokens, [B, tokens, H], of wider vectors and tables."""
-    x = tensors(kinds, 131, 131, 60)
-    expected = compare(x, near=60)
-    fused = torch.stack([x[name].transpose(1, 2) for name in "qkv"], 2)
-    strided = {name: fused[:, :, i].transpose(1, 2) for i, name in enumerate("qkv")}
-    strided["table"] = F.pad(x["table"], (2, 2)).T.contiguous().T[:, 2:-2]
-    for name in x.keys() - strided.keys():
-        if "level" in name:
-            strided[name] = F.pad(x[name], (3, 4)).transpose(1, 2).contiguous().transpose(1, 2)[:, :, 3:-4]
-        else:
-            strided[name] = F.pad(x[name], (1, 2, 5, 0)).transpose(0, 1).contiguous().transpose(0, 1)[:, 5:, 1:-2]
-    assert not any(t.is_contiguous() for t in strided.values())
-    for name, t in answer(ours, strided, near=60, low=0, high=None, scale=0.4).items():
-        close(t, expected[name], rtol=1e-12)
-
-
-@pytest.mark.parametrize("wanted", ["qkv", ["table"]])
-def test_gradients_of_those_that_want_them(wanted):
-    """A fixed table; and the table alone."""
-    found = []
-    for attention in (ours, dense):
-        x = {name: t.requires_grad_(name in wanted) for name, t in tensors(["table"], 150, 150).items()}
-        out, _ = attention(x, near=0, low=0, high=None, scale=0.4)
-        found.append(torch.autograd.grad(out.sum(), [x[name] for name in wanted]))
-    close(*found, atol=1e-10)
 
 
 def test_double_backward_raises():
