@@ -110,6 +110,13 @@ def test_changed_and_copied_encodings_have_their_own():
     assert not encoding.state_dict() and "table" not in repr(vars(encoding))
 
 
+def test_a_table_made_in_inference_mode_serves_training():
+    q, k, v = (torch.randn(1, 2, 6, 4, requires_grad=True) for _ in range(3))
+    with torch.inference_mode():
+        lg.attend(q, k, v, encoding=lg.ALiBi(2), backend="sdpa")
+    lg.attend(q, k, v, encoding=lg.ALiBi(2), backend="sdpa").sum().backward()
+
+
 def test_fake_tensors_leave_no_table_behind():
     from torch._subclasses.fake_tensor import FakeTensorMode
 

@@ -7,6 +7,7 @@ import torch
 from transformers import DataCollatorWithFlattening
 from transformers.masking_utils import find_packed_sequence_indices
 
+from longitude.attention.documents import runs_of
 from longitude.models.streams import documents_of, starting_over
 from tests.support import close as near
 
@@ -86,6 +87,11 @@ def test_restarts_are_those_of_transformers():
         ours = documents_of(3, 17, None, places, None, True)
         assert (ours is None) == (theirs is None)
         assert ours is None or torch.equal(ours, theirs)
+
+
+def test_runs_are_counted_from_the_first_token():
+    documents = torch.tensor([[0, 0, 1, 1, 0, 0], [-1, 3, 3, -1, 3, 5]])
+    assert runs_of(documents).tolist() == [[0, 0, 1, 1, 2, 2], [-1, 0, 0, -1, 0, 1]]
 
 
 def test_positions_that_mark_nothing(build, ids):
