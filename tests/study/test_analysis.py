@@ -11,7 +11,7 @@ import pytest
 from longitude.measure import interval, t_interval
 from longitude.measure.retrieval import scoring
 from longitude.report.wording import percent
-from longitude.study.analysis import analyse
+from longitude.study.analysis import analyse, verdict
 from longitude.study.answers import longest_solved, share
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK
 from longitude.study.report import table, write_report
@@ -91,6 +91,10 @@ def test_what_learned_too_little_is_named_though_it_holds(tmp_path):
     assert {label: line(frame, label, 512)["verdict"] for label in bits} == {"none": WEAK, "alibi": HOLDS, "rope": LOST}
     assert line(frame, "none", 512)["failed"] == ("loss", "context") and line(frame, "rope", 512)["failed"] == (
         "holding",
+    )
+    assert verdict(analyse(run)) == (
+        'At 512 bytes, 2 times the training length, alibi holds; "none" holds, but it learned less; rope does not; "none" '
+        'learned less than trigrams; "none" learned nothing from context.'
     )
     text, shown = conclusion(run), printed(run, 120)
     assert '"none" (' in text and "holds, but it learned less; rope" in text
@@ -336,6 +340,10 @@ def test_the_whole_sentence_of_answers(tmp_path):
         "beats rope, the next best, by 97 [94, 99] points of a hundred (one seed, 200 examples); learned was not "
         "measured at that length; t5 failed; intervals are over 200 examples with one seed, so they do not cover training "
         "again."
+    )
+    assert verdict(analyse(run)) == (
+        "At 32 symbols, 2 times the training length, alibi:future=one-sided solves reverse; rope does not; rope and "
+        "learned solve up to 16."
     )
 
 

@@ -67,6 +67,18 @@ def test_a_bias_is_drawn_before_and_after_training(tmp_path):
     }
 
 
+def test_a_forbidden_side_is_not_drawn_and_a_decoder_has_no_future(tmp_path):
+    shape = {"layers": 1, "hidden": 16, "heads": 2, "train_length": 4}
+    run = analyse(
+        write_answers(tmp_path, {"alibi:future=one-sided": (1.0,)}, test_lengths=(8,), documents=4, **shape)
+    ).run
+    save(build_model(run.config, "alibi:future=one-sided", 0), run.of("alibi:future=one-sided")[0].folder)
+    [figure] = drawn("biases", analyse(tmp_path))
+    spec = figure.chart.to_dict()
+    encoder, decoder = ([line["offset"] for line in values(spec, "line", panel)] for panel in spec["concat"])
+    assert encoder == [list(range(9)), list(range(-8, 1))] and decoder == [list(range(9)), [0]]
+
+
 def test_without_checkpoints_there_are_no_biases(tmp_path):
     assert drawn("biases", analyse(write_run(tmp_path, {"alibi": (2.5,)}, test_lengths=(256,)))) == []
 

@@ -5,12 +5,15 @@ import json
 import os
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 
 import pandas as pd
 import pytest
 
+from longitude.measure import read_rows, write_rows
+from longitude.measure.rows import from_frame
 from longitude.report import figure
 from longitude.study.analysis import analyse, clauses, summary, verdict
 from longitude.study.pictures import figures
@@ -59,6 +62,9 @@ def run(tmp_path_factory):
     path = tmp_path_factory.mktemp("run")
     states = {("sinusoidal", 0): {"status": "diverged", "step": 117, "reason": EVIL}}
     write_run(path, states=states, source=EVIL, methods=("non-overlapping", "sliding", "per-position"))
+    training = {"learning_rate": 0.005, "train_steps": 260, "train_seconds": 43.2, "flops_per_token": 2_345_678.0}
+    rows = from_frame(read_rows(path / "results.parquet"))
+    write_rows([replace(row, **training) for row in rows], path / "results.parquet")
     assert write_report(analyse(path)) == path / "report.html"
     return path
 
@@ -97,6 +103,9 @@ def test_page_and_charts_hold_the_numbers_of_the_analysis(run, html):
     assert verdict(analyse(run)) in text
     assert all(clause[1:] in text for clause in clauses(analyse(run)))
     rows = {row[0]: row[1:] for row in page.rows[1:8]}
+    took = next(i for i, row in enumerate(page.rows) if row[1] == "learning rate")
+    assert page.rows[took] == ["encoding", "learning rate", "steps", "seconds", "MFLOPs per token"]
+    assert [cell.strip() for cell in page.rows[took + 3]] == ["rope", "0.005", "260", "43.2", "2.35"]
     for found in summary(analyse(run)).to_dict("records"):
         cell = rows["sinusoidaldiverged at step 117" if found["label"] == "sinusoidal" else found["label"]]
         shown = cell[3 + (256, 512, 1024, 2048, 4096).index(found["length"])]

@@ -30,6 +30,7 @@ from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
 from longitude.study.results import Run, ngrams_named
+from longitude.study.tables import number, training
 from longitude.study.tasks.base import of_task
 
 KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
@@ -64,6 +65,7 @@ def write_report(analysis: Analysis) -> Path:
         tables={name_of(method): _table(analysis, method) for method in run.methods},
         comparisons=_comparisons(analysis),
         learned=_learned(analysis),
+        training=_training(run),
         judged=run.task.kind == "answers" or bool(run.beyond),
         encodings=[(label, _described(label)) for label in run.labels],
         undone=[(trial, state(trial)) for trial in run.undone],
@@ -224,6 +226,20 @@ def _learned(analysis: Analysis) -> list[dict[str, Any]]:
         for each in analysis.criterion.learned.values()
         if each.best is not None
     ]
+
+
+def _training(run: Run) -> dict[str, Any]:
+    """What the training of each label was and took: heads, and lines of (number, words, small words)."""
+    columns = {name: values for name, values in training(run).items() if any(values.values())}
+    if "flops_per_token" in columns:
+        millions = {label: each and each / 1e6 for label, each in columns.pop("flops_per_token").items()}
+        columns["MFLOPs_per_token"] = millions
+    lines = {label: [(values[label], number(values[label]), "") for values in columns.values()] for label in run.labels}
+    for label, choice in run.choices.items():
+        tried = ", ".join(f"{rate:g}" for rate in choice.losses)
+        lines[label][0] = (choice.rate, "none" if choice.rate is None else f"{choice.rate:g}", f"of {tried}")
+    heads = [name.removeprefix("train_").replace("_", " ") for name in columns]
+    return {"heads": heads, "lines": lines}
 
 
 def _estimate(found: Estimate | None, form: Callable[[float], str]) -> tuple[float | str, str, str]:

@@ -64,7 +64,7 @@ def markdown(analysis: Analysis) -> str:
     longest = run.lengths[-1]
     parts = [conclusion(analysis), as_markdown(heads, lines)]
     if columns := {name: values for name, values in training(run).items() if any(values.values())}:
-        cells = [[label, *(_number(values[label]) for values in columns.values())] for label in run.labels]
+        cells = [[label, *(number(values[label]) for values in columns.values())] for label in run.labels]
         parts.append(as_markdown(["encoding", *(name.replace("_", " ") for name in columns)], cells))
     if pairs := analysis.compared(longest):
         parts += [f"At {longest} {run.task.unit}:", comparisons(pairs, criterion)]
@@ -99,7 +99,7 @@ def reach(length: Effective) -> str:
     return value if low == high else f"{value} ({low} to {high})"
 
 
-def _number(value: float | None) -> str | None:
+def number(value: float | None) -> str | None:
     """1,024, 0.004, 3.1e+07."""
     return None if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
 

@@ -11,6 +11,7 @@ import torch
 
 from longitude.checkpoints.quiet import quiet
 from longitude.positions.base import Encoding
+from longitude.positions.bias import FORBIDDEN
 from longitude.positions.composed import Composed
 from longitude.report.figure import EDGE, GREY, Figure, colour_of, themed
 from longitude.study.analysis import Analysis
@@ -62,13 +63,14 @@ def _drawn(run: Run, trial: TrialResult) -> Iterator[tuple[str, list[dict[str, A
     with quiet():
         after = _encodings(run.task.model.from_pretrained(trial.folder))
     for kind, layers in before.items():
+        causal = run.task.stack == "decoder" or "decoder" in kind[0]
         for place in sorted({0, len(layers) - 1}):
             fixed = not any(True for _ in after[kind][place].parameters())
             states = {"after": layers} if fixed else {"before": layers, "after": after[kind]}
             points = [
                 {"label": trial.label, "state": state, **point}
                 for state, modules in states.items()
-                for point in _lines(modules[place], run)
+                for point in _lines(modules[place], run, causal)
             ]
             words = trial.label + (f", {kind[1]}" if len({kind for _, kind in before}) > 1 else "") + kind[0]
             words += f", layer {place + 1} of {len(layers)}" if len(layers) > 1 else ""
@@ -88,13 +90,13 @@ def _encodings(model: Any) -> dict[tuple[str, str], list[Encoding]]:
 
 
 @torch.no_grad()
-def _lines(module: Encoding, run: Run) -> list[dict[str, Any]]:
+def _lines(module: Encoding, run: Run, causal: bool) -> list[dict[str, Any]]:
     """Its bias for the last query of the longest window, a line for each head; none where tokens decide it, or it has none."""
     longest = max(run.task.positions(length) for length in (run.lengths[-1], run.train_length))
     offsets = np.unique(
         [*np.geomspace(1, longest, POINTS).astype(int) - 1, *(tick for tick in TICKS if tick < longest)]
     )
-    if run.task.stack != "decoder":
+    if not causal:
         offsets = np.unique([*-offsets, *offsets])
     try:
         bias = module.bias(torch.tensor([longest - 1]), longest - 1 - torch.from_numpy(offsets))
@@ -102,7 +104,7 @@ def _lines(module: Encoding, run: Run) -> list[dict[str, Any]]:
         return []
     drawn = []
     for head, values in enumerate(bias[:, 0].double().numpy(), 1):
-        finite = np.isfinite(values)  # a one-sided bias forbids the rest
+        finite = np.isfinite(values) & (values > FORBIDDEN)  # a one-sided bias forbids the rest
         drawn.append({"head": head, "offset": offsets[finite].tolist(), "bias": values[finite].round(4).tolist()})
     return drawn
 

@@ -118,7 +118,9 @@ def _maps(run: Run, cells: Any, places: str, words: str, losses: bool = False, e
     scale: dict[str, Any] = {"type": "log", "base": 2} if octaves else {"zero": False}
     axis = alt.Axis(format="d", values=ticks, tickMinStep=1, grid=False, labelFlush=False, **lines.SPARSE)
     x = alt.X("left:Q", title=places, scale=alt.Scale(domain=[left, right], nice=False, **scale), axis=axis)
-    legend = alt.Legend(title=f"{words}, {'lower' if losses else 'higher'} is better", format=form, orient="top")
+    legend = alt.Legend(
+        title=f"{words}, {'lower' if losses else 'higher'} is better", format=form, orient="top", tickCount=4
+    )
     colour = alt.Color("value:Q", legend=legend, scale=alt.Scale(domain=[low, high], scheme="viridis", reverse=losses))
     tooltip = [
         alt.Tooltip("label:N", title="encoding"),
@@ -132,7 +134,9 @@ def _maps(run: Run, cells: Any, places: str, words: str, losses: bool = False, e
     for label in filter(set(cells["label"]).__contains__, run.labels):
         squares = lines.of_labels(cells[cells["label"] == label].to_dict("records"))
         squares = squares.encode(alt.Y("length:O", title=f"length, {run.task.unit}"))
-        layers = [squares.mark_rect(stroke=PAPER, strokeWidth=1).encode(x, colour, x2="right:Q", tooltip=tooltip)]
+        layers = [
+            squares.mark_rect(stroke=PAPER, strokeWidth=1, aria=False).encode(x, colour, x2="right:Q", tooltip=tooltip)
+        ]
         if cells["from"].nunique() <= WRITTEN:
             ink = alt.condition(dark, alt.value("#fff"), alt.value("#000"))
             number = alt.Text("value:Q", format=form)

@@ -4,9 +4,11 @@ from collections.abc import Iterator
 
 import altair as alt
 
-from longitude.report.figure import Figure, colour_of, themed
+from longitude.report.figure import Figure, apart, colour_of, themed
 from longitude.study.analysis import Analysis
 from longitude.study.pictures import PICTURES, lines
+
+HEIGHT = 300
 
 
 @PICTURES.register("throughput")
@@ -34,7 +36,7 @@ def throughput(analysis: Analysis) -> Iterator[Figure]:
     labels = [label for label in run.labels if any(point["label"] == label for point in points)]
     colours = alt.Scale(domain=labels, range=[colour_of(run.labels.index(label)) for label in labels])
     colour = alt.Color("label:N", scale=colours, legend=None)
-    share = {"answers": ".0%"}.get(run.task.kind, ".3f")
+    share = ".0%" if run.task.kind == "answers" else ".2f"
     rates = [point["tokens"] for point in points]
     x = lines.x_axis(
         "tokens",
@@ -43,7 +45,7 @@ def throughput(analysis: Analysis) -> Iterator[Figure]:
         format="~s",
         tickCount=6,
     )
-    y = lines.y_axis(lines.axis_title(run), lines.domain_of([point["value"] for point in points]))
+    y = lines.y_axis(lines.axis_title(run), lines.domain_of([point["value"] for point in points]), format=share)
     base = lines.of_labels(points)
     tooltip = [
         alt.Tooltip("label:N", title="encoding"),
@@ -59,9 +61,13 @@ def throughput(analysis: Analysis) -> Iterator[Figure]:
     )
     dots = base.mark_point(size=90, filled=True, opacity=1).encode(x, y, colour, shape, tooltip=tooltip)
     link = base.mark_line(strokeWidth=1, opacity=0.5).encode(x, y, colour)
-    last = [point for point in points if point["length"] == run.lengths[-1]]
-    words = lines.of_labels(last).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=150)
-    chart = alt.layer(link, dots, words.encode(x, y, colour, text="label:N")).add_params(
+    last = sorted((p for p in points if p["length"] == run.lengths[-1]), key=lambda point: point["value"])
+    low, high = y["scale"]["domain"]
+    heights = apart([point["value"] for point in last], gap := 15 / HEIGHT * (high - low))
+    up = max(0.0, low + gap / 2 - heights[0]) if last else 0.0  # off the axis
+    named = [{**point, "at": height + up} for point, height in zip(last, heights, strict=True)]
+    words = lines.of_labels(named).mark_text(align="left", dx=9, fontSize=13, fontWeight=600, limit=150)
+    chart = alt.layer(link, dots, words.encode(x, alt.Y("at:Q"), colour, text="label:N")).add_params(
         alt.param(name="picked", value=[])
     )
     table = lines.table_of(points, "label", "length", lambda each: f"{each['value']:{share}}")
@@ -76,5 +82,5 @@ def throughput(analysis: Analysis) -> Iterator[Figure]:
         "shows here, so small differences mean nothing.",
         alt=f"Scatter chart of {run.task.words} against training throughput, one colour for each encoding.",
         table=table,
-        chart=themed(chart.properties(height=300, padding={"left": 6, "right": 6, "top": 26, "bottom": 6})),
+        chart=themed(chart.properties(height=HEIGHT, padding={"left": 6, "right": 6, "top": 26, "bottom": 6})),
     )
