@@ -65,6 +65,16 @@ def test_other_tables_are_refused(path, change, message):
             call()
 
 
+def test_a_table_of_the_first_schema_is_read_as_one_of_today(path):
+    older = to_frame(ROWS).assign(schema=1)
+    older.to_parquet(path)
+    pd.testing.assert_frame_equal(read_rows(path), to_frame(ROWS))
+    assert from_frame(read_rows(path)) == ROWS
+    trained = dataclasses.replace(ROWS[0], learning_rate=0.004, train_steps=20, parameters=10**6, train_bytes=2**40)
+    pd.testing.assert_frame_equal(to_frame([*ROWS, trained])[PUBLISHED].iloc[:3], to_frame(ROWS))
+    assert from_frame(to_frame([*ROWS, trained])) == [*ROWS, trained]
+
+
 def test_a_file_that_is_no_table_is_refused(path):
     with pytest.raises(FileNotFoundError, match="no results"):
         read_rows(path)

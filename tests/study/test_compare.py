@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 
 import pytest
 
@@ -43,6 +44,22 @@ def test_seeds_that_saw_other_data_are_not_paired(tmp_path):
     runs = [write_run(tmp_path / str(steps), A, steps=steps, **BOTH) for steps in (200, 400)]
     found = side_by_side(runs)
     assert found.comparisons == [] and "did not see the same data (--steps)" in found.sentence
+
+
+@pytest.mark.parametrize(("steps", "paired"), [({}, True), ({"rope": 150}, False)])
+def test_labels_matched_by_compute_are_paired_with_others_only_where_their_steps_agree(steps, paired, tmp_path):
+    """Plain attention has the same steps either way, so its seeds saw the same data."""
+    runs = [write_run(tmp_path / match, A, match=match, **BOTH) for match in ("steps", "compute")]
+    study = json.loads((runs[1] / "study.json").read_text())
+    (runs[1] / "study.json").write_text(json.dumps(study | {"train_steps": steps}))
+    for label, each in steps.items():
+        for path in runs[1].glob(f"cells/{label}-*/trial.json"):
+            own = json.loads(path.read_text())
+            own["trained"]["train_steps"] = each
+            path.write_text(json.dumps(own))
+    found = side_by_side(runs)
+    assert found.options == {"match": ["steps", "compute"]} and bool(found.comparisons) == paired
+    assert paired or "did not see the same data (--match)" in found.sentence
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from longitude.study.costs import Cost, costs, flops_per_token, wall_seconds
+from longitude.study.budget import flops_per_token, on_meta, train_steps
+from longitude.study.costs import Cost, costs, wall_seconds
 from longitude.study.plan import plan
+from longitude.study.train import build_model
 from tests.study.conftest import TINY, run
 
 pytestmark = pytest.mark.usefixtures("numbers")
@@ -15,13 +19,58 @@ pytestmark = pytest.mark.usefixtures("numbers")
 def test_flops_are_six_for_each_weight_of_a_product_and_those_of_attention():
     config = replace(TINY, layers=2, hidden=32, heads=2, train_length=16)
     rope, recurrent = flops_per_token(config, "rope"), flops_per_token(config, "retention")
-    from longitude.study.train import build_model
-
     model = build_model(config, "rope", 0)
     weights = sum(p.numel() for name, p in model.named_parameters() if p.dim() == 2 and "embed" not in name)
     weights += 32 * 256 * (model.lm_head.weight is model.get_input_embeddings().weight)  # tied: a product all the same
     assert rope == 6 * weights + 3 * 2 * 2 * 2 * 8 * 32  # forward and backward, 2 products, 2 layers, 8 keys on average
     assert recurrent > 0
+
+
+@pytest.mark.parametrize(
+    ("mixer", "products"),
+    [
+        ("attention", 2 * 8 * 32),  # queries and keys, weights and values: of 8 keys on average
+        ("window:size=4", 2 * 4 * 32),
+        ("latent:kv_rank=8,nope_dim=16,rope_dim=8,value_dim=16", 8 * 2 * (16 + 8 + 16)),
+        ("retention:head_dim=16", 2 * 2 * 16 * 32),  # what is added to and read of a matrix of each head
+        ("mamba:state_size=16", 2 * 64 * 16),
+        ("mamba2:state_size=8,head_dim=16", 2 * 64 * 8),
+        ("s4d:state_size=6", 2 * 32 * 6),
+        ("performer:features=24", 4 * 2 * 24 * 16),
+        ("rwkv4", 0),
+    ],
+)
+def test_products_that_are_no_linear_layer(mixer, products):
+    config = replace(TINY, layers=1, hidden=32, heads=2, train_length=16)
+    model = on_meta(config, mixer)
+    assert model.model.mixers[0].products(8) == products
+    linear = sum(each.weight.numel() for each in model.modules() if isinstance(each, torch.nn.Linear))
+    assert flops_per_token(config, mixer) == 6 * (linear + products)
+
+
+@pytest.mark.parametrize("label", ["none", "fox", "rope+latent", "mamba", "rwkv4"])
+def test_products_of_linear_layers_are_those_that_torch_counts(label):
+    config = replace(TINY, layers=2, hidden=32, heads=2, train_length=16)
+    model = build_model(config, label, 0).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(3, 16, dtype=torch.long))
+    counted = sum(
+        flops for op, flops in counter.get_flop_counts()["Global"].items() if "mm" in str(op) and "bmm" not in str(op)
+    )
+    products = sum(mixer.products(8) for mixer in model.model.mixers)
+    assert flops_per_token(config, label) == 3 * counted / (3 * 16) + 6 * products
+
+
+def test_labels_matched_by_compute_cost_what_plain_attention_costs_whatever_else_is_studied():
+    config = replace(
+        TINY, steps=1000, match="compute", encodings=("mamba", "rope", "window:size=4"), hidden=32, layers=2
+    )
+    steps, budget = train_steps(config), 1000 * flops_per_token(config, "none")
+    assert steps["rope"] == 1000 > steps["mamba"] and steps["window:size=4"] > 1000
+    for label, each in steps.items():
+        assert abs(each * flops_per_token(config, label) - budget) <= flops_per_token(config, label) / 2
+    assert train_steps(replace(config, encodings=("mamba",))) == {"mamba": steps["mamba"]}
+    assert train_steps(replace(config, match="steps")) == {}
 
 
 def test_trials_side_by_side():

@@ -8,6 +8,8 @@ from longitude.cli import main
 from longitude.study.config import StudyConfig
 from longitude.study.plan import checked, plan
 from longitude.study.presets import FOLDER, list_presets, of_preset
+from longitude.study.runner import FEW
+from longitude.study.tasks.base import TASKS, of_task
 
 
 def test_quick_is_the_default():
@@ -19,6 +21,16 @@ def test_presets_of_the_package(name):
     assert checked(of_preset(name)).steps and "about = " in (FOLDER / f"{name}.toml").read_text()
 
 
+@pytest.mark.parametrize("name", list_presets())
+def test_presets_have_seeds_enough_for_intervals_over_them(name):
+    assert name == "quick" or len(of_preset(name).seeds) >= FEW
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_tasks_have_seeds_enough_for_intervals_over_them(name):
+    assert len(of_task(name).seeds) >= FEW
+
+
 def test_classic_is_the_protocol_of_the_paper():
     """Press et al. 2021: sinusoidal, rotary, T5's and ALiBi; from L far beyond; windows that do not overlap and sliding ones."""
     classic = of_preset("classic")
@@ -28,7 +40,7 @@ def test_classic_is_the_protocol_of_the_paper():
 
 
 def test_a_file_of_ones_own(tmp_path):
-    """Options of its task that it leaves out are the task's, and the command line decides over it."""
+    """Options of its task that it leaves out are the task's. A learning rate may be one, as it had to be once."""
     path = tmp_path / "mine.toml"
     path.write_text("""
         about = "mine"

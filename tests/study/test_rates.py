@@ -2,23 +2,29 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 
 from longitude.measure import from_frame, read_rows
-from longitude.study import run_trial
+from longitude.study import rates, run_trial, runner
+from longitude.study.budget import train_steps
+from longitude.study.executors import Workers
 from longitude.study.plan import plan
 from longitude.study.rates import Choice, choices, choose, chosen, recorded, shown, words
+from longitude.study.results import read_run
 from longitude.study.tasks.base import task_for
 from longitude.study.train import build_model, selection_loss
 from longitude.study.trial import Status, Trial, trials_of
-from tests.study.conftest import REVERSE, TINY, assert_same_runs, conclusion, printed, run
+from tests.study.conftest import NUMBERS, REVERSE, TINY, assert_same_runs, conclusion, dying, printed, run
+from tests.study.test_executors import Killing
 
 pytestmark = pytest.mark.usefixtures("numbers")
 TINY = replace(TINY, test_lengths=(16, 32), methods=("non-overlapping",))
 SWEEP = replace(TINY, learning_rates=(5e-3, 1e-2))
+ROPE = replace(SWEEP, encodings=("rope",))
 
 
 # ---- the rule ----------------------------------------------------------------------------------------------------------
@@ -31,8 +37,8 @@ def test_the_lowest_mean_over_the_seeds_is_chosen():
 
 
 def test_of_equal_means_the_lower_rate_is_chosen_in_whatever_order():
-    for rates in ((0.008, 0.002), (0.002, 0.008)):
-        assert choose({rate: {0: 2.0, 1: 2.5} for rate in rates}).rate == 0.002
+    for order in ((0.008, 0.002), (0.002, 0.008)):
+        assert choose({rate: {0: 2.0, 1: 2.5} for rate in order}).rate == 0.002
 
 
 def test_a_rate_with_a_diverged_seed_is_never_chosen():
@@ -42,9 +48,8 @@ def test_a_rate_with_a_diverged_seed_is_never_chosen():
 
 
 def test_an_end_of_the_sweep_is_named():
-    rates = (0.002, 0.004, 0.008)
     found = {
-        label: choose({rate: {0: 2.0 + (rate != best)} for rate in rates})
+        label: choose({rate: {0: 2.0 + (rate != best)} for rate in (0.002, 0.004, 0.008)})
         for label, best in (("a", 0.002), ("b", 0.004), ("c", 0.008), ("d", 0.008))
     } | {"e": Choice(None, {0.002: {0: None}})}
     assert [found[label].edge for label in "abcde"] == ["lowest", None, "highest", "highest", None]
@@ -152,3 +157,172 @@ def test_a_study_with_one_rate_grows_into_a_sweep_and_no_model_is_trained_twice(
     assert len(trained) == 2 and not first & {*trained}
     assert run(SWEEP, tmp_path / "whole")[0].complete
     assert_same_runs(tmp_path / "grown", tmp_path / "whole")
+
+
+@pytest.fixture
+def losses(monkeypatch):
+    """Rate -> loss on the selection text, instead of what the model has; a rate that is not in it keeps the model's."""
+    found: dict[float, float] = {}
+    plain, select = run_trial.selection_loss, run_trial.TrialRun.select
+
+    def selected(self, model):
+        with monkeypatch.context() as patched:
+            patched.setattr(run_trial, "selection_loss", lambda *of: found.get(self.trial.rate) or plain(*of))
+            return select(self, model)
+
+    monkeypatch.setattr(run_trial.TrialRun, "select", selected)
+    return found
+
+
+def rates_of(path) -> list[float | None]:
+    """Of the rows, in their order."""
+    return list(dict.fromkeys(row.learning_rate for row in from_frame(read_rows(path / "results.parquet"))))
+
+
+def test_another_rate_makes_the_choice_anew_and_rows_of_the_old_one_leave(tmp_path, losses):
+    losses |= {0.005: 2.0, 0.01: 2.5, 0.002: 1.0}
+    assert run(ROPE, tmp_path)[0].complete
+    assert rates_of(tmp_path) == [0.005]
+    before = [trial for trial in plan(ROPE, tmp_path).every_trial if trial.rate == 0.005]
+    outcome, notes = run(replace(ROPE, learning_rates=(0.002,)), tmp_path)
+    assert outcome.complete and {trial.rate for trial, _ in outcome.trials} == {0.002} == {*rates_of(tmp_path)}
+    assert all(trial.trained and trial.status.status == "done" for trial in before)
+    assert "the learning rate of rope is the lowest tried: widen the sweep" in notes
+    assert {row.learning_rate for row in read_run(tmp_path).rows} == {0.002}
+    assert run(replace(ROPE, test_lengths=(16, 48)), tmp_path)[0].complete  # what is not chosen is not measured again
+    assert {json.dumps(trial.status.status) for trial in before} == {'"done"'}
+
+
+def test_rows_of_a_rate_that_is_no_longer_chosen_are_not_read(tmp_path, losses):
+    """As a process leaves them that is killed between the choice and the rows."""
+    losses |= {0.005: 2.0, 0.01: 2.5}
+    assert run(SWEEP, tmp_path)[0].complete
+    study = json.loads((tmp_path / "study.json").read_text())
+    study["choices"]["rope"]["rate"] = 0.01
+    (tmp_path / "study.json").write_text(json.dumps(study))
+    found = read_run(tmp_path)
+    assert {row.label for row in found.rows} == {"none"}
+    assert [(trial.label, trial.status) for trial in found.trials] == [("none", "done"), ("rope", "trained")]
+    assert "was not measured" in conclusion(tmp_path)
+
+
+def test_a_loss_that_is_not_finite_is_never_chosen(tmp_path, losses):
+    losses |= {0.005: math.nan, 0.01: 9.0}
+    outcome, _ = run(ROPE, tmp_path)
+    assert outcome.complete and rates_of(tmp_path) == [0.01]
+    losses |= {0.01: math.inf}
+    outcome, notes = run(ROPE, tmp_path / "none")
+    assert not outcome.complete and [status.status for _, status in outcome.trials] == ["diverged"]
+    assert "at every learning rate a seed of rope diverged" in notes
+    assert "diverged" in printed(tmp_path / "none") and plan(ROPE, tmp_path / "none").finished
+
+
+def test_tested_lengths_have_no_part_in_the_choice(tmp_path, losses, monkeypatch):
+    """A chosen model that is not finite at a longer length stays chosen, when lengths are added and when rates are."""
+    losses |= {0.005: 1.0, 0.01: 2.0, 0.02: 3.0}
+    monkeypatch.setattr(run_trial.TrialRun, "measure", lambda self, model, on_progress: (False, None))
+    for changes in ({}, {"test_lengths": (16, 32, 48)}, {"learning_rates": (0.02,)}):
+        outcome, _ = run(replace(ROPE, **changes), tmp_path)
+        assert {(trial.rate, status.status) for trial, status in outcome.trials} == {(0.005, "diverged")}
+
+
+def test_a_failed_candidate_is_tried_again_before_anything_is_chosen(tmp_path, monkeypatch):
+    plain = run_trial.train
+
+    def breaks(model, config, trial, *rest):
+        if trial.label == "rope" and trial.rate == 0.01:
+            raise RuntimeError("the tea is out")
+        return plain(model, config, trial, *rest)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run_trial, "train", breaks)
+        outcome, _ = run(SWEEP, tmp_path)
+    assert [(trial.label, status.status) for trial, status in outcome.trials] == [("none", "done"), ("rope", "failed")]
+    assert [*recorded(json.loads((tmp_path / "study.json").read_text()))] == ["none"]
+    assert "rope failed" in conclusion(tmp_path)
+    assert run(SWEEP, tmp_path)[0].complete
+
+
+def die() -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    path = tmp_path_factory.mktemp("whole")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+        assert run(SWEEP, path)[0].complete
+    return path
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    ("where", "name", "when"),
+    [
+        (run_trial, "selection_loss", 3),  # while candidates are trained
+        (rates, "choose", 1),  # before the choice is written
+        (runner, "_gather", 1),  # after it
+        (run_trial, "write_rows", 2),  # while the chosen are measured
+    ],
+)
+def test_a_sweep_killed_in_either_phase_ends_with_the_same_rows(where, name, when, whole, tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, dying(getattr(where, name), when, die))
+        with pytest.raises(KeyboardInterrupt):
+            run(SWEEP, tmp_path)
+    assert run(SWEEP, tmp_path)[0].complete
+    assert_same_runs(whole, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_sweep_side_by_side_gives_the_rows_of_one_process_though_a_worker_is_killed(whole, tmp_path):
+    outcome, notes = run(SWEEP, tmp_path / "two", executor=Killing(Workers(2), tmp_path / "killed"))
+    assert outcome.complete and [note for note in notes if "its process was killed" in note]
+    assert_same_runs(whole, tmp_path / "two")
+
+
+def test_a_model_of_another_rate_is_refused_by_name(whole, tmp_path):
+    path = shutil.copytree(whole, tmp_path / "run")
+    one, other = (trial for trial in plan(SWEEP, path).every_trial if trial.label == "rope")
+    shutil.rmtree(one.folder)
+    shutil.copytree(other.folder, one.folder)
+    for call in (lambda: read_run(path), lambda: run(SWEEP, path)):
+        with pytest.raises(ValueError, match=r"was trained with learning_rate 0\.01, its study has 0\.005"):
+            call()
+
+
+# ---- steps that are matched by compute -----------------------------------------------------------------------------------
+
+
+def test_labels_matched_by_compute_have_steps_of_their_own_everywhere(tmp_path):
+    config = replace(TINY, match="compute", encodings=("none", "mamba"), steps=20, warmup=0.5)
+    expected = train_steps(config)
+    assert expected["none"] == 20 != expected["mamba"]
+    outcome, _ = run(config, tmp_path)
+    assert outcome.complete
+    for trial, status in outcome.trials:
+        losses = [json.loads(line) for line in (trial.folder / "losses.jsonl").read_text().splitlines()]
+        assert len(losses) == trial.steps == status.steps == expected[trial.label]
+        peak = max(range(len(losses)), key=lambda i: losses[i]["learning_rate"])
+        assert abs(peak - trial.steps / 2) <= 1  # it warms up for half of its own steps
+        assert json.loads((trial.folder / "trial.json").read_text())["trained"]["train_steps"] == trial.steps
+    rows = from_frame(read_rows(tmp_path / "results.parquet"))
+    assert {(row.label, row.train_steps, row.train_tokens) for row in rows} == {
+        (label, steps, steps * 32) for label, steps in expected.items()
+    }
+    sentence = f'steps, matched by compute: "none" 20, mamba {expected["mamba"]}'
+    assert sentence in conclusion(tmp_path) and sentence in " ".join(printed(tmp_path, 200).split())
+    grown, _ = run(replace(config, encodings=("rope",)), tmp_path)
+    assert grown.complete and json.loads((tmp_path / "study.json").read_text())["train_steps"] == {
+        **expected,
+        "rope": 20,
+    }
+
+
+def test_few_seeds_are_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "run_trial", lambda config, trial, **rest: replace(trial.status, status="failed"))
+    for seeds, more in (((0,), "--seeds 1 2 adds to them"), ((1, 5), "--seeds 0 adds to them"), ((0, 1, 2), None)):
+        _, notes = run(replace(TINY, seeds=seeds, encodings=("rope",)), tmp_path / str(len(seeds)))
+        named = [note for note in notes if "fewer than 3 seeds give wide intervals" in note]
+        assert len(named) == 1 and more in named[0] if more else not named

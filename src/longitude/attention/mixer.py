@@ -131,6 +131,13 @@ class Mixer(nn.Module):
         """An empty layer of a cache, as transformers' Cache(layers=[...]) takes it."""
         raise NotImplementedError
 
+    def products(self, keys: float) -> float:
+        """Multiply-adds of a token in its products with `keys` keys and values, or with a state; without Linear layers.
+
+        0 where a mixer does not say.
+        """
+        return 0
+
     @classmethod
     def encoding_shapes(cls, options: Mapping[str, Any]) -> dict[str, int]:
         """Sizes that its encodings get by these options, where not the model's: head_dim, num_heads, num_kv_heads."""

@@ -211,6 +211,9 @@ class Mamba(RecurrentMixer):
         fill(self.A_log, n.log().expand_as(self.A_log))
         nn.init.ones_(self.D)
 
+    def products(self, keys: float) -> float:
+        return 2 * self.inner * self.state_size
+
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         tail, h = (None, None) if state is None else state
         tokens, z = self.in_proj(x).chunk(2, -1)

@@ -141,6 +141,9 @@ class Mamba2(RecurrentMixer):
         nn.init.ones_(self.D)
         self.conv1d.reset_parameters()
 
+    def products(self, keys: float) -> float:
+        return 2 * self.inner * self.state_size
+
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         tail, matrix = (None, None) if state is None else state
         of_groups = self.groups * self.state_size

@@ -219,6 +219,11 @@ class Performer(RecurrentMixer):
             return f"{type(encoding).__name__} rotates a key again for later queries, and Performer keeps no keys"
         return super().refuses(encoding)
 
+    def products(self, keys: float) -> float:
+        return (
+            4 * self.num_heads * self.features * self.head_dim
+        )  # features of q and k, the state and what is read of it
+
     def mix(self, x: Tensor, state: State | None, inputs: StateInputs) -> tuple[Tensor, State]:
         counts = self.num_heads, self.num_kv_heads, self.num_kv_heads
         projections = zip((self.q_proj, self.k_proj, self.v_proj), counts, strict=True)

@@ -133,6 +133,9 @@ class Retention(RecurrentMixer):
         self.v_proj, self.g_proj = (nn.Linear(dim, num_heads * self.value_dim, bias=bias) for _ in range(2))
         self.o_proj = nn.Linear(num_heads * self.value_dim, dim, bias=bias)
 
+    def products(self, keys: float) -> float:
+        return 2 * self.num_heads * self.head_dim * self.value_dim
+
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor]]:
         q, k, v = (split_heads(project(x), self.num_heads) for project in (self.q_proj, self.k_proj, self.v_proj))
         table = rotary_table(inputs.one_axis("Retention"), self.head_dim, state_dtype(x))

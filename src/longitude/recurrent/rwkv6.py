@@ -148,6 +148,11 @@ class RWKV6(RecurrentMixer):
         fill(self.bonus, (depth * (1 - place) + zigzag).view_as(self.bonus))
         self.norm.reset_parameters()
 
+    def products(self, keys: float) -> float:
+        return 2 * self.num_heads * self.head_dim**2 + sum(
+            p.numel() for p in (self.mix_down, self.mix_up, self.decay_down, self.decay_up)
+        )
+
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         last, matrix = (None, None) if state is None else state
         before, last = previous(x, last, inputs.reset, inputs.valid)

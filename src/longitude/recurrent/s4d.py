@@ -267,6 +267,9 @@ class S4D(RecurrentMixer):
         nn.init.normal_(self.C, std=0.5**0.5)
         nn.init.normal_(self.D)
 
+    def products(self, keys: float) -> float:
+        return 2 * self.dim * self.state_size
+
     def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor]]:
         exact = state_dtype(x)
         real, imaginary, C = (p.to(exact) for p in (self.log_A_real, self.A_imag, self.C))

@@ -150,7 +150,7 @@ def remarks(run: Run) -> list[str]:
         by_state.setdefault(state(trial), []).append(name)
     untrained = [f"{named(label)} {never}" for label in run.labels if (never := run.untrained(label))]
     undone = [f"{and_(names)} {state}" for state, names in by_state.items()]
-    steps = [f"{label} {run.steps(label):,}" for label in run.labels if run.config.match == "compute"]
+    steps = [f"{named(label)} {run.steps(label):,}" for label in run.labels if run.config.match == "compute"]
     matched = [f"steps, matched by compute: {', '.join(steps)}"] if steps else []
     return [*untrained, *undone, *matched, *words(run.choices)]
 

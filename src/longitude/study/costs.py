@@ -16,7 +16,7 @@ import transformers
 
 from longitude.runs.device import device_of
 from longitude.runs.memory import training_memory
-from longitude.study.budget import flops_per_token, on_meta
+from longitude.study.budget import flops_per_token, on_meta, tokens_read
 from longitude.study.plan import StudyPlan
 from longitude.study.tasks.base import Measuring, task_of
 from longitude.study.train import build_model, train
@@ -37,7 +37,7 @@ class Cost:
     Attributes:
         parameters: Of the model.
         steps: Of its training.
-        flops_per_token: Of matrix products in training, forward and backward, for a target.
+        flops_per_token: Of matrix products in training, forward and backward, for a token that is read.
         flops: Of the whole training.
         memory: Bytes at the height of a training step.
         training_seconds: On this machine, with nothing beside it.
@@ -82,7 +82,7 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
                     sum(parameter.numel() for parameter in model.parameters()),
                     steps,
                     per_token,
-                    per_token * replace(config, steps=steps).training_tokens,
+                    per_token * tokens_read(config, planned.data, steps),
                     BASE + training_memory(model, model.config, config.batch_size, length, False),
                     *_calibrated(planned, label, steps),
                 )

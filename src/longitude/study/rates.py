@@ -78,7 +78,7 @@ def words(found: Mapping[str, Choice]) -> list[str]:
     """What was chosen, and of which labels the rate is at an end of the sweep; none of a study with one rate."""
     if not found:
         return []
-    each = [f"{label} {choice.rate:g}" for label, choice in found.items() if choice.rate is not None]
+    each = [f"{named(label)} {choice.rate:g}" for label, choice in found.items() if choice.rate is not None]
     sentences = [f"learning rates, by the loss on text held out for this choice: {', '.join(each)}"] if each else []
     if none := [named(label) for label, choice in found.items() if choice.rate is None]:
         sentences.append(f"at every learning rate a seed of {and_(none)} diverged")

@@ -16,7 +16,7 @@ from longitude.positions.base import Encoding
 from longitude.runs.device import device_of
 from longitude.runs.files import atomic, out_of_space, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import provenance
-from longitude.study.budget import BACKWARD, flops_per_token
+from longitude.study.budget import BACKWARD, flops_per_token, tokens_read
 from longitude.study.config import StudyConfig
 from longitude.study.data import StudyData
 from longitude.study.record import TRIAL, measured_by, record_of
@@ -182,9 +182,8 @@ class TrialRun:
 
     def cost(self) -> dict[str, Any]:
         """Columns of what the training of the model was and took."""
-        config, trial = replace(self.config, steps=self.trial.steps), self.trial
-        examples = self.task.examples(config, self.data, trial.seed)
-        read = examples.read(config.steps * config.batch_size)
+        config, trial = self.config, self.trial
+        read = tokens_read(config, self.data, trial.steps)
         return {
             "learning_rate": trial.rate,
             "train_steps": trial.steps,

@@ -112,6 +112,9 @@ class LatentAttention(Mixer):
         self.o_proj = nn.Linear(num_heads * self.value_dim, dim, bias=bias)
         self.encoding = compose(encoding)
 
+    def products(self, keys: float) -> float:
+        return keys * self.num_heads * (self.nope_dim + self.rope_dim + self.value_dim)
+
     def cache_layer(self) -> LatentCacheLayer:
         from longitude.attention.layers.latent_cache import LatentCacheLayer
 

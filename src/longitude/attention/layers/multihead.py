@@ -79,6 +79,9 @@ class MultiHeadAttention(Mixer):
         self.o_proj = nn.Linear(num_heads * head_dim, dim, bias=bias)
         self.encoding = compose(encoding)
 
+    def products(self, keys: float) -> float:
+        return 2 * keys * self.num_heads * self.head_dim
+
     def cache_layer(self) -> LongitudeCacheLayer:
         from longitude.attention.cache import LongitudeCacheLayer
 

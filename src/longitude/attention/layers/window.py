@@ -67,6 +67,9 @@ class WindowAttention(MultiHeadAttention):
         self.size, self.step = size, step
         self.window_mask: Mask = Window(size) if step == 1 else Dilated(size, step)
 
+    def products(self, keys: float) -> float:
+        return super().products(min(keys, self.size))
+
     def cache_layer(self) -> RollingCacheLayer:
         from longitude.attention.rolling_cache import RollingCacheLayer
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -126,6 +127,10 @@ class HierarchicalAttention(StateMixer):
         for merge in (self.merge_keys, self.merge_values):
             if merge is not None:
                 merge.reset_parameters()
+
+    def products(self, keys: float) -> float:
+        seen = min(keys, self.window + math.log2(max(1, keys)))  # the near tokens, and about a block for each doubling
+        return 2 * seen * self.num_heads * self.head_dim
 
     def cache_layer(self) -> StateLayer:
         from longitude.attention.state_cache import StateLayer
