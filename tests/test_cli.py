@@ -29,7 +29,7 @@ def test_study_ends_with_table_conclusion_and_report(text, tmp_path, command):
     assert re.search(r"rope.*\d\.\d\d", out) and re.search(r"alibi.*\d\.\d\d", out)
     assert out.rstrip().endswith(f"report: {run}/report.html")
     assert (tmp_path / "run" / "report.html").stat().st_size > 10_000
-    assert "rope seed 0: done" in err and "alibi seed 0: done" in err
+    assert "rope seed 0 lr 0.005: done" in err and "alibi seed 0 lr 0.005: done" in err
 
     (tmp_path / "run" / "report.html").unlink()
     code, again, _ = command("report", run)
@@ -37,11 +37,11 @@ def test_study_ends_with_table_conclusion_and_report(text, tmp_path, command):
     code, out, _ = command("report", run, "--json")
     rows = json.loads(out)
     assert code == 0 and {row["label"] for row in rows} == {"rope", "alibi"}
-    assert all(row["metric"] == "bits_per_byte" and row["schema"] == 1 for row in rows)
+    assert all(row["metric"] == "bits_per_byte" and row["schema"] == 2 for row in rows)
 
     code, out, err = command("study", *TINY, "--data", text, "--out", run, "--steps", "4")
     assert code == 2 and out == "" and err.count("\n") == 1
-    assert "--fresh" in err
+    assert "leave --out out" in err
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
         patched.setattr(train.Steps, "keep_loss", poisoned)
         code, out, err = command(*arguments)
     assert code == 1
-    assert "rope seed 0: diverged, the loss was not finite at step 1" in err
+    assert "rope seed 0 lr 0.005: diverged, the loss was not finite at step 1" in err
     assert re.search(r"none.*\d\.\d\d", out) and "diverged" in out
 
 
@@ -72,6 +72,11 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
         ("study --step=3", "did you mean '--steps'"),
         ("study --workers 0", "--workers must be at least 1, got 0"),
         ("study --encodings rop", "unknown encoding 'rop': did you mean 'rope'"),
+        ("study --workers 0", "--workers must be at least 1, got 0"),
+        ("study --executr ray", "unknown option '--executr': did you mean '--executor'"),
+        ("study --learning-rates 0.01 0", "--learning-rates must be above 0, got 0.01 0.0"),
+        ("study --learning-rates 0.01 0.01", "--learning-rates must name at least one, and each once"),
+        ("study --match flops", "invalid choice 'flops'"),
         ("study --steps 0", "--steps must be at least 1, got 0"),
         ("study --steps many", "--steps: invalid literal for int"),
         ("study --steps", "Missing value for argument '--steps'"),

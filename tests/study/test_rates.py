@@ -186,6 +186,7 @@ def test_another_rate_makes_the_choice_anew_and_rows_of_the_old_one_leave(tmp_pa
     before = [trial for trial in plan(ROPE, tmp_path).every_trial if trial.rate == 0.005]
     outcome, notes = run(replace(ROPE, learning_rates=(0.002,)), tmp_path)
     assert outcome.complete and {trial.rate for trial, _ in outcome.trials} == {0.002} == {*rates_of(tmp_path)}
+    assert "learning rates are chosen among all of the study: 0.005 0.01 0.002" in notes
     assert all(trial.trained and trial.status.status == "done" for trial in before)
     assert "the learning rate of rope is the lowest tried: widen the sweep" in notes
     assert {row.learning_rate for row in read_run(tmp_path).rows} == {0.002}

@@ -75,8 +75,9 @@ def study(
 ) -> int:
     """Train one small model per encoding and seed at a short length, measure each at longer lengths, write a report.
 
-    The same command again continues where it stopped. Other encodings, seeds, lengths and methods are added to what is there; new
-    lengths measure the saved models. Naming a part of what is there reports this part.
+    The same command again continues where it stopped. Other encodings, seeds, learning rates, lengths and methods are added to
+    what is there; new lengths measure the saved models. Naming a part of what is there reports this part, at the learning rates
+    chosen among all that the study has.
 
     Args:
         config: What to study.
@@ -88,7 +89,7 @@ def study(
             that are left out are as they are there.
         fresh: Start over: remove the study that the directory holds.
         json: Print the rows as JSON instead of the table.
-        plan: Run nothing; print parameters, FLOPs and memory of every model, and about how long the study takes on this
+        plan: Run nothing; print parameters, steps, FLOPs and memory of every model, and about how long the study takes on this
             machine, from a few steps of each model.
     """
     # Threads that spin while they wait for each other lose much as soon as anything else runs; docs/decisions.md has figures.
@@ -127,8 +128,8 @@ def _print_costs(planned: Any, execution: Execution, json: bool) -> int:
     if json:
         print_json([asdict(cost) for cost in found])
         return DONE
-    names = ("label", "parameters", "steps", "FLOPs/token", "training FLOPs", "memory GB", "training s", "measuring s")
-    table = Table(*names, box=None)
+    names = ("label", "parameters", "steps", "FLOPs/token", "FLOPs", "GB", "training s", "measuring s")
+    table = Table(*names, box=None, padding=(0, 1, 0, 0))
     for cost in found:
         numbers = [
             f"{cost.parameters:,}",

@@ -114,7 +114,7 @@ def _migrate_trial(trial: Trial, config: StudyConfig, study: Mapping[str, Any]) 
 
 
 def grown(config: StudyConfig, saved: StudyConfig, run: Path) -> StudyConfig:
-    """The saved study with the encodings, seeds, lengths and methods of `config` added. ValueError for any other difference."""
+    """The saved study with what may grow of `config` added. ValueError for any other difference."""
     before, now = asdict(saved), asdict(config)
     for name in before:
         if name not in GROWING and before[name] != now[name]:

@@ -15,7 +15,7 @@ from longitude.measure import from_frame, read_rows, write_rows
 from longitude.runs.files import locked, out_of_space, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import provenance
 from longitude.study import rates
-from longitude.study.config import StudyConfig
+from longitude.study.config import StudyConfig, listed
 from longitude.study.executors import Executor, InProcess, wait_for_workers
 from longitude.study.ngrams import record_ngrams
 from longitude.study.plan import StudyPlan
@@ -95,6 +95,8 @@ def study(
             _open(planned, note)
             record_ngrams(planned)
             note(_introduction(planned))
+            if {*planned.named.learning_rates} < {*planned.config.learning_rates}:
+                note(f"learning rates are chosen among all of the study: {listed(planned.config.learning_rates)}")
             if len(planned.config.seeds) < FEW:
                 note(_few_seeds(planned.config.seeds))
             statuses = _run_trials(planned, executor, on_progress, note)
