@@ -72,7 +72,6 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
         ("study --step=3", "did you mean '--steps'"),
         ("study --workers 0", "--workers must be at least 1, got 0"),
         ("study --encodings rop", "unknown encoding 'rop': did you mean 'rope'"),
-        ("study --workers 0", "--workers must be at least 1, got 0"),
         ("study --executr ray", "unknown option '--executr': did you mean '--executor'"),
         ("study --learning-rates 0.01 0", "--learning-rates must be above 0, got 0.01 0.0"),
         ("study --learning-rates 0.01 0.01", "--learning-rates must name at least one, and each once"),
