@@ -122,6 +122,15 @@ def test_heads_need_not_divide_a_width_of_which_no_mixer_makes_heads(mixer):
     assert LongitudeForCausalLM(config)(torch.zeros(1, 3, dtype=torch.long)).logits.isfinite().all()
 
 
+@torch.no_grad()
+def test_the_scale_of_scores(build, ids):
+    """T5's is 1: with heads of 4, queries twice as long."""
+    one, other = build("t5", attention_scale=1.0), build("t5")
+    for block in other.model.layers:
+        block.mixer.q_proj.weight *= 2
+    close(one(ids()).logits, other(ids()).logits, 1e-10)
+
+
 def test_default_sizes():
     for act, wide in (("swiglu", 344), ("gelu", 512)):
         config = LongitudeConfig(hidden_act=act)  # 8/3 of the width, rounded up to a multiple of 8, or 4 times

@@ -148,8 +148,3 @@ def test_refused(marks, message, build, ids):
     for one in (model, model.model):
         with pytest.raises(ValueError, match=message):
             one(ids(1, 4), **marks)
-
-
-def test_several_rows_have_no_common_ends(build, ids):
-    with pytest.raises(ValueError, match="documents of one row, the flattened batch; expected batch 1"):
-        build("rope")(ids(2, 4), cu_seq_lens_q=ends(0, 2, 4))

@@ -1,4 +1,4 @@
-"""Given the weights of another's model, its logits: transformers' Llama and SmolLM3, and T5's scale by hand."""
+"""Given the weights of another's model, its logits: transformers' Llama and SmolLM3."""
 
 from typing import Any
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, SmolLM3Config, SmolLM3ForCausalLM
 
-import longitude as lg
 from longitude.models import LongitudeConfig, LongitudeForCausalLM
 from longitude.positions.hugging_face import from_hugging_face
 
@@ -114,28 +113,3 @@ def test_smollm3(rotates, ids):
     same(mine(x).logits, theirs(x).logits)
     config.no_rope_layers = [1, 1, 1]
     assert (ours(theirs)(x).logits - mine(x).logits).abs().max() > 0.1
-
-
-@torch.no_grad()
-def test_a_layer_by_hand(build, ids):
-    """One layer with a learned bias and T5's scale of 1, from its weights alone, in float64."""
-    model, x = build("t5", num_hidden_layers=1, attention_scale=1.0, hidden_act="gelu"), ids(1, 10)
-    weights = model.state_dict()
-    layer = {name.removeprefix("model.layers.0."): w for name, w in weights.items()}
-
-    def norm(h, weight):
-        return h * (h.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
-
-    h = weights["model.embed_tokens.weight"][x[0]] * 4.0
-    y = norm(h, layer["mixer_norm.weight"])
-    q, k, v = ((y @ layer[f"mixer.{n}_proj.weight"].T).unflatten(-1, (-1, 4)).transpose(0, 1) for n in "qkv")
-    bias = lg.T5Bias(4).double()
-    bias.table.data = weights["model.encodings.0.table"]
-    scores = q @ k.repeat_interleave(2, 0).mT + bias.bias(torch.arange(10), torch.arange(10))
-    future = torch.ones(10, 10, dtype=torch.bool).triu(1)
-    mixed = scores.masked_fill(future, -torch.inf).softmax(-1) @ v.repeat_interleave(2, 0)
-    h = h + mixed.transpose(0, 1).flatten(1) @ layer["mixer.o_proj.weight"].T
-    y = norm(h, layer["mlp_norm.weight"]) @ layer["mlp.up.weight"].T
-    h = h + (y * 0.5 * (1 + torch.erf(y / 2**0.5))) @ layer["mlp.down.weight"].T
-    logits = norm(h, weights["model.norm.weight"]) @ weights["lm_head.weight"].T
-    torch.testing.assert_close(model(x).logits[0], logits, atol=1e-11, rtol=0)

@@ -13,11 +13,6 @@ from tests.support import close, refused_calls
 OTHER = {"half": "interleaved", "interleaved": "half"}
 
 
-def test_pair_order() -> None:
-    assert pair_order(8, "half").tolist() == [0, 2, 4, 6, 1, 3, 5, 7]
-    assert pair_order(8, "interleaved").tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
-
-
 @pytest.mark.parametrize("to", ["half", "interleaved"])
 def test_rows_move_inside_the_rotary_block_of_each_head(to: str) -> None:
     names = torch.arange(12.0)  # two heads of six, four of them rotary

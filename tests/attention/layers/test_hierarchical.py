@@ -168,13 +168,6 @@ def test_merge_of_halves() -> None:
     close(ours, definition(q, k, v, None, 4, "softmax", tree=tree))
 
 
-@pytest.mark.parametrize(("length", "window"), [(7, 1), (63, 50), (500, 3)])
-def test_equal_keys_give_full_attention(length: int, window: int) -> None:
-    q, k, v, _ = numbers(length)
-    k = k[:, :, :1].expand_as(k)
-    close(hierarchical_attention(q, k, v, window=window, combine="softmax"), lg.attend(q, k, v))
-
-
 # ---- documents and positions -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("window", "combine"), [(1, "softmax"), (3, "gate"), (50, "gate")])
 @pytest.mark.parametrize("name", ["rotation", "fixed bias"])
