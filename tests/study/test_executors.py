@@ -4,6 +4,8 @@ import importlib.util
 import os
 import signal
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -155,13 +157,33 @@ def test_an_address_that_does_not_answer(monkeypatch):
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(ValueError, match=f"--ray-address {address}: no answer within"):
-            next(RayCluster(address).map(None, [], None, None))
-    with pytest.raises(ValueError, match="expected HOST:PORT, ray://HOST:PORT or auto, got 'here'"):
-        next(RayCluster("here").map(None, [], None, None))
+            Execution(executor="ray", ray_address=address).of(on("cpu", 1), 1)
+    for address in ("here", "here:", ":6379", "127.0.0.1:99999", "ray://here"):
+        with pytest.raises(ValueError, match=f"expected HOST:PORT, ray://HOST:PORT or auto, got '{address}'"):
+            RayCluster(address).check()
+
+
+@needs_ray
+@pytest.mark.slow
+def test_an_address_that_answers_but_not_as_ray(monkeypatch, tmp_path):
+    """A clear line after ten seconds, and no process or thread that keeps the command from ending."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        arguments = "study --executor ray --steps 2 --seeds 0 --encodings rope --documents 2 --test-lengths 64".split()
+        command = [sys.executable, "-m", "longitude", *arguments, "--ray-address", address, "--out", str(tmp_path / "run")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("longitude: ")]
+    assert line.startswith(f"longitude: --ray-address {address}: no answer as Ray within 10 seconds")
+
+
+@needs_ray
+def test_options_of_ray():
+    assert Execution(executor="ray").of(on("cuda", 2), 9) == RayCluster(cpus=2, gpus=1)
+    assert Execution(executor="ray", cpus_per_trial=3).of(on("cpu", 2), 9) == RayCluster(cpus=3)
 
 
 def test_options_of_another_executor_are_refused():
-    assert Execution(executor="ray").of(on("cuda", 2), 9) == RayCluster(cpus=2, gpus=1)
     with pytest.raises(ValueError, match="--storage has no meaning with --executor local"):
         Execution(storage=Path("here")).of(on("cpu", 1), 1)
     with pytest.raises(ValueError, match="--workers has no meaning with --executor ray"):

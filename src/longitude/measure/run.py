@@ -219,7 +219,9 @@ def place_of(plan: MeasurePlan, out: Path, fresh: bool = False) -> Path:
             _require_same(out, saved, now)
     except ValueError:
         asked = {name: value for name, value in now["configuration"].items() if name not in (*FREE, "tasks", "depths")}
-        digest = hashlib.sha256(json.dumps([asked, sorted(now["models"])], sort_keys=True).encode()).hexdigest()[:6]
+        contents = {model: about["content"] for model, about in now["models"].items()}
+        question = json.dumps([asked, contents, now["text"]], sort_keys=True)
+        digest = hashlib.sha256(question.encode()).hexdigest()[:6]
         return out.with_name(f"{out.name}-{digest}")
     return out
 

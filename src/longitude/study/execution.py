@@ -53,7 +53,9 @@ class Execution:
 
             cpus = threads if self.cpus_per_trial is None else self.cpus_per_trial
             gpus = float(device == "cuda") if self.gpus_per_trial is None else self.gpus_per_trial
-            return RayCluster(self.ray_address, cpus, gpus, self.storage)
+            cluster = RayCluster(self.ray_address, cpus, gpus, self.storage)
+            cluster.check()
+            return cluster
         gpus_here = _gpus() if device == "cuda" else ()
         workers = self.workers
         if workers is None:

@@ -27,8 +27,8 @@ from longitude.runs.provenance import versions
 from longitude.study.executors import ATTEMPTS, RunTrial
 from longitude.study.trial import Status, Trial
 
-ANSWER, INITIALIZED = 10, 60
-"""Seconds that an address has to answer at all, and as Ray."""
+ANSWER = 10
+"""Seconds that an address has to answer at all, and then as Ray."""
 PAUSE = 0.5
 """Seconds between two looks at what workers report."""
 
@@ -49,7 +49,15 @@ class RayCluster:
     gpus: float = 0
     storage: Path | None = None
 
+    def check(self) -> None:
+        """ValueError where Ray is not installed, or the address does not answer."""
+        if importlib.util.find_spec("ray") is None:
+            raise ValueError("--executor ray needs the package ray; install it with pip install 'longitude[ray]'")
+        if (address := self.address or os.environ.get("RAY_ADDRESS")) and address != "auto":
+            _require_answer(address)
+
     def map(self, run, trials, on_progress, note):
+        self.check()
         with _connected(self.address) as ray:
             reports = ray.remote(num_cpus=0)(_Reports).remote()
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_retries=ATTEMPTS - 1)(_work)
@@ -185,19 +193,15 @@ def _new(folder: Path) -> Iterator[Path]:
 # ---- the cluster -----------------------------------------------------------------------------------------------------
 @contextmanager
 def _connected(address: str | None) -> Iterator[Any]:
-    """Ray, connected. ValueError where it is not installed, or the address does not answer."""
-    if importlib.util.find_spec("ray") is None:
-        raise ValueError("--executor ray needs the package ray; install it with pip install 'longitude[ray]'")
+    """Ray, connected. ValueError where the address does not answer as Ray."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     ray: Any = importlib.import_module("ray")  # an extra, which type checkers may lack
     address = address or os.environ.get("RAY_ADDRESS") or None
-    if address is not None:
-        _require_answer(address)
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is reported to anybody
     options: dict[str, Any] = {"logging_level": "ERROR", "log_to_driver": False}
     if address is None:  # in this thread: what Ray starts on this machine ends with the thread that started it
         ray.init("local", include_dashboard=False, **options)
     else:
-        _within(INITIALIZED, lambda: ray.init(address, **options), address)
+        _within(ANSWER, lambda: ray.init(address, **options), address)
     try:
         yield ray
     finally:
@@ -206,10 +210,8 @@ def _connected(address: str | None) -> Iterator[Any]:
 
 def _require_answer(address: str) -> None:
     """ValueError unless something listens at HOST:PORT."""
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if address == "auto":
-        return None
-    if not colon or not port.isdigit():
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
         raise ValueError(f"--ray-address: expected HOST:PORT, ray://HOST:PORT or auto, got {address!r}")
     end, error = time.monotonic() + ANSWER, None
     while (left := end - time.monotonic()) > 0:
@@ -237,6 +239,8 @@ def _within(seconds: float, call: Callable[[], Any], address: str) -> None:
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        raise ValueError(f"Ray {address}: no answer as Ray within {seconds:.0f} seconds; is it the port of its head?")
+        raise ValueError(
+            f"--ray-address {address}: no answer as Ray within {seconds:.0f} seconds; is it the port of its head?"
+        )
     if errors:
-        raise ValueError(f"Ray {address}: {str(errors[0]).strip().partition(chr(10))[0]}") from errors[0]
+        raise ValueError(f"--ray-address {address}: {str(errors[0]).strip().partition(chr(10))[0]}") from errors[0]
