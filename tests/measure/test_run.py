@@ -1,17 +1,20 @@
 """A run directory: what is in it, what continues, what is refused, and what a kill costs."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
+from longitude.cli import main
 from longitude.measure import Row, from_frame, read_rows, run as runs
 from longitude.measure.config import METHODS, MeasureConfig
 from longitude.measure.plan import Unit, plan
@@ -291,3 +294,26 @@ def test_a_killed_measurement_loses_one_unit_at_most(checkpoints, config, text, 
     whole, *_ = go(config, tmp_path / "whole", *models)
     assert numbers(results.rows) == numbers(whole.rows)
     assert len(watcher.units) == 9 - done
+
+
+def test_without_a_folder_every_question_has_one(checkpoints, text, tmp_path, monkeypatch):
+    """runs/measure for the first; one with a hash for another, and a third where the text behind a name changed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("longitude.measure.report.write_report", lambda results: "not drawn here")
+    mine = tmp_path / "mine.txt"
+    mine.write_bytes(text.read_bytes())
+    sizes = "--lengths 48 64 --documents 3 --chunk 40 --batch 64 --device cpu --methods non-overlapping".split()
+
+    def folders(*changes: str) -> set[str]:
+        assert main(["measure", str(checkpoints["llama"]), "--text", str(mine), *sizes, *changes]) == 0
+        assert len(read_results(Path("runs/measure")).rows) == 3  # stays as it was
+        return {path.name for path in Path("runs").iterdir()}
+
+    assert folders() == folders() == {"measure"}
+    two = folders("--documents", "2")
+    assert two == folders("--documents", "2") and len(two) == 2
+    assert all(re.fullmatch("measure(-[0-9a-f]{6})?", name) for name in two)
+    mine.write_text(text.read_text() + "and more\n")
+    assert len(three := folders()) == 3 and three == folders()
+    mine.write_text(text.read_text() + "and another\n")
+    assert len(folders()) == 4

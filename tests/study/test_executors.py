@@ -6,10 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -151,6 +154,26 @@ def test_ray_gives_the_rows_of_one_process_though_a_worker_is_killed(storage, pl
 
 
 @needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_process_that_waits_for_ray_is_killed_and_nothing_of_it_stays(plain, tmp_path):
+    code = "from longitude.study.ray_cluster import RayCluster\n"
+    code += "def on_progress(words, done, total):\n    if done >= 1: os.kill(os.getpid(), signal.SIGKILL)\n"
+    code += "planned = plan(replace(config, steps=4), Path(sys.argv[1]))\n"
+    code += "runner.study(planned, on_progress=on_progress, executor=RayCluster())\n"
+    study, started = process(code, str(tmp_path)), set()
+    while study.poll() is None:
+        with suppress(psutil.NoSuchProcess):
+            started |= {*psutil.Process(study.pid).children(recursive=True)}
+        time.sleep(0.2)
+    assert study.returncode == -signal.SIGKILL and len(started) > 2
+    assert len([*tmp_path.glob("cells/*/results.parquet")]) >= 1  # what had ended is there
+    assert run(TINY, tmp_path)[0].complete
+    assert_same_runs(plain, tmp_path)
+    assert not psutil.wait_procs(started, timeout=120)[1]
+
+
+@needs_ray
 def test_an_address_that_does_not_answer(monkeypatch):
     monkeypatch.setattr(ray_cluster, "ANSWER", 0.1)
     with socket.socket() as free:
@@ -170,7 +193,16 @@ def test_an_address_that_answers_but_not_as_ray(monkeypatch, tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
         arguments = "study --executor ray --steps 2 --seeds 0 --encodings rope --documents 2 --test-lengths 64".split()
-        command = [sys.executable, "-m", "longitude", *arguments, "--ray-address", address, "--out", str(tmp_path / "run")]
+        command = [
+            sys.executable,
+            "-m",
+            "longitude",
+            *arguments,
+            "--ray-address",
+            address,
+            "--out",
+            str(tmp_path / "run"),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     [line] = [line for line in done.stderr.splitlines() if line.startswith("longitude: ")]

@@ -1,11 +1,16 @@
 """Whatever breaks a study, and wherever: nothing finished is lost, and the same command ends with the undisturbed rows."""
 
 import errno
+import itertools
 import json
 import os
 import re
 import shutil
+import signal
+import time
 from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +18,15 @@ import pandas as pd
 import pytest
 import torch
 
+from longitude.cli import main
 from longitude.measure import read_rows
 from longitude.study import ngrams, resume, run_trial, runner, train
+from longitude.study.executors import InProcess, Workers
+from longitude.study.record import SCHEMA, place_of
 from longitude.study.results import read_run
 from longitude.study.resume import LossLog
 from longitude.study.tasks import text
-from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, run, trial_at
+from tests.study.conftest import NUMBERS, TINY, assert_same_runs, dying, process, run, trial_at
 
 pytestmark = pytest.mark.usefixtures("numbers")
 ONE = replace(TINY, encodings=("none",), test_lengths=(16, 32), steps=4)
@@ -173,3 +181,112 @@ def assert_kept(before: Path, after: Path) -> None:
         assert (folders[1] / path.relative_to(folders[0])).stat().st_mtime_ns == path.stat().st_mtime_ns, path
     rows = [read_rows(path / "results.parquet").query("label == 'none'") for path in (before, after)]
     pd.testing.assert_frame_equal(*rows)
+
+
+# ---- pure ----------------------------------------------------------------------------------------------------------------
+def test_a_study_is_a_function_of_its_configuration_and_seeds(studies, tmp_path):
+    """Another folder, another order of encodings, another time."""
+    assert run(replace(TWO, encodings=("rope", "none")), tmp_path / "again")[0].complete
+    assert_same_rows(studies[1], tmp_path / "again")
+
+
+@pytest.mark.slow
+def test_rows_depend_on_neither_seeds_nor_workers_beside_them(tmp_path):
+    one, other = replace(TWO, seeds=(0, 1)), replace(TWO, seeds=(1, 0), encodings=("rope", "none"))
+    assert run(one, tmp_path / "one")[0].complete
+    for name, executor in (("in process", InProcess()), ("two workers", Workers(2))):
+        assert run(other, tmp_path / name, executor=executor)[0].complete
+        assert_same_rows(tmp_path / "one", tmp_path / name)
+
+
+def assert_same_rows(one: Path, other: Path) -> None:
+    """Up to their order."""
+    tables = [read_rows(path / "results.parquet").drop(columns=["commit", "train_seconds"]) for path in (one, other)]
+    keys = ["label", "seed", "method", "metric", "length", "position_from"]
+    tables = [table.sort_values(keys, ignore_index=True) for table in tables]
+    pd.testing.assert_frame_equal(*tables, check_exact=True)
+
+
+def test_clocks_that_run_backwards_and_files_of_the_future_change_nothing(studies, one, monkeypatch):
+    for path in one.rglob("*"):
+        os.utime(path, (2**32, 2**32))
+    clock = itertools.count(2e9, -3600)
+    monkeypatch.setattr(time, "time", lambda: next(clock))
+    monkeypatch.setattr(runner, "_now", lambda: datetime.fromtimestamp(time.time(), UTC).isoformat())
+    assert run(TWO, one)[0].complete
+    assert_same_runs(studies[1], one)
+    status = trial_at(one, "rope", 0).status
+    assert status.training_seconds > 0 and status.measuring_seconds > 0
+
+
+# ---- killed --------------------------------------------------------------------------------------------------------------
+KILLS = {
+    "training": "import longitude.study.resume as c; killed_at(c.LossLog, 'append', 3)\n",
+    "measuring": "from longitude.study.tasks import text; killed_at(text, 'losses_by_length', 1)\n",
+    "gathering": "killed_at(runner, 'write_rows', 2)\n",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kill", KILLS)
+def test_killed_with_kill_9_nothing_finished_is_lost(kill, studies, one):
+    study = "runner.study(plan(replace(config, steps=4), Path(sys.argv[1])))\n"
+    killed = process(KILLS[kill] + study, str(one))
+    _, errors = killed.communicate()
+    assert killed.returncode == -signal.SIGKILL, errors
+    assert_kept(studies[0], one)
+    assert_mended(studies[1], one, studies[0])
+
+
+# ---- the command line ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["report.html", "by-length.svg", "training.png"])
+def test_a_report_that_breaks_is_written_by_the_same_command(name, studies, tmp_path, monkeypatch, capsys):
+    path = shutil.copytree(studies[1], tmp_path / "run")
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "replace", dying(os.replace, name, lambda: raise_(FULL)))
+        assert main(["report", str(path)]) == 2
+    assert "longitude: No space left on device" in capsys.readouterr().err
+    assert not (path / "report.html").exists() and not list(path.rglob("*.tmp"))
+    assert main(["report", str(path)]) == 0
+    assert (path / "report.html").exists() and not list(path.rglob(".*.tmp"))
+
+
+def raise_(error: BaseException) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        (
+            "study.json",
+            {"configuration": 3},
+            "study.json lacks configuration; restore it from a copy, or name another --out",
+        ),
+        ("study.json", {"data": []}, "study.json lacks data; restore it from a copy"),
+        (
+            "study.json",
+            {"schema": SCHEMA + 1},
+            f"has schema {SCHEMA + 1}, of a newer release.*: upgrade longitude, or name another",
+        ),
+        ("status.json", {"later": 1}, f"status.json is not of this release .*'later'.*; {REMEDY}"),
+        (
+            "study.json",
+            {"configuration": {"encodings": ["rope:scaling=yarn(factor=2)"]}},
+            "names a model 'rope:scaling=yarn.factor=2.', as labels were written before the first release; today it is "
+            "'rope:scaling=yarn,factor=2', and another --out trains it under this name",
+        ),
+    ],
+)
+def test_records_of_other_releases_are_refused_with_the_reason(file, change, message, studies, tmp_path):
+    path = shutil.copytree(studies[1], tmp_path / "run")
+    folder = trial_at(path, "rope", 0).folder
+    record = (path if file == "study.json" else folder) / file
+    record.write_text(json.dumps(json.loads(record.read_text()) | change))
+    before = record.read_bytes()
+    for call in (run_and_read, read_run, *([partial(place_of, TWO, TWO)] if file == "study.json" else [])):
+        with pytest.raises(ValueError, match=message.format(folder=re.escape(str(folder)))):
+            call(path)
+    assert record.read_bytes() == before

@@ -159,7 +159,8 @@ def _one_line(box: str) -> str:
     lines = [re.sub(r"[╭╮╰╯│]", " ", line).strip() for line in box.splitlines()[1:]]
     first: list[str] = []
     for line in lines:
-        if first and (not line or set(line) <= set("─-")):
+        if line and not set(line) <= set("─-"):
+            first.append(line)
+        elif first:
             break
-        first.append(line)
     return " ".join(" ".join(first).split()) + "; see longitude --help"

@@ -38,6 +38,8 @@ def read_study(run: Path) -> dict[str, Any] | None:
         ValueError: It is no JSON, of a newer release, or of an older one that does not say enough.
     """
     path = run / STUDY
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"--out {run}: there is a file of this name; choose another --out")
     saved = read_json(path, "restore it from a copy, or name another --out")
     if saved is None:
         return None
@@ -49,7 +51,9 @@ def read_study(run: Path) -> dict[str, Any] | None:
             f"{path} has schema {schema}, of a newer release; this one reads schemas up to {SCHEMA}: upgrade longitude, or "
             "name another --out"
         )
-    if missing := [key for key in ("configuration", "data", "versions", "machine") if key not in saved]:
+    if missing := [
+        key for key in ("configuration", "data", "versions", "machine") if not isinstance(saved.get(key), dict)
+    ]:
         raise ValueError(f"{path} lacks {', '.join(missing)}; restore it from a copy, or name another --out")
     if old := next(filter(FOREIGN.search, saved["configuration"].get("encodings", ())), None):
         raise ValueError(

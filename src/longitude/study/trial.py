@@ -95,8 +95,13 @@ class Trial:
     @property
     def status(self) -> Status:
         """As status.json has it now."""
-        saved = read_json(self.folder / "status.json", self.remedy) or {"status": "not run"}
-        return Status(**{"label": self.label, "seed": self.seed, "rate": self.rate, **saved})
+        saved = read_json(self.folder / "status.json", self.remedy)
+        if saved is None:
+            return Status("not run", self.label, self.seed, self.rate)
+        try:
+            return Status(**{"label": self.label, "seed": self.seed, "rate": self.rate, **saved})
+        except TypeError as error:
+            raise ValueError(f"{self.folder / 'status.json'} is not of this release ({error}); {self.remedy}") from None
 
 
 def trials_of(run: Path, config: StudyConfig, steps: Mapping[str, int]) -> list[Trial]:
