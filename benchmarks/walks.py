@@ -1,10 +1,11 @@
 """How far data walks: Python calls and files of the package from a user's call to the kernel, and the time of a decoded token.
 
-    python benchmarks/walks.py [--json] [--no-times]
+    python benchmarks/walks.py [--json] [--no-times] [--threads 2] [--encodings rope t5 ...] [--layers 2 24 ...] [--hidden 64 ...]
+                               [--batch 1 ...] [--contexts 128 ...]
 
 Calls of functions in src/longitude are counted by sys.setprofile, after one call of the same kind has filled what is made once.
-A decoded token's time is compared with a stock Llama of the same shape, token by token in turns. Exit code 1: a walk is longer
-than wanted (times are shown and do not count, because a busy machine changes them).
+A decoded token is compared with a stock Llama of the same shape: functions that a layer calls, and time, in turns; every
+combination of the sizes is timed. Exit code 1: a walk is longer than wanted (times do not count: a busy machine changes them).
 """
 
 import argparse
@@ -15,8 +16,10 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +34,10 @@ WANTED = {  # calls counted before the house was redrawn, then what is wanted: (
     "decoded token": ((433, None), (433, None)),
     "study, before its first model": ((None, 27), (None, 14)),
 }
+SIZES: dict[str, list[Any]] = {
+    "encodings": ["rope", "alibi"], "layers": [4], "hidden": [64, 256], "batch": [1, 8], "contexts": [128]
+}  # fmt: skip
+"""Of the decoders that are timed, by the name of the option."""
 
 
 class Found(Exception):
@@ -66,10 +73,10 @@ def attend() -> Callable[[], Any]:
     return lambda: lg.attend(q, k, v, encoding=encoding, mask=mask)
 
 
-def decoder(encoding: str, layers: int, hidden: int = 64) -> Any:
+def decoder(encoding: str, layers: int, hidden: int = 64, heads: int = 4) -> Any:
     torch.manual_seed(0)
     config = lg.LongitudeConfig(
-        vocab_size=256, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=2 * hidden,
+        vocab_size=256, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=2 * hidden,
         max_position_embeddings=1024, encoding=encoding,
     )  # fmt: skip
     return lg.LongitudeForCausalLM(config)
@@ -81,18 +88,22 @@ def training_step() -> Callable[[], Any]:
     return lambda: model(input_ids=ids, labels=ids).loss.backward()
 
 
-def decoding(model: Any, batch: int = 1, past: int = 64) -> Callable[[], Any]:
-    """The next token, with a cache; each call is one token further."""
+def decoding(model: Any, batch: int = 1, context: int = 64) -> Callable[[], Any]:
+    """The next token behind a context of random keys and values; each call is one token further."""
     from transformers import DynamicCache
 
-    cache, ids = DynamicCache(config=model.config), torch.arange(past).expand(batch, -1) % 256
+    config, ids = model.config, torch.zeros(batch, 1, dtype=torch.long)
+    shape = batch, config.num_key_value_heads, context, config.hidden_size // config.num_attention_heads
+    layers, random = config.num_hidden_layers, torch.Generator().manual_seed(0)
+    cache = lg.LongitudeCache(layers) if config.model_type == "longitude" else DynamicCache(config=config)
     model.eval()
     with torch.inference_mode():
-        model(input_ids=ids, past_key_values=cache)
+        for layer in range(layers):
+            cache.update(torch.randn(shape, generator=random), torch.randn(shape, generator=random), layer)
 
     def token() -> None:
         with torch.inference_mode():
-            model(input_ids=ids[:, -1:], past_key_values=cache)
+            model(input_ids=ids, past_key_values=cache)
 
     return token
 
@@ -109,29 +120,68 @@ def study() -> tuple[Counter[str], Counter[str]]:
         return walk(lambda: plan(StudyConfig(), Path(folder) / "study"), until="LongitudeModel.__init__")
 
 
-def llama(layers: int, hidden: int) -> Any:
+def llama(layers: int, hidden: int = 64, heads: int = 4) -> Any:
     """A stock model of the same shape."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=256, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=4, intermediate_size=2 * hidden,
+        vocab_size=256, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads, intermediate_size=2 * hidden,
         max_position_embeddings=1024, tie_word_embeddings=True,
     )  # fmt: skip
     return LlamaForCausalLM(config)
 
 
-def token_times(layers: int, hidden: int, batch: int, turns: int = 40, tokens: int = 10) -> tuple[float, float]:
-    """CPU seconds of a decoded token of ours and of a stock Llama: medians over blocks of tokens, in turns."""
-    both = decoding(decoder("rope", layers, hidden), batch), decoding(llama(layers, hidden), batch)
+def calls_per_layer(of: Callable[[int], Any]) -> float:
+    """Functions of Python and of C that one more layer calls for a decoded token: what no busy machine changes."""
+
+    def calls(layers: int) -> int:
+        step, count = decoding(of(layers)), 0
+
+        def seen(frame: Any, event: str, _: Any) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        step()
+        step()
+        sys.setprofile(seen)
+        try:
+            step()
+        finally:
+            sys.setprofile(None)
+        return count
+
+    return (calls(4) - calls(2)) / 2
+
+
+class Times(NamedTuple):
+    """Milliseconds of a decoded token, ours and a stock Llama's, and their ratio: medians; low, high: its quartiles."""
+
+    ours: float
+    llama: float
+    ratio: float
+    low: float
+    high: float
+
+
+def token_times(
+    encoding: str, layers: int, hidden: int, batch: int = 1, context: int = 128, turns: int = 60, tokens: int = 6
+) -> Times:
+    """Processor time of blocks of tokens, ours and the stock model's in turns; the ratio is of neighbouring blocks."""
+    heads = max(4, hidden // 64)
+    both = [
+        decoding(of, batch, context) for of in (decoder(encoding, layers, hidden, heads), llama(layers, hidden, heads))
+    ]
     times: tuple[list[float], list[float]] = [], []
     for turn in range(turns):
         for which in (0, 1) if turn % 2 else (1, 0):
-            both[which]()
+            both[which]()  # the other's weights leave the processor's caches
             start = time.process_time()
             for _ in range(tokens):
                 both[which]()
             times[which].append((time.process_time() - start) / tokens)
-    return statistics.median(times[0][3:]), statistics.median(times[1][3:])
+    ours, stock = (each[3:] for each in times)
+    low, ratio, high = statistics.quantiles((a / b for a, b in zip(ours, stock, strict=True)), n=4)
+    return Times(1e3 * statistics.median(ours), 1e3 * statistics.median(stock), ratio, low, high)
 
 
 def walks() -> dict[str, tuple[Counter[str], Counter[str]]]:
@@ -146,12 +196,17 @@ def walks() -> dict[str, tuple[Counter[str], Counter[str]]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        description="Calls and files of the walks that matter, and a decoded token's time."
+        description="Calls and files of the walks that matter, and a decoded token's time.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--no-times", action="store_true", help="count only")
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    for name, default in SIZES.items():
+        kind = type(default[0])
+        parser.add_argument(f"--{name}", type=kind, nargs="+", default=default, help="of the decoders that are timed")
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(options.threads)
     rows, longer = [], False
     for name, (functions, files) in walks().items():
         before, wanted = WANTED[name]
@@ -161,23 +216,26 @@ def main() -> int:
         rows.append(
             {"walk": name, "calls": counted[0], "files": counted[1], "before": before, "wanted": wanted, **named}
         )
+    per_layer = {"llama": calls_per_layer(llama)}
+    per_layer |= {encoding: calls_per_layer(partial(decoder, encoding)) for encoding in options.encodings}
+    if not options.json:
+        print(f"{'walk':<30} {'calls':>6} {'files':>6}   before (calls, files), wanted (calls, files)")
+        for row in rows:
+            named = ", ".join(f"{function} {row[function]}" for function in NAMED if function in row)
+            print(f"{row['walk']:<30} {row['calls']:>6} {row['files']:>6}   {row['before']}, {row['wanted']}; {named}")
+        counts = ", ".join(f"{name} {calls:.0f}" for name, calls in per_layer.items())
+        print(f"\nfunctions of Python and C called by a layer for a decoded token: {counts}\n")
+    sizes = [] if options.no_times else list(product(*(getattr(options, name) for name in SIZES)))
     times = []
-    for layers, hidden, batch in () if options.no_times else ((4, 64, 1), (4, 64, 4), (4, 256, 1), (4, 256, 4)):
-        ours, stock = token_times(layers, hidden, batch)
-        times.append({"layers": layers, "hidden": hidden, "batch": batch, "ours": ours, "llama": stock})
+    for n, size in enumerate(sizes):
+        found = token_times(*size)
+        times.append(dict(zip(SIZES, size, strict=True)) | found._asdict())
+        if not options.json:
+            if not n:
+                print("a decoded token      " + "".join(f"{name:>10}" for name in (*SIZES, *Times._fields)))
+            print(" " * 21 + "".join(f"{x:>10}" for x in size) + "".join(f"{x:>10.3f}" for x in found), flush=True)
     if options.json:
-        print(json.dumps({"walks": rows, "times": times}, indent=1))
-        return int(longer)
-    print(f"{'walk':<30} {'calls':>6} {'files':>6}   before (calls, files), wanted (calls, files)")
-    for row in rows:
-        named = ", ".join(f"{function} {row[function]}" for function in NAMED if function in row)
-        print(f"{row['walk']:<30} {row['calls']:>6} {row['files']:>6}   {row['before']}, {row['wanted']}; {named}")
-    for row in times:
-        shape = f"{row['layers']} layers of {row['hidden']}, batch {row['batch']}"
-        print(
-            f"decoded token, {shape:<24} {row['ours'] * 1e3:.3f} ms, stock Llama {row['llama'] * 1e3:.3f} ms: "
-            f"{row['ours'] / row['llama']:.2f} of it, wanted 1.0"
-        )
+        print(json.dumps({"walks": rows, "calls_per_layer": per_layer, "times": times}, indent=1))
     return int(longer)
 
 

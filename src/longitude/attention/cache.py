@@ -80,7 +80,11 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
     @property
     def held(self) -> int:
         """Keys that are cached: those of all tokens, unless a kind of layer drops some."""
-        return DynamicLayer.get_seq_length(self)
+        keys = self.keys
+        return 0 if keys is None or keys.dim() < 4 else keys.shape[2]
+
+    def get_seq_length(self) -> int:
+        return self.held
 
     def next_positions(self) -> Positions:
         """Default positions of the tokens after the cached ones: an int, or [..., 1] + 1, 2, ..."""

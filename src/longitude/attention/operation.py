@@ -242,35 +242,23 @@ def cheapest(requests: Sequence[Request]) -> Backend:
     return best
 
 
-def choose_once(r: Request, name: str) -> Backend:
-    """`choose`, but once for all layers of a forward that share the mask's pairs and request the same."""
-    if torch.compiler.is_compiling() or in_forward_mode():
-        return choose([r], name)
-    q, k, v = r.q, r.k, r.v
-    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    # Tensors of positions are the same where they are one object; they are kept below, so that no other one gets its id.
-    first = r.q_positions if isinstance(r.q_positions, int) else -1 - id(r.q_positions)
-    other = r.k_positions if isinstance(r.k_positions, int) else -1 - id(r.k_positions)
-    terms = tuple(map(_shape_of, r.terms)) if r.terms else ()
-    key = (
-        name, q.dtype, q.device, q.shape, k.shape, v.shape, r.scale, r.dropout, r.weights, r.lse, len(r.learned) > 0,
-        grad, terms, first, other,
-    )  # fmt: skip
-    chosen = r.pairs.chosen.get(key)
-    if chosen is None:
-        chosen = r.pairs.chosen[key] = _remembered(key, r, name), r.q_positions, r.k_positions
-    return chosen[0]
-
-
 _CHOSEN: dict[Hashable, tuple[Backend, tuple[Backend, ...]]] = {}
 """Choices of earlier calls, each with the backends that there were."""
 
 
-def _remembered(key: tuple, r: Request, name: str) -> Backend:
+def choose_once(r: Request, name: str) -> Backend:
     """`choose`, once for all calls on the CPU that differ in numbers alone: those where shapes and a band decide."""
-    if name != "auto" or type(r.q) is not Tensor or not r.q.is_cpu or len(r.beyond_band) > 0 or not r.contiguous:
+    q, k, v = r.q, r.k, r.v
+    shapes_decide = name == "auto" and type(q) is Tensor and q.is_cpu and len(r.beyond_band) == 0 and r.contiguous
+    if not shapes_decide or torch.compiler.is_compiling() or in_forward_mode():
         return choose([r], name)
-    key, backends = (key, r.band, r.order_gap), tuple(BACKENDS.values())
+    grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    terms = tuple(map(_shape_of, r.terms)) if r.terms else ()
+    key = (
+        q.dtype, q.shape, k.shape, v.shape, r.scale, r.dropout, r.weights, r.lse, len(r.learned) > 0, grad, terms,
+        r.q_positions, r.k_positions, r.band, r.order_gap,
+    )  # fmt: skip
+    backends = tuple(BACKENDS.values())
     chosen, among = _CHOSEN.get(key, (None, ()))
     if chosen is None or among != backends:
         if len(_CHOSEN) >= 256:  # a cache that grows makes one for each token
@@ -287,10 +275,7 @@ def _shape_of(term: Term) -> tuple:
 
 
 def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """The output, and the weights or the logsumexp if they were requested. The dtype of q decides, under autocast too."""
-    if torch.is_autocast_enabled(r.q.device.type):
-        with torch.autocast(r.q.device.type, enabled=False):
-            return run(r, backend)
+    """The output, and the weights or the logsumexp if they were requested."""
     return answer(choose_once(r, backend), r)
 
 
@@ -304,7 +289,10 @@ def run_parts(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor 
 
 
 def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
-    """What a backend gives."""
+    """What a backend gives. The dtype of q decides, under autocast too."""
+    if torch.is_autocast_enabled(r.q.device.type):
+        with torch.autocast(r.q.device.type, enabled=False):
+            return answer(backend, r)
     if r.weights or r.lse:
         assert backend.partial is not None
         return backend.partial(r)

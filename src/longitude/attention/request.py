@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ class Span(NamedTuple):
 class AllowedPairs:
     """The pairs of queries and keys that a mask allows, as backends read them.
 
-    Layers of one forward share it, so that spans are found and a backend is chosen once.
+    Layers of one forward share it, so that spans are found once.
     band: reach of the mask's parts that are nothing but their reach, which are causality and windows by plain order. beyond_band:
     the other parts, spans (documents, padding) and free predicates. q_order, k_order: order of the first query and key.
     """
@@ -41,7 +41,6 @@ class AllowedPairs:
         parts = mask.parts()
         self.beyond_band = tuple(m for m in parts if not is_band(m))
         self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
-        self.chosen: dict[Hashable, Any] = {}
         self.found: list[tuple[list[int], list[Span]]] | str | None = None
 
     def fit(self, r: Request) -> bool:
@@ -133,6 +132,7 @@ class Request:
     q_order: int = 0
     k_order: int = 0
     pairs: AllowedPairs = None  # type: ignore[assignment]  (made where none are given, or others)
+    made: dict[str, Any] | None = field(default=None, init=False)  # what layers of a decoding step make once for all
 
     def __post_init__(self) -> None:
         if self.pairs is None or not self.pairs.fit(self):
@@ -146,6 +146,21 @@ class Request:
     @property
     def beyond_band(self) -> tuple[Mask, ...]:
         return self.pairs.beyond_band
+
+    def of_layer(self, q: Any, k: Any, v: Any) -> Request:
+        """The same request of another layer of a decoding step."""
+        other = object.__new__(Request)
+        other.__dict__.update(self.__dict__)  # copies, as dataclasses make them, check again what is the same
+        other.q, other.k, other.v = q, k, v
+        return other
+
+    def once(self, name: str, make: Callable[[Request], Any]) -> Any:
+        """What a backend makes of everything but q, k and v: by the first layer of a decoding step, for all."""
+        if self.made is None:
+            return make(self)
+        if name not in self.made:
+            self.made[name] = make(self)
+        return self.made[name]
 
     def with_lse(self) -> Request:
         """The same request, with the logsumexp of the scores."""

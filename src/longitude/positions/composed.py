@@ -47,6 +47,7 @@ class Composed(Encoding):
                 raise ValueError(f"expected encodings, got {member!r}; build one by name with lg.encoding(name, ...)")
         members = [one for m in members for one in (m if isinstance(m, Composed) else [m])]
         self.members = nn.ModuleList(members)
+        self.each = tuple(members)  # the same, without what a look-up in modules costs every layer
         for name, combine in COMBINED.items():
             setattr(self, name, combine([getattr(m, name) for m in members]))
         self.reads_tokens = any(m.reads_tokens for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
@@ -66,7 +67,7 @@ class Composed(Encoding):
             )
 
     def __iter__(self) -> Iterator[Encoding]:
-        return iter(self.members)  # type: ignore[arg-type]
+        return iter(self.each)
 
     @property
     def at_input(self) -> bool:
@@ -88,12 +89,12 @@ class Composed(Encoding):
         return tuple(m.prepare(of_axes(m, positions), length, dtype) for m in self)
 
     def queries(self, q: Tensor, prepared: tuple) -> Tensor:
-        for m, tables in zip(self, prepared, strict=True):
+        for m, tables in zip(self.each, prepared, strict=True):
             q = m.queries(q, tables)
         return q
 
     def keys(self, k: Tensor, prepared: tuple) -> Tensor:
-        for m, tables in zip(self, prepared, strict=True):
+        for m, tables in zip(self.each, prepared, strict=True):
             k = m.keys(k, tables)
         return k
 

@@ -39,6 +39,11 @@ class RotaryTable(Angles):
     def complex(self) -> Tensor:
         return torch.complex(self.cos, self.sin)
 
+    @cached_property
+    def halves(self) -> tuple[Tensor, Tensor]:
+        """Cos and sin for whole heads in the half layout, sin with the sign of the first half."""
+        return torch.cat([self.cos, self.cos], -1), torch.cat([-self.sin, self.sin], -1)
+
 
 def apply_rotary(x: Tensor, table: RotaryTable, layout: str) -> Tensor:
     """X [B, H, L, 2 pairs] -> the same shape and dtype, rotated in float32 or wider."""
@@ -50,12 +55,13 @@ def apply_rotary(x: Tensor, table: RotaryTable, layout: str) -> Tensor:
         if wider != x.dtype:
             return apply_rotary(x.to(wider), table, layout).to(x.dtype)
         cos, sin = table
-    # Compilers fuse the formula themselves; and it alone broadcasts, has gradients of tables, and suits torch.func.
+    # Compilers fuse the formula themselves; and it alone has gradients of tables, and suits torch.func.
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    short = x.numel() < WORTH_COMPILING and not torch.is_grad_enabled()  # decoding: no call to spare
+    if short and not traced:
+        return rotate_neighbours(x, table.complex) if layout == "interleaved" else rotate_few_halves(x, *table.halves)
     if traced or cos.requires_grad or sin.requires_grad or not fits(x, cos):
         return rotate_by_formula(x, cos, sin, layout)
-    if x.numel() < WORTH_COMPILING and not torch.is_grad_enabled():  # decoding: no call to spare
-        return rotate_halves(x, cos, sin) if layout == "half" else rotate_neighbours(x, table.complex)
     return Rotation.apply(x, (table, layout == "half"))
 
 
@@ -103,16 +109,19 @@ def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return out
 
 
+def rotate_few_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """The half layout in the fewest calls, for few tokens."""
+    a, b = x.chunk(2, -1)
+    return torch.addcmul(x * cos, torch.cat([b, a], -1), sin)
+
+
 def rotate_neighbours(x: Tensor, unit: Tensor) -> Tensor:
     """The interleaved layout as one product of complex numbers, a + ib times cos + i sin."""
-    return torch.mul(as_pairs(x).view(unit.dtype), unit).view(x.dtype)
-
-
-def as_pairs(x: Tensor) -> Tensor:
-    """X itself if its memory can be read as complex numbers, else a copy."""
-    *steps, step = x.stride()
-    odd = x.storage_offset() % 2 or any(map((1).__and__, steps))
-    return x if step == 1 and not odd else x.clone(memory_format=torch.contiguous_format)
+    try:
+        pairs = x.view(unit.dtype)
+    except RuntimeError:  # its memory cannot be read as complex numbers
+        pairs = x.clone(memory_format=torch.contiguous_format).view(unit.dtype)
+    return (pairs * unit).view(x.dtype)
 
 
 # ---- one pass, where there is a compiler -----------------------------------------------------------------------------

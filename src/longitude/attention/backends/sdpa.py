@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -24,24 +25,48 @@ def sdpa_is_plain(r: Request) -> bool:
 
 
 def sdpa(r: Request) -> Tensor:
-    def run(r: Request) -> Tensor:
-        sees_all, grouped = r.sees_all, r.k.shape[1] != r.q.shape[1]
-        plain = len(r.terms) == 0 and (sees_all or r.square)
-        causal = plain and not sees_all
-        q, scale, (bias, some) = r.q, r.scale, (None, None) if plain else dense_bias(r)
-        if causal and scale <= 0:  # torch's CPU kernel hides the future by -inf before it scales, and gives NaN
-            q, scale = (-q, -scale) if scale else (0 * q, 1.0)
-        # The one query of each head that shares its keys becomes a row among theirs: keys are read once for all of them.
-        if folded := grouped and r.rows == 1 and not causal:
-            q = by_key_head(q, r)
-            bias = bias if bias is None or bias.shape[1] == 1 else by_key_head(bias, r)
-        # A compiler's symbolic bool is no bool, and its tracer wants names of arguments.
-        options = {"is_causal": True if causal else False, "scale": scale, "enable_gqa": grouped and not folded}  # noqa: SIM210
-        out = F.scaled_dot_product_attention(q, r.k, r.v, attn_mask=bias, dropout_p=r.dropout, **options)
-        out = not_zeros(out.flatten(1, 2)[:, :, None] if folded else out, r, causal, some)
-        return out if some is None else out.masked_fill(~some, 0.0)
+    if r.rows > 1 and sdpa_by_spans(r):
+        return by_spans(r, fused)
+    return fused(r)
 
-    return by_spans(r, run) if r.beyond_band and sdpa_by_spans(r) else run(r)
+
+class Added(NamedTuple):
+    """What torch's function gets besides q, k and v.
+
+    bias: added to the scores, or a mask, [B or 1, H or 1, Lq, Lk], with `folded` heads of queries as rows; causal: instead of a
+    mask; some: which queries attend to any key, None: all.
+    """
+
+    bias: Tensor | None
+    causal: bool
+    some: Tensor | None
+    grouped: bool
+    folded: bool
+
+
+def added(r: Request) -> Added:
+    sees_all, grouped = r.sees_all, r.k.shape[1] != r.q.shape[1]
+    plain = len(r.terms) == 0 and (sees_all or r.square)
+    causal = plain and not sees_all
+    bias, some = (None, None) if plain else dense_bias(r)
+    # The one query of each head that shares its keys becomes a row among theirs: keys are read once for all of them.
+    folded = grouped and r.rows == 1 and not causal
+    if folded and bias is not None and bias.shape[1] > 1:
+        bias = by_key_head(bias, r)
+    return Added(bias, causal, some, grouped, folded)
+
+
+def fused(r: Request) -> Tensor:
+    """One call of torch's function."""
+    bias, causal, some, grouped, folded = r.once("sdpa", added)
+    q, scale = by_key_head(r.q, r) if folded else r.q, r.scale
+    if causal and scale <= 0:  # torch's CPU kernel hides the future by -inf before it scales, and gives NaN
+        q, scale = (-q, -scale) if scale else (0 * q, 1.0)
+    # A compiler's symbolic bool is no bool, and its tracer wants names of arguments.
+    options = {"is_causal": True if causal else False, "scale": scale, "enable_gqa": grouped and not folded}  # noqa: SIM210
+    out = F.scaled_dot_product_attention(q, r.k, r.v, attn_mask=bias, dropout_p=r.dropout, **options)
+    out = not_zeros(out.flatten(1, 2)[:, :, None] if folded else out, r, causal, some)
+    return out if some is None else out.masked_fill(~some, 0.0)
 
 
 def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Tensor:
@@ -52,9 +77,12 @@ def not_zeros(out: Tensor, r: Request, causal: bool, some: Tensor | None) -> Ten
     """
     if torch.compiler.is_compiling() or type(out) is not Tensor or not out.is_cpu:
         return out
-    first = out.detach()[..., 0] if out.requires_grad else out[..., 0]
+    first = (out.detach() if out.requires_grad else out).select(3, 0)
     # No zero: one look, because every decoded token runs it; a list of few numbers takes half as long as a reduction.
-    if 0.0 not in first.flatten().tolist() if first.numel() <= 64 else first.all():
+    if out.shape[2] == 1 and first.numel() <= 64:
+        if not any([0.0] in heads for heads in first.tolist()):
+            return out
+    elif first.all():
         return out
     zeros = first == 0
     finite = per_query_head(r.k.detach().isfinite().all(-1), r.heads).to(r.q.dtype)  # [B, H, Lk]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,11 +13,22 @@ from longitude.attention.documents import require_number_per_token, require_toke
 from longitude.attention.length_dependent import later, newest, parted, require_same_past
 from longitude.attention.masks import Documents, Mask, Padding, require_causal, require_mask
 from longitude.attention.mixer import MixerInputs
-from longitude.attention.operation import raw_request, run, run_parts
-from longitude.attention.request import AllowedPairs, following, part_of
+from longitude.attention.operation import Backend, answer, choose_once, raw_request, run_parts
+from longitude.attention.request import AllowedPairs, Request, following, part_of
 from longitude.positions.base import Columns
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical
+
+
+class Chosen(NamedTuple):
+    """What the first layer of a forward found for a request, for all layers that request the same.
+
+    first: its request without q, k and v, where those of other layers differ in nothing else.
+    """
+
+    backend: Backend
+    first: Request | None
+    k_positions: Positions
 
 
 @dataclass(frozen=True)
@@ -24,7 +36,9 @@ class Call:
     """A checked call: what `Mixer.forward` was given, with defaults filled in.
 
     mask: with documents and padding in it; positions of x, and of its queries alone; past: tokens in the cache; length: of x;
-    remembered: how many of x, the first, have no queries because they are a memory; documents [B, L] of x alone.
+    remembered: how many of x, the first, have no queries because they are a memory; documents [B, L] of x alone; kept: whether
+    layers share what they find, which a compiler's free lengths do not allow; alike: whether their requests differ in
+    nothing but q, k and v, so that without gradients the first layer's serves all.
     """
 
     mask: Mask
@@ -34,7 +48,10 @@ class Call:
     length: int
     remembered: int
     documents: Tensor | None
+    kept: bool
+    alike: bool
     found: dict[tuple[int, int, int], AllowedPairs] = field(default_factory=dict)
+    chosen: dict[Hashable, Chosen] = field(default_factory=dict)
 
     @property
     def keys(self) -> int:
@@ -43,12 +60,12 @@ class Call:
 
     def pairs(self, batch: int, rows: int, keys: int) -> AllowedPairs:
         """What the mask allows the last `rows` of `keys` keys, which are fewer than all where a cache dropped some."""
-        which, kept = (batch, rows, keys), not torch.compiler.is_compiling()  # a compiler's free length is no key
-        if kept and which in self.found:
+        which = batch, rows, keys
+        if self.kept and which in self.found:
             return self.found[which]
         mask = self.mask if keys == self.keys else self.mask.since(self.keys - keys)
         pairs = AllowedPairs(mask, batch, rows, keys, keys - rows)
-        if kept:
+        if self.kept:
             self.found[which] = pairs
         return pairs
 
@@ -59,10 +76,9 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
     ValueError for what does not fit, before a cache takes tokens in.
     mask: of the inputs, with what the layer itself adds.
     """
-    cache, memory = inputs.cache, inputs.memory
-    require_tokens(x, dim)
-    remembered = 0
+    cache, memory, remembered = inputs.cache, inputs.memory, 0
     if memory is not None:
+        require_tokens(x, dim)
         if cache is not None or memory.dim() != 3 or memory.shape[::2] != x.shape[::2]:
             with_cache = " and a cache; a cache already holds earlier tokens" if cache is not None else ""
             raise ValueError(
@@ -73,7 +89,7 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
     if cache is not None and past and cache.keys is not None and cache.keys.shape[0] != x.shape[0]:
         raise ValueError(f"x: expected a batch of {len(cache.keys)}, as the cache holds, got {len(x)}")
     call: Call = inputs.once(
-        ("call", encoding, mask, past, x.shape), lambda: _checked(x, encoding, mask, inputs, past, remembered)
+        ("call", encoding, mask, past, dim, x.shape), lambda: _checked(x, dim, encoding, mask, inputs, past, remembered)
     )
     if cache is not None and past and not encoding.stable_keys:
         now = later(newest(cache.positions, cache.held), newest(call.positions, call.length))
@@ -81,8 +97,11 @@ def checked_call(x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: Mi
     return x, call
 
 
-def _checked(x: Tensor, encoding: Composed, mask: Mask, inputs: MixerInputs, past: int, remembered: int) -> Call:
+def _checked(
+    x: Tensor, dim: int, encoding: Composed, mask: Mask, inputs: MixerInputs, past: int, remembered: int
+) -> Call:
     """What layers of one forward share of a call."""
+    require_tokens(x, dim)
     batch, length = x.shape[:2]
     keys, documents, positions = past + length, inputs.documents, inputs.positions
     require_mask(mask)
@@ -108,7 +127,9 @@ def _checked(x: Tensor, encoding: Composed, mask: Mask, inputs: MixerInputs, pas
         mask.require_past(past)
     q_positions = part_of(positions, slice(None), slice(remembered, None)) if remembered else positions
     own = None if documents is None else documents[:, past:]
-    return Call(mask, positions, q_positions, past, length, remembered, own)
+    kept = not torch.compiler.is_compiling()
+    alike = kept and encoding.stable_keys and not encoding.reads_tokens and not torch.is_autocast_enabled(x.device.type)
+    return Call(mask, positions, q_positions, past, length, remembered, own, kept, alike)
 
 
 def attended(
@@ -123,9 +144,28 @@ def attended(
 ) -> tuple[Tensor, Tensor | None]:
     """Attention of a layer's queries over the keys of cache and call -> [B, H, L, Dv], and the weights if requested."""
     q, k, v = qkv
-    pairs = call.pairs(q.shape[0], q.shape[2], k.shape[2])
-    dropout, places = layer.dropout if layer.training else 0.0, (call.q_positions, k_positions)
+    name, grad, dropout = layer.backend, torch.is_grad_enabled(), layer.dropout if layer.training else 0.0
+    # Tensors of positions are the same where they are one object, which the request keeps: no other one gets its id.
+    place = k_positions if isinstance(k_positions, int) else -1 - id(k_positions)
+    key, known = None, None
+    if call.kept:
+        wanted = grad and (1 + (q.requires_grad or k.requires_grad or v.requires_grad))
+        key = name, encoding, scale, dropout, weights, wanted, place, q.dtype, q.shape, k.shape, v.shape
+        known = call.chosen.get(key)
+    if known is not None and known.first is not None:
+        return known.backend.run(known.first.of_layer(q, k, v)), None
+    pairs, places = call.pairs(q.shape[0], q.shape[2], k.shape[2]), (call.q_positions, k_positions)
     r = raw_request(q, k, v, encoding, columns, pairs.mask, *places, scale, dropout, weights, pairs)
-    if encoding.stable_keys:
-        return run(r, layer.backend)
-    return run_parts(parted(r, encoding, *places), layer.backend)
+    if not encoding.stable_keys:
+        parts = parted(r, encoding, *places)
+        if len(parts) > 1:
+            return run_parts(parts, name)
+        r = parts[0].request
+    backend = choose_once(r, name) if known is None else known.backend
+    if key is not None and known is None:
+        first = None
+        if call.alike and not grad and not weights:
+            r.made = {}
+            first = r.of_layer(None, None, None)
+        call.chosen[key] = Chosen(backend, first, k_positions)
+    return answer(backend, r)

@@ -105,10 +105,11 @@ class MultiHeadAttention(Mixer):
         cache = inputs.cache
         self.require_cache(cache)
         x, call = checked_call(x, self.dim, encoding, self.mask_of(inputs), inputs)
-        heads = x.shape[0], call.length, -1, self.head_dim
-        q = self.q_proj(x).view(heads).transpose(1, 2)
-        k = self.k_proj(x).view(heads).transpose(1, 2)
-        v = self.v_proj(x).view(heads).transpose(1, 2)
+        one = call.kept and call.length == 1  # the heads of a single token are rows without a transpose
+        heads = (x.shape[0], -1, 1, self.head_dim) if one else (x.shape[0], call.length, -1, self.head_dim)
+        q, k, v = self.q_proj(x).view(heads), self.k_proj(x).view(heads), self.v_proj(x).view(heads)
+        if not one:
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         if encoding.stable_keys and encoding.transforms:
             tables = inputs.tables
             if tables is None:
@@ -127,5 +128,6 @@ class MultiHeadAttention(Mixer):
             q = q[:, :, call.remembered :]
         weigh = inputs.return_weights
         out, weights = attended(self, (q, k, v), call, encoding, columns, k_positions, self.scale, weigh)
-        out = self.o_proj(out.to(x.dtype).transpose(1, 2).flatten(2))
+        out = out if out.dtype == x.dtype else out.to(x.dtype)
+        out = self.o_proj(out.reshape(x.shape[0], 1, -1) if one else out.transpose(1, 2).flatten(2))
         return (out, weights) if weigh else out
