@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 
 import pytest
 
@@ -38,6 +39,8 @@ def test_options_that_differ_values_and_the_best_stand_side_by_side(runs, capsys
     assert main(["report", *map(str, runs)]) == 0
     printed = capsys.readouterr().out
     assert "At 512 bytes, alibi of wide beats t5 of narrow, the next best, by 1.5" in printed and "--hidden" in printed
+    assert re.search(r"alibi of wide +rope of wide +1\.9", printed)
+    assert [line.split()[0] for line in printed.splitlines() if "±" in line][:3] == ["wide", "alibi", "narrow"]
 
 
 def test_seeds_that_saw_other_data_are_not_paired(tmp_path):
@@ -105,6 +108,7 @@ def test_a_table_as_markdown(runs, capsys, tmp_path):
     run = write_run(tmp_path / "floor", A, ngrams={"2": 3.49, "3": 2.67}, **BOTH)
     assert main(["report", str(run), "--markdown"]) == 0
     text = capsys.readouterr().out
+    assert "| < 0.001 | yes |" in text
     assert "| trigrams | 2.670 |  |  |  |" in text and "| alibi | rope | 1.9" in text and "3 seeds |" in text
     tables = [part for part in text.split("\n\n") if part.startswith("|")]
     for table in tables:

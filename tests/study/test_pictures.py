@@ -110,10 +110,12 @@ def test_many_distances_share_a_square_between_powers_of_two(tmp_path):
     squares = values(spec, "rect", spec["concat"][0])
     assert [each["place"] for each in squares] == ["1", "2 to 3", "4 to 7", "8 to 15", "16 to 31", "32 to 63"]
     assert [(each["count"], each["value"]) for each in squares] == [(1, 1), (2, 1), (4, 1), (8, 0), (16, 0), (32, 0)]
-    answers = pd.DataFrame({"method": "by-distance", "length": 64, "distance": [1, 2, 4, 32, 64], "exact": 1})
+    answers = pd.DataFrame({"method": "by-distance", "length": 8, "distance": [1, 2, 4, 32, 64], "exact": 1})
     write_rows(
         rows_by_distance(answers, "accuracy", {"task": "toy", "label": "rope", "seed": 0}), tmp_path / "results.parquet"
     )
+    run = analyse(tmp_path).run
+    assert len(run.part(run.config).rows) == 5  # of whatever method
     [figure] = drawn("by-distance", analyse(tmp_path))  # of a task that names the least of several distances
     assert list(figure.table) == ["label", "length", "1", "2 to 3", "4 to 7", "32 to 63", "64 to 127"]
 

@@ -62,9 +62,10 @@ def show(run: Any, json: bool) -> int:
 
 def compare(runs: tuple[Path, ...], json: bool, csv: bool, markdown: bool) -> int:
     """Print studies side by side; nothing is written."""
-    from longitude.report.table import show as display, table
+    from longitude.report.table import show as display
     from longitude.study import tables
     from longitude.study.compare import side_by_side
+    from longitude.study.report import differences_table, studies_table
 
     found = side_by_side(runs)
     criterion = next(iter(found.analyses.values())).criterion
@@ -76,8 +77,7 @@ def compare(runs: tuple[Path, ...], json: bool, csv: bool, markdown: bool) -> in
         parts = [found.sentence, tables.as_markdown(found.heads, found.lines)]
         print("\n\n".join([*parts, *([tables.comparisons(found.comparisons, criterion)] if found.comparisons else [])]))
     else:
-        made = table(*found.heads, words=2, title=criterion.title())
-        for line in found.lines:
-            made.add_row(*line)
-        display(made, found.sentence)
+        display(
+            studies_table(found), *(["", differences_table(found), ""] if found.comparisons else []), found.sentence
+        )
     return DONE

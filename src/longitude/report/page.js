@@ -22,7 +22,7 @@ function fitted(spec, width) {
   const panels = (spec.concat ?? []).filter((panel) => typeof panel.width === "number");
   if (panels.length && width < 640) spec.columns = 1;
   for (const panel of panels) {
-    panel.width = Math.max(200, Math.floor(width / (spec.columns ?? 1)) - 75);
+    panel.width = Math.max(200, Math.floor(width / (spec.columns ?? 1)) - 90);
     panel.title = { text: panel.title, limit: panel.width };
   }
 }

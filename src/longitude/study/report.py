@@ -22,6 +22,7 @@ from longitude.report.table import table as empty_table
 from longitude.report.wording import count, legible, percent
 from longitude.study.analysis import Analysis, clauses, remarks, state, summary, verdict
 from longitude.study.answers import SOLVED
+from longitude.study.compare import SideBySide
 from longitude.study.config import option
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
 from longitude.study.labels import parse_label
@@ -30,7 +31,7 @@ from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
 from longitude.study.results import Run, ngrams_named
-from longitude.study.tables import number, training
+from longitude.study.tables import comparison_lines, number, training
 from longitude.study.tasks.base import of_task
 
 KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
@@ -98,10 +99,8 @@ def table(analysis: Analysis) -> Table:
         columns.append(last_column[0])
         notes.append(last_column[1])
     words: dict[str, Any] = {"title": criterion.title(), "caption": "\n".join(notes + remarks(run))}
-    made = empty_table(*columns, **words, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    made = folding(*columns, **words)
     made.columns[0].min_width = min(16, max(len(label) for label in run.labels))
-    for column in made.columns:
-        column.no_wrap, column.overflow = False, "fold"
     for label in run.labels:
         made.add_row(*_row(analysis, label))
     for order, bits in run.floor.items():  # counted at the training length
@@ -120,6 +119,36 @@ def _row(analysis: Analysis, label: str) -> list[Text]:
     if last := criterion.last_cell(lines):
         cells.append(Text(last, STYLES[lines[-1].verdict]))
     return cells
+
+
+def studies_table(found: SideBySide) -> Table:
+    """Studies side by side, the name of each once."""
+    criterion = next(iter(found.analyses.values())).criterion
+    caption = "±  half the 95% interval, over seeds where there are several"
+    made = folding(*found.heads, words=2, title=criterion.title(), caption=caption)
+    before = None
+    for name, *cells in found.lines:
+        made.add_row(name if name != before else "", *cells)
+        before = name
+    return made
+
+
+def differences_table(found: SideBySide) -> Table:
+    """Their comparisons at the longest common length."""
+    criterion = next(iter(found.analyses.values())).criterion
+    heads, lines = comparison_lines(found.comparisons, criterion)
+    made = folding(*heads, words=2, title=f"paired differences at {found.lengths[-1]}")
+    for line in lines:
+        made.add_row(*line)
+    return made
+
+
+def folding(*heads: str, **more: Any) -> Table:
+    """A table whose words are broken where the terminal is too narrow for them."""
+    made = empty_table(*heads, box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, **more)
+    for column in made.columns:
+        column.no_wrap, column.overflow = False, "fold"
+    return made
 
 
 # ---- the page --------------------------------------------------------------------------------------------------------

@@ -73,17 +73,20 @@ def markdown(analysis: Analysis) -> str:
 
 def comparisons(pairs: Sequence[Comparison], criterion: Criterion) -> str:
     """Comparisons of one length as Markdown."""
+    return as_markdown(*comparison_lines(pairs, criterion))
+
+
+def comparison_lines(pairs: Sequence[Comparison], criterion: Criterion) -> tuple[list[str], list[list[str]]]:
+    """Comparisons of one length in words: heads and lines."""
     lines = [
         [
             each.better, each.worse, criterion.amount(each.value), span(each, criterion),
             f"{each.seeds} seeds" if each.over == "seeds" else f"one seed, {each.documents} {criterion.things}",
-            "" if each.p is None else f"{each.p:.2g}", "yes" if each.decided else "no",
+            "" if each.p is None else "< 0.001" if each.p < 0.001 else f"{each.p:.3f}", "yes" if each.decided else "no",
         ]
         for each in pairs
     ]  # fmt: skip
-    return as_markdown(
-        ["better", "worse", f"by, {criterion.points}", "95% interval", "over", "p (Holm)", "distinguished"], lines
-    )
+    return ["better", "worse", f"by, {criterion.points}", "95% interval", "over", "p (Holm)", "distinguished"], lines
 
 
 def span(pair: Comparison, criterion: Criterion) -> str:

@@ -52,7 +52,7 @@ def by_length_and_position(analysis: Analysis) -> Iterator[Figure]:
         name="by-length-and-position",
         title="Loss by window length and position",
         caption=f"{run.task.words.capitalize()}, mean over seeds, by the length of a window and the position in it; lighter is "
-        f"better. At a position windows of two lengths read other parts of the text. Positions below {FIRST} are not drawn.{gap}",
+        f"better. Windows of different lengths read different text at a position. Positions below {FIRST} are not drawn.{gap}",
         alt=f"Heat maps of {run.task.words} by window length and position in the window, one for each encoding.",
         chart=_maps(run, cells, "position in the window", run.task.words, losses=True),
         resizes=False,
