@@ -88,6 +88,14 @@ def test_the_others_work_until_the_end(process, monkeypatch):
     assert done == [3, 2] and torch.get_num_threads() == threads
 
 
+def test_a_mean_is_over_all_processes(process, monkeypatch):
+    process(0)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda value: value.add_(5.0))  # what the other one has
+    value = torch.tensor(3.0)
+    assert mean(value) == 4.0 and value == 3.0
+    wait_for_others()
+
+
 # ---- failures --------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("together", [True, False])

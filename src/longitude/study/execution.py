@@ -71,6 +71,11 @@ class Execution:
                 f"{given} trains models side by side, and under torchrun or accelerate launch all processes train one; "
                 f"leave one of them out"
             )
+        for engine in ("fsdp", "deepspeed"):
+            if os.environ.get(f"ACCELERATE_USE_{engine.upper()}", "false").lower() == "true":
+                raise ValueError(
+                    f"--use_{engine}: a study trains by DDP, and saves a model that every process holds whole; leave it out"
+                )
         if config.batch_size % processes():
             raise ValueError(
                 f"--batch-size {config.batch_size} is of a step of all processes together: expected a multiple of their "
