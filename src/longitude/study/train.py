@@ -21,6 +21,7 @@ from longitude.attention.mixer import Mixer
 from longitude.hf import Trainer
 from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
+from longitude.models.loss import IGNORED
 from longitude.runs.distributed import everywhere, mean, processes, wait_for_others
 from longitude.runs.files import flush, write_json
 from longitude.study.config import StudyConfig
@@ -167,12 +168,13 @@ def selection_loss(model: Any, examples: Examples) -> float:
     """Mean loss over the examples in nats per target; they have one shape."""
     items = [examples[i] for i in range(len(examples))]
     rows = max(1, TOKENS // items[0]["input_ids"].numel())
-    total = 0.0
+    total = targets = 0.0
     with evaluating(model):
         for some in (items[i : i + rows] for i in range(0, len(items), rows)):
             batch = {name: torch.stack([item[name] for item in some]).to(model.device) for name in some[0]}
-            total += model(**batch).loss.double().item() * len(some)
-    return total / len(items)
+            scored = int((batch.get("shift_labels", batch.get("labels")) != IGNORED).sum())
+            total, targets = total + model(**batch).loss.double().item() * scored, targets + scored
+    return total / targets
 
 
 def untrained(model: Any, optimizer: Any, longest: int) -> str | None:
