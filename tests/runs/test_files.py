@@ -26,6 +26,9 @@ def test_a_file_is_whole_or_not_there(tmp_path):
     write_json(path, {"é": 1})
     with pytest.raises(ValueError, match="not JSON compliant"):
         write_json(path, float("nan"))
+    with suppress(RuntimeError), atomic(path) as unfinished:
+        assert read_json(path) == {"é": 1}  # there until the new one is whole
+        raise RuntimeError
     assert read_json(path) == {"é": 1} and list(tmp_path.iterdir()) == [path]
     write_json(path, float("inf"), allow_nan=True)
     assert read_json(path) == float("inf")

@@ -161,11 +161,12 @@ def test_the_process_that_waits_for_ray_is_killed_and_nothing_of_it_stays(plain,
     code += "def on_progress(words, done, total):\n    if done >= 1: os.kill(os.getpid(), signal.SIGKILL)\n"
     code += "planned = plan(replace(config, steps=4), Path(sys.argv[1]))\n"
     code += "runner.study(planned, on_progress=on_progress, executor=RayCluster())\n"
-    study, started = process(code, str(tmp_path)), set()
-    while study.poll() is None:
-        with suppress(psutil.NoSuchProcess):
-            started |= {*psutil.Process(study.pid).children(recursive=True)}
-        time.sleep(0.2)
+    started: set[psutil.Process] = set()
+    with process(code, str(tmp_path)) as study:
+        while study.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                started |= {*psutil.Process(study.pid).children(recursive=True)}
+            time.sleep(0.2)
     assert study.returncode == -signal.SIGKILL and len(started) > 2
     assert len([*tmp_path.glob("cells/*/results.parquet")]) >= 1  # what had ended is there
     assert run(TINY, tmp_path)[0].complete
