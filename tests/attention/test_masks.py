@@ -153,12 +153,6 @@ def test_spans_are_never_dense(case, encoding, backend):
     close(*(lg.attend(*inputs, **options, backend=b) for b in (backend, "reference")), atol=2e-6)
 
 
-def test_the_count_sees_a_dense_route():
-    with LargestTensor() as made:
-        lg.attend(*heads(LENGTH, num_heads=2), backend="reference")
-    assert made.elements >= LENGTH**2
-
-
 # ---- mistakes --------------------------------------------------------------------------------------------------------
 test_mistakes_when_made = refused_calls(
     [

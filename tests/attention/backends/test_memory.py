@@ -19,6 +19,12 @@ def packed(length: int) -> lg.Mask:
 
 
 # ---- `table` allocates nothing of Lq x Lk: the law `memory` tries causality, tests/attention/test_masks.py other masks --------
+def test_what_an_earlier_call_keeps_counts_all_the_same():
+    q, k, v = heads(2048, dtype=torch.float32)
+    lg.attend(q, k, v, encoding=testing.example("alibi")(), backend="table")
+    assert testing.examine("memory", "alibi").status == "holds"
+
+
 def test_why_the_law_does_not_apply():
     assert testing.examine("memory", "cope").reason == "the table route does not take it: it does not support RowBias"
     assert testing.examine("memory", Ends).reason.startswith(

@@ -62,19 +62,6 @@ def test_any_chunk_equals_the_product_of_matrices(shape: tuple[int, int, int], h
         close(with_gradients(got, *mixed), want, atol=1e-11, rtol=1e-10)
 
 
-@pytest.mark.parametrize(("tokens", "length"), [(1, 1), (7, 7), (63, 130), (1, 20), (0, 5)])
-def test_carried_keys(tokens: int, length: int) -> None:
-    """H_last ... H_(j+1) k_j, one token at a time: each new token is a rank-one update of every key before it."""
-    _, k, _, w, b, _ = drawn(1, tokens, length)
-    want = k[:, :, : length - tokens]
-    for t in range(tokens):
-        reflector, strength = w[:, :, t, None], b[:, :, t, None, None]
-        want = want - strength * (want @ reflector.mT) * reflector
-        want = torch.cat([want, k[:, :, length - tokens + t, None]], 2)
-    for chunk in (1, 4, 64, 200):
-        close(carried(k, w, b, chunk), want, rtol=1e-12)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_short_floats_are_computed_in_float32(dtype: torch.dtype) -> None:
     q, k, v, w, b, _ = (x.to(dtype) for x in drawn(70, 70, 70))
