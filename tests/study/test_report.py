@@ -283,8 +283,8 @@ def test_a_reader_opens_it_and_points_at_a_number(width, run, browser):
     drawn = "document.querySelectorAll('[data-chart=by-length] svg .mark-line path').length"
     page.wait_for_function(f"{drawn} === 1")
     assert (
-        page.locator("tbody tr[data-label]:visible").count() == 3
-    )  # of both tables of lengths, and that of what was learned
+        page.locator("tbody tr[data-label]:visible").count() == 4
+    )  # of both tables of lengths, and those of what was learned and of what training took
     assert button.get_attribute("aria-pressed") == "true"
     panels = "[...document.querySelectorAll('[data-chart=by-length-and-position] .role-title-text')]"
     page.wait_for_function(
