@@ -95,7 +95,7 @@ def test_a_trial_that_diverges_makes_the_exit_code_1(text, tmp_path, command):
         ("study --task tekst", "unknown task of --task 'tekst': did you mean 'text'?"),
         ("study --preset quik", "unknown preset 'quik': did you mean 'quick'?"),
         ("study --preset mine.toml", "--preset mine.toml: it cannot be read"),
-        ("study --methods slidng", "longitude: invalid choice 'slidng' for argument '--methods'. Expected one of"),
+        ("study --methods slidng", "longitude: unknown method 'slidng': did you mean 'sliding'?"),
         ("study --plugin mine.py", "--plugin mine.py: it cannot be read"),
         (
             f"study --data {__file__}",
