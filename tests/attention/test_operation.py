@@ -37,14 +37,15 @@ def test_equals_torch(backend, length, scale):
     same(ours, F.scaled_dot_product_attention(q, k, v, scale=scale), inputs)
 
 
-@pytest.mark.parametrize("compiler", [True, False])
-def test_backends_that_decode_a_single_query(compiler, monkeypatch):
-    """torch's kernel, where there is no bias, no compiler for a loop of our own, or a mask for each sequence."""
+@pytest.mark.parametrize(("compiler", "few"), [(True, 0), (True, 2**20), (False, 0)])
+def test_backends_that_decode_a_single_query(compiler, few, monkeypatch):
+    """torch's kernel, where there is no bias, no compiler for a loop of our own, few keys, or a mask for each sequence."""
+    monkeypatch.setattr(table, "FEW_KEYS", few)
     if not compiler:
         monkeypatch.setattr(table.band, "available", lambda dtype: False)
     q, k, _ = qkv(1, 9)
     valid = lg.Padding(torch.arange(9) > 2)
-    biased = "table" if table.band.available(torch.float64) else "sdpa"
+    biased = "table" if table.band.available(torch.float64) and not few else "sdpa"
     asked = ((None, {}), (lg.ALiBi(4), {}), (lg.T5Bias(4), {}), (lg.ALiBi(4), {"mask": lg.Causal() & valid}))
     with torch.no_grad():
         for (encoding, others), expected in zip(asked, ("sdpa", biased, biased, "sdpa"), strict=True):

@@ -7,16 +7,24 @@ import longitude as lg
 import walks
 from longitude.attention import operation
 from longitude.attention.backends import BACKENDS
+from longitude.attention.mixer import MixerInputs
+from longitude.positions.composed import compose
+from tests.support import built, close, random
 
 
 @pytest.mark.parametrize(
-    ("of", "calls"), [(walks.training_step, 473), (lambda: walks.decoding(walks.decoder("rope", 4)), 433)]
+    ("of", "calls", "most_files"),
+    [
+        (walks.training_step, 380, 23),
+        (lambda: walks.decoding(walks.decoder("rope", 4)), 250, 21),
+        (lambda: walks.decoding(walks.decoder("alibi", 4)), 270, 30),
+    ],
 )
-def test_layers_of_a_forward_choose_and_check_once(of, calls):
+def test_layers_of_a_forward_choose_and_check_once(of, calls, most_files):
     step = of()
     step()
     functions, files = walks.walk(step)
-    assert functions.total() <= calls and len(files) <= 23
+    assert functions.total() <= calls and len(files) <= most_files
     assert functions["require_causal"] == functions["_checked"] == 1 and functions["choose"] <= 1
 
 
@@ -49,3 +57,23 @@ def test_a_backend_is_chosen_again_where_what_decides_differs(monkeypatch):
     )
     monkeypatch.delitem(BACKENDS, "split")
     assert chosen(q) == 1
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["none", "rope", "alibi", "t5", "fox", "path", "xpos"])
+def test_layers_of_a_step_share_no_more_than_they_have_in_common(name):
+    """Each layer of a forward alone gives what it gives after others of the same encoding and of another one."""
+    known, x, options = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 4, "dim": 16}, random(2, 6, 16), [{}, {}]
+    options += [{"scale": 0.7}, {"num_kv_heads": 1}, {"backend": "reference"}, {"encoding": lg.Kerple(num_heads=4)}]
+    torch.manual_seed(0)
+    mask, shared = lg.Causal(), ({}, {})  # type: ignore[var-annotated]
+    encoding = compose(built(name, known))
+    for n, each in enumerate(options):
+        layer = lg.MultiHeadAttention(16, 4, **({"num_kv_heads": 2} | each)).double().eval()
+        own = compose(each.get("encoding", encoding)).double()
+        if name == "path" and each.get("num_kv_heads") == 1:
+            continue
+        alone, cache = layer.cache_layer(), layer.cache_layer()
+        for step, tokens in enumerate((x * (n + 1)).split([5, 1], 1)):
+            inputs = MixerInputs(mask, cache=cache, encoding=own, shared=shared[step])
+            close(layer(tokens, inputs), layer(tokens, cache=alone, encoding=own))

@@ -40,9 +40,9 @@ class MLP(nn.Module):
         self.down = nn.Linear(wide, dim, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        up = self.up(x)
-        if self.gate is not None:
-            return self.down(F.silu(self.gate(x)) * up)
+        gate, up = self.gate, self.up(x)
+        if gate is not None:
+            return self.down(F.silu(gate(x)) * up)
         if self.act == "relu":
             return self.down(F.relu(up))
         return self.down(F.gelu(up, approximate="tanh" if self.act == "gelu_tanh" else "none"))

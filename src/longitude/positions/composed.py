@@ -38,7 +38,8 @@ class Composed(Encoding):
         ValueError: something else than an encoding, or two that cannot share a cache.
     """
 
-    reads_tokens = False  # type: ignore[assignment]  (an attribute: every layer reads it)
+    reads_tokens = False  # type: ignore[assignment]  (attributes: every layer reads them)
+    at_input = False  # type: ignore[assignment]
 
     def __init__(self, members: Sequence[Encoding]):
         super().__init__()
@@ -51,6 +52,7 @@ class Composed(Encoding):
         for name, combine in COMBINED.items():
             setattr(self, name, combine([getattr(m, name) for m in members]))
         self.reads_tokens = any(m.reads_tokens for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
+        self.at_input = any(m.at_input for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
         self.adds_terms = any(m.overrides("terms") for m in members)
         self.sizes = tuple(
             (type(m).__name__, name, getattr(m, name))
@@ -68,10 +70,6 @@ class Composed(Encoding):
 
     def __iter__(self) -> Iterator[Encoding]:
         return iter(self.each)
-
-    @property
-    def at_input(self) -> bool:
-        return any(m.at_input for m in self)
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         for m in self:

@@ -25,9 +25,7 @@ def sdpa_is_plain(r: Request) -> bool:
 
 
 def sdpa(r: Request) -> Tensor:
-    if r.rows > 1 and sdpa_by_spans(r):
-        return by_spans(r, fused)
-    return fused(r)
+    return by_spans(r, fused) if r.pairs.beyond_band and sdpa_by_spans(r) else fused(r)
 
 
 class Added(NamedTuple):
