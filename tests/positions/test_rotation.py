@@ -168,11 +168,24 @@ def test_the_operator_is_known_to_tracers() -> None:
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@torch.no_grad()
+def test_few_tokens_of_a_decoding_step(layout: str) -> None:
+    """In float32 and float64, on any memory."""
+    x = torch.randn(2, 3, 1, 6, dtype=torch.float64)
+    for dtype, atol in ((torch.float64, 1e-12), (torch.float32, 5e-6)):
+        table = lg.Rotary(6, layout).prepare(torch.tensor([3]), dtype=dtype)
+        for memory in memories(x.to(dtype)).values():
+            close(apply_rotary(memory, table, layout).double(), textbook(x, torch.tensor([3]), layout, 6), atol, 1e-6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_tables_that_broadcast(layout: str) -> None:
     """One position for all tokens, rows for a single one: the formula's, whatever the shapes."""
     table = lg.Rotary(4, layout).prepare(torch.tensor([3]), dtype=torch.float64)
     x = torch.randn(2, 2, 5, 4, dtype=torch.float64)
-    close(apply_rotary(x, table, layout), textbook(x, torch.full((5,), 3), layout, 4))
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad):
+            close(apply_rotary(x, table, layout), textbook(x, torch.full((5,), 3), layout, 4))
     positions = torch.tensor([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]])
     rows = lg.Rotary(4, layout).prepare(positions, dtype=torch.float64)
     close(apply_rotary(x[:1], rows, layout), textbook(x[:1].expand(2, -1, -1, -1), positions, layout, 4))
