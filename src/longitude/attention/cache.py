@@ -241,7 +241,7 @@ def adopt(cache: Cache, make: Sequence[Callable[[], Any]]) -> Cache:
     make: for each layer of the model, what builds an empty one.
     """
     if len(cache.layers) == len(make) and all(hasattr(layer, "last_positions") for layer in cache.layers):
-        if cache.layers[0].peers is not cache.layers:
+        if getattr(cache.layers[0], "peers", None) is not cache.layers:  # those of the step before are
             together(cache.layers)
         return cache
     if cache.layers and cache.get_seq_length():
