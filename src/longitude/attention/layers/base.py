@@ -145,10 +145,10 @@ def attended(
     """Attention of a layer's queries over the keys of cache and call -> [B, H, L, Dv], and the weights if requested."""
     q, k, v = qkv
     name, grad, dropout = layer.backend, torch.is_grad_enabled(), layer.dropout if layer.training else 0.0
-    # Tensors of positions are the same where they are one object, which the request keeps: no other one gets its id.
-    place = k_positions if isinstance(k_positions, int) else -1 - id(k_positions)
     key, known = None, None
     if call.kept:
+        # Tensors of positions are the same where they are one object, which is kept: no other one gets its id.
+        place = k_positions if isinstance(k_positions, int) else -1 - id(k_positions)
         wanted = grad and (1 + (q.requires_grad or k.requires_grad or v.requires_grad))
         key = name, encoding, scale, dropout, weights, wanted, place, q.dtype, q.shape, k.shape, v.shape
         known = call.chosen.get(key)
