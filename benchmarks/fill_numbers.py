@@ -108,8 +108,8 @@ def property_cells(row: dict[str, Any]) -> list[str]:
 def printed(found: dict[str, Any]) -> str:
     study, (minutes, seconds) = found["study"], divmod(found["seconds"], 60)
     return "\n".join(["```text", *found["printed"], "```"]) + (
-        f"\n\nAll models together took {minutes} min {seconds} s of training and measuring, several side by side, on {study['begun'][:10]}: {study['machine']['cpu']}, "
-        f"{study['machine']['threads']} threads, torch {study['versions']['torch']}."
+        f"\n\nTraining and measuring all models one by one would take {minutes} min {seconds} s: {study['begun'][:10]}, "
+        f"{study['machine']['cpu']}, {study['machine']['threads']} threads, torch {study['versions']['torch']}."
     )
 
 
