@@ -183,6 +183,7 @@ def first_release(path):
     of_one_rate(study["configuration"])
     for name in ("positions", "position_range", "split_length", "threads"):
         study["configuration"].pop(name, None)
+    study["machine"]["threads"] = TINY.threads  # what it did record
     (path / "study.json").write_text(json.dumps(study))
     for trial in (trial_at(path, label, 0) for label in ("none", "rope")):
         (trial.folder / "trial.json").unlink()
@@ -209,6 +210,7 @@ def second_release(path, **trained):
     of_one_rate(study["configuration"])
     del study["train_steps"], study["choices"], study["data"]["selection_sha256"]
     study["data"]["training_sha256"] = "of the text without any held out"
+    study["machine"]["threads"] = TINY.threads
     (path / "study.json").write_text(json.dumps(study | {"schema": 2}))
     for trial in (trial_at(path, label, 0) for label in ("none", "rope")):
         own = json.loads((trial.folder / "trial.json").read_text())

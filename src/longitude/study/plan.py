@@ -28,7 +28,7 @@ from longitude.study.config import (
     with_all,
 )
 from longitude.study.data import StudyData
-from longitude.study.labels import parse_label
+from longitude.study.labels import folder, parse_label
 from longitude.study.rates import choices, chosen, is_candidate
 from longitude.study.record import grown, read_study
 from longitude.study.tasks.base import Task, sampler_of, task_of
@@ -154,8 +154,7 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
     labels = with_all(config.encodings, lambda: _meaningful(task))
     for label in labels:
         parse_label(label)
-    names = [trial.name.lower() for trial in trials_of(Path(), replace(config, encodings=labels), {})]
-    require_distinct("encodings, as names of folders,", names[: len(labels)])  # of one seed and rate
+    require_distinct("encodings, as names of folders,", ["-".join(folder(label)).lower() for label in labels])
     longest = (before or config).longest
     config = replace(
         config, encodings=labels, split_length=config.split_length or (before and before.split_length) or longest

@@ -1,6 +1,5 @@
 """One trial of a study: one label, seed and learning rate, its folder and its status. Loads neither torch nor transformers."""
 
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Literal
 
 from longitude.runs.files import is_parquet, read_json
 from longitude.study.config import StudyConfig
-from longitude.study.labels import parse_label, safe
+from longitude.study.labels import folder, parse_label
 
 
 @dataclass(frozen=True)
@@ -58,9 +57,9 @@ class Trial:
 
     @property
     def name(self) -> str:
-        """Of its folder: a hash keeps labels apart that differ in case, or after many letters."""
-        digest = hashlib.sha256(self.label.encode()).hexdigest()[:6]
-        return f"{safe(self.label)[:100]}-{self.seed}-lr={self.rate}-{digest}"
+        """Of its folder."""
+        begin, end = folder(self.label)
+        return f"{begin}-{self.seed}-lr={self.rate}-{end}"
 
     @property
     def title(self) -> str:
