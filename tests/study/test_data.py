@@ -277,9 +277,9 @@ def test_a_model_of_tokens_is_trained_and_saved_with_its_tokenizer(tokenizer, tm
 
 def test_tokenizers_that_are_none(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"--tokenizer .*tokenizer.json: it cannot be loaded"):
+    with pytest.raises(ValueError, match=r"^--tokenizer .*tokenizer.json: it cannot be loaded"):
         reader(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ValueError, match=r"--tokenizer .*/nope: there is no such file or folder"):
+    with pytest.raises(ValueError, match=r"^--tokenizer .*/nope: there is no such file or folder"):
         reader(str(tmp_path / "nope"))
     with pytest.raises(ValueError, match="--tokenizer is of --task text, and --task is masked; leave it out"):
         checked(of_task("masked", tokenizer="gpt2"))

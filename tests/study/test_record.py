@@ -99,7 +99,8 @@ def test_what_was_measured_otherwise_is_measured_again_from_its_checkpoint(four,
 def test_lengths_and_methods_are_measured_without_training(four, monkeypatch):
     before = read_rows(four / "results.parquet")
     monkeypatch.setattr(run_trial, "train", None)
-    outcome, _ = run(replace(TINY, test_lengths=(24, 48), methods=("sliding",)), four)
+    outcome, notes = run(replace(TINY, test_lengths=(24, 48), methods=("sliding",)), four)
+    assert "measured again on other documents" in notes[0] and not any("to be trained" in note for note in notes)
     assert outcome.complete and outcome.config.test_lengths == (16, 24, 32, 48)
     rows = read_rows(four / "results.parquet")
     whole = rows[rows["position_from"].isna() & (rows["label"] == "rope")]
@@ -124,7 +125,8 @@ def test_seeds_and_encodings_are_added(four, monkeypatch):
         return replace(trial.status, status="failed")
 
     monkeypatch.setattr(runner, "run_trial", tried)
-    outcome, _ = run(replace(TINY, seeds=(1,)), four)
+    outcome, notes = run(replace(TINY, seeds=(1,)), four)
+    assert any(note.startswith("2 of them are to be trained: every encoding with every seed") for note in notes)
     assert [(trial.label, trial.seed) for trial, _ in outcome.trials] == [
         ("none", 0),
         ("rope", 0),

@@ -99,6 +99,7 @@ def plan(config: StudyConfig, run: Path, fresh: bool = False) -> StudyPlan:
     named = replace(named, device=cast(Device, device_of(named.device).type))
     config = named if before is None else checked(grown(named, before, run))
     task, sizes = task_of(config.task), []
+    task.vocabulary(config)  # refuses a tokenizer before models are blamed
     built: dict[str, list[Any]] = {}
     for label in config.encodings:
         try:

@@ -95,6 +95,8 @@ def study(
             _open(planned, note)
             record_ngrams(planned)
             note(_introduction(planned))
+            if planned.saved is not None and (new := sum(not trial.trained for trial in planned.trials)):
+                note(f"{new} of them are to be trained: every encoding with every seed and learning rate of the study")
             if {*planned.named.learning_rates} < {*planned.config.learning_rates}:
                 note(f"learning rates are chosen among all of the study: {listed(planned.config.learning_rates)}")
             if len(planned.config.seeds) < FEW:
@@ -238,6 +240,10 @@ def _open(planned: StudyPlan, note: Note) -> None:
             whole.pop("ngrams", None)  # of the text that was measured before
         if adds:
             require_same_recipe(run, saved["recipe"], recipe(config))
+            if saved["data"]["sha256"] != data["sha256"]:
+                note(
+                    f"{run} is measured again on other documents, so values at lengths that were measured before change"
+                )
         else:
             whole |= {name: saved[name] for name in ("data", "recipe", "train_steps")}
         last = saved["continued"][-1] if saved["continued"] else saved
