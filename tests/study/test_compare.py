@@ -49,6 +49,16 @@ def test_seeds_that_saw_other_data_are_not_paired(tmp_path):
     assert found.comparisons == [] and "did not see the same data (--steps)" in found.sentence
 
 
+def test_one_text_by_two_names_is_the_same_data_and_one_name_of_two_texts_is_not(tmp_path):
+    runs = [write_run(tmp_path / str(i), A, data=data, **BOTH) for i, data in enumerate((("a", "b"), ("folder",)))]
+    found = side_by_side(runs)
+    assert found.comparisons and found.unpaired == [] and found.options == {"data": [("a", "b"), ("folder",)]}
+    other = write_run(tmp_path / "other", A, data=("folder",), **BOTH)
+    for path in (other / "study.json", *other.glob("cells/*/trial.json")):
+        path.write_text(path.read_text().replace("cd" * 32, "ef" * 32))
+    assert "did not see the same data (--data)" in side_by_side([runs[1], other]).sentence
+
+
 @pytest.mark.parametrize(("steps", "paired"), [({}, True), ({"rope": 150}, False)])
 def test_labels_matched_by_compute_are_paired_with_others_only_where_their_steps_agree(steps, paired, tmp_path):
     """Plain attention has the same steps either way, so its seeds saw the same data."""
@@ -105,9 +115,15 @@ def test_a_table_as_csv_is_the_summary(runs, capsys):
 
 
 def test_a_table_as_markdown(runs, capsys, tmp_path):
-    run = write_run(tmp_path / "floor", A, ngrams={"2": 3.49, "3": 2.67}, **BOTH)
+    run = write_run(tmp_path / "floor", A | {"none": (3.1, 3.1)}, ngrams={"2": 3.49, "3": 2.67}, **BOTH)
+    assert main(["report", str(run), "--csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert {(row["label"], row["loss"], row["context"]) for row in rows} == {
+        ("rope", "enough", "enough"), ("alibi", "enough", "enough"), ("none", "too little", "too little"),
+    }  # fmt: skip
     assert main(["report", str(run), "--markdown"]) == 0
     text = capsys.readouterr().out
+    assert "| holds, but learned less (failed: loss, context) | 512 |" in text and "(failed: holding)" in text
     assert "| < 0.001 | yes |" in text
     assert "| trigrams | 2.670 |  |  |  |" in text and "| alibi | rope | 1.9" in text and "3 seeds |" in text
     tables = [part for part in text.split("\n\n") if part.startswith("|")]

@@ -123,6 +123,9 @@ def side_by_side(paths: Sequence[Path | str]) -> SideBySide:
         if name not in NOT_SHOWN and any(value != values[0] for value in values):
             options[name] = values
     unpaired = [name for name in OF_DATA if name in options]
+    texts = {run.study["data"].get("training_sha256") for run in runs}
+    if None not in texts:  # one text has many names
+        unpaired = [*["data"] * (len(texts) > 1), *(name for name in unpaired if name not in ("data", "tokenizer"))]
     if {run.steps(label) for run in runs for label in run.labels} == {runs[0].config.steps} and "match" in unpaired:
         unpaired.remove("match")  # every model was trained for the same steps all the same
     pairs = [] if unpaired else _compared(analyses, lengths[-1])

@@ -28,7 +28,7 @@ class Comparison(NamedTuple):
         text_low: Lower end of the interval over documents, of the models as they are.
         text_high: Its upper end.
         p: Adjusted by Holm over all pairs of labels at this length; None where there is no interval.
-        decided: Whether p is below `SIGNIFICANT` and neither interval reaches 0: only then one is called better.
+        decided: Whether p is below `SIGNIFICANT` and neither interval reaches 0, over seeds: only then one is called better.
     """
 
     better: str
@@ -62,6 +62,6 @@ def compared(sums: Mapping[str, Sums], length: int, metric: str, less_is_better:
 
 def _of(better: str, worse: str, documents: int, found: Estimate, length: int, p: float | None) -> Comparison:
     assert found.value is not None
-    decided = p is not None and p < SIGNIFICANT and found.above(0) == HOLDS
+    decided = found.over == "seeds" and p is not None and p < SIGNIFICANT and found.above(0) == HOLDS
     ends = (found.low, found.high, found.over, found.text_low, found.text_high)
     return Comparison(better, worse, length, len(found.values), documents, found.value, *ends, p, decided)

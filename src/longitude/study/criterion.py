@@ -141,7 +141,7 @@ class Criterion(ABC):
         """A difference, in its unit."""
 
     def beats(self, pair: Comparison) -> str:
-        """Alibi beats rope, the next best, by 0.31 [0.28, 0.35] bits per byte (3 seeds): only where that is no noise."""
+        """Alibi beats rope, the next best, by 0.31 [0.28, 0.35] bits per byte (3 seeds): only where that is no noise of seeds."""
         better, worse = named(pair.better), named(pair.worse)
         by = self.amount(pair.value)
         if pair.low is not None and pair.high is not None:
@@ -150,6 +150,9 @@ class Criterion(ABC):
         over = f"{pair.seeds} seeds" if pair.over == "seeds" else f"one seed, {pair.documents} {self.things}"
         if pair.decided:
             return f"{better} beats {worse}, the next best, by {by} ({over})"
+        if pair.seeds == 1 and pair.low is not None and pair.low > 0:
+            side, of = "below" if self.less_is_better else "above", f"in one seed ({pair.documents} {self.things})"
+            return f"{better} is {by} {side} {worse}, the next best, {of}, which says nothing of training again"
         return f"{better} and {worse} cannot be distinguished ({by}; {over})"
 
     @property

@@ -2,7 +2,7 @@
 
 * loss: at the training length within `LOSS_MARGIN` of the best label's there.
 * context: it takes at least `GAIN` bits per byte from context, from the first to the last quarter of a window's positions at the
-  training length, and beats the n-grams counted on the training text (`Run.floor`).
+  training length, and beats the best n-grams counted on the training text (`Run.best_ngrams`).
 * holding: at a longer length its loss is within `TOLERANCE` of that at the training length.
 
 Every comparison is paired, by seed and by document, and must hold over both (`longitude.study.estimates`).
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from longitude.report.wording import and_, named, percent
 from longitude.study.criterion import CONTEXT, HOLDING, LOSS, Criterion, Finding
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate, change, difference, level
-from longitude.study.results import FIRST, LAST, Sums, ngrams_named
+from longitude.study.results import FIRST, LAST, Sums
 
 TOLERANCE = 0.02
 """An encoding holds at a length when its bits per byte there are within 2 % of the training length's, or less."""
@@ -24,7 +24,8 @@ LOSS_MARGIN = 0.20
 GAIN = 0.05
 """Bits per byte that context must bring. Trigrams gain about as much: the first byte of a window lacks one of their two."""
 SHORT = {HOLDS: "yes", WEAK: "yes", LOST: "no", UNCLEAR: "?"}
-
+LEARNED = {HOLDS: "enough", LOST: "too little", UNCLEAR: UNCLEAR}
+"""How loss and context are judged, in words."""
 
 FLOOR = "n-grams"
 BEYOND = "{margin} above the best loss, that of {best}"
@@ -53,7 +54,7 @@ class Learned(NamedTuple):
         best: The label of the lowest loss there.
         gap: loss / that of the best - 1.
         gain: Loss at the first quarter of the positions less that at the last.
-        floor: loss - that of the longest n-grams, in bits per byte.
+        floor: loss - that of the best n-grams, in bits per byte.
         loss: Whether the gap is below `LOSS_MARGIN`.
         context: Whether the gain is above `GAIN` and the loss below the floor.
         checks: `FLOOR`, `CONTEXT`, `LOSS` -> the verdict, and the number that it is drawn from.
@@ -118,7 +119,8 @@ class LossCriterion(Criterion):
         first, last = (self.sums(label, run.train_length, quarter) for quarter in (FIRST, LAST))
         gap = change(sums, at_start[best] or sums, self.metric)
         gain = difference(first, last, self.metric) if first and last else None
-        floor = loss.less(run.floor[max(run.floor)]) if run.floor and run.reference == run.train_length else None
+        best_ngrams = run.best_ngrams if run.reference == run.train_length else None
+        floor = loss.less(best_ngrams[1]) if best_ngrams else None
         if floor and floor.over == "seeds":  # the n-grams read the same documents
             floor = floor._replace(text_low=floor.low, text_high=floor.high)
         checks = {}
@@ -155,8 +157,9 @@ class LossCriterion(Criterion):
         """Which labels learned nothing."""
         lost = {check: [each.label for each in last if self.learned[each.label].checks.get(check, ("",))[0] == LOST]
                 for check in (FLOOR, CONTEXT)}  # fmt: skip
+        ngrams, _ = self.run.best_ngrams or ("", None)
         words = {
-            FLOOR: f"learned less than {ngrams_named(max(self.run.floor, default=0))}",
+            FLOOR: f"learned less than {ngrams}",
             CONTEXT: "learned nothing from context",
         }
         return [
@@ -166,16 +169,15 @@ class LossCriterion(Criterion):
     def shortfalls(self, last: list[Finding]) -> Iterator[str]:
         """Which labels did not learn enough at the training length, and what they lack."""
         run, learned = self.run, [self.learned[each.label] for each in last]
-        start = f"at {run.reference} "
+        start, (ngrams, bits) = f"at {run.reference} ", run.best_ngrams or ("", 0)
         for check, words in SHORTFALLS.items():
             for verdict, (one, several) in words.items():
                 lacking = [each for each in learned if check in each.checks and each.checks[check][0] == verdict]
                 if lacking:
                     names = and_([f"{named(each.label)} ({each.checks[check][1]})" for each in lacking])
-                    bits = f"{min(run.floor.values()):.2f}" if run.floor else ""
                     what = (one if len(lacking) == 1 else several).format(
-                        n=ngrams_named(max(run.floor, default=0)),
-                        bits=bits,
+                        n=ngrams,
+                        bits=f"{bits:.2f}",
                         margin=f"{LOSS_MARGIN:.0%}",
                         best=named(lacking[0].best or ""),
                     )

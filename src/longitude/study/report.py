@@ -26,12 +26,12 @@ from longitude.study.compare import SideBySide
 from longitude.study.config import option
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, WEAK, Estimate
 from longitude.study.labels import parse_label
-from longitude.study.losses import GAIN, LOSS_MARGIN, TOLERANCE, LossCriterion, span
+from longitude.study.losses import GAIN, LEARNED, LOSS_MARGIN, TOLERANCE, LossCriterion, span
 from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
 from longitude.study.results import Run, ngrams_named
-from longitude.study.tables import comparison_lines, number, training
+from longitude.study.tables import comparison_lines, number, training, worded
 from longitude.study.tasks.base import of_task
 
 KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
@@ -74,6 +74,7 @@ def write_report(analysis: Analysis) -> Path:
         protocol=_protocol(run),
         command=_command(run),
         kinds=KINDS,
+        learned_words=LEARNED,
         tolerance=f"{TOLERANCE:.0%}",
         loss_margin=f"{LOSS_MARGIN:.0%}",
         gain=GAIN,
@@ -188,7 +189,7 @@ def _facts(run: Run) -> list[tuple[str, str]]:
 
 def _table(analysis: Analysis, method: str) -> dict[str, Any]:
     """The table below a figure, and its numbers as CSV."""
-    frame = summary(analysis, method).dropna(axis="columns", how="all")
+    frame = worded(summary(analysis, method)).dropna(axis="columns", how="all")
     if "verdict" in frame:
         frame["verdict"] = frame["verdict"].map(analysis.criterion.verdicts.get)
     return {"method": method, "lines": _lines(analysis, method), "csv": frame.to_csv(index=False)}

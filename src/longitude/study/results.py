@@ -109,6 +109,12 @@ class Run:
         return {int(order): bits for order, bits in (self.study.get("ngrams") or {}).items()}
 
     @property
+    def best_ngrams(self) -> tuple[str, float] | None:
+        """Of `floor` the name and bits of those with the fewest bits: on little text bigrams are better than trigrams."""
+        order = min(self.floor, key=self.floor.__getitem__, default=None)
+        return None if order is None else (ngrams_named(order), self.floor[order])
+
+    @property
     def choices(self) -> dict[str, Choice]:
         """Learning rates by label; empty where there was one for all."""
         return {label: each for label, each in recorded(self.study).items() if label in self.labels}

@@ -8,7 +8,8 @@ import pandas as pd
 from longitude.measure.rows import TRAINING
 from longitude.study.analysis import Analysis, conclusion, summary
 from longitude.study.comparisons import Comparison
-from longitude.study.criterion import Criterion, Effective
+from longitude.study.criterion import CONTEXT, LOSS, Criterion, Effective, Finding
+from longitude.study.losses import LEARNED
 from longitude.study.results import Run, ngrams_named
 
 
@@ -25,7 +26,7 @@ def findings(analysis: Analysis) -> pd.DataFrame:
     """What was found of every label at every length, by every method, with its effective length."""
     frames = []
     for method in analysis.findings:
-        frame = summary(analysis, method)
+        frame = worded(summary(analysis, method))
         effective = {label: analysis.criterion.effective(analysis.of(label, method)) for label in analysis.run.labels}
         for name in Effective._fields:
             column = f"effective_length_{name}".removesuffix("_value")
@@ -35,6 +36,11 @@ def findings(analysis: Analysis) -> pd.DataFrame:
         frame.insert(0, "method", method)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def worded(frame: pd.DataFrame) -> pd.DataFrame:
+    """A `summary` that says of loss and context whether enough was learned."""
+    return frame.assign(**{name: frame[name].map(LEARNED.get).astype(object) for name in (LOSS, CONTEXT)})
 
 
 def training(run: Run) -> dict[str, dict[str, Any]]:
@@ -57,7 +63,7 @@ def markdown(analysis: Analysis) -> str:
     for label in run.labels:
         part = analysis.of(label)
         cells = [" ".join(filter(None, (criterion.number(each), _ends(criterion.bounds(each))))) for each in part]
-        lines.append([label, *cells, part[-1].verdict if part else None, reach(criterion.effective(part))])
+        lines.append([label, *cells, _verdict(part[-1], criterion) if part else None, reach(criterion.effective(part))])
     for order, bits in run.floor.items():
         cells = [f"{bits:.3f}" if length == run.train_length else "" for length in run.lengths]
         lines.append([ngrams_named(order), *cells, "", ""])
@@ -105,6 +111,12 @@ def reach(length: Effective) -> str:
 def number(value: float | None) -> str | None:
     """1,024, 0.004, 3.1e+07."""
     return None if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.3g}"
+
+
+def _verdict(found: Finding, criterion: Criterion) -> str:
+    """Holds, but learned less (failed: loss, context)."""
+    failed = f" (failed: {', '.join(found.failed)})" if found.failed else ""
+    return criterion.verdicts.get(found.verdict or "", "") + failed
 
 
 def _ends(words: str) -> str:
