@@ -27,7 +27,7 @@ from longitude.study.tasks.base import of_task
 from longitude.study.trial import Trial
 
 SHAPE = {"layers": 1, "hidden": 16, "heads": 2, "device": "cpu", "seeds": (0,)}
-WRITTEN = {"train_length": 256, "test_lengths": (256, 512, 1024, 2048, 4096), "steps": 260, "layers": 4, "hidden": 128}
+WRITTEN = {"train_length": 256, "test_lengths": (256, 512, 1024, 2048, 4096), "layers": 4, "hidden": 128}
 """The shape of text studies that `write_run` pretends to have run."""
 TINY = StudyConfig(
     encodings=("none", "rope"), train_length=16, test_lengths=(16, 32, 48), steps=4, batch_size=2, documents=4, **SHAPE
@@ -191,6 +191,7 @@ def write_run(
         "encodings": tuple(values),
         "documents": 24,
         "seeds": (0,),
+        "steps": 200,
         **(WRITTEN if task == "text" else {}),
         **options,
     }
@@ -212,7 +213,7 @@ def write_run(
             record = record_of(config, trial, data, None) | {"measured": measured_by(config, data)}
             (folder / "trial.json").write_text(json.dumps(record))
             status = {
-                "status": "done", "label": label, "seed": seed, "encoding": label, "step": 200, "steps": 200,
+                "status": "done", "label": label, "seed": seed, "encoding": label, "step": config.steps, "steps": config.steps,
                 "parameters": 1_085_000, "training_seconds": 43.2, "measuring_seconds": 12.9,
             } | (states or {}).get((label, seed), {})  # fmt: skip
             (folder / "status.json").write_text(json.dumps(status))

@@ -62,7 +62,8 @@ def test_one_text_by_two_names_is_the_same_data_and_one_name_of_two_texts_is_not
 @pytest.mark.parametrize(("steps", "paired"), [({}, True), ({"rope": 150}, False)])
 def test_labels_matched_by_compute_are_paired_with_others_only_where_their_steps_agree(steps, paired, tmp_path):
     """Plain attention has the same steps either way, so its seeds saw the same data."""
-    runs = [write_run(tmp_path / match, A, match=match, **BOTH) for match in ("steps", "compute")]
+    own = {"compute": {(label, seed): {"step": n, "steps": n} for label, n in steps.items() for seed in range(9)}}
+    runs = [write_run(tmp_path / match, A, own.get(match), match=match, **BOTH) for match in ("steps", "compute")]
     study = json.loads((runs[1] / "study.json").read_text())
     (runs[1] / "study.json").write_text(json.dumps(study | {"train_steps": steps}))
     for label, each in steps.items():

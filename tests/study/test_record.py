@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from longitude.measure import from_frame, read_rows
+from longitude.measure import from_frame, read_rows, write_rows
 from longitude.measure.rows import TRAINING
 from longitude.study import run_trial, runner
 from longitude.study.labels import safe
@@ -74,6 +74,70 @@ def test_a_trial_of_another_configuration_is_refused_by_name(finished, four):
     refused(four, f"{folder.name} has no trial.json, so nothing says how it was trained")
     shutil.rmtree(folder)
     assert run(TINY, four)[0].complete  # what the message says
+
+
+@pytest.mark.parametrize(
+    ("copied", "message"),
+    [
+        (
+            "documents.parquet results.parquet losses.jsonl model.safetensors status.json",
+            "status.json has steps 6, its trial has 4",
+        ),
+        ("documents.parquet results.parquet losses.jsonl", "results.parquet has train_steps 6, its trial has 4"),
+    ],
+)
+def test_a_half_copied_trial_is_refused_by_name(copied, message, finished, four):
+    """Its own record stays."""
+    for name in copied.split():
+        shutil.copy(trial_at(finished / "6", "rope", 0).folder / name, trial_at(four, "rope", 0).folder)
+    refused(four, f"{message}; move .* trains this one again")
+
+
+@pytest.mark.parametrize(
+    ("column", "message"), [("label", "label none"), ("seed", "seed 7"), ("learning_rate", r"learning_rate 0\.5")]
+)
+def test_rows_of_another_trial_are_refused_by_name(column, message, four):
+    rows = trial_at(four, "rope", 0).folder / "results.parquet"
+    other = {"label": "none", "seed": 7, "learning_rate": 0.5}[column]
+    write_rows([replace(row, **{column: other}) for row in from_frame(read_rows(rows))], rows)
+    refused(four, f"results.parquet has {message}, its trial has")
+
+
+@pytest.mark.parametrize("values", [{"label": "none"}, {"seed": 7}, {"rate": 0.5}, {"steps": 6}])
+def test_a_status_of_another_trial_is_refused_by_name(values, four):
+    changed(trial_at(four, "rope", 0).folder / "status.json", **values)
+    [(name, value)] = values.items()
+    refused(four, f"status.json has {name} {value}, its trial has")
+
+
+def test_losses_of_more_steps_than_the_training_are_refused(finished, four):
+    shutil.copy(trial_at(finished / "6", "rope", 0).folder / "losses.jsonl", trial_at(four, "rope", 0).folder)
+    with pytest.raises(ValueError, match=r"losses\.jsonl ends at step 6 of 4; move"):
+        read_run(four)
+
+
+def test_an_emptied_table_is_measured_again(four, monkeypatch):
+    monkeypatch.setattr(run_trial, "train", None)
+    before, rows = read_rows(four / "results.parquet"), trial_at(four, "rope", 0).folder / "results.parquet"
+    write_rows([], rows)
+    with pytest.raises(ValueError, match="is cut short or empty although its trial is done; run the same"):
+        read_run(four)
+    assert run(TINY, four)[0].complete and len(read_rows(rows))
+    assert len(read_run(four).rows) == len(before)
+
+
+def test_gathered_rows_of_another_study_are_refused_and_gathered_again(finished, four):
+    gathered = four / "results.parquet"
+    before = read_rows(gathered)
+    for other in (finished / "6" / gathered.name, trial_at(four, "none", 0).folder / gathered.name):
+        shutil.copy(other, gathered)
+        with pytest.raises(
+            ValueError, match=r"does not hold the rows of .*; run the same `longitude study` again, it gathers"
+        ):
+            read_run(four)
+        assert run(TINY, four)[0].complete
+        pd.testing.assert_frame_equal(read_rows(gathered), before)
+        read_run(four)
 
 
 def test_what_was_measured_otherwise_is_measured_again_from_its_checkpoint(four, monkeypatch):

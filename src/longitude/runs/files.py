@@ -115,9 +115,14 @@ def read_json(path: Path, remedy: str = "restore the file") -> Any:
         raise ValueError(f"{path} is not readable JSON ({error}); {remedy}") from None
 
 
-def is_parquet(path: Path) -> bool:
-    """Whether a parquet file is there whose end is: enough to know one that was cut short."""
-    return path.exists() and path.read_bytes()[-4:] == b"PAR1"
+def parquet_rows(path: Path) -> int | None:
+    """How many rows a parquet file has, by its end; None where it is missing or was cut short."""
+    from pyarrow import parquet
+
+    try:
+        return parquet.read_metadata(path).num_rows
+    except (ValueError, OSError):
+        return None
 
 
 @contextmanager

@@ -6,12 +6,13 @@ that was copied, renamed or half replaced is never reported as what it is not.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from longitude.runs.files import read_json, write_json
+from longitude.measure.rows import read_rows
+from longitude.runs.files import parquet_rows, read_json, write_json
 from longitude.study.config import StudyConfig, listed, option
 from longitude.study.labels import FOREIGN, plain_label, safe
 from longitude.study.trial import Status, Trial, trials_of
@@ -205,7 +206,7 @@ def require_own(trial: Trial, config: StudyConfig, study: Mapping[str, Any]) -> 
         Whether its rows are of what the study measures.
 
     Raises:
-        ValueError: It was trained otherwise, or does not say how.
+        ValueError: It was trained otherwise, or does not say how, or its status or rows are of another trial.
     """
     folder = trial.folder
     own = read_json(folder / TRIAL, trial.remedy)
@@ -224,7 +225,25 @@ def require_own(trial: Trial, config: StudyConfig, study: Mapping[str, Any]) -> 
                 raise ValueError(
                     f"{folder} was trained with {words} {theirs.get(name)}, its study has {ours.get(name)}; {trial.remedy}"
                 )
+    for file, name, theirs, ours in _claims(trial):
+        if theirs != ours:
+            raise ValueError(f"{folder / file} has {name} {theirs}, its trial has {ours}; {trial.remedy}")
     return own.get("measured") == measured_by(config, study["data"])
+
+
+def _claims(trial: Trial) -> Iterator[tuple[str, str, Any, Any]]:
+    """Where else a folder says of which trial it is: file, name, what it says, what it should; not what it leaves out."""
+    status, rows = trial.status, trial.folder / "results.parquet"
+    for name in ("label", "seed", "rate", "steps"):
+        if name != "steps" or status.steps:
+            yield "status.json", name, getattr(status, name), getattr(trial, name)
+    if not parquet_rows(rows):
+        return
+    table = read_rows(rows)
+    expected = {"label": trial.label, "seed": trial.seed, "learning_rate": trial.rate, "train_steps": trial.steps}
+    for name in [name for name in expected if name in table]:  # older rows lack some
+        for value in table[name].dropna().unique():
+            yield rows.name, name, value, expected[name]
 
 
 def _plain(value: Any) -> Any:

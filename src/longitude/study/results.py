@@ -20,6 +20,7 @@ from longitude.study.tasks.base import Task, task_for
 from longitude.study.trial import Status, Trial, trials_of
 
 REMEDY = "run the same `longitude study` again, it continues"
+GATHERED = "run the same `longitude study` again, it gathers them"
 NOTHING_MEASURED = pd.DataFrame(columns=["label", "seed", "method", "length", "document"])
 FIRST, LAST = "first quarter", "last quarter"
 """Methods of documents.parquet: the losses at a quarter of the positions of windows of the training length."""
@@ -202,7 +203,8 @@ def read_run(run: Run | Path | str) -> Run:
     """Read a run directory (a Run comes back as it is).
 
     Raises ValueError naming what is missing: the directory, study.json, results.parquet, or the results of a trial that
-    is done. A trial that diverged, failed, or was not run is no error: it is part of the result.
+    is done; or what is of another study or trial. A trial that diverged, failed, or was not run is no error: it is part of
+    the result.
     """
     if isinstance(run, Run):
         return run
@@ -228,6 +230,11 @@ def read_run(run: Run | Path | str) -> Run:
     done = {(trial.label, trial.seed, trial.rate) for trial in trials if trial.status == "done"}
     done |= {(label, seed, None) for label, seed, _ in done}  # older rows have no learning rate
     rows = from_frame(read_rows(path / "results.parquet"))
+    for trial in trials:
+        if trial.status == "done" and (own := trial.folder / "results.parquet").exists():
+            here = [row for row in rows if (row.label, row.seed) == (trial.label, trial.seed)]
+            if from_frame(read_rows(own)) != [row for row in here if row.learning_rate in (trial.rate, None)]:
+                raise ValueError(f"{path / 'results.parquet'} does not hold the rows of {own}; {GATHERED}")
     return Run(path, study, trials, [row for row in rows if (row.label, row.seed, row.learning_rate) in done])
 
 
@@ -244,7 +251,9 @@ def _read_trial(trial: Trial, current: bool) -> TrialResult:
             documents = pd.read_parquet(path)
         except (ValueError, OSError) as error:
             raise ValueError(f"{path} is not a readable parquet table ({error}); {trial.remedy}") from error
+        if (rows := trial.folder / "results.parquet").exists() and not trial.measured:
+            raise ValueError(f"{rows} is cut short or empty although its trial is done; {REMEDY}")
     losses = LossLog(trial.folder / "losses.jsonl").read()
-    if status.status == "done" and len(losses) < status.step:
-        raise ValueError(f"{trial.folder / 'losses.jsonl'} ends at step {len(losses)} of {status.step}; {trial.remedy}")
+    if status.status == "done" and len(losses) != trial.steps:
+        raise ValueError(f"{trial.folder / 'losses.jsonl'} ends at step {len(losses)} of {trial.steps}; {trial.remedy}")
     return TrialResult(**asdict(status), folder=trial.folder, losses=losses, documents=documents)

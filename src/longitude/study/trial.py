@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from longitude.runs.files import is_parquet, read_json
+from longitude.runs.files import parquet_rows, read_json
 from longitude.study.config import StudyConfig
 from longitude.study.labels import folder, parse_label
 
@@ -88,8 +88,9 @@ class Trial:
 
     @property
     def measured(self) -> bool:
-        """Whether its rows are there, whole."""
-        return all(is_parquet(self.folder / name) for name in ("results.parquet", "documents.parquet"))
+        """Whether its rows are there, whole; none only where no document was measured."""
+        rows, documents = (parquet_rows(self.folder / name) for name in ("results.parquet", "documents.parquet"))
+        return rows is not None and documents is not None and (rows > 0 or documents == 0)
 
     @property
     def status(self) -> Status:
