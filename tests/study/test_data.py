@@ -276,6 +276,8 @@ def test_a_model_of_tokens_is_trained_and_saved_with_its_tokenizer(tokenizer, tm
 
 
 def test_tokenizers_that_are_none(tmp_path):
+    with pytest.raises(ValueError, match=r"^--tokenizer .*/nope: there is no such file or folder"):
+        plan(StudyConfig(tokenizer=str(tmp_path / "nope")), tmp_path / "run")
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"^--tokenizer .*tokenizer.json: it cannot be loaded"):
         reader(str(tmp_path / "tokenizer.json"))

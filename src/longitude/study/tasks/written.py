@@ -21,7 +21,14 @@ class Written(Questions):
     """A question, a mark, its answer and the end. A subclass says both, [examples, symbols] each."""
 
     whole, grows = True, True
-    defaults = {**Questions.defaults, "train_length": 16, "test_lengths": (8, 16, 20, 24, 32), "batch_size": 64}
+    defaults = {
+        **Questions.defaults,
+        "train_length": 16,
+        "test_lengths": (8, 16, 20, 24, 32),
+        "batch_size": 64,
+        "steps": 2500,
+        "learning_rates": (4e-3,),
+    }
 
     @abstractmethod
     def pairs(self, random: np.random.Generator, examples: int, length: int) -> tuple[np.ndarray, np.ndarray]:
