@@ -10,6 +10,7 @@ from torch._dynamo.testing import CompileCounter
 
 import longitude as lg
 from longitude.attention.backends.table import backend as table
+from longitude.attention.mixer import MixerInputs
 from longitude.positions.composed import compose
 from tests.support import GENERAL, close, gradients, heads, random
 
@@ -198,3 +199,14 @@ def test_a_remembered_choice_is_of_the_same_dropout():
     q, k, v = (torch.randn(1, 4, 37, 8, generator=torch.Generator().manual_seed(n)) for n in range(3))
     plain = lg.attend(q, k, v, encoding=lg.ALiBi(num_heads=4))
     assert not torch.allclose(lg.attend(q, k, v, encoding=lg.ALiBi(num_heads=4), dropout=0.5), plain)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_layers_of_one_forward_that_ask_for_other_backends_do_not_share_a_choice(grad):
+    encoding, x = compose(lg.ALiBi(num_heads=2)), torch.randn(1, 7, 8, generator=torch.Generator().manual_seed(0))
+    inputs = MixerInputs(mask=lg.Causal(), encoding=encoding)
+    first, other = (lg.MultiHeadAttention(8, 2, encoding=encoding, backend=name) for name in ("auto", "transport"))
+    with torch.set_grad_enabled(grad):
+        first(x, inputs)
+        with pytest.raises(ValueError, match="transport"):
+            other(x, inputs)

@@ -141,10 +141,10 @@ class Study:
         return subprocess.Popen([*command, "--out", out, *more], **place, stdout=PIPE, stderr=PIPE)
 
     def run(self, *arguments: Any) -> tuple[int, str]:
-        """Its exit code and what it said."""
+        """Its exit code and what it printed."""
         study = self.begin(*arguments)
-        _, said = study.communicate(timeout=400)
-        return study.returncode, said
+        _, printed = study.communicate(timeout=400)
+        return study.returncode, printed
 
     def losses(self, out: str) -> dict[str, list[float]]:
         paths = sorted((self.folder / out / "cells").glob("*/losses.jsonl"))
@@ -168,10 +168,10 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
         tmp_path, *"--task reverse --encodings rope t5 --train-length 4 --test-lengths 4 6 --steps 24".split()
     )
     assert study.run("one", 1, "--workers", "1")[0] == 0
-    code, said = study.run("two", 2)
-    assert code == 0, said
-    assert [line.split()[0] for line in said.splitlines() if line.endswith(": done")] == ["rope", "t5"]
-    assert "Warn" not in said and "[rank" not in said
+    code, printed = study.run("two", 2)
+    assert code == 0, printed
+    assert [line.split()[0] for line in printed.splitlines() if line.endswith(": done")] == ["rope", "t5"]
+    assert "Warn" not in printed and "[rank" not in printed
     assert_same_losses(study.losses("two"), study.losses("one"))
     rows = [read_rows(tmp_path / out / "results.parquet") for out in ("two", "one")]
     assert len(rows[0]) == len(rows[1]) > 0
@@ -190,12 +190,12 @@ def test_killed_processes_continue_and_one_process_adds_to_them(tmp_path):
         time.sleep(0.05)
     launcher.kill()
     launcher.communicate()  # until its processes end, too
-    code, said = study.run("two", 2)
-    assert code == 0, said
-    assert re.search("rope seed 0.*: continues from step (50|100|150)\n", said) and "Warn" not in said
+    code, printed = study.run("two", 2)
+    assert code == 0, printed
+    assert re.search("rope seed 0.*: continues from step (50|100|150)\n", printed) and "Warn" not in printed
     assert_same_losses(study.losses("two"), study.losses("one"))
-    code, said = study.run("two", 1, "--encodings", "rope", "alibi")
-    assert code == 0 and len(study.losses("two")) == 2, said
+    code, printed = study.run("two", 1, "--encodings", "rope", "alibi")
+    assert code == 0 and len(study.losses("two")) == 2, printed
 
 
 @pytest.mark.slow
@@ -204,9 +204,9 @@ def test_an_error_of_all_fails_the_trial_and_one_of_one_process_ends_all(tmp_pat
     (tmp_path / "failing.py").write_text(FAILING)
     lengths = "--data text.txt --train-length 16 --test-lengths 16 --steps 6"
     study = Study(tmp_path, *lengths.split(), *"--plugin failing.py --encodings all_fail rope one_fails".split())
-    code, said = study.run("run", 2)
-    assert code == 1 and "Warn" not in said
-    assert re.search("all_fail seed 0.*: failed, RuntimeError: out of luck; see", said)
-    assert re.search("rope seed 0.*: done", said)
-    [line] = [line for line in said.splitlines() if line.startswith("longitude:")]
+    code, printed = study.run("run", 2)
+    assert code == 1 and "Warn" not in printed
+    assert re.search("all_fail seed 0.*: failed, RuntimeError: out of luck; see", printed)
+    assert re.search("rope seed 0.*: done", printed)
+    [line] = [line for line in printed.splitlines() if line.startswith("longitude:")]
     assert line.startswith("longitude: process 2 of 2 failed, and not all others: RuntimeError: out of luck; the same")

@@ -32,7 +32,7 @@ def tokens(batch: int = 3, length: int = 45) -> Tensor:
 
 
 def cache_after(mixer: HierarchicalAttention, x: Tensor, size: int = 45):
-    """The cache that holds x, in calls of so many tokens."""
+    """The cache that holds x, in calls of `size` tokens."""
     cache = mixer.cache_layer()
     for part in x.split(size, 1):
         mixer(part, cache=cache)

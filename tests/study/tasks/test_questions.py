@@ -24,32 +24,32 @@ def lengths(name):
 
 
 def by_hand(name, tokens):
-    """What is to be said after each token, None where nothing is asked: a loop over the tokens, in Python."""
+    """What is to be answered after each token, None where nothing is asked: a loop over the tokens, in Python."""
     task = task_of(name)
     if name == "flip-flop":
-        said, bit = [], None
+        answers, bit = [], None
         for instruction, symbol in zip(tokens[::2], tokens[1::2], strict=True):
             bit = symbol if instruction == languages.WRITE else bit
-            said += [bit if instruction == languages.READ else None, None]
-        return said
+            answers += [bit if instruction == languages.READ else None, None]
+        return answers
     if name in ("parity", "modular-sum", "z60"):
         return [sum(tokens[: t + 1]) % task.symbols for t in range(len(tokens))]
     if name in ("a5", "s5"):
         every = [p for p in languages.permutations(range(5)) if name == "s5" or even(p)]
-        product, said = tuple(range(5)), []
+        product, answers = tuple(range(5)), []
         for token in tokens:
             product = tuple(product[x] for x in every[token])
-            said.append(every.index(product))
-        return said
+            answers.append(every.index(product))
+        return answers
     if name == "dyck":
-        said, opened = [None] * len(tokens), []
+        answers, opened = [None] * len(tokens), []
         for t, token in enumerate(tokens):
             if token < 8:
                 opened.append(token)
             else:
-                said[t - 1] = opened.pop() + 8
+                answers[t - 1] = opened.pop() + 8
         assert not opened
-        return said
+        return answers
     if name == "recall":
         pairs = len(tokens) // 16
         values = dict(zip(tokens[: 2 * pairs : 2], tokens[1 : 2 * pairs : 2], strict=True))
@@ -175,8 +175,8 @@ def test_a_study_of_questions(tmp_path, numbers):
     for method in ("forward", "sparse", "dense"):
         sample, shares, exact = task_of("flip-flop").tests(16, 6, method), [], []
         for tokens, labels in zip(torch.from_numpy(sample.tokens), torch.from_numpy(sample.labels), strict=True):
-            said = model(tokens[None]).logits[0].argmax(-1)
-            right = [bool(s == label) for s, label in zip(said, labels, strict=True) if label != NOT_ASKED]
+            answers = model(tokens[None]).logits[0].argmax(-1)
+            right = [bool(s == label) for s, label in zip(answers, labels, strict=True) if label != NOT_ASKED]
             shares.append(sum(right) / len(right))
             exact.append(all(right))
         assert rows[method, 16, "accuracy"].value == pytest.approx(np.mean(shares))

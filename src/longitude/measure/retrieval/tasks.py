@@ -87,7 +87,7 @@ def _filler(letters: int) -> str:
 
 
 def needles(keys: int, numbers: int, queried: int = 0) -> Draw:
-    """So many keys with numbers in running text, and how many of the pairs are queried, in an order of their own; 0: all."""
+    """This many keys with numbers in running text, and how many of the pairs are queried, in an order of their own; 0: all."""
 
     def draw(random: Random, length: int, depth: float | None, haystack: Haystack) -> Question:
         pairs = _pairs(random, keys, numbers, haystack)

@@ -1,4 +1,4 @@
-"""Tasks of questions: a decoder reads one sequence of symbols, and at some of them says a symbol, right or wrong.
+"""Tasks of questions: a decoder reads one sequence of symbols, and answers some of them with a symbol, right or wrong.
 
 What is drawn is exact, needs no file, and is the same on every machine: training examples are of the seed and the step, test
 examples of the length alone. An answer is scored given the right symbols before it, in one pass. Where a whole answer is right
@@ -36,7 +36,7 @@ class Sample(NamedTuple):
 
     Attributes:
         tokens: What is read.
-        labels: The symbol to say after each of them; `NOT_ASKED` where nothing is asked.
+        labels: The answer after each of them; `NOT_ASKED` where nothing is asked.
         distances: For each label, how many tokens back the symbol stands that decides it (the farthest one of several).
     """
 

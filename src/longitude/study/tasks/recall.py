@@ -1,4 +1,4 @@
-"""Tasks of recall: say again what stood somewhere before.
+"""Tasks of recall: write again what stood somewhere before.
 
 Sources: associative recall of several queries, Arora et al. 2023, arXiv:2312.04927; induction heads and selective copying, Gu and
 Dao 2023, arXiv:2312.00752; passkey, Mohtashami and Jaggi 2023, arXiv:2305.16300. The sizes of the defaults are ours: they train

@@ -44,7 +44,7 @@ class Written(Questions):
         return Sample(tokens, labels, distances)
 
     def distances(self, length: int, asked: int, read: int) -> np.ndarray:
-        """[read] tokens back to the first symbol that the one said after each depends on; by default the first of all."""
+        """[read] tokens back to the first symbol that the answer after each depends on; by default the first of all."""
         return np.arange(read)
 
     def positions(self, length: int) -> int:
