@@ -14,16 +14,19 @@ def report(
     csv: bool = False,
     markdown: bool = False,
 ) -> int:
-    """Build the report of a study again, from its saved results alone; or put several studies side by side.
+    """Build the report of a study again, from its saved results alone; or put several studies side by side; or judge claims.
 
     Args:
-        run: Directory of a study, or several; what cannot be compared is refused with what differs.
+        run: Directory of a study, or several; what cannot be compared is refused with what differs. Or the directory of the
+            studies of --preset claims: then claims with their verdicts are printed.
         json: Print the rows as JSON instead of the table.
         csv: Print what was found of every encoding at every length as CSV.
         markdown: Print the tables as Markdown: values with intervals, comparisons.
     """
     if not run:
         raise ValueError("expected the directory of a study, or several: longitude report runs/study")
+    if len(run) == 1 and holds_claims(run[0]):
+        return claims(run[0])
     for each in run:
         if not (each / "study.json").is_file():
             raise ValueError(
@@ -41,6 +44,26 @@ def report(
 
     analysis = analyse(first)
     print(tables.csv(tables.findings(analysis)) if csv else tables.markdown(analysis), end="")
+    return DONE
+
+
+def holds_claims(root: Path) -> bool:
+    """Whether a folder holds studies that claims are judged on, and is none itself."""
+    from longitude.study.presets import list_presets
+
+    names = [name.removeprefix("claims/") for name in list_presets() if name.startswith("claims/")]
+    return not (root / "study.json").is_file() and any((root / name / "study.json").is_file() for name in names)
+
+
+def claims(root: Path) -> int:
+    """Print the claims with their verdicts."""
+    from longitude.claims.base import claims_of
+    from longitude.claims.evidence import Evidence
+    from longitude.claims.tables import table
+    from longitude.report.table import show as display
+
+    evidence = Evidence(root)
+    display(table([claim.judged(evidence) for claim in claims_of(())]))
     return DONE
 
 

@@ -56,7 +56,10 @@ def _of_preset_or_task(arguments: list[str]) -> dict[str, Any]:
             raise ValueError(
                 f"--preset {presets[-1]} is of --task {config.task}, not {named[-1]}; leave one of them out"
             )
-        return {"config": config, "out": Path("runs") / Path(presets[-1]).stem}
+        return {
+            "config": config,
+            "out": Path("runs") / (Path(presets[-1]).stem if presets[-1].endswith(".toml") else presets[-1]),
+        }
     if named in ([], ["text"]):
         return {}
     from longitude.study.tasks.base import of_task

@@ -17,7 +17,7 @@ ABOUT = "about"
 
 def list_presets() -> list[str]:
     """The names of the presets of this package."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.toml"))
 
 
 def of_preset(name: str) -> StudyConfig:
@@ -33,7 +33,7 @@ def of_preset(name: str) -> StudyConfig:
         ValueError: There is no such preset, the file is no TOML, or a key or its value is not one of a study.
     """
     path = Path(name).expanduser() if name.endswith(".toml") else FOLDER / f"{name}.toml"
-    if path.parent == FOLDER and not path.exists():
+    if path.is_relative_to(FOLDER) and not path.exists():
         raise unknown("preset", name, list_presets(), "a file of your own ends in .toml.")
     try:
         options = tomllib.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,70 @@
+"""Results that claims are judged on: the studies of a folder, each as `longitude study` leaves it, or as it was committed."""
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from longitude.study.analysis import CRITERIA
+from longitude.study.criterion import Criterion
+from longitude.study.results import Run, Sums, read_run
+
+
+class NotRun(Exception):
+    """Results that a statement reads are not there; the message says which."""
+
+
+class Measured(NamedTuple):
+    """What a statement reads: a label of a study at a length.
+
+    Attributes:
+        study: A name of the series.
+        label: As the study's preset spells it.
+        length: One of the study's.
+        method: One of the study's; None: the first, that it concludes from.
+    """
+
+    study: str
+    label: str
+    length: int
+    method: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.label} at {self.length}" + (f" ({self.method})" if self.method else "")
+
+
+class Evidence:
+    """The studies of a folder, read when they are asked for.
+
+    Args:
+        root: The folder; a study of the series is its folder of that name.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.criterion = cache(self._criterion)
+
+    def run(self, study: str) -> Run:
+        """A study. NotRun where it is not there."""
+        return self.criterion(study).run
+
+    def _criterion(self, study: str) -> Criterion:
+        """What judges a study."""
+        path = self.root / study
+        if not (path / "results.parquet").exists():
+            raise NotRun(f"study {study} was not run")
+        run = read_run(path)
+        return CRITERIA[run.task.kind](run)
+
+    def sums(self, of: Measured) -> Sums:
+        """What the metric of a label at a length is computed from, of all its seeds. NotRun where one is missing."""
+        criterion = self.criterion(of.study)
+        run = criterion.run
+        waiting = [trial for trial in run.of(of.label) if trial.status not in ("done", "diverged")]
+        if waiting or not run.of(of.label):
+            total = len(run.of(of.label))
+            raise NotRun(f"{of.label} of study {of.study}: {total - len(waiting)} of {total} seeds were run")
+        sums = criterion.sums(of.label, of.length, of.method or run.methods[0])
+        if sums is None:
+            why = next((trial.reason for trial in run.of(of.label) if trial.reason), "no seed has a value there")
+            raise NotRun(f"{of} of study {of.study} was not measured: {why}")
+        return sums

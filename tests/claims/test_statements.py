@@ -1,0 +1,132 @@
+"""How statements and claims are judged: laws of the verdicts, over estimates and over studies made without training."""
+
+import math
+
+import pytest
+
+from longitude.claims import statements
+from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim, claims_of, list_claims
+from longitude.claims.evidence import Evidence, Measured
+from longitude.claims.statements import seeds_to_decide, verdict_of, what_decides
+from longitude.measure.intervals import Interval
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR, estimated
+from tests.study.conftest import write_answers, write_run
+
+BOUNDS = {"below": (-math.inf, 1.0), "above": (1.0, math.inf), "within": (-1.0, 1.0)}
+
+
+def of_seeds(*values, text=0.0):
+    """An estimate of values per seed, whose documents spread by `text`."""
+    mean = sum(values) / len(values)
+    return estimated(values, Interval(mean, mean - text, mean + text))
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "verdict"),
+    [
+        ("below", (0.5, 0.6, 0.7), HOLDS), ("below", (1.5, 1.6, 1.7), LOST), ("below", (0.5, 1.0, 1.5), UNCLEAR),
+        ("above", (1.5, 1.6, 1.7), HOLDS), ("above", (0.5, 0.6, 0.7), LOST), ("above", (0.5, 1.0, 1.6), UNCLEAR),
+        ("within", (-0.1, 0.0, 0.1), HOLDS), ("within", (1.5, 1.6, 1.7), LOST), ("within", (-1.7, -1.6, -1.5), LOST),
+        ("within", (-0.9, 0.0, 0.9), UNCLEAR),  # an interval wider than the margin shows no equivalence
+    ],
+)  # fmt: skip
+def test_every_interval_must_lie_on_one_side(kind, values, verdict):
+    assert verdict_of(of_seeds(*values), BOUNDS[kind]) == verdict
+    assert verdict_of(of_seeds(*values, text=5), BOUNDS[kind]) == UNCLEAR
+
+
+def test_one_seed_decides_nothing():
+    one = of_seeds(0.5, text=0.1)
+    assert verdict_of(one, BOUNDS["below"]) == UNCLEAR and "one seed" in what_decides(one, BOUNDS["below"])
+
+
+def test_the_seeds_that_decide_are_the_least_whose_interval_leaves_the_limit():
+    """By the t-interval itself: values of the same mean and spread, more and more of them."""
+    undecided = of_seeds(0.5, 0.8, 1.1)
+    seeds = seeds_to_decide(undecided, BOUNDS["below"])
+    assert seeds and seeds > 3
+
+    def spread_over(number):
+        """Values of the mean 0.8 and the standard deviation 0.3."""
+        shape = [(-1) ** i * 1.0 for i in range(number - number % 2)] + [0.0] * (number % 2)
+        scale = 0.3 / math.sqrt(sum(x * x for x in shape) / (number - 1))
+        return of_seeds(*(0.8 + scale * x for x in shape))
+
+    assert verdict_of(spread_over(seeds), BOUNDS["below"]) == HOLDS
+    assert verdict_of(spread_over(seeds - 1), BOUNDS["below"]) == UNCLEAR
+
+
+@pytest.mark.parametrize("estimate", [of_seeds(0.5, 1.0, 1.5), of_seeds(0.5, 0.8, 1.1, text=0.5)])
+def test_no_seeds_decide_where_the_mean_is_the_limit_or_the_text_decides(estimate):
+    assert seeds_to_decide(estimate, BOUNDS["below"]) is None
+    assert "no number of seeds" in what_decides(estimate, BOUNDS["below"])
+
+
+# ---- of studies ------------------------------------------------------------------------------------------------------
+def at(label, length, study="text"):
+    return Measured(study, label, length)
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory):
+    """Two studies: of losses, where alibi holds and rope does not, and of answers."""
+    root = tmp_path_factory.mktemp("claims")
+    noise = ((-0.004, 0.0, 0.004), (0.0, 0.004, -0.004))
+    bits = {"alibi": (2.55, 2.53, 2.52, 2.52, 2.52), "rope": (2.60, 2.65, 2.90, 3.30, 3.70)}
+    text = {
+        label: tuple(tuple(bit + n for n in noise[i % 2]) for i, bit in enumerate(each)) for label, each in bits.items()
+    }
+    write_run(root / "text", text | {"learned": (2.66, None, None, None, None)}, seeds=(0, 1, 2))
+    shares = {"rope": ((1.0, 0.99, 1.0),) * 2 + ((0.0, 0.01, 0.02),) * 2, "t5": ((1.0, 1.0, 0.99),) * 4}
+    write_answers(root / "reverse", shares, seeds=(0, 1, 2))
+    return Evidence(root)
+
+
+@pytest.mark.parametrize(
+    ("statement", "verdict"),
+    [
+        (statements.holds(at("alibi", 4096), at=256), HOLDS),
+        (statements.holds(at("rope", 4096), at=256), LOST),
+        (statements.breaks(at("rope", 1024), at=256), HOLDS),
+        (statements.breaks(at("alibi", 4096), at=256), LOST),
+        (statements.loss_below(at("alibi", 4096), at("rope", 4096)), HOLDS),
+        (statements.loss_below(at("alibi", 4096), at("rope", 4096), by=1.5), LOST),
+        (statements.loss_within(at("alibi", 1024), at("alibi", 2048)), HOLDS),
+        (statements.loss_within(at("alibi", 4096), at("rope", 4096)), LOST),
+        (statements.holds(at("learned", 512), at=256), None),
+        (statements.holds(at("fire", 512), at=256), None),
+        (statements.holds(at("alibi", 512, "another"), at=256), None),
+        (statements.accuracy_above(at("t5", 32, "reverse"), 0.9), HOLDS),
+        (statements.accuracy_above(at("rope", 32, "reverse"), 0.9), LOST),
+        (statements.accuracy_below(at("rope", 32, "reverse"), 0.2), HOLDS),
+        (statements.more_accurate(at("t5", 32, "reverse"), at("rope", 32, "reverse"), by=0.5), HOLDS),
+        (statements.more_accurate(at("rope", 32, "reverse"), at("t5", 32, "reverse")), LOST),
+    ],
+    ids=lambda each: getattr(each, "words", str(each)),
+)
+def test_statements(evidence, statement, verdict):
+    outcome = statement.outcome(evidence)
+    assert outcome.verdict == verdict
+    assert outcome.number if verdict else outcome.remark
+
+
+def test_a_claim_is_confirmed_by_all_and_refuted_by_one(evidence):
+    def verdict(*parts):
+        claim = Claim(name="x", number=1, claimed="", source="", link="", protocol="", statements=parts)
+        return claim.judged(evidence).verdict
+
+    good, bad = (statements.holds(at(label, 4096), at=256) for label in ("alibi", "rope"))
+    unclear = statements.loss_below(at("alibi", 1024), at("alibi", 2048))
+    missing = statements.holds(at("fire", 512), at=256)
+    assert unclear.outcome(evidence).verdict == UNCLEAR
+    assert verdict(good, good) == CONFIRMED
+    assert verdict(good, bad) == verdict(bad, unclear) == verdict(bad, missing) == REFUTED
+    assert verdict(good, unclear) == UNDECIDED
+    assert verdict() == verdict(good, missing) == verdict(unclear, missing) == NOT_RUN
+
+
+def test_claims_have_names():
+    assert [claim.number for claim in list_claims()] == sorted(claim.number for claim in list_claims())
+    assert [claim.name for claim in claims_of(["alibi-holds"])] == ["alibi-holds"]
+    with pytest.raises(ValueError, match="unknown claim 'alibi-hold': did you mean 'alibi-holds'"):
+        claims_of(["alibi-hold"])
