@@ -128,7 +128,7 @@ def _calibrated(planned: StudyPlan, label: str, steps: int) -> tuple[float, floa
     torch.nn.Module.to(model, device_of(config.device)).eval()
     data = planned.data if task.generated else replace(planned.data, validation=planned.data.validation[:1])
     read = (short.documents, config.documents) if task.generated else _sizes(data, planned.data)
-    labels = {"label": label, "seed": trial.seed}
+    labels = {"task": config.task, "model": label, "encoding": label, "label": label, "seed": trial.seed}
     begun = time.perf_counter()
     task.measure(Measuring(model, short, data, config.test_lengths, labels, lambda done, total: None))
     measuring = (time.perf_counter() - begun) * read[1] / read[0]
