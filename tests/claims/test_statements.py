@@ -7,7 +7,7 @@ import pytest
 from longitude.claims import statements
 from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim, claims_of, list_claims
 from longitude.claims.evidence import Evidence, Measured
-from longitude.claims.statements import seeds_to_decide, verdict_of, what_decides
+from longitude.claims.verdicts import seeds_to_decide, verdict_of, what_decides
 from longitude.measure.intervals import Interval
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, estimated
 from tests.study.conftest import write_answers, write_run
@@ -101,6 +101,25 @@ def evidence(tmp_path_factory):
         (statements.accuracy_below(at("rope", 32, "reverse"), 0.2), HOLDS),
         (statements.more_accurate(at("t5", 32, "reverse"), at("rope", 32, "reverse"), by=0.5), HOLDS),
         (statements.more_accurate(at("rope", 32, "reverse"), at("t5", 32, "reverse")), LOST),
+        (statements.reaches(at("alibi", 4096)), HOLDS),
+        (statements.reaches(at("rope", 256)), HOLDS),
+        (statements.reaches(at("rope", 1024)), LOST),
+        (statements.reaches(at("t5", 20, "reverse")), HOLDS),
+        (statements.reaches(at("rope", 20, "reverse")), LOST),
+        (statements.reaches_further(at("t5", 32, "reverse"), at("rope", 32, "reverse")), HOLDS),
+        (statements.reaches_further(at("rope", 4096), at("alibi", 4096)), LOST),
+        (statements.reaches_further(at("alibi", 4096), at("alibi", 4096)), UNCLEAR),  # both may hold further
+        (statements.token_time("rwkv6", below=1.5), HOLDS),
+        (statements.token_time("rope+attention", above=2), HOLDS),
+        (statements.token_time("rope+attention", below=2), LOST),
+        (statements.token_time("no mixer", below=2), None),
+        (
+            statements.any_of(
+                "either", statements.token_time("rwkv6", above=2), statements.token_time("rwkv6", below=2)
+            ),
+            HOLDS,
+        ),
+        (statements.any_of("either", *[statements.token_time("rwkv6", above=2)] * 2), LOST),
     ],
     ids=lambda each: getattr(each, "words", str(each)),
 )
@@ -108,6 +127,32 @@ def test_statements(evidence, statement, verdict):
     outcome = statement.outcome(evidence)
     assert outcome.verdict == verdict
     assert outcome.number if verdict else outcome.remark
+
+
+def test_lengths_are_no_pairs_of_examples_nor_are_other_documents(evidence, tmp_path):
+    with pytest.raises(ValueError, match="one length"):
+        statements.more_accurate(at("t5", 8, "reverse"), at("t5", 16, "reverse"))
+    for source, digest in (("one", "ab"), ("other", "cd")):
+        path = write_answers(tmp_path / source, {"t5": (1.0,) * 4}, seeds=(0, 1))
+        (path / "study.json").write_text((path / "study.json").read_text().replace("ab" * 32, digest * 32))
+        for trial in path.glob("cells/*/trial.json"):
+            trial.write_text(trial.read_text().replace("ab" * 32, digest * 32))
+    outcome = statements.more_accurate(at("t5", 8, "one"), at("t5", 8, "other")).outcome(Evidence(tmp_path))
+    assert outcome.verdict is None and "other documents" in outcome.remark
+
+
+def test_what_training_never_used_holds_nowhere(tmp_path):
+    states = {("fire", seed): {"untrained": "never used one part"} for seed in (0, 1, 2)}
+    write_run(tmp_path / "text", {"fire": (2.6,) * 5}, states, seeds=(0, 1, 2))
+    outcome = statements.holds(at("fire", 4096), at=256).outcome(Evidence(tmp_path))
+    assert outcome.verdict == UNCLEAR and outcome.remark == "fire never used one part"
+
+
+def test_a_seed_that_is_missing_is_waited_for(tmp_path):
+    states = {("alibi", 2): {"status": "failed"}}
+    write_run(tmp_path / "text", {"alibi": (2.6,) * 5}, states, seeds=(0, 1, 2))
+    outcome = statements.holds(at("alibi", 4096), at=256).outcome(Evidence(tmp_path))
+    assert outcome.verdict is None and outcome.remark == "alibi of study text: 2 of 3 seeds were run"
 
 
 def test_a_claim_is_confirmed_by_all_and_refuted_by_one(evidence):

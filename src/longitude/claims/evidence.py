@@ -2,11 +2,15 @@
 
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from longitude.runs.files import read_json
 from longitude.study.analysis import CRITERIA
 from longitude.study.criterion import Criterion
 from longitude.study.results import Run, Sums, read_run
+
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+"""Of the benches, in a checkout of the repository."""
 
 
 class NotRun(Exception):
@@ -54,6 +58,13 @@ class Evidence:
             raise NotRun(f"study {study} was not run")
         run = read_run(path)
         return CRITERIA[run.task.kind](run)
+
+    def bench(self, name: str) -> dict[str, Any]:
+        """The newest committed result of a bench. NotRun where there is none."""
+        path = max(RESULTS.glob(f"????-??-??-{name}.json"), default=None)
+        if path is None:
+            raise NotRun(f"no result of `make bench-{name}` is here: they are in benchmarks/results of the repository")
+        return read_json(path)
 
     def sums(self, of: Measured) -> Sums:
         """What the metric of a label at a length is computed from, of all its seeds. NotRun where one is missing."""

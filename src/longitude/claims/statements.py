@@ -1,50 +1,58 @@
 """The kinds of statements. Differences are paired by seed and by document; intervals are those of longitude.study.estimates.
 
 A statement expects a number within a range. It holds where every interval lies inside, over seeds and over documents; it does
-not hold where every one lies on one side outside; else the results cannot tell.
+not hold where every one lies on one side outside; else the results cannot tell. Costs are judged by their value: they are
+counted, or were timed on one machine, and no interval says what another would take.
 """
 
 import math
 from collections.abc import Callable
-
-from scipy import stats
+from typing import Literal
 
 from longitude.claims.base import Outcome, Statement
 from longitude.claims.evidence import Evidence, Measured, NotRun
+from longitude.claims.verdicts import Form, Range, in_words, verdict_of, what_decides
 from longitude.report.wording import percent
 from longitude.study.answers import share
+from longitude.study.criterion import Effective
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference
 from longitude.study.losses import TOLERANCE
-
-MANY = 1000
-"""Seeds beyond which nobody would train to decide a statement."""
-Range = tuple[float, float]
-Form = Callable[[float], str]
+from longitude.study.tables import reach, training
 
 
 # ---- losses ----------------------------------------------------------------------------------------------------------
 def loss_below(a: Measured, b: Measured, by: float = 0.0) -> Statement:
-    """The loss of a is below that of b, by at least some bits per byte."""
+    """The loss of a is below that of b, by more than some bits per byte."""
     more = f" by more than {by:g} bits per byte" if by else ""
-    return _ranged(f"the loss of {a} is below that of {b}{more}", (a, b), _difference(a, b), (-math.inf, -by), bits)
+    words = f"the loss of {_of(a, b)} is below that of {_of(b, a)}{more}"
+    return _ranged(words, (a, b), _difference(a, b), (-math.inf, -by), bits)
 
 
 def loss_within(a: Measured, b: Measured, margin: float = TOLERANCE) -> Statement:
     """The losses of a and b are alike: their ratio is 1 within a margin."""
-    words = f"the loss of {a} is within {margin:.0%} of that of {b}"
+    words = f"the loss of {_of(a, b)} is within {margin:.0%} of that of {_of(b, a)}"
     return _ranged(words, (a, b), _change(a, b), (-margin, margin), percent)
 
 
 def holds(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
-    """The loss of a is at most a margin above that of the same label at the length `at`."""
+    """The loss of a is less than a margin above that of the same label at the length `at`, and training used all of it."""
     words = f"{a} holds: its loss is less than {margin:.0%} above that at {at}"
-    return _ranged(words, (a, a._replace(length=at)), _change(a, a._replace(length=at)), (-math.inf, margin), percent)
+    start = a._replace(length=at)
+    within = _ranged(words, (a, start), _change(a, start), (-math.inf, margin), percent)
+
+    def judge(evidence: Evidence) -> Outcome:
+        outcome, never = within.judge(evidence), evidence.run(a.study).untrained(a.label)
+        unused = never and a.length > at and outcome.verdict == HOLDS
+        return outcome._replace(verdict=UNCLEAR, remark=f"{a.label} {never}") if unused else outcome
+
+    return Statement(words, (a, start), judge)
 
 
 def breaks(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
     """The loss of a is more than a margin above that of the same label at the length `at`."""
     words = f"{a} breaks: its loss is more than {margin:.0%} above that at {at}"
-    return _ranged(words, (a, a._replace(length=at)), _change(a, a._replace(length=at)), (margin, math.inf), percent)
+    start = a._replace(length=at)
+    return _ranged(words, (a, start), _change(a, start), (margin, math.inf), percent)
 
 
 # ---- answers ---------------------------------------------------------------------------------------------------------
@@ -59,9 +67,104 @@ def accuracy_below(a: Measured, most: float) -> Statement:
 
 
 def more_accurate(a: Measured, b: Measured, by: float = 0.0) -> Statement:
-    """The accuracy of a is above that of b, by at least a share."""
+    """The accuracy of a is above that of b at the same length, by more than a share; a and b may be of two studies."""
+    if a.length != b.length:
+        raise ValueError(f"examples of two lengths are no pairs: expected one length, got {a} and {b}")
     more = f" by more than {100 * by:g} points" if by else ""
-    return _ranged(f"{a} is right more often than {b}{more}", (a, b), _difference(a, b), (by, math.inf), points)
+    words = f"{_of(a, b)} is right more often than {_of(b, a)}{more}"
+    return _ranged(words, (a, b), _difference(a, b), (by, math.inf), points)
+
+
+# ---- how far -----------------------------------------------------------------------------------------------------------
+def reaches(a: Measured) -> Statement:
+    """A label holds, or solves its task, at every measured length up to that of a."""
+
+    def judge(evidence: Evidence) -> Outcome:
+        found = _effective(evidence, a)
+        sides = (found.low or 0) >= a.length, (found.high or 0) >= a.length
+        return Outcome(HOLDS if sides[0] else UNCLEAR if sides[1] else LOST, reach(found))
+
+    return Statement(f"{a.label} holds at every length up to {a.length}", (a,), judge)
+
+
+def reaches_further(a: Measured, b: Measured) -> Statement:
+    """The longest length up to which a's label holds, or solves its task, is above that of b's; their lengths play no part."""
+
+    def judge(evidence: Evidence) -> Outcome:
+        ours, theirs = _effective(evidence, a), _effective(evidence, b)
+        further = (ours.low or 0) > (theirs.high or 0)
+        longest = evidence.run(a.study).lengths[-1]  # up to which both may hold, and further
+        never = (ours.high or 0) <= (theirs.low or 0) and ours.high != longest
+        return Outcome(
+            HOLDS if further else LOST if never else UNCLEAR, f"up to {reach(ours)} and up to {reach(theirs)}"
+        )
+
+    words = [each.label + ("" if a.study == b.study else f" (study {each.study})") for each in (a, b)]
+    return Statement(f"{words[0]} holds up to a longer length than {words[1]}", (a, b), judge)
+
+
+def _effective(evidence: Evidence, of: Measured) -> Effective:
+    criterion, run = evidence.criterion(of.study), evidence.run(of.study)
+    evidence.sums(of._replace(length=run.reference))  # NotRun where seeds are missing
+    method = of.method or run.methods[0]
+    return criterion.effective([criterion.finding(of.label, length, method) for length in run.lengths])
+
+
+# ---- costs -----------------------------------------------------------------------------------------------------------
+def costs_less(
+    a: Measured, b: Measured, what: Literal["parameters", "flops_per_token", "train_seconds"], at_most: float = 1.0
+) -> Statement:
+    """What the training of a's label takes, over that of b's, is below a ratio; their lengths play no part."""
+    noun = {"parameters": "parameters", "flops_per_token": "FLOPs per token", "train_seconds": "seconds of training"}[
+        what
+    ]
+
+    def judge(evidence: Evidence) -> Outcome:
+        ours, theirs = (training(evidence.run(each.study))[what].get(each.label) for each in (a, b))
+        if ours is None or theirs is None:
+            raise NotRun(f"rows of {a.label} or {b.label} do not have their {noun}")
+        remark = "mean over seeds on one machine: not tested" if what == "train_seconds" else "counted"
+        return _untested(ours / theirs, (0, at_most), f"{ours / theirs:.2f}", remark)
+
+    of = "" if at_most == 1 else f"{at_most:g} times "
+    return Statement(f"{a.label} takes fewer {noun} than {of}{b.label}", (a, b), judge)
+
+
+def token_time(mixer: str, below: float = math.inf, above: float = 0.0) -> Statement:
+    """The time of a token behind the longest context of `make bench-decode`, over that behind a short one, is within bounds."""
+    bounds = f"less than {below:g}" if above == 0 else f"more than {above:g}"
+
+    def judge(evidence: Evidence) -> Outcome:
+        found = evidence.bench("decode")
+        rows = [row for row in found["rows"] if row["label"] == mixer]
+        if not rows:
+            raise NotRun(f"{mixer} is not in the results of `make bench-decode`")
+        last = max(rows, key=lambda row: row["context"])
+        number = f"{last['ratio']:.2f} ({last['ratio_low']:.2f} to {last['ratio_high']:.2f})"
+        cpu, made = found["machine"]["cpu"], found["made"][:10]
+        remark = f"behind {last['context']} tokens against {last['against']}, median and quartiles over turns, {cpu}, {made}; "
+        return _untested(last["ratio"], (above, below), number, remark + "one machine: not tested")
+
+    return Statement(f"a token of {mixer} takes {bounds} times as long behind a long context as a short one", (), judge)
+
+
+def _untested(value: float, expected: Range, number: str, remark: str) -> Outcome:
+    """By the value alone."""
+    return Outcome(HOLDS if expected[0] < value < expected[1] else LOST, number, Estimate(value), remark)
+
+
+# ---- several of them ---------------------------------------------------------------------------------------------------
+def any_of(words: str, *parts: Statement) -> Statement:
+    """One of several statements holds; it does not where none does."""
+
+    def judge(evidence: Evidence) -> Outcome:
+        outcomes = [part.judge(evidence) for part in parts]
+        verdicts = [outcome.verdict for outcome in outcomes]
+        verdict = HOLDS if HOLDS in verdicts else LOST if {*verdicts} == {LOST} else UNCLEAR
+        numbers = (f"{part.words}: {outcome.number}" for part, outcome in zip(parts, outcomes, strict=True))
+        return Outcome(verdict, "; ".join(numbers))
+
+    return Statement(words, tuple(each for part in parts for each in part.reads), judge)
 
 
 # ---- numbers in words ------------------------------------------------------------------------------------------------
@@ -80,6 +183,11 @@ def points(number: float) -> str:
     return f"{100 * number:+.1f} points".replace("-", "−")
 
 
+def _of(a: Measured, other: Measured) -> str:
+    """With its study where the other is of another."""
+    return str(a) if a.study == other.study else f"{a} (study {a.study})"
+
+
 # ---- estimates -------------------------------------------------------------------------------------------------------
 def _difference(a: Measured, b: Measured) -> Callable[[Evidence], Estimate]:
     return lambda evidence: _paired(difference, evidence, a, b)
@@ -94,6 +202,9 @@ def _share(a: Measured) -> Callable[[Evidence], Estimate]:
 
 
 def _paired(compare: Callable, evidence: Evidence, a: Measured, b: Measured) -> Estimate:
+    runs = [evidence.run(each.study) for each in (a, b)]
+    if len({run.study["data"]["sha256"] for run in runs}) > 1:
+        raise NotRun(f"studies {a.study} and {b.study} were measured on other documents, which are no pairs")
     found = compare(evidence.sums(a), evidence.sums(b), evidence.criterion(a.study).metric)
     if found is None:
         raise NotRun(f"{a} and {b} have no seed in common, or other documents")
@@ -114,47 +225,3 @@ def _ranged(
         )
 
     return Statement(words, reads, judge)
-
-
-def verdict_of(found: Estimate, expected: Range) -> str:
-    """`HOLDS` with all intervals inside the range, `LOST` with all on one side outside; `UNCLEAR` with one seed, too."""
-    low, high = expected
-    if found.over != "seeds":
-        return UNCLEAR
-    sides = {found.above(low), found.below(high)}
-    return LOST if LOST in sides else HOLDS if sides == {HOLDS} else UNCLEAR
-
-
-def in_words(found: Estimate, form: Form) -> str:
-    """+1.2% [+0.8%, +1.6%]."""
-    if found.value is None:
-        return "not finite"
-    ends = "" if found.low is None or found.high is None else f" [{form(found.low)}, {form(found.high)}]"
-    return form(found.value) + ends
-
-
-def what_decides(found: Estimate, expected: Range) -> str:
-    """How many seeds would, with their spread and mean as they are."""
-    seeds = seeds_to_decide(found, expected)
-    if len(found.values) < 2:
-        return "one seed decides nothing: at least 3"
-    if seeds is None:
-        return "no number of seeds decides it: the mean lies on the limit, or the documents' interval reaches it"
-    return f"about {seeds} seeds decide it"
-
-
-def seeds_to_decide(found: Estimate, expected: Range) -> int | None:
-    """The least number of seeds whose t-interval, with this mean and spread, reaches no end of the range.
-
-    None where there is none up to `MANY`, where the interval over documents reaches an end, or where there is one seed.
-    """
-    ends = [end for end in expected if math.isfinite(end)]
-    if found.value is None or len(found.values) < 2 or found.text_low is None or found.text_high is None:
-        return None
-    if any(found.text_low <= end <= found.text_high for end in ends):
-        return None
-    gap, spread = min(abs(found.value - end) for end in ends), stats.tstd(found.values)
-    for seeds in range(len(found.values), MANY + 1):
-        if stats.t.ppf(0.975, seeds - 1) * spread / math.sqrt(seeds) < gap:
-            return seeds
-    return None

@@ -1,0 +1,57 @@
+"""Whether a number lies within the range that a statement expects, and what would decide it where the results cannot tell."""
+
+import math
+from collections.abc import Callable
+
+from scipy import stats
+
+from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate
+
+MANY = 1000
+"""Seeds beyond which nobody would train to decide a statement."""
+Range = tuple[float, float]
+Form = Callable[[float], str]
+
+
+def verdict_of(found: Estimate, expected: Range) -> str:
+    """`HOLDS` with all intervals inside the range, `LOST` with all on one side outside; `UNCLEAR` with one seed, too."""
+    low, high = expected
+    if found.over != "seeds":
+        return UNCLEAR
+    sides = {found.above(low), found.below(high)}
+    return LOST if LOST in sides else HOLDS if sides == {HOLDS} else UNCLEAR
+
+
+def in_words(found: Estimate, form: Form) -> str:
+    """+1.2% [+0.8%, +1.6%]."""
+    if found.value is None:
+        return "not finite"
+    ends = "" if found.low is None or found.high is None else f" [{form(found.low)}, {form(found.high)}]"
+    return form(found.value) + ends
+
+
+def what_decides(found: Estimate, expected: Range) -> str:
+    """How many seeds would, with their spread and mean as they are."""
+    seeds = seeds_to_decide(found, expected)
+    if len(found.values) < 2:
+        return "one seed decides nothing: at least 3"
+    if seeds is None:
+        return "no number of seeds decides it: the mean lies on the limit, or the documents' interval reaches it"
+    return f"about {seeds} seeds decide it"
+
+
+def seeds_to_decide(found: Estimate, expected: Range) -> int | None:
+    """The least number of seeds whose t-interval, with this mean and spread, reaches no end of the range.
+
+    None where there is none up to `MANY`, where the interval over documents reaches an end, or where there is one seed.
+    """
+    ends = [end for end in expected if math.isfinite(end)]
+    if found.value is None or len(found.values) < 2 or found.text_low is None or found.text_high is None:
+        return None
+    if any(found.text_low <= end <= found.text_high for end in ends):
+        return None
+    gap, spread = min(abs(found.value - end) for end in ends), stats.tstd(found.values)
+    for seeds in range(len(found.values), MANY + 1):
+        if stats.t.ppf(0.975, seeds - 1) * spread / math.sqrt(seeds) < gap:
+            return seeds
+    return None
