@@ -1,6 +1,7 @@
 """How statements and claims are judged: laws of the verdicts, over estimates and over studies made without training."""
 
 import math
+import re
 
 import pytest
 
@@ -93,6 +94,8 @@ def evidence(tmp_path_factory):
         (statements.loss_below(at("alibi", 4096), at("rope", 4096), by=1.5), LOST),
         (statements.loss_within(at("alibi", 1024), at("alibi", 2048)), HOLDS),
         (statements.loss_within(at("alibi", 4096), at("rope", 4096)), LOST),
+        (statements.loss_at_most(at("alibi", 4096), at("rope", 4096)), HOLDS),
+        (statements.loss_at_most(at("rope", 4096), at("alibi", 4096)), LOST),
         (statements.holds(at("learned", 512), at=256), None),
         (statements.holds(at("fire", 512), at=256), None),
         (statements.holds(at("alibi", 512, "another"), at=256), None),
@@ -157,7 +160,7 @@ def test_a_seed_that_is_missing_is_waited_for(tmp_path):
 
 def test_a_claim_is_confirmed_by_all_and_refuted_by_one(evidence):
     def verdict(*parts):
-        claim = Claim(name="x", number=1, claimed="", source="", link="", protocol="", statements=parts)
+        claim = Claim(name="x", number="1", claimed="", source="", link="", protocol="", statements=parts)
         return claim.judged(evidence).verdict
 
     good, bad = (statements.holds(at(label, 4096), at=256) for label in ("alibi", "rope"))
@@ -171,7 +174,10 @@ def test_a_claim_is_confirmed_by_all_and_refuted_by_one(evidence):
 
 
 def test_claims_have_names():
-    assert [claim.number for claim in list_claims()] == sorted(claim.number for claim in list_claims())
+    numbers = [claim.number for claim in list_claims()]
+    assert [int(re.match(r"\d+", number)[0]) for number in numbers] == sorted(
+        int(re.match(r"\d+", n)[0]) for n in numbers
+    )
     assert [claim.name for claim in claims_of(["alibi-holds"])] == ["alibi-holds"]
     with pytest.raises(ValueError, match="unknown claim 'alibi-hold': did you mean 'alibi-holds'"):
         claims_of(["alibi-hold"])

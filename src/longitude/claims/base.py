@@ -58,7 +58,7 @@ class Claim:
 
     Attributes:
         name: Letters, digits and hyphens.
-        number: Its place on the page.
+        number: Its place on the page: a number, or one with a letter where a source says several things ("2a", "2b").
         claimed: In one sentence.
         source: Authors, year and title, or several.
         link: Of the source.
@@ -67,7 +67,7 @@ class Claim:
     """
 
     name: str
-    number: int
+    number: str
     claimed: str
     source: str
     link: str
@@ -115,7 +115,7 @@ def list_claims() -> list[Claim]:
     package = import_module(__package__ or "longitude.claims")
     for module in iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")
-    return sorted(CLAIMS.values(), key=lambda claim: claim.number)
+    return sorted(CLAIMS.values(), key=lambda claim: (int(claim.number.rstrip("abcdefg")), claim.number))
 
 
 def claims_of(names: Iterable[str]) -> list[Claim]:

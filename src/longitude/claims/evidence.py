@@ -60,10 +60,11 @@ class Evidence:
         return CRITERIA[run.task.kind](run)
 
     def bench(self, name: str) -> dict[str, Any]:
-        """The newest committed result of a bench. NotRun where there is none."""
-        path = max(RESULTS.glob(f"????-??-??-{name}.json"), default=None)
+        """The newest committed result of a bench, "" of the encodings' own. NotRun where there is none."""
+        name = name and f"-{name}"
+        path = max(RESULTS.glob(f"????-??-??{name}.json"), default=None)
         if path is None:
-            raise NotRun(f"no result of `make bench-{name}` is here: they are in benchmarks/results of the repository")
+            raise NotRun(f"no result of `make bench{name}` is here: they are in benchmarks/results of the repository")
         return read_json(path)
 
     def sums(self, of: Measured) -> Sums:

@@ -34,6 +34,12 @@ def loss_within(a: Measured, b: Measured, margin: float = TOLERANCE) -> Statemen
     return _ranged(words, (a, b), _change(a, b), (-margin, margin), percent)
 
 
+def loss_at_most(a: Measured, b: Measured, margin: float = TOLERANCE) -> Statement:
+    """The loss of a is below that of b, or above it by less than a margin."""
+    words = f"the loss of {a} is less than {margin:.0%} above that of {b}"
+    return _ranged(words, (a, b), _change(a, b), (-math.inf, margin), percent)
+
+
 def holds(a: Measured, at: int, margin: float = TOLERANCE) -> Statement:
     """The loss of a is less than a margin above that of the same label at the length `at`, and training used all of it."""
     words = f"{a} holds: its loss is less than {margin:.0%} above that at {at}"

@@ -1,0 +1,124 @@
+"""Claims about tasks with exact answers: copying, flip-flop, word problems, recall, addition."""
+
+from functools import partial
+
+from longitude.claims.base import Claim, register
+from longitude.claims.costs import seconds_below
+from longitude.claims.evidence import Measured
+from longitude.claims.statements import accuracy_above, accuracy_below, more_accurate, token_time
+from longitude.study.answers import SOLVED
+
+copy, randomized, recall = (partial(Measured, study) for study in ("copy", "copy-randomized", "recall"))
+flip_flop, parity, parity_of_two = (partial(Measured, study) for study in ("flip-flop-1", "parity-1", "parity-2"))
+LONGER = 18
+"""One and a half times the longest trained word: the middle of what the paper tests, up to twice."""
+RECURRENCES = ("mamba2", "rwkv6", "retention")
+CONSTANT = 1.25
+"""Constant in length: below half way from 1 to 1.5, which a cost of log N would reach from 1,024 to 32,768 tokens."""
+
+register(
+    Claim(
+        name="no-encoding",
+        number="9a",
+        claimed="On small algorithmic tasks a decoder without an encoding generalises best to longer inputs.",
+        source="Kazemnejad et al. 2023, The Impact of Positional Encoding on Length Generalization in Transformers",
+        link="https://arxiv.org/abs/2305.19466",
+        protocol="There: ten tasks, 107 million parameters, 12 layers, 40,000 steps, lengths to 20, tested to 40; "
+        "mean reciprocal rank 0.69 without an encoding, 0.55 T5, 0.50 ALiBi, 0.33 RoPE, 0.22 sinusoids. Here: one "
+        f"task (copying), 2 layers of width 64, words of up to 12 letters, judged at {LONGER}: whole words right.",
+        statements=tuple(
+            more_accurate(copy("none", LONGER), copy(other, LONGER))
+            for other in ("sinusoidal", "rope", "alibi", "t5:max_distance=32")
+        ),
+    )
+)
+register(
+    Claim(
+        name="randomized-positions",
+        number="9c",
+        claimed="Positions in training that are a random subset of a longer range help to generalise to longer inputs.",
+        source="Ruoss et al. 2023, Randomized Positional Encodings Boost Length Generalization of Transformers",
+        link="https://arxiv.org/abs/2305.16843",
+        protocol="There: 15 tasks, encoders, lengths to 40 with positions to 2,048, tested to 500; 12 points more on average. "
+        f"Here: copying by a decoder, words of up to 12 letters with positions to 128, judged at {LONGER}: whole words right.",
+        statements=tuple(
+            more_accurate(randomized(label, LONGER), copy(label, LONGER)) for label in ("sinusoidal", "rope", "alibi")
+        ),
+    )
+)
+register(
+    Claim(
+        name="path-flip-flop",
+        number="10a",
+        claimed="One layer with PaTH solves flip-flop, also with many or few instructions that count; one with RoPE does not.",
+        source="Yang et al. 2025, PaTH Attention",
+        link="https://arxiv.org/abs/2505.16381",
+        protocol="There: one layer, 512 symbols; errors where 98 % and 10 % are to be ignored: RoPE 6.9 and 40.3 %, "
+        "FoX 8.3 and 36.3 %, PaTH 0 and 0.0001 %. Here: windows of 40 symbols, 800 steps, width 64; solved from "
+        f"{SOLVED:.0%} of the bits on.",
+        statements=(
+            *(accuracy_above(flip_flop("path", 40, method), SOLVED) for method in ("forward", "sparse", "dense")),
+            accuracy_below(flip_flop("rope", 40, "dense"), SOLVED),
+            *(
+                more_accurate(flip_flop("path", 40, method), flip_flop(other, 40, method))
+                for other in ("rope", "fox")
+                for method in ("sparse", "dense")
+            ),
+        ),
+    )
+)
+register(
+    Claim(
+        name="path-parity",
+        number="10b",
+        claimed="PaTH tracks a state with fewer layers than RoPE.",
+        source="Yang et al. 2025, PaTH Attention",
+        link="https://arxiv.org/abs/2505.16381",
+        protocol="There: the word problem of the group A5, by the number of layers that solve it. Here: that of the group of two "
+        "elements, parity, since models of this size do not learn A5 in minutes: 40 bits, 1,000 steps, width 64.",
+        statements=(
+            accuracy_above(parity("path", 40), SOLVED),
+            accuracy_below(parity("rope", 40), SOLVED),
+            more_accurate(parity("path", 40), parity_of_two("rope", 40)),
+        ),
+    )
+)
+register(
+    Claim(
+        name="attention-recalls",
+        number="11a",
+        claimed="Attention recalls exactly what recurrences of the same width forget.",
+        source="Arora et al. 2024, Zoology: Measuring and Improving Recall in Efficient Language Models, figure 2",
+        link="https://arxiv.org/abs/2312.04927",
+        protocol="There: 2 layers, lengths to 512 with up to 64 pairs of 8,192 symbols, learning rates swept; gated "
+        "convolutions and RWKV need a width that grows with the length, attention does not. Here: width 64, 4 pairs "
+        "of 256 symbols in windows of 64, one rate.",
+        statements=(
+            accuracy_above(recall("rope", 64), SOLVED),
+            *(more_accurate(recall("rope", 64), recall(other, 64)) for other in RECURRENCES),
+        ),
+    )
+)
+register(
+    Claim(
+        name="recurrences-constant",
+        number="11b",
+        claimed="A recurrence takes the same time for every token however many came before, and behind a long text "
+        "less than attention.",
+        source="Gu and Dao 2023, Mamba; Sun et al. 2023, RetNet; Peng et al. 2023, RWKV",
+        link="https://arxiv.org/abs/2312.00752",
+        protocol="There: on GPUs, 1.4 to 7 billion parameters. Here: a decoding step of 4 layers of width 256 on "
+        f"two cores, from the committed bench; constant is less than {CONSTANT:g} times behind 32 times the tokens.",
+        statements=(
+            *(token_time(label, below=CONSTANT) for label in ("mamba", "rwkv4", *RECURRENCES)),
+            *(
+                seconds_below(
+                    "decode",
+                    {"label": label, "context": 32768},
+                    {"label": "rope+attention", "context": 32768},
+                )
+                for label in ("mamba", "rwkv4", *RECURRENCES)
+            ),
+        ),
+    )
+)

@@ -1,0 +1,88 @@
+"""Claims about what relative encodings are made of: values, one number per distance, gates and summaries."""
+
+from longitude.claims.base import Claim, register
+from longitude.claims.costs import seconds_below
+from longitude.claims.extrapolation import HERE, text
+from longitude.claims.statements import loss_at_most, token_time
+
+MOST = 0.05
+"""Most of the quality: a loss within 5 %, a quarter of what a study lets a label lag that has learned (20 %)."""
+
+register(
+    Claim(
+        name="shaw-values",
+        number="6a",
+        claimed="Relative vectors of the values add nothing to those of the keys.",
+        source="Shaw, Uszkoreit and Vaswani 2018, Self-Attention with Relative Position Representations, section 4.3",
+        link="https://arxiv.org/abs/1803.02155",
+        protocol="There: translation (WMT 2014), 6 + 6 layers of width 512, clipped at 16: keys alone may be "
+        "enough, one run each. " + HERE,
+        statements=(loss_at_most(text("shaw:values=false", 128), text("shaw", 128)),),
+    )
+)
+register(
+    Claim(
+        name="t5-bias",
+        number="6b",
+        claimed="One learned number per head and distance (T5) is as good as vectors of the keys and values (Shaw).",
+        source="Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.1",
+        link="https://arxiv.org/abs/1910.10683",
+        protocol="There: introduced as the simpler form, without a comparison. " + HERE,
+        statements=(loss_at_most(text("t5", 128), text("shaw", 128)),),
+    )
+)
+register(
+    Claim(
+        name="t5-cost",
+        number="6c",
+        claimed="T5's number per head and distance is cheaper than Shaw's vectors.",
+        source="Raffel et al. 2020, section 2.1",
+        link="https://arxiv.org/abs/1910.10683",
+        protocol="Forward and backward of one attention on two cores, each by this library's fastest way, from the "
+        "committed bench.",
+        statements=tuple(
+            seconds_below(
+                "", {"name": "t5", "length": length}, {"name": "shaw", "length": length},
+                passed="forward+backward", backend="table",
+            )
+            for length in (2048, 4096)
+        ),
+    )
+)  # fmt: skip
+register(
+    Claim(
+        name="hierarchical-quality",
+        number="12a",
+        claimed="Attention to a window and to a logarithmic number of summaries keeps most of the quality of full attention.",
+        source="A lecture page's sketch, without a measurement; our definition is docs/hierarchical.md",
+        link="hierarchical.md",
+        protocol=f"{HERE} A window of 32 bytes and blocks of powers of two before it, both with ALiBi: the loss "
+        f"within {MOST:.0%} of that of full attention, at the training length and past it.",
+        statements=tuple(
+            loss_at_most(text("alibi+hierarchical:window=32", length), text("alibi", length), MOST)
+            for length in (128, 512, 2048)
+        ),
+    )
+)
+register(
+    Claim(
+        name="hierarchical-cost",
+        number="12b",
+        claimed="It costs N log N: a token as log N, and far less than full attention for a long text.",
+        source="The same lecture page",
+        link="hierarchical.md",
+        protocol="Committed benches: a decoding step of 4 layers of width 256 behind 32,768 tokens "
+        "over one behind 1,024, whose logarithms are 1.5 to each other; forward and backward of a layer over 8,192 "
+        "and 16,384 tokens, against full attention.",
+        statements=(
+            token_time("hierarchical", below=1.5),
+            *(
+                seconds_below(
+                    "mixers", {"name": "hierarchical", "length": length}, {"name": "attention", "length": length},
+                    passed="forward+backward", group="hierarchical attention, 8192 and 16384",
+                )
+                for length in (8192, 16384)
+            ),
+        ),
+    )
+)  # fmt: skip
