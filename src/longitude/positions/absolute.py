@@ -63,6 +63,7 @@ class Sinusoidal(AtInput):
         layout: "interleaved" is sin, cos, sin, ... as in the paper; "half" is all sines, then all cosines, as in
             tensor2tensor, fairseq and Transformer-XL.
         frequencies: "paper", or "tensor2tensor" (fairseq, too), whose slowest is exactly 1/base: w_i = base^(-i/(dim/2 - 1)).
+        factor: positions are divided by it, and stay fractions: position interpolation, for lengths past those of training.
 
     Source:
         Vaswani et al. 2017, arXiv 1706.03762, https://arxiv.org/abs/1706.03762
@@ -76,15 +77,16 @@ class Sinusoidal(AtInput):
         base: float = 10_000.0,
         layout: Layout = "interleaved",
         frequencies: SinusoidFrequencies = "paper",
+        factor: float = 1.0,
     ):
         super().__init__()
         check_sizes("Sinusoidal", dim=dim)
-        check_positive("Sinusoidal", base=base)
+        check_positive("Sinusoidal", base=base, factor=factor)
         check_choice("Sinusoidal", Layout, layout=layout)
         check_choice("Sinusoidal", SinusoidFrequencies, frequencies=frequencies)
         if frequencies == "tensor2tensor" and dim < 2:
             raise ValueError(f"Sinusoidal: expected dim of 2 or more for frequencies of tensor2tensor, got {dim}")
-        self.dim, self.base, self.layout, self.frequencies = dim, base, layout, frequencies
+        self.dim, self.base, self.layout, self.frequencies, self.factor = dim, base, layout, frequencies, factor
 
     def table(self, positions: Tensor) -> Tensor:
         """Positions [...] -> codes [..., dim], float64 where the device has it."""
@@ -92,7 +94,7 @@ class Sinusoidal(AtInput):
         half = math.ceil(self.dim / 2) if paper else self.dim // 2
         i = torch.arange(half, device=positions.device, dtype=wide(positions.device))
         exponent = 2 * i / self.dim if paper else i / max(half - 1, 1)
-        angles = positions[..., None] * self.base**-exponent
+        angles = positions[..., None] * (self.base**-exponent / self.factor)
         sines, cosines = angles.sin(), angles.cos()
         if self.layout == "interleaved":
             codes = torch.stack([sines, cosines], -1).flatten(-2)

@@ -45,6 +45,7 @@ class StudyData:
         selection: Training windows, each with the token after it, to choose learning rates on.
         description: For study.json.
         token_bytes: Of the validation documents, the bytes of each token; None where a token is a byte.
+        apart: What the selection windows were cut from, int64 [n].
     """
 
     training: list[np.ndarray]
@@ -52,6 +53,7 @@ class StudyData:
     selection: list[np.ndarray]
     description: dict[str, Any]
     token_bytes: list[Tensor] | None = None
+    apart: Sequence[Tensor] = ()
 
     @property
     def bytes_per_token(self) -> float:
@@ -158,7 +160,8 @@ def split(
     }
     validation = [torch.from_numpy(excerpt.ids.astype(np.int64)) for excerpt in excerpts]
     sizes = [torch.from_numpy(each.bytes.astype(np.int64)) for each in excerpts if each.bytes is not None]
-    return StudyData([read.ids for read in usable], validation, selection, description, sizes or None)
+    whole = [torch.from_numpy(ids.astype(np.int64)) for ids in apart]
+    return StudyData([read.ids for read in usable], validation, selection, description, sizes or None, whole)
 
 
 def _digest(digest: Any, arrays: Sequence[np.ndarray]) -> str:

@@ -63,7 +63,7 @@ def write_report(analysis: Analysis) -> Path:
             {"label": label, "colour": colour_of(i), "dark": DARK[colour_of(i)], "dash": dash_of(i)}
             for i, label in enumerate(run.labels)
         ],
-        tables={name_of(method): _table(analysis, method) for method in run.methods},
+        tables={name_of(run, method): _table(analysis, method) for method in run.methods},
         comparisons=_comparisons(analysis),
         learned=_learned(analysis),
         training=_training(run),

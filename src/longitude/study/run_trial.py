@@ -13,6 +13,7 @@ import transformers
 
 from longitude.measure import write_rows
 from longitude.positions.base import Encoding
+from longitude.report.wording import and_
 from longitude.runs.device import device_of
 from longitude.runs.files import atomic, out_of_space, read_json, remove_unfinished, write_json
 from longitude.runs.provenance import provenance
@@ -201,9 +202,7 @@ class TrialRun:
             (m.max_length for m in model.modules() if isinstance(m, Encoding) and m.max_length), default=math.inf
         )
         lengths = [length for length in config.test_lengths if self.task.positions(length) <= limit]
-        left_out = None
-        if missing := [str(length) for length in config.test_lengths if length not in lengths]:
-            left_out = f"{trial.label} has no positions from {limit} on, so it was not measured at {', '.join(missing)}"
+        missing = [length for length in config.test_lengths if length not in lengths]
         labels = {
             "task": config.task,
             "model": f"cells/{trial.name}",
@@ -216,10 +215,16 @@ class TrialRun:
             "train_positions": None if config.positions == "contiguous" else config.train_positions,
             **self.cost(),
         }
-        rows, tables = self.task.measure(Measuring(model, config, self.data, lengths, labels, on_progress))
+        of = Measuring(model, config, self.data, lengths, labels, on_progress)
+        rows, tables = self.task.measure(of)
+        left_out = [f"{trial.label} {words}" for words in [self.task.left_out(of)] if words]
+        if missing:
+            others = and_(list(dict.fromkeys(row.method for row in rows if row.length in missing)))
+            at = ", ".join(map(str, missing)) + (f" but by {others}" if others else "")
+            left_out.append(f"{trial.label} has no positions from {limit} on, so it was not measured at {at}")
         rows += [row for table in tables for row in rows_by_distance(table, self.task.metric, labels)]
         documents = pd.concat(tables, ignore_index=True) if tables else NOTHING_MEASURED
         with atomic(trial.folder / "documents.parquet") as unfinished:
             documents.to_parquet(unfinished, index=False)
         write_rows(rows, trial.folder / "results.parquet")
-        return all(row.value is not None for row in rows), left_out
+        return all(row.value is not None for row in rows), "; ".join(left_out) or None

@@ -64,10 +64,10 @@ def recipe(config: StudyConfig) -> dict[str, Any]:
     return {**ARGUMENTS, "parameter_groups": RULE, **built}
 
 
-def build_model(config: StudyConfig, label: str, seed: int) -> Any:
-    """The model of a trial, with the weights that its seed draws. ValueError when the options do not fit the shape."""
+def model_config(config: StudyConfig, label: str) -> LongitudeConfig:
+    """Of the models of a label. ValueError when the options do not fit the shape."""
     task = task_of(config.task)
-    model_config = LongitudeConfig(
+    return LongitudeConfig(
         hidden_size=config.hidden,
         num_hidden_layers=config.layers,
         num_attention_heads=config.heads,
@@ -75,9 +75,14 @@ def build_model(config: StudyConfig, label: str, seed: int) -> Any:
         **task.vocabulary(config),
         **parse_label(label).options(config.layers),
     )
+
+
+def build_model(config: StudyConfig, label: str, seed: int) -> Any:
+    """The model of a trial, with the weights that its seed draws. ValueError when the options do not fit the shape."""
+    shape = model_config(config, label)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return task.model(model_config)
+        return task_of(config.task).model(shape)
 
 
 def train(

@@ -13,6 +13,7 @@ from longitude.study.criterion import Finding
 from longitude.study.losses import span
 from longitude.study.pictures import MAIN, PICTURES, lines
 from longitude.study.results import Run, ngrams_named
+from longitude.study.schemes import SCHEMES
 
 STYLE: dict[str, Any] = {"width": 2.4, "dots": 46, "bands": True}
 
@@ -26,9 +27,9 @@ def by_length(analysis: Analysis) -> Iterator[Figure]:
             yield draw(analysis.run, found, method)
 
 
-def name_of(method: str) -> str:
+def name_of(run: Run, method: str) -> str:
     """Of the figure of a method."""
-    return f"{MAIN}-sliding" if method == "sliding" else MAIN
+    return MAIN if method == run.task.methods[0] else f"{MAIN}-{method}"
 
 
 def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
@@ -56,6 +57,8 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     laid = "laid end to end"
     if sliding:
         laid = f"that move by {stride} {run.task.unit}" if stride else "that move by half their length"
+    elif method in SCHEMES:
+        laid += f", by the model extended to this length beyond {run.train_length}, without training, by the scheme {method}"
     spread = "Rings are single seeds, bands 95% intervals of their mean" if seeds else "There is one seed"
     floor = f" Dotted lines are what {and_(list(floors))} counted on the training text reach." if floors else ""
     failed = and_(
@@ -63,8 +66,9 @@ def losses_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     )
     floor += f" At {lengths[-1]} these failed: {failed}." if failed else ""
     return Figure(
-        name=name_of(method),
-        title="Loss by window length" + (", sliding windows" if sliding else ""),
+        name=name_of(run, method),
+        title="Loss by window length"
+        + (", sliding windows" if sliding else f", {method}" if method in SCHEMES else ""),
         caption=f"Every {run.task.loss_unit} is scored once, in windows {laid}. {spread}; the dashed line marks the length "
         f"of the training windows.{floor}",
         alt=f"Line chart of {run.task.words} against window lengths of {lengths[0]} to {lengths[-1]} {run.task.unit}, one line "
@@ -122,7 +126,7 @@ def answers_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     over = "examples and seeds" if any(each.seeds > 1 for each in found) else "examples"
     rings = ", rings single seeds" if seeds else ""
     return Figure(
-        name=name_of(method),
+        name=name_of(run, method),
         title="Exact answers by length",
         caption="An answer counts when every symbol and its end are right, as the model writes it by itself, taking the "
         f"likeliest symbol each time. Bands are 95% intervals over {over}{rings}; the dashed line marks the longest training "

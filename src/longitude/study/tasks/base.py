@@ -134,6 +134,10 @@ class Task(ABC):
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
         """Rows, and for each length and method a table `of.per_document`."""
 
+    def left_out(self, of: Measuring) -> str | None:
+        """Which methods have no meaning for a model, in words that follow its label; None where all have."""
+        return None
+
     def measured_tokens(self, config: StudyConfig) -> int:
         """Work of measuring a model, in tokens read, for the progress bar."""
         passes = 3 if "sliding" in config.methods else 1

@@ -2,14 +2,23 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count, product
+from typing import Any
 
 import pandas as pd
 
 from longitude.measure import DocumentLosses, Row, default_bins, losses_by_length
-from longitude.study.config import StudyConfig
+from longitude.positions.scaling import Scaling
+from longitude.report.wording import and_
+from longitude.study.config import StudyConfig, listed
 from longitude.study.data import Examples, StudyData, Windows
 from longitude.study.results import FIRST, LAST
-from longitude.study.tasks.base import Measuring, Task, register_task, sampler_of
+from longitude.study.schemes import CANDIDATES, SCHEMES, TOKENS, extended, extends, searched, windows_of
+from longitude.study.tasks.base import Measuring, OnProgress, Task, register_task, sampler_of
+from longitude.study.train import model_config
+
+WHO = dict.fromkeys(SCHEMES, "rope and mrope") | {"linear": "rope, mrope, sinusoidal and learned"}
+"""Encodings that a scheme extends."""
 
 
 @register_task("text")
@@ -17,19 +26,39 @@ class Text(Task):
     """The next byte or token of a text, from those before it: bits per byte of held-out text."""
 
     metric, words, loss_unit = "bits_per_byte", "bits per byte", "byte"
-    methods = ("non-overlapping", "sliding", "per-position")
+    methods = ("non-overlapping", "sliding", "per-position", *SCHEMES)
     tokenized = True
     ngrams = (2, 3)
 
+    def prepare(self, config: StudyConfig) -> StudyData:
+        schemes = schemes_of(config)
+        if schemes and config.positions != "contiguous":
+            raise ValueError(
+                f"--methods {schemes[0]} extends models that were trained at contiguous positions, and --positions is "
+                f"{config.positions}; leave one of them out"
+            )
+        configs = {label: model_config(config, label) for label in config.encodings}
+        for scheme in schemes:
+            if not any(extends(each, scheme, config.train_length) for each in configs.values()):
+                raise ValueError(
+                    f"--methods {scheme} extends {WHO[scheme]} that are not scaled yet, and none of --encodings is such, got "
+                    f"{listed(config.encodings)}; add rope, or leave the method out"
+                )
+        data = super().prepare(config)
+        if "longrope" in schemes:
+            for length in beyond(config):
+                windows_of(data.apart, length)  # refuses a selection text that is too short
+        return data
+
     def examples(self, config: StudyConfig, data: StudyData, seed: int) -> Examples:
-        count = config.steps * config.batch_size
-        return Windows(data.training, config.train_length, count, seed, sampler_of(config))
+        examples = config.steps * config.batch_size
+        return Windows(data.training, config.train_length, examples, seed, sampler_of(config))
 
     def selection(self, config: StudyConfig, data: StudyData) -> Examples:
         return Windows(data.selection, config.train_length, len(data.selection), 0)
 
     def measure(self, of: Measuring) -> tuple[list[Row], list[pd.DataFrame]]:
-        losses = self.losses(of) if of.lengths else []
+        losses = self.losses(of)
         rows = [replace(each.row(**of.labels), metric=self.metric) for each in losses]
         whole = [each for each in losses if each.position_from is None]
         tables = [
@@ -51,18 +80,72 @@ class Text(Task):
 
     def losses(self, of: Measuring) -> list[DocumentLosses]:
         """Sums over each validation document, by length and method, and by position of the windows of every length."""
-        bins = {length: default_bins(length) for length in of.lengths}
-        if (trained := of.config.train_length) in bins:
-            quarter = max(1, trained // 4)
-            bins[trained] = sorted({*bins[trained], quarter, trained - quarter})
-        return losses_by_length(
-            of.model,
-            of.data.validation,
-            lengths=of.lengths,
-            methods=of.config.methods,
-            stride=of.config.stride,
-            span=of.config.test_lengths[-1],
-            token_bytes=of.data.token_bytes or 1,
-            bins=bins,
-            progress=of.on_progress,
-        )
+        config, trained = of.config, of.config.train_length
+        plain = [method for method in config.methods if method not in SCHEMES]
+        schemes = [scheme for scheme in schemes_of(config) if extends(of.model.config, scheme, trained)]
+        parts = 1 + len(schemes) * len(config.test_lengths) + len(beyond(config)) * ("longrope" in schemes)
+        part = count()
+
+        def progress() -> OnProgress:
+            i = next(part)
+            return lambda done, total: of.on_progress(i * total + done, parts * total)
+
+        found = []
+        if plain and of.lengths:
+            found += losses_by_length(
+                of.model,
+                methods=plain,
+                lengths=of.lengths,
+                stride=config.stride,
+                bins=bins_of(of),
+                progress=progress(),
+                **same(of),
+            )
+        for scheme, length in product(schemes, config.test_lengths):
+            how: str | Scaling = scheme
+            if scheme == "longrope" and length > trained:
+                how = searched(of.model, of.data.apart, trained, length, progress())
+            model = extended(of.model, how, trained, length)
+            [windows] = losses_by_length(
+                model, methods=["non-overlapping"], lengths=[length], progress=progress(), **same(of)
+            )
+            found.append(replace(windows, method=scheme))
+        return found
+
+    def left_out(self, of: Measuring) -> str | None:
+        trained = of.config.train_length
+        not_by = [scheme for scheme in schemes_of(of.config) if not extends(of.model.config, scheme, trained)]
+        return f"is not extended by {and_(not_by)}" if not_by else None
+
+    def measured_tokens(self, config: StudyConfig) -> int:
+        schemes = len(schemes_of(config)) * config.documents * config.longest * len(config.test_lengths)
+        search = CANDIDATES * TOKENS * len(beyond(config)) if "longrope" in config.methods else 0
+        return super().measured_tokens(config) + schemes + search
+
+
+def schemes_of(config: StudyConfig) -> list[str]:
+    """The methods that extend a model."""
+    return [method for method in config.methods if method in SCHEMES]
+
+
+def beyond(config: StudyConfig) -> list[int]:
+    """The tested lengths that a model has to be extended for."""
+    return [length for length in config.test_lengths if length > config.train_length]
+
+
+def same(of: Measuring) -> dict[str, Any]:
+    """Arguments of `losses_by_length` that make every length and method score the same tokens."""
+    return {
+        "documents": of.data.validation,
+        "span": of.config.test_lengths[-1],
+        "token_bytes": of.data.token_bytes or 1,
+    }
+
+
+def bins_of(of: Measuring) -> dict[int, list[int]]:
+    """Edges of positions in windows of each length; at the training length with the quarters."""
+    bins = {length: default_bins(length) for length in of.lengths}
+    if (trained := of.config.train_length) in bins:
+        quarter = max(1, trained // 4)
+        bins[trained] = sorted({*bins[trained], quarter, trained - quarter})
+    return bins

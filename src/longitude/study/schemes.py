@@ -1,0 +1,139 @@
+"""Trained models at more positions than they were trained on, without training: their positions scaled.
+
+`linear` interpolates positions: of rotary encodings and sinusoids they are divided by the factor, a learned table is
+stretched. The other schemes change the frequencies of rotary pairs; the factors of `longrope` are searched for on text that no
+model is measured on.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.extend.evolution import Bounds, evolve
+from longitude.extend.factors import Candidate, RotaryPairs
+from longitude.extend.methods import scheme_of
+from longitude.measure import losses_by_length
+from longitude.positions.scaling import Scaling
+
+SCHEMES = ("linear", "ntk", "yarn", "longrope")
+"""Ways to measure: the names of lg.scaling."""
+CANDIDATES = 64
+"""Lists of factors that a search tries at each length; the published one tries 1344."""
+WINDOWS, TOKENS = 4, 8192
+"""What each is tried on: as many windows of that length as hold these tokens, and at least so many."""
+Spec = Mapping[str, Any]
+
+
+def extends(config: Any, scheme: str, original: int) -> bool:
+    """Whether a scheme extends a model with this LongitudeConfig, trained at `original` positions.
+
+    Of its encodings it must take all that know the positions of training alone, and there must be one.
+    """
+    bounded = [spec for specs in config.layer_specs() for spec in specs if _bounded(spec)]
+    return bool(bounded) and all(_takes(spec, scheme, original) for spec in bounded)
+
+
+def _bounded(spec: Spec) -> bool:
+    return "scaling" in spec or spec["name"] in ("sinusoidal", "learned")
+
+
+def _takes(spec: Spec, scheme: str, original: int) -> bool:
+    """A table takes linear alone, where all its rows were trained; what is scaled already takes nothing."""
+    if spec["name"] == "sinusoidal":
+        return scheme == "linear" and spec["factor"] == 1
+    if spec["name"] == "learned":
+        return scheme == "linear" and spec["beyond"] == "error" and spec["max_length"] == original
+    return spec["scaling"] is None
+
+
+def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> Any:
+    """A model of the same weights at `length` positions, trained at `original`; at no more than these the model itself.
+
+    Args:
+        model: Of longitude.models.
+        scheme: "linear", or for rotary encodings any scheme of lg.scaling that needs no more than a factor; or one as it is.
+        original: Positions of its training.
+        length: Positions that it is to have.
+    """
+    if length <= original:
+        return model
+    factor = length / original
+
+    def scaled(spec: Spec) -> dict[str, Any]:
+        if spec["name"] == "sinusoidal":
+            return {**spec, "factor": factor}
+        if spec["name"] == "learned":
+            return {**spec, "beyond": "interpolate", "length": length}
+        if "scaling" in spec:
+            chosen = scheme_of(scheme, factor, original) if isinstance(scheme, str) else scheme
+            return {**spec, "scaling": chosen.as_dict()}
+        return dict(spec)
+
+    config = copy.deepcopy(model.config)
+    if config.encodings is not None:
+        config.encodings = [config.resolve([*map(scaled, specs)], i) for i, specs in enumerate(config.layer_specs())]
+    else:
+        config.encoding = config.resolve([*map(scaled, config.layer_specs()[0])])
+    with torch.random.fork_rng():
+        other = type(model)(config)
+    other.load_state_dict(model.state_dict())
+    torch.nn.Module.to(other, next(model.parameters()).device)
+    return other.train(model.training)
+
+
+def searched(
+    model: Any,
+    documents: Sequence[Tensor],
+    original: int,
+    length: int,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Scaling:
+    """LongRoPE's factors for `length`, by the evolution of `longitude extend --method longrope`, of `CANDIDATES` in all.
+
+    It begins with the other schemes, and ends with the candidate of the lowest loss in windows of `length` tokens of the
+    documents. The same arguments give the same factors.
+
+    Args:
+        model: With rotary encodings.
+        documents: int64 [n], some of length + 1 or more; none of those that are measured.
+        original: Positions of its training.
+        length: Tokens of a window.
+        on_progress: Called with the candidates that were tried, and all of them.
+    """
+    specs = (spec for specs in model.config.layer_specs() for spec in specs if "scaling" in spec)
+    spec = next(specs)
+    pairs = RotaryPairs(spec["base"], spec["rotary_dim"] or spec["head_dim"], original, length)
+    windows = windows_of(documents, length)
+    tried = 0
+
+    def loss(candidate: Candidate) -> float:
+        nonlocal tried
+        other = extended(model, pairs.longrope(candidate), original, length)
+        [found] = losses_by_length(other, windows, lengths=[length], methods=["non-overlapping"])
+        tried += 1
+        on_progress(tried, CANDIDATES)
+        nats = float(found.nats.sum())
+        return nats if math.isfinite(nats) else math.inf
+
+    bounds = Bounds(low=1.0, high=1.25 * pairs.factor)
+    losses = evolve([*pairs.starts().values()], bounds, loss, CANDIDATES, Random(0))
+    return pairs.longrope(min(losses, key=losses.__getitem__))
+
+
+def windows_of(documents: Sequence[Tensor], length: int) -> list[Tensor]:
+    """[length + 1] each, as far from each other as they can be. ValueError where no document holds one."""
+    each = [(document, i) for document in documents for i in range((len(document) - 1) // length)]
+    if not each:
+        longest = max(map(len, documents), default=0)
+        raise ValueError(
+            f"--methods longrope: expected selection text of {length + 1} tokens in a document, got {longest}; leave it out, or "
+            "give a longer text"
+        )
+    count = min(len(each), max(WINDOWS, TOKENS // length))
+    places = [each[i * len(each) // count] for i in range(count)]
+    return [document[i * length : (i + 1) * length + 1] for document, i in places]

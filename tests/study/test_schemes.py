@@ -1,0 +1,234 @@
+"""Trained models measured past their training length with scaled positions: the laws of that, and what is refused."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from longitude.extend.learned_table import stretched
+from longitude.measure import losses_by_length, read_rows
+from longitude.positions.absolute import Sinusoidal
+from longitude.study import schemes
+from longitude.study.plan import plan
+from longitude.study.results import read_run
+from longitude.study.run_trial import TrialRun
+from longitude.study.schemes import SCHEMES, extended, extends, searched, windows_of
+from longitude.study.tasks.base import task_of
+from longitude.study.train import build_model, model_config
+from tests.study.conftest import NUMBERS, TINY, run, trial_at
+
+TOKENS = torch.randint(0, 256, (2, 48), generator=torch.Generator().manual_seed(0))
+BY_ALL = replace(TINY, encodings=("rope", "sinusoidal", "learned", "alibi"), methods=("non-overlapping", *SCHEMES))
+
+
+def logits(model, length=48):
+    with torch.no_grad():
+        return model.eval()(input_ids=TOKENS[:, :length]).logits
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """A search of few candidates on little text."""
+    monkeypatch.setattr(schemes, "CANDIDATES", 12)
+    monkeypatch.setattr(schemes, "TOKENS", 64)
+
+
+@pytest.mark.parametrize("label", ["rope", "rope:base=500", "rope+alibi", "mrope:sections=2,1,1"])
+@pytest.mark.parametrize("scheme", ["linear", "ntk", "yarn"])
+def test_a_scheme_as_a_method_is_the_model_of_the_scheme_s_label(label, scheme):
+    trained = build_model(TINY, label, 0)
+    own = "" if scheme != "yarn" else ",original_max_length=16"
+    first, plus, rest = label.partition("+")
+    options = f"{first}{',' if ':' in first else ':'}scaling={scheme},factor=3{own}{plus}{rest}"
+    built = build_model(TINY, options, 1)
+    assert not torch.equal(logits(built), logits(trained))
+    built.load_state_dict(trained.state_dict())
+    torch.testing.assert_close(logits(extended(trained, scheme, 16, 48)), logits(built), rtol=0, atol=0)
+    assert (logits(built) - logits(trained)).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("label", ["rope", "sinusoidal", "learned"])
+@pytest.mark.parametrize("scheme", ["linear", "ntk", "yarn"])
+def test_up_to_the_training_length_it_is_the_model_itself(label, scheme):
+    model = build_model(TINY, label, 0)
+    assert extended(model, scheme, 16, 16) is extended(model, scheme, 16, 8) is model
+
+
+def test_the_model_stays_as_it_was():
+    model = build_model(TINY, "learned", 0)
+    before, state = logits(model, 16), torch.get_rng_state()
+    extended(model, "linear", 16, 48)
+    assert torch.equal(logits(model, 16), before) and torch.equal(torch.get_rng_state(), state)
+
+
+def test_interpolated_sinusoids_are_those_of_positions_over_the_factor():
+    plain, positions = Sinusoidal(8), torch.arange(12)
+    codes = Sinusoidal(8, factor=3).table(positions)
+    torch.testing.assert_close(codes[::3], plain.table(positions[:4]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(codes, plain.table(positions / 3), rtol=0, atol=1e-6)
+    model = build_model(TINY, "sinusoidal", 0)
+    [own] = extended(model, "linear", 16, 48).model.encodings
+    zeros = torch.zeros(1, 48, 16)
+    torch.testing.assert_close(
+        own.embed(zeros, torch.arange(48))[0, ::3], Sinusoidal(16).embed(zeros, torch.arange(48))[0, :16]
+    )
+
+
+def test_interpolated_tables_are_those_of_longitude_extend():
+    model = build_model(TINY, "learned", 0)
+    [own] = extended(model, "linear", 16, 48).model.encodings
+    expected = stretched(model.model.encodings[0].table.detach(), 0, 48)
+    torch.testing.assert_close(own.codes(torch.arange(48)), expected, rtol=0, atol=0)
+
+
+def test_each_layer_that_rotates_is_scaled():
+    model = build_model(replace(TINY, layers=2), "rope+attention+mamba", 0)
+    assert extends(model.config, "yarn", 16)
+    assert extended(model, "yarn", 16, 48).model.encodings[0].scaling.factor == 3
+
+
+@pytest.mark.parametrize(
+    ("label", "by"),
+    [
+        ("rope", SCHEMES),
+        ("rope+alibi", SCHEMES),
+        ("sinusoidal", ("linear",)),
+        ("learned", ("linear",)),
+        ("sinusoidal+rope", ("linear",)),
+        ("alibi", ()),
+        ("mamba", ()),
+        ("sinusoidal:factor=2", ()),
+        ("rope:scaling=linear,factor=2", ()),
+        ("learned:beyond=clamp", ()),
+        ("learned:max_length=32", ()),
+    ],
+)
+def test_what_is_extended_by_which(label, by):
+    config = model_config(TINY, label)
+    assert [scheme for scheme in SCHEMES if extends(config, scheme, 16)] == [*by]
+
+
+# ---- searched factors ------------------------------------------------------------------------------------------------
+
+
+def test_searched_factors_are_no_worse_than_any_start_and_repeat(data):
+    model = build_model(TINY, "rope", 0)
+    found = searched(model, data.apart, 16, 48)
+    assert found == searched(model, data.apart, 16, 48)
+    windows = windows_of(data.apart, 48)
+
+    def nats(scheme):
+        [of] = losses_by_length(extended(model, scheme, 16, 48), windows, lengths=[48], methods=["non-overlapping"])
+        return of.nats.sum()
+
+    assert nats(found) <= min(map(nats, ("linear", "ntk", "yarn"))) * (1 + 1e-6)
+
+
+def test_the_search_reads_selection_text_alone(data, monkeypatch):
+    """Its windows are those that the selection windows of the study were cut from; they and no others are read."""
+    selection = b"".join(window[:-1].tobytes() for window in data.selection)
+    read = []
+    monkeypatch.setattr(schemes, "losses_by_length", lambda model, windows, **_: read.extend(windows) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        searched(build_model(TINY, "rope", 0), data.apart, 16, 48)
+    assert read and all(bytes(window[:-1].tolist()) in selection for window in read)
+
+
+# ---- in a study ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """A study measured plainly first; the schemes are added when its models are there."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(schemes, "CANDIDATES", 12)
+        patches.setattr(schemes, "TOKENS", 64)
+        patches.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+        path = tmp_path_factory.mktemp("study") / "run"
+        run(replace(BY_ALL, methods=("non-overlapping",)), path)
+        trained = {each: each.stat().st_mtime_ns for each in path.glob("cells/*/model.safetensors")}
+        outcome, _ = run(BY_ALL, path)
+        assert outcome.complete and trained == {each: each.stat().st_mtime_ns for each in trained}
+    return path
+
+
+def test_rows_of_a_study_that_was_given_schemes(study):
+    rows = read_rows(study / "results.parquet")
+    measured = {label: {*of["method"]} for label, of in rows.groupby("label")}
+    assert measured == {
+        "rope": {"non-overlapping", *SCHEMES},
+        "sinusoidal": {"non-overlapping", "linear"},
+        "learned": {"non-overlapping", "linear"},
+        "alibi": {"non-overlapping"},
+    }
+    assert len({*rows["count"]}) == len({*rows["tokens"]}) == 1  # the same tokens everywhere
+    at = rows.set_index(["label", "method", "length"])["value"]
+    for scheme in SCHEMES:
+        assert at["rope", scheme, 16] == at["rope", "non-overlapping", 16]
+    assert len({at["rope", scheme, 48] for scheme in ("non-overlapping", "linear", "ntk", "yarn")}) == 4
+    assert ("learned", "non-overlapping", 48) not in at.index and ("learned", "linear", 48) in at.index
+
+
+def test_a_value_is_that_of_the_extended_model(study, data):
+    [trial] = read_run(study).of("rope")
+    model = task_of("text").model.from_pretrained(trial.folder)
+    [of] = losses_by_length(
+        extended(model, "yarn", 16, 32),
+        data.validation,
+        lengths=[32],
+        methods=["non-overlapping"],
+        span=48,
+        token_bytes=1,
+    )
+    rows = read_rows(study / "results.parquet").set_index(["label", "method", "length"])["value"]
+    assert rows["rope", "yarn", 32] == pytest.approx(of.row().value, rel=1e-6)
+
+
+def test_what_a_label_was_not_measured_by_is_in_its_status(study):
+    reasons = {trial.label: trial.reason for trial in read_run(study).trials}
+    assert reasons == {
+        "rope": None,
+        "sinusoidal": "sinusoidal is not extended by ntk, yarn and longrope",
+        "learned": "learned is not extended by ntk, yarn and longrope; learned has no positions from 16 on, so it was not "
+        "measured at 32, 48 but by linear",
+        "alibi": "alibi is not extended by linear, ntk, yarn and longrope",
+    }
+
+
+def test_a_trial_that_was_killed_in_its_search_ends_alike(study, data, tmp_path, monkeypatch):
+    """What is searched for depends on the model and the text, on nothing before."""
+    config = replace(BY_ALL, encodings=("rope",))
+    trial = trial_at(tmp_path, "rope", 0, config)
+    with monkeypatch.context() as patches:
+        patches.setattr(schemes, "evolve", lambda *arguments: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            TrialRun(config, trial, data).run()
+    assert TrialRun(config, trial, data).run().status == "done"
+    [other] = read_run(study).of("rope")
+    assert (trial.folder / "documents.parquet").read_bytes() == (other.folder / "documents.parquet").read_bytes()
+
+
+@pytest.mark.usefixtures("numbers")
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (
+            {"encodings": ("alibi", "none"), "methods": ("linear",)},
+            "none of --encodings is such, got alibi none; add rope",
+        ),
+        (
+            {"encodings": ("sinusoidal",), "methods": ("non-overlapping", "yarn")},
+            "--methods yarn extends rope and mrope",
+        ),
+        ({"encodings": ("rope",), "methods": ("yarn",), "positions": "randomized"}, "--positions is randomized"),
+        ({"encodings": ("rope",), "methods": ("yarm",)}, "yarn"),
+    ],
+)
+def test_refusals(options, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        plan(replace(TINY, **options), tmp_path)
+
+
+def test_a_selection_text_without_a_window_is_refused():
+    with pytest.raises(ValueError, match=r"expected selection text of 49 tokens in a document, got 48"):
+        windows_of([torch.arange(48)], 48)
