@@ -219,7 +219,7 @@ class TrialRun:
         rows, tables = self.task.measure(of)
         left_out = [f"{trial.label} {words}" for words in [self.task.left_out(of)] if words]
         if missing:
-            others = and_(list(dict.fromkeys(row.method for row in rows if row.length in missing)))
+            others = and_(list(dict.fromkeys(row.method or "" for row in rows if row.length in missing)))
             at = ", ".join(map(str, missing)) + (f" but by {others}" if others else "")
             left_out.append(f"{trial.label} has no positions from {limit} on, so it was not measured at {at}")
         rows += [row for table in tables for row in rows_by_distance(table, self.task.metric, labels)]
