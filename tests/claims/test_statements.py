@@ -10,7 +10,9 @@ from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Claim,
 from longitude.claims.evidence import Evidence, Measured
 from longitude.claims.verdicts import seeds_to_decide, verdict_of, what_decides
 from longitude.measure.intervals import Interval
+from longitude.study.config import StudyConfig
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, estimated
+from longitude.study.record import read_study
 from tests.study.conftest import write_answers, write_run
 
 BOUNDS = {"below": (-math.inf, 1.0), "above": (1.0, math.inf), "within": (-1.0, 1.0)}
@@ -64,6 +66,14 @@ def test_no_seeds_decide_where_the_mean_is_the_limit_or_the_text_decides(estimat
 
 
 # ---- of studies ------------------------------------------------------------------------------------------------------
+class MadeUp(Evidence):
+    """Of studies that no preset has, as they were run."""
+
+    def _expected(self, study):
+        saved = read_study(self.root / study)
+        return StudyConfig.of(saved["configuration"]) if saved else StudyConfig()
+
+
 def at(label, length, study="text"):
     return Measured(study, label, length)
 
@@ -80,7 +90,7 @@ def evidence(tmp_path_factory):
     write_run(root / "text", text | {"learned": (2.66, None, None, None, None)}, seeds=(0, 1, 2))
     shares = {"rope": ((1.0, 0.99, 1.0),) * 2 + ((0.0, 0.01, 0.02),) * 2, "t5": ((1.0, 1.0, 0.99),) * 4}
     write_answers(root / "reverse", shares, seeds=(0, 1, 2))
-    return Evidence(root)
+    return MadeUp(root)
 
 
 @pytest.mark.parametrize(
@@ -140,21 +150,21 @@ def test_lengths_are_no_pairs_of_examples_nor_are_other_documents(evidence, tmp_
         (path / "study.json").write_text((path / "study.json").read_text().replace("ab" * 32, digest * 32))
         for trial in path.glob("cells/*/trial.json"):
             trial.write_text(trial.read_text().replace("ab" * 32, digest * 32))
-    outcome = statements.more_accurate(at("t5", 8, "one"), at("t5", 8, "other")).outcome(Evidence(tmp_path))
+    outcome = statements.more_accurate(at("t5", 8, "one"), at("t5", 8, "other")).outcome(MadeUp(tmp_path))
     assert outcome.verdict is None and "other documents" in outcome.remark
 
 
 def test_what_training_never_used_holds_nowhere(tmp_path):
     states = {("fire", seed): {"untrained": "never used one part"} for seed in (0, 1, 2)}
     write_run(tmp_path / "text", {"fire": (2.6,) * 5}, states, seeds=(0, 1, 2))
-    outcome = statements.holds(at("fire", 4096), at=256).outcome(Evidence(tmp_path))
+    outcome = statements.holds(at("fire", 4096), at=256).outcome(MadeUp(tmp_path))
     assert outcome.verdict == UNCLEAR and outcome.remark == "fire never used one part"
 
 
 def test_a_seed_that_is_missing_is_waited_for(tmp_path):
     states = {("alibi", 2): {"status": "failed"}}
     write_run(tmp_path / "text", {"alibi": (2.6,) * 5}, states, seeds=(0, 1, 2))
-    outcome = statements.holds(at("alibi", 4096), at=256).outcome(Evidence(tmp_path))
+    outcome = statements.holds(at("alibi", 4096), at=256).outcome(MadeUp(tmp_path))
     assert outcome.verdict is None and outcome.remark == "alibi of study text: 2 of 3 seeds were run"
 
 

@@ -91,3 +91,9 @@ def test_a_plan_counts_the_parameters_of_the_run_and_writes_nothing(tmp_path):
     assert status.training_seconds is not None
     print(f"training {cost.training_seconds / status.training_seconds:.2f}")
     assert not (tmp_path / "none").exists()
+
+
+def test_a_plan_leaves_out_the_lengths_that_a_study_leaves_out(tmp_path):
+    """A learned table ends at the training length."""
+    [cost] = costs(plan(replace(TINY, encodings=("learned",)), tmp_path / "run"))
+    assert cost.training_seconds > 0 and cost.measuring_seconds > 0

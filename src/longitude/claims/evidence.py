@@ -4,13 +4,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from longitude.claims.protocol import SERIES, differs, given_options, preset_of
 from longitude.runs.files import read_json
 from longitude.study.analysis import CRITERIA
+from longitude.study.config import StudyConfig
 from longitude.study.criterion import Criterion
+from longitude.study.kept import ROWS, is_kept, read_kept
+from longitude.study.record import read_study
 from longitude.study.results import Run, Sums, read_run
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 """Of the benches, in a checkout of the repository."""
+KEPT = RESULTS / "claims"
+"""Of the studies of the series, there."""
 
 
 class NotRun(Exception):
@@ -40,23 +46,36 @@ class Evidence:
     """The studies of a folder, read when they are asked for.
 
     Args:
-        root: The folder; a study of the series is its folder of that name.
+        root: The folder; a study of the series is its folder of that name, with or without its models.
     """
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root, self.options = root, given_options(root)
         self.criterion = cache(self._criterion)
+        self.expected = cache(self._expected)
+
+    def _expected(self, study: str) -> StudyConfig:
+        """By which options a study must have been run."""
+        return preset_of(study, self.options)
 
     def run(self, study: str) -> Run:
         """A study. NotRun where it is not there."""
         return self.criterion(study).run
 
     def _criterion(self, study: str) -> Criterion:
-        """What judges a study."""
-        path = self.root / study
-        if not (path / "results.parquet").exists():
+        """What judges a study. ValueError where it was run by other options than its preset has."""
+        path, config = self.root / study, self.expected(study)
+        saved = read_study(path)
+        if saved is None:
             raise NotRun(f"study {study} was not run")
-        run = read_run(path)
+        if why := differs(config, saved):
+            raise ValueError(
+                f"{path} holds results of another protocol: they were run with {why}, as --preset {SERIES}/{study} has it; "
+                f"run it again, or leave this study out of {self.root}"
+            )
+        if not (path / ROWS).exists():
+            raise NotRun(f"no model of study {study} was measured yet")
+        run = read_kept(path) if is_kept(path) else read_run(path)
         return CRITERIA[run.task.kind](run)
 
     def bench(self, name: str) -> dict[str, Any]:
@@ -71,10 +90,10 @@ class Evidence:
         """What the metric of a label at a length is computed from, of all its seeds. NotRun where one is missing."""
         criterion = self.criterion(of.study)
         run = criterion.run
-        waiting = [trial for trial in run.of(of.label) if trial.status not in ("done", "diverged")]
-        if waiting or not run.of(of.label):
-            total = len(run.of(of.label))
-            raise NotRun(f"{of.label} of study {of.study}: {total - len(waiting)} of {total} seeds were run")
+        ended = {trial.seed for trial in run.of(of.label) if trial.status in ("done", "diverged")}
+        seeds = {*self.expected(of.study).seeds} | {trial.seed for trial in run.of(of.label)}
+        if ended != seeds:
+            raise NotRun(f"{of.label} of study {of.study}: {len(ended)} of {len(seeds)} seeds were run")
         sums = criterion.sums(of.label, of.length, of.method or run.methods[0])
         if sums is None:
             why = next((trial.reason for trial in run.of(of.label) if trial.reason), "no seed has a value there")

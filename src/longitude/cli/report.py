@@ -1,5 +1,6 @@
 """`longitude report`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,9 +26,8 @@ def report(
     """
     if not run:
         raise ValueError("expected the directory of a study, or several: longitude report runs/study")
-    if len(run) == 1 and holds_claims(run[0]):
-        return claims(run[0])
-    for each in run:
+    claims = len(run) == 1 and holds_claims(run[0])
+    for each in () if claims else run:
         if not (each / "study.json").is_file():
             raise ValueError(
                 f"{each} holds no study: expected a directory with study.json, as `longitude study` writes"
@@ -35,6 +35,8 @@ def report(
     if json + csv + markdown > 1:
         raise ValueError("--json, --csv and --markdown are three forms of one output; choose one")
     first, *others = run
+    if claims:
+        return judge(first, (), json, csv, markdown)
     if others:
         return compare(run, json, csv, markdown)
     if not (csv or markdown):
@@ -55,15 +57,21 @@ def holds_claims(root: Path) -> bool:
     return not (root / "study.json").is_file() and any((root / name / "study.json").is_file() for name in names)
 
 
-def claims(root: Path) -> int:
-    """Print the claims with their verdicts."""
+def judge(root: Path, claims: Sequence[str] = (), json: bool = False, csv: bool = False, markdown: bool = False) -> int:
+    """Print claims with their verdicts on the studies of a folder; by default all."""
     from longitude.claims.base import claims_of
     from longitude.claims.evidence import Evidence
-    from longitude.claims.tables import table
+    from longitude.claims.tables import frame, table
     from longitude.report.table import show as display
 
     evidence = Evidence(root)
-    display(table([claim.judged(evidence) for claim in claims_of(())]))
+    judged = [claim.judged(evidence) for claim in claims_of(claims)]
+    if json:
+        print_json(frame(judged))
+    elif csv:
+        print(frame(judged).to_csv(index=False), end="")
+    else:
+        display(table(judged))
     return DONE
 
 

@@ -19,7 +19,7 @@ from longitude.runs.memory import training_memory
 from longitude.study.budget import flops_per_token, on_meta, tokens_read
 from longitude.study.plan import StudyPlan
 from longitude.study.tasks.base import Measuring, task_of
-from longitude.study.train import build_model, train
+from longitude.study.train import build_model, measurable, train
 from longitude.study.trial import Trial
 
 STEPS = 6
@@ -130,7 +130,8 @@ def _calibrated(planned: StudyPlan, label: str, steps: int) -> tuple[float, floa
     read = (short.documents, config.documents) if task.generated else _sizes(data, planned.data)
     labels = {"task": config.task, "model": label, "encoding": label, "label": label, "seed": trial.seed}
     begun = time.perf_counter()
-    task.measure(Measuring(model, short, data, config.test_lengths, labels, lambda done, total: None))
+    _, lengths = measurable(model, config)
+    task.measure(Measuring(model, short, data, lengths, labels, lambda done, total: None))
     measuring = (time.perf_counter() - begun) * read[1] / read[0]
     return per_step[len(per_step) // 2] * steps, measuring
 

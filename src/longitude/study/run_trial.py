@@ -12,7 +12,6 @@ import torch
 import transformers
 
 from longitude.measure import write_rows
-from longitude.positions.base import Encoding
 from longitude.report.wording import and_
 from longitude.runs.device import device_of
 from longitude.runs.files import atomic, out_of_space, read_json, remove_unfinished, write_json
@@ -25,7 +24,16 @@ from longitude.study.results import NOTHING_MEASURED
 from longitude.study.resume import drop_unfinished
 from longitude.study.tasks.base import Measuring, OnProgress, Task, rows_by_distance, task_for
 from longitude.study.tokens import reader
-from longitude.study.train import UNTRAINED, build_model, recipe, remove_checkpoints, save, selection_loss, train
+from longitude.study.train import (
+    UNTRAINED,
+    build_model,
+    measurable,
+    recipe,
+    remove_checkpoints,
+    save,
+    selection_loss,
+    train,
+)
 from longitude.study.trial import Status, Trial
 
 KEPT = ("selection", "untrained", "parameters", "training_seconds")
@@ -198,10 +206,7 @@ class TrialRun:
     def measure(self, model: Any, on_progress: OnProgress) -> tuple[bool, str | None]:
         """Write results.parquet and documents.parquet. Returns whether all is finite, and what could not be measured."""
         config, trial = self.config, self.trial
-        limit = min(
-            (m.max_length for m in model.modules() if isinstance(m, Encoding) and m.max_length), default=math.inf
-        )
-        lengths = [length for length in config.test_lengths if self.task.positions(length) <= limit]
+        limit, lengths = measurable(model, config)
         missing = [length for length in config.test_lengths if length not in lengths]
         labels = {
             "task": config.task,

@@ -22,6 +22,7 @@ from longitude.hf import Trainer
 from longitude.measure.windows import evaluating
 from longitude.models import LongitudeConfig
 from longitude.models.loss import IGNORED
+from longitude.positions.base import Encoding
 from longitude.runs.distributed import everywhere, mean, processes, wait_for_others
 from longitude.runs.files import flush, write_json
 from longitude.study.config import StudyConfig
@@ -83,6 +84,13 @@ def build_model(config: StudyConfig, label: str, seed: int) -> Any:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         return task_of(config.task).model(shape)
+
+
+def measurable(model: Any, config: StudyConfig) -> tuple[float, list[int]]:
+    """How many positions a model has, and the lengths of a study that it can be measured at."""
+    limit = min((m.max_length for m in model.modules() if isinstance(m, Encoding) and m.max_length), default=math.inf)
+    positions = task_of(config.task).positions
+    return limit, [length for length in config.test_lengths if positions(length) <= limit]
 
 
 def train(

@@ -1,0 +1,59 @@
+"""By which options the studies of claims are run, and whether results are of these."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from longitude.runs.files import read_json
+from longitude.study.config import StudyConfig, listed, option
+from longitude.study.plan import checked
+from longitude.study.presets import of_preset
+from longitude.study.record import closed
+from longitude.study.train import recipe
+
+SERIES = "claims"
+"""The name of the preset, and the folder of the presets of its studies."""
+FILE = "series.json"
+"""In the folder of a series: the options that were given for all of its studies."""
+ELSEWHERE = ("device", "threads")
+"""Where a study ran, which is no part of its protocol."""
+MAY_BE_MORE = ("encodings", "seeds", "test_lengths", "methods")
+"""Of which a study may have more than its preset."""
+
+
+def preset_of(name: str, options: Mapping[str, Any]) -> StudyConfig:
+    """What a study of the series asks today, checked."""
+    return checked(replace(of_preset(f"{SERIES}/{name}"), **options))
+
+
+def given_options(root: Path) -> dict[str, Any]:
+    """The options that the studies of a folder were run with, beside those of their presets."""
+    found = (read_json(root / FILE) or {}).get("options", {})
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
+
+
+def differs(config: StudyConfig, study: Mapping[str, Any]) -> str | None:
+    """By what a study was not run as it would be today: "--steps 20, not 2000"; None where it was.
+
+    Args:
+        config: What it would be, checked.
+        study: Its study.json.
+    """
+    if why := closed(study):
+        return f"a release that {why}, not this one"
+    was, now = asdict(StudyConfig.of(study["configuration"])), asdict(config)
+    for name, value in now.items():
+        if name not in (*ELSEWHERE, *MAY_BE_MORE) and was[name] != value:
+            return f"{option(name)} {in_words(was[name])}, not {in_words(value)}"
+    before, today = study["recipe"], json.loads(json.dumps(recipe(config)))
+    for name in {**before, **today} if before else ():
+        if before.get(name) != today.get(name):
+            return f"{name} {in_words(before.get(name))}, not {in_words(today.get(name))}"
+    return None
+
+
+def in_words(value: Any) -> str:
+    """The value of an option; None: it was not given."""
+    return "as in the presets" if value is None else listed(value) if isinstance(value, tuple | list) else str(value)
