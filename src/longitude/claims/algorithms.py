@@ -39,8 +39,9 @@ register(
         claimed="Positions in training that are a random subset of a longer range help to generalise to longer inputs.",
         source="Ruoss et al. 2023, Randomized Positional Encodings Boost Length Generalization of Transformers",
         link="https://arxiv.org/abs/2305.16843",
-        protocol="There: 15 tasks, encoders, lengths to 40 with positions to 2,048, tested to 500; 12 points more on average. "
-        f"Here: copying by a decoder, words of up to 12 letters with positions to 128, judged at {LONGER}: whole words right.",
+        protocol="There: 15 tasks, encoders, lengths to 40 with positions to 2,048, tested to 500; 12 points more "
+        "on average. Here: copying by a decoder, words of up to 12 letters with positions to 128, judged at "
+        f"{LONGER}: whole words right.",
         statements=tuple(
             more_accurate(randomized(label, LONGER), copy(label, LONGER)) for label in ("sinusoidal", "rope", "alibi")
         ),
@@ -74,8 +75,8 @@ register(
         claimed="PaTH tracks a state with fewer layers than RoPE.",
         source="Yang et al. 2025, PaTH Attention",
         link="https://arxiv.org/abs/2505.16381",
-        protocol="There: the word problem of the group A5, by the number of layers that solve it. Here: that of the group of two "
-        "elements, parity, since models of this size do not learn A5 in minutes: 40 bits, 1,000 steps, width 64.",
+        protocol="There: the word problem of the group A5, by the number of layers that solve it. Here: that of the "
+        "group of two elements, parity, since models of this size do not learn A5 in minutes: 40 bits, 1,000 steps, width 64.",
         statements=(
             accuracy_above(parity("path", 40), SOLVED),
             accuracy_below(parity("rope", 40), SOLVED),

@@ -24,7 +24,7 @@ register(
         source="Vaswani et al. 2017, Attention Is All You Need, table 3, row E",
         link="https://arxiv.org/abs/1706.03762",
         protocol="There: translation, an encoder-decoder of 65 million parameters, sentences; results within a "
-        "tenth of a BLEU point. " + HERE,
+        f"tenth of a BLEU point. {HERE}",
         statements=(loss_within(text("sinusoidal", 128), text("learned", 128)),),
     )
 )
@@ -36,9 +36,8 @@ register(
         source=PRESS + ", sections 2 and B",
         link=PRESS_LINK,
         protocol="There: 247 million parameters, WikiText-103; trained at 512, the perplexity of sinusoids rises "
-        "from 18 to 204 at 1,024, in sliding windows. "
-        + HERE
-        + " The study refuses a learned table at lengths that it has no rows for.",
+        f"from 18 to 204 at 1,024, in sliding windows. {HERE} The study refuses a learned table at lengths that it "
+        "has no rows for.",
         statements=tuple(breaks(text("sinusoidal", length), at=128) for length in LENGTHS),
     )
 )
@@ -50,7 +49,7 @@ register(
         source=PRESS,
         link=PRESS_LINK,
         protocol="There: 247 million parameters, WikiText-103, trained at 512, tested to 10,000 tokens, about 20 "
-        "times as many; windows that do not overlap. " + HERE + " To 16 times.",
+        f"times as many; windows that do not overlap. {HERE} To 16 times.",
         statements=tuple(holds(text("alibi", length), at=128) for length in LENGTHS),
     )
 )
@@ -83,7 +82,7 @@ register(
         + PRESS,
         link="https://arxiv.org/abs/2306.15595",
         protocol="There: LLaMA of 7 billion parameters, trained at 2,048, perplexity 7.2 there and more than 1,000 "
-        "at 4,096 (PG-19, sliding windows). " + HERE,
+        f"at 4,096 (PG-19, sliding windows). {HERE}",
         statements=tuple(breaks(text("rope", length), at=128) for length in LENGTHS),
     )
 )
@@ -105,20 +104,21 @@ for name, number, base, size in (("small-base", "3b", 500, "smaller"), ("large-b
             ),
         )
     )
-register(
-    Claim(
-        name="clip",
-        number="7",
-        claimed="A bias that is clipped at a distance does not carry over to texts much longer than the clip.",
-        source="A chapter of a book on relative positions; Shaw et al. 2018, section 3.2, hoped for the opposite of clipping",
-        link="https://arxiv.org/abs/1803.02155",
-        protocol="There: no measurement. "
-        + HERE
-        + " One learned number per head and distance, clipped at 16 (16 to 128 times shorter "
-        "than the texts) and at 128, the training length.",
-        statements=tuple(breaks(text(f"clipped:max_distance={clip}", 2048), at=128) for clip in (16, 128)),
+for name, number, clip, where, how in (
+    ("clip-within", "7a", 16, "far below the training length", "Training shows every distance up to 8 times the clip."),
+    ("clip-at-length", "7b", 128, "at the training length", "Training shows no distance beyond the clip."),
+):
+    register(
+        Claim(
+            name=name,
+            number=number,
+            claimed=f"A bias that is clipped at a distance {where} does not carry over to texts much longer than the clip.",
+            source="A chapter of a book on relative positions; Shaw et al. 2018, section 3.2, hoped for the opposite",
+            link="https://arxiv.org/abs/1803.02155",
+            protocol=f"There: no measurement. {HERE} One learned number per head and distance, clipped at {clip}. {how}",
+            statements=(breaks(text(f"clipped:max_distance={clip}", 2048), at=128),),
+        )
     )
-)
 CHI = "Chi, Fan, Ramadge and Rudnicky 2022, KERPLE"
 register(
     Claim(
@@ -127,8 +127,8 @@ register(
         claimed="KERPLE's logarithmic bias predicts better than ALiBi past the training length, and holds.",
         source=CHI,
         link="https://arxiv.org/abs/2205.09921",
-        protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 16,384 tokens. "
-        + HERE,
+        protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 16,384 "
+        f"tokens. {HERE}",
         statements=(
             *(loss_below(text("kerple_log", length), text("alibi", length)) for length in LENGTHS),
             holds(text("kerple_log", 2048), at=128),
@@ -142,8 +142,8 @@ register(
         claimed="Sandwich, without parameters, predicts better than ALiBi at the longest texts, and holds.",
         source="Chi, Fan, Rudnicky and Ramadge 2023, Dissecting Transformer Length Extrapolation",
         link="https://arxiv.org/abs/2212.10356",
-        protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 8,192 tokens. "
-        + HERE,
+        protocol="There: 162 million parameters, trained at 512 on OpenWebText2, GitHub and ArXiv, tested to 8,192 "
+        f"tokens. {HERE}",
         statements=(
             loss_below(text("sandwich", 2048), text("alibi", 2048)),
             holds(text("sandwich", 2048), at=128),
@@ -158,7 +158,7 @@ register(
         source="Li et al. 2024, Functional Interpolation for Relative Positions Improves Long Context Transformers",
         link="https://arxiv.org/abs/2310.04418",
         protocol="There: 125 and 350 million parameters, trained at 2,048 on C4, tested to 8,192 tokens: 2.28 less "
-        "perplexity than the best other encoding. " + HERE,
+        f"perplexity than the best other encoding. {HERE}",
         statements=(
             *(loss_below(text("fire", length), text("alibi", length)) for length in (256, 512)),
             *(holds(text("fire", length), at=128) for length in (256, 512)),
@@ -172,8 +172,8 @@ register(
         claimed="The forget gate (FoX) holds perplexity past the training length.",
         source="Lin et al. 2025, Forgetting Transformer",
         link="https://arxiv.org/abs/2503.02130",
-        protocol="There: 760 million parameters, trained at 16,384 tokens of LongCrawl64, tested to 65,536, 4 times as many. "
-        + HERE,
+        protocol="There: 760 million parameters, trained at 16,384 tokens of LongCrawl64, tested to 65,536, 4 times "
+        f"as many. {HERE}",
         statements=tuple(holds(text("fox", length), at=128) for length in (256, 512)),
     )
 )

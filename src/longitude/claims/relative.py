@@ -16,7 +16,7 @@ register(
         source="Shaw, Uszkoreit and Vaswani 2018, Self-Attention with Relative Position Representations, section 4.3",
         link="https://arxiv.org/abs/1803.02155",
         protocol="There: translation (WMT 2014), 6 + 6 layers of width 512, clipped at 16: keys alone may be "
-        "enough, one run each. " + HERE,
+        f"enough, one run each. {HERE}",
         statements=(loss_at_most(text("shaw:values=false", 128), text("shaw", 128)),),
     )
 )
@@ -27,7 +27,7 @@ register(
         claimed="One learned number per head and distance (T5) is as good as vectors of the keys and values (Shaw).",
         source="Raffel et al. 2020, Exploring the Limits of Transfer Learning, section 2.1",
         link="https://arxiv.org/abs/1910.10683",
-        protocol="There: introduced as the simpler form, without a comparison. " + HERE,
+        protocol=f"There: introduced as the simpler form, without a comparison. {HERE}",
         statements=(loss_at_most(text("t5", 128), text("shaw", 128)),),
     )
 )
@@ -71,9 +71,9 @@ register(
         claimed="It costs N log N: a token as log N, and far less than full attention for a long text.",
         source="The same lecture page",
         link="hierarchical.md",
-        protocol="Committed benches: a decoding step of 4 layers of width 256 behind 32,768 tokens "
-        "over one behind 1,024, whose logarithms are 1.5 to each other; forward and backward of a layer over 8,192 "
-        "and 16,384 tokens, against full attention.",
+        protocol="Committed benches: a decoding step of 4 layers of width 256 behind 32,768 tokens over one behind "
+        "1,024, whose logarithms are 1.5 to each other; forward and backward of a layer over 8,192 and 16,384 "
+        "tokens, against full attention.",
         statements=(
             token_time("hierarchical", below=1.5),
             *(
