@@ -70,14 +70,24 @@ class AnswerCriterion(Criterion):
             clauses.append(self.solved_lengths(found, others))
         start = [each for each in found if each.length == self.run.train_length and each.failed]
         if start:
-            floor = (self.run.study["data"].get("floor") or {}).get(str(self.run.train_length))
+            floor = self.run.guessing.get(self.run.train_length)
             guess = f", where a rule without positions reaches {floor:.0%}" if floor else ""
             names = and_([f"{named(each.label)} ({each.value:.0%})" for each in start])
             it = "it" if len(start) == 1 else "them"
             clauses.append(
                 f"{names} did not learn the task at {self.run.train_length}{guess}, so longer lengths say nothing about {it}"
             )
+            clauses += self.advice({each.label for each in start})
         return clauses
+
+    def advice(self, failed: set[str]) -> list[str]:
+        """What to add where every label failed to learn the task; nothing where the study has what solves it."""
+        data, labels = self.run.study["data"], self.run.labels
+        if "ceiling" not in data or failed != {*labels} or data["ceiling"] in labels:
+            return []
+        if data["ceiling"] is None:
+            return [f"no label is known that learns {self.object} at the defaults of its task"]
+        return [f"add {named(data['ceiling'])}, which learns {self.object} at the defaults of its task"]
 
     @property
     def right(self) -> str:

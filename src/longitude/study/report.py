@@ -30,8 +30,8 @@ from longitude.study.losses import GAIN, LEARNED, LOSS_MARGIN, TOLERANCE, LossCr
 from longitude.study.pictures import figures
 from longitude.study.pictures.by_length import name_of
 from longitude.study.rates import Choice
-from longitude.study.results import Run, ngrams_named
-from longitude.study.tables import comparison_lines, number, training, worded
+from longitude.study.results import Run
+from longitude.study.tables import comparison_lines, floor_lines, number, training, worded
 from longitude.study.tasks.base import of_task
 
 KINDS: dict[str | None, str] = {HOLDS: "holds", WEAK: "unclear", LOST: "lost", UNCLEAR: "unclear"}
@@ -104,9 +104,8 @@ def table(analysis: Analysis) -> Table:
     made.columns[0].min_width = min(16, max(len(label) for label in run.labels))
     for label in run.labels:
         made.add_row(*_row(analysis, label))
-    for order, bits in run.floor.items():  # counted at the training length
-        cells = [f"{bits:.2f}" if length == run.train_length else "" for length in run.lengths]
-        made.add_row(*(Text(words, "dim") for words in (ngrams_named(order), *cells)))
+    for line in floor_lines(run):
+        made.add_row(*(Text(words, "dim") for words in line))
     return made
 
 

@@ -43,6 +43,10 @@ class TrialResult(Status):
     documents: pd.DataFrame
 
 
+RULE = "rule without positions"
+"""The name of what does without a model where answers are right or wrong."""
+
+
 def ngrams_named(order: int) -> str:
     """Bigrams, trigrams, 4-grams."""
     return {1: "unigrams", 2: "bigrams", 3: "trigrams"}.get(order, f"{order}-grams")
@@ -114,6 +118,11 @@ class Run:
         """Of `floor` the name and bits of those with the fewest bits: on little text bigrams are better than trigrams."""
         order = min(self.floor, key=self.floor.__getitem__, default=None)
         return None if order is None else (ngrams_named(order), self.floor[order])
+
+    @property
+    def guessing(self) -> dict[int, float]:
+        """The share of right answers of the best rule without positions, by length; empty where the task states none."""
+        return {int(length): share for length, share in (self.study["data"].get("floor") or {}).items()}
 
     @property
     def choices(self) -> dict[str, Choice]:

@@ -10,7 +10,7 @@ from longitude.study.analysis import Analysis, conclusion, summary
 from longitude.study.comparisons import Comparison
 from longitude.study.criterion import CONTEXT, LOSS, Criterion, Effective, Finding
 from longitude.study.losses import LEARNED
-from longitude.study.results import Run, ngrams_named
+from longitude.study.results import RULE, Run, ngrams_named
 
 
 def csv(frame: pd.DataFrame) -> str:
@@ -64,9 +64,7 @@ def markdown(analysis: Analysis) -> str:
         part = analysis.of(label)
         cells = [" ".join(filter(None, (criterion.number(each), _ends(criterion.bounds(each))))) for each in part]
         lines.append([label, *cells, _verdict(part[-1], criterion) if part else None, reach(criterion.effective(part))])
-    for order, bits in run.floor.items():
-        cells = [f"{bits:.3f}" if length == run.train_length else "" for length in run.lengths]
-        lines.append([ngrams_named(order), *cells, "", ""])
+    lines += [[name, *cells, "", ""] for name, *cells in floor_lines(run, 3)]
     longest = run.lengths[-1]
     parts = [conclusion(analysis), as_markdown(heads, lines)]
     if columns := {name: values for name, values in training(run).items() if any(values.values())}:
@@ -75,6 +73,16 @@ def markdown(analysis: Analysis) -> str:
     if pairs := analysis.compared(longest):
         parts += [f"At {longest} {run.task.unit}:", comparisons(pairs, criterion)]
     return "\n\n".join(parts) + "\n"
+
+
+def floor_lines(run: Run, digits: int = 2) -> list[list[str]]:
+    """What does without a model, name and cells: n-grams at the training length, or a rule without positions at each."""
+    bits = [
+        [ngrams_named(order), *(f"{value:.{digits}f}" if length == run.train_length else "" for length in run.lengths)]
+        for order, value in run.floor.items()
+    ]
+    shares = [f"{run.guessing[length]:.0%}" if length in run.guessing else "" for length in run.lengths]
+    return [*bits, *([[RULE, *shares]] if run.guessing else [])]
 
 
 def comparisons(pairs: Sequence[Comparison], criterion: Criterion) -> str:

@@ -1,5 +1,6 @@
 """Tasks of questions: what is drawn is right by a rule written here again, symbol by symbol; scored as a loop would."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -107,6 +108,15 @@ def test_distances_lead_to_the_symbol_asked_for(name):
                 continue  # the end
             decided_by = sample.tokens[row, t - sample.distances[row, t]]
             assert decided_by == sample.labels[row, t] - (8 if name == "dyck" else 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_task_begins_with_a_label_that_solves_it_and_goes_well_past_training(name):
+    config, ceiling = of_task(name), task_of(name).ceiling
+    assert ceiling is None or ceiling in config.encodings
+    assert config.train_length in config.test_lengths and config.longest >= 4 * config.train_length
+    described = task_of(name).prepare(replace(config, documents=2)).description
+    assert described["ceiling"] == ceiling and {*map(int, described["floor"])} == {*config.test_lengths}
 
 
 def test_groups_are_groups():

@@ -12,8 +12,9 @@ from longitude.study.answers import SOLVED, between as between_percent
 from longitude.study.criterion import Finding
 from longitude.study.losses import span
 from longitude.study.pictures import MAIN, PICTURES, lines
-from longitude.study.results import Run, ngrams_named
+from longitude.study.results import RULE, Run, ngrams_named
 from longitude.study.schemes import SCHEMES
+from longitude.study.tasks.base import Task
 
 STYLE: dict[str, Any] = {"width": 2.4, "dots": 46, "bands": True}
 
@@ -106,14 +107,14 @@ def floors_of(run: Run) -> dict[str, float]:
 
 
 def answers_by_length(run: Run, found: list[Finding], method: str) -> Figure:
-    """Bands for the 95 % intervals of the share of exact answers."""
+    """Bands for the 95 % intervals of the share of right answers, and what a rule without positions reaches."""
     points = [each._asdict() | {"interval": between_percent(each), "from": each.low, "to": each.high} for each in found]
     seeds = of_seeds(found)
     lengths, task, domain = sorted({each.length for each in found}), run.task, [-0.03, 1.03]
     fields = {
         "label:N": ("encoding",),
         "length:Q": (task.unit, "d"),
-        "value:Q": ("exact answers", ".1%"),
+        "value:Q": (task.words, ".1%"),
         "interval:N": ("95% interval",),
         "documents:Q": ("examples",),
         "seeds:Q": ("seeds",),
@@ -123,18 +124,32 @@ def answers_by_length(run: Run, found: list[Finding], method: str) -> Figure:
     )
     solved = alt.Chart(alt.Data(values=[{"value": SOLVED}])).mark_rule(color=GREY, strokeWidth=1, opacity=0.6).encode(y)
     x = length_axis(run, lengths, f"Length in {task.unit}")
+    guessing = [{"length": length, "value": run.guessing[length]} for length in lengths if run.guessing.get(length)]
+    rule = alt.Chart(alt.Data(values=guessing)).mark_line(strokeDash=[1, 3], color=GREY, strokeWidth=1.4).encode(x, y)
+    floor = f" The dotted line is what a {RULE} reaches." if guessing else ""
     over = "examples and seeds" if any(each.seeds > 1 for each in found) else "examples"
     rings = ", rings single seeds" if seeds else ""
     return Figure(
         name=name_of(run, method),
-        title="Exact answers by length",
-        caption="An answer counts when every symbol and its end are right, as the model writes it by itself, taking the "
-        f"likeliest symbol each time. Bands are 95% intervals over {over}{rings}; the dashed line marks the longest training "
-        f"examples, the level line {SOLVED:.0%}, from where a length is solved.",
-        alt=f"Line chart of the share of exact answers against lengths of {lengths[0]} to {lengths[-1]} {task.unit}, one line "
+        title=f"{task.words.capitalize()} by length",
+        caption=f"{counted(task)} Bands are 95% intervals over {over}{rings}; the dashed line marks the longest training "
+        f"examples, the level line {SOLVED:.0%}, from where a length is solved.{floor}",
+        alt=f"Line chart of the share of {task.words} against lengths of {lengths[0]} to {lengths[-1]} {task.unit}, one line "
         "for each encoding; the table below holds the numbers.",
-        chart=lines.line_chart(run, points, x, y, fields, solved, seeds=seeds, **STYLE),
+        chart=lines.line_chart(run, points, x, y, fields, solved, *([rule] if guessing else []), seeds=seeds, **STYLE),
     )
+
+
+def counted(task: Task) -> str:
+    """What of an answer counts, as a sentence."""
+    if task.stack == "encoder-decoder":
+        return (
+            "An answer counts when every symbol and its end are right, as the model writes it by itself, taking the "
+            "likeliest symbol each time."
+        )
+    if task.metric == "exact_match":
+        return "An answer counts when every symbol of it is the likeliest one, given the right ones before it."
+    return "A symbol that is asked for is right when it is the likeliest one."
 
 
 def length_axis(run: Run, lengths: list[int], title: str, **scale: Any) -> alt.X:

@@ -70,6 +70,7 @@ class Task(ABC):
         tokens: What the task decides of LongitudeConfig: the vocabulary and special tokens.
         tokenized: Whether it takes a --tokenizer.
         defaults: Options of the study whose default is not that of `StudyConfig`.
+        ceiling: Of answers, a label that solves the training length at these defaults; None where none is known.
     """
 
     name: ClassVar[str]
@@ -85,6 +86,7 @@ class Task(ABC):
     tokens: ClassVar[Mapping[str, int]] = {"vocab_size": BYTES}
     tokenized: ClassVar[bool] = False
     defaults: ClassVar[Mapping[str, Any]] = {}
+    ceiling: ClassVar[str | None] = None
 
     @property
     def generated(self) -> bool:

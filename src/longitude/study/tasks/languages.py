@@ -27,6 +27,7 @@ class FlipFlop(Questions):
     """
 
     source = "instructions to write, read or ignore a bit; after each read, the bit written last"
+    ceiling = "rope"
     symbols = 5
     methods = ("forward", "sparse", "dense")
     defaults = {**Questions.defaults, "methods": ("forward", "sparse", "dense")}
@@ -93,8 +94,15 @@ class Parity(WordProblem):
     """Bits, and after each of them whether the ones up to it are odd in number."""
 
     source = "bits, and after each the parity of those up to it"
+    ceiling = "path"
     table, symbols = cyclic(2), 2
-    defaults = {**Questions.defaults, "train_length": 40, "test_lengths": (40, 80, 160, 500)}
+    defaults = {
+        **Questions.defaults,
+        "encodings": (*Questions.defaults["encodings"], "path"),
+        "train_length": 40,
+        "test_lengths": (40, 80, 160, 640),
+        "steps": 1000,
+    }
 
 
 @register_task("modular-sum")
@@ -112,7 +120,7 @@ class Z60(WordProblem):
 
     source = "elements of the cyclic group of order 60, and after each the sum of those up to it"
     table, symbols = cyclic(60), 60
-    defaults = {**Questions.defaults, "train_length": 16, "test_lengths": (16, 32, 64)}
+    defaults = {**Questions.defaults, "train_length": 16, "test_lengths": (16, 32, 64, 256)}
 
 
 @register_task("a5")
@@ -141,6 +149,7 @@ class Dyck(Questions):
     """
 
     source = "brackets of 8 kinds, nested to depth 10 at most, and before each closing one its kind"
+    ceiling = "rope"
     kinds: ClassVar[int] = 8
     depth: ClassVar[int] = 10
     symbols = 16

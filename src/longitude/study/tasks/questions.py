@@ -67,7 +67,7 @@ class Questions(Task):
         "data": (GENERATED,),
         "encodings": ("none", "sinusoidal", "rope", "alibi", "t5:max_distance=32"),
         "train_length": 64,
-        "test_lengths": (64, 128, 256),
+        "test_lengths": (64, 128, 256, 1024),
         "methods": ("forward",),
         "batch_size": 32,
         "documents": 200,
@@ -108,6 +108,7 @@ class Questions(Task):
             "training_lengths": lengths if self.grows else f"{config.train_length}",
             "test_examples_of_each_length": config.documents,
             "floor": {str(length): self.floor(length) for length in config.test_lengths},
+            "ceiling": self.ceiling,
         }
         return StudyData([], [], [], description)
 

@@ -26,9 +26,10 @@ class Recall(Questions):
     """
 
     source = "pairs of keys and values, then each key again, and its value asked"
+    ceiling = "rope"
     symbols = 256
     power: ClassVar[float] = 0.01
-    defaults = {**Questions.defaults, "test_lengths": (64, 128, 256), "steps": 3000}
+    defaults = {**Questions.defaults, "steps": 3000}
 
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
         pairs, half = length // 16, self.symbols // 2
@@ -63,8 +64,9 @@ class Induction(Questions):
     """Random symbols, among them a special one somewhere; at the end the special one again: what followed it?"""
 
     source = "random symbols, a special one among them and at the end; what followed it is asked"
+    ceiling = "rope"
     symbols = 16
-    defaults = {**Questions.defaults, "test_lengths": (32, 64, 128, 256, 512), "steps": 3000}
+    defaults = {**Questions.defaults, "test_lengths": (32, 64, 128, 256, 1024), "steps": 3000}
 
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
         if length < 3:
@@ -128,6 +130,7 @@ class SelectiveCopy(Copied):
     """Sixteen symbols at random places among noise, then asked for in their order."""
 
     source = "16 symbols at random places among noise, then asked for in their order"
+    ceiling = "rope"
     remembered, together, symbols = 16, False, 16
     defaults = {**Questions.defaults, "steps": 3000}
 
@@ -137,5 +140,6 @@ class Passkey(Copied):
     """Five symbols after a mark, somewhere among others like them; at the end they are asked for."""
 
     source = "5 symbols after a mark among others like them, asked for at the end"
+    ceiling = "rope"
     remembered, together, symbols = 5, True, 12
     defaults = {**Questions.defaults, "steps": 3000}

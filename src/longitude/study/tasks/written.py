@@ -24,7 +24,7 @@ class Written(Questions):
     defaults = {
         **Questions.defaults,
         "train_length": 16,
-        "test_lengths": (8, 16, 20, 24, 32),
+        "test_lengths": (8, 16, 20, 24, 32, 64),
         "batch_size": 64,
         "steps": 2500,
         "learning_rates": (4e-3,),
@@ -73,6 +73,7 @@ class CopyDecoder(Letters):
     """A word of letters, written again."""
 
     source = "words of letters, and the same words"
+    ceiling = "rope"
 
     def answer(self, word: np.ndarray) -> np.ndarray:
         return word
@@ -120,7 +121,7 @@ class Sum(Written):
     least_first: ClassVar[bool] = False
     hints: ClassVar[bool] = False
     symbols = 13
-    defaults = {**Written.defaults, "train_length": 10, "test_lengths": (5, 10, 12, 15, 20), "steps": 4000}
+    defaults = {**Written.defaults, "train_length": 10, "test_lengths": (5, 10, 12, 15, 20, 40), "steps": 4000}
 
     def pairs(self, random: np.random.Generator, examples: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         if self.hints and length + 1 > HINTS:

@@ -1,0 +1,43 @@
+"""Floor and ceiling of a task beside what its labels reach."""
+
+import json
+
+import pytest
+
+from longitude.study.analysis import analyse
+from longitude.study.pictures import figures
+from longitude.study.report import table
+from longitude.study.tables import markdown
+from tests.study.conftest import conclusion, write_answers
+
+
+def test_what_a_rule_without_positions_reaches_stands_beside_the_labels(tmp_path):
+    run = write_answers(tmp_path)
+    study = json.loads((run / "study.json").read_text())
+    study["data"]["floor"] = {"8": 0.5, "16": 0.25}
+    (run / "study.json").write_text(json.dumps(study))
+    found = analyse(run)
+    assert "| rule without positions | 50% | 25% |  |  |  |  |" in markdown(found)
+    last = [str(list(column.cells)[-1]) for column in table(found).columns]
+    assert last[:5] == ["rule without positions", "50%", "25%", "", ""]
+    figure = figures(found)[0]
+    dotted = [layer for layer in figure.chart.to_dict()["layer"] if layer["mark"].get("strokeDash") == [1, 3]]
+    assert [each["value"] for each in dotted[0]["data"]["values"]] == [0.5, 0.25] and "dotted" in figure.caption
+
+
+@pytest.mark.parametrize(
+    ("data", "shares", "advice"),
+    [
+        ({"ceiling": "rope"}, (0.5, 0.5), "; add rope, which learns reverse at the defaults of its task;"),
+        ({"ceiling": None}, (0.5, 0.5), "; no label is known that learns reverse at the defaults of its task;"),
+        ({"ceiling": "rope"}, (0.5, 1.0), None),
+        ({"ceiling": "t5"}, (0.5, 0.5), None),
+        ({}, (0.5, 0.5), None),
+    ],
+)
+def test_where_no_label_learned_the_task_the_study_says_which_does(data, shares, advice, tmp_path):
+    run = write_answers(tmp_path, {label: (share,) * 4 for label, share in zip(("none", "t5"), shares, strict=True)})
+    study = json.loads((run / "study.json").read_text())
+    study["data"] |= data
+    (run / "study.json").write_text(json.dumps(study))
+    assert advice in conclusion(run) if advice else " its task" not in conclusion(run)
