@@ -1,0 +1,44 @@
+"""The attention that pictures are drawn in."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.errors import check_sizes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of a model.
+
+    Args:
+        length: Positions that are drawn.
+        heads: Heads of queries and keys.
+        head_dim: Width of a head.
+    """
+
+    length: int = 1024
+    heads: int = 8
+    head_dim: int = 64
+
+    def __post_init__(self) -> None:
+        check_sizes("show", length=self.length, heads=self.heads, head_dim=self.head_dim)
+        if self.length < 2:
+            raise ValueError(f"--length must be at least 2, got {self.length}")
+
+    @property
+    def dim(self) -> int:
+        """Width of a token."""
+        return self.heads * self.head_dim
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """What a model of this shape passes to an encoding."""
+        return {"dim": self.dim, "num_heads": self.heads, "head_dim": self.head_dim, "max_length": self.length}
+
+    def tokens(self) -> Tensor:
+        """Random tokens [1, length, dim] of seed 0, as wide as a normalised layer has them."""
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(1, self.length, self.dim, generator=generator, dtype=torch.float64)
