@@ -1,1 +1,1 @@
-"""`longitude show`: what an encoding, a mixer, a checkpoint or a study's models do with position, drawn from the classes that run."""
+"""What an encoding, a mixer, a checkpoint or a study's models do with position, drawn by the classes that run."""

@@ -1,10 +1,11 @@
-"""A label as the encoding and the mixer that it names, built for a shape."""
+"""A label as the encoding and the mixers that it names, built for a shape."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from longitude.attention.mixer import MIXERS
+from longitude.attention.mixer import MIXERS, Mixer, mixer, mixer_resolved
 from longitude.positions.base import ENCODINGS, Encoding, encoding, resolved
 from longitude.positions.composed import Composed
 from longitude.registry import options_of
@@ -12,31 +13,74 @@ from longitude.show.shape import Shape
 from longitude.study.labels import parse_label
 
 
-def built(label: str, shape: Shape) -> tuple[Encoding | None, list[Any]]:
-    """The encoding of a label in float64 with the first values of seed 0, or None; and its mixers.
+@dataclass(frozen=True)
+class Part:
+    """An encoding or a mixer of a label.
+
+    Attributes:
+        name: It is registered by.
+        options: All of them, those of the shape and defaults included.
+        factory: Its class, or the function that builds it.
+        module: In float64, with the first values of seed 0.
+    """
+
+    name: str
+    options: dict[str, Any]
+    factory: Any
+    module: Any
+
+
+@dataclass(frozen=True)
+class Built:
+    """A label, built for a shape."""
+
+    label: str
+    encodings: list[Part]
+    mixers: list[Part]
+
+    @property
+    def encoding(self) -> Encoding | None:
+        """All its encodings as one."""
+        modules = [each.module for each in self.encodings]
+        return Composed(modules) if len(modules) > 1 else modules[0] if modules else None
+
+
+def built(label: str, shape: Shape) -> Built:
+    """The parts of a label.
 
     Raises:
         ValueError: As the label, the encoding or the mixer itself.
     """
     parsed = parse_label(label)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        members = [encoding(**_whole(spec, shape)).double().eval() for spec in parsed.encodings]
-        mixers = [_mixer(spec, shape) for spec in parsed.mixers]
-    if not members:
-        return None, mixers
-    return (members[0] if len(members) == 1 else Composed(members)), mixers
+    encodings = [_encoding(spec, shape) for spec in parsed.encodings]
+    together = Built(label, encodings, []).encoding
+    return Built(label, encodings, [_mixer(spec, shape, together) for spec in parsed.mixers])
 
 
-def _whole(spec: dict[str, Any], shape: Shape) -> dict[str, Any]:
+def _encoding(spec: dict[str, Any], shape: Shape) -> Part:
     """With what a model of the shape passes to it."""
-    name, options = spec["name"], {key: value for key, value in spec.items() if key != "name"}
-    defaults = getattr(ENCODINGS[name], "model_defaults", {})
-    return {"name": name, **resolved(name, {**defaults, **options}, **shape.known)}
+    name, given = spec["name"], {key: value for key, value in spec.items() if key != "name"}
+    factory = ENCODINGS[name]
+    options = resolved(name, {**getattr(factory, "model_defaults", {}), **given}, **shape.known)
+    return Part(name, options, factory, _seeded(lambda: encoding(name, **options)))
 
 
-def _mixer(spec: dict[str, Any], shape: Shape) -> Any:
-    kind: Any = MIXERS[spec["name"]]
-    options = {key: value for key, value in spec.items() if key != "name"}
-    taken = options_of(kind)
-    return kind(**{key: value for key, value in shape.known.items() if key in taken} | options)
+def _mixer(spec: dict[str, Any], shape: Shape, together: Encoding | None) -> Part:
+    name, given = spec["name"], {key: value for key, value in spec.items() if key != "name"}
+    factory = MIXERS[name]
+    options = mixer_resolved(name, given, **shape.known)
+    own = {"encoding": together} if together is not None and "encoding" in options_of(factory) else {}
+
+    def make() -> Mixer:
+        made = mixer(name, **options)
+        if together is not None and not own:
+            made.require(Composed([together]))
+        return factory(**options, **own) if own else made
+
+    return Part(name, options, factory, _seeded(make))
+
+
+def _seeded(make: Any) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return make().double().eval()

@@ -1,88 +1,169 @@
 """Drawings as Altair charts: SVG, PNG and HTML files."""
 
+import textwrap
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
+from xml.sax.saxutils import escape
 
 import altair as alt
 
-from longitude.report.figure import EDGE, GREY, Figure, colour_of, dash_of, themed
-from longitude.show.drawing import Drawing, Grid, Lines
+from longitude.report.figure import EDGE, GREY, WIDTH, Figure, colour_of, dash_of, save, themed
+from longitude.runs.files import atomic
+from longitude.show.drawing import Drawing, Grid, Lines, number, ticks
 
-HEIGHT = 320
+HEIGHT = 300
 
 
-def figure(drawing: Drawing, prefix: str = "") -> Figure:
-    """The drawing as a figure of a page.
+def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], drawings: Sequence[Drawing]) -> None:
+    """All drawings in one file, by its suffix: SVG or PNG one below the other; HTML with the words, too.
 
     Args:
-        drawing: What to draw.
-        prefix: Of its name, where several things are drawn side by side.
+        out: The file.
+        parts: (title, its (head, text)) of what is drawn.
+        drawings: What to draw, at least one.
     """
-    chart, kind = (_lines(drawing), "Line chart") if isinstance(drawing, Lines) else (_grid(drawing), "Heat map")
+    if out.suffix == ".html":
+        from longitude.report.page import write_page
+
+        title = ", ".join(name for name, _ in parts)
+        figures = [figure(drawing) for drawing in drawings]
+        write_page(out, "longitude.show", "show.html.j2", figures, title=title, parts=[(n, [*w]) for n, w in parts])
+        return
+    charts = [_chart(drawing, captioned=True).properties(width=WIDTH) for drawing in drawings]
+    whole = alt.vconcat(*charts, spacing=40).resolve_scale(color="independent", strokeDash="independent")
+    save(_themed(whole.properties(padding=10)), out)
+    if out.suffix == ".svg":
+        _describe(out, "; ".join(drawing.title for drawing in drawings), " ".join(map(alternative, drawings)))
+
+
+def _describe(picture: Path, title: str, description: str) -> None:
+    """Write the words that screen readers read into an SVG."""
+    root, rest = picture.read_text(encoding="utf-8").split(">", 1)
+    words = f'<title id="title">{escape(title)}</title><desc id="desc">{escape(description)}</desc>'
+    with atomic(picture) as unfinished:
+        unfinished.write_text(f'{root} role="img" aria-labelledby="title desc">{words}{rest}', encoding="utf-8")
+
+
+def figure(drawing: Drawing) -> Figure:
+    """The drawing as a figure of a page."""
+    table = drawing.frame
+    if isinstance(drawing, Lines) and len(drawing.lines) > 1:
+        table = table.pivot_table(index="x", columns="line", values="y", sort=False).sort_index().reset_index()
+    numbers = table.map(lambda cell: "" if cell != cell else number(cell) if isinstance(cell, int | float) else cell)
     return Figure(
-        name=f"{prefix}{drawing.name}",
+        name=drawing.name,
         title=drawing.title,
         caption=drawing.caption,
-        alt=f"{kind}: {drawing.title}. {drawing.caption}",
-        chart=chart,
-        table=drawing.frame,
+        alt=alternative(drawing),
+        chart=_themed(_chart(drawing)),
+        table=numbers.rename(columns={"x": drawing.x, "y": drawing.y, "row": drawing.y}),
     )
 
 
+def alternative(drawing: Drawing) -> str:
+    """What the picture shows, for those who do not see it: its words, and where each curve begins and ends."""
+    if isinstance(drawing, Grid):
+        return f"Heat map: {drawing.title}. {drawing.caption}"
+    ends = []
+    for name, own in drawing.frame.groupby("line", sort=False):
+        first, last = own.iloc[0], own.iloc[-1]
+        ends.append(
+            f"{name} from {number(first['y'])} at {number(first['x'])} to {number(last['y'])} at {number(last['x'])}"
+        )
+    return f"Line chart: {drawing.title}. {drawing.caption} {'; '.join(ends)}."
+
+
+def _themed(chart: Any) -> Any:
+    return themed(chart, axisX=alt.AxisConfig(domain=True, domainColor=EDGE))
+
+
+def _chart(drawing: Drawing, captioned: bool = False) -> Any:
+    chart = _lines(drawing) if isinstance(drawing, Lines) else _grid(drawing)
+    if not captioned:
+        return chart
+    words: Any = textwrap.wrap(drawing.caption, 140)
+    return chart.properties(
+        title=alt.TitleParams(drawing.title, subtitle=words, anchor="start", subtitleColor=GREY, offset=12)
+    )
+
+
+# ---- curves ----------------------------------------------------------------------------------------------------------
 def _lines(drawing: Lines) -> Any:
-    names = [*drawing.lines]
+    names, frame = [*drawing.lines], drawing.frame
     colours, dashes = ([style(i) for i in range(len(names))] for style in (colour_of, dash_of))
-    legend = None if len(names) == 1 else alt.Legend(title=None, orient="bottom", columns=4, symbolLimit=0)
+    legend = (
+        None if len(names) == 1 else alt.Legend(title=None, orient="bottom", columns=4, symbolLimit=0, labelLimit=300)
+    )
+    low, high = float(frame["x"].min()), float(frame["x"].max())
     x = alt.X(
         "x:Q",
         title=drawing.x,
-        scale=alt.Scale(type="symlog" if drawing.log_x else "linear", nice=False),
-        axis=alt.Axis(grid=False, labelOverlap="greedy", **({"values": _ticks(drawing)} if drawing.log_x else {})),
+        scale=alt.Scale(type="symlog" if drawing.log_x else "linear", domain=[low, high], nice=False),
+        axis=alt.Axis(
+            grid=False, labelOverlap="greedy", values=ticks(low, high, "offsets" if drawing.log_x else "linear")
+        ),
     )
+    bottom = {} if drawing.floor is None else {"domainMin": drawing.floor}
     y = alt.Y(
         "y:Q",
         title=drawing.y,
-        scale=alt.Scale(type="log" if drawing.log_y else "linear", zero=False, nice=False),
-        axis=alt.Axis(tickCount=6),
+        scale=alt.Scale(type="log" if drawing.log_y else "linear", zero=False, nice=False, **bottom),
+        axis=alt.Axis(
+            tickCount=6, **({"values": ticks(frame["y"].min(), frame["y"].max(), "log")} if drawing.log_y else {})
+        ),
     )
-    base = alt.Chart(alt.InlineData(values=drawing.frame.to_dict("records")))
-    line = base.mark_line(strokeWidth=1.8).encode(
+    base = alt.Chart(alt.InlineData(values=frame.round({"y": 6}).to_dict("records")))
+    dots = {"point": alt.OverlayMarkDef(size=30)} if len(frame) <= 16 else {}
+    line = base.mark_line(strokeWidth=1.8, clip=True, **dots).encode(
         x,
         y,
         color=alt.Color("line:N", scale=alt.Scale(domain=names, range=colours), legend=legend, sort=None),
         strokeDash=alt.StrokeDash("line:N", scale=alt.Scale(domain=names, range=dashes), legend=legend, sort=None),
         tooltip=["line:N", "x:Q", alt.Tooltip("y:Q", format=".4g")],
     )
-    layers: list[Any] = []
-    for words, at in drawing.levels.items():
-        rule = alt.Chart(alt.InlineData(values=[{"y": at, "words": words}]))
-        layers.append(rule.mark_rule(strokeDash=[4, 4], color=GREY).encode(y="y:Q"))
-        layers.append(rule.mark_text(align="left", dy=-6, color=GREY).encode(x=alt.value(6), y="y:Q", text="words:N"))
-    for words, at in drawing.marks.items():
-        rule = alt.Chart(alt.InlineData(values=[{"x": at, "words": words}]))
-        layers.append(rule.mark_rule(strokeDash=[4, 4], color=GREY).encode(x="x:Q"))
-        layers.append(rule.mark_text(align="left", dx=4, color=GREY).encode(x="x:Q", y=alt.value(8), text="words:N"))
-    chart = alt.layer(line, *layers).properties(height=HEIGHT, title=drawing.title)
-    return themed(chart, axisX=alt.AxisConfig(domain=True, domainColor=EDGE))
+    marks = {words: at for words, at in drawing.marks.items() if low <= at <= high}
+    levels = [_rule("y", words, at, y, x=alt.value(WIDTH)) for words, at in drawing.levels.items()]
+    rules = [_rule("x", words, at, x, y=alt.value(8)) for words, at in marks.items()]
+    return alt.layer(line, *(layer for pair in [*levels, *rules] for layer in pair)).properties(
+        height=HEIGHT, title=drawing.title
+    )
 
 
-def _ticks(drawing: Lines) -> list[int]:
-    longest = max(max(x) for x, _ in drawing.lines.values())
-    return [0, *(4**k for k in range(12) if 4**k <= longest)]
+def _rule(axis: str, words: str, at: float, encoded: Any, **place: Any) -> tuple[Any, Any]:
+    """A dashed line over the picture, and its words."""
+    words = words if number(at) in words else f"{words}: {number(at)}"
+    base = alt.Chart(alt.InlineData(values=[{axis: at, "words": words}]))
+    shift: dict[str, Any] = {"dy": -6} if axis == "y" else {"dx": 4}
+    return (
+        base.mark_rule(strokeDash=[4, 4], color=GREY).encode(encoded),
+        base.mark_text(align="right" if axis == "y" else "left", color=GREY, **shift).encode(
+            encoded, text="words:N", **place
+        ),
+    )
 
 
+# ---- grids -----------------------------------------------------------------------------------------------------------
 def _grid(drawing: Grid) -> Any:
     rows, columns = list(drawing.rows), list(drawing.columns)
-    step = columns[1] - columns[0] if len(columns) > 1 else 1
-    frame = drawing.frame.assign(to=lambda each: each["x"] + step)
+    last = columns[-1] - columns[-2] if len(columns) > 1 else 1
+    ends = dict(
+        zip(columns, [*(each + 0.1 * last for each in columns[1:]), columns[-1] + last], strict=True)
+    )  # no seams
+    frame = drawing.frame.assign(to=lambda each: each["x"].map(ends)).round({"value": 5})
     base = alt.Chart(alt.InlineData(values=frame.dropna().to_dict("records")))
     few = alt.Axis(grid=False, labelOverlap="greedy", ticks=False)
     diverges = frame["value"].min() < 0 < frame["value"].max()
-    colour = alt.Scale(scheme="blueorange" if diverges else "viridis", **({"domainMid": 0} if diverges else {}))
-    chart = base.mark_rect().encode(
+    least = {} if drawing.floor is None else {"domainMin": drawing.floor, "clamp": True}
+    middle = {"domainMid": 0} if diverges else {}
+    scale = alt.Scale(scheme="blueorange" if diverges else "viridis", **least, **middle)
+    chart = base.mark_rect(aria=False).encode(
         alt.X("x:Q", title=drawing.x, scale=alt.Scale(nice=False, zero=False), axis=few),
         alt.X2("to:Q"),
         alt.Y("row:N", title=drawing.y, sort=rows, scale=alt.Scale(paddingInner=0, paddingOuter=0), axis=few),
-        color=alt.Color("value:Q", title=None, scale=colour),
+        color=alt.Color(
+            "value:Q", title=None, scale=scale, legend=alt.Legend(gradientLength=min(160, 14 * len(rows) + 40))
+        ),
         tooltip=["row:N", "x:Q", alt.Tooltip("value:Q", format=".4g")],
     )
-    return themed(chart.properties(height=min(HEIGHT, max(90, 24 * len(rows))), title=drawing.title))
+    return chart.properties(height=min(HEIGHT, max(90, 24 * len(rows))), title=drawing.title)

@@ -1,10 +1,17 @@
 """Drawings as data: numbers with their words, which a terminal, a file and a page draw each in its own way."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 import pandas as pd
+
+POINTS = 160
+"""Of a curve over offsets, about."""
+FLOOR = -20.0
+"""Below it a bias makes a weight less than 2e-9 of what it is with bias 0: drawings end here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,10 +25,12 @@ class Lines:
         x: Title of the horizontal axis.
         y: Of the vertical one.
         lines: Name -> (x [n], y [n]); numbers that are not finite are left out.
-        log_x: Whether the horizontal axis is logarithmic; 0 has a place on it.
+        log_x: Whether the horizontal axis is logarithmic; 0 has a place on it, and numbers below 0 mirror those above.
         log_y: Likewise of the vertical axis, whose numbers are then above 0.
         marks: Words -> a place on the horizontal axis that a line marks.
         levels: Words -> a place on the vertical axis.
+        focus: The line that stands for all next to another encoding's; None: all do.
+        floor: Where the vertical axis begins, whatever is below it.
     """
 
     name: str
@@ -34,6 +43,8 @@ class Lines:
     log_y: bool = False
     marks: Mapping[str, float] = field(default_factory=dict)
     levels: Mapping[str, float] = field(default_factory=dict)
+    focus: str | None = None
+    floor: float | None = None
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -48,9 +59,15 @@ class Grid:
     """Numbers of rows and columns, as shades.
 
     Attributes:
+        name: Of its file and its place in a page.
+        title: What is drawn.
+        caption: What it means.
+        x: Title of the columns.
+        y: Of the rows.
         values: [rows, columns]; what is not finite stays empty.
         rows: Names of the rows, from above.
         columns: Numbers of the columns, ascending.
+        floor: The number of the lightest shade, whatever is below it.
     """
 
     name: str
@@ -61,6 +78,7 @@ class Grid:
     values: np.ndarray
     rows: Sequence[str]
     columns: Sequence[float]
+    floor: float | None = None
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -71,3 +89,92 @@ class Grid:
 
 
 Drawing = Lines | Grid
+
+
+def floor_of(values: np.ndarray) -> float | None:
+    """FLOOR where numbers are below it."""
+    return FLOOR if np.nanmin(values, initial=0.0) < FLOOR else None
+
+
+def heads(values: np.ndarray, x: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Lines [heads, n] by their names; one where all heads are alike."""
+    if len(values) > 1 and np.array_equal(values, np.broadcast_to(values[0], values.shape), equal_nan=True):
+        return {"every head": (x, values[0])}
+    return {f"head {head}": (x, line) for head, line in enumerate(values, 1)}
+
+
+def middle(names: Mapping[str, object]) -> str:
+    """The line that stands for all heads: neither the steepest nor the flattest of ALiBi's."""
+    return [*names][(len(names) - 1) // 2]
+
+
+def ticks(low: float, high: float, scale: Literal["linear", "log", "offsets"] = "linear") -> list[float]:
+    """Places on an axis: steps of 1, 2 or 5; powers of 10, and 2 and 5 times them where they are few; 0, 1, 4, 16, ..."""
+    if scale == "offsets":
+        powers = [0, *(4**k for k in range(16))]
+        return sorted({sign * power for power in powers for sign in (1, -1) if low <= sign * power <= high})
+    if scale == "log":
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        places = [m * 10.0**k for k in decades for m in ((1,) if len(decades) > 4 else (1, 2, 5))]
+        return [place for place in places if 0.999 * low <= place <= 1.001 * high]
+    step = 10.0 ** math.floor(math.log10((high - low) or 1.0))
+    step = next(each for each in (step / 5, step / 2, step, 2 * step) if (high - low) / each <= 7)
+    return [round(k * step, 12) + 0.0 for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+
+
+def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
+    """The drawings of several labels: curves of one kind share a picture, grids have one each.
+
+    Args:
+        parts: Label -> its drawings; of a single label they stay as they are.
+
+    Returns:
+        Drawings with names of their own.
+    """
+    if len(parts) == 1:
+        return [*next(iter(parts.values()))]
+    kinds = dict.fromkeys(drawing.name for drawings in parts.values() for drawing in drawings)
+    found: list[Drawing] = []
+    for kind in kinds:
+        same = {label: each for label, drawings in parts.items() for each in drawings if each.name == kind}
+        curves = {label: each for label, each in same.items() if isinstance(each, Lines)}
+        if len(curves) == len(same) > 1:
+            found.append(_together(curves))
+            continue
+        for place, (label, each) in enumerate(same.items(), 1):
+            name = each.name if len(same) == 1 else f"{each.name}-{place}"
+            found.append(replace(each, name=name, title=f"{label}: {each.title[0].lower()}{each.title[1:]}"))
+    return found
+
+
+def _together(curves: Mapping[str, Lines]) -> Lines:
+    first = next(iter(curves.values()))
+    lines, focused = {}, []
+    for label, each in curves.items():
+        shown = {each.focus: each.lines[each.focus]} if each.focus else each.lines
+        focused += [each.focus] * bool(each.focus)
+        for name, line in shown.items():
+            lines[label if len(shown) == 1 else f"{label}, {name}"] = line
+    only = f" Of each, {focused[0]} is drawn." if len(set(focused)) == 1 else ""
+    floors = [each.floor for each in curves.values() if each.floor is not None]
+    return replace(
+        first,
+        caption=" ".join(dict.fromkeys(each.caption for each in curves.values())) + only,
+        lines=lines,
+        marks={words: at for each in curves.values() for words, at in each.marks.items()},
+        levels={words: at for each in curves.values() for words, at in each.levels.items()},
+        focus=None,
+        floor=min(floors, default=None),
+    )
+
+
+def offsets_of(length: int) -> np.ndarray:
+    """Offsets from 0 to below the length, close together where they are small, the ticks of the axis among them."""
+    spread = np.geomspace(1, length, POINTS).astype(int) - 1
+    return np.unique([*spread, *map(int, ticks(0, length - 1, "offsets"))])
+
+
+def number(value: float) -> str:
+    """As short as it can be read: 1024, 0.25, 3.1e-05."""
+    value = float(value) + 0.0
+    return f"{value:.0f}" if value == int(value) or abs(value) >= 1000 else f"{value:.3g}"

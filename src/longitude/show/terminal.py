@@ -1,21 +1,31 @@
-"""Drawings for a terminal: curves of braille dots, grids of shades."""
+"""Drawings for a terminal: curves of braille dots, grids of shades; readable in 80 columns, without colour, and in a file."""
 
-from collections.abc import Iterator, Sequence
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import plotille
+from plotille import Canvas, color
 
-from longitude.show.drawing import Drawing, Grid, Lines
+from longitude.show.drawing import Drawing, Grid, Lines, number, ticks
 
 SHADES = " ░▒▓█"
 CURVES = 8
 """At most, in a terminal: of more, evenly chosen ones."""
-ROWS = 16
-"""Of a grid, at most."""
-COLOURS = ("bright_blue", "bright_red", "bright_green", "bright_magenta", "bright_yellow", "bright_cyan", "white", "blue")
-MARGIN = 20
-"""Letters beside the curves, of numbers and axis."""
+ROWS, HEIGHT = 16, 12
+"""Of a grid, at most; of curves."""
+COLOURS = (
+    "bright_blue",
+    "bright_red",
+    "bright_green",
+    "bright_magenta",
+    "bright_yellow",
+    "bright_cyan",
+    "white",
+    "blue",
+)
+MARGIN = 9
+"""Letters before the curves."""
 
 
 def drawn(drawing: Drawing, width: int = 80, colour: bool = False) -> str:
@@ -27,7 +37,13 @@ def drawn(drawing: Drawing, width: int = 80, colour: bool = False) -> str:
         colour: Whether the terminal shows colours.
     """
     lines = _curves(drawing, width, colour) if isinstance(drawing, Lines) else _shades(drawing, width)
-    return "\n".join([drawing.title, *lines])
+    return "\n".join([*wrapped(drawing.title, width), *lines, *wrapped(drawing.caption, width)])
+
+
+def wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    """Lines of at most this many letters; links stay whole."""
+    options: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
+    return textwrap.wrap(text, width, subsequent_indent=indent, **options)
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
@@ -35,34 +51,118 @@ def _curves(drawing: Lines, width: int, colour: bool) -> Iterator[str]:
     names = _some([*drawing.lines], CURVES)
     frame = drawing.frame
     frame = frame[frame["line"].isin(names)]
-    across = np.log2(frame["x"] + 1) if drawing.log_x else frame["x"].astype(float)
-    up = np.log10(frame["y"]) if drawing.log_y else frame["y"].astype(float)
-    levels = {words: np.log10(level) if drawing.log_y else level for words, level in drawing.levels.items()}
-    low, high = min([*up, *levels.values()]), max([*up, *levels.values()])
-    slack = 0.05 * (high - low) or 1.0
-    figure = plotille.Figure()
-    figure.width, figure.height = max(20, width - MARGIN), 12
-    figure.with_colors, figure.color_mode = colour, "names"
-    figure.x_label, figure.y_label = drawing.x, drawing.y
-    figure.x_ticks_fkt = lambda least, most: _number(2**least - 1 if drawing.log_x else least)
-    figure.y_ticks_fkt = lambda least, most: f"{_number(10**least if drawing.log_y else least):>10}"
-    figure.set_x_limits(float(across.min()), float(across.max()) or 1.0)
-    figure.set_y_limits(low - slack, high + slack)
-    for words, level in levels.items():
-        figure.plot([float(across.min()), float(across.max())], [level, level])
-        figure.text([float(across.min())], [level + slack / 2], [words])
-    for name, hue in zip(names, COLOURS, strict=False):
-        here = frame["line"] == name
-        if here.any():
-            more: dict[str, Any] = {"lc": hue} if colour else {}
-            figure.plot(across[here].tolist(), up[here].tolist(), **more)
-            if not colour and len(names) > 1:  # dots do not say whose they are
-                figure.text([across[here].iloc[-1]], [up[here].iloc[-1]], [name])
-    yield from (line.rstrip() for line in figure.show().splitlines())
-    if colour and len(names) > 1:
-        yield "  ".join(plotille.color(name, fg=hue) for name, hue in zip(names, COLOURS, strict=False))
+    place_x = _logarithm if drawing.log_x else _same
+    place_y = np.log10 if drawing.log_y else _same
+    levels = [*drawing.levels.values()]
+    low, high = min([*frame["y"], *levels]), max([*frame["y"], *levels])
+    low = low if drawing.floor is None else max(low, drawing.floor)
+    left, right = float(frame["x"].min()), float(frame["x"].max())
+    canvas = _canvas(width - MARGIN, place_x(left), place_y(low), place_x(right), place_y(high))
+
+    for level in levels:
+        for x in np.linspace(canvas.xmin, canvas.xmax_inside, canvas.width // 2):
+            canvas.point(float(x), float(place_y(level)))
+    for mark in drawing.marks.values():
+        if left <= mark <= right:
+            for y in np.linspace(canvas.ymin, canvas.ymax_inside, 2 * HEIGHT):
+                canvas.point(float(place_x(mark)), float(y))
+    keys = _keys(names)
+    for place, (name, hue) in enumerate(zip(names, COLOURS, strict=False)):
+        own = frame[frame["line"] == name]
+        x, y = (np.atleast_1d(f(own[axis].to_numpy(float))) for f, axis in ((place_x, "x"), (place_y, "y")))
+        _curve(canvas, x, y, hue if colour else None)
+        if len(names) > 1 and (seen := y >= canvas.ymin).any():
+            at = x[seen][0] + (x[seen][-1] - x[seen][0]) * (place + 0.5) / len(names)
+            canvas.point(float(at), float(np.interp(at, x, y)), marker=keys[name], color=hue if colour else None)
+
+    heights = {_row(canvas, float(place_y(y))): y for y in ticks(low, high, "log" if drawing.log_y else "linear")}
+    yield f"{'':{MARGIN - 2}} {drawing.y}"
+    for row, line in enumerate(canvas.plot().replace("⠀", " ").splitlines()):
+        tick = heights.get(row)
+        yield f"{'' if tick is None else number(tick):>{MARGIN - 2}} {'│' if tick is None else '┤'}{line}".rstrip()
+    yield from _axis(
+        drawing, canvas, {tick: place_x(tick) for tick in ticks(left, right, "offsets" if drawing.log_x else "linear")}
+    )
+    entries = [f"{keys[name]} {name}" for name in names] if len(names) > 1 else []
+    hues = [*COLOURS[: len(entries)]]
+    entries += [f"┄ {_valued(words, at)}" for words, at in drawing.levels.items()]
+    entries += [f"┆ {_valued(words, at)}" for words, at in drawing.marks.items() if left <= at <= right]
+    yield from _legend(entries, hues if colour else [], width)
+    if drawing.floor is not None and frame["y"].min() < drawing.floor:
+        yield f"Curves go on below {number(drawing.floor)}, down to {number(frame['y'].min())}."
     if len(names) < len(drawing.lines):
-        yield f"{len(names)} of {len(drawing.lines)} lines are drawn here; --out FILE.svg has all"
+        yield f"{len(names)} of {len(drawing.lines)} curves; --out FILE.svg has all."
+
+
+def _same(x: Any) -> Any:
+    return x
+
+
+def _logarithm(x: Any) -> Any:
+    return np.sign(x) * np.log2(np.abs(x) + 1)
+
+
+def _canvas(width: int, left: float, low: float, right: float, high: float) -> Canvas:
+    """One whose outermost dots are at the ends of the axes."""
+    right = right if right > left else left + 1
+    low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
+    across, up = 2 * width / (2 * width - 1), 4 * HEIGHT / (4 * HEIGHT - 1)
+    limits = (left, low, left + (right - left) * across, low + (high - low) * up)
+    return Canvas(width, HEIGHT, *map(float, limits), mode="names")
+
+
+def _curve(canvas: Canvas, x: np.ndarray, y: np.ndarray, hue: str | None) -> None:
+    """Clipped at the lower edge; a single point is a dot."""
+    if len(x) == 1:
+        canvas.point(float(x[0]), float(y[0]), color=hue)
+    for here, there, below, above in zip(x[:-1], x[1:], y[:-1], y[1:], strict=True):
+        canvas.line(float(here), float(below), float(there), float(above), color=hue)
+
+
+def _row(canvas: Canvas, y: float) -> int:
+    """From above."""
+    return (
+        canvas.height - 1 - min(canvas.height - 1, int((y - canvas.ymin) / (canvas.ymax - canvas.ymin) * canvas.height))
+    )
+
+
+def _axis(drawing: Lines, canvas: Canvas, places: Mapping[float, float]) -> Iterator[str]:
+    """The line below the curves, the numbers of its ticks as far as they have room, its title."""
+    rule, numbers = ["─"] * canvas.width, [" "] * (canvas.width + MARGIN)
+    end = -1
+    for tick, at in places.items():
+        column = min(canvas.width - 1, int((at - canvas.xmin) / (canvas.xmax - canvas.xmin) * canvas.width))
+        text = number(tick)
+        start = max(0, min(column + MARGIN - len(text) // 2, len(numbers) - len(text)))
+        if start > end:
+            rule[column], numbers[start : start + len(text)] = "┬", text
+            end = start + len(text)
+    yield " " * (MARGIN - 1) + "└" + "".join(rule)
+    yield "".join(numbers).rstrip()
+    yield f"{drawing.x:^{canvas.width + 2 * MARGIN}}".rstrip()
+
+
+def _keys(names: Sequence[str]) -> dict[str, str]:
+    """A letter for each curve: the numbers of heads where these are all, else letters."""
+    last = [name.rpartition(" ")[2] for name in names]
+    alone = all(name == f"head {digit}" and len(digit) == 1 for name, digit in zip(names, last, strict=True))
+    return dict(zip(names, last if alone else "ABCDEFGH", strict=False))
+
+
+def _valued(words: str, at: float) -> str:
+    return words if number(at) in words else f"{words}: {number(at)}"
+
+
+def _legend(entries: Sequence[str], hues: Sequence[str], width: int) -> Iterator[str]:
+    line, length = [], 0
+    for place, entry in enumerate(entries):
+        if line and length + len(entry) > width:
+            yield "  ".join(line)
+            line, length = [], 0
+        line.append(color(entry, fg=hues[place]) if place < len(hues) else entry)
+        length += len(entry) + 2
+    if line:
+        yield "  ".join(line)
 
 
 # ---- grids -----------------------------------------------------------------------------------------------------------
@@ -74,15 +174,15 @@ def _shades(grid: Grid, width: int) -> Iterator[str]:
     values = np.asarray(grid.values, float)[np.ix_(rows, columns)]
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
+    bottom = low if grid.floor is None else max(low, grid.floor)
+    yield grid.y
     for name, line in zip(names, values, strict=True):
-        shades = (
-            " " if not np.isfinite(value) else SHADES[round((value - low) / ((high - low) or 1.0) * (len(SHADES) - 1))]
-            for value in line
-        )
-        yield f"{name:>{room}} " + "".join(shades)
-    first, last = _number(grid.columns[columns[0]]), _number(grid.columns[columns[-1]])
+        shares = np.clip((line - bottom) / ((high - bottom) or 1.0), 0, 1) * (len(SHADES) - 1)
+        shades = (SHADES[round(share)] if np.isfinite(share) else " " for share in shares)
+        yield f"{name:>{room}} {''.join(shades)}".rstrip()
+    first, last = number(grid.columns[columns[0]]), number(grid.columns[columns[-1]])
     yield " " * (room + 1) + first + grid.x.center(max(0, len(columns) - len(first) - len(last))) + last
-    yield f"from {_number(low)} (blank) to {_number(high)} (full)"
+    yield f"blank: {number(bottom)}{' or less' if low < bottom else ''}, full: {number(high)}"
 
 
 def _some(things: Sequence[Any], most: int) -> list[Any]:
@@ -92,5 +192,14 @@ def _some(things: Sequence[Any], most: int) -> list[Any]:
     return [things[i] for i in np.linspace(0, len(things) - 1, most).round().astype(int)]
 
 
-def _number(value: float) -> str:
-    return f"{value:.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:.3g}"
+# ---- words -----------------------------------------------------------------------------------------------------------
+def fact(head: str, text: str, width: int) -> Iterator[str]:
+    """A head and its text; without a head the paragraphs of a formula, whose indented lines stay as they are."""
+    if head:
+        yield from wrapped(f"{head:10} {text}", width, " " * 11)
+        return
+    for paragraph in text.split("\n\n"):
+        if paragraph.startswith(" "):
+            yield from paragraph.splitlines()
+        else:
+            yield from wrapped(" ".join(paragraph.split()), width)

@@ -1,0 +1,121 @@
+"""The words about an encoding or a mixer: formula, source, properties, backends, cost; read from its class."""
+
+import inspect
+import io
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from typing import Any
+
+import torch
+
+from longitude.attention.operation import explain
+from longitude.catalogue import acts, source_of
+from longitude.positions.base import Encoding
+from longitude.positions.composed import compose
+from longitude.show.build import Built, Part
+from longitude.show.shape import Shape
+
+Facts = dict[str, Any]
+
+
+def facts(made: Built, shape: Shape) -> Facts:
+    """Plain data about a label: {"label", "encodings": [...], "mixers": [...], "backends"}; backends only of encodings."""
+    backends = {} if made.encoding is None else {"backends": _backends(made.encoding, shape)}
+    return {
+        "label": made.label,
+        "encodings": [_of_encoding(part, shape) for part in made.encodings],
+        "mixers": [_of_mixer(part, shape) for part in made.mixers],
+        **backends,
+    }
+
+
+def words(about: Facts) -> Iterator[tuple[str, str]]:
+    """(head, text) of each fact, for readers; the formula has no head."""
+    for part in (*about["encodings"], *about["mixers"]):
+        yield "", part["formula"]
+        yield "source", part["source"] or "none given"
+        if "takes" in part:
+            yield "takes", f"of an encoding: {', '.join(part['takes'])}; a cache of {part['cache']} for N tokens"
+        else:
+            yield "acts as", ", ".join(part["acts"]) or "nothing: order is known from the causal mask alone"
+            yield "is", ", ".join(part["properties"])
+        yield "options", " ".join(f"{name}={_value(value)}" for name, value in part["options"].items())
+        yield "parameters", f"{part['parameters']:,}"
+    if runs := about.get("backends"):
+        yield "backends", "; ".join(_taken(when, each) for when, each in runs.items())
+        yield "cost here", "longitude bench"
+
+
+def _of_encoding(part: Part, shape: Shape) -> Facts:
+    module = part.module
+    yes = {
+        "relative": module.relative,
+        "absolute": not module.relative,
+        "learned": module.learned,
+        "without parameters": not module.learned,
+        "causal only": module.causal_only,
+        f"defined up to {module.max_length} positions": module.max_length is not None,
+        f"{module.axes} coordinates per token": module.axes > 1,
+        "one module for all layers": module.learned and module.shared,
+        "a module for each layer": module.learned and not module.shared,
+        "cached keys stay untransformed": not module.stable_keys,
+    }
+    return {
+        **_of_part(part),
+        "acts": acts(module, shape.dim),
+        "properties": [words for words, holds in yes.items() if holds],
+    }
+
+
+def _of_mixer(part: Part, shape: Shape) -> Facts:
+    kind = type(part.module)
+    takes = ["what is added to the input", *["rotations"] * kind.rotates, *["terms of scores"] * kind.scores]
+    return {**_of_part(part), "takes": takes, "cache": kind.growth, "products": part.module.products(shape.length)}
+
+
+def _of_part(part: Part) -> Facts:
+    return {
+        "name": part.name,
+        "class": " + ".join(type(each).__name__ for each in _members(part.module)),
+        "formula": formula(part.factory),
+        "source": source_of(part.module) or source_of(part.factory),
+        "options": {name: value for name, value in part.options.items() if name != "encoding"},
+        "parameters": sum(p.numel() for p in part.module.parameters()),
+    }
+
+
+def _members(module: Any) -> list[Any]:
+    return [*compose(module)] if isinstance(module, Encoding) else [module]
+
+
+def formula(factory: Any) -> str:
+    """A docstring up to its first section."""
+    return re.split(r"\n(?=[A-Z][a-z]+:\n)", inspect.getdoc(factory) or "")[0].strip()
+
+
+def _backends(encoding: Encoding, shape: Shape) -> Facts:
+    """{"training", "reading"}: those that take float32 attention of this shape, the cheapest first, with the price of each."""
+    found = {}
+    kind = torch.float32
+    for when, training in (("training", True), ("reading", False)):
+        q = torch.zeros(1, shape.heads, shape.length, shape.head_dim, dtype=kind, requires_grad=training)
+        encoding = encoding.float().train(training)
+        with torch.set_grad_enabled(training), redirect_stdout(io.StringIO()):
+            columns = compose(encoding).context(shape.tokens().float())[0]
+            verdicts = explain(q, q, q, encoding=encoding, context=columns)
+        found[when] = {
+            v.backend: round(v.price, 2) for v in sorted(verdicts, key=lambda v: v.price) if v.refusal is None
+        }
+    encoding.double().eval()
+    return found
+
+
+def _taken(when: str, prices: dict[str, float]) -> str:
+    first, *others = prices
+    also = f", also {', '.join(others)}" if others else ""
+    return f"{when}: {first}, about {prices[first]:g} times the time of plain causal attention{also}"
+
+
+def _value(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,123 @@
+"""What rotations do, drawn: wavelengths of the pairs, what schemes make of them, scores of a rotated query and key."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from longitude.positions.base import Encoding
+from longitude.positions.rotary import Rotary, XPos
+from longitude.positions.scaling import SCHEMES, Follows, Scaling, rope_frequencies
+from longitude.registry import options_of, resolve_options
+from longitude.show.drawing import Drawing, Lines, offsets_of
+from longitude.show.shape import Shape
+
+SEEDS = 3
+"""Of random queries and keys."""
+FACTOR = 4
+"""Of the schemes that are drawn next to plain rotations."""
+PLAIN = "without a scheme"
+
+
+def schemes(factor: float, original: int) -> dict[str, Scaling]:
+    """Every registered scheme that a factor, a trained length and the length that they make decide, by its name."""
+    known = {"factor": float(factor), "original_max_length": original, "max_length": math.ceil(factor * original)}
+    found = {}
+    for name, scheme in SCHEMES.items():
+        try:
+            found[name] = scheme(**resolve_options(name, options_of(scheme), {}, known, "scaling"))
+        except ValueError:  # it needs more than these: LongRoPE's factors, a base
+            continue
+    return found
+
+
+def wavelengths(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
+    """Positions of one full rotation of each rotary pair, before and after its scheme; how much schemes slow pairs down."""
+    rotary = encoding.rope if isinstance(encoding, XPos) else encoding
+    if not isinstance(rotary, Rotary):
+        return
+    follows = isinstance(rotary.scaling, Follows) and rotary.scaling.follow != "declared"
+    now = rotary.frequencies(shape.length if follows else None).inverse
+    original = getattr(rotary.scaling, "original_max_length", None)
+    trained = original or shape.length
+    same = {"base": rotary.base, "rotary_dim": rotary.rotary_dim, "proportion": rotary.proportion}
+    before, each = now, {}
+    if rotary.scaling is not None:
+        before = rope_frequencies(rotary.head_dim, **same).inverse
+        each = {rotary.scaling.name: now}
+    elif rotary.rotary_dim >= 4 and type(rotary) is Rotary:
+        drawn = schemes(FACTOR, trained).items()
+        each = {name: rope_frequencies(rotary.head_dim, scaling=one, **same).inverse for name, one in drawn}
+    drawn = {PLAIN: before, **each} if rotary.scaling is not None else {"wavelength": now}
+    pairs = np.arange(len(now))
+    at = f" At length {shape.length}, which the scheme follows." if follows else ""
+    yield Lines(
+        name="wavelengths",
+        title="Positions of one full rotation, by pair",
+        caption="A pair whose wavelength is above the trained length saw only a part of its circle: beyond that length it "
+        f"meets angles that are new.{at}",
+        x="rotary pair",
+        y="positions",
+        lines={name: (pairs, (2 * math.pi / theta).double().numpy()) for name, theta in drawn.items()},
+        log_y=True,
+        levels={"trained length" if original else "length": trained},
+    )
+    if not each:
+        return
+    turning = int((before * trained >= 2 * math.pi).sum())
+    every = f", for a factor of {FACTOR} and a trained length of {trained}" if rotary.scaling is None else ""
+    left_out = [name for name in SCHEMES if name not in each] if rotary.scaling is None else []
+    yield Lines(
+        name="slowed",
+        title=f"How many times slower each pair rotates, {'by scheme' if rotary.scaling is None else 'by the scheme'}",
+        caption=f"Frequencies before over those after{every}. Pairs from {turning} on never finished a rotation within "
+        f"{trained}: only slower ones stay within angles that were trained."
+        + (f" Not drawn, because more than a factor decides them: {', '.join(left_out)}." if left_out else "")
+        + at,
+        x="rotary pair",
+        y="times slower",
+        lines=_grouped({name: (pairs, (before / theta).double().numpy()) for name, theta in each.items()}),
+        marks={"first pair without a full rotation": turning} if turning < len(pairs) else {},
+    )
+
+
+def _grouped(lines: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Curves that are one under one name."""
+    names: dict[bytes, list[str]] = {}
+    for name, (_, y) in lines.items():
+        names.setdefault(y.tobytes(), []).append(name)
+    return {" and ".join(same): lines[same[0]] for same in names.values()}
+
+
+def scores(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
+    """Scores of a rotated query and key against their offset: they depend on both vectors."""
+    if not encoding.overrides("keys"):
+        return
+    offsets, dim = offsets_of(shape.length), shape.head_dim
+    generator = torch.Generator().manual_seed(0)
+    alike = torch.ones(1, dim, dtype=torch.float64)
+    given = {"q = k, all dimensions alike": (alike, alike)}
+    for seed in range(SEEDS):
+        q, k = torch.randn(2, 1, dim, generator=generator, dtype=torch.float64)
+        given[f"random q and k, {seed + 1}"] = q, k
+    yield Lines(
+        name="scores",
+        title="Score of one query and one key, by offset",
+        caption="q.k after rotation, over the product of their lengths before it. It falls with distance for vectors whose "
+        "dimensions are all alike, and not in general: which offset a head prefers is learned in its queries and keys.",
+        x="offset (query - key)",
+        y="cosine of q and k",
+        lines={name: (offsets, rotated(encoding, q, k, offsets, shape)) for name, (q, k) in given.items()},
+        log_x=True,
+        focus="q = k, all dimensions alike",
+    )
+
+
+def rotated(encoding: Encoding, q: Tensor, k: Tensor, offsets: np.ndarray, shape: Shape) -> np.ndarray:
+    """Cosines of a query at the newest position and a key [1, head_dim] so many positions before it."""
+    newest = shape.length - 1
+    keys = encoding.rotate_keys(k.expand(len(offsets), -1), newest - torch.from_numpy(offsets))
+    found = keys @ encoding.rotate_queries(q, torch.tensor([newest]))[0]
+    return (found / (q.norm() * k.norm())).numpy()

@@ -1,0 +1,76 @@
+"""`longitude show` on the command line: what it prints, the files that it writes, what it refuses."""
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import pytest
+
+SMALL = "--length 64 --heads 4 --head-dim 16".split()
+
+
+def test_an_encoding_in_the_terminal(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command("show", "alibi", *SMALL)
+    lines = out.splitlines()
+    assert code == 0 and err == "" and not list(tmp_path.iterdir())
+    assert max(map(len, lines)) <= 80 and "\x1b" not in out
+    assert not any(line == before == "" for before, line in pairwise(lines))
+    assert "score_h(i, j) += -m_h |i - j|" in out and "https://arxiv.org/abs/2108.12409" in out
+    assert "1 head 1  2 head 2  3 head 3  4 head 4" in out
+    assert re.search(r"^ +0 +1 +4 +16", out, re.MULTILINE)
+
+
+def test_curves_that_go_far_end_at_20_below_and_say_so(command):
+    out = command("show", "alibi", "--length", "256", "--heads", "4", "--head-dim", "16")[1]
+    assert "Curves go on below -20, down to -63.8." in out and "-20 or less" in out
+
+
+def test_several_share_a_picture(command):
+    code, out, _ = command("show", "alibi", "t5", *SMALL)
+    assert code == 0 and "A alibi  B t5" in out and "Of each, head 2 is drawn." in out
+    assert "alibi: the same by head" in out and "t5: the same by head" in out
+
+
+def test_json_holds_the_words_and_the_numbers(command):
+    code, out, _ = command("show", "alibi", *SMALL, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["about"][0]["encodings"][0]["acts"] == ["bias"]
+    bias = next(each for each in found["drawings"] if each["name"] == "bias")
+    assert {"line": "head 1", "x": 4, "y": -1.0} in bias["rows"]
+
+
+@pytest.mark.slow
+def test_files(command, tmp_path):
+    for suffix in ("svg", "png", "html"):
+        file = tmp_path / f"rope.{suffix}"
+        code, out, err = command("show", "rope", *SMALL, "--out", file)
+        assert code == 0 and "rotated by the angle" in out and "┤" not in out and str(file) in err
+        assert file.stat().st_size > 10_000
+    root = ET.parse(tmp_path / "rope.svg").getroot()
+    words = {each.tag.rpartition("}")[2]: each.text for each in root[:2]}
+    assert root.get("role") == "img" and "full rotation" in words["title"] and "yarn from 1 at 0" in words["desc"]
+    page = (tmp_path / "rope.html").read_text()
+    assert "the numbers</summary>" in page and "http-equiv" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ("", "expected a name: longitude show alibi"),
+        ("alibbi", "unknown encoding 'alibbi': did you mean 'alibi'?"),
+        ("rope:scaling=yarm", "unknown scaling 'yarm': did you mean 'yarn'?"),
+        ("rope:rotary_dim=7", "rope: expected an even rotary_dim of at most head_dim=64, got 7"),
+        ("window", "'window' needs the option 'size'"),
+        ("alibi --heads 0", "show: expected heads to be an int of 1 or more, got 0"),
+        ("alibi --length 1", "--length must be at least 2, got 1"),
+        ("alibi --out alibi.pdf", "--out alibi.pdf: expected a name that ends in .svg, .html or .png"),
+        ("alibi --ot x.svg", "unknown option '--ot': did you mean '--out'?"),
+    ],
+)
+def test_wrong_use_is_one_line(arguments, reason, command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = command("show", *arguments.split())
+    assert code == 2 and out == "" and err.startswith("longitude: ") and err.count("\n") == 1 and reason in err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,188 @@
+"""Drawings of encodings against the formulas of their papers, written out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from longitude.show.build import built
+from longitude.show.drawing import Grid, Lines, ticks
+from longitude.show.encodings import drawings
+from longitude.show.shape import Shape
+
+SHAPE = Shape(length=64, heads=4, head_dim=16)
+
+
+def drawn(label: str, name: str, shape: Shape = SHAPE) -> Lines | Grid:
+    return {each.name: each for each in drawings(built(label, shape).encoding, shape)}[name]
+
+
+def lines(label: str, name: str, shape: Shape = SHAPE) -> dict[str, dict[float, float]]:
+    """Line -> x -> y."""
+    found = drawn(label, name, shape)
+    return {
+        line: dict(zip(np.asarray(x).tolist(), np.asarray(y).tolist(), strict=True))
+        for line, (x, y) in found.lines.items()
+    }
+
+
+def near(found: dict[float, float], formula, atol: float = 1e-12) -> None:
+    np.testing.assert_allclose([*found.values()], [formula(x) for x in found], rtol=1e-12, atol=atol)
+
+
+# ---- biases ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("heads", "slopes"), [(4, [2**-2, 2**-4, 2**-6, 2**-8]), (3, [2**-4, 2**-8, 2**-2])])
+def test_alibi_falls_by_the_slopes_of_the_paper(heads, slopes):
+    shape = Shape(length=64, heads=heads, head_dim=16)
+    for head, slope in enumerate(slopes, 1):
+        near(lines("alibi", "bias", shape)[f"head {head}"], lambda d, slope=slope: -slope * d)
+    assert [*lines("alibi", "slopes", shape)["slope"].values()] == slopes
+    grid = drawn("alibi", "bias-by-head", shape)
+    np.testing.assert_allclose(grid.values, -np.outer(slopes, np.arange(64)), atol=1e-12)
+
+
+def test_a_one_sided_alibi_has_a_side_for_each_half_of_its_heads():
+    found = lines("alibi:future=one-sided", "bias")
+    past = {name: [d for d, y in line.items() if math.isfinite(y)] for name, line in found.items()}
+    assert min(past["head 1"]) == min(past["head 2"]) == 0 == max(past["head 3"]) == max(past["head 4"])
+
+
+def test_t5_reads_the_buckets_of_the_paper():
+    """Half of the buckets for an offset each, the others logarithmic up to max_distance."""
+
+    def bucket(n: float) -> int:
+        return int(n) if n < 16 else min(31, 16 + int(math.log(n / 16) / math.log(128 / 16) * 16 + 1e-9))
+
+    near(lines("t5", "buckets")["bucket"], bucket)
+    assert drawn("t5", "buckets").marks == {"max_distance": 128}
+    table = built("t5", SHAPE).encoding.table.detach()
+    near(lines("t5", "bias")["head 3"], lambda d: table[bucket(d), 2].item())
+
+
+# ---- rotations -------------------------------------------------------------------------------------------------------
+PAIRS = 8
+THETA = [10_000 ** (-2 * k / 16) for k in range(PAIRS)]
+
+
+def test_wavelengths_of_rope():
+    near(lines("rope", "wavelengths")["wavelength"], lambda k: 2 * math.pi / THETA[int(k)])
+    half = lines("rope:proportion=0.5", "wavelengths")["wavelength"]
+    assert [math.isinf(w) for w in half.values()] == [False] * 4 + [True] * 4
+
+
+def test_what_each_scheme_does_to_the_pairs():
+    """Chen et al.: all by s. bloc97: base s^(d/(d-2)). Peng et al.: ramps over pairs from 32 rotations to 1."""
+    found, original, s = lines("rope", "slowed"), 64, 4
+
+    def ramp(k: float) -> float:
+        low, high = (16 * math.log(original / (2 * math.pi * r)) / (2 * math.log(10_000)) for r in (32, 1))
+        low, high = max(math.floor(low), 0), min(math.ceil(high), 15)
+        return min(1, max(0, (k - low) / (high - low)))
+
+    def llama3(k: float) -> float:
+        smooth = min(1, max(0, (original * THETA[int(k)] / (2 * math.pi) - 1) / (4 - 1)))
+        return 1 / (smooth + (1 - smooth) / s)
+
+    near(found["linear"], lambda k: s)
+    near(found["ntk"], lambda k: s ** (2 * k / 14))
+    near(found["dynamic_ntk"], lambda k: (s * 4 - (s - 1)) ** (2 * k / 14))
+    near(found["ntk_by_parts and yarn"], lambda k: 1 / (1 - ramp(k) + ramp(k) / s))
+    near(found["llama3"], llama3)
+    assert drawn("rope", "slowed").marks == {
+        "first pair without a full rotation": sum(64 * t >= 2 * math.pi for t in THETA)
+    }
+
+
+def test_a_scheme_is_drawn_before_and_after():
+    label = "rope:scaling=linear,factor=8"
+    found = lines(label, "wavelengths")
+    near(found["without a scheme"], lambda k: 2 * math.pi / THETA[int(k)])
+    near(found["linear"], lambda k: 16 * math.pi / THETA[int(k)])
+    assert drawn(label, "wavelengths").levels == {"length": 64}
+    follows = "rope:scaling=dynamic_ntk,factor=2,original_max_length=32,follow=sequence"
+    near(lines(follows, "slowed")["dynamic_ntk"], lambda k: (2 * 64 / 32 - 1) ** (2 * k / 14))
+    assert drawn(follows, "wavelengths").levels == {"trained length": 32}
+
+
+def test_scores_of_rotated_vectors_are_sums_of_cosines():
+    found = lines("rope:layout=half", "scores")
+    near(found["q = k, all dimensions alike"], lambda d: sum(math.cos(d * t) for t in THETA) / PAIRS)
+    q, k = torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    theta = torch.tensor(THETA, dtype=torch.float64)
+    a, b = (torch.complex(v[0, :8], v[0, 8:]) for v in (q, k))
+    turned = [
+        (a * b.conj() * torch.exp(1j * theta * d)).real.sum() / (q.norm() * k.norm())
+        for d in found["random q and k, 1"]
+    ]
+    np.testing.assert_allclose([*found["random q and k, 1"].values()], turned, atol=1e-12)
+
+
+# ---- the input -------------------------------------------------------------------------------------------------------
+def test_the_sinusoid_table():
+    grid = drawn("sinusoidal", "table")
+    assert grid.rows[:2] == ["0", "1"] and len(grid.columns) == 64
+    angles = np.outer(np.arange(48), [10_000 ** (-(c - c % 2) / 64) for c in grid.columns])
+    want = np.where(np.asarray(grid.columns) % 2 == 0, np.sin(angles), np.cos(angles))
+    np.testing.assert_allclose(grid.values, want, atol=1e-12)
+    near(
+        lines("sinusoidal", "codes")["cosine"],
+        lambda d: sum(math.cos(d * 10_000 ** (-2 * i / 64)) for i in range(32)) / 32,
+    )
+
+
+# ---- content ---------------------------------------------------------------------------------------------------------
+def test_gates_of_fox():
+    module = built("fox", SHAPE).encoding
+    gate = torch.nn.functional.logsigmoid(module.forget(SHAPE.tokens()))[0, :, 1].detach()
+    near(lines("fox", "gates")["head 2"], lambda d: gate[64 - int(d) :].sum().item() if d else 0.0)
+
+
+def test_reflections_of_path():
+    """H = I - b w w' of one token after the other."""
+    module = built("path", SHAPE).encoding
+    columns = module.context(SHAPE.tokens())[0]
+    w, b = columns["reflection"][0, 0].detach(), columns["strength"][0].detach()
+    np.testing.assert_allclose(drawn("path", "reflections").values, b, atol=1e-12)
+    key = torch.nn.functional.normalize(
+        torch.randn(16, generator=torch.Generator().manual_seed(1), dtype=torch.float64), dim=0
+    )
+    state, want = key, [1.0]
+    for t in range(1, 64):
+        state = (torch.eye(16, dtype=torch.float64) - b[0, t] * torch.outer(w[t], w[t])) @ state
+        want.append(float(key @ state))
+    np.testing.assert_allclose([*lines("path", "path")["random key 2"].values()], want, atol=1e-9)
+
+
+def test_positions_that_cope_counts():
+    noise = torch.randn(64, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    for name, mean in (("scores of mean -2", -2), ("scores of mean 2", 2)):
+        counts = (1 / (1 + np.exp(-(noise.numpy() + mean)))).cumsum()
+        near(lines("cope:max_position=40", "counted")[name], lambda d, counts=counts: min(39, counts[int(d)]), 1e-9)
+
+
+def test_vectors_of_shaw():
+    module = built("shaw:max_distance=5", SHAPE).encoding
+    query = torch.randn(16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    near(
+        lines("shaw:max_distance=5", "vectors")["random query 1"],
+        lambda d: float(query @ module.key_table[5 - min(5, int(d))].detach()) / 4,
+    )
+
+
+def test_weights_are_a_softmax_of_what_position_adds():
+    found = lines("alibi", "weights")["head 1"]
+    total = sum(math.exp(-d / 4) for d in range(64))
+    near(found, lambda d: math.exp(-d / 4) / total)
+    raw = [math.exp(4 * sum(math.cos(d * t) for t in THETA) / PAIRS) for d in range(64)]  # q.k = 16, scale 1/4
+    near(lines("rope", "weights")["every head"], lambda d: raw[int(d)] / sum(raw))
+
+
+# ---- axes ------------------------------------------------------------------------------------------------------------
+def test_ticks():
+    assert ticks(0, 1023, "offsets") == [0, 1, 4, 16, 64, 256]
+    assert ticks(-5, 5, "offsets") == [-4, -1, 0, 1, 4]
+    assert ticks(-20, 0) == [-20, -15, -10, -5, 0]
+    assert ticks(0.9, 13.2) == [2, 4, 6, 8, 10, 12]
+    assert ticks(6.28, 47_000, "log") == [10, 100, 1000, 10_000]
+    assert ticks(2**-8, 0.5, "log") == pytest.approx([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5])
