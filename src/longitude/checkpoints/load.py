@@ -135,10 +135,12 @@ def require_causal(path: str, config: PreTrainedConfig) -> None:
 
 
 def config_of(name_or_path: str | Path) -> PreTrainedConfig:
-    """The configuration of a checkpoint, without its weights. ValueError, in one line, when there is none that we can read."""
+    """The configuration of a checkpoint or of a config.json, without weights. ValueError, in one line, where there is none."""
     path = str(name_or_path)
-    where = _where(path)
-    if where is not None:
+    if path.endswith(".json"):
+        _require_configuration(Path(path).expanduser())
+        where = Path(path)
+    elif (where := _where(path)) is not None:
         _require_config(where)
     problem = "its configuration cannot be read" if where else "there is no such folder, and no such name on the hub"
     with quiet(), in_one_line(f"{path}: {problem}"):
@@ -192,6 +194,13 @@ def _require_config(folder: Path) -> None:
     file = folder / "config.json"
     if not file.is_file():
         raise ValueError(f"{folder}: there is no config.json; expected the folder of a Hugging Face checkpoint")
+    _require_configuration(file)
+
+
+def _require_configuration(file: Path) -> None:
+    """ValueError for a file that is no configuration of an architecture that transformers has."""
+    if not file.is_file():
+        raise ValueError(f"{file}: there is no such file; expected the config.json of a Hugging Face checkpoint")
     try:
         plain = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -201,8 +210,8 @@ def _require_config(folder: Path) -> None:
     if plain["model_type"] not in CONFIG_MAPPING:
         if "auto_map" in plain:
             raise ValueError(
-                f"{folder}: its model ({plain['model_type']}) is code that comes with the checkpoint, and such code is never "
-                f"run; take a checkpoint of an architecture that transformers has"
+                f"{file.parent}: its model ({plain['model_type']}) is code that comes with the checkpoint, and such code is "
+                f"never run; take a checkpoint of an architecture that transformers has"
             )
         raise unknown("model_type", plain["model_type"], list(CONFIG_MAPPING.keys()), f"It is in {file}.")
 

@@ -3,9 +3,8 @@
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 
@@ -16,20 +15,22 @@ SUFFIXES = (".svg", ".html", ".png")
 
 def show(
     name: Annotated[tuple[str, ...], tyro.conf.Positional],
-    length: int = 1024,
-    heads: int = 8,
-    head_dim: int = 64,
+    encoding: tuple[str, ...] = (),
+    length: int | None = None,
+    heads: int | None = None,
+    head_dim: int | None = None,
     out: Path | None = None,
     json: bool = False,
 ) -> int:
-    """Show what an encoding or a mixer does: formula, source, properties, backends, and pictures drawn by its own code.
+    """Show what an encoding, a mixer, a study's models or a checkpoint do with position, drawn by their own code.
 
     Args:
-        name: Labels as in a study: alibi, rope:scaling=yarn,factor=4,original_max_length=256, alibi+fox; several are drawn
-            side by side.
-        length: Positions that are drawn.
-        heads: Of the attention that is drawn.
-        head_dim: Width of a head.
+        name: Labels as in a study: alibi, rope:scaling=yarn,factor=4,original_max_length=256, alibi+window:size=64; the folder of
+            a study; a checkpoint or its config.json. Several are drawn side by side.
+        encoding: Of a study, the labels whose trained models are drawn; all of them by default.
+        length: Positions that are drawn: 1024 by default, of a study its training length.
+        heads: Of the attention in which a name is drawn: 8 by default.
+        head_dim: Width of a head: 64 by default.
         out: Write the pictures to this file: .svg, .html or .png.
         json: Print JSON instead: words and numbers of every picture.
     """
@@ -37,48 +38,33 @@ def show(
         raise ValueError("expected a name: longitude show alibi; `longitude list` lists them")
     if out is not None and out.suffix not in SUFFIXES:
         raise ValueError(f"--out {out}: expected a name that ends in .svg, .html or .png")
-    from longitude.show.build import built
     from longitude.show.drawing import side_by_side
-    from longitude.show.encodings import drawings
-    from longitude.show.facts import facts, words
-    from longitude.show.shape import Shape
+    from longitude.show.subjects import subjects
 
-    shape = Shape(length=length, heads=heads, head_dim=head_dim)
-    each = {label: built(label, shape) for label in dict.fromkeys(name)}
-    about = [facts(made, shape) for made in each.values()]
-    found = side_by_side(
-        {label: drawings(made.encoding, shape) if made.encoding else [] for label, made in each.items()}
-    )
-    return _show([(one["label"], [*words(one)]) for one in about], about, found, out, json)
-
-
-def _show(
-    parts: Sequence[tuple[str, Iterable[tuple[str, str]]]],
-    about: Any,
-    drawings: Sequence[Any],
-    out: Path | None,
-    json: bool,
-) -> int:
-    """Words and pictures: on the terminal, as JSON, or into a file."""
+    sizes = {"length": length, "heads": heads, "head_dim": head_dim}
+    shown = [*subjects(name, encoding, {size: given for size, given in sizes.items() if given is not None})]
+    drawings = side_by_side({one.label: one.drawings for one in shown})
     if out is not None:
+        if not drawings:
+            raise ValueError(f"--out {out}: nothing is drawn of {', '.join(name)}; leave it out")
         from longitude.show.charts import write
 
-        write(out, parts, drawings)
+        write(out, [(one.label, one.words) for one in shown], drawings)
         print(f"{len(drawings)} pictures: {out}", file=sys.stderr)
     if json:
         frames = [
             {"name": d.name, "title": d.title, "caption": d.caption, "rows": d.frame.to_dict("records")}
             for d in drawings
         ]
-        print_json({"about": about, "drawings": frames})
+        print_json({"about": [one.about for one in shown], "drawings": frames})
         return DONE
     from longitude.show.terminal import drawn, fact
 
     width = max(60, min(120, shutil.get_terminal_size((80, 24)).columns))
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    for place, (title, words) in enumerate(parts):
-        print("\n" * bool(place) + title)
-        print(*(line for head, text in words for line in fact(head, text, width)), sep="\n")
+    for place, one in enumerate(shown):
+        print("\n" * bool(place) + one.label)
+        print(*(line for head, text in one.words for line in fact(head, text, width)), sep="\n")
     if out is None:
         for drawing in drawings:
             print("\n" + drawn(drawing, width, colour))

@@ -3,7 +3,7 @@
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from xml.sax.saxutils import escape
 
 import altair as alt
@@ -84,13 +84,15 @@ def _chart(drawing: Drawing, captioned: bool = False) -> Any:
         return chart
     words: Any = textwrap.wrap(drawing.caption, 140)
     return chart.properties(
-        title=alt.TitleParams(drawing.title, subtitle=words, anchor="start", subtitleColor=GREY, offset=12)
+        title=alt.TitleParams(
+            drawing.title, subtitle=words, anchor="start", frame="group", subtitleColor=GREY, offset=12
+        )
     )
 
 
 # ---- curves ----------------------------------------------------------------------------------------------------------
 def _lines(drawing: Lines) -> Any:
-    names, frame = [*drawing.lines], drawing.frame
+    names, frame = [*drawing.lines], cast(Any, drawing.frame)
     colours, dashes = ([style(i) for i in range(len(names))] for style in (colour_of, dash_of))
     legend = (
         None if len(names) == 1 else alt.Legend(title=None, orient="bottom", columns=4, symbolLimit=0, labelLimit=300)
@@ -104,17 +106,16 @@ def _lines(drawing: Lines) -> Any:
             grid=False, labelOverlap="greedy", values=ticks(low, high, "offsets" if drawing.log_x else "linear")
         ),
     )
-    bottom = {} if drawing.floor is None else {"domainMin": drawing.floor}
+    bottom: dict[str, Any] = {} if drawing.floor is None else {"domainMin": drawing.floor}
+    at: dict[str, Any] = {"values": ticks(frame["y"].min(), frame["y"].max(), "log")} if drawing.log_y else {}
     y = alt.Y(
         "y:Q",
         title=drawing.y,
         scale=alt.Scale(type="log" if drawing.log_y else "linear", zero=False, nice=False, **bottom),
-        axis=alt.Axis(
-            tickCount=6, **({"values": ticks(frame["y"].min(), frame["y"].max(), "log")} if drawing.log_y else {})
-        ),
+        axis=alt.Axis(tickCount=6, **at),
     )
-    base = alt.Chart(alt.InlineData(values=frame.round({"y": 6}).to_dict("records")))
-    dots = {"point": alt.OverlayMarkDef(size=30)} if len(frame) <= 16 else {}
+    base = alt.Chart(alt.InlineData(values=_short(frame, "y").to_dict("records")))
+    dots: dict[str, Any] = {"point": alt.OverlayMarkDef(size=30)} if len(frame) <= 16 else {}
     line = base.mark_line(strokeWidth=1.8, clip=True, **dots).encode(
         x,
         y,
@@ -128,6 +129,11 @@ def _lines(drawing: Lines) -> Any:
     return alt.layer(line, *(layer for pair in [*levels, *rules] for layer in pair)).properties(
         height=HEIGHT, title=drawing.title
     )
+
+
+def _short(frame: Any, column: str) -> Any:
+    """With five digits of its numbers, which a picture does not exceed."""
+    return frame.assign(**{column: [float(f"{value:.5g}") for value in frame[column]]})
 
 
 def _rule(axis: str, words: str, at: float, encoded: Any, **place: Any) -> tuple[Any, Any]:
@@ -147,15 +153,14 @@ def _rule(axis: str, words: str, at: float, encoded: Any, **place: Any) -> tuple
 def _grid(drawing: Grid) -> Any:
     rows, columns = list(drawing.rows), list(drawing.columns)
     last = columns[-1] - columns[-2] if len(columns) > 1 else 1
-    ends = dict(
-        zip(columns, [*(each + 0.1 * last for each in columns[1:]), columns[-1] + last], strict=True)
-    )  # no seams
-    frame = drawing.frame.assign(to=lambda each: each["x"].map(ends)).round({"value": 5})
+    overlapping = [*(each + 0.1 * last for each in columns[1:]), columns[-1] + last]  # without seams
+    ends = dict(zip(columns, overlapping, strict=True))
+    frame = _short(cast(Any, drawing.frame), "value").assign(to=lambda each: each["x"].map(ends))
     base = alt.Chart(alt.InlineData(values=frame.dropna().to_dict("records")))
     few = alt.Axis(grid=False, labelOverlap="greedy", ticks=False)
     diverges = frame["value"].min() < 0 < frame["value"].max()
-    least = {} if drawing.floor is None else {"domainMin": drawing.floor, "clamp": True}
-    middle = {"domainMid": 0} if diverges else {}
+    least: dict[str, Any] = {} if drawing.floor is None else {"domainMin": drawing.floor, "clamp": True}
+    middle: dict[str, Any] = {"domainMid": 0} if diverges else {}
     scale = alt.Scale(scheme="blueorange" if diverges else "viridis", **least, **middle)
     chart = base.mark_rect(aria=False).encode(
         alt.X("x:Q", title=drawing.x, scale=alt.Scale(nice=False, zero=False), axis=few),

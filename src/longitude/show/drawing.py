@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -12,6 +12,10 @@ POINTS = 160
 """Of a curve over offsets, about."""
 FLOOR = -20.0
 """Below it a bias makes a weight less than 2e-9 of what it is with bias 0: drawings end here."""
+
+
+Line = tuple[Any, Any]
+"""(x [n], y [n]): arrays or sequences of numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +42,7 @@ class Lines:
     caption: str
     x: str
     y: str
-    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]]
+    lines: Mapping[str, Line]
     log_x: bool = False
     log_y: bool = False
     marks: Mapping[str, float] = field(default_factory=dict)
@@ -50,7 +54,7 @@ class Lines:
     def frame(self) -> pd.DataFrame:
         """Columns line, x, y: what is drawn."""
         parts = [pd.DataFrame({"line": name, "x": x, "y": y}) for name, (x, y) in self.lines.items()]
-        whole = pd.concat(parts, ignore_index=True)
+        whole: Any = pd.concat(parts, ignore_index=True)
         return whole[np.isfinite(whole["y"])].reset_index(drop=True)
 
 
@@ -96,7 +100,7 @@ def floor_of(values: np.ndarray) -> float | None:
     return FLOOR if np.nanmin(values, initial=0.0) < FLOOR else None
 
 
-def heads(values: np.ndarray, x: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def heads(values: np.ndarray, x: np.ndarray) -> dict[str, Line]:
     """Lines [heads, n] by their names; one where all heads are alike."""
     if len(values) > 1 and np.array_equal(values, np.broadcast_to(values[0], values.shape), equal_nan=True):
         return {"every head": (x, values[0])}

@@ -11,7 +11,7 @@ from longitude.positions.base import Encoding
 from longitude.positions.rotary import Rotary, XPos
 from longitude.positions.scaling import SCHEMES, Follows, Scaling, rope_frequencies
 from longitude.registry import options_of, resolve_options
-from longitude.show.drawing import Drawing, Lines, offsets_of
+from longitude.show.drawing import Drawing, Line, Lines, offsets_of
 from longitude.show.shape import Shape
 
 SEEDS = 3
@@ -78,12 +78,12 @@ def wavelengths(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         + at,
         x="rotary pair",
         y="times slower",
-        lines=_grouped({name: (pairs, (before / theta).double().numpy()) for name, theta in each.items()}),
+        lines=grouped({name: (pairs, (before / theta).double().numpy()) for name, theta in each.items()}),
         marks={"first pair without a full rotation": turning} if turning < len(pairs) else {},
     )
 
 
-def _grouped(lines: dict[str, tuple[np.ndarray, np.ndarray]]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def grouped(lines: dict[str, Line]) -> dict[str, Line]:
     """Curves that are one under one name."""
     names: dict[bytes, list[str]] = {}
     for name, (_, y) in lines.items():

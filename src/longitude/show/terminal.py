@@ -49,7 +49,7 @@ def wrapped(text: str, width: int, indent: str = "") -> list[str]:
 # ---- curves ----------------------------------------------------------------------------------------------------------
 def _curves(drawing: Lines, width: int, colour: bool) -> Iterator[str]:
     names = _some([*drawing.lines], CURVES)
-    frame = drawing.frame
+    frame: Any = drawing.frame
     frame = frame[frame["line"].isin(names)]
     place_x = _logarithm if drawing.log_x else _same
     place_y = np.log10 if drawing.log_y else _same
@@ -107,8 +107,8 @@ def _canvas(width: int, left: float, low: float, right: float, high: float) -> C
     right = right if right > left else left + 1
     low, high = (low, high) if high > low else (low - 0.5, high + 0.5)
     across, up = 2 * width / (2 * width - 1), 4 * HEIGHT / (4 * HEIGHT - 1)
-    limits = (left, low, left + (right - left) * across, low + (high - low) * up)
-    return Canvas(width, HEIGHT, *map(float, limits), mode="names")
+    xmax, ymax = float(left + (right - left) * across), float(low + (high - low) * up)
+    return Canvas(width, HEIGHT, float(left), float(low), xmax, ymax, mode="names")
 
 
 def _curve(canvas: Canvas, x: np.ndarray, y: np.ndarray, hue: str | None) -> None:
@@ -174,7 +174,7 @@ def _shades(grid: Grid, width: int) -> Iterator[str]:
     values = np.asarray(grid.values, float)[np.ix_(rows, columns)]
     finite = values[np.isfinite(values)]
     low, high = (finite.min(), finite.max()) if len(finite) else (0.0, 0.0)
-    bottom = low if grid.floor is None else max(low, grid.floor)
+    bottom = low if grid.floor is None else grid.floor
     yield grid.y
     for name, line in zip(names, values, strict=True):
         shares = np.clip((line - bottom) / ((high - bottom) or 1.0), 0, 1) * (len(SHADES) - 1)

@@ -30,7 +30,7 @@ def biases(analysis: Analysis) -> Iterator[Figure]:
     """A panel for each encoding of a label, in the first and the last layer that has its own; a line for each head."""
     run = analysis.run
     done = {trial.label: trial for trial in reversed(run.trials) if trial.status == "done"}  # the first seed of each
-    drawn = [each for label in run.labels if label in done for each in _drawn(run, done[label])]
+    drawn = [each for label in run.labels if label in done for each in panels_of(run, done[label])]
     if not drawn:
         return
     panels = [_panel(run, *each) for each in drawn]
@@ -55,7 +55,7 @@ def biases(analysis: Analysis) -> Iterator[Figure]:
     )
 
 
-def _drawn(run: Run, trial: TrialResult) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def panels_of(run: Run, trial: TrialResult) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Titles and lines of panels: of the checkpoint of a trial, and of the weights that its seed draws."""
     if not (trial.folder / "config.json").exists():
         return

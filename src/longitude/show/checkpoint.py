@@ -1,0 +1,315 @@
+"""What a checkpoint's configuration says about positions, and what longer contexts would do to it: no weights are read."""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoModel
+
+from longitude.checkpoints.config import FREQUENCY, declared_length, head_dim_of, not_rotary, ropes, trained_length
+from longitude.checkpoints.load import config_of, in_one_line
+from longitude.checkpoints.positions import has_alibi, table_of
+from longitude.checkpoints.quiet import quiet
+from longitude.hf.stock import heads_of
+from longitude.positions.base import Encoding
+from longitude.positions.bias import ALiBi
+from longitude.positions.buckets import T5Bias
+from longitude.positions.hugging_face import RopeConfig
+from longitude.positions.scaling import Frequencies, Scaling, rope_frequencies
+from longitude.show.drawing import Drawing, Lines, number, side_by_side
+from longitude.show.rotations import PLAIN, grouped, schemes
+from longitude.show.shape import Shape
+
+FACTORS = (2, 4, 8)
+"""Of the trained length."""
+NEW = 1e-9
+"""By so much an angle must be above the trained ones, relatively, to be new."""
+
+
+class Stretched(NamedTuple):
+    """What a length does to the pairs of a rotation under a scheme.
+
+    Attributes:
+        factor: The length over the trained one.
+        scheme: Its name.
+        unseen: The share of the rotating pairs that meet angles they never met in training.
+        slowest: The longest wavelength, in positions.
+        fastest: How many times slower the fastest pair rotates: by so much neighbours come closer together.
+        temperature: What cos and sin are multiplied by.
+    """
+
+    factor: int
+    scheme: str
+    unseen: float
+    slowest: float
+    fastest: float
+    temperature: float
+
+
+class Rotation(NamedTuple):
+    """The rotation of a type of layers, the length that its weights were trained at, and their window if that is shorter."""
+
+    layers: str
+    rope: RopeConfig
+    head_dim: int
+    trained: int
+    window: int | None = None
+
+    def frequencies(self, scaling: Scaling | None) -> Frequencies:
+        options = self.rope._replace(scaling=scaling, sections=None).options(self.head_dim)
+        return rope_frequencies(self.head_dim, **{name: value for name, value in options.items() if name in FREQUENCY})
+
+    @property
+    def plain(self) -> Tensor:
+        """Frequencies of the pairs that rotate, before any scheme."""
+        theta = self.frequencies(None).inverse
+        return theta[theta > 0]
+
+    @property
+    def turns(self) -> Tensor:
+        """Full rotations of each pair within the offsets of training, before any scheme."""
+        return (self.window or self.trained) * self.plain / (2 * math.pi)
+
+    def stretched(self, factor: int) -> list[Stretched]:
+        """Under every scheme that a factor decides, and under none; of a window nothing, whose offsets stay."""
+        if self.window is not None:
+            return []
+        every = {PLAIN: None, **schemes(factor, self.trained)}
+        return [self._under(factor, name, scheme) for name, scheme in every.items()]
+
+    def _under(self, factor: int, name: str, scheme: Scaling | None) -> Stretched:
+        before, (after, temperature, _) = self.plain, self.frequencies(scheme)
+        after = after[: len(before)]
+        new = (self.turns < 1) & (factor * after > before * (1 + NEW))
+        slowed = float(before[0] / after[0])
+        return Stretched(factor, name, float(new.double().mean()), 2 * math.pi / float(after[-1]), slowed, temperature)
+
+
+def read(path: str) -> Any:
+    """The configuration of the text model. ValueError, in one line, where there is none that can be read."""
+    return config_of(path).get_text_config(decoder=True)
+
+
+def encodings(config: Any) -> dict[str, Encoding]:
+    """What it does in our classes where it does not rotate: ALiBi, T5's buckets, the encodings of a model of ours; by name."""
+    if config.model_type.startswith("longitude"):
+        from longitude.positions.base import encoding
+
+        specs = {str(spec): spec for layer in config.layer_specs() for spec in layer}
+        return {spec["name"]: encoding(**spec) for spec in specs.values()}
+    heads = heads_of(config)["num_heads"]
+    if has_alibi(config):
+        return {"alibi": ALiBi(heads)}
+    if (buckets := getattr(config, "relative_attention_num_buckets", None)) is not None:
+        return {"t5": T5Bias(heads, buckets, getattr(config, "relative_attention_max_distance", 128))}
+    return {}
+
+
+def rotations(config: Any) -> list[Rotation]:
+    """Of each type of layers; none where it does not rotate. ValueError for a config that declares no length."""
+    if not_rotary(config) or config.model_type.startswith("longitude"):
+        return []
+    length = trained_length(config)
+    if length is None:
+        raise ValueError(
+            f"expected a length that the model was trained at, got a {config.model_type} config without one"
+        )
+    kinds = layers_of(config)
+    windows = {kind: about.get("window") for kind, about in kinds.items()}
+    windows["all layers"] = None if None in windows.values() else max(windows.values())  # type: ignore[type-var]
+    found = []
+    for name, rope in ropes(config).items():
+        window = windows.get(name or "all layers")
+        own = window if window is not None and window < length else None
+        found.append(Rotation(name or "all layers", rope, head_dim_of(config), length, own))
+    return found
+
+
+# ---- words -----------------------------------------------------------------------------------------------------------
+def facts(path: str, config: Any) -> dict[str, Any]:
+    """Plain data: kind, lengths, layers, and of each rotation its pairs and what longer contexts do to them."""
+    rotating = rotations(config)
+    kinds = [*encodings(config)] or (["rotary"] if rotating else ["learned"] if _table(path, config) else ["unknown"])
+    return {
+        "label": path,
+        "model_type": config.model_type,
+        "kind": kinds,
+        "trained": trained_length(config),
+        "declared": declared_length(config),
+        "layers": layers_of(config),
+        "rotations": [_of_rotation(each) for each in rotating],
+    }
+
+
+def _of_rotation(rotation: Rotation) -> dict[str, Any]:
+    turns, own = rotation.turns, rotation.frequencies(rotation.rope.scaling)
+    return {
+        "layers": rotation.layers,
+        "base": rotation.rope.base,
+        "head_dim": rotation.head_dim,
+        "window": rotation.window,
+        "pairs": len(turns),
+        "scheme": None if rotation.rope.scaling is None else rotation.rope.scaling.as_dict(),
+        "turns": turns.tolist(),
+        "turned": int((turns >= 1).sum()),
+        "attention_factor": own.attention_factor,
+        "softmax_factor": own.softmax_factor,
+        "longer": [each._asdict() for factor in FACTORS for each in rotation.stretched(factor)],
+    }
+
+
+def _table(path: str, config: Any) -> bool:
+    with quiet(), torch.device("meta"), in_one_line(f"{path}: its model cannot be built"):
+        return table_of(AutoModel.from_config(config)) is not None
+
+
+def layers_of(config: Any) -> dict[str, dict[str, Any]]:
+    """Type of layers -> how many, and its window where it has one."""
+    count = config.num_hidden_layers
+    window = (
+        getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) is not False else None
+    )
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * count
+    windows = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
+    return {
+        kind: {"layers": number} | ({"window": windows[kind]} if windows.get(kind) else {})
+        for kind, number in Counter(kinds).items()
+    }
+
+
+def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """(head, text) of each fact, for readers."""
+    trained: Any = about["trained"]
+    declared = about["declared"]
+    length = "unknown" if trained is None else f"{trained} tokens"
+    more = f"; {declared} are declared" if declared not in (None, trained) else ""
+    yield "model", f"{about['model_type']}, positions: {', '.join(about['kind'])}"
+    yield "trained at", length + more
+    each = (
+        f"{n['layers']} of {kind}" + (f" over {n['window']} tokens" if "window" in n else "")
+        for kind, n in about["layers"].items()
+    )
+    yield "layers", ", ".join(each)
+    for rotation in about["rotations"]:
+        yield from _rotation_in_words(rotation, about["trained"])
+    if about["kind"] == ["learned"]:
+        yield (
+            "beyond",
+            f"positions from {declared} on do not exist; `longitude extend --method linear` stretches the table",
+        )
+    if about["kind"] == ["alibi"]:
+        yield "beyond", "the bias goes on falling at every distance: nothing needs to be scaled"
+
+
+def _rotation_in_words(rotation: dict[str, Any], trained: Any) -> Iterator[tuple[str, str]]:
+    turns, turned, pairs = rotation["turns"], rotation["turned"], rotation["pairs"]
+    scheme = rotation["scheme"]
+    how = (
+        "no scheme"
+        if scheme is None
+        else ", ".join(f"{k}={v}" if k != "name" else v for k, v in scheme.items() if not isinstance(v, list))
+    )
+    yield rotation["layers"], f"base {rotation['base']:g}, {pairs} pairs of {rotation['head_dim']} dimensions, {how}"
+    window = rotation["window"]
+    within = f"{trained} tokens" if window is None else f"the window of {window} tokens"
+    yield (
+        "turns",
+        f"{number(turns[0])} full rotations of the fastest pair within {within}, {turns[-1]:.3g} of the slowest",
+    )
+    border = f"pairs {turned} to {pairs - 1} never finished one: {(pairs - turned) / pairs:.0%} of them"
+    yield "border", border if turned < pairs else "every pair finished one: no angle is new at any length"
+    factor = rotation["attention_factor"]
+    if factor != 1 or rotation["softmax_factor"] != 1:
+        yield (
+            "temperature",
+            f"cos and sin times {factor:.4g}, so scores times {factor**2 * rotation['softmax_factor']:.4g}",
+        )
+    if window is not None:
+        yield "longer", "its offsets stay within the window at any length: no angle is new"
+    elif rotation["longer"]:
+        yield (
+            "longer",
+            "the share of pairs at angles that training never met, and what schemes change, at the longest length",
+        )
+        yield "", "\n".join(_longer(rotation["longer"], trained))
+
+
+def _longer(rows: list[dict[str, Any]], trained: int) -> Iterator[str]:
+    """A table: a line for each scheme."""
+    heads = "".join(f"{factor * trained:>9}" for factor in FACTORS)
+    yield f"  {'':16}{heads}  longest wave neighbours  cos, sin"
+    for scheme in dict.fromkeys(row["scheme"] for row in rows):
+        own = [row for row in rows if row["scheme"] == scheme]
+        shares, last = "".join(f"{row['unseen']:>9.0%}" for row in own), own[-1]
+        closer = f"1/{last['fastest']:.3g}"
+        yield f"  {scheme:16}{shares}{last['slowest']:>14,.0f}{closer:>11}{last['temperature']:>10.4g}"
+
+
+# ---- drawings --------------------------------------------------------------------------------------------------------
+def drawings(config: Any) -> list[Drawing]:
+    """Turns and the border of each rotation, what longer contexts do to it; of others what their encoding draws."""
+    from longitude.show import encodings as drawn
+
+    rotating, length = rotations(config), trained_length(config) or 1024
+    if rotating:
+        free = [one for one in rotating if one.window is None]
+        return [_turns(rotating), *(each for one in free for each in (_wavelengths(one), _unseen(one)))]
+    heads = heads_of(config)
+    shape = Shape(length=min(length, 4096), heads=heads["num_heads"], head_dim=heads["head_dim"])
+    own = {name: drawn.drawings(each.double().eval(), shape) for name, each in encodings(config).items()}
+    return side_by_side(own) if own else []
+
+
+def _turns(rotating: list[Rotation]) -> Lines:
+    return Lines(
+        name="turns",
+        title=f"Full rotations of each pair within the trained length of {rotating[0].trained}, or its window",
+        caption="Below 1 a pair never finished one: it saw a part of its circle, and a longer context takes it to angles that "
+        "are new.",
+        x="rotary pair",
+        y="full rotations",
+        lines={one.layers: (np.arange(len(one.turns)), one.turns.numpy()) for one in rotating},
+        log_y=True,
+        levels={"border: one full rotation": 1.0},
+    )
+
+
+def _name(rotation: Rotation, name: str) -> str:
+    return name if rotation.layers == "all layers" else f"{name}-{rotation.layers}"
+
+
+def _wavelengths(rotation: Rotation, factor: int = 4) -> Lines:
+    pairs = np.arange(len(rotation.plain))
+    own = {} if rotation.rope.scaling is None else {f"its own {rotation.rope.scaling.name}": rotation.rope.scaling}
+    every: dict[str, Scaling | None] = {PLAIN: None, **own, **schemes(factor, rotation.trained)}
+    lines = {
+        name: (pairs, (rotation.plain / rotation.frequencies(scheme).inverse[: len(pairs)]).numpy())
+        for name, scheme in every.items()
+    }
+    return Lines(
+        name=_name(rotation, "slowed"),
+        title=f"How many times slower each pair rotates at {factor} times the length, by scheme ({rotation.layers})",
+        caption=f"Frequencies before any scheme over those after it, at {factor * rotation.trained} tokens.",
+        x="rotary pair",
+        y="times slower",
+        lines=grouped(lines),
+        marks={"border": int((rotation.turns >= 1).sum())},
+    )
+
+
+def _unseen(rotation: Rotation) -> Lines:
+    every = [each for factor in FACTORS for each in rotation.stretched(factor)]
+    names, at = dict.fromkeys(each.scheme for each in every), np.array(FACTORS)
+    return Lines(
+        name=_name(rotation, "unseen"),
+        title=f"Pairs that meet angles they never met in training, by length ({rotation.layers})",
+        caption="A share of the rotating pairs. A scheme that leaves none new changes more of what was learned: see how much "
+        "slower its pairs rotate.",
+        x="length over the trained length",
+        y="share of pairs",
+        lines=grouped({name: (at, np.array([each.unseen for each in every if each.scheme == name])) for name in names}),
+    )

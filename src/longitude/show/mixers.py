@@ -1,0 +1,125 @@
+"""What a mixer does, drawn: the keys of a query, the blocks of hierarchical attention, how far a token reaches."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from longitude.attention.layers.hierarchical.blocks import Chunks
+from longitude.attention.layers.hierarchical.layer import HierarchicalAttention
+from longitude.attention.layers.multihead import MultiHeadAttention
+from longitude.attention.masks import Causal
+from longitude.attention.mixer import Mixer, MixerInputs
+from longitude.show.drawing import Drawing, Grid, Lines
+from longitude.show.shape import Shape
+
+QUERIES, KEYS = 36, 72
+"""Of a grid, about."""
+LEAST = 1e-8
+"""Of the greatest influence; what is below is not drawn."""
+
+
+def drawings(mixer: Mixer, shape: Shape) -> list[Drawing]:
+    """All that is drawn of a mixer.
+
+    Args:
+        mixer: Built for the shape, in float64.
+        shape: Of the layer.
+    """
+    return [drawing for draw in (blocks, keys, influence) for drawing in draw(mixer, shape)]
+
+
+def block_sizes(mixer: HierarchicalAttention, query: int) -> np.ndarray:
+    """How many tokens share one key with each token up to the query, as the mixer cuts its prefix: [query + 1]."""
+    sizes = np.ones(query + 1)
+    prefix = mixer.rule().in_blocks(query + 1)
+    chunk = Chunks(1, prefix, prefix + 1)
+    for level in range(prefix.bit_length()):
+        child = chunk.left_children(level, torch.device("cpu"))
+        if chunk.used(level, child).item():
+            first = 2 * int(child) << level
+            sizes[first : first + (1 << level)] = 1 << level
+    return sizes
+
+
+def blocks(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
+    """Which keys a query of hierarchical attention reads one by one, and which in blocks."""
+    if not isinstance(mixer, HierarchicalAttention):
+        return
+    newest = shape.length - 1
+    sizes = block_sizes(mixer, newest)
+    offsets = np.arange(shape.length)
+    count = len(np.unique(sizes[sizes > 1])) + int((sizes[: -mixer.window] == 1).sum())
+    yield Lines(
+        name="blocks",
+        title="How many tokens share one key, by their offset from the query",
+        caption=f"The query at position {newest} reads the last {mixer.window} tokens one by one, and all before them in {count} "
+        "blocks, whose sizes are the digits 1 of their number. Each block is one key, its average at first.",
+        x="offset (query - key)",
+        y="tokens of a key",
+        lines={"block": (offsets, sizes[::-1])},
+        log_x=True,
+        log_y=True,
+        marks={"window": mixer.window},
+    )
+
+
+def keys(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
+    """Which keys each query attends to, in a window or in blocks."""
+    if isinstance(mixer, HierarchicalAttention):
+        span = min(shape.length, max(KEYS, 4 * mixer.window))
+        queries = _some(span, QUERIES)
+        values = np.full((len(queries), span), np.nan)
+        for row, query in enumerate(queries):
+            values[row, : query + 1] = 1 + np.log2(block_sizes(mixer, int(query)))
+        what, title = (
+            "1: read one by one; 2, 3, 4: in blocks of 2, 4, 8 tokens, and so on.",
+            "In which blocks each query reads its keys",
+        )
+    elif isinstance(mixer, MultiHeadAttention) and type(mixer).mask_of is not MultiHeadAttention.mask_of:
+        mask = mixer.mask_of(MixerInputs(Causal()))
+        reach = mask.reach[1]
+        span = min(shape.length, KEYS if reach is not None and reach < KEYS // 2 else 2 * shape.length)
+        queries = _some(span, QUERIES)
+        values = mask.allowed(torch.from_numpy(queries), torch.arange(span)).double().numpy()
+        what, title = "Full: attends to it.", "Which keys each query attends to"
+    else:
+        return
+    columns = _some(span, KEYS)
+    yield Grid(
+        name="keys",
+        title=title,
+        caption=f"{what} Empty: the future. A cache keeps {mixer.growth} for N tokens.",
+        x="key",
+        y="query",
+        values=values[:, columns],
+        rows=[str(query) for query in queries],
+        columns=columns.tolist(),
+        floor=0.0,
+    )
+
+
+def influence(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
+    """How much the newest output changes with each token before it."""
+    x = shape.tokens().requires_grad_()
+    generator = torch.Generator().manual_seed(1)
+    out = mixer(x)[0, -1] @ torch.randn(shape.dim, generator=generator, dtype=torch.float64)
+    [gradient] = torch.autograd.grad(out, x)
+    size = gradient[0].norm(dim=-1).flip(0).numpy()
+    share = size / size.max()
+    yield Lines(
+        name="influence",
+        title="How far a change of one token reaches, by offset",
+        caption="The length of the newest output's gradient, over the greatest, for one random direction of the output. Random "
+        "tokens and first weights, of seed 0.",
+        x="offset (query - key)",
+        y="share of the greatest",
+        lines={"influence": (np.arange(shape.length), np.where(share > LEAST, share, np.nan))},
+        log_x=True,
+        log_y=True,
+    )
+
+
+def _some(count: int, most: int) -> np.ndarray:
+    """At most so many of 0 .. count - 1, evenly chosen, the ends among them."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))

@@ -1,0 +1,92 @@
+"""What `longitude show` is given: labels, studies, checkpoints; each with its words and drawings."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from longitude.show.drawing import Drawing
+from longitude.show.shape import Shape
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One thing that is shown.
+
+    Attributes:
+        label: Its name.
+        about: Plain data.
+        words: (head, text) of each fact, for readers; a formula or a table has no head.
+        drawings: With names of their own.
+    """
+
+    label: str
+    about: dict[str, Any]
+    words: list[tuple[str, str]]
+    drawings: list[Drawing]
+
+
+def subjects(names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int]) -> Iterator[Subject]:
+    """All that is named.
+
+    Args:
+        names: Labels, folders of studies, checkpoints (folders, names of the hub, config.json).
+        encoding: Labels of a study.
+        sizes: length, heads and head_dim as far as they are given.
+
+    Raises:
+        ValueError: For what is unknown or does not go together.
+    """
+    for name in dict.fromkeys(names):
+        path = Path(name).expanduser()
+        if (path / "study.json").is_file():
+            _require_no(sizes, ("heads", "head_dim"), name, "has models of its own")
+            yield from _of_study(path, encoding, sizes.get("length"))
+            continue
+        if encoding:
+            raise ValueError(
+                "--encoding chooses models of a study; expected a folder with study.json, as `longitude study` writes, got "
+                f"{name}"
+            )
+        if path.is_dir() or path.suffix == ".json" or "/" in name:
+            _require_no(sizes, ("length", "heads", "head_dim"), name, "has a length and heads of its own")
+            yield _of_checkpoint(name)
+        else:
+            yield _of_label(name, Shape(**sizes))
+
+
+def _require_no(sizes: dict[str, int], refused: Sequence[str], name: str, why: str) -> None:
+    if given := [size for size in refused if size in sizes]:
+        raise ValueError(
+            f"--{given[0].replace('_', '-')} is for names of encodings and mixers, and {name} {why}; leave it out"
+        )
+
+
+def _of_label(label: str, shape: Shape) -> Subject:
+    from longitude.show import encodings, facts, mixers
+    from longitude.show.build import built
+
+    made = built(label, shape)
+    about = facts.facts(made, shape)
+    drawings = [] if made.encoding is None else encodings.drawings(made.encoding, shape)
+    drawings += [drawing for part in made.mixers for drawing in mixers.drawings(part.module, shape)]
+    return Subject(label, about, [*facts.words(about)], drawings)
+
+
+def _of_study(path: Path, encoding: Sequence[str], length: int | None) -> Iterator[Subject]:
+    from longitude.show import learned
+
+    run, trials = learned.opened(path, encoding)
+    data = run.task.prepare(run.config)
+    for label, trial in trials.items():
+        about = learned.facts(run, trial)
+        drawings = learned.drawings(run, trial, data, length or run.train_length)
+        yield Subject(label, about, [*learned.words(about)], drawings)
+
+
+def _of_checkpoint(name: str) -> Subject:
+    from longitude.show import checkpoint
+
+    config = checkpoint.read(name)
+    about = checkpoint.facts(name, config)
+    return Subject(name, about, [*checkpoint.words(about)], checkpoint.drawings(config))

@@ -1,0 +1,144 @@
+"""What `longitude show config.json` says, against formulas of the papers; configs of transformers' own classes."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM
+
+import longitude as lg
+from longitude.show import checkpoint
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 8192,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+}
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """config -> the path of its config.json, and the config as it is read from there."""
+
+    def save(config):
+        config.save_pretrained(tmp_path)
+        path = str(tmp_path / "config.json")
+        return path, checkpoint.read(path)
+
+    return save
+
+
+def words(path, config) -> dict[str, str]:
+    return dict(checkpoint.words(checkpoint.facts(path, config)))
+
+
+def test_turns_and_border_of_llama(saved):
+    """Pair k turns L base^(-2k/d) / 2 pi times within L."""
+    config = transformers.LlamaConfig(rope_parameters=LLAMA3, max_position_embeddings=131_072, head_dim=128)
+    path, config = saved(config)
+    about = checkpoint.facts(path, config)
+    [rotation] = about["rotations"]
+    turns = [8192 * 500_000 ** (-2 * k / 128) / (2 * math.pi) for k in range(64)]
+    assert rotation["turns"] == pytest.approx(turns, rel=1e-12)
+    assert rotation["turned"] == sum(turn >= 1 for turn in turns) == 35
+    said = words(path, config)
+    assert said["trained at"] == "8192 tokens; 131072 are declared"
+    assert said["border"] == "pairs 35 to 63 never finished one: 45% of them"
+    names = [each.name for each in checkpoint.drawings(config)]
+    assert names == ["turns", "slowed", "unseen"]
+
+
+def test_what_longer_contexts_do_under_each_scheme(saved):
+    """Of 4 pairs, two never finished a rotation within 64 tokens; ntk slows the last by s exactly, those before by less."""
+    config = transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64)
+    [rotation] = checkpoint.rotations(saved(config)[1])
+    theta = [10_000 ** (-2 * k / 8) for k in range(4)]
+    assert [64 * t >= 2 * math.pi for t in theta] == [True, True, False, False]
+    found = {(each.scheme, each.factor): each for factor in (2, 4, 8) for each in rotation.stretched(factor)}
+    for factor in (2, 4, 8):
+        assert found["without a scheme", factor].unseen == 0.5
+        assert found["linear", factor].unseen == found["yarn", factor].unseen == 0
+        assert found["ntk", factor].unseen == 0.25
+        assert found["linear", factor].fastest == factor and found["ntk", factor].fastest == 1
+        assert found["linear", factor].slowest == pytest.approx(2 * math.pi * factor / theta[3], rel=1e-12)
+        assert found["yarn", factor].temperature == pytest.approx(0.1 * math.log(factor) + 1)
+    lines = {each.name: each for each in checkpoint.drawings(saved(config)[1])}["unseen"].lines
+    assert lines["without a scheme"][1].tolist() == [0.5, 0.5, 0.5]
+
+
+def test_the_frequencies_are_those_that_transformers_rotates_by(saved):
+    config = transformers.LlamaConfig(
+        rope_parameters=LLAMA3, max_position_embeddings=131_072, hidden_size=64, num_attention_heads=2, head_dim=32,
+        intermediate_size=16, num_hidden_layers=1, vocab_size=32,
+    )  # fmt: skip
+    [rotation] = checkpoint.rotations(saved(config)[1])
+    theirs = AutoModelForCausalLM.from_config(config).model.rotary_emb.inv_freq
+    torch.testing.assert_close(rotation.frequencies(rotation.rope.scaling).inverse.float(), theirs)
+
+
+def test_layers_with_windows_and_rotations_of_their_own(saved):
+    path, config = saved(transformers.Gemma3TextConfig(sliding_window=512))
+    about = checkpoint.facts(path, config)
+    assert about["layers"]["sliding_attention"]["window"] == 512
+    full, near = (
+        next(r for r in about["rotations"] if r["layers"] == kind) for kind in ("full_attention", "sliding_attention")
+    )
+    assert full["base"] == 1_000_000 and near["base"] == 10_000
+    assert near["turns"][0] == pytest.approx(512 / (2 * math.pi)) and near["longer"] == []
+    assert "22 of sliding_attention over 512 tokens" in words(path, config)["layers"]
+    assert "slowed-full_attention" in [each.name for each in checkpoint.drawings(config)]
+
+
+@pytest.mark.parametrize(
+    ("config", "kind", "drawn"),
+    [
+        (transformers.BloomConfig(), "alibi", "slopes"),
+        (transformers.MptConfig(), "alibi", "slopes"),
+        (transformers.FalconConfig(alibi=True), "alibi", "slopes"),
+        (transformers.T5Config(), "t5", "buckets"),
+        (transformers.GPT2Config(), "learned", None),
+        (transformers.OPTConfig(), "learned", None),
+        (transformers.DeepseekV3Config(), "rotary", "turns"),
+        (transformers.GPTNeoXConfig(), "rotary", "turns"),
+        (lg.models.LongitudeConfig(encoding="alibi"), "alibi", "slopes"),
+    ],
+    ids=lambda each: getattr(each, "model_type", each),
+)
+def test_families(saved, config, kind, drawn):
+    path, config = saved(config)
+    assert checkpoint.facts(path, config)["kind"] == [kind]
+    names = [each.name for each in checkpoint.drawings(config)]
+    assert drawn in names if drawn else names == []
+
+
+def test_a_table_ends(saved):
+    assert words(*saved(transformers.GPT2Config()))["beyond"].startswith("positions from 1024 on do not exist")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "is not readable JSON"),
+        ("[1]", "names no model_type"),
+        ('{"a": 1}', "names no model_type"),
+        ('{"model_type": "lama"}', "unknown model_type 'lama': did you mean"),
+    ],
+)
+def test_a_json_that_is_no_config(command, tmp_path, text, reason):
+    path = tmp_path / "some.json"
+    path.write_text(text)
+    code, out, err = command("show", path)
+    assert code == 2 and out == "" and err.count("\n") == 1 and reason in err
+
+
+def test_a_checkpoint_in_the_terminal(command, saved):
+    path, _ = saved(transformers.LlamaConfig(hidden_size=32, num_attention_heads=4, max_position_embeddings=64))
+    code, out, _ = command("show", path)
+    assert code == 0 and max(map(len, out.splitlines()[1:])) <= 80
+    assert "  without a scheme       50%      50%      50%" in out
+    code, out, err = command("show", path, "--length", 32)
+    assert code == 2 and "--length is for names of encodings and mixers" in err

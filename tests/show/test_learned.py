@@ -1,0 +1,93 @@
+"""What `longitude show RUN` draws of trained models, against the weights that they have."""
+
+import numpy as np
+import pytest
+import torch
+
+from longitude.positions.buckets import T5Bias
+from longitude.show import learned
+from longitude.study.train import build_model, save
+from tests.study.conftest import NUMBERS, trial_at, write_run
+
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """The folder of a study of three labels, with models whose biases have been trained, in a way."""
+    path = tmp_path_factory.mktemp("study")
+    labels = {"t5": (2.5,), "rope": (2.5,), "mamba": (2.5,), "none": (2.5,)}
+    written = write_run(path, labels, test_lengths=(64,), layers=2, hidden=16, heads=2, train_length=LENGTH)
+    config = learned.read_run(written).config
+    for label in ("t5", "rope", "mamba"):
+        model = build_model(config, label, 0)
+        for module in model.modules():
+            if isinstance(module, T5Bias):
+                torch.nn.init.ones_(module.table)
+        save(model, trial_at(path, label, 0).folder)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _numbers(monkeypatch):
+    """A text that is quick to read."""
+    monkeypatch.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+
+
+def drawn(path, label, length=LENGTH):
+    run, trials = learned.opened(path, [label])
+    data = run.task.prepare(run.config)
+    return {each.name: each for each in learned.drawings(run, trials[label], data, length)}
+
+
+def test_biases_before_and_after(study):
+    lines = drawn(study, "t5")["bias-1"].lines
+    assert [*lines] == ["head 1", "head 2", "head 1, before", "head 2, before"]
+    offsets, after = lines["head 2"]
+    assert after == [1.0] * len(offsets) and max(np.abs(lines["head 2, before"][1])) < 0.2
+
+
+def test_attention_by_offset_is_the_mean_of_the_weights(study):
+    run, trials = learned.opened(study, ["rope"])
+    found = drawn(study, "rope")
+    texts = learned.windows(run, run.task.prepare(run.config), LENGTH)
+    model = run.task.model.from_pretrained(trials["rope"].folder)
+    with torch.no_grad():
+        weights = model(**texts, output_attentions=True).attentions[1].numpy()
+    for offset in (0, 3, 12):
+        queries = range(max(LENGTH // 2, offset), LENGTH)
+        mean = np.mean([[w[1, query, query - offset] for query in queries] for w in weights])
+        assert found["attention-2"].lines["head 2"][1][offset] == pytest.approx(mean, rel=1e-6)
+    field = found["field"].lines["layer 1"][1]
+    assert field[-1] == pytest.approx(1) and (np.diff(field) >= 0).all()
+    by_head = found["attention-1"].lines["head 1"][1]
+    share = np.cumsum(by_head) / np.sum(by_head)
+    tokens = found["heads"].lines["layer 1"][1][0]
+    assert share[tokens - 1] >= 0.5 and (tokens == 1 or share[tokens - 2] < 0.5)
+
+
+def test_a_longer_window(study):
+    assert len(drawn(study, "rope", 48)["field"].lines["layer 1"][0]) == 48
+    with pytest.raises(ValueError, match="--length 100000: the held-out text of this study has windows of at most"):
+        drawn(study, "rope", 100_000)
+
+
+def test_a_mixer_without_weights_draws_none(study):
+    assert drawn(study, "mamba") == {}
+
+
+def test_runs_that_lack_what_is_asked_for(study, command):
+    code, out, err = command("show", study, "--encoding", "none")
+    assert code == 2 and out == "" and "holds no model of none: config.json and model.safetensors missing" in err
+    _, _, err = command("show", study, "--encoding", "ropee")
+    assert "unknown label of --encoding 'ropee': did you mean 'rope'?" in err
+    _, _, err = command("show", "alibi", "--encoding", "rope")
+    assert "--encoding chooses models of a study; expected a folder with study.json" in err
+    _, _, err = command("show", study, "--heads", 2)
+    assert "--heads is for names of encodings and mixers" in err
+
+
+def test_in_the_terminal_side_by_side(study, command):
+    code, out, _ = command("show", study, "--encoding", "rope", "t5")
+    assert code == 0 and "A rope  B t5" in out and "Of each, layer 2 is drawn." in out
+    assert max(map(len, out.splitlines())) <= 80 or str(study) in out

@@ -1,0 +1,60 @@
+"""Drawings of mixers against what the mixers compute."""
+
+import numpy as np
+import pytest
+import torch
+
+import longitude as lg
+from longitude.show.build import built
+from longitude.show.mixers import block_sizes, drawings
+from longitude.show.shape import Shape
+
+SHAPE = Shape(length=64, heads=2, head_dim=8)
+
+
+def drawn(label: str):
+    return {each.name: each for each in drawings(built(label, SHAPE).mixers[0].module, SHAPE)}
+
+
+@pytest.mark.parametrize(("window", "query"), [(4, 40), (1, 31), (16, 63), (64, 20)])
+def test_blocks_are_those_that_attention_reads(window, query):
+    """Scores 0 and no size term: a key of a block of s tokens shares its weight among them."""
+    mixer = built(f"hierarchical:window={window}", SHAPE).mixers[0].module
+    q = torch.zeros(1, 1, query + 1, query + 1, dtype=torch.float64)
+    values = torch.eye(query + 1, dtype=torch.float64)[None, None]
+    out = lg.hierarchical_attention(q, q, values, window=window, combine="softmax", size_term=False)
+    weights = out[0, 0, query].numpy()
+    np.testing.assert_allclose(block_sizes(mixer, query), weights[-1] / weights, rtol=1e-9)
+
+
+def test_blocks_of_a_query_are_the_digits_of_its_prefix():
+    """docs/hierarchical.md: 64 tokens less a window of 22 are 42 = 32 + 8 + 2."""
+    x, sizes = drawn("hierarchical:window=22")["blocks"].lines["block"]
+    assert sizes.tolist() == [1] * 22 + [2] * 2 + [8] * 8 + [32] * 32 and x.tolist() == [*range(64)]
+    assert "in 3 blocks" in drawn("hierarchical:window=22")["blocks"].caption
+
+
+def test_keys_of_a_window_with_steps():
+    grid = drawn("window:size=3,step=4")["keys"]
+    for name, row in zip(grid.rows, grid.values, strict=True):
+        query = int(name)
+        want = [query - key in (0, 4, 8) for key in grid.columns]
+        assert row.astype(bool).tolist() == want
+
+
+def test_influence_ends_where_a_window_does():
+    offsets, share = drawn("window:size=5")["influence"].lines["influence"]
+    assert np.isfinite(share).tolist() == [d < 5 for d in offsets] and np.nanmax(share) == 1
+
+
+@pytest.mark.parametrize("name", [name for name in lg.list_mixers() if name != "window"])
+def test_every_mixer_has_an_influence(name):
+    _, share = drawn(name)["influence"].lines["influence"]
+    assert np.nanmax(share) == 1 and share[0] > 0
+
+
+def test_a_mixer_takes_the_encoding_of_its_label():
+    made = built("alibi+window:size=8", SHAPE)
+    assert made.mixers[0].module.encoding.each == (made.encoding,)
+    with pytest.raises(ValueError, match="ALiBi adds to scores, and Mamba has none"):
+        built("alibi+mamba", SHAPE)
