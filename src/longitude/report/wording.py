@@ -41,6 +41,8 @@ def legible(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     def words(value: Any) -> str:
         if isinstance(value, list | tuple):
             return ", ".join(map(str, value))
+        if isinstance(value, Mapping):
+            return ", ".join(f"{name}: {each}" for name, each in value.items())
         return "none" if value is None else f"{value:,}" if type(value) is int and value >= 10_000 else str(value)
 
     return [(name.replace("_", " "), words(value)) for name, value in values.items()]

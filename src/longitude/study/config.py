@@ -38,6 +38,9 @@ class StudyConfig:
             (two runs, the second moved on). Measuring is contiguous always.
         position_range: Positions that randomized and skipped draw from, 0 to below it; by default the longest length of
             the study.
+        start: Models that training begins from, each of the seed that it goes on with: RUN, or of several labels RUN:LABEL, with
+            RUN the folder of a study, or the name of one next to this one's folder. The learning rate begins again with a
+            warm-up.
         test_lengths: Lengths to measure at, ascending: of windows in bytes, of examples in symbols or digits.
         split_length: Held-out documents are longer than this; by default the longest length of the study as it was begun, so
             that a study which is given longer ones keeps its training text.
@@ -73,6 +76,7 @@ class StudyConfig:
     train_length: int = 64
     positions: Positions = "contiguous"
     position_range: int | None = None
+    start: str | None = None
     test_lengths: tuple[int, ...] = (64, 256, 1024)
     split_length: int | None = None
     steps: int = 2000

@@ -14,8 +14,8 @@ in every document from a new random offset, and shuffles them. They depend on te
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ class StudyData:
         description: For study.json.
         token_bytes: Of the validation documents, the bytes of each token; None where a token is a byte.
         apart: What the selection windows were cut from, int64 [n].
+        start: Of each seed the file of weights that training begins with; empty where it draws them.
     """
 
     training: list[np.ndarray]
@@ -54,6 +55,7 @@ class StudyData:
     description: dict[str, Any]
     token_bytes: list[Tensor] | None = None
     apart: Sequence[Tensor] = ()
+    start: Mapping[int, bytes] = field(default_factory=dict)
 
     @property
     def bytes_per_token(self) -> float:

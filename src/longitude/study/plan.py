@@ -31,6 +31,7 @@ from longitude.study.data import StudyData
 from longitude.study.labels import folder, parse_label
 from longitude.study.rates import choices, chosen, is_candidate
 from longitude.study.record import grown, read_study
+from longitude.study.start import with_start
 from longitude.study.tasks.base import Task, sampler_of, task_of
 from longitude.study.train import build_model
 from longitude.study.trial import Trial, trials_of
@@ -113,7 +114,7 @@ def plan(config: StudyConfig, run: Path, fresh: bool = False) -> StudyPlan:
                 task.try_out(model, config)
         except ValueError as error:
             raise ValueError(f"--encodings {label}: {error}") from error
-    planned = StudyPlan(config, task.prepare(config), run, named, train_steps(config), saved)
+    planned = StudyPlan(config, with_start(config, task.prepare(config), run), run, named, train_steps(config), saved)
     if run.exists() and not run.is_dir():
         raise ValueError(f"--out {run}: there is a file of this name; choose another --out")
     if run.is_dir() and not (run / "study.json").exists() and any(path.name != LOCK for path in run.iterdir()):

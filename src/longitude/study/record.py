@@ -172,6 +172,12 @@ def require_same_text(run: Path, was: Mapping[str, Any], now: Mapping[str, Any],
         if was.get(name) != now.get(name):
             old, new = (f"{each['source']}, {name} {str(each.get(name))[:12]}" for each in (was, now))
             raise ValueError(f"{run} holds a study of another text ({old}), not {new}; {ELSEWHERE}")
+    for seed, sha256 in was.get("start_sha256", {}).items():
+        if (other := now["start_sha256"].get(seed)) != sha256:
+            raise ValueError(
+                f"{run} began from {was['start']} of seed {seed} with weights {sha256[:12]}, which are {str(other)[:12]} now: it "
+                f"was trained again; --fresh begins from these, or {ELSEWHERE}"
+            )
 
 
 def require_same_recipe(run: Path, was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -191,6 +197,8 @@ def record_of(
     options = {name: value for name, value in asdict(config).items() if name not in (*GROWING, *MEASURING)}
     trained = {"label": trial.label, "seed": trial.seed, "learning_rate": trial.rate, **options}
     trained |= {"train_steps": trial.steps, "text": data.get("training_sha256")}
+    if "start_sha256" in data:
+        trained["start_sha256"] = data["start_sha256"][str(trial.seed)]
     return _plain({"schema": SCHEMA, "trained": trained, "recipe": recipe, "measured": None})
 
 

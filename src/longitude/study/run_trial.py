@@ -26,7 +26,7 @@ from longitude.study.tasks.base import Measuring, OnProgress, Task, rows_by_dist
 from longitude.study.tokens import reader
 from longitude.study.train import (
     UNTRAINED,
-    build_model,
+    first_model,
     measurable,
     recipe,
     remove_checkpoints,
@@ -151,7 +151,7 @@ class TrialRun:
 
         if not trial.trained:
             self.record("running", 0)
-            model = build_model(config, trial.label, trial.seed)
+            model = first_model(config, trial, self.data)
             start = time.perf_counter()
             first, diverged = train(model, config, trial, self.data, trained, self.note)
             if diverged is not None:

@@ -194,6 +194,7 @@ def _introduction(planned: StudyPlan) -> str:
     else:
         trained += f" {task.unit} of {data['source']}"
         measured = f"{data['validation_documents']} documents"
+    trained += f" from {config.start}" if config.start else ""
     several = len(config.learning_rates)
     measured = f"measured on {measured}" + (f" at the best of {several} learning rates" if several > 1 else "")
     return f"{len(planned.trials)} models, each trained on {trained} and {measured}; {planned.run}"

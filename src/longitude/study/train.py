@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load
 from transformers import PrinterCallback, TrainerCallback, TrainingArguments
 
 from longitude import plugins
@@ -93,6 +94,26 @@ def measurable(model: Any, config: StudyConfig) -> tuple[float, list[int]]:
     return limit, [length for length in config.test_lengths if positions(length) <= limit]
 
 
+def first_model(config: StudyConfig, trial: Trial, data: StudyData) -> Any:
+    """The model of a trial before its training: with the weights that its seed draws, or those of --start."""
+    model = build_model(config, trial.label, trial.seed)
+    if data.start:
+        take_weights(model, data.start[trial.seed])
+    return model
+
+
+def take_weights(model: Any, weights: bytes) -> None:
+    """Give a model the numbers of a file of weights. ValueError names the first parameter that does not fit."""
+    saved, own = load(weights), dict(model.named_parameters())
+    for name in {**own, **saved}:
+        ours, theirs = (str([*each[name].shape]) if name in each else "none" for each in (own, saved))
+        if ours != theirs:
+            raise ValueError(f"expected {name} {ours}, got {theirs}")
+    with torch.no_grad():
+        for name, parameter in own.items():
+            parameter.copy_(saved[name])
+
+
 def train(
     model: Any,
     config: StudyConfig,
@@ -123,10 +144,10 @@ def train(
     return first, diverged
 
 
-def _take_part(loaded: list[plugins.Plugin], config: StudyConfig, trial: Trial, *same: Any) -> None:
+def _take_part(loaded: list[plugins.Plugin], config: StudyConfig, trial: Trial, data: StudyData, *same: Any) -> None:
     """What every process but the first does in training."""
     plugins.restore(loaded)
-    optimize(build_model(config, trial.label, trial.seed), config, trial, *same)
+    optimize(first_model(config, trial, data), config, trial, data, *same)
 
 
 def optimize(

@@ -66,7 +66,8 @@ def panels_of(run: Run, trial: TrialResult) -> Iterator[tuple[str, list[dict[str
         causal = run.task.stack == "decoder" or "decoder" in kind[0]
         for place in sorted({0, len(layers) - 1}):
             fixed = not any(True for _ in after[kind][place].parameters())
-            states = {"after": layers} if fixed else {"before": layers, "after": after[kind]}
+            began = {} if run.config.start else {"before": layers}  # of --start, another study has it
+            states = {"after": layers} if fixed else {**began, "after": after[kind]}
             points = [
                 {"label": trial.label, "state": state, **point}
                 for state, modules in states.items()

@@ -1,0 +1,75 @@
+"""Models that training begins from: those of another study, of the same seeds, instead of first weights."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+from longitude.models import LongitudeConfig
+from longitude.study.config import StudyConfig
+from longitude.study.data import StudyData
+from longitude.study.results import Run, TrialResult, read_run
+from longitude.study.train import build_model, model_config, take_weights
+
+ALIKE = ("num_attention_heads", "hidden_act", "norm", "norm_position", "embedding_scale", "attention_scale")
+"""Of LongitudeConfig: what weights were trained with, and no shape of theirs shows."""
+WEIGHTS = "model.safetensors"
+
+
+def with_start(config: StudyConfig, data: StudyData, run: Path) -> StudyData:
+    """The data with the model of --start for every seed. ValueError where there is none, or it does not fit a label."""
+    if config.start is None:
+        return data
+    who = f"--start {config.start}"
+    of, label = _found(config.start, run)
+    if of.path.resolve() == run.resolve():
+        raise ValueError(f"{who} is this study; name another")
+    theirs = of.study["data"]
+    if theirs.get("training_sha256") != data.description.get("training_sha256"):
+        raise ValueError(
+            f"{who} was trained on another text ({theirs['source']}), which may hold what is measured here; give the same --data "
+            f"and --documents, and --split-length {of.config.split_length}"
+        )
+    trials = {trial.seed: trial for trial in of.of(label)}
+    weights = {seed: _weights(trials.get(seed), f"{who}: {label} of seed {seed}", of.path) for seed in config.seeds}
+    trained = LongitudeConfig.from_pretrained(trials[config.seeds[0]].folder)
+    for each in config.encodings:
+        own = model_config(config, each)
+        for name in ALIKE:
+            if getattr(own, name) != getattr(trained, name):
+                raise ValueError(
+                    f"{who} has {name} {getattr(trained, name)}, {each} has {getattr(own, name)}; give the same"
+                )
+        try:
+            take_weights(build_model(config, each, 0), weights[config.seeds[0]])
+        except ValueError as error:
+            raise ValueError(f"{who} does not fit --encodings {each}: {error}") from None
+    sha256 = {str(seed): hashlib.sha256(each).hexdigest() for seed, each in weights.items()}
+    return replace(data, start=weights, description=data.description | {"start": label, "start_sha256": sha256})
+
+
+def _found(start: str, run: Path) -> tuple[Run, str]:
+    """The study that --start names, and its label. A name without a slash is of a study next to the folder of this one."""
+    name, _, label = start.partition(":")
+    folder = Path(name) if "/" in name else run.parent / name
+    if not (folder / "study.json").exists():
+        near = "" if "/" in name else f" (a name without a slash is looked for next to {run})"
+        raise ValueError(
+            f"--start {start}: expected a study, got none in {folder}{near}; run it first, or name its folder"
+        )
+    of = read_run(folder)
+    if not label and len(of.labels) > 1 or label and label not in of.labels:
+        named = " ".join(f"{name}:{each}" for each in of.labels)
+        raise ValueError(f"--start {start}: expected one label of the study, such as {named}, got {label or 'none'}")
+    return of, label or of.labels[0]
+
+
+def _weights(trial: TrialResult | None, which: str, folder: Path) -> bytes:
+    """The weights of a trial that is done. ValueError where it is not."""
+    if trial is None:
+        raise ValueError(
+            f"{which} was not trained; add it with `longitude study --out {folder} --seeds`, or leave this seed out"
+        )
+    if trial.status != "done" or not (trial.folder / WEIGHTS).exists():
+        ended = trial.reason or trial.status
+        raise ValueError(f"{which} is not done: {ended}; finish the study in {folder}, or leave this seed out")
+    return (trial.folder / WEIGHTS).read_bytes()

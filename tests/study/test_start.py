@@ -1,0 +1,174 @@
+"""Training that begins from the models of another study: what it begins with, what is recorded, what is refused."""
+
+import copy
+import hashlib
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+
+from longitude.models import LongitudeForCausalLM
+from longitude.study.plan import plan
+from longitude.study.results import read_run
+from longitude.study.resume import LossLog
+from longitude.study.run_trial import TrialRun
+from longitude.study.schemes import extended
+from longitude.study.train import build_model, first_model
+from tests.study.conftest import NUMBERS, TINY, dying, run, trial_at
+
+YARN = "rope:scaling=yarn,factor=3,original_max_length=16"
+TINY = replace(TINY, test_lengths=(16, 48))
+TUNED = replace(TINY, encodings=("rope", YARN), start="first:rope", train_length=48, steps=8)
+
+
+@pytest.fixture(autouse=True)
+def text(numbers):
+    pass
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory):
+    """A study with two seeds of rope and learned; others stand next to it."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+        path = tmp_path_factory.mktemp("studies") / "first"
+        run(replace(TINY, encodings=("rope", "learned"), seeds=(0, 1)), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def tuned(first):
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr("longitude.study.data.read_texts", lambda data: NUMBERS)
+        assert run(TUNED, first.parent / "tuned")[0].complete
+    return first.parent / "tuned"
+
+
+def model_of(run, label, seed=0):
+    [trial] = [trial for trial in read_run(run).of(label) if trial.seed == seed]
+    return LongitudeForCausalLM.from_pretrained(trial.folder)
+
+
+def same(one, other):
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_training_begins_with_the_model_of_its_seed(seed, first, tmp_path):
+    data = plan(replace(TUNED, seeds=(0, 1)), first.parent / "new").data
+    model = first_model(TUNED, trial_at(tmp_path, YARN, seed, TUNED), data)
+    assert same(model, model_of(first, "rope", seed)) and not same(model, build_model(TUNED, YARN, seed))
+    tokens = torch.arange(48)[None]
+    expected = extended(model_of(first, "rope", seed), "yarn", 16, 48)
+    torch.testing.assert_close(model.eval()(tokens).logits, expected(tokens).logits, rtol=0, atol=0)
+
+
+def test_a_learning_rate_of_nothing_ends_where_it_began(first):
+    path = first.parent / "still"
+    run(replace(TUNED, encodings=("rope",), learning_rates=(1e-30,)), path)
+    assert same(model_of(path, "rope"), model_of(first, "rope"))
+    values = [{row.length: row.value for row in read_run(each).rows if row.label == "rope" and row.seed == 0 and row.method ==
+               "non-overlapping"} for each in (path, first)]  # fmt: skip
+    assert values[0] == pytest.approx(values[1], rel=1e-6)
+
+
+def test_training_goes_on_from_there(tuned, first):
+    assert not same(model_of(tuned, "rope"), model_of(first, "rope"))
+    assert read_run(tuned).of("rope")[0].losses[0]["loss"] < read_run(first).of("rope")[0].losses[0]["loss"]
+
+
+def test_a_killed_trial_ends_with_the_same_files(tuned, first, tmp_path, monkeypatch):
+    """The checkpoint is newer than the start."""
+
+    class Killed(BaseException): ...
+
+    def die():
+        raise Killed
+
+    planned = plan(TUNED, first.parent / "new")
+    trial = trial_at(tmp_path, YARN, 0, TUNED)
+    with monkeypatch.context() as patches:
+        patches.setattr(LossLog, "append", dying(LossLog.append, 6, die))
+        with pytest.raises(Killed):
+            TrialRun(planned.config, trial, planned.data).run()
+    assert TrialRun(planned.config, trial, copy.deepcopy(planned.data)).run().status == "done"
+    [other] = read_run(tuned).of(YARN)
+    for name in ("losses.jsonl", "model.safetensors", "documents.parquet"):
+        assert (trial.folder / name).read_bytes() == (other.folder / name).read_bytes(), name
+
+
+def test_where_it_began_is_recorded(tuned, first):
+    study = json.loads((tuned / "study.json").read_text())
+    [trial] = read_run(tuned).of(YARN)
+    own = json.loads((trial.folder / "trial.json").read_text())["trained"]
+    [began] = [each for each in read_run(first).of("rope") if each.seed == 0]
+    sha256 = hashlib.sha256((began.folder / "model.safetensors").read_bytes()).hexdigest()
+    assert study["data"]["start"] == "rope" and study["data"]["start_sha256"] == {"0": sha256}
+    assert own["start"] == "first:rope" and own["start_sha256"] == sha256
+
+
+def test_seeds_are_added(first):
+    path, config = first.parent / "grows", replace(TUNED, encodings=("rope",))
+    run(config, path)
+    outcome, notes = run(replace(config, seeds=(0, 1)), path)
+    assert outcome.complete and "from first:rope" in notes[0]
+    assert len({*read_run(path).study["data"]["start_sha256"].values()}) == 2
+
+
+def test_a_start_that_was_trained_again_is_refused(tuned, first):
+    [trial] = [trial for trial in read_run(first).of("rope") if trial.seed == 0]
+    weights = trial.folder / "model.safetensors"
+    before = weights.read_bytes()
+    try:
+        weights.write_bytes((read_run(first).of("rope")[1].folder / "model.safetensors").read_bytes())
+        with pytest.raises(ValueError, match=r"tuned began from rope of seed 0 .* it was trained again; --fresh"):
+            run(TUNED, tuned)
+    finally:
+        weights.write_bytes(before)
+    assert run(TUNED, tuned)[0].complete
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"start": "nothing"}, r"expected a study, got none in .*/nothing \(a name without a slash is looked for"),
+        ({"start": "./first"}, r"expected a study, got none in first; run it first, or name its folder"),
+        ({"start": "first"}, r"expected one label of the study, such as first:rope first:learned, got none"),
+        ({"start": "first:ropes"}, r"expected one label of the study, such as first:rope first:learned, got ropes"),
+        ({"seeds": (0, 2)}, r"first:rope: rope of seed 2 was not trained; add it"),
+        ({"documents": 3}, r"was trained on another text .*--split-length 48"),
+        ({"heads": 1}, r"first:rope has num_attention_heads 2, rope has 1"),
+        ({"hidden": 32}, r"has embedding_scale 4.0, rope has 5.65"),
+        ({"layers": 2}, r"does not fit --encodings rope: expected model.layers.1.\S+ \[[0-9, ]+\], got none"),
+        ({"encodings": ("rope", "learned")}, r"encodings learned: expected model.encodings.0.table \[48, 16\], got none"),
+        ({"start": "first:learned"}, r"does not fit --encodings rope: expected model.encodings.0.table none, got \[16, 16\]"),
+        ({"task": "copy-decoder", "methods": ("forward",)}, r"was trained on another text"),
+    ],
+)  # fmt: skip
+def test_refusals(options, message, first):
+    config = replace(TUNED, **options)
+    if config.task != "text":
+        config = replace(config, data=("generated",))
+    with pytest.raises(ValueError, match=message):
+        plan(config, first.parent / "new")
+
+
+def test_a_start_that_is_not_done_is_refused(first, tmp_path):
+    shutil.copytree(first, tmp_path / "first")
+    [trial] = [trial for trial in read_run(first).of("rope") if trial.seed == 0]
+    path = tmp_path / "first" / "cells" / trial.folder.name / "status.json"
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"status": "diverged", "reason": "the loss was not finite at step 3"})
+    )
+    with pytest.raises(
+        ValueError, match=r"rope of seed 0 is not done: the loss was not finite at step 3; finish the study"
+    ):
+        plan(TUNED, tmp_path / "new")
+
+
+def test_a_study_does_not_begin_from_itself(first):
+    with pytest.raises(ValueError, match=r"--start first:rope is this study"):
+        plan(replace(TINY, encodings=("rope", "learned"), seeds=(0, 1), start="first:rope"), first, fresh=True)
