@@ -18,10 +18,14 @@ from longitude.extend.evolution import Bounds, evolve
 from longitude.extend.factors import Candidate, RotaryPairs
 from longitude.extend.methods import scheme_of
 from longitude.measure import losses_by_length
-from longitude.positions.scaling import Scaling
+from longitude.measure.windows import Reader
+from longitude.positions.scaling import BaseChange, Scaling
 
-SCHEMES = ("linear", "ntk", "yarn", "longrope")
-"""Ways to measure: the names of lg.scaling."""
+MISTAKES = {"linear-floor": "linear", "ntk-book": "ntk"}
+"""Two that texts make (docs/errata.md), measured for what they cost: positions rounded down, and the base's exponent 2/(d-2) in
+place of d/(d-2). The scheme that each is of."""
+SCHEMES = ("linear", "ntk", "yarn", "longrope", *MISTAKES)
+"""Ways to measure: the names of lg.scaling, and mistakes."""
 CANDIDATES = 64
 """Lists of factors that a search tries at each length; the published one tries 1344."""
 WINDOWS, TOKENS = 4, 8192
@@ -44,6 +48,7 @@ def _bounded(spec: Spec) -> bool:
 
 def _takes(spec: Spec, scheme: str, original: int) -> bool:
     """A table takes linear alone, where all its rows were trained; what is scaled already takes nothing."""
+    scheme = MISTAKES.get(scheme, scheme)
     if spec["name"] == "sinusoidal":
         return scheme == "linear" and spec["factor"] == 1
     if spec["name"] == "learned":
@@ -54,13 +59,15 @@ def _takes(spec: Spec, scheme: str, original: int) -> bool:
 def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> Any:
     """A model of the same weights at `length` positions, trained at `original`; at no more than these the model itself.
 
+    For `linear-floor`, too: `reader_of` rounds the positions that it reads at.
+
     Args:
         model: Of longitude.models.
         scheme: "linear", or for rotary encodings any scheme of lg.scaling that needs no more than a factor; or one as it is.
         original: Positions of its training.
         length: Positions that it is to have.
     """
-    if length <= original:
+    if length <= original or scheme == "linear-floor":
         return model
     factor = length / original
 
@@ -70,7 +77,7 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
         if spec["name"] == "learned":
             return {**spec, "beyond": "interpolate", "length": length}
         if "scaling" in spec:
-            chosen = scheme_of(scheme, factor, original) if isinstance(scheme, str) else scheme
+            chosen = _scheme(scheme, spec, factor, original) if isinstance(scheme, str) else scheme
             return {**spec, "scaling": chosen.as_dict()}
         return dict(spec)
 
@@ -84,6 +91,26 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
     other.load_state_dict(model.state_dict())
     torch.nn.Module.to(other, next(model.parameters()).device)
     return other.train(model.training)
+
+
+def _scheme(name: str, spec: Spec, factor: float, original: int) -> Scaling:
+    if name == "ntk-book":
+        return BaseChange(spec["base"] * factor ** (2 / (_rotary_dim(spec) - 2)))
+    return scheme_of(name, factor, original)
+
+
+def _rotary_dim(spec: Spec) -> int:
+    return spec["rotary_dim"] or spec["head_dim"]
+
+
+def reader_of(model: Any, scheme: str, original: int, length: int) -> Reader:
+    """Reads windows with an extended model; for `linear-floor` with the model as it is, at positions rounded down."""
+
+    def floored(input_ids: Tensor, **named: Any) -> Any:
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device) * original // length
+        return model(input_ids=input_ids, position_ids=positions.expand_as(input_ids), **named)
+
+    return Reader(floored if scheme == "linear-floor" and length > original else model)
 
 
 def searched(
@@ -107,7 +134,7 @@ def searched(
     """
     specs = (spec for specs in model.config.layer_specs() for spec in specs if "scaling" in spec)
     spec = next(specs)
-    pairs = RotaryPairs(spec["base"], spec["rotary_dim"] or spec["head_dim"], original, length)
+    pairs = RotaryPairs(spec["base"], _rotary_dim(spec), original, length)
     windows = windows_of(documents, length)
     tried = 0
 

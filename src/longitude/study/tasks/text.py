@@ -13,11 +13,12 @@ from longitude.report.wording import and_
 from longitude.study.config import StudyConfig, listed
 from longitude.study.data import Examples, StudyData, Windows
 from longitude.study.results import FIRST, LAST
-from longitude.study.schemes import CANDIDATES, SCHEMES, TOKENS, extended, extends, searched, windows_of
+from longitude.study.schemes import CANDIDATES, SCHEMES, TOKENS, extended, extends, reader_of, searched, windows_of
 from longitude.study.tasks.base import Measuring, OnProgress, Task, register_task, sampler_of
 from longitude.study.train import model_config
 
-WHO = dict.fromkeys(SCHEMES, "rope and mrope") | {"linear": "rope, mrope, sinusoidal and learned"}
+TABLES = "rope, mrope, sinusoidal and learned"
+WHO = dict.fromkeys(SCHEMES, "rope and mrope") | {"linear": TABLES, "linear-floor": TABLES}
 """Encodings that a scheme extends."""
 
 
@@ -107,7 +108,12 @@ class Text(Task):
                 how = searched(of.model, of.data.apart, trained, length, progress())
             model = extended(of.model, how, trained, length)
             [windows] = losses_by_length(
-                model, methods=["non-overlapping"], lengths=[length], progress=progress(), **same(of)
+                model,
+                methods=["non-overlapping"],
+                lengths=[length],
+                progress=progress(),
+                reader=reader_of(model, scheme, trained, length),
+                **same(of),
             )
             found.append(replace(windows, method=scheme))
         return found
