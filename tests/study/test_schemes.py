@@ -9,7 +9,7 @@ import longitude as lg
 from longitude.extend.learned_table import stretched
 from longitude.measure import losses_by_length, read_rows
 from longitude.positions.absolute import Sinusoidal
-from longitude.study import schemes
+from longitude.study import schemes, tasks
 from longitude.study.plan import plan
 from longitude.study.results import read_run
 from longitude.study.run_trial import TrialRun
@@ -206,6 +206,14 @@ def test_a_value_is_that_of_the_extended_model(study, data):
     )
     rows = read_rows(study / "results.parquet").set_index(["label", "method", "length"])["value"]
     assert rows["rope", "yarn", 32] == pytest.approx(of.row().value, rel=1e-6)
+
+
+def test_a_search_is_given_the_selection_text(data, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(tasks.text, "searched", lambda model, documents, *_: given.append(documents) or "linear")
+    config = replace(TINY, encodings=("rope",), methods=("longrope",))
+    TrialRun(config, trial_at(tmp_path, "rope", 0, config), data).run()
+    assert len(given) == 2 and all(each is data.apart for each in given)
 
 
 def test_what_a_label_was_not_measured_by_is_in_its_status(study):

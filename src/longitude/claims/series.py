@@ -26,6 +26,7 @@ from longitude.study.record import read_study
 from longitude.study.report import write_report
 from longitude.study.run_trial import Note
 from longitude.study.runner import ENDED, Watch, study
+from longitude.study.start import is_there
 from longitude.study.trial import trials_of
 
 OPTIONS = (
@@ -141,7 +142,10 @@ def time_of(member: Member, fresh: bool, on_progress: Watch) -> Time:
         return Time(member.name, 0, 0.0, "done")
     seconds, source = _committed(member), "as committed"
     if seconds is None:
-        found = costs(plan(member.config, member.run), on_progress)
+        config, run = member.config, member.run
+        if config.start and not is_there(config.start, run):  # it is trained before this one
+            config = replace(config, start=None)
+        found = costs(plan(config, run), on_progress)
         seconds, source = {cost.label: cost.seconds for cost in found}, "from a few steps here"
     return Time(member.name, len(waiting), sum(seconds[label] for label in waiting), source)
 

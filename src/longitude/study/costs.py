@@ -16,7 +16,7 @@ import transformers
 
 from longitude.runs.device import device_of
 from longitude.runs.memory import training_memory
-from longitude.study.budget import flops_per_token, on_meta, tokens_read
+from longitude.study.budget import BACKWARD, flops_per_token, on_meta, tokens_read
 from longitude.study.plan import StudyPlan
 from longitude.study.tasks.base import Measuring, task_of
 from longitude.study.train import build_model, measurable, train
@@ -131,9 +131,12 @@ def _calibrated(planned: StudyPlan, label: str, steps: int) -> tuple[float, floa
     labels = {"task": config.task, "model": label, "encoding": label, "label": label, "seed": trial.seed}
     begun = time.perf_counter()
     _, lengths = measurable(model, config)
-    task.measure(Measuring(model, short, data, lengths, labels, lambda done, total: None))
+    timed = task.without_search(short)
+    task.measure(Measuring(model, timed, data, lengths, labels, lambda done, total: None))
     measuring = (time.perf_counter() - begun) * read[1] / read[0]
-    return per_step[len(per_step) // 2] * steps, measuring
+    step = per_step[len(per_step) // 2]
+    searching = step / BACKWARD / (config.batch_size * config.train_length) * task.searched_tokens(model, config)
+    return step * steps, measuring + searching
 
 
 def _sizes(few: Any, all_: Any) -> tuple[int, int]:

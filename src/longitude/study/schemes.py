@@ -30,6 +30,8 @@ CANDIDATES = 64
 """Lists of factors that a search tries at each length; the published one tries 1344."""
 WINDOWS, TOKENS = 4, 8192
 """What each is tried on: as many windows of that length as hold these tokens, and at least so many."""
+SEARCH = CANDIDATES * TOKENS
+"""Tokens that a search reads at each length."""
 Spec = Mapping[str, Any]
 
 

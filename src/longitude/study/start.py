@@ -47,11 +47,22 @@ def with_start(config: StudyConfig, data: StudyData, run: Path) -> StudyData:
     return replace(data, start=weights, description=data.description | {"start": label, "start_sha256": sha256})
 
 
+def is_there(start: str, run: Path) -> bool:
+    """Whether the study that --start names was begun."""
+    return (_folder(start, run) / "study.json").exists()
+
+
+def _folder(start: str, run: Path) -> Path:
+    """A name without a slash is of a study next to the folder of this one."""
+    name = start.partition(":")[0]
+    return Path(name) if "/" in name else run.parent / name
+
+
 def _found(start: str, run: Path) -> tuple[Run, str]:
-    """The study that --start names, and its label. A name without a slash is of a study next to the folder of this one."""
+    """The study that --start names, and its label."""
     name, _, label = start.partition(":")
-    folder = Path(name) if "/" in name else run.parent / name
-    if not (folder / "study.json").exists():
+    folder = _folder(start, run)
+    if not is_there(start, run):
         near = "" if "/" in name else f" (a name without a slash is looked for next to {run})"
         raise ValueError(
             f"--start {start}: expected a study, got none in {folder}{near}; run it first, or name its folder"

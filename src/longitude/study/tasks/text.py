@@ -13,7 +13,7 @@ from longitude.report.wording import and_
 from longitude.study.config import StudyConfig, listed
 from longitude.study.data import Examples, StudyData, Windows
 from longitude.study.results import FIRST, LAST
-from longitude.study.schemes import CANDIDATES, SCHEMES, TOKENS, extended, extends, reader_of, searched, windows_of
+from longitude.study.schemes import SCHEMES, SEARCH, extended, extends, reader_of, searched, windows_of
 from longitude.study.tasks.base import Measuring, OnProgress, Task, register_task, sampler_of
 from longitude.study.train import model_config
 
@@ -125,8 +125,18 @@ class Text(Task):
 
     def measured_tokens(self, config: StudyConfig) -> int:
         schemes = len(schemes_of(config)) * config.documents * config.longest * len(config.test_lengths)
-        search = CANDIDATES * TOKENS * len(beyond(config)) if "longrope" in config.methods else 0
-        return super().measured_tokens(config) + schemes + search
+        return (
+            super().measured_tokens(config)
+            + schemes
+            + (SEARCH * len(beyond(config)) if "longrope" in config.methods else 0)
+        )
+
+    def searched_tokens(self, model: Any, config: StudyConfig) -> int:
+        searches = "longrope" in config.methods and extends(model.config, "longrope", config.train_length)
+        return SEARCH * len(beyond(config)) if searches else 0
+
+    def without_search(self, config: StudyConfig) -> StudyConfig:
+        return replace(config, methods=tuple("yarn" if each == "longrope" else each for each in config.methods))
 
 
 def schemes_of(config: StudyConfig) -> list[str]:
