@@ -17,7 +17,7 @@ BY_NAME = {entry["name"]: SimpleNamespace(**entry) for entry in FACTS["encodings
     ("where", "names"),
     [
         ([], "none"),
-        (["input"], "sinusoidal learned"),
+        (["input"], "sinusoidal learned abacus coupled"),
         (["rotation"], "rope xpos axial_rope mrope"),
         (["bias"], "alibi t5 clipped kerple_log kerple_power sandwich fire"),
         (["vectors"], "shaw transformer_xl"),
@@ -40,12 +40,14 @@ def test_properties_are_the_declared_ones():
         return " ".join(sorted(name for name, facts in BY_NAME.items() if not getattr(facts, flag)))
 
     assert [*BY_NAME] == lg.list_encodings() == sorted(BY_NAME)
-    assert without("relative") == "fire learned sinusoidal"
+    assert without("relative") == "abacus coupled fire learned sinusoidal"
     assert without("stable_keys") == "xpos"
     assert without("shared") == "clipped cope fire fox path path_fox shaw transformer_xl"
     assert without("learned") == "alibi axial_rope mrope none rope sandwich sinusoidal xpos"
     assert {n for n, facts in BY_NAME.items() if facts.causal_only} == {"cope", "fox", "path", "path_fox", "xpos"}
-    assert {n: facts.max_length for n, facts in BY_NAME.items() if facts.max_length} == {"learned": "max_length"}
+    assert {n: facts.max_length for n, facts in BY_NAME.items() if facts.max_length} == dict.fromkeys(
+        ("abacus", "coupled", "learned"), "max_length"
+    )
     assert {n: facts.axes for n, facts in BY_NAME.items() if facts.axes > 1} == {"axial_rope": 2, "mrope": 3}
     assert BY_NAME["path_fox"].__dict__["class"] == "PaTH + FoX"
 

@@ -83,6 +83,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     )
     from longitude.positions.layouts import convert_layout as convert_layout
     from longitude.positions.multimodal import multimodal_positions as multimodal_positions
+    from longitude.positions.places import Abacus as Abacus, Coupled as Coupled
     from longitude.positions.relative import Shaw as Shaw, TransformerXL as TransformerXL
     from longitude.positions.rotary import (
         AxialRotary as AxialRotary,
@@ -113,6 +114,7 @@ _NAMES = {
     "positions.buckets": "T5Bias ClippedBias",
     "positions.relative": "Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
+    "positions.places": "Abacus Coupled",
     "attention.operation": "attend explain",
     "attention.backends.base": "Backend register_backend",
     "attention.merge": "merge_attention",

@@ -13,7 +13,10 @@ import longitude as lg
 from longitude.hf import from_pretrained, set_positions
 from tests.support import close as near, parameter_gradients
 
-REFUSED = {"sinusoidal": "input", "learned": "input", "axial_rope": "2 axes", "mrope": "3 axes"}
+REFUSED = dict.fromkeys(("sinusoidal", "learned", "abacus", "coupled"), "input") | {
+    "axial_rope": "2 axes",
+    "mrope": "3 axes",
+}
 WORKING = [name for name in lg.list_encodings() if name not in REFUSED]
 PADDED = 6
 

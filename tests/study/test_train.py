@@ -19,10 +19,10 @@ from longitude.study.plan import checked
 from longitude.study.resume import LossLog, newest, seal
 from longitude.study.run_trial import TrialRun
 from longitude.study.tasks import text
-from longitude.study.tasks.base import sampler_of
+from longitude.study.tasks.base import of_task, sampler_of
 from longitude.study.train import build_model
 from longitude.study.trial import Trial
-from tests.study.conftest import REVERSE, TINY, dying, trial_at
+from tests.study.conftest import REVERSE, SHAPE, TINY, dying, trial_at
 
 TINY = replace(TINY, steps=20, batch_size=4)  # saves at steps 5, 10, 15, 20
 
@@ -168,6 +168,18 @@ def test_a_killed_trial_of_every_kind(task, positions, kill, data, tmp_path, mon
     assert TrialRun(config, trial, data, note=notes.append).run().status == "done"
     assert notes == ([f"{trial.title}: continues from step 2"] if kill == "before the first save" else [])
     assert_same(whole, trial)
+
+
+def test_random_starts_of_places_continue_after_a_kill(data, tmp_path, monkeypatch):
+    """What training draws comes from a generator that checkpoints hold; lengths whose places fit the table are measured."""
+    options = {"train_length": 2, "test_lengths": (2, 20), "steps": 8, "batch_size": 4, "documents": 4, **SHAPE}
+    config = checked(of_task("addition-reversed", encodings=("abacus:max_start=16",), **options))
+    whole, trial = (trial_at(tmp_path / name, config.encodings[0], 1, config) for name in ("whole", "killed"))
+    TrialRun(config, whole, data).run()
+    killed(monkeypatch, "before the first save", config, trial, data)
+    status = TrialRun(config, trial, data).run()
+    assert_same(whole, trial)
+    assert {row.length for row in read_rows(trial.folder / "results.parquet")} == {2, 20} and status.reason is None
 
 
 def test_broken_checkpoints_are_dropped_with_a_message(unkilled, data, tmp_path, monkeypatch):

@@ -123,6 +123,20 @@ def made_in_inference(self, offset):
 broken("MadeInInference", "grad_modes", FromATable, made=2.0, read=made_in_inference)
 
 
+broken(  # a number goes on in the next document
+    "CountsAcrossDocuments",
+    "places",
+    lg.Abacus,
+    places=lambda self, ids, documents=None, random_start=False: lg.Abacus.places(self, ids),
+)
+broken(  # it counts from the last token on
+    "LooksAhead",
+    "places",
+    lg.Abacus,
+    places=lambda self, ids, documents=None, random_start=False: lg.Abacus.places(self, ids.flip(1)).flip(1),
+)
+
+
 # ---- positions -------------------------------------------------------------------------------------------------------
 def leaves_a_trace(self, x, positions):
     torch.set_default_dtype(torch.float64)

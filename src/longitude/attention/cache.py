@@ -75,6 +75,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
         self.columns: Columns = {}
         self.carry: Any = None
         self.max_position: int | Tensor = 0
+        self.ids = None
         self.buffers = GrowingBuffer(), GrowingBuffer()  # of keys and of values
 
     @property
@@ -156,6 +157,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
         """Apply a change of the batch to everything but keys and values."""
+        self.change_ids(change)
         self.columns = {name: change(column) for name, column in self.columns.items()}
         self.carry = tree_map_only(Tensor, change, self.carry)
         if isinstance(self.max_position, Tensor) and len(self.max_position) > 1:
@@ -205,6 +207,7 @@ class LongitudeCacheLayer(CropsTogether, DynamicLayer):
     def _crop(self, tokens_to_remove: int) -> None:
         DynamicLayer.crop(self, tokens_to_remove)
         keep = self.held
+        self.change_ids(lambda ids: ids[:, : self.get_seq_length()])
         self.columns = {name: column[:, :, :keep] for name, column in self.columns.items()}
         if isinstance(self.positions, Tensor):
             self.positions = self.positions[:keep] if self.positions.dim() == 1 else self.positions[:, :keep]

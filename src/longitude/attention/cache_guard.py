@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -68,6 +68,12 @@ class CropsTogether:
 
     peers: Sequence[Any] = ()
     """The layers of the cache, in its order."""
+    ids: Tensor | None = None
+    """Of the first layer: ids of all tokens so far [B, L], where an encoding reads them."""
+
+    def change_ids(self, change: Callable[[Tensor], Tensor]) -> None:
+        if self.ids is not None:
+            self.ids = change(self.ids)
 
     def require_crop(self, tokens_to_remove: int) -> None:
         """ValueError where `crop` would be refused."""

@@ -40,6 +40,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         self.seen = 0
         self.newest: int | Tensor = -1
         self.owner: str | None = None
+        self.ids = None
         self.device: torch.device | None = None  # where its state belongs, once it was moved away
 
     def read(self, owner: str) -> Any:
@@ -85,6 +86,7 @@ class StateLayer(CropsTogether, CacheLayerMixin):
         raise ValueError("cache: a state is written by its mixer; it takes no keys and values")
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> None:
+        self.change_ids(change)
         self.state = tree_map_only(Tensor, change, self.state)
         if isinstance(self.newest, Tensor) and self.newest.dim() == 2 and len(self.newest) > 1:
             self.newest = change(self.newest)

@@ -57,6 +57,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
         skip_logits: bool | None = None,
         output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
+        place_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
         """input_ids [B, L] -> logits [B, L, vocab_size] and, given labels, the loss: mean nats per predicted token.
@@ -77,6 +78,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             logits_to_keep: The last n (0: all), or the indices of the wanted ones.
             document_ids: A number per token [B, Lk]; a run of one number is a document.
             num_items_in_batch: Predicted tokens over all batches of a step, to divide the loss by.
+            place_ids: As in LongitudeModel.
             skip_logits: With labels, return no logits; None skips them in training, so that [L, vocab_size] is never held.
             kwargs: Those marks, and shift_labels [B, L]: the token after each input, shifted already.
 
@@ -100,6 +102,7 @@ class LongitudeForCausalLM(LongitudePreTrainedModel, GenerationMixin):
             memories=memories,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            place_ids=place_ids,
             return_dict=True,
             **kwargs,
         )

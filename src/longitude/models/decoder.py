@@ -21,7 +21,7 @@ from longitude.attention.mixer import MIXERS, Mixer, MixerInputs
 from longitude.attention.request import as_int, following
 from longitude.models.blocks import Block, norm
 from longitude.models.configuration import LongitudeConfig
-from longitude.models.inputs import require_embeds
+from longitude.models.inputs import ids_so_far, places_of, require_embeds
 from longitude.models.streams import Packed, documents_of, places_after, streams_of
 from longitude.positions.base import Encoding, encoding
 from longitude.positions.composed import Composed, of_axes
@@ -193,6 +193,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         source: Tensor | None = None,
         source_valid: Tensor | None = None,
         cross_cache: Cache | None = None,
+        place_ids: Tensor | None = None,
         **packed: Unpack[Packed],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Run the stack.
@@ -213,6 +214,7 @@ class LongitudeModel(LongitudePreTrainedModel):
             source: Keys and values of cross-attention [B, S, hidden_size].
             source_valid: 0 for padding of the source [B, S].
             cross_cache: Of the source's keys and values.
+            place_ids: [B, L], instead of those that encodings make of input_ids.
             packed: Other marks of documents, as `documents_of` reads them.
 
         Returns:
@@ -221,7 +223,7 @@ class LongitudeModel(LongitudePreTrainedModel):
         Raises:
             ValueError: For what does not fit.
         """
-        if (input_ids is None) == (inputs_embeds is None):
+        if (input_ids is None) == (inputs_embeds is None) and not self.cross:
             raise ValueError("expected either input_ids or inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
@@ -258,8 +260,13 @@ class LongitudeModel(LongitudePreTrainedModel):
 
         places = explicit(positions, remembered + x.shape[1], x.device)
         length, own = x.shape[1], places[remembered:] if places.dim() == 1 else places[:, remembered:]
-        if self.encoding_of_layer[0].at_input:
-            x = self.encoding_of_layer[0].embed(x, own)
+        first, places_of_member = self.encoding_of_layer[0], ()
+        if place_ids is not None or first.reads_ids:
+            input_ids = None if input_ids is None else ids_so_far(input_ids, cache, past)
+            random_start = self.training and cache is None
+            places_of_member = places_of(first, place_ids, input_ids, streams, x.shape[0], length, random_start)
+        if first.at_input:
+            x = first.embed(x, own, places_of_member)
         x = F.dropout(x, self.hidden_dropout) if self.training and self.hidden_dropout else x
         if x.shape[1] != length:
             raise ValueError(
@@ -277,6 +284,8 @@ class LongitudeModel(LongitudePreTrainedModel):
         shared: dict[Any, Any] = {}
         weighs = [mixer.has_weights for mixer in self.mixers] if output_attentions else None
         with unchanged_if_refused(*(layer for each in caches for layer in each.layers), copied=self.mixed):
+            if cache is not None and first.reads_ids:
+                vars(cache.layers[0])["ids"] = input_ids
             for i, layer in enumerate(self.layers):
                 for each in offloaded:
                     each.layers[i].prefetch()

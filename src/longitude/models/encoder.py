@@ -70,6 +70,7 @@ class LongitudeEncoder(LongitudeModel):
         document_ids: Tensor | None = None,
         output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
+        place_ids: Tensor | None = None,
         **packed: Unpack[Packed],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """As LongitudeModel, without a cache.
@@ -82,6 +83,7 @@ class LongitudeEncoder(LongitudeModel):
             document_ids: [B, L], of packed text: tokens attend to their own document only.
             output_hidden_states: whether to return them, or the indices of the wanted ones.
             output_attentions: whether to return weights.
+            place_ids: as in LongitudeModel.
             **packed: transformers' marks of packed text, as `documents_of` reads them.
         """
         return super().forward(
@@ -93,6 +95,7 @@ class LongitudeEncoder(LongitudeModel):
             document_ids=document_ids,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            place_ids=place_ids,
             return_dict=True,  # pyright: ignore[reportCallIssue]  (the decorator takes it)
             **packed,
         )
@@ -137,6 +140,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
         skip_logits: bool | None = None,
         output_hidden_states: bool | int | Sequence[int] | None = None,
         output_attentions: bool | None = None,
+        place_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> MaskedLMOutput:
         """Logits of each token and, given labels, the loss.
@@ -153,6 +157,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
             skip_logits: with labels, return no logits; None skips them in training.
             output_hidden_states: as in LongitudeModel.
             output_attentions: as in LongitudeModel.
+            place_ids: as in LongitudeModel.
             **kwargs: transformers' marks of packed text.
 
         Returns:
@@ -167,6 +172,7 @@ class LongitudeForMaskedLM(LongitudePreTrainedModel):
             document_ids=document_ids,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            place_ids=place_ids,
             return_dict=True,
             **kwargs,
         )

@@ -1,4 +1,4 @@
-"""Checks of a model's inputs: known arguments, embeddings that fit, an assistant whose cache can be cropped."""
+"""A model's inputs: known arguments, embeddings that fit, an assistant whose cache can be cropped, places of tokens."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from longitude.errors import unknown
+from longitude.positions.composed import Composed
+from longitude.positions.coordinates import canonical
 
 
 def require_known(kwargs: dict[str, Any], forward: Callable[..., Any], *others: str) -> None:
@@ -46,3 +48,39 @@ def require_assistant(assistant: Any) -> None:
             f"assistant_model: expected one whose cache can take tokens back, got a {type(assistant).__name__} with a state that "
             "runs along the tokens; use attention, and an encoding that carries none, in it"
         )
+
+
+def ids_so_far(ids: Tensor, cache: Any, past: int) -> Tensor | None:
+    """Of all tokens [B, past + L], those in the cache first; None where it does not hold them."""
+    if not past:
+        return ids
+    before = None if cache is None else cache.layers[0].ids
+    if before is None or before.shape[1] != past:
+        return None
+    if len(before) != len(ids):
+        raise ValueError(f"input_ids: expected the {len(before)} rows of the cache, got {len(ids)}")
+    return torch.cat([before, ids], 1)
+
+
+def places_of(
+    encoding: Composed,
+    given: Tensor | None,
+    ids: Tensor | None,
+    streams: Tensor | None,
+    batch: int,
+    length: int,
+    random_start: bool,
+) -> tuple[Tensor | None, ...]:
+    """Of each member that has them the places of the last `length` tokens, as given, or made of the ids of all tokens."""
+    if given is not None:
+        if not encoding.reads_ids:
+            raise ValueError("place_ids: no encoding of this model has places of its own; leave them out")
+        canonical("place_ids", given, batch, length)
+        return tuple(given if member.reads_ids else None for member in encoding)
+    if ids is None:
+        raise ValueError(
+            "places are made of token ids: expected input_ids in this call and in all that filled its cache, and no memories; "
+            "or place_ids"
+        )
+    every = encoding.places(ids, streams, random_start)
+    return tuple(None if places is None else places[:, -length:] for places in every)

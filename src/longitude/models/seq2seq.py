@@ -126,6 +126,7 @@ class LongitudeEncoderDecoder(LongitudePreTrainedModel):
             use_cache = self.config.use_cache and not self.training
         cache = self.cache_of(past_key_values, use_cache)
         outputs = self.decoder(
+            input_ids=decoder_input_ids,  # for encodings that read them
             inputs_embeds=decoder_inputs_embeds,
             attention_mask=decoder_attention_mask,
             position_ids=decoder_position_ids,

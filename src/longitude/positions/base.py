@@ -151,6 +151,19 @@ class Encoding(nn.Module):
         """X [B, L, dim], at the model's input -> the same shape."""
         return x
 
+    def places(self, ids: Tensor, documents: Tensor | None = None, random_start: bool = False) -> Any:
+        """Positions of its own, made of the tokens' ids: `embed` gets them instead of those of the model.
+
+        Args:
+            ids: [B, L], from the first token of each row on.
+            documents: [B, L]: tokens of different numbers are of different documents; negative for padding.
+            random_start: as in training, where an encoding may draw where they begin.
+
+        Returns:
+            Integers [B, L]; a token's are decided by it and those before it. None: it has none.
+        """
+        return None
+
     def length_at(self, query: Any, newest: Any) -> Any:
         """The length that tables follow, for a query at position `query` whose newest key is at position `newest`.
 
@@ -205,6 +218,11 @@ class Encoding(nn.Module):
     def at_input(self) -> bool:
         """Whether it acts on the model's input."""
         return type(self).embed is not Encoding.embed
+
+    @property
+    def reads_ids(self) -> bool:
+        """Whether it has positions of its own, made of the tokens' ids."""
+        return type(self).places is not Encoding.places
 
     @property
     def reads_tokens(self) -> bool:

@@ -40,6 +40,7 @@ class Composed(Encoding):
 
     reads_tokens = False  # type: ignore[assignment]  (attributes: every layer reads them)
     at_input = False  # type: ignore[assignment]
+    reads_ids = False  # type: ignore[assignment]
 
     def __init__(self, members: Sequence[Encoding]):
         super().__init__()
@@ -53,6 +54,7 @@ class Composed(Encoding):
             setattr(self, name, combine([getattr(m, name) for m in members]))
         self.reads_tokens = any(m.reads_tokens for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
         self.at_input = any(m.at_input for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
+        self.reads_ids = any(m.reads_ids for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
         self.adds_terms = any(m.overrides("terms") for m in members)
         self.sizes = tuple(
             (type(m).__name__, name, getattr(m, name))
@@ -71,10 +73,14 @@ class Composed(Encoding):
     def __iter__(self) -> Iterator[Encoding]:
         return iter(self.each)
 
-    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
-        for m in self:
-            x = m.embed(x, of_axes(m, positions))
+    def embed(self, x: Tensor, positions: Tensor, places: Sequence[Tensor | None] = ()) -> Tensor:
+        """Places: of each member that has some, instead of positions."""
+        for m, own in zip(self.each, places or [None] * len(self.each), strict=True):
+            x = m.embed(x, of_axes(m, positions) if own is None else own)
         return x
+
+    def places(self, ids: Tensor, documents: Tensor | None = None, random_start: bool = False) -> tuple:
+        return tuple(m.places(ids, documents, random_start) for m in self.each)
 
     def length_at(self, query: Any, newest: Any) -> Any:
         each = [m.length_at(query, newest) for m in self]  # with := in it, dynamo does not follow the comprehension

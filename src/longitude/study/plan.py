@@ -13,6 +13,7 @@ from longitude.errors import unknown
 from longitude.models.decoder import LongitudeModel
 from longitude.positions.base import ENCODINGS, encoding
 from longitude.positions.composed import Composed
+from longitude.registry import options_of
 from longitude.runs.device import Device, device_of
 from longitude.runs.files import LOCK, require_space
 from longitude.study.budget import train_steps
@@ -155,7 +156,7 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
         raise ValueError(f"--tokenizer is of --task text, and --task is {task.name}; leave it out")
     labels = with_all(config.encodings, lambda: _meaningful(task))
     for label in labels:
-        parse_label(label)
+        _require_digits(label, task, task.vocabulary(config)["vocab_size"])
     require_distinct("encodings, as names of folders,", ["-".join(folder(label)).lower() for label in labels])
     longest = (before or config).longest
     config = replace(
@@ -185,10 +186,35 @@ def _rules(config: StudyConfig, task: Task) -> Iterator[tuple[str, bool, str]]:
 
 
 def _meaningful(task: Task) -> Iterator[str]:
-    """Every registered encoding, for encoders without those that are causal only."""
+    """Every registered encoding: for encoders without those that are causal only, and none that counts digits of other ids."""
     for name, kind in ENCODINGS.items():
-        if task.stack == "decoder" or not getattr(kind, "causal_only", False):
+        if (task.stack == "decoder" or not getattr(kind, "causal_only", False)) and _counts(name, task):
             yield name
+
+
+def _counts(name: str, task: Task) -> bool:
+    """Whether the digits that an encoding counts by default, if it counts any, are those of the task."""
+    option = options_of(ENCODINGS[name]).get("digits")
+    return option is None or tuple(option.default) == task.digits
+
+
+def _require_digits(label: str, task: Task, vocabulary: int) -> None:
+    """ValueError for a label that is none, or counts digits that are none in the task."""
+    for spec in parse_label(label).encodings:
+        digits = spec.get("digits")
+        if digits is None and not _counts(spec["name"], task):
+            raise ValueError(
+                f"--encodings {label}: {spec['name']!r} counts digits of numbers that begin with the least one, and --task "
+                f"{task.name} writes none of its ids; use --task addition-reversed, or write the ids, as those of bytes: "
+                f"{spec['name']}:digits={','.join(map(str, range(48, 58)))}"
+            )
+        beyond = [
+            n for n in (digits if isinstance(digits, list) else [digits]) if isinstance(n, int) and n >= vocabulary
+        ]
+        if beyond:
+            raise ValueError(
+                f"--encodings {label}: expected digits below {vocabulary}, the vocabulary of --task {task.name}, got {beyond[0]}"
+            )
 
 
 # ---- models ----------------------------------------------------------------------------------------------------------

@@ -89,9 +89,10 @@ def build_model(config: StudyConfig, label: str, seed: int) -> Any:
 
 def measurable(model: Any, config: StudyConfig) -> tuple[float, list[int]]:
     """How many positions a model has, and the lengths of a study that it can be measured at."""
-    limit = min((m.max_length for m in model.modules() if isinstance(m, Encoding) and m.max_length), default=math.inf)
-    positions = task_of(config.task).positions
-    return limit, [length for length in config.test_lengths if positions(length) <= limit]
+    task, tables = task_of(config.task), [m for m in model.modules() if isinstance(m, Encoding) and m.max_length]
+    bounds = [(task.places if m.reads_ids else task.positions, m.max_length or math.inf) for m in tables]
+    lengths = [length for length in config.test_lengths if all(needed(length) <= bound for needed, bound in bounds)]
+    return min((bound for _, bound in bounds), default=math.inf), lengths
 
 
 def first_model(config: StudyConfig, trial: Trial, data: StudyData) -> Any:

@@ -69,6 +69,7 @@ class Task(ABC):
         ngrams: Orders of the n-grams that its models are compared with; none where what is predicted is not the next token.
         tokens: What the task decides of LongitudeConfig: the vocabulary and special tokens.
         tokenized: Whether it takes a --tokenizer.
+        digits: Ids of digits, where it writes numbers from the least digit on: encodings with an option `digits` count them.
         defaults: Options of the study whose default is not that of `StudyConfig`.
         ceiling: Of answers, a label that solves the training length at these defaults; None where none is known.
     """
@@ -85,6 +86,7 @@ class Task(ABC):
     ngrams: ClassVar[tuple[int, ...]] = ()
     tokens: ClassVar[Mapping[str, int]] = {"vocab_size": BYTES}
     tokenized: ClassVar[bool] = False
+    digits: ClassVar[tuple[int, ...]] = ()
     defaults: ClassVar[Mapping[str, Any]] = {}
     ceiling: ClassVar[str | None] = None
 
@@ -105,6 +107,10 @@ class Task(ABC):
     def positions(self, length: int) -> int:
         """How many positions a model needs for a length."""
         return length
+
+    def places(self, length: int) -> int:
+        """How many places an encoding that counts digits needs for a length."""
+        return self.positions(length)
 
     def trained_positions(self, config: StudyConfig) -> int:
         """Positions that a table must hold for training."""

@@ -123,6 +123,9 @@ class Sum(Written):
     symbols = 13
     defaults = {**Written.defaults, "train_length": 10, "test_lengths": (5, 10, 12, 15, 20, 40), "steps": 4000}
 
+    def places(self, length: int) -> int:
+        return length + 3  # of the sum's digits, of + and =, and 0
+
     def pairs(self, random: np.random.Generator, examples: int, length: int) -> tuple[np.ndarray, np.ndarray]:
         if self.hints and length + 1 > HINTS:
             raise ValueError(f"a length of {self.name} must be below its {HINTS} hints, got {length}")
@@ -156,6 +159,7 @@ class AdditionReversed(Sum):
 
     source = "two numbers and their sum, the least digit first"
     least_first = True
+    digits = tuple(range(10))
 
 
 @register_task("addition-hints")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions
 from longitude.testing.battery.decoding import CACHES
-from longitude.testing.engine import LawBroken
+from longitude.testing.engine import DoesNotApply, LawBroken
 from longitude.testing.examples import DIM, Example, MixerExample, fill, mixer_example
 from longitude.testing.fixtures import LayerStack, close, numbers, random_cuts, tensors_in
 from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
@@ -131,6 +131,15 @@ def _in_calls(
         cache = out.past_key_values
         parts.append(out.logits)
     return torch.cat(parts, 1)
+
+
+@ENCODING_LAWS.law(threshold=EQUAL, needs=CACHES)
+def places(build: Example) -> None:
+    """Where it has places of its own, made of token ids: in a model, documents packed and rows padded = alone, cut anywhere."""
+    encoding = compose(build())
+    if not encoding.reads_ids:
+        raise DoesNotApply("it reads no token ids")
+    require_documents_across_calls("two layers", language_model(*[mixer_example("attention")] * 2, encoding=encoding))
 
 
 # ---- prompt lookup ---------------------------------------------------------------------------------------------------

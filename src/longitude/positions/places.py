@@ -1,0 +1,148 @@
+"""Places: positions that count within a number, made of the tokens' ids, as a learned row added at the input."""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from longitude.errors import check_sizes
+from longitude.positions.absolute import AtInput
+from longitude.positions.base import register
+from longitude.positions.coordinates import require_positions
+
+DIGITS = tuple(range(10))
+"""Ids of the digits 0 to 9 in tasks that write numbers."""
+SEPARATORS = (10, 11)
+"""Ids of + and = there."""
+
+
+class Places(AtInput):
+    """A learned row per place, x + P[place]; P starts as N(0, 1), in proportion to embeddings.
+
+    In training all places of a row but 0 are moved by a number of 0 .. max_start - 1, drawn from torch's generator; otherwise,
+    and with a cache, by none. The property max_length is the number of places that exist.
+    """
+
+    learned = True
+
+    def __init__(self, max_length: int, dim: int, max_start: int, digits: Sequence[int]):
+        super().__init__()
+        check_sizes(type(self).__name__, max_length=max_length, dim=dim, max_start=max_start)
+        self.dim, self.max_start, self.max_length = dim, max_start, 1 + max_length + max_start
+        self.digits = self.ids("digits", digits)
+        self.table = nn.Parameter(torch.empty(self.max_length, dim))
+        self.reset_parameters()
+
+    def ids(self, option: str, given: Sequence[int]) -> tuple[int, ...]:
+        """The token ids of an option; ValueError for what is none."""
+        ids = (given,) if isinstance(given, int) else tuple(given)
+        if (
+            not ids
+            or len({*ids}) < len(ids)
+            or any(isinstance(n, bool) or not isinstance(n, int) or n < 0 for n in ids)
+        ):
+            who = type(self).__name__
+            raise ValueError(f"{who}: expected {option} to be token ids, each 0 or more and named once, got {given!r}")
+        return ids
+
+    def reset_parameters(self) -> None:
+        nn.init.normal_(self.table)
+
+    def embed(self, x: Tensor, positions: Tensor) -> Tensor:
+        places = self.positions_of(x, positions)
+        require_positions(places, self.max_length, f"{type(self).__name__}, places")
+        return x + self.table[places].to(x.dtype)
+
+    def places(self, ids: Tensor, documents: Tensor | None = None, random_start: bool = False) -> Tensor:
+        places = self.from_first(ids, documents)
+        if random_start:
+            places = places + (places > 0) * torch.randint(self.max_start, (len(ids), 1), device=ids.device)
+        return places
+
+    def from_first(self, ids: Tensor, documents: Tensor | None) -> Tensor:
+        """Places of tokens [B, L] where the smallest is 1, and 0 for tokens without one."""
+        raise NotImplementedError
+
+
+@register("abacus")
+class Abacus(Places):
+    """Abacus: a digit's place in its own number, counted from the first digit written, selects a learned row.
+
+    Numbers are written from the least digit on, so that digits of equal significance share a row. All tokens but digits are at
+    place 0. It says nothing of which number a digit is in: compose it with another encoding, or with the causal mask alone. The
+    authors' code draws one start per batch; here each row has its own.
+
+    Args:
+        max_length: Digits of the longest number.
+        dim: Width of x.
+        max_start: In training the first digits of a row's numbers are at a place of 1 .. max_start, the same for all of them.
+        digits: Token ids of digits; any run of them is a number.
+
+    Source:
+        McLeish et al. 2024, arXiv 2405.17399, https://arxiv.org/abs/2405.17399
+    """
+
+    source = "McLeish et al. 2024, https://arxiv.org/abs/2405.17399"
+
+    def __init__(self, max_length: int, dim: int, max_start: int = 100, digits: Sequence[int] = DIGITS):
+        super().__init__(max_length, dim, max_start, digits)
+
+    def from_first(self, ids: Tensor, documents: Tensor | None) -> Tensor:
+        return counted(among(ids, self.digits), documents)
+
+
+@register("coupled")
+class Coupled(Places):
+    """Position coupling: digits of equal significance, in operands and answer, share a learned row.
+
+    Numbers are written from the least digit on. + and = share the row before that of the least digits; all other tokens are at
+    place 0.
+
+    Args:
+        max_length: Digits of the longest number.
+        dim: Width of x.
+        max_start: In training + and = are at a place of 1 .. max_start, one for each row.
+        digits: Token ids of digits; any run of them is a number.
+        separators: Token ids of + and =.
+
+    Source:
+        Cho et al. 2024, arXiv 2405.20671, https://arxiv.org/abs/2405.20671
+    """
+
+    source = "Cho et al. 2024, https://arxiv.org/abs/2405.20671"
+
+    def __init__(
+        self,
+        max_length: int,
+        dim: int,
+        max_start: int = 100,
+        digits: Sequence[int] = DIGITS,
+        separators: Sequence[int] = SEPARATORS,
+    ):
+        super().__init__(max_length, dim, max_start, digits)
+        self.separators = self.ids("separators", separators)
+        if both := {*self.digits} & {*self.separators}:
+            raise ValueError(f"Coupled: expected separators that are no digits, got {sorted(both)} among both")
+
+    def from_first(self, ids: Tensor, documents: Tensor | None) -> Tensor:
+        place = counted(among(ids, self.digits), documents)
+        separator = among(ids, self.separators)
+        if documents is not None:
+            separator &= documents >= 0
+        return place + ((place > 0) | separator)
+
+
+def among(ids: Tensor, some: Sequence[int]) -> Tensor:
+    """Which of ids [B, L] are among some."""
+    return torch.isin(ids, torch.tensor(some, device=ids.device))
+
+
+def counted(digit: Tensor, documents: Tensor | None) -> Tensor:
+    """Of digits [B, L] each one's place in its run, from 1 on; 0 elsewhere. No run goes on in another document, or in padding."""
+    first = digit & ~F.pad(digit[:, :-1], (1, 0))
+    if documents is not None:
+        digit = digit & (documents >= 0)
+        first = first | (documents != F.pad(documents[:, :-1], (1, 0), value=-1))
+    order = torch.arange(digit.shape[1], device=digit.device)
+    return (order + 1 - torch.where(first, order, 0).cummax(1).values) * digit
