@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from longitude.cli import main
 from longitude.positions.base import ENCODINGS
 from longitude.study.analysis import analyse
 from longitude.study.plan import plan
+from longitude.study.results import read_run
 from longitude.study.runner import study
 from longitude.study.tasks.base import TASKS, of_task
 from tests.support import printed
@@ -105,6 +107,20 @@ def test_a_file_is_seen_by_everything(tmp_path):
     assert next(each for each in facts["encodings"] if each["name"] == "mine")["acts"] == ["bias"]
 
 
+def test_the_task_that_the_page_of_tasks_shows(tmp_path):
+    """A subclass of Questions in a file of its own: drawn, trained and measured, by distance too."""
+    page = (Path(__file__).parents[1] / "docs" / "study-tasks.md").read_text(encoding="utf-8")
+    [code] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    path = tmp_path / "first.py"
+    path.write_text(code)
+    assert plugins.load(path).registered == {"first": "task"}
+    sizes = {"train_length": 4, "test_lengths": (4, 8), "steps": 2, "batch_size": 2, "documents": 4, "seeds": (0,)}
+    config = of_task("first", encodings=("rope",), hidden=16, heads=2, device="cpu", **sizes)
+    assert study(plan(config, tmp_path / "run")).complete
+    found = read_run(tmp_path / "run")
+    assert found.guessing == {4: 1 / 16, 8: 1 / 16} and {row.distance for row in found.rows} == {None, 2, 4}
+
+
 def test_an_installed_distribution_is_seen_at_the_first_look(tmp_path, monkeypatch):
     code = MINE.format(name="mine")
     installed(tmp_path, monkeypatch, code)
@@ -134,6 +150,7 @@ def test_another_process_restores_what_this_one_has(tmp_path):
     path.unlink()
     code = f"""
 import pickle
+import re
 from longitude import plugins
 import longitude as lg
 plugins.restore(pickle.loads({sent!r}))

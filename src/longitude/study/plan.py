@@ -142,6 +142,12 @@ def checked(config: StudyConfig, before: StudyConfig | None = None) -> StudyConf
             raise ValueError(
                 f"{option(name)} must {expected}, got {listed(given) if isinstance(given, tuple) else given}"
             )
+    for name, lengths in (("train_length", (config.train_length,)), ("test_lengths", config.test_lengths)):
+        for length in lengths:
+            try:
+                task.require_length(length)
+            except ValueError as error:
+                raise ValueError(f"{option(name)}: {error}") from error
     for method in config.methods:
         if method not in task.methods:
             raise unknown("method", method, task.methods, "`longitude study --help` explains them.")

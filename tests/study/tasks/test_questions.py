@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from longitude.measure import from_frame, read_rows
+from longitude.study.plan import checked
 from longitude.study.tasks import languages
 from longitude.study.tasks.base import TASKS, of_task, task_of
 from longitude.study.tasks.questions import NOT_ASKED, Drawn, Questions
@@ -170,6 +171,14 @@ def test_training_examples_are_of_the_seed_and_the_step(name):
 def test_lengths_that_do_not_fit_are_refused(name, length):
     with pytest.raises(ValueError, match=f"{name} must be .*got {length}"):
         task_of(name).tests(length, 2)
+
+
+@pytest.mark.parametrize("option", ["train_length", "test_lengths"])
+def test_a_study_refuses_them_before_anything_is_trained(option):
+    given = {"train_length": 12, "test_lengths": (12, 24)} | {option: 13 if option == "train_length" else (12, 13)}
+    expected = f"--{option.replace('_', '-')}: a length of flip-flop must be even .*, got 13"
+    with pytest.raises(ValueError, match=expected):
+        checked(of_task("flip-flop", **given))
 
 
 def test_a_study_of_questions(tmp_path, numbers):

@@ -112,6 +112,9 @@ class Task(ABC):
         """How many places an encoding that counts digits needs for a length."""
         return self.positions(length)
 
+    def require_length(self, length: int) -> None:  # noqa: B027 (most tasks have every length)
+        """ValueError for a length that no example has."""
+
     def trained_positions(self, config: StudyConfig) -> int:
         """Positions that a table must hold for training."""
         return config.position_range or self.positions(config.train_length)

@@ -110,8 +110,9 @@ class ModularSum(WordProblem):
     """Numbers from 0 to 4, and after each of them the sum of those up to it, modulo 5."""
 
     source = "numbers from 0 to 4, and after each the sum modulo 5 of those up to it"
+    ceiling = "path"
     table, symbols = cyclic(5), 5
-    defaults = Parity.defaults
+    defaults = {**Parity.defaults, "train_length": 20, "test_lengths": (20, 40, 80, 320), "steps": 2000}
 
 
 @register_task("z60")

@@ -93,6 +93,9 @@ class Questions(Task):
         """The same in every study."""
         return self.sample(np.random.default_rng([seed, length]), examples, length, method)
 
+    def require_length(self, length: int) -> None:
+        self.sample(np.random.default_rng(0), 1, length)
+
     def prepare(self, config: StudyConfig) -> StudyData:
         digest = hashlib.sha256()
         for length in config.test_lengths:

@@ -87,6 +87,7 @@ class ReverseDecoder(Letters):
     """A word of letters, written from its end."""
 
     source = "words of letters, and the words from their ends"
+    ceiling = "rope"
 
     def answer(self, word: np.ndarray) -> np.ndarray:
         return word[:, ::-1]
@@ -100,6 +101,7 @@ class SortDecoder(Letters):
     """The letters of a word in the order of the alphabet."""
 
     source = "words of letters, and their letters in the order of the alphabet"
+    ceiling = "rope"
 
     def answer(self, word: np.ndarray) -> np.ndarray:
         return np.sort(word, axis=1)
