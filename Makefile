@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import properties numbers api clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import properties numbers claims api clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -91,6 +91,9 @@ properties: $(VENV)/study.stamp ## the four properties of every encoding, measur
 
 numbers: $(VENV)/study.stamp ## put the results of benchmarks/results into README.md and docs; ARGS="--keep study runs/study" adds one
 	$(BIN)/python benchmarks/fill_numbers.py $(ARGS)
+
+claims: $(VENV)/study.stamp ## make docs/claims.md and its charts from benchmarks/results/claims; ARGS=--check compares
+	$(BIN)/python docs/make_claims.py $(ARGS)
 
 api: $(VENV)/study.stamp ## make docs/api.md, the page of every public name, from the docstrings
 	$(BIN)/python docs/make_api.py

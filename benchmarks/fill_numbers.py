@@ -3,6 +3,8 @@
     python benchmarks/fill_numbers.py                    # fill every block
     python benchmarks/fill_numbers.py --check            # name the blocks that differ; exit code 1 where one does
     python benchmarks/fill_numbers.py --keep study runs/study   # a study's table becomes results/DATE-study.json
+    python benchmarks/fill_numbers.py --keep claims runs/claims # studies of claims become results/claims/NAME, without models
+    python benchmarks/fill_numbers.py --keep claims/text runs/claims/text                   # one of them does
 
 A block is `<!-- numbers: NAME -->`, a blank line, what this writes, a blank line, `<!-- end -->`. It shows the newest result:
 
@@ -157,10 +159,32 @@ def differing(paths: list[Path]) -> list[str]:
     return found
 
 
+def keep_claims(name: str, run: Path) -> list[Path]:
+    """Write studies that claims are judged on, without their models: all of a folder (claims), or one (claims/NAME).
+
+    ValueError for one that was run with other options than its preset has.
+    """
+    from longitude.claims.evidence import KEPT
+    from longitude.claims.protocol import SERIES, differs, preset_of
+    from longitude.claims.series import list_studies
+    from longitude.study.kept import keep as keep_study
+    from longitude.study.results import read_run
+
+    one = name.removeprefix(f"{SERIES}/")
+    found = {one: run} if one != name else {each: run / each for each in list_studies() if (run / each).is_dir()}
+    if not found:
+        raise ValueError(f"--keep {name}: {run} holds none of the studies {', '.join(list_studies())}")
+    runs = {each: read_run(path) for each, path in found.items()}
+    for each, read in runs.items():
+        if why := differs(preset_of(each, {}), read.study):
+            raise ValueError(f"--keep {name}: {read.path} was run with {why} as --preset {SERIES}/{each} has it")
+    return [keep_study(read, KEPT / each) for each, read in runs.items()]
+
+
 def keep(name: str, run: Path) -> Path:
     """Write what a study found, and what `longitude report` prints of it, as a result."""
     if not name.startswith("study"):
-        raise ValueError(f"--keep: expected a name that begins with study, got {name!r}")
+        raise ValueError(f"--keep: expected claims, claims/NAME or a name that begins with study, got {name!r}")
     from longitude.cli import main as longitude
     from longitude.study.analysis import analyse, summary
 
@@ -190,6 +214,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing, name what differs")
     parser.add_argument("--keep", nargs=2, metavar=("NAME", "RUN"), help="write a study's table as a result")
     options = parser.parse_args()
+    if options.keep and options.keep[0].startswith("claims"):
+        print(*keep_claims(options.keep[0], Path(options.keep[1])), sep="\n")
+        return 0
     if options.keep:
         print(keep(options.keep[0], Path(options.keep[1])))
         return 0

@@ -20,6 +20,7 @@ FEATURES = {
     "a scheme of extension": "positions/scaling",
     "a picture": "study/pictures",
     "a verb": "cli",
+    "a claim": "claims",
 }
 
 

@@ -39,12 +39,14 @@ def report(
         return judge(first, (), json, csv, markdown)
     if others:
         return compare(run, json, csv, markdown)
-    if not (csv or markdown):
-        return show(first, json)
     from longitude.study import tables
     from longitude.study.analysis import analyse
+    from longitude.study.kept import is_kept, read_kept
 
-    analysis = analyse(first)
+    of = read_kept(first) if is_kept(first) else first
+    if not (csv or markdown):
+        return show(of, json)
+    analysis = analyse(of)
     print(tables.csv(tables.findings(analysis)) if csv else tables.markdown(analysis), end="")
     return DONE
 
@@ -61,6 +63,7 @@ def judge(root: Path, claims: Sequence[str] = (), json: bool = False, csv: bool 
     """Print claims with their verdicts on the studies of a folder; by default all."""
     from longitude.claims.base import claims_of
     from longitude.claims.evidence import Evidence
+    from longitude.claims.page import charts, page
     from longitude.claims.tables import frame, table
     from longitude.report.table import show as display
 
@@ -70,24 +73,28 @@ def judge(root: Path, claims: Sequence[str] = (), json: bool = False, csv: bool 
         print_json(frame(judged))
     elif csv:
         print(frame(judged).to_csv(index=False), end="")
+    elif markdown:
+        print(page(judged, evidence, charts(judged, evidence)), end="")
     else:
         display(table(judged))
     return DONE
 
 
 def show(run: Any, json: bool) -> int:
-    """Write the report of a study, a path or a `Run`; print its table and conclusion, or its rows."""
+    """Write the report of a study, a path or a `Run` with models; print its table and conclusion, or its rows."""
     from longitude.measure import to_frame
     from longitude.report.table import show as display
     from longitude.study.analysis import analyse, conclusion
+    from longitude.study.kept import is_kept
     from longitude.study.report import table, write_report
 
     analysis = analyse(run)
-    path = write_report(analysis)
+    kept = is_kept(analysis.run.path)
+    path = None if kept else write_report(analysis)
     if json:
         print_json(to_frame(analysis.run.rows))
         return DONE
-    display(table(analysis), conclusion(analysis), f"report: {path}")
+    display(table(analysis), conclusion(analysis), *([] if kept else [f"report: {path}"]))
     return DONE
 
 

@@ -32,6 +32,22 @@ def of_preset(name: str) -> StudyConfig:
     Raises:
         ValueError: There is no such preset, the file is no TOML, or a key or its value is not one of a study.
     """
+    kinds, options = get_type_hints(StudyConfig), renamed(_read(name))
+    options.pop(ABOUT, "")
+    for key in options:
+        if key not in kinds:
+            raise unknown(f"key of --preset {name}:", key, [*kinds, ABOUT], "`longitude study --help` explains them.")
+    values = {key: _typed(value, kinds[key], f"--preset {name}: {key}") for key, value in options.items()}
+    return of_task(values.pop("task", StudyConfig.task), **values)
+
+
+def about(name: str) -> str:
+    """The sentence for readers of a preset; empty where it has none. ValueError as `of_preset`."""
+    return _read(name).get(ABOUT, "")
+
+
+def _read(name: str) -> dict[str, Any]:
+    """The file of a preset."""
     path = Path(name).expanduser() if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if path.is_relative_to(FOLDER) and not path.exists():
         raise unknown("preset", name, list_presets(), "a file of your own ends in .toml.")
@@ -41,14 +57,9 @@ def of_preset(name: str) -> StudyConfig:
         raise ValueError(f"--preset {name}: it cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise ValueError(f"--preset {name}: it is not TOML: {error}") from error
-    if not isinstance(options.pop(ABOUT, ""), str):
+    if not isinstance(options.get(ABOUT, ""), str):
         raise ValueError(f"--preset {name}: {ABOUT} must be a sentence")
-    kinds, options = get_type_hints(StudyConfig), renamed(options)
-    for key in options:
-        if key not in kinds:
-            raise unknown(f"key of --preset {name}:", key, [*kinds, ABOUT], "`longitude study --help` explains them.")
-    values = {key: _typed(value, kinds[key], f"--preset {name}: {key}") for key, value in options.items()}
-    return of_task(values.pop("task", StudyConfig.task), **values)
+    return options
 
 
 def _typed(value: Any, kind: Any, what: str) -> Any:

@@ -1,0 +1,170 @@
+"""docs/claims.md: every claim with its source, our protocol, what was found and the verdict, and charts of it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged
+from longitude.claims.evidence import Evidence, NotRun
+from longitude.claims.protocol import SERIES
+from longitude.claims.series import list_studies
+from longitude.report.figure import Figure
+from longitude.report.wording import count, legible
+from longitude.runs.files import read_json
+from longitude.study.analysis import CRITERIA, Analysis
+from longitude.study.config import option
+from longitude.study.pictures.by_length import by_length
+from longitude.study.presets import about
+from longitude.study.results import Run
+from longitude.study.tables import as_markdown
+
+LINES = 7
+"""Of a chart, at most."""
+SHOWN = (
+    "task", "encodings", "data", "train_length", "positions", "test_lengths", "methods", "stride", "steps", "batch_size",
+    "learning_rates", "layers", "hidden", "heads", "documents", "seeds",
+)  # fmt: skip
+"""Options of a study that the page lists."""
+INTRODUCTION = Path(__file__).with_name("introduction.md")
+MADE = """Made by `make claims` from the results in `benchmarks/results/claims/`; a test compares. `--claims NAME` runs the
+studies of one claim, `--plan` says how long it takes, and `longitude report runs/claims` prints the verdicts of what was run."""
+PLAN = "plan.json"
+"""In the folder of results: what `longitude study --preset claims --plan --json` printed, for studies that were not run."""
+
+
+class Chart(NamedTuple):
+    """A chart of the page, and its numbers as Markdown, which stand below it and in its file."""
+
+    figure: Figure
+    numbers: str
+
+
+def page(judged: Sequence[Judged], evidence: Evidence, drawn: Mapping[str, Chart]) -> str:
+    """The whole page as Markdown; drawn: its `charts`."""
+    verdicts = [each.verdict for each in judged]
+    counts = ", ".join(f"{verdicts.count(each)} {each}" for each in (CONFIRMED, REFUTED, UNDECIDED, NOT_RUN))
+    lines = [[each.claim.number, f"[{each.claim.claimed}](#{_anchor(each)})", f"**{each.verdict}**"] for each in judged]
+    introduction = INTRODUCTION.read_text(encoding="utf-8")
+    parts = [
+        "# Claims of the literature, tested",
+        introduction,
+        MADE,
+        f"Of {count(len(judged), 'claim')}: {counts}.",
+        as_markdown(["", "claim", "verdict"], lines),
+    ]
+    for place, each in enumerate(judged):
+        parts += _claim(each)
+        last = place + 1 == len(judged) or _group(judged[place + 1]) != _group(each)
+        parts += [_chart(name, chart) for name, chart in drawn.items() if last and name.startswith(f"{_group(each)}-")]
+    parts += ["## The studies", *(_study(name, evidence) for name in list_studies())]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+# ---- a claim ---------------------------------------------------------------------------------------------------------
+def _anchor(each: Judged) -> str:
+    return f"{each.claim.number}-{each.claim.name}"
+
+
+def _group(each: Judged) -> str:
+    """Claims of one number, with letters or without, share their charts."""
+    return re.sub(r"\D", "", each.claim.number)
+
+
+def _claim(each: Judged) -> list[str]:
+    claim = each.claim
+    studies = ", ".join(f"[{name}](#study-{name})" for name in claim.studies)
+    parts = [
+        f"## {claim.number} {claim.name}",
+        f"**{claim.claimed}**",
+        f"Source: [{claim.source}]({claim.link}).",
+        claim.protocol + (f" Studies: {studies}." if studies else ""),
+        f"Verdict: **{each.verdict}**.",
+    ]
+    if claim.statements:
+        lines = [
+            [statement.words, outcome.number, ": ".join(filter(None, [outcome.verdict or NOT_RUN, outcome.remark]))]
+            for statement, outcome in zip(claim.statements, each.outcomes, strict=True)
+        ]
+        parts.append(as_markdown(["statement", "number, 95% interval", "verdict"], lines))
+    return parts
+
+
+# ---- charts ----------------------------------------------------------------------------------------------------------
+def charts(judged: Sequence[Judged], evidence: Evidence) -> dict[str, Chart]:
+    """By name: for each number of claims and each study, the labels that they read, by length."""
+    labels: dict[tuple[str, str], dict[str, None]] = {}
+    for each in judged:
+        for reading in (reading for statement in each.claim.statements for reading in statement.reads):
+            if reading.method is None:
+                labels.setdefault((_group(each), reading.study), {})[reading.label] = None
+    found = {}
+    for (group, study), names in labels.items():
+        chart = _drawn(study, [*names], evidence)
+        if chart is not None:
+            found[f"{group}-{study}"] = chart
+    return found
+
+
+def _drawn(study: str, labels: Sequence[str], evidence: Evidence) -> Chart | None:
+    """The first method of a study; None where it was not run, or a chart would show nothing."""
+    try:
+        run = evidence.run(study)
+    except NotRun:
+        return None
+    done = [label for label in run.labels if label in labels and any(t.status == "done" for t in run.of(label))]
+    if not done or len(done) > LINES or len(run.lengths) < 3:
+        return None
+    method = run.methods[0]
+    part = run.part(replace(run.config, encodings=tuple(done), methods=(method,)))
+    criterion = CRITERIA[run.task.kind](part)
+    findings = [criterion.finding(label, length, method) for label in done for length in run.lengths]
+    analysis = Analysis(part, criterion, {method: findings}, {})
+    figure = next(iter(by_length(analysis)))
+    lines = []
+    for label in done:
+        values = [(criterion.number(each), criterion.bounds(each)) for each in analysis.of(label)]
+        lines.append([label, *(f"{value} [{ends}]" if ends else value for value, ends in values)])
+    return Chart(figure, as_markdown([f"{run.task.words} at", *map(str, run.lengths)], lines))
+
+
+def _chart(name: str, chart: Chart) -> str:
+    study = name.partition("-")[2]
+    words = f"{chart.figure.title}, study {study}. {chart.figure.alt.partition(';')[0]}."
+    image = f"![{words}](claims/{name}.svg)"
+    return f"{image}\n\n<details><summary>The numbers of the chart</summary>\n\n{chart.numbers}\n\n</details>"
+
+
+# ---- a study ---------------------------------------------------------------------------------------------------------
+def _study(name: str, evidence: Evidence) -> str:
+    try:
+        run = evidence.run(name)
+    except NotRun:
+        return f"### Study {name}\n\n{about(f'{SERIES}/{name}')}\n\n{_not_run(name, evidence)}"
+    options = legible({key: value for key, value in asdict(run.config).items() if key in SHOWN and value is not None})
+    facts = as_markdown(["option", "value"], [[f"`{option(key.replace(' ', '_'))}`", value] for key, value in options])
+    return f"### Study {name}\n\n{about(f'{SERIES}/{name}')}\n\n{_when(run)}\n\n{facts}"
+
+
+def _not_run(name: str, evidence: Evidence) -> str:
+    command = f"`longitude study --preset {SERIES}/{name}`"
+    plans: list[dict[str, Any]] = read_json(evidence.root / PLAN) or []
+    for time in plans:
+        if time["study"] == name:
+            return f"Not run: {count(time['models'], 'model')}, about {time['seconds'] / 60:.0f} minutes one by one ({command})."
+    return f"Not run: {command}, with `--plan` how long it takes."
+
+
+def _when(run: Run) -> str:
+    """Models, time, machine and versions."""
+    study, trials = run.study, run.trials
+    done = sum(trial.status == "done" for trial in trials)
+    seconds = sum((trial.training_seconds or 0) + (trial.measuring_seconds or 0) for trial in trials)
+    machine, versions = study["machine"], study["versions"]
+    where = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
+    releases = ", ".join(f"{name} {versions[name]}" for name in ("longitude", "torch", "python"))
+    return (
+        f"{done} of {count(len(trials), 'model')} done, {seconds / 60:.0f} minutes one by one, on {where}, "
+        f"begun {study['begun'][:10]}; {releases}; {study['data']['source']}."
+    )
