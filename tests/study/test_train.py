@@ -179,7 +179,7 @@ def test_random_starts_of_places_continue_after_a_kill(data, tmp_path, monkeypat
     killed(monkeypatch, "before the first save", config, trial, data)
     status = TrialRun(config, trial, data).run()
     assert_same(whole, trial)
-    assert {row.length for row in read_rows(trial.folder / "results.parquet")} == {2, 20} and status.reason is None
+    assert {*read_rows(trial.folder / "results.parquet")["length"]} == {2, 20} and status.reason is None
 
 
 def test_broken_checkpoints_are_dropped_with_a_message(unkilled, data, tmp_path, monkeypatch):
