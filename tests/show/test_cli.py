@@ -5,7 +5,11 @@ import re
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
+import numpy as np
 import pytest
+
+from longitude.show.drawing import Lines
+from longitude.show.terminal import drawn
 
 SMALL = "--length 64 --heads 4 --head-dim 16".split()
 
@@ -74,3 +78,18 @@ def test_wrong_use_is_one_line(arguments, reason, command, tmp_path, monkeypatch
     code, out, err = command("show", *arguments.split())
     assert code == 2 and out == "" and err.startswith("longitude: ") and err.count("\n") == 1 and reason in err
     assert not list(tmp_path.iterdir())
+
+
+def test_sentences_of_several_are_said_once(command):
+    out = " ".join(command("show", "alibi", "kerple_log", *SMALL)[1].split())
+    assert out.count("one unit less makes a weight e = 2.72 times smaller.") == 1
+
+
+def test_colours_come_with_letters(monkeypatch):
+    x = np.arange(8)
+    two = Lines(name="two", title="Two", caption="", x="x", y="y", lines={"up": (x, x), "down": (x, -x)})
+    plain = drawn(two)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    coloured = drawn(two, colour=True)
+    assert "\x1b" not in plain and re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    assert "A up  B down" in plain and "\x1b[" in coloured

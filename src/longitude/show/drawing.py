@@ -1,6 +1,7 @@
 """Drawings as data: numbers with their words, which a terminal, a file and a page draw each in its own way."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -123,6 +124,7 @@ def ticks(low: float, high: float, scale: Literal["linear", "log", "offsets"] = 
         return [place for place in places if 0.999 * low <= place <= 1.001 * high]
     step = 10.0 ** math.floor(math.log10((high - low) or 1.0))
     step = next(each for each in (step / 5, step / 2, step, 2 * step) if (high - low) / each <= 7)
+    step = 1.0 if step < 1 and high - low >= 2 else step  # heads and pairs have no halves
     return [round(k * step, 12) + 0.0 for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
@@ -152,7 +154,7 @@ def side_by_side(parts: Mapping[str, Sequence[Drawing]]) -> list[Drawing]:
 
 
 def _together(curves: Mapping[str, Lines]) -> Lines:
-    first = next(iter(curves.values()))
+    first, sentences = next(iter(curves.values())), re.compile(r"(?<=\.) (?=[A-Z])")
     lines, focused = {}, []
     for label, each in curves.items():
         shown = {each.focus: each.lines[each.focus]} if each.focus else each.lines
@@ -163,7 +165,8 @@ def _together(curves: Mapping[str, Lines]) -> Lines:
     floors = [each.floor for each in curves.values() if each.floor is not None]
     return replace(
         first,
-        caption=" ".join(dict.fromkeys(each.caption for each in curves.values())) + only,
+        caption=" ".join(dict.fromkeys(one for each in curves.values() for one in sentences.split(each.caption)))
+        + only,
         lines=lines,
         marks={words: at for each in curves.values() for words, at in each.marks.items()},
         levels={words: at for each in curves.values() for words, at in each.levels.items()},

@@ -48,12 +48,10 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
         return
     length = min(shape.length, encoding.max_length or shape.length)
     added = encoding.embed(torch.zeros(1, length, shape.dim, dtype=torch.float64), torch.arange(length)[None])[0]
-    shown, step = min(length, 48), max(1, shape.dim // 64)
-    columns = [
-        each for each in range(shape.dim) if each // 2 % step == 0
-    ]  # neighbours, a sine and a cosine, stay together
+    shown, step = min(length, 48), shape.dim // 64 | 1  # odd: sines and cosines take turns
+    columns = range(0, shape.dim, step)
     started = UNTRAINED if encoding.learned else ""
-    every = "" if step == 1 else f" Of {shape.dim} dimensions, two neighbours of each {2 * step} are drawn."
+    every = "" if step == 1 else f" Of {shape.dim} dimensions, one in {step} is drawn."
     yield Grid(
         name="table",
         title=f"What is added to the tokens at positions 0 to {shown - 1}",
