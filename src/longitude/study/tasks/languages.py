@@ -101,7 +101,7 @@ class Parity(WordProblem):
         "encodings": (*Questions.defaults["encodings"], "path"),
         "train_length": 40,
         "test_lengths": (40, 80, 160, 640),
-        "steps": 1000,
+        "steps": 1500,
     }
 
 
@@ -112,7 +112,13 @@ class ModularSum(WordProblem):
     source = "numbers from 0 to 4, and after each the sum modulo 5 of those up to it"
     ceiling = "path"
     table, symbols = cyclic(5), 5
-    defaults = {**Parity.defaults, "train_length": 20, "test_lengths": (20, 40, 80, 320), "steps": 2000}
+    defaults = {
+        **Parity.defaults,
+        "train_length": 20,
+        "test_lengths": (20, 40, 80, 320),
+        "steps": 1500,
+        "learning_rates": (4e-3,),
+    }
 
 
 @register_task("z60")

@@ -87,7 +87,6 @@ class ReverseDecoder(Letters):
     """A word of letters, written from its end."""
 
     source = "words of letters, and the words from their ends"
-    ceiling = "rope"
 
     def answer(self, word: np.ndarray) -> np.ndarray:
         return word[:, ::-1]
@@ -160,8 +159,17 @@ class AdditionReversed(Sum):
     """The sum of two numbers, the least digit first."""
 
     source = "two numbers and their sum, the least digit first"
+    ceiling = "coupled:max_start=16"
     least_first = True
     digits = tuple(range(10))
+    defaults = {
+        **Sum.defaults,
+        "encodings": (*Sum.defaults["encodings"], ceiling),
+        "train_length": 5,
+        "test_lengths": (5, 6, 8, 10, 15, 20),
+        "batch_size": 128,
+        "steps": 3000,
+    }
 
 
 @register_task("addition-hints")
