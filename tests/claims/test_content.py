@@ -54,6 +54,10 @@ EXTENSION = {
         "longrope": -0.01,
     }.items()
 } | {Measured("extension", label, 128): 0.005 for label in ("rope", "sinusoidal", "learned")}
+TUNED = {
+    Measured("fine-tuned", "rope:scaling=yarn,factor=4,original_max_length=128", 512): -0.02,
+    Measured("fine-tuned", "rope:scaling=linear,factor=4", 512): 0.02,
+}
 SHARES = (
     {Measured("copy", label, 18): 0.8 if label == "none" else 0.3
      for label in ("none", "sinusoidal", "rope", "alibi", "t5:max_distance=32")}
@@ -61,9 +65,11 @@ SHARES = (
     | {Measured("flip-flop-1", label, 40, method): 0.99 if label == "path" else 0.6
        for label in ("path", "rope", "fox") for method in ("forward", "sparse", "dense")}
     | {Measured("parity-1", "path", 40): 0.99, Measured("parity-1", "rope", 40): 0.6, Measured("parity-2", "rope", 40): 0.7}
+    | {Measured("addition", label, length): 0.99 if label in ("abacus:max_start=16+fire", "coupled:max_start=16") else 0.6
+       for label in ("none", "fire", "abacus:max_start=16+fire", "coupled:max_start=16") for length in (5, 10)}
     | {Measured("recall", label, 64): 0.99 if label == "rope" else 0.4 for label in ("rope", "mamba2", "rwkv6", "retention")}
 )  # fmt: skip
-LOSSES = TEXT | EARLY | EXTENSION
+LOSSES = TEXT | EARLY | EXTENSION | TUNED
 KEYS = {key: i for i, key in enumerate([*LOSSES, *SHARES])}
 FIRST = {"early": "non-overlapping"}
 """The method of a study that stands for none."""

@@ -10,6 +10,9 @@ from longitude.study.answers import SOLVED
 
 copy, randomized, recall = (partial(Measured, study) for study in ("copy", "copy-randomized", "recall"))
 flip_flop, parity, parity_of_two = (partial(Measured, study) for study in ("flip-flop-1", "parity-1", "parity-2"))
+addition = partial(Measured, "addition")
+TWICE = 10
+"""Digits of numbers, twice the most of training; the papers test to five times and more."""
 LONGER = 18
 """One and a half times the longest trained word: the middle of what the paper tests, up to twice."""
 RECURRENCES = ("mamba2", "rwkv6", "retention")
@@ -123,3 +126,40 @@ register(
         ),
     )
 )
+for name, number, label, plain, what, source, link, there in (
+    (
+        "abacus",
+        "18a",
+        "abacus:max_start=16+fire",
+        "fire",
+        "Abacus positions, beside FIRE,",
+        "McLeish et al. 2024, Transformers Can Do Arithmetic with the Right Embeddings",
+        "https://arxiv.org/abs/2405.17399",
+        "16 layers, 20 million examples of up to 20 digits, tested to 100 digits and more.",
+    ),
+    (
+        "position-coupling",
+        "18b",
+        "coupled:max_start=16",
+        "none",
+        "Coupled positions",
+        "Cho et al. 2024, Position Coupling",
+        "https://arxiv.org/abs/2405.20671",
+        "one layer, numbers of up to 30 digits, tested to 200.",
+    ),
+):
+    register(
+        Claim(
+            name=name,
+            number=number,
+            claimed=f"{what} make additions carry over to numbers of twice the digits.",
+            source=source,
+            link=link,
+            protocol=f"There: {there} Here: 2 layers of width 64, 320,000 examples of up to 5 digits, written from "
+            f"the least digit on, judged at {TWICE}: whole sums right.",
+            statements=(
+                accuracy_above(addition(label, 5), SOLVED),
+                more_accurate(addition(label, TWICE), addition(plain, TWICE)),
+            ),
+        )
+    )  # fmt: skip

@@ -24,7 +24,8 @@ register(
         source="Vaswani et al. 2017, Attention Is All You Need, table 3, row E",
         link="https://arxiv.org/abs/1706.03762",
         protocol="There: translation, an encoder-decoder of 65 million parameters, sentences; results within a "
-        f"tenth of a BLEU point. {HERE}",
+        f"tenth of a BLEU point. {HERE} Varied, with one seed: rates of 0.002 and 0.01 (the learned table is 8 % "
+        "worse at the best rate of each), and a table that starts as large as sinusoids (worse still).",
         statements=(loss_within(text("sinusoidal", 128), text("learned", 128)),),
     )
 )
@@ -158,7 +159,9 @@ register(
         source="Li et al. 2024, Functional Interpolation for Relative Positions Improves Long Context Transformers",
         link="https://arxiv.org/abs/2310.04418",
         protocol="There: 125 and 350 million parameters, trained at 2,048 on C4, tested to 8,192 tokens: 2.28 less "
-        f"perplexity than the best other encoding. {HERE}",
+        f"perplexity than the best other encoding. {HERE} Varied, with one seed: a threshold that starts at a "
+        "quarter of the training length, as there (32 in place of 512): 4.9 % above the training length's loss at 4 "
+        "times, for 4.5 %.",
         statements=(
             *(loss_below(text("fire", length), text("alibi", length)) for length in (256, 512)),
             *(holds(text("fire", length), at=128) for length in (256, 512)),
