@@ -64,6 +64,12 @@ def test_studies_come_in_the_order_of_the_claims_that_read_them():
     assert list_studies() == ["second", "first", "unread"]
 
 
+def test_a_study_comes_after_the_one_whose_models_it_trains_on(tmp_path, small):
+    (small / "second.toml").write_text(PRESET.format(labels='"alibi"') + 'start = "unread:none"')
+    names = [member.name for member in series.members(tmp_path / "runs", ["one"], {})]
+    assert names == ["unread", "second"]
+
+
 def test_every_study_has_a_folder_and_the_verdicts_end_it(tmp_path, capsys):
     assert run() == 0
     found = capsys.readouterr()

@@ -21,7 +21,7 @@ from longitude.study.costs import costs
 from longitude.study.executors import Executor
 from longitude.study.kept import is_kept, read_kept
 from longitude.study.plan import plan
-from longitude.study.presets import list_presets
+from longitude.study.presets import list_presets, of_preset
 from longitude.study.record import read_study
 from longitude.study.report import write_report
 from longitude.study.run_trial import Note
@@ -79,7 +79,7 @@ def members(root: Path, claims: Sequence[str], options: Mapping[str, Any], fresh
             raise ValueError(f"--claims {listed(claims)}: no study is read; docs/claims.md says what it would take")
     if not fresh:
         _require_same_options(root, options)
-    found = [_member(root, name, options) for name in names]
+    found = [_member(root, name, options) for name in _after_their_starts(names)]
     for member in [] if fresh else found:
         saved = read_study(member.run)
         if saved is not None and (why := differs(member.config, saved)):
@@ -90,14 +90,29 @@ def members(root: Path, claims: Sequence[str], options: Mapping[str, Any], fresh
     return found
 
 
+def _after_their_starts(names: Sequence[str]) -> list[str]:
+    """The same studies, each after the one whose models it trains on, which is added where it is missing."""
+    there, found = list_studies(), dict[str, None]()
+
+    def add(name: str) -> None:
+        start = (of_preset(f"{SERIES}/{name}").start or "").partition(":")[0]
+        if start in there and start not in found:
+            add(start)
+        found[name] = None
+
+    for name in names:
+        add(name)
+    return list(found)
+
+
 def _member(root: Path, name: str, options: Mapping[str, Any]) -> Member:
     config = preset_of(name, options)
     return Member(name, replace(config, device=cast(Device, device_of(config.device).type)), root / name)
 
 
-def begin(root: Path, options: Mapping[str, Any]) -> None:
-    """Write the options of a series, with the seeds of before."""
-    before = given_options(root)
+def begin(root: Path, options: Mapping[str, Any], fresh: bool = False) -> None:
+    """Write the options of a series, with the seeds of before unless that is removed."""
+    before = {} if fresh else given_options(root)
     options = dict(options)
     if "seeds" in before and "seeds" in options:
         options["seeds"] = tuple(dict.fromkeys([*before["seeds"], *options["seeds"]]))
@@ -145,7 +160,7 @@ def time_of(member: Member, fresh: bool, on_progress: Watch) -> Time:
         config, run = member.config, member.run
         if config.start and not is_there(config.start, run):  # it is trained before this one
             config = replace(config, start=None)
-        found = costs(plan(config, run), on_progress)
+        found = costs(plan(config, run, fresh), on_progress)
         seconds, source = {cost.label: cost.seconds for cost in found}, "from a few steps here"
     return Time(member.name, len(waiting), sum(seconds[label] for label in waiting), source)
 

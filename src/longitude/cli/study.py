@@ -209,7 +209,7 @@ def _series(
         else:
             display(made)
         return DONE
-    begin(out, options)
+    begin(out, options, fresh)
     with Progress(lines=LINES * sum(time.models for time in times)) as bar:
         bar.console.print(made)
         complete = run_series(found, execution.of, fresh, bar.update, bar.note)
