@@ -87,6 +87,7 @@ class ReverseDecoder(Letters):
     """A word of letters, written from its end."""
 
     source = "words of letters, and the words from their ends"
+    ceiling = "rope"
 
     def answer(self, word: np.ndarray) -> np.ndarray:
         return word[:, ::-1]
