@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from longitude.show.build import built
-from longitude.show.drawing import Grid, Lines, ticks
+from longitude.show.drawing import Grid, Lines, side_by_side, ticks
 from longitude.show.encodings import drawings
 from longitude.show.shape import Shape
 
@@ -188,3 +188,14 @@ def test_ticks():
     assert ticks(0.9, 13.2) == [2, 4, 6, 8, 10, 12]
     assert ticks(6.28, 47_000, "log") == [10, 100, 1000, 10_000]
     assert ticks(2**-8, 0.5, "log") == pytest.approx([0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5])
+
+
+def test_what_several_share_is_drawn_once_and_what_differs_is_named():
+    labels = ["rope:scaling=linear,factor=4", "rope:scaling=yarn,factor=4,original_max_length=32"]
+    each = {label: drawings(built(label, SHAPE).encoding, SHAPE) for label in labels}
+    waves, slowed = (next(d for d in side_by_side(each) if d.name == name) for name in ("wavelengths", "slowed"))
+    assert [*waves.lines] == ["without a scheme", f"{labels[0]}, linear", f"{labels[1]}, yarn"]
+    assert slowed.marks == {
+        f"{labels[0]}: first pair without a full rotation": 3,
+        f"{labels[1]}: first pair without a full rotation": 2,
+    }

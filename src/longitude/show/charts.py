@@ -94,8 +94,11 @@ def _chart(drawing: Drawing, captioned: bool = False) -> Any:
 def _lines(drawing: Lines) -> Any:
     names, frame = [*drawing.lines], cast(Any, drawing.frame)
     colours, dashes = ([style(i) for i in range(len(names))] for style in (colour_of, dash_of))
+    columns = max(1, min(4, 110 // max(map(len, names))))
     legend = (
-        None if len(names) == 1 else alt.Legend(title=None, orient="bottom", columns=4, symbolLimit=0, labelLimit=300)
+        None
+        if len(names) == 1
+        else alt.Legend(title=None, orient="bottom", columns=columns, symbolLimit=0, labelLimit=700)
     )
     low, high = float(frame["x"].min()), float(frame["x"].max())
     x = alt.X(
