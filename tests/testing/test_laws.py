@@ -221,7 +221,7 @@ def test_laws_apply_where_they_should() -> None:
     """A reason not to apply is rare: for these encodings, and no others."""
     laws = ("permutation", "order", "shift", "export")
     found = {(law, n) for law in laws for n in lg.list_encodings() if testing.examine(law, n).status != "holds"}
-    plain = {"none", "sinusoidal", "learned", "rope", "xpos", "axial_rope", "mrope"}
+    plain = {"none", "sinusoidal", "learned", "rope", "xpos", "axial_rope", "mrope", "abacus", "coupled"}
     assert found == {("permutation", name) for name in ("cope", "fox", "path", "path_fox", "xpos")} | {
         ("export", name) for name in lg.list_encodings() if name not in plain
     }
