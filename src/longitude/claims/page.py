@@ -93,40 +93,48 @@ def _claim(each: Judged) -> list[str]:
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
 def charts(judged: Sequence[Judged], evidence: Evidence) -> dict[str, Chart]:
-    """By name: for each number of claims and each study, the labels that they read, by length."""
-    labels: dict[tuple[str, str], dict[str, None]] = {}
+    """By name: for each number of claims and each study, the labels and methods that they read, by length."""
+    read: dict[tuple[str, str], dict[tuple[str, str | None], None]] = {}
     for each in judged:
         for reading in (reading for statement in each.claim.statements for reading in statement.reads):
-            if reading.method is None:
-                labels.setdefault((_group(each), reading.study), {})[reading.label] = None
+            read.setdefault((_group(each), reading.study), {})[reading.label, reading.method] = None
     found = {}
-    for (group, study), names in labels.items():
-        chart = _drawn(study, [*names], evidence)
+    for (group, study), lines in read.items():
+        chart = _drawn(study, [*lines], evidence)
         if chart is not None:
             found[f"{group}-{study}"] = chart
     return found
 
 
-def _drawn(study: str, labels: Sequence[str], evidence: Evidence) -> Chart | None:
-    """The first method of a study; None where it was not run, or a chart would show nothing."""
+def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Evidence) -> Chart | None:
+    """Labels by method, as many as a chart can tell apart; None where the study was not run, or a chart would show nothing."""
     try:
         run = evidence.run(study)
     except NotRun:
         return None
-    done = [label for label in run.labels if label in labels and any(t.status == "done" for t in run.of(label))]
-    if not done or len(done) > LINES or len(run.lengths) < 3:
+    first = run.methods[0]
+    drawn = [(label, method or first) for label, method in lines if any(t.status == "done" for t in run.of(label))]
+    drawn = list(dict.fromkeys(drawn)) if len({*drawn}) <= LINES else [line for line in drawn if line[1] == first]
+    if not drawn or len(drawn) > LINES or len(run.lengths) < 3:
         return None
-    method = run.methods[0]
-    part = run.part(replace(run.config, encodings=tuple(done), methods=(method,)))
+    drawn.sort(key=lambda line: (run.labels.index(line[0]), run.methods.index(line[1])))
+    labels, methods = ({line[place]: None for line in drawn} for place in (0, 1))
+    part = run.part(replace(run.config, encodings=tuple(labels), methods=(*methods,)))
     criterion = CRITERIA[run.task.kind](part)
-    findings = [criterion.finding(label, length, method) for label in done for length in run.lengths]
-    analysis = Analysis(part, criterion, {method: findings}, {})
+    names = [label if method == first else f"{label} ({method})" for label, method in drawn]
+    findings = [
+        criterion.finding(label, length, method)._replace(label=name)
+        for name, (label, method) in zip(names, drawn, strict=True)
+        for length in run.lengths
+    ]
+    named = {**run.study, "configuration": {**run.study["configuration"], "encodings": names}}
+    analysis = Analysis(Run(run.path, named, (), []), criterion, {first: findings}, {})
     figure = next(iter(by_length(analysis)))
-    lines = []
-    for label in done:
-        values = [(criterion.number(each), criterion.bounds(each)) for each in analysis.of(label)]
-        lines.append([label, *(f"{value} [{ends}]" if ends else value for value, ends in values)])
-    return Chart(figure, as_markdown([f"{run.task.words} at", *map(str, run.lengths)], lines))
+    rows = []
+    for name in names:
+        values = [(criterion.number(each), criterion.bounds(each)) for each in analysis.of(name)]
+        rows.append([name, *(f"{value} [{ends}]" if ends else value for value, ends in values)])
+    return Chart(figure, as_markdown([f"{run.task.words} at", *map(str, run.lengths)], rows))
 
 
 def _chart(name: str, chart: Chart) -> str:
