@@ -44,7 +44,7 @@ def test_the_config_holds_what_the_encoder_has(build):
 @pytest.mark.parametrize("name", CAUSAL_ONLY)
 def test_encodings_of_the_past_alone_are_refused(name, build):
     """Alone or in company: the refusal names it, the encoder, and what works."""
-    message = f"{CAUSAL_ONLY[name]} has no meaning .* an encoder attends to them; expected one of alibi, ax"
+    message = f"{CAUSAL_ONLY[name]} has no meaning .* an encoder attends to them; expected one of abacus, alibi, ax"
     for spec in (name, ["sinusoidal", name]):
         with pytest.raises(ValueError, match=message):
             build(spec)

@@ -39,8 +39,8 @@ HEADS = torch.zeros(2, 1, 3, 8)
 test_wrong_use = refused_calls(
     [
         (lambda: lg.encoding("alibbi"), r"did you mean 'alibi'\? lg.list_encodings\(\) lists them"),
-        (lambda: lg.encoding("zzz"), "unknown encoding 'zzz': there are: alibi, "),
-        (lambda: lg.encoding(3), "unknown encoding 3: there are: alibi, "),
+        (lambda: lg.encoding("zzz"), "unknown encoding 'zzz': there are: abacus, alibi, "),
+        (lambda: lg.encoding(3), "unknown encoding 3: there are: abacus, alibi, "),
         (lambda: lg.encoding(["alibi"]), r"unknown encoding .*alibi.*: did you mean 'alibi'"),
         (lambda: lg.encoding("t5", num_heads=4, buckets=3), "option of 't5' 'buckets': did you mean 'num_buckets'"),
         (lambda: lg.encoding("t5"), r"'t5' needs the option 'num_heads': lg.encoding\('t5', num_heads=...\)"),
