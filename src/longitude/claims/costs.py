@@ -3,7 +3,7 @@
 from typing import Any
 
 from longitude.claims.base import Outcome, Statement
-from longitude.claims.evidence import Evidence
+from longitude.claims.evidence import Evidence, NotRun
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR
 
 Row = dict[str, Any]
@@ -14,7 +14,10 @@ def seconds_below(bench: str, a: Row, b: Row, **both: Any) -> Statement:
 
     def judge(evidence: Evidence) -> Outcome:
         found = evidence.bench(bench)
-        [x], [y] = ([row for row in found["rows"] if (where | both).items() <= row.items()] for where in (a, b))
+        rows = [[row for row in found["rows"] if (where | both).items() <= row.items()] for where in (a, b)]
+        if any(len(each) != 1 for each in rows):
+            raise NotRun(f"the newest result of `make bench{bench and '-'}{bench}` has not both rows")
+        [x], [y] = rows
         holds, lost = x["seconds_high"] < y["seconds_low"], x["seconds_low"] > y["seconds_high"]
         remark = (
             f"median and quartiles over turns, {found['machine']['cpu']}, {found['made'][:10]}; one machine: not tested"

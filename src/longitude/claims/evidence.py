@@ -73,7 +73,7 @@ class Evidence:
                 f"{path} holds results of another protocol: they were run with {why}, as --preset {SERIES}/{study} has it; "
                 f"run it again, or leave this study out of {self.root}"
             )
-        if not (path / ROWS).exists():
+        if not is_kept(path) and not (path / ROWS).exists():
             raise NotRun(f"no model of study {study} was measured yet")
         run = read_kept(path) if is_kept(path) else read_run(path)
         return CRITERIA[run.task.kind](run)
@@ -90,10 +90,14 @@ class Evidence:
         """What the metric of a label at a length is computed from, of all its seeds. NotRun where one is missing."""
         criterion = self.criterion(of.study)
         run = criterion.run
-        ended = {trial.seed for trial in run.of(of.label) if trial.status in ("done", "diverged")}
-        seeds = {*self.expected(of.study).seeds} | {trial.seed for trial in run.of(of.label)}
-        if ended != seeds:
+        seeds, status = {*run.config.seeds}, {trial.seed: trial.status for trial in run.of(of.label)}
+        ended = [seed for seed in seeds if status.get(seed) in ("done", "diverged")]
+        if len(ended) < len(seeds):
             raise NotRun(f"{of.label} of study {of.study}: {len(ended)} of {len(seeds)} seeds were run")
+        if diverged := [str(seed) for seed in sorted(seeds) if status[seed] == "diverged"]:
+            raise NotRun(
+                f"{of.label} of study {of.study}: seed {', '.join(diverged)} diverged; the others alone are not judged"
+            )
         sums = criterion.sums(of.label, of.length, of.method or run.methods[0])
         if sums is None:
             why = next((trial.reason for trial in run.of(of.label) if trial.reason), "no seed has a value there")

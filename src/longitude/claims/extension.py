@@ -51,8 +51,8 @@ register(
         source="Ding et al. 2024, LongRoPE, sections 2 and 3",
         link="https://arxiv.org/abs/2402.13753",
         protocol="There: Llama 2 of 7 billion parameters, trained at 4,096; an evolutionary search on five "
-        f"documents, at the length that is tested. {HERE} Searched at each length on the selection text, which is "
-        "not measured.",
+        f"documents, at the length that is tested. {HERE} Searched at each length, with 64 candidates for 1,344, on "
+        "the selection text, which is not measured.",
         statements=tuple(
             loss_below(extension("rope", length, "longrope"), extension("rope", length, "yarn")) for length in LENGTHS
         ),

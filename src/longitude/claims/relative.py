@@ -57,7 +57,8 @@ register(
         source="A lecture page's sketch, without a measurement; our definition is docs/hierarchical.md",
         link="hierarchical.md",
         protocol=f"{HERE} A window of 32 bytes and blocks of powers of two before it, both with ALiBi: the loss "
-        f"within {MOST:.0%} of that of full attention, at the training length and past it.",
+        f"within {MOST:.0%} of that of full attention, at the training length and past it. No window without blocks "
+        "stands beside it, so it is not shown that the blocks bring this.",
         statements=tuple(
             loss_at_most(text("alibi+hierarchical:window=32", length), text("alibi", length), MOST)
             for length in (128, 512, 2048)

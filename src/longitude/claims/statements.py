@@ -13,7 +13,7 @@ from longitude.claims.base import Outcome, Statement
 from longitude.claims.evidence import Evidence, Measured, NotRun
 from longitude.claims.verdicts import Form, Range, in_words, verdict_of, what_decides
 from longitude.report.wording import percent
-from longitude.study.answers import share
+from longitude.study.answers import AnswerCriterion, share
 from longitude.study.criterion import Effective
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate, change, difference
 from longitude.study.losses import TOLERANCE
@@ -28,10 +28,12 @@ def loss_below(a: Measured, b: Measured, by: float = 0.0) -> Statement:
     return _ranged(words, (a, b), _difference(a, b), (-math.inf, -by), bits)
 
 
-def loss_within(a: Measured, b: Measured, margin: float = TOLERANCE) -> Statement:
-    """The losses of a and b are alike: their ratio is 1 within a margin."""
+def loss_within(a: Measured, b: Measured, margin: float = TOLERANCE, below: float | None = None) -> Statement:
+    """The losses of a and b are alike: their ratio is 1 within a margin, downwards within `below` where it is given."""
     words = f"the loss of {_of(a, b)} is within {margin:.0%} of that of {_of(b, a)}"
-    return _ranged(words, (a, b), _change(a, b), (-margin, margin), percent)
+    if below is not None:
+        words = f"the loss of {_of(a, b)} is at most {below:.1%} below and {margin:.0%} above that of {_of(b, a)}"
+    return _ranged(words, (a, b), _change(a, b), (-(margin if below is None else below), margin), percent)
 
 
 def loss_at_most(a: Measured, b: Measured, margin: float = TOLERANCE) -> Statement:
@@ -78,7 +80,25 @@ def more_accurate(a: Measured, b: Measured, by: float = 0.0) -> Statement:
         raise ValueError(f"examples of two lengths are no pairs: expected one length, got {a} and {b}")
     more = f" by more than {100 * by:g} points" if by else ""
     words = f"{_of(a, b)} is right more often than {_of(b, a)}{more}"
-    return _ranged(words, (a, b), _difference(a, b), (by, math.inf), points)
+    ranged = _ranged(words, (a, b), _difference(a, b), (by, math.inf), points)
+
+    def judge(evidence: Evidence) -> Outcome:
+        outcome = ranged.judge(evidence)
+        lost = [str(each.label) for each in (a, b) if not _learned(evidence, each)]
+        if lost and outcome.verdict is not None:
+            remark = f"{' and '.join(dict.fromkeys(lost))} did not learn the task, so longer inputs say nothing about position"
+            return outcome._replace(verdict=UNCLEAR, remark=remark)
+        return outcome
+
+    return Statement(words, (a, b), judge)
+
+
+def _learned(evidence: Evidence, of: Measured) -> bool:
+    """Whether a label may have learned its task, of lengths past training; at the trained length that is the question itself."""
+    criterion = evidence.criterion(of.study)
+    if not isinstance(criterion, AnswerCriterion) or of.length <= criterion.run.train_length:
+        return True
+    return criterion.learned(of.label, of.method or criterion.run.methods[0])
 
 
 # ---- how far -----------------------------------------------------------------------------------------------------------

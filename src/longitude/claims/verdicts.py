@@ -7,6 +7,8 @@ from scipy import stats
 
 from longitude.study.estimates import HOLDS, LOST, UNCLEAR, Estimate
 
+POWER = 0.8
+"""How likely the seeds that are named decide a statement whose mean and spread stay as they are."""
 MANY = 1000
 """Seeds beyond which nobody would train to decide a statement."""
 Range = tuple[float, float]
@@ -36,12 +38,12 @@ def what_decides(found: Estimate, expected: Range) -> str:
     if len(found.values) < 2:
         return "one seed decides nothing: at least 3"
     if seeds is None:
-        return "no number of seeds decides it: the mean lies on the limit, or the documents' interval reaches it"
-    return f"about {seeds} seeds decide it"
+        return "more seeds alone do not decide it: the mean lies on the limit, or it takes more documents"
+    return f"about {seeds} seeds would decide it"
 
 
 def seeds_to_decide(found: Estimate, expected: Range) -> int | None:
-    """The least number of seeds whose t-interval, with this mean and spread, reaches no end of the range.
+    """The fewest seeds whose t-interval reaches no end of the range with the probability `POWER`, if mean and spread stay.
 
     None where there is none up to `MANY`, where the interval over documents reaches an end, or where there is one seed.
     """
@@ -52,6 +54,7 @@ def seeds_to_decide(found: Estimate, expected: Range) -> int | None:
         return None
     gap, spread = min(abs(found.value - end) for end in ends), stats.tstd(found.values)
     for seeds in range(len(found.values), MANY + 1):
-        if stats.t.ppf(0.975, seeds - 1) * spread / math.sqrt(seeds) < gap:
+        least = stats.t.ppf(0.975, seeds - 1)
+        if not spread or stats.nct.sf(least, seeds - 1, gap / spread * math.sqrt(seeds)) > POWER:
             return seeds
     return None
