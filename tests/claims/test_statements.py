@@ -169,6 +169,23 @@ def test_a_seed_that_is_missing_is_waited_for(tmp_path):
     assert outcome.verdict is None and outcome.remark == "alibi of study text: 2 of 3 seeds were run"
 
 
+def test_a_diverged_seed_is_named_and_the_others_are_not_judged_alone(tmp_path):
+    states = {("alibi", 1): {"status": "diverged"}}
+    write_run(tmp_path / "text", {"alibi": (2.6,) * 5}, states, seeds=(0, 1, 2))
+    outcome = statements.holds(at("alibi", 4096), at=256).outcome(MadeUp(tmp_path))
+    assert outcome.verdict is None and "seed 1 diverged" in outcome.remark
+
+
+def test_what_was_not_learned_says_nothing_of_longer_inputs(tmp_path):
+    shares = {"t5": ((1.0, 0.99, 1.0),) * 4, "none": ((0.9, 0.91, 0.92),) + ((0.1, 0.12, 0.11),) * 3}
+    write_answers(tmp_path / "reverse", shares, seeds=(0, 1, 2))
+    evidence = MadeUp(tmp_path)
+    longer = statements.more_accurate(at("t5", 32, "reverse"), at("none", 32, "reverse")).outcome(evidence)
+    assert longer.verdict == UNCLEAR and longer.remark.startswith("none did not learn")
+    trained = statements.more_accurate(at("t5", 16, "reverse"), at("none", 16, "reverse")).outcome(evidence)
+    assert trained.verdict == HOLDS
+
+
 def test_a_claim_is_confirmed_by_all_and_refuted_by_one(evidence):
     def verdict(*parts):
         claim = Claim(name="x", number="1", claimed="", source="", link="", protocol="", statements=parts)
