@@ -88,6 +88,8 @@ def test_results_that_were_half_copied_are_refused(kept, name):
     path.unlink()
     with pytest.raises(ValueError, match=f"{name} is missing"):
         read_kept(kept / "text")
+    with pytest.raises(ValueError, match=f"{name} is missing"):  # not: it was not run
+        Evidence(kept).run("text")
 
 
 @pytest.mark.parametrize(
