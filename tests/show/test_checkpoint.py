@@ -46,9 +46,9 @@ def test_turns_and_border_of_llama(saved):
     turns = [8192 * 500_000 ** (-2 * k / 128) / (2 * math.pi) for k in range(64)]
     assert rotation["turns"] == pytest.approx(turns, rel=1e-12)
     assert rotation["turned"] == sum(turn >= 1 for turn in turns) == 35
-    said = words(path, config)
-    assert said["trained at"] == "8192 tokens; 131072 are declared"
-    assert said["border"] == "pairs 35 to 63 never finished one: 45% of them"
+    found = words(path, config)
+    assert found["trained at"] == "8192 tokens; 131072 are declared"
+    assert found["border"] == "pairs 35 to 63 never finished one: 45% of them"
     names = [each.name for each in checkpoint.drawings(config)]
     assert names == ["turns", "slowed", "unseen"]
 

@@ -80,7 +80,7 @@ def test_wrong_use_is_one_line(arguments, reason, command, tmp_path, monkeypatch
     assert not list(tmp_path.iterdir())
 
 
-def test_sentences_of_several_are_said_once(command):
+def test_sentences_of_several_stand_once(command):
     out = " ".join(command("show", "alibi", "kerple_log", *SMALL)[1].split())
     assert out.count("one unit less makes a weight e = 2.72 times smaller.") == 1
 

@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
 @dataclass(frozen=True)
 class Statement:
-    """What is said of models that were measured, and how it is judged; longitude.claims.statements has the kinds.
+    """A sentence about models that were measured, and how it is judged; longitude.claims.statements has the kinds.
 
     Attributes:
         words: The statement, without numbers.

@@ -43,7 +43,7 @@ register(
         name="exact-distance",
         number="14",
         claimed="ALiBi lags behind RoPE where the exact distance matters.",
-        source="Said of ALiBi in many places; Kazemnejad et al. 2023 find its attention short-sighted",
+        source="Repeated of ALiBi in many places; Kazemnejad et al. 2023 find its attention short-sighted",
         link="https://arxiv.org/abs/2305.19466",
         protocol="It takes a task that asks for the symbol a given number of places back, which is not here; then 6 "
         "models, 5 minutes.",

@@ -195,7 +195,7 @@ def run_series(
 
     Args:
         found: Of `members`.
-        executor_of: Where so many trials of a study run.
+        executor_of: Where this many trials of a study run.
         fresh: Remove what their folders hold.
         on_progress: As of `longitude.study.runner.study`.
         note: Likewise.

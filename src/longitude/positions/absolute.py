@@ -1,7 +1,8 @@
 """Position at the input: nothing, a sinusoid, or a learned row, added to the token's embedding."""
 
 import math
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from longitude.errors import check_choice, check_positive, check_sizes
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import canonical, explicit, require_positions, wide
+from longitude.positions.scaling.linear import Linear
 
 Layout = Literal["interleaved", "half"]
 SinusoidFrequencies = Literal["paper", "tensor2tensor"]
@@ -105,6 +107,10 @@ class Sinusoidal(AtInput):
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         return x + self.table(self.positions_of(x, positions)).to(x.dtype)
 
+    @classmethod
+    def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
+        return {**options, "factor": scheme.factor} if isinstance(scheme, Linear) and options["factor"] == 1 else None
+
 
 @register("learned")
 class Learned(AtInput):
@@ -171,6 +177,12 @@ class Learned(AtInput):
 
     def reset_parameters(self) -> None:
         nn.init.normal_(self.table, std=0.02)
+
+    @classmethod
+    def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
+        """Of a table whose rows were all trained; rows that nothing trained cannot be interpolated."""
+        whole = options["beyond"] == "error" and options["max_length"] == original
+        return {**options, "beyond": "interpolate", "length": length} if isinstance(scheme, Linear) and whole else None
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         positions = self.positions_of(x, positions)

@@ -164,6 +164,21 @@ class Encoding(nn.Module):
         """
         return None
 
+    @classmethod
+    def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
+        """Options with which the parameters of a trained one serve more positions, without training.
+
+        Args:
+            options: all of those that it was trained with.
+            scheme: of lg.scaling; Linear is position interpolation, for tables too.
+            original: positions of its training.
+            length: positions to serve.
+
+        Returns:
+            Options of the same class; the same where it has no end of its own; None where the scheme does not extend it.
+        """
+        return options
+
     def length_at(self, query: Any, newest: Any) -> Any:
         """The length that tables follow, for a query at position `query` whose newest key is at position `newest`.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -79,6 +79,12 @@ class Rotary(Encoding):
         self.scaling, self.proportion = from_dict(scaling), proportion
         self.softmax_factor = self.frequencies().softmax_factor  # validates, too
         self.stable_keys = self.relative = self.length_at(0, 0) is None
+
+    @classmethod
+    def extended(cls, options: Mapping[str, Any], scheme: Any, original: int, length: int) -> Mapping[str, Any] | None:
+        if "scaling" not in options:  # of an image's axes
+            return options
+        return {**options, "scaling": scheme.as_dict()} if options["scaling"] is None else None
 
     def length_at(self, query: Any, newest: Any) -> Any:
         return None if self.scaling is None else self.scaling.length_at(query, newest)

@@ -68,7 +68,7 @@ def table(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
     yield Lines(
         name="codes",
         title="How alike the codes of two positions are, by offset",
-        caption=f"The cosine of what is added at position {length - 1} and at one so many before it.{started}",
+        caption=f"The cosine of what is added at position {length - 1} and at one this far before it.{started}",
         x="offset (query - key)",
         y="cosine",
         lines={"cosine": (offsets, cosine)},

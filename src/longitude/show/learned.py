@@ -133,7 +133,7 @@ def attention(model: Any, inputs: dict[str, Tensor]) -> Iterator[Drawing]:
         yield Lines(
             name=f"attention-{layer}",
             title=f"Attention by offset, layer {layer}",
-            caption=f"The weight of the key so many tokens before the query. {where}",
+            caption=f"The weight of the key at this offset before the query. {where}",
             x="offset (query - key)",
             y="weight",
             lines=lines,
@@ -143,7 +143,7 @@ def attention(model: Any, inputs: dict[str, Tensor]) -> Iterator[Drawing]:
     within = {layer: (mean / mean.sum(1, keepdims=True)).cumsum(1) for layer, mean in found.items()}
     yield Lines(
         name="field",
-        title="Receptive field: the share of attention within so many tokens, by layer",
+        title="Receptive field: the share of attention within this many tokens, by layer",
         caption=f"The mean of the heads of a layer. {where}",
         x="tokens before the query",
         y="share of attention",

@@ -121,5 +121,5 @@ def influence(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
 
 
 def _some(count: int, most: int) -> np.ndarray:
-    """At most so many of 0 .. count - 1, evenly chosen, the ends among them."""
+    """At most `most` of 0 .. count - 1, evenly chosen, the ends among them."""
     return np.unique(np.linspace(0, count - 1, min(count, most)).round().astype(int))

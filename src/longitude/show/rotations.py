@@ -116,7 +116,7 @@ def scores(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 
 def rotated(encoding: Encoding, q: Tensor, k: Tensor, offsets: np.ndarray, shape: Shape) -> np.ndarray:
-    """Cosines of a query at the newest position and a key [1, head_dim] so many positions before it."""
+    """Cosines of a query at the newest position and a key [1, head_dim] at each offset before it."""
     newest = shape.length - 1
     keys = encoding.rotate_keys(k.expand(len(offsets), -1), newest - torch.from_numpy(offsets))
     found = keys @ encoding.rotate_queries(q, torch.tensor([newest]))[0]

@@ -186,7 +186,7 @@ def _shades(grid: Grid, width: int) -> Iterator[str]:
 
 
 def _some(things: Sequence[Any], most: int) -> list[Any]:
-    """At most so many, evenly chosen, the ends among them."""
+    """At most `most` of them, evenly chosen, the ends among them."""
     if len(things) <= most:
         return list(things)
     return [things[i] for i in np.linspace(0, len(things) - 1, most).round().astype(int)]

@@ -19,7 +19,9 @@ from longitude.extend.factors import Candidate, RotaryPairs
 from longitude.extend.methods import scheme_of
 from longitude.measure import losses_by_length
 from longitude.measure.windows import Reader
-from longitude.positions.scaling import BaseChange, Scaling
+from longitude.positions.base import ENCODINGS, Encoding
+from longitude.positions.scaling import NTK, BaseChange, Linear, Scaling
+from longitude.registry import options_of
 
 MISTAKES = {"linear-floor": "linear", "ntk-book": "ntk"}
 """Two that texts make (docs/errata.md), measured for what they cost: positions rounded down, and the base's exponent 2/(d-2) in
@@ -29,7 +31,7 @@ SCHEMES = ("linear", "ntk", "yarn", "longrope", *MISTAKES)
 CANDIDATES = 64
 """Lists of factors that a search tries at each length; the published one tries 1344."""
 WINDOWS, TOKENS = 4, 8192
-"""What each is tried on: as many windows of that length as hold these tokens, and at least so many."""
+"""What each is tried on: windows of that length, as many as hold these tokens, at least as many as these."""
 SEARCH = CANDIDATES * TOKENS
 """Tokens that a search reads at each length."""
 Spec = Mapping[str, Any]
@@ -38,24 +40,28 @@ Spec = Mapping[str, Any]
 def extends(config: Any, scheme: str, original: int) -> bool:
     """Whether a scheme extends a model with this LongitudeConfig, trained at `original` positions.
 
-    Of its encodings it must take all that know the positions of training alone, and there must be one.
+    It must extend all of its encodings that have an end of their own, and there must be one.
     """
-    bounded = [spec for specs in config.layer_specs() for spec in specs if _bounded(spec)]
-    return bool(bounded) and all(_takes(spec, scheme, original) for spec in bounded)
+    probe = Linear(2.0) if MISTAKES.get(scheme, scheme) == "linear" else NTK(2.0)
+    specs = [spec for specs in config.layer_specs() for spec in specs]
+    longer = [_extended(spec, probe, original, 2 * original) for spec in specs]
+    return None not in longer and longer != specs
 
 
-def _bounded(spec: Spec) -> bool:
-    return "scaling" in spec or spec["name"] in ("sinusoidal", "learned")
+def _extended(spec: Spec, scheme: Scaling, original: int, length: int) -> Spec | None:
+    """As the class of an encoding has it; one that a function builds stays as it is."""
+    own = getattr(ENCODINGS[spec["name"]], "extended", None)
+    options = {name: value for name, value in spec.items() if name != "name"}
+    longer = options if own is None else own(options, scheme, original, length)
+    return None if longer is None else {"name": spec["name"], **longer}
 
 
-def _takes(spec: Spec, scheme: str, original: int) -> bool:
-    """A table takes linear alone, where all its rows were trained; what is scaled already takes nothing."""
-    scheme = MISTAKES.get(scheme, scheme)
-    if spec["name"] == "sinusoidal":
-        return scheme == "linear" and spec["factor"] == 1
-    if spec["name"] == "learned":
-        return scheme == "linear" and spec["beyond"] == "error" and spec["max_length"] == original
-    return spec["scaling"] is None
+def extended_by(scheme: str) -> list[str]:
+    """The names of the encodings that a scheme extends."""
+    if MISTAKES.get(scheme, scheme) != "linear":
+        return [name for name in ENCODINGS if "scaling" in options_of(ENCODINGS[name])]
+    classes = ((name, getattr(ENCODINGS[name], "extended", None)) for name in ENCODINGS)
+    return [name for name, own in classes if own is not None and own.__func__ is not Encoding.extended.__func__]
 
 
 def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> Any:
@@ -74,14 +80,10 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
     factor = length / original
 
     def scaled(spec: Spec) -> dict[str, Any]:
-        if spec["name"] == "sinusoidal":
-            return {**spec, "factor": factor}
-        if spec["name"] == "learned":
-            return {**spec, "beyond": "interpolate", "length": length}
-        if "scaling" in spec:
-            chosen = _scheme(scheme, spec, factor, original) if isinstance(scheme, str) else scheme
-            return {**spec, "scaling": chosen.as_dict()}
-        return dict(spec)
+        chosen = _scheme(scheme, spec, factor, original) if isinstance(scheme, str) else scheme
+        longer = _extended(spec, chosen, original, length)
+        assert longer is not None, f"{scheme} does not extend {spec['name']}"
+        return dict(longer)
 
     config = copy.deepcopy(model.config)
     if config.encodings is not None:
@@ -96,9 +98,9 @@ def extended(model: Any, scheme: str | Scaling, original: int, length: int) -> A
 
 
 def _scheme(name: str, spec: Spec, factor: float, original: int) -> Scaling:
-    if name == "ntk-book":
+    if name == "ntk-book" and "scaling" in spec:
         return BaseChange(spec["base"] * factor ** (2 / (_rotary_dim(spec) - 2)))
-    return scheme_of(name, factor, original)
+    return scheme_of(MISTAKES.get(name, name), factor, original)
 
 
 def _rotary_dim(spec: Spec) -> int:

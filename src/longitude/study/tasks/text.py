@@ -13,13 +13,9 @@ from longitude.report.wording import and_
 from longitude.study.config import StudyConfig, listed
 from longitude.study.data import Examples, StudyData, Windows
 from longitude.study.results import FIRST, LAST
-from longitude.study.schemes import SCHEMES, SEARCH, extended, extends, reader_of, searched, windows_of
+from longitude.study.schemes import SCHEMES, SEARCH, extended, extended_by, extends, reader_of, searched, windows_of
 from longitude.study.tasks.base import Measuring, OnProgress, Task, register_task, sampler_of
 from longitude.study.train import model_config
-
-TABLES = "rope, mrope, sinusoidal and learned"
-WHO = dict.fromkeys(SCHEMES, "rope and mrope") | {"linear": TABLES, "linear-floor": TABLES}
-"""Encodings that a scheme extends."""
 
 
 @register_task("text")
@@ -42,8 +38,8 @@ class Text(Task):
         for scheme in schemes:
             if not any(extends(each, scheme, config.train_length) for each in configs.values()):
                 raise ValueError(
-                    f"--methods {scheme} extends {WHO[scheme]} that are not scaled yet, and none of --encodings is such, got "
-                    f"{listed(config.encodings)}; add rope, or leave the method out"
+                    f"--methods {scheme} extends {and_(extended_by(scheme))} that are not scaled yet, and none of --encodings "
+                    f"is such, got {listed(config.encodings)}; add rope, or leave the method out"
                 )
         data = super().prepare(config)
         if "longrope" in schemes:
