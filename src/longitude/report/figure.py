@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal
+from xml.sax.saxutils import escape
 
 import altair as alt
 import pandas as pd
@@ -64,6 +66,13 @@ class Figure:
         """Vega-Lite, at the width of the page; the browser gives the description to screen readers."""
         return self.sized("container").properties(description=self.alt).to_dict()
 
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """What a notebook shows: an SVG with its words inside, and these alone where there are no pictures."""
+        file = StringIO()
+        _still(self.sized(WIDTH)).save(file, format="svg")
+        picture = described(file.getvalue(), self.title, self.alt, self.name)
+        return {"image/svg+xml": picture, "text/plain": self.alt}, {"image/svg+xml": {"alt": self.alt}}
+
 
 def colour_of(index: int) -> str:
     """The colour of the index-th label of a figure."""
@@ -103,12 +112,23 @@ def apart(values: list[float], gap: float) -> list[float]:
 def save(chart: Any, path: Path) -> None:
     """As SVG or PNG, by the suffix; the file is whole or not there."""
     dots: dict[str, Any] = {"scale_factor": 2} if path.suffix == ".png" else {}
+    with atomic(path) as unfinished:
+        _still(chart).save(str(unfinished), format=path.suffix[1:], **dots)
+
+
+def described(svg: str, title: str, description: str, name: str = "picture") -> str:
+    """The SVG with words that screen readers read; name: what is unique to it where a page has several."""
+    root, rest = svg.split(">", 1)
+    words = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
+    return f'{root} role="img" aria-labelledby="{name}-title {name}-desc">{words}{rest}'
+
+
+def _still(chart: Any) -> Any:
+    """The chart of a file: without what only a pointer meets, and with room for another font."""
     spec = _visible(chart.to_dict())
     if isinstance(spec.get("padding"), dict):  # readers have wider letters than those that it is laid out with
         spec["padding"] |= {"right": spec["padding"]["right"] + SLACK}
-    still: Any = alt.Chart.from_dict(spec)
-    with atomic(path) as unfinished:
-        still.save(str(unfinished), format=path.suffix[1:], **dots)
+    return alt.Chart.from_dict(spec)
 
 
 def _visible(spec: Any) -> Any:

@@ -4,11 +4,10 @@ import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
-from xml.sax.saxutils import escape
 
 import altair as alt
 
-from longitude.report.figure import EDGE, GREY, WIDTH, Figure, colour_of, dash_of, save, themed
+from longitude.report.figure import EDGE, GREY, WIDTH, Figure, colour_of, dash_of, described, save, themed
 from longitude.runs.files import atomic
 from longitude.show.drawing import Drawing, Grid, Lines, number, ticks
 
@@ -34,15 +33,10 @@ def write(out: Path, parts: Sequence[tuple[str, Iterable[tuple[str, str]]]], dra
     whole = alt.vconcat(*charts, spacing=40).resolve_scale(color="independent", strokeDash="independent")
     save(_themed(whole.properties(padding=10)), out)
     if out.suffix == ".svg":
-        _describe(out, "; ".join(drawing.title for drawing in drawings), " ".join(map(alternative, drawings)))
-
-
-def _describe(picture: Path, title: str, description: str) -> None:
-    """Write the words that screen readers read into an SVG."""
-    root, rest = picture.read_text(encoding="utf-8").split(">", 1)
-    words = f'<title id="title">{escape(title)}</title><desc id="desc">{escape(description)}</desc>'
-    with atomic(picture) as unfinished:
-        unfinished.write_text(f'{root} role="img" aria-labelledby="title desc">{words}{rest}', encoding="utf-8")
+        words = "; ".join(drawing.title for drawing in drawings), " ".join(map(alternative, drawings))
+        picture = described(out.read_text(encoding="utf-8"), *words)
+        with atomic(out) as unfinished:
+            unfinished.write_text(picture, encoding="utf-8")
 
 
 def figure(drawing: Drawing) -> Figure:
