@@ -1,0 +1,155 @@
+"""README and docs/ do what they say: Python runs page by page, commands parse and cheap ones run, links lead somewhere."""
+
+import re
+import shlex
+import sys
+from collections.abc import Callable
+from functools import cache, wraps
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+from urllib.parse import unquote
+
+import pytest
+import torch
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+from longitude import cli, plugins
+from longitude.attention.mixer import MIXERS
+from longitude.positions.base import ENCODINGS
+from longitude.study.tasks.base import TASKS
+from longitude.testing.parts import ENCODING_LAWS, MIXER_LAWS
+from tests.extend.conftest import saved
+
+ROOT = Path(__file__).parents[2]
+PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
+"""Those of the project's own: CONTRIBUTING.md, whose snippets are files, is executed by tests/test_contributing.py."""
+SLOW = {f"docs/{page}.md" for page in ("checking", "encoder-decoder", "extending", "retrieval")} | {"README.md"}
+"""Pages whose Python takes more than a second."""
+EXPECTED: dict[str, Callable[[dict[str, Any]], bool]] = {"docs/encoder-decoder.md": lambda names: names["right"] > 0.9}
+"""What the names of a page must have come to."""
+RUN = {"list", "show", "check", "extend"}
+"""Verbs whose commands are run where the models that they name are here; studies, benches and measurements are parsed."""
+
+
+@cache
+def tokens(page: str) -> list[Token]:
+    """Of a page as CommonMark with tables, inline ones too."""
+    found = MarkdownIt().enable("table").parse((ROOT / page).read_text(encoding="utf-8"))
+    return [each for token in found for each in (token, *(token.children or ()))]
+
+
+@cache
+def python(page: str) -> CodeType | None:
+    """The Python of a page, each snippet at its own lines, so that an error names the line of the page."""
+    lines: list[str] = []
+    for token in tokens(page):
+        if token.type == "fence" and token.info.strip() == "python":
+            assert token.map is not None
+            lines += [""] * (token.map[0] + 1 - len(lines)) + token.content.splitlines()
+    return compile("\n".join(lines), str(ROOT / page), "exec") if lines else None
+
+
+def commands(page: str) -> list[list[str]]:
+    """The arguments of every call of longitude in the shell snippets of a page, as its shell would split them."""
+    found = []
+    for token in tokens(page):
+        if token.type == "fence" and token.info.strip() in ("bash", "sh"):
+            for line in token.content.replace("\\\n", " ").splitlines():
+                words = shlex.split(line, comments=True)
+                if words[:1] == ["make"] and words[1:2] in (["study"], ["report"], ["checkpoint"]):
+                    options = [word.removeprefix("ARGS=") for word in words[2:] if word.startswith("ARGS=")]
+                    words = (
+                        ["longitude", words[1], *shlex.split(*options)] if words[1] != "checkpoint" and options else []
+                    )
+                at = [n for n, word in enumerate(words) if word in ("longitude", "$(command -v longitude)")]
+                found += [words[at[0] + 1 :]] if at and words[0] != "pip" else []
+    return found
+
+
+@pytest.fixture
+def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """reader(page): an empty folder with what the page takes for granted; nothing that is registered in it stays."""
+    for registry in (ENCODINGS, MIXERS, TASKS):
+        registry.load()
+        monkeypatch.setattr(registry, "factories", dict(registry.factories))
+    for battery in (ENCODING_LAWS, MIXER_LAWS):
+        monkeypatch.setattr(battery, "added", dict(battery.added))
+    for name in ("_loaded", "_outside"):
+        monkeypatch.setattr(plugins, name, {})
+    monkeypatch.setenv(plugins.VARIABLE, "")
+    monkeypatch.chdir(tmp_path)
+
+    def fill(page: str) -> None:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        if "models/llama" in text:
+            saved("llama", tmp_path / "models" / "llama")
+        if "models/deepseek" in text:
+            sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1, "first_k_dense_replace": 1}
+            heads = {"num_attention_heads": 4, "kv_lora_rank": 10, "q_lora_rank": 12, "qk_rope_head_dim": 4}
+            DeepseekV3ForCausalLM(DeepseekV3Config(vocab_size=60, **sizes, **heads)).save_pretrained("models/deepseek")
+        if "notes/" in text:
+            (tmp_path / "notes").mkdir()
+            (tmp_path / "notes" / "day.txt").write_text("".join(f"Day {n}: wind {n * n % 97}.\n" for n in range(2000)))
+
+    return fill
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if python(page)]
+)
+def test_python_runs(page: str, reader: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """All snippets of a page in one namespace, in their order."""
+    reader(page)
+    module = ModuleType("a_page")
+    monkeypatch.setitem(sys.modules, "a_page", module)
+    torch.manual_seed(0)
+    exec(python(page), vars(module))
+    assert EXPECTED.get(page, bool)(vars(module))
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if commands(page)])
+def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """By the command line itself, with verbs that do nothing."""
+
+    def idle(verb: Callable[..., int]) -> Callable[..., int]:
+        return wraps(verb)(lambda *_, **__: 0)
+
+    found = {name: idle(verb) for name, verb in cli.verbs().items()}
+    monkeypatch.setattr(cli, "verbs", lambda: found)
+    monkeypatch.setattr(plugins, "load", lambda path: None)
+    for arguments in commands(page):
+        assert cli.main(arguments) == 0, f"longitude {shlex.join(arguments)}: {capsys.readouterr().err}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", [page for page in PAGES if any(words[0] in RUN for words in commands(page) if words)])
+def test_cheap_commands_run(page: str, reader: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    reader(page)
+    for arguments in commands(page):
+        if arguments[0] in RUN and (arguments[1:2] == ["models/llama"] or arguments[0] in ("list", "show")):
+            if arguments[1:2] and arguments[1].startswith("runs/"):
+                continue
+            assert cli.main(arguments) in (0, 1), f"longitude {shlex.join(arguments)}: {capsys.readouterr().err}"
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings of a page, as GitHub and MyST make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {
+        re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title)).lower().replace(" ", "-") for title in titles
+    }
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    for token in tokens(page):
+        target = {"link_open": "href", "image": "src"}.get(token.type)
+        if target and not re.match(r"[a-z]+:", link := str(token.attrs[target])):
+            path, _, anchor = unquote(link).partition("#")
+            file = (ROOT / page).parent / path if path else ROOT / page
+            assert file.exists(), f"{page}: {link}"
+            assert not anchor or anchor in anchors(file), f"{page}: {link}"
