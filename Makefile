@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import properties numbers claims api notebooks clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import properties numbers claims api notebooks docs clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -101,6 +101,9 @@ api: $(VENV)/study.stamp ## make docs/api.md, the page of every public name, fro
 notebooks: $(VENV)/test.stamp ## execute the notebooks of examples/ again, in place; ARGS=4-your-own-encoding for one
 	$(BIN)/python docs/make_notebooks.py $(ARGS)
 
+docs: $(VENV)/docs.stamp ## make the site, build/docs/index.html: searched offline, warnings are errors (a few minutes)
+	$(BIN)/python docs/make_site.py
+
 # ---- the environment: torch first, so that nothing drags another build in; then what each job needs on top ----
 install: $(VENV)/test.stamp ## everything needed to work on the project
 
@@ -120,6 +123,10 @@ $(VENV)/torch.stamp: constraints.txt $(NEW_TORCH) | $(BIN)/pip
 
 $(VENV)/study.stamp: $(VENV)/torch.stamp pyproject.toml
 	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[study]'
+	@touch $@
+
+$(VENV)/docs.stamp: $(VENV)/study.stamp
+	$(BIN)/pip install -c $(VENV)/constraints.txt -e '.[docs]'
 	@touch $@
 
 $(VENV)/bench.stamp: $(VENV)/study.stamp

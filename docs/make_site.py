@@ -1,0 +1,110 @@
+"""The documentation site: its source is put together in build/docs-source, and Sphinx makes build/docs of it.
+
+python docs/make_site.py            # build/docs/index.html
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+SOURCE, SITE = ROOT / "build" / "docs-source", ROOT / "build" / "docs"
+SECTIONS = {
+    "start": [],
+    "concepts": ["concepts/*"],
+    "choose": [],
+    "encodings": ["encodings/*"],
+    "mixers": ["mixers/*", "hierarchical", "latent"],
+    "guides": [
+        "guides/*", "examples/*", "showing", "study-tasks", "measuring", "retrieval", "checking", "extending", "schemes",
+        "stock-models", "models", "encoder-decoder", "patterns", "scaling",
+    ],
+    "api": ["api/*"],
+    "performance": ["cost", "properties"],
+    "claims": [],
+    "errata": [],
+    "decisions": [],
+    "CHANGELOG": [],
+    "CONTRIBUTING": [],
+}  # fmt: skip
+"""Pages of the first level -> those below them. One that nobody wrote lists those below it."""
+LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)\)|(?<=\]\()([^)#:\s]+)(?=[)#])")
+"""A whole link; or the target of a picture, or of a link to a heading."""
+
+
+def pages() -> dict[Path, Path]:
+    """Every file that the site shows as it stands -> its place in the source of the site."""
+    files = [each for each in DOCS.rglob("*") if each.suffix in (".md", ".svg", ".png")]
+    elsewhere = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    elsewhere += [*(ROOT / "examples").glob("*.ipynb"), *(ROOT / "benchmarks" / "results").glob("*.svg")]
+    return {each: each.relative_to(DOCS) for each in files if not each.relative_to(DOCS).parts[0].startswith("_")} | {
+        each: each.relative_to(ROOT) for each in elsewhere
+    }
+
+
+def linked(text: str, page: Path, places: dict[Path, Path]) -> str:
+    """A page's text with its relative links, which are to files of the repository, as the site has them."""
+
+    def moved(found: re.Match[str]) -> str:
+        target = (page.parent / (found[2] or found[3])).resolve()
+        if target in places:
+            words = f"[{found[1]}](" if found[1] else ""
+            return f"{words}/{places[target].as_posix()}" + ")" * bool(words)
+        if found[1] and target.exists():  # code: its page here, if it has one, is not a file of the repository
+            return f"{found[1]} (`{target.relative_to(ROOT).as_posix()}`)"
+        return found[0]
+
+    return LINK.sub(moved, text)
+
+
+def put(path: Path, content: str | bytes) -> None:
+    """Write what differs: Sphinx reads again what is newer."""
+    data = content.encode() if isinstance(content, str) else content
+    if not path.exists() or path.read_bytes() != data:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def toctree(entries: list[str], *options: str) -> str:
+    return "\n".join(["```{toctree}", *options, "", *entries, "```"])
+
+
+def sections(made: set[str]) -> Iterator[tuple[str, str]]:
+    """(page of the first level, its text at the end); made: all pages."""
+    for name, below in SECTIONS.items():
+        there = [each for each in below if any(Path(page).match(each) for page in made)]
+        if name not in made and there:
+            yield name, f"# {name.capitalize()}\n\n{toctree(there, ':glob:', ':maxdepth: 1')}\n"
+        elif there:
+            yield name, f"\n{toctree(there, ':glob:', ':hidden:')}\n"
+
+
+def stage(source: Path) -> None:
+    """Put the source of the site together: pages of the repository, and pages made from code."""
+    places = pages()
+    texts = {}
+    for path, place in places.items():
+        if path.suffix == ".md":
+            texts[place.with_suffix("").as_posix()] = linked(path.read_text(encoding="utf-8"), path, places)
+        else:
+            put(source / place, path.read_bytes())
+    made = {*texts, *(place.with_suffix("").as_posix() for place in places.values() if place.suffix == ".ipynb")}
+    for name, end in sections(made):
+        texts[name] = texts.get(name, "") + end
+    texts["index"] += "\n" + toctree([name for name in SECTIONS if name in texts], ":hidden:") + "\n"
+    for name, text in texts.items():
+        put(source / f"{name}.md", text)
+
+
+def build(source: Path = SOURCE, site: Path = SITE) -> int:
+    """Put the source together and make the site of it; every warning of Sphinx is an error. Returns its exit code."""
+    from sphinx.cmd.build import main as sphinx
+
+    stage(source)
+    return sphinx(["-c", str(DOCS), "-b", "html", "-nWq", "--keep-going", str(source), str(site)])
+
+
+if __name__ == "__main__":
+    sys.exit(build())
