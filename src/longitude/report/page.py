@@ -35,7 +35,7 @@ def write_page(path: Path, package: str, template: str, figures: Sequence[Figure
         pictures=pictures,
         specs={figure.name: figure.spec() for figure in figures},
         dark=DARK,
-        javascript=_javascript(),
+        javascript=_javascript() if figures else "",
         version=__version__,
         **context,
     )

@@ -1,0 +1,21 @@
+"""`longitude explore`."""
+
+import sys
+from pathlib import Path
+
+from longitude.cli.shared import DONE
+
+
+def explore(out: Path = Path("explore.html")) -> int:
+    """Write a page on which position encodings can be tried: one HTML file that needs no network.
+
+    Args:
+        out: The file, .html.
+    """
+    if out.suffix != ".html":
+        raise ValueError(f"--out {out}: expected a name that ends in .html")
+    from longitude.explore import write
+
+    write(out)
+    print(f"{out}: open it in a browser", file=sys.stderr)
+    return DONE
