@@ -13,6 +13,7 @@ import pytest
 
 from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, list_claims
 from longitude.claims.evidence import Evidence, Measured, NotRun
+from longitude.study.criterion import Effective
 from longitude.study.presets import of_preset
 from longitude.study.results import Sums
 
@@ -37,7 +38,8 @@ TEXT = by_length(
         "rope:base=500": (0.0, 0.03, 0.05, 0.07, 0.09), "rope:base=500000": (0.0, 0.03, 0.05, 0.07, 0.09),
         "clipped:max_distance=16": RISING, "clipped:max_distance=128": RISING,
         "kerple_log": BELOW, "sandwich": BELOW, "fire": BELOW,
-        "shaw:values=false": (0.005,), "shaw": (0.01,), "t5": (0.005,), "alibi+hierarchical:window=32": BELOW,
+        "shaw:values=false": (0.005,), "shaw": (0.01,), "t5": (0.005,),
+        "alibi+hierarchical:window=32": BELOW, "alibi+window:size=32": HOLDING,
     }
 )  # fmt: skip
 EARLY = by_length({"alibi": (0.0, -0.02, -0.04)}, "non-overlapping") | by_length(
@@ -51,6 +53,8 @@ EXTENSION = {
         "linear": -0.02 if label != "rope" else 0.06,
         "ntk": 0.04,
         "yarn": 0.01,
+        "linear-floor": 0.08,
+        "ntk-book": 0.05,
         "longrope": -0.01,
     }.items()
 } | {Measured("extension", label, 128): 0.005 for label in ("rope", "sinusoidal", "learned")}
@@ -69,7 +73,11 @@ SHARES = (
        for label in ("none", "fire", "abacus:max_start=16+fire", "coupled:max_start=16") for length in (5, 10)}
     | {Measured("recall", label, 64): 0.99 if label == "rope" else 0.4 for label in ("rope", "mamba2", "rwkv6", "retention")}
 )  # fmt: skip
-LOSSES = TEXT | EARLY | EXTENSION | TUNED
+BASES = ("rope:base=500", "rope:base=2000", "rope:base=100000", "rope:base=500000")
+BASE = {
+    Measured("base", label, length): loss for label in (*BASES, "rope") for length, loss in ((128, 0.0), (512, 0.08))
+}
+LOSSES = TEXT | EARLY | EXTENSION | TUNED | BASE
 KEYS = {key: i for i, key in enumerate([*LOSSES, *SHARES])}
 FIRST = {"early": "non-overlapping"}
 """The method of a study that stands for none."""
@@ -85,10 +93,18 @@ class World(Evidence):
         self.turn, self.noise = turn, noise
 
     def criterion(self, study: str) -> SimpleNamespace:
-        return SimpleNamespace(metric="mean")
+        """Other bases hold further than 10,000, or the other way round, or none can be told from the other."""
+
+        def effective(labels: list[str]) -> Effective:
+            further = (labels[0] != "rope") == (self.turn > 0)
+            return Effective(192, 128, 512) if self.noise else Effective(*[192 if further else 144] * 3)
+
+        run, finding = self.run(study), lambda label, length, method: label
+        return SimpleNamespace(metric="mean", run=run, finding=finding, effective=effective)
 
     def run(self, study: str) -> SimpleNamespace:
-        return SimpleNamespace(study={"data": {"sha256": "made up"}}, untrained=lambda label: None)
+        shape = {"reference": 128, "methods": ("non-overlapping",), "lengths": (128, 512)}
+        return SimpleNamespace(study={"data": {"sha256": "made up"}}, untrained=lambda label: None, **shape)
 
     def bench(self, name: str) -> dict[str, Any]:
         """Full attention and Shaw's vectors take 100 times as long as others, and grow; or the other way round."""
@@ -145,7 +161,7 @@ def test_verdicts(claim, world, verdict):
 
 @pytest.mark.parametrize("claim", RUN, ids=lambda claim: claim.name)
 def test_what_a_claim_reads_is_in_its_preset(claim):
-    for each in (each for statement in claim.statements for each in statement.reads):
+    for each in (each for statement in (*claim.statements, *claim.varied) for each in statement.reads):
         config = of_preset(f"claims/{each.study}")
         assert each.label in config.encodings and each.length in config.test_lengths
         assert each.method is None or each.method in config.methods

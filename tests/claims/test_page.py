@@ -66,7 +66,7 @@ def test_a_page_lists_every_claim_and_study_once_and_its_charts_hold_their_numbe
     text = page(verdicts, found, drawn)
     for claim in list_claims():
         assert text.count(f"\n## {claim.number} {claim.name}\n") == 1
-    assert text.count("### Study text") == text.count("### Study copy\n") == 1 and "20" in text
+    assert text.count("### Study text\n") == text.count("### Study copy\n") == 1 and "20" in text
     assert {"3-text", "8-text"} <= {*drawn} and all(text.count(f"claims/{name}.svg") == 1 for name in drawn)
     path = tmp_path / "page.md"
     make_claims.write(text, drawn, path)

@@ -9,7 +9,8 @@ from longitude.claims.statements import accuracy_above, accuracy_below, more_acc
 from longitude.study.answers import SOLVED
 
 copy, randomized, recall = (partial(Measured, study) for study in ("copy", "copy-randomized", "recall"))
-flip_flop, parity, parity_of_two = (partial(Measured, study) for study in ("flip-flop-1", "parity-1", "parity-2"))
+flip_flop, flip_flop_long = partial(Measured, "flip-flop-1"), partial(Measured, "flip-flop-long")
+parity, parity_of_two = partial(Measured, "parity-1"), partial(Measured, "parity-2")
 addition = partial(Measured, "addition")
 TWICE = 10
 """Digits of numbers, twice the most of training; the papers test to five times and more."""
@@ -59,7 +60,7 @@ register(
         link="https://arxiv.org/abs/2505.16381",
         protocol="There: one layer, 512 symbols; errors where 98 % and 10 % are to be ignored: RoPE 6.9 and 40.3 %, "
         "FoX 8.3 and 36.3 %, PaTH 0 and 0.0001 %. Here: windows of 40 symbols, 800 steps, width 64; solved from "
-        f"{SOLVED:.0%} of the bits on.",
+        f"{SOLVED:.0%} of the bits on. Varied: windows of 128 symbols.",
         statements=(
             *(accuracy_above(flip_flop("path", 40, method), SOLVED) for method in ("forward", "sparse", "dense")),
             accuracy_below(flip_flop("rope", 40, "dense"), SOLVED),
@@ -68,6 +69,10 @@ register(
                 for other in ("rope", "fox")
                 for method in ("sparse", "dense")
             ),
+        ),
+        varied=(
+            *(accuracy_above(flip_flop_long("path", 128, method), SOLVED) for method in ("forward", "sparse", "dense")),
+            *(accuracy_below(flip_flop_long(label, 128, "dense"), SOLVED) for label in ("rope", "fox")),
         ),
     )
 )

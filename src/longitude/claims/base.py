@@ -64,6 +64,7 @@ class Claim:
         link: Of the source.
         protocol: What was done here, in words; what differs from the paper, and what was varied where the verdict differs.
         statements: All of them must hold. None: the claim was not run, and `protocol` says what it would take.
+        varied: Statements on studies of other options, which were run to find a mistake of ours; no part of the verdict.
     """
 
     name: str
@@ -73,22 +74,28 @@ class Claim:
     link: str
     protocol: str
     statements: tuple[Statement, ...] = ()
+    varied: tuple[Statement, ...] = ()
 
     @property
     def studies(self) -> list[str]:
         """Names of the studies that it reads, each once."""
-        return list(dict.fromkeys(each.study for statement in self.statements for each in statement.reads))
+        read = (each.study for statement in (*self.statements, *self.varied) for each in statement.reads)
+        return list(dict.fromkeys(read))
 
     def judged(self, evidence: Evidence) -> "Judged":
         """With the outcome of every statement."""
-        return Judged(self, tuple(statement.outcome(evidence) for statement in self.statements))
+        outcomes, varied = (
+            tuple(statement.outcome(evidence) for statement in part) for part in (self.statements, self.varied)
+        )
+        return Judged(self, outcomes, varied)
 
 
 class Judged(NamedTuple):
-    """A claim on the evidence; outcomes: of its statements."""
+    """A claim on the evidence; outcomes: of its statements; varied: of those that are no part of the verdict."""
 
     claim: Claim
     outcomes: tuple[Outcome, ...]
+    varied: tuple[Outcome, ...] = ()
 
     @property
     def verdict(self) -> str:

@@ -90,3 +90,21 @@ register(
         ),
     )
 )
+for name, number, wrong, right, mistake in (
+    ("ntk-exponent", "15a", "ntk-book", "ntk", "the exponent 2/(d-2) for d/(d-2) in the base of NTK-aware scaling"),
+    ("fractional-positions", "15b", "linear-floor", "linear", "interpolated positions rounded down to whole numbers"),
+):
+    register(
+        Claim(
+            name=name,
+            number=number,
+            claimed=f"A book has {mistake}; longer texts are read worse so.",
+            source="bloc97 2023, NTK-Aware Scaled RoPE; Chen et al. 2023, Positional Interpolation; docs/errata.md has the "
+            "book's formulas",
+            link="https://arxiv.org/abs/2306.15595",
+            protocol=f"There: no measurement. {HERE}",
+            statements=tuple(
+                loss_below(extension("rope", length, right), extension("rope", length, wrong)) for length in LENGTHS
+            ),
+        )
+    )

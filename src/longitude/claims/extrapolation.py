@@ -4,9 +4,9 @@ from functools import partial
 
 from longitude.claims.base import Claim, register
 from longitude.claims.evidence import Measured
-from longitude.claims.statements import breaks, holds, loss_below, loss_within
+from longitude.claims.statements import any_of, breaks, holds, loss_below, loss_within, reaches_further
 
-text, early = partial(Measured, "text"), partial(Measured, "early")
+text, early, longer, base = (partial(Measured, study) for study in ("text", "early", "text-longer", "base"))
 LENGTHS = (256, 512, 1024, 2048)
 """2, 4, 8 and 16 times the training length."""
 FLAT = 0.01
@@ -14,6 +14,7 @@ FLAT = 0.01
 GAIN = 0.002
 """And they improve by less than this."""
 HERE = "Here: bytes of Python, models of 0.1 million parameters, 2 million bytes of training at 128."
+LONGER = "Varied: twice the steps."
 
 PRESS = "Press, Smith and Lewis 2022, Train Short, Test Long"
 PRESS_LINK = "https://arxiv.org/abs/2108.12409"
@@ -26,9 +27,10 @@ register(
         source="Vaswani et al. 2017, Attention Is All You Need, table 3, row E",
         link="https://arxiv.org/abs/1706.03762",
         protocol="There: translation, an encoder-decoder of 65 million parameters, sentences; results within a "
-        f"tenth of a BLEU point. {HERE} Varied, with one seed: rates of 0.002 and 0.01 (the learned table is 8 % "
+        f"tenth of a BLEU point. {HERE} {LONGER} With one seed: rates of 0.002 and 0.01 (the learned table is 8 % "
         "worse at the best rate of each), and a table that starts as large as sinusoids (worse still).",
         statements=(loss_within(text("sinusoidal", 128), text("learned", 128)),),
+        varied=(loss_within(longer("sinusoidal", 128), longer("learned", 128)),),
     )
 )
 register(
@@ -89,8 +91,8 @@ register(
         statements=tuple(breaks(text("rope", length), at=128) for length in LENGTHS),
     )
 )
-for name, number, base, size in (("small-base", "3b", 500, "smaller"), ("large-base", "3c", 500_000, "larger")):
-    label = f"rope:base={base}"
+for name, number, value, size in (("small-base", "3b", 500, "smaller"), ("large-base", "3c", 500_000, "larger")):
+    label = f"rope:base={value}"
     register(
         Claim(
             name=name,
@@ -100,13 +102,32 @@ for name, number, base, size in (("small-base", "3b", 500, "smaller"), ("large-b
             link="https://arxiv.org/abs/2310.05209",
             protocol="There: Llama 2 of 7 and 13 billion parameters, fine-tuned with bases from 500 to 1,000,000 "
             f"and more; how far each reaches follows from its longest wavelengths. {HERE} Trained with the base from "
-            f"the start; {base:,} was fixed before, not searched at tested lengths. Too coarse to say where each breaks.",
+            f"the start; {value:,} was fixed before, not searched at tested lengths. Too coarse to say where each breaks.",
             statements=(
                 loss_below(text(label, 256), text("rope", 256)),
                 breaks(text(label, 2048), at=128),
             ),
         )
     )
+BASES = tuple(f"rope:base={value}" for value in (500, 2000, 100_000, 500_000))
+register(
+    Claim(
+        name="searched-base",
+        number="3d",
+        claimed="The best of several bases holds at longer texts than 10,000, and breaks too.",
+        source="Liu et al. 2024, Scaling Laws of RoPE-based Extrapolation",
+        link="https://arxiv.org/abs/2310.05209",
+        protocol=f"There: as for 3b and 3c. {HERE} Of four other bases, each trained from the start, one must hold at a longer "
+        "length than 10,000. Which one is chosen by the measured lengths themselves, in the claim's favour.",
+        statements=(
+            any_of(
+                "one of the bases 500, 2,000, 100,000 and 500,000 holds up to a longer length than 10,000",
+                *(reaches_further(base(label, 512), base("rope", 512)) for label in BASES),
+            ),
+            *(breaks(base(label, 512), at=128) for label in BASES),
+        ),
+    )
+)
 for name, number, clip, where, how in (
     ("clip-within", "7a", 16, "far below the training length", "Training shows every distance up to 8 times the clip."),
     ("clip-at-length", "7b", 128, "at the training length", "Training shows no distance beyond the clip."),
@@ -161,13 +182,14 @@ register(
         source="Li et al. 2024, Functional Interpolation for Relative Positions Improves Long Context Transformers",
         link="https://arxiv.org/abs/2310.04418",
         protocol="There: 125 and 350 million parameters, trained at 2,048 on C4, tested to 8,192 tokens: 2.28 less "
-        f"perplexity than the best other encoding. {HERE} Varied, with one seed: a threshold that starts at a "
+        f"perplexity than the best other encoding. {HERE} {LONGER} With one seed: a threshold that starts at a "
         "quarter of the training length, as there (32 in place of 512): 4.9 % above the training length's loss at 4 "
         "times, for 4.5 %.",
         statements=(
             *(loss_below(text("fire", length), text("alibi", length)) for length in (256, 512)),
             *(holds(text("fire", length), at=128) for length in (256, 512)),
         ),
+        varied=tuple(holds(longer("fire", length), at=128) for length in (256, 512)),
     )
 )
 register(

@@ -51,18 +51,6 @@ register(
 )
 register(
     Claim(
-        name="ntk-exponent",
-        number="15",
-        claimed="NTK-aware scaling needs the exponent d/(d-2) and interpolation fractional positions; with 2/(d-2), or "
-        "rounded down, as a book has them, longer texts are read worse.",
-        source="bloc97 2023, NTK-Aware Scaled RoPE; docs/errata.md has the book's formulas",
-        link="https://arxiv.org/abs/2309.00071",
-        protocol="It takes `--methods linear-floor ntk-book` on the study `extension`: no training, about 15 minutes of "
-        "measuring its models again.",
-    )
-)
-register(
-    Claim(
         name="rope-decay",
         number="16",
         claimed="With RoPE, attention decays with distance.",

@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged
+from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged, Outcome, Statement
 from longitude.claims.evidence import Evidence, NotRun
 from longitude.claims.protocol import SERIES
 from longitude.claims.series import list_studies
@@ -83,12 +83,18 @@ def _claim(each: Judged) -> list[str]:
         f"Verdict: **{each.verdict}**.",
     ]
     if claim.statements:
-        lines = [
-            [statement.words, outcome.number, ": ".join(filter(None, [outcome.verdict or NOT_RUN, outcome.remark]))]
-            for statement, outcome in zip(claim.statements, each.outcomes, strict=True)
-        ]
-        parts.append(as_markdown(["statement", "number, 95% interval", "verdict"], lines))
+        parts.append(_statements("statement", claim.statements, each.outcomes))
+    if claim.varied:
+        parts += ["Varied, no part of the verdict:", _statements("statement, varied", claim.varied, each.varied)]
     return parts
+
+
+def _statements(head: str, statements: Sequence[Statement], outcomes: Sequence[Outcome]) -> str:
+    lines = [
+        [statement.words, outcome.number, ": ".join(filter(None, [outcome.verdict or NOT_RUN, outcome.remark]))]
+        for statement, outcome in zip(statements, outcomes, strict=True)
+    ]
+    return as_markdown([head, "number, 95% interval", "verdict"], lines)
 
 
 # ---- charts ----------------------------------------------------------------------------------------------------------
@@ -113,7 +119,8 @@ def _drawn(study: str, lines: Sequence[tuple[str, str | None]], evidence: Eviden
     except NotRun:
         return None
     first = run.methods[0]
-    drawn = [(label, method or first) for label, method in lines if any(t.status == "done" for t in run.of(label))]
+    done = {trial.label for trial in run.trials if trial.status == "done"}
+    drawn = [(label, method or first) for label, method in lines if label in done and method in (None, *run.methods)]
     drawn = list(dict.fromkeys(drawn)) if len({*drawn}) <= LINES else [line for line in drawn if line[1] == first]
     if not drawn or len(drawn) > LINES or len(run.lengths) < 3:
         return None

@@ -1,12 +1,12 @@
 """Claims with their verdicts, on the terminal and as CSV."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import pandas as pd
 from rich.table import Table
 from rich.text import Text
 
-from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged
+from longitude.claims.base import CONFIRMED, NOT_RUN, REFUTED, UNDECIDED, Judged, Outcome, Statement
 from longitude.study.report import STYLES, folding
 
 COLOURS = {CONFIRMED: "green", REFUTED: "red", UNDECIDED: "yellow", NOT_RUN: "dim"}
@@ -19,9 +19,9 @@ def table(judged: Sequence[Judged]) -> Table:
     for each in judged:
         claim, verdict = each.claim, each.verdict
         made.add_row(str(claim.number), Text(claim.claimed, "bold"), "", Text(verdict, COLOURS[verdict]))
-        for statement, outcome in zip(claim.statements, each.outcomes, strict=True):
+        for statement, outcome, varied in _lines(each):
             words = Text(outcome.verdict or NOT_RUN, STYLES.get(outcome.verdict, "dim"))
-            made.add_row("", statement.words, outcome.number or outcome.remark, words)
+            made.add_row("varied" if varied else "", statement.words, outcome.number or outcome.remark, words)
     return made
 
 
@@ -29,7 +29,7 @@ def frame(judged: Sequence[Judged]) -> pd.DataFrame:
     """A row for each statement."""
     rows = []
     for each in judged:
-        for statement, outcome in zip(each.claim.statements, each.outcomes, strict=True):
+        for statement, outcome, varied in _lines(each):
             found = outcome.estimate
             rows.append(
                 {
@@ -37,6 +37,7 @@ def frame(judged: Sequence[Judged]) -> pd.DataFrame:
                     "verdict": each.verdict,
                     "statement": statement.words,
                     "statement_verdict": outcome.verdict or NOT_RUN,
+                    "varied": varied,
                     "value": found and found.value,
                     "low": found and found.low,
                     "high": found and found.high,
@@ -48,3 +49,9 @@ def frame(judged: Sequence[Judged]) -> pd.DataFrame:
                 }
             )
     return pd.DataFrame(rows)
+
+
+def _lines(each: Judged) -> Iterator[tuple[Statement, Outcome, bool]]:
+    """Statements with their outcomes; True: of a variation, which is no part of the verdict."""
+    yield from ((*pair, False) for pair in zip(each.claim.statements, each.outcomes, strict=True))
+    yield from ((*pair, True) for pair in zip(each.claim.varied, each.varied, strict=True))
