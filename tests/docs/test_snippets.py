@@ -26,9 +26,15 @@ from tests.extend.conftest import saved
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md"))]
 """Those of the project's own: CONTRIBUTING.md, whose snippets are files, is executed by tests/test_contributing.py."""
-SLOW = {f"docs/{page}.md" for page in ("checking", "encoder-decoder", "extending", "retrieval")} | {"README.md"}
+GUIDES = ("find-a-position-bug", "from-x-transformers", "my-own-encoding")
+SLOW = {"README.md", *(f"docs/guides/{guide}.md" for guide in GUIDES)} | {
+    f"docs/{page}.md" for page in ("checking", "encoder-decoder", "extending", "retrieval")
+}
 """Pages whose Python takes more than a second."""
-EXPECTED: dict[str, Callable[[dict[str, Any]], bool]] = {"docs/encoder-decoder.md": lambda names: names["right"] > 0.9}
+EXPECTED: dict[str, Callable[[dict[str, Any]], bool]] = {
+    "docs/encoder-decoder.md": lambda names: names["right"] > 0.9,
+    "docs/guides/find-a-position-bug.md": lambda names: "far_positions" in names["broken"],
+}
 """What the names of a page must have come to."""
 RUN = {"list", "show", "check", "extend"}
 """Verbs whose commands are run where the models that they name are here; studies, benches and measurements are parsed."""
@@ -84,6 +90,9 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 
     def fill(page: str) -> None:
         text = (ROOT / page).read_text(encoding="utf-8")
+        for token in tokens(page):
+            if token.type == "fence" and (name := re.match(r"# (\w+\.py)\n", token.content)):
+                Path(name[1]).write_text(token.content, encoding="utf-8")
         if "models/llama" in text:
             saved("llama", tmp_path / "models" / "llama")
         if "models/deepseek" in text:
@@ -100,6 +109,9 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], N
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=[pytest.mark.slow] * (page in SLOW)) for page in PAGES if python(page)]
 )
+@pytest.mark.filterwarnings(
+    "ignore:.torch.jit.script. is deprecated:DeprecationWarning"
+)  # as x-transformers is imported
 def test_python_runs(page: str, reader: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """All snippets of a page in one namespace, in their order."""
     reader(page)
@@ -129,19 +141,18 @@ def test_commands_parse(page: str, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_cheap_commands_run(page: str, reader: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
     reader(page)
     for arguments in commands(page):
-        if arguments[0] in RUN and (arguments[1:2] == ["models/llama"] or arguments[0] in ("list", "show")):
-            if arguments[1:2] and arguments[1].startswith("runs/"):
-                continue
+        named = arguments[1].partition(":")[0] if arguments[1:] else ""
+        if arguments[0] in RUN and (arguments[0] == "list" or named in {**ENCODINGS, **MIXERS} or Path(named).exists()):
             assert cli.main(arguments) in (0, 1), f"longitude {shlex.join(arguments)}: {capsys.readouterr().err}"
 
 
-def anchors(page: Path) -> set[str]:
-    """Of the headings of a page, as GitHub and MyST make them."""
+@cache
+def sections(page: Path) -> dict[str, str]:
+    """Anchor of each heading of a page, as GitHub and MyST make it -> the text from there to the next heading."""
     text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-    return {
-        re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title)).lower().replace(" ", "-") for title in titles
-    }
+    titles = re.split(r"^#+ (.*)$", text, flags=re.MULTILINE)[1:]
+    plain = [re.sub(r"[^\w\- ]", "", re.sub(r"\[(.*?)\]\(.*?\)", r"\1", title)).lower() for title in titles[::2]]
+    return {title.replace(" ", "-"): body for title, body in zip(plain, titles[1::2])}
 
 
 @pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
@@ -152,4 +163,4 @@ def test_links_lead_somewhere(page: str) -> None:
             path, _, anchor = unquote(link).partition("#")
             file = (ROOT / page).parent / path if path else ROOT / page
             assert file.exists(), f"{page}: {link}"
-            assert not anchor or anchor in anchors(file), f"{page}: {link}"
+            assert not anchor or anchor in sections(file), f"{page}: {link}"
