@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+import draw_study
 import fill_numbers
 
 
@@ -12,6 +13,15 @@ def test_documents_have_what_the_results_have() -> None:
     for path in fill_numbers.documents():
         text = path.read_text(encoding="utf-8")
         assert text.count("<!-- numbers: ") == text.count("<!-- end -->") == len(fill_numbers.blocks(text)), path
+
+
+def test_the_picture_is_that_of_the_result(monkeypatch) -> None:
+    """By the words in it: the bytes of an SVG depend on fonts and releases."""
+    assert draw_study.differing() == [], "run `make numbers`"
+    found = draw_study.study()
+    found["rows"][4]["value"] += 0.01
+    monkeypatch.setattr(draw_study, "study", lambda: found)
+    assert draw_study.differing() == ["study.svg", "study-dark.svg"]
 
 
 @pytest.mark.parametrize("name", ["bench", "bench-mixers", "decode"])
