@@ -7,6 +7,7 @@ import pytest
 from longitude.claims import base, series
 from longitude.claims.base import Claim
 from longitude.claims.evidence import Measured
+from longitude.claims.protocol import given_options
 from longitude.claims.series import list_studies
 from longitude.claims.statements import holds
 from longitude.cli import main
@@ -175,3 +176,13 @@ def test_committed_seconds_are_scaled_by_steps_and_by_what_is_left(tmp_path, cap
     assert seconds() == (0, 0, "done")
     assert seconds("--fresh", "--steps", "6") == (2, 2 * 64, "as committed")
     assert seconds("--seeds", "0", "1", "2") == (1, 34, "as committed")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"schema": 2, "options": {}}', '{"schema": 1, "options": {"stepz": 3}}', '{"schema": 1}', "[]"],
+)
+def test_another_series_file_is_refused_by_name(tmp_path, text):
+    (tmp_path / "series.json").write_text(text)
+    with pytest.raises(ValueError, match=r"series\.json: expected schema 1 and options among seeds, .*restore it"):
+        given_options(tmp_path)

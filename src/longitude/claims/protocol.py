@@ -17,6 +17,13 @@ SERIES = "claims"
 """The name of the preset, and the folder of the presets of its studies."""
 FILE = "series.json"
 """In the folder of a series: the options that were given for all of its studies."""
+SCHEMA = 1
+"""Of that file."""
+OPTIONS = (
+    "seeds", "steps", "batch_size", "learning_rates", "warmup", "weight_decay", "layers", "hidden", "heads", "documents",
+    "device", "threads",
+)  # fmt: skip
+"""Of a study, those that may be given for all; the others are what a study asks."""
 ELSEWHERE = ("device", "threads")
 """Where a study ran, which is no part of its protocol."""
 MAY_BE_MORE = ("encodings", "seeds", "test_lengths", "methods")
@@ -29,8 +36,17 @@ def preset_of(name: str, options: Mapping[str, Any]) -> StudyConfig:
 
 
 def given_options(root: Path) -> dict[str, Any]:
-    """The options that the studies of a folder were run with, beside those of their presets."""
-    found = (read_json(root / FILE) or {}).get("options", {})
+    """The options that the studies of a folder were run with, beside those of their presets. ValueError for another file."""
+    found = read_json(root / FILE)
+    if found is None:
+        return {}
+    whole = found if isinstance(found, dict) else {}
+    if whole.get("schema") != SCHEMA or not isinstance(whole.get("options"), dict) or {*whole["options"]} - {*OPTIONS}:
+        raise ValueError(
+            f"{root / FILE}: expected schema {SCHEMA} and options among {', '.join(OPTIONS)}, got {found}; it is another "
+            "release's, or was edited: restore it, or name another --out"
+        )
+    found = whole["options"]
     return {name: tuple(value) if isinstance(value, list) else value for name, value in found.items()}
 
 

@@ -12,7 +12,17 @@ from typing import Any, NamedTuple, cast
 
 from longitude.claims.base import claims_of, list_claims
 from longitude.claims.evidence import KEPT
-from longitude.claims.protocol import ELSEWHERE, FILE, SERIES, differs, given_options, in_words, preset_of
+from longitude.claims.protocol import (
+    ELSEWHERE,
+    FILE,
+    OPTIONS,
+    SCHEMA,
+    SERIES,
+    differs,
+    given_options,
+    in_words,
+    preset_of,
+)
 from longitude.runs.device import Device, device_of
 from longitude.runs.files import write_json
 from longitude.study.analysis import analyse
@@ -28,12 +38,6 @@ from longitude.study.run_trial import Note
 from longitude.study.runner import ENDED, Watch, study
 from longitude.study.start import is_there
 from longitude.study.trial import trials_of
-
-OPTIONS = (
-    "seeds", "steps", "batch_size", "learning_rates", "warmup", "weight_decay", "layers", "hidden", "heads", "documents",
-    "device", "threads",
-)  # fmt: skip
-"""Of a study, those that may be given for all; the others are what a study asks."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +121,7 @@ def begin(root: Path, options: Mapping[str, Any], fresh: bool = False) -> None:
     if "seeds" in before and "seeds" in options:
         options["seeds"] = tuple(dict.fromkeys([*before["seeds"], *options["seeds"]]))
     root.mkdir(parents=True, exist_ok=True)
-    write_json(root / FILE, {"schema": 1, "options": options})
+    write_json(root / FILE, {"schema": SCHEMA, "options": options})
 
 
 def _require_same_options(root: Path, options: Mapping[str, Any]) -> None:
