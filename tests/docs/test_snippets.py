@@ -65,13 +65,8 @@ def commands(page: str) -> list[list[str]]:
         if token.type == "fence" and token.info.strip() in ("bash", "sh"):
             for line in token.content.replace("\\\n", " ").splitlines():
                 words = shlex.split(line, comments=True)
-                if words[:1] == ["make"] and words[1:2] in (["study"], ["report"], ["checkpoint"]):
-                    options = [word.removeprefix("ARGS=") for word in words[2:] if word.startswith("ARGS=")]
-                    words = (
-                        ["longitude", words[1], *shlex.split(*options)] if words[1] != "checkpoint" and options else []
-                    )
                 at = [n for n, word in enumerate(words) if word in ("longitude", "$(command -v longitude)")]
-                found += [words[at[0] + 1 :]] if at and words[0] != "pip" else []
+                found += [words[at[0] + 1 :]] if at else []
     return found
 
 
