@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import make_html
 import make_words
 from longitude import __version__
 
@@ -21,6 +22,8 @@ pygments_style = "a11y-high-contrast-light"
 # ---- Markdown and notebooks: as GitHub shows them ----------------------------------------------------------------------
 nb_execution_mode = "off"
 myst_heading_anchors = 4
+myst_enable_extensions = ["dollarmath", "deflist"]
+html_math_renderer = "mathml"
 myst_links_external_new_tab = False
 suppress_warnings = ["myst.header"]  # a page may begin with a table's level of headings
 
@@ -28,13 +31,17 @@ suppress_warnings = ["myst.header"]  # a page may begin with a table's level of 
 napoleon_numpy_docstring = False
 napoleon_custom_sections = [("Source", "returns_style")]
 napoleon_use_rtype = False
+napoleon_use_ivar = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 python_maximum_signature_line_length = 100
 add_module_names = False
-nitpick_ignore_regex = [("py:.*", r"(?!longitude|lg\.).*")]  # other libraries have sites of their own
+nitpick_ignore_regex = [
+    ("py:.*", r"(?!longitude|lg\.).*"),  # other libraries have sites of their own
+    ("py:class", r"longitude\..*\.(Factory|Test|Scheme|Kind)"),  # type variables: of a decorator, what it decorates
+]
 
 # ---- the theme ---------------------------------------------------------------------------------------------------------
 html_theme = "pydata_sphinx_theme"
@@ -58,4 +65,5 @@ html_theme_options: dict[str, Any] = {
 
 def setup(app: Any) -> None:
     """What Sphinx does not do by itself."""
+    make_html.connect(app)
     app.connect("autodoc-process-docstring", make_words.plain_to_rst, priority=400)  # napoleon's is 500

@@ -8,18 +8,22 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import make_pages
+import make_reference
+from longitude import explore
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SOURCE, SITE = ROOT / "build" / "docs-source", ROOT / "build" / "docs"
 SECTIONS = {
-    "start": [],
+    "start": ["README"],
     "concepts": ["concepts/*"],
     "choose": [],
     "encodings": ["encodings/*"],
     "mixers": ["mixers/*", "hierarchical", "latent"],
     "guides": [
-        "guides/*", "examples/*", "showing", "study-tasks", "measuring", "retrieval", "checking", "extending", "schemes",
-        "stock-models", "models", "encoder-decoder", "patterns", "scaling",
+        "guides/*", "examples/*", "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "extending",
+        "schemes", "stock-models", "models", "encoder-decoder", "patterns", "scaling",
     ],
     "api": ["api/*"],
     "performance": ["cost", "properties"],
@@ -37,7 +41,7 @@ LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)\)|(?<=\]\()([^)#:\s]+)(?=[)#
 def pages() -> dict[Path, Path]:
     """Every file that the site shows as it stands -> its place in the source of the site."""
     files = [each for each in DOCS.rglob("*") if each.suffix in (".md", ".svg", ".png")]
-    elsewhere = [ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
+    elsewhere = [ROOT / "README.md", ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md"]
     elsewhere += [*(ROOT / "examples").glob("*.ipynb"), *(ROOT / "benchmarks" / "results").glob("*.svg")]
     return {each: each.relative_to(DOCS) for each in files if not each.relative_to(DOCS).parts[0].startswith("_")} | {
         each: each.relative_to(ROOT) for each in elsewhere
@@ -84,18 +88,26 @@ def sections(made: set[str]) -> Iterator[tuple[str, str]]:
 def stage(source: Path) -> None:
     """Put the source of the site together: pages of the repository, and pages made from code."""
     places = pages()
-    texts = {}
+    texts: dict[str, str] = {}
     for path, place in places.items():
         if path.suffix == ".md":
-            texts[place.with_suffix("").as_posix()] = linked(path.read_text(encoding="utf-8"), path, places)
+            texts[place.as_posix()] = linked(path.read_text(encoding="utf-8"), path, places)
         else:
             put(source / place, path.read_bytes())
-    made = {*texts, *(place.with_suffix("").as_posix() for place in places.values() if place.suffix == ".ipynb")}
-    for name, end in sections(made):
-        texts[name] = texts.get(name, "") + end
-    texts["index"] += "\n" + toctree([name for name in SECTIONS if name in texts], ":hidden:") + "\n"
+    texts |= {f"{name}.md": text for name, text in make_pages.pages(source)}
+    texts |= {f"{name}.rst": text for name, text in make_reference.pages()}
+    made = {*texts, *(place.as_posix() for place in places.values() if place.suffix == ".ipynb")}
+    names = {name.rpartition(".")[0] for name in made}
+    for name, end in sections(names):
+        texts[f"{name}.md"] = texts.get(f"{name}.md", "") + end
+        names.add(name)
+    texts["index.md"] += "\n" + toctree([name for name in SECTIONS if name in names], ":hidden:") + "\n"
+    texts["exploring.md"] += '\n<p><a href="explore.html">Open the page</a></p>\n'
     for name, text in texts.items():
-        put(source / f"{name}.md", text)
+        put(source / name, text)
+    for old in source.rglob("*.*"):
+        if old.suffix in (".md", ".rst", ".ipynb") and old.relative_to(source).as_posix() not in {*texts, *made}:
+            old.unlink()
 
 
 def build(source: Path = SOURCE, site: Path = SITE) -> int:
@@ -103,7 +115,9 @@ def build(source: Path = SOURCE, site: Path = SITE) -> int:
     from sphinx.cmd.build import main as sphinx
 
     stage(source)
-    return sphinx(["-c", str(DOCS), "-b", "html", "-nWq", "--keep-going", str(source), str(site)])
+    code = sphinx(["-c", str(DOCS), "-b", "html", "-nWq", "--keep-going", str(source), str(site)])
+    explore.write(site / "explore.html")
+    return code
 
 
 if __name__ == "__main__":

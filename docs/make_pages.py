@@ -1,0 +1,171 @@
+"""A page for every registered encoding and mixer, as Markdown: from its class, its laws and the results of the benches."""
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+import make_laws
+from fill_numbers import newest, property_cells
+from longitude.attention.mixer import MIXERS
+from longitude.claims.base import list_claims
+from longitude.positions.base import ENCODINGS
+from longitude.registry import Registry, options_of
+from longitude.report.figure import WIDTH, Figure, save
+from longitude.show.charts import figure
+from longitude.show.shape import Shape
+from longitude.show.subjects import Subject, subjects
+from longitude.study.labels import parse_label
+from longitude.testing.examples import SMALL
+
+HERE = Path(__file__).parent
+ROWS = 24
+"""Of the table of numbers below a picture, about."""
+LARGE = {"size": 128, "window": 128}
+"""Options of a mixer without a default, in its pictures; others as the laws have them."""
+SIGN = re.compile(r"(`[^`]*`|https?://\S+)|([\\*_<|\[\]])")
+
+
+def pages(source: Path) -> Iterator[tuple[str, str]]:
+    """("encodings/alibi", its text), ... for everything registered; its pictures are written to the source of the site."""
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "_templates"), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["plain"] = plain
+    environment.filters["number"] = lambda value: "" if value is None else f"{value:.2g}"
+    template = environment.get_template("part.md.j2")
+    kinds: dict[str, Registry] = {"encoding": ENCODINGS, "mixer": MIXERS}
+    for kind, registry in kinds.items():
+        for name in registry:
+            text = template.render(**about(kind, name, registry[name], source))
+            yield f"{kind}s/{name}", re.sub(r"\n{3,}", "\n\n", text)
+
+
+def plain(text: str) -> str:
+    """Text whose signs mean nothing to Markdown; `code` and addresses stay."""
+    return SIGN.sub(lambda found: found[1] or f"\\{found[2]}", " ".join(text.split()))
+
+
+def about(kind: str, name: str, factory: Any, source: Path) -> dict[str, Any]:
+    """What the template shows of one."""
+    label = label_of(name, factory)
+    one = shown(label)
+    return {
+        "kind": kind,
+        "name": name,
+        "label": label,
+        "directive": "autoclass" if inspect.isclass(factory) else "autofunction",
+        "object": f"{factory.__module__}.{factory.__qualname__}",
+        "title": factory.__name__,
+        "facts": [(head, text) for head, text in one.words if head and head not in ("source", "cost here")],
+        "pictures": [picture(label, figure(drawing), source) for drawing in one.drawings],
+        "properties": property_row(name) if kind == "encoding" else None,
+        "bench": [*bench_rows(name)],
+        "decode": [*decode_rows(name)] if kind == "mixer" else [],
+        "laws": law_rows(kind, name),
+        "tried": make_laws.read().get("made"),
+        "claims": [row for row in claim_rows() if name in row["about"]],
+    }
+
+
+def label_of(name: str, factory: Any) -> str:
+    """With the options that it needs, and that no model passes."""
+    needed = [
+        option
+        for option, parameter in options_of(factory).items()
+        if parameter.default is parameter.empty and option not in (*Shape().known, "layout", "encoding")
+    ]
+    given = {**SMALL, **LARGE}
+    options = ",".join(f"{option}={given[option]}" for option in needed if option in given)
+    return f"{name}:{options}" if options else name
+
+
+def shown(label: str) -> Subject:
+    """As `longitude show` has it; in words alone what cannot be built without options that nobody knows."""
+    try:
+        [one] = subjects([label], (), {})
+    except ValueError as error:
+        return Subject(label, {}, [("needs", str(error))], [])
+    return one
+
+
+# ---- pictures --------------------------------------------------------------------------------------------------------
+def picture(label: str, drawn: Figure, source: Path) -> dict[str, Any]:
+    """Its file, words and numbers. A file is named by what is drawn, so that one that is there is right."""
+    chart = drawn.sized(WIDTH)
+    digest = hashlib.sha256(json.dumps(chart.to_dict(), sort_keys=True, default=str).encode()).hexdigest()[:12]
+    path = source / "pictures" / f"{label.partition(':')[0]}-{drawn.name}-{digest}.svg"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save(chart, path)
+    return {"path": f"/pictures/{path.name}", "figure": drawn, "table": table(drawn)}
+
+
+def table(drawn: Figure) -> str | None:
+    """Some of the rows of its numbers, spread over them all; None for shades, which have too many columns for a page."""
+    numbers = drawn.table
+    if numbers is None or len(numbers) > 2000 or "value" in numbers:
+        return None
+    chosen = numbers.iloc[:: -(-len(numbers) // ROWS)]
+    return chosen.drop(columns="line", errors="ignore").to_html(index=False, border=0, classes="numbers")
+
+
+# ---- what was measured -------------------------------------------------------------------------------------------------
+@cache
+def results(block: str) -> dict[str, Any]:
+    path = newest(block)
+    return {"rows": []} if path is None else json.loads(path.read_text(encoding="utf-8"))
+
+
+def property_row(name: str) -> list[str] | None:
+    """Distance of codes, relative, loss, cost; None where it was not measured."""
+    rows = {row["encoding"]: row for row in results("properties")["rows"]}
+    return property_cells(rows[name])[1:] if name in rows else None
+
+
+def bench_rows(name: str) -> Iterator[dict[str, Any]]:
+    """Of the promises about cost, ours with this name."""
+    for block in ("bench", "bench-mixers"):
+        for row in results(block)["rows"]:
+            if row["kind"] == "ours" and row["name"] == name and row["ratio"] is not None:
+                yield row
+
+
+def decode_rows(name: str) -> Iterator[dict[str, Any]]:
+    """A generated token behind the contexts of the bench."""
+    for row in results("decode")["rows"]:
+        if name in row["label"].partition(":")[0].split("+"):
+            yield row
+
+
+def law_rows(kind: str, name: str) -> list[tuple[str, str, dict[str, Any] | None]]:
+    """(law, what it says, what was found) of the battery; None: not tried yet. Those that do not apply are last."""
+    found = make_laws.read()["found"].get(name, {})
+    battery = make_laws.laws() if kind == "encoding" else make_laws.mixers.laws()
+    rows = [(law.name, law.claim, found.get(law.name)) for law in battery.values()]
+    return sorted(rows, key=lambda row: row[2] is not None and row[2]["status"] == "does not apply")
+
+
+# ---- what papers say -------------------------------------------------------------------------------------------------
+VERDICT = re.compile(r"\]\(#([\w-]+)\) \| \*\*(.+?)\*\* \|")
+
+
+@cache
+def claim_rows() -> list[dict[str, Any]]:
+    """Every claim with its verdict on the committed page, and the names of encodings and mixers whose models it reads."""
+    verdicts = dict(VERDICT.findall((HERE / "claims.md").read_text(encoding="utf-8")))
+    rows = []
+    for claim in list_claims():
+        labels = {reading.label for statement in claim.statements for reading in statement.reads}
+        specs = [spec for label in labels for part in [parse_label(label)] for spec in (*part.encodings, *part.mixers)]
+        anchor = f"{claim.number}-{claim.name}"
+        rows.append(
+            {"claim": claim, "anchor": anchor, "verdict": verdicts[anchor], "about": {spec["name"] for spec in specs}}
+        )
+    return rows
