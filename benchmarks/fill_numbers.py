@@ -25,6 +25,7 @@ from collections.abc import Callable
 from contextlib import redirect_stdout
 from datetime import date
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +110,8 @@ def property_cells(row: dict[str, Any]) -> list[str]:
 
 def printed(found: dict[str, Any]) -> str:
     study, (minutes, seconds) = found["study"], divmod(found["seconds"], 60)
-    return "\n".join(["```text", *found["printed"], "```"]) + (
+    text = [line if len(line) <= WIDTH else fill(line, WIDTH, break_on_hyphens=False) for line in found["printed"]]
+    return "\n".join(["```text", *text, "```"]) + (
         f"\n\nTraining and measuring all models one by one would take {minutes} min {seconds} s: {study['begun'][:10]}, "
         f"{study['machine']['cpu']}, {study['machine']['threads']} threads, torch {study['versions']['torch']}."
     )

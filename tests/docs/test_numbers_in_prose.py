@@ -12,8 +12,8 @@ PAGES = [DOCS / "choose.md", DOCS / "guides" / "extend-a-checkpoint.md", *sorted
 NUMBER = re.compile(r"(?<![\w.:/-])[+−]?\d[\d,]*(?:\.\d+%?|%)(?![\w.]*\d)")
 """With a decimal point, or in percent."""
 LINK = re.compile(r"\]\(([^)#:]*\.md)?(?:#([\w-]+))?\)")
-PLAIN = re.compile(r"```.*?```|\$\$?[^$]+\$?\$|`[^`]*`|\[\d{4}\.\d{5}\]\([^)]*\)|95 ?%", re.DOTALL)
-"""Code, formulas, numbers of papers, and the word for an interval: nothing that was measured."""
+PLAIN = re.compile(r"```.*?```|`[^`]*`|\[\d{4}\.\d{5}\]\([^)]*\)|95 ?%", re.DOTALL)
+"""Code, numbers of papers, and the word for an interval: nothing that was measured."""
 
 
 def evidence(page: Path, anchor: str) -> str:
