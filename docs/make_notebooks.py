@@ -31,8 +31,8 @@ def names() -> list[str]:
 
 def executed(notebook: Any, timeout: int = 600) -> Any:
     """The notebook with the outputs of its cells. ValueError for one that writes to standard error."""
+    os.environ["HF_HUB_OFFLINE"] = "1"  # of the kernel, too: notebooks ask nothing of a network
     with TemporaryDirectory() as folder:
-        os.environ["HF_HUB_OFFLINE"] = "1"
         client = NotebookClient(
             notebook,
             timeout=timeout,
@@ -50,7 +50,7 @@ def executed(notebook: Any, timeout: int = 600) -> Any:
             cell.metadata["mystnb"] = {"image": {"alt": " ".join(words)}}
     notebook.metadata = {
         "kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
-        "language_info": {"name": "python"},
+        "language_info": {"name": "python", "pygments_lexer": "ipython3"},
         "longitude": {"sources": digest(notebook)},
     }
     return notebook

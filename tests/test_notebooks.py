@@ -8,8 +8,10 @@ from typing import Any
 
 import nbformat
 import pytest
+from nbclient.exceptions import CellExecutionError
+from nbformat.v4 import new_code_cell, new_notebook
 
-from make_notebooks import EXAMPLES, PICTURES, alternatives, cells_of, digest, names
+from make_notebooks import EXAMPLES, PICTURES, alternatives, cells_of, digest, executed, names
 
 ABSOLUTE = re.compile(r"(?<![\w<:/.)])/[a-z]\w+/\w|[A-Z]:\\")
 """A path of one machine; not of an address, nor the end of an element."""
@@ -27,7 +29,7 @@ def test_the_format_is_valid(notebook):
 
 def test_outputs_belong_to_the_sources(notebook):
     """Else run `make notebooks`."""
-    assert notebook.metadata["longitude"]["sources"] == digest(notebook)
+    assert notebook.metadata.get("longitude") == {"sources": digest(notebook)}
     code = cells_of(notebook)
     assert [cell.execution_count for cell in code] == [*range(1, len(code) + 1)]
 
@@ -75,3 +77,12 @@ def test_it_runs_from_the_top(name: str, tmp_path: Path):
     assert [cell.source for cell in again.cells] == [cell.source for cell in stored.cells]
     kinds = [[[*output.get("data", {})] for output in cell.outputs] for cell in cells_of(again)]
     assert kinds == [[[*output.get("data", {})] for output in cell.outputs] for cell in cells_of(stored)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "warns", ["import warnings; warnings.warn('old')", "import sys; print('old', file=sys.stderr)"]
+)
+def test_a_cell_that_warns_is_refused(warns: str):
+    with pytest.raises((CellExecutionError, ValueError), match="old"):
+        executed(new_notebook(cells=[new_code_cell(warns)]))

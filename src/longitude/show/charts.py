@@ -154,7 +154,7 @@ def _grid(drawing: Grid) -> Any:
     ends = dict(zip(columns, overlapping, strict=True))
     frame = _short(cast(Any, drawing.frame), "value").assign(to=lambda each: each["x"].map(ends))
     base = alt.Chart(alt.InlineData(values=frame.dropna().to_dict("records")))
-    few = alt.Axis(grid=False, labelOverlap="greedy", ticks=False)
+    few = alt.Axis(grid=False, labelOverlap="greedy", ticks=False, tickMinStep=1)
     diverges = frame["value"].min() < 0 < frame["value"].max()
     least: dict[str, Any] = {} if drawing.floor is None else {"domainMin": drawing.floor, "clamp": True}
     middle: dict[str, Any] = {"domainMid": 0} if diverges else {}

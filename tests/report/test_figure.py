@@ -1,0 +1,22 @@
+"""A figure in a notebook."""
+
+import re
+
+import altair as alt
+
+from longitude.report.figure import Figure, themed
+
+
+def test_a_notebook_shows_a_figure_with_its_words() -> None:
+    values = [{"a": 0, "b": 0}, {"a": 1, "b": 2}]
+    base = alt.Chart(alt.Data(values=values)).encode(alt.X("a:Q"), alt.Y("b:Q"))
+    words = "A line from 0 & 0 to <2>."
+    chart = themed(alt.layer(base.mark_line(), base.mark_text(text="of the pointer", opacity=0)))
+    figure = Figure(name="rises", title="It rises", caption="Two points.", alt=words, chart=chart)
+    data, about = figure._repr_mimebundle_()
+    assert data["text/plain"] == words and about == {"image/svg+xml": {"alt": words}}
+    picture = data["image/svg+xml"]
+    assert re.match(r'<svg [^>]*role="img" aria-labelledby="rises-title rises-desc">', picture)
+    assert '<title id="rises-title">It rises</title>' in picture
+    assert '<desc id="rises-desc">A line from 0 &amp; 0 to &lt;2&gt;.</desc>' in picture
+    assert "of the pointer" not in picture
