@@ -67,6 +67,7 @@ def costs(planned: StudyPlan, on_progress: Callable[[str, float, float], None] =
         on_progress: Called with a label, how many are done, and all of them.
     """
     transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # its checkpoints are seconds apart, which it warns of
     found, config = [], planned.config
     threads = torch.get_num_threads()
     torch.set_num_threads(config.threads)
