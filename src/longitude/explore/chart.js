@@ -53,7 +53,7 @@ function skeleton(figure) {
   parts.scroll = element("div", { class: "scroll", tabindex: 0, role: "region" }, parts.table);
   parts.details = element("details", { class: "numbers" }, parts.summary, parts.scroll);
   parts.details.addEventListener("toggle", () => fill(figure));
-  figure.append(parts.title, parts.caption, parts.picture, parts.key, parts.details);
+  figure.append(parts.title, parts.picture, parts.key, parts.caption, parts.details);
   figure.parts = parts;
   new ResizeObserver(() => { if (figure.spec && parts.picture.clientWidth !== figure.width) draw(figure, figure.spec); }).observe(parts.picture);
   return parts;
@@ -107,7 +107,7 @@ function curves(figure, spec, width) {
   const { picture, key } = figure.parts, lines = spec.lines.map((line) => ({ ...line, points: seen(line) }));
   const xs = lines.flatMap((line) => line.points.map(([x]) => x)), ys = lines.flatMap((line) => line.points.map(([, y]) => y));
   const levels = spec.levels ?? [], marks = spec.marks ?? [];
-  const [left, right] = spec.domain ?? extent(xs), kind = spec.logY ? "log" : "linear";
+  const [left, right] = extent(xs), kind = spec.logY ? "log" : "linear";
   let [low, high] = extent([...ys, ...levels.map((level) => level.at)]);
   if (spec.floor !== undefined && spec.floor !== null) low = Math.max(low, Math.min(spec.floor, high - 1));
   if (spec.range) [low, high] = [Math.min(low, spec.range[0]), Math.max(high, spec.range[1])];
@@ -132,20 +132,21 @@ function curves(figure, spec, width) {
   svg.append(element("line", { class: "axis", x1: margin.left, x2: width - margin.right, y1: bottom, y2: bottom }));
   text(spec.x, (margin.left + width - margin.right) / 2, HEIGHT - 5, "middle", "title");
   text(spec.y, 0, 12, "start", "title");
-  for (const { words, at } of levels) {
+  for (const { words, at, left: before } of levels) {
     svg.append(element("line", { class: "mark", x1: margin.left, x2: width - margin.right, y1: y(at), y2: y(at) }));
-    text(words, width - margin.right, y(at) - 5, "end");
+    text(words, before ? margin.left + 4 : width - margin.right, y(at) - 5, before ? "start" : "end");
   }
   for (const { words, at } of marks.filter((mark) => left <= mark.at && mark.at <= right)) {
     svg.append(element("line", { class: "mark", x1: x(at), x2: x(at), y1: margin.top, y2: bottom }));
     const before = x(at) + 7 * words.length > width;
     text(words, x(at) + (before ? -5 : 5), margin.top + 12, before ? "end" : "start");
   }
-  const inside = (above) => clamp(above, margin.top - 4, bottom);
+  const area = element("svg", { y: margin.top - 4, width, height: bottom - margin.top + 4, viewBox: `0 ${margin.top - 4} ${width} ${bottom - margin.top + 4}` }); // what is below ends here
+  svg.append(area);
   lines.forEach((line, i) => {
-    const path = line.points.map(([px, py], j) => `${j ? "L" : "M"}${x(px).toFixed(1)} ${inside(y(py)).toFixed(1)}`).join("");
-    svg.append(element("path", { d: path, class: `line c${(line.colour ?? i) % COLOURS}${line.faint ? " faint" : ""}`, "stroke-dasharray": DASHES[Math.floor((line.colour ?? i) / COLOURS) % 3] }));
-    if (line.points.length <= 16) for (const [px, py] of line.points) svg.append(element("circle", { class: `dot c${(line.colour ?? i) % COLOURS}`, cx: x(px), cy: inside(y(py)), r: 3 }));
+    const path = line.points.map(([px, py], j) => `${j ? "L" : "M"}${x(px).toFixed(1)} ${clamp(y(py), -2000, 2000).toFixed(1)}`).join("");
+    area.append(element("path", { d: path, class: `line c${(line.colour ?? i) % COLOURS}${line.faint ? " faint" : ""}`, "stroke-dasharray": DASHES[Math.floor((line.colour ?? i) / COLOURS) % 3] }));
+    if (line.points.length <= 16) for (const [px, py] of line.points) area.append(element("circle", { class: `dot c${(line.colour ?? i) % COLOURS}`, cx: x(px), cy: y(py), r: 3 }));
   });
   const pointer = element("line", { class: "pointer", y1: margin.top, y2: bottom, visibility: "hidden" });
   svg.append(pointer);

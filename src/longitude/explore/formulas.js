@@ -123,3 +123,32 @@ const COMPARED = { // settings -> offset -> change of the score; of a rotation f
 function unseen(before, after, L, s) {
   return before.filter((theta, k) => L * theta / (2 * Math.PI) < 1 && s * after[k] > theta * (1 + 1e-9)).length / before.length;
 }
+
+// ---- vectors ----
+function gaussians(seed, count) { // mulberry32, then Box and Muller
+  let at = seed * 0x9e3779b9 | 0;
+  const uniform = () => {
+    at = at + 0x6d2b79f5 | 0;
+    let x = Math.imul(at ^ at >>> 15, 1 | at);
+    x = x + Math.imul(x ^ x >>> 7, 61 | x) ^ x;
+    return ((x ^ x >>> 14) >>> 0) / 2 ** 32;
+  };
+  return range(count).map(() => Math.sqrt(-2 * Math.log(1 - uniform())) * Math.cos(2 * Math.PI * uniform()));
+}
+
+const LAYOUT = "half";
+function vectorsOf({ vectors, dim, preferred, seed }, theta) { // [q, k]
+  const ones = Array(dim).fill(1);
+  if (vectors === "random") return [gaussians(2 * seed, dim), gaussians(2 * seed + 1, dim)];
+  return [ones, vectors === "all alike" ? ones : rotate(ones, preferred, theta, LAYOUT)];
+}
+
+const cosine = (q, k, offset, theta, layout = LAYOUT) => score(q, k, offset, theta, layout) / Math.sqrt(dot(q, q) * dot(k, k));
+
+// ---- mistakes of docs/errata.md ----
+const wrongNtkBase = (base, s, d) => base * s ** (2 / (d - 2));
+const sharedPositions = (s, L) => Math.ceil(s * L) - 1 - Math.floor((Math.ceil(s * L) - 1) / s); // neighbours with one position, where positions are rounded down
+function invertedYarn(d, base, options) {
+  const theta = plain(d, base), [low, high] = yarnBorders(d, base, options) ?? [0, 0];
+  return high && blend(theta, options.factor, theta.map((_, k) => clamp((k - low) / (high - low), 0, 1)));
+}

@@ -3,10 +3,22 @@
 from pathlib import Path
 from typing import Any
 
+from longitude.explore.drawn import drawn
+from longitude.explore.families import tables
 from longitude.report.figure import COLOURS
 from longitude.report.page import write_page
 
-SCRIPTS = ("formulas.js", "chart.js", "state.js", "panels.js")
+SCRIPTS = (
+    "formulas.js",
+    "chart.js",
+    "state.js",
+    "rotations.js",
+    "config.js",
+    "panels.js",
+    "errata.js",
+    "drawn.js",
+    "dropped.js",
+)
 """In the order in which they need each other."""
 
 
@@ -29,4 +41,4 @@ def write(path: str | Path) -> None:
 
 def ahead() -> dict[str, Any]:
     """What the page holds of the classes: numbers that no short formula gives."""
-    return {"encodings": []}
+    return {"encodings": drawn(), "configs": tables()}

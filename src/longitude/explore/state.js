@@ -8,7 +8,7 @@ const NO_SCHEME = "without a scheme";
 // name -> what it is called, what it starts as, and its stops (a slider) or choices (a list)
 const CONTROLS = {
   trained: { label: "trained length", start: 1024, stops: powers(5, 17) },
-  factor: { label: "factor s: the context over the trained length", start: 4, stops: [1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64] },
+  factor: { label: "factor s (context / trained length)", start: 4, stops: [1, 1.25, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64] },
   heads: { label: "heads", start: 8, stops: [...range(16).map((i) => i + 1), 20, 24, 28, 32, 40, 48, 64] },
   head: { label: "head", start: 3, stops: (state) => range(state.heads).map((i) => i + 1) },
   dim: { label: "head_dim", start: 64, stops: [4, 8, 16, 32, 48, 64, 80, 96, 112, 128, 192, 256] },
@@ -22,6 +22,7 @@ const CONTROLS = {
   preferred: { label: "preferred offset", start: 64, stops: [0, ...powers(0, 12)] },
   seed: { label: "random draw", start: 1, stops: range(20).map((i) => i + 1) },
   encoding: { label: "encoding", start: "alibi", choices: AHEAD.encodings.map((each) => each.label) },
+  length: { label: "length", start: "1024", choices: Object.keys(AHEAD.encodings[0].drawings) },
   erratum: { label: "mistake", start: "ntk", choices: { ntk: "NTK's exponent", floor: "rounded positions", ramp: "YaRN's ramp upside down", layout: "mixed layouts" } },
 };
 
