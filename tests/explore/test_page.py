@@ -11,7 +11,13 @@ from longitude.show.build import built
 from longitude.show.encodings import drawings
 from longitude.show.shape import Shape
 
-browser = [pytest.mark.slow, pytest.mark.browser]
+CHOICES = """(name) => {
+    const { stops, choices, several } = CONTROLS[name];
+    const every = stops ? stopsOf(name) : choices ? namesOf(choices) : [several, [], [several[0]]];
+    return stops && every.length > 12 ? [every[0], every[6], every.at(-1)] : every;
+}"""
+DRAWN = """() => [["path", "d"], [".see", "textContent"]].map(([which, what]) =>
+    [...document.querySelectorAll(which)].map((each) => each[what] ?? each.getAttribute(what)).join(" "))"""
 LOOKS = [(width, scheme) for width in (1280, 360) for scheme in ("light", "dark")]
 
 
@@ -46,9 +52,9 @@ def test_an_existing_file_is_replaced(command, tmp_path, monkeypatch):
 
     monkeypatch.setattr(page, "ahead", lambda: {"encodings": [], "configs": {}})
     out = tmp_path / "explore.html"
-    out.write_text("before")
+    out.write_text("an older page")
     code, printed, err = command("explore", "--out", out)
-    assert code == 0 and printed == "" and str(out) in err and "before" not in out.read_text()
+    assert code == 0 and printed == "" and str(out) in err and "an older page" not in out.read_text()
     assert [each.name for each in tmp_path.iterdir()] == ["explore.html"]
 
 
@@ -120,24 +126,15 @@ def test_an_address_is_a_view_and_what_it_gets_wrong_is_named(opened):
 @pytest.mark.slow
 @pytest.mark.browser
 def test_every_choice_of_every_panel_draws(opened):
-    """Ends and middles of all sliders, all options: complaints of the browser fail, and no number is left out in silence."""
+    """Ends and middles of all sliders, all options: complaints of the browser fail, and so does a number that is none."""
     page = opened()
     for name in page.evaluate("Object.keys(CONTROLS)"):
-        values = page.evaluate(
-            """(name) => {
-            const { stops, choices, several } = CONTROLS[name], every = stops ? stopsOf(name) : choices ? namesOf(choices) : [several, [], [several[0]]];
-            return every.length > 12 && stops ? [every[0], every[6], every.at(-1)] : every;
-        }""",
-            name,
-        )
-        for value in values:
+        for value in page.evaluate(CHOICES, name):
             page.evaluate("([name, value]) => set(name, value)", [name, value])
             page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-            assert "NaN" not in page.evaluate(
-                "[...document.querySelectorAll('path')].map((each) => each.getAttribute('d')).join()"
-            ), (name, value)
-            texts = page.evaluate("[...document.querySelectorAll('.see')].map((each) => each.textContent).join(' ')")
-            assert not re.search("NaN|undefined|Infinity|null", texts), (name, value, texts)
+            drawn, words = page.evaluate(DRAWN)
+            assert "NaN" not in drawn, (name, value)
+            assert not re.search("NaN|undefined|Infinity|null", words), (name, value, words)
         page.evaluate("(name) => set(name, CONTROLS[name].start)", name)
 
 

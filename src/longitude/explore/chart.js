@@ -47,7 +47,7 @@ function scaleOf(kind, low, high, from, to) {
 // ---- a figure: made once, drawn again whenever its numbers change ----
 function skeleton(figure) {
   if (figure.parts) return figure.parts;
-  const parts = { title: element("h3"), caption: element("figcaption"), picture: element("div", { class: "picture" }), key: element("ul", { class: "key" }) };
+  const parts = { title: element(figure.dataset.heading ?? "h3"), caption: element("figcaption"), picture: element("div", { class: "picture" }), key: element("ul", { class: "key" }) };
   parts.summary = element("summary");
   parts.table = element("table");
   parts.scroll = element("div", { class: "scroll", tabindex: 0, role: "region" }, parts.table);

@@ -44,7 +44,7 @@ function factsOf(model, family, raw) {
   const originals = [...Object.values(ropes).map((rope) => rope.given[ORIGINAL]), value(ORIGINAL)];
   facts.trained = originals.find((each) => Number.isInteger(each) && each > 1) ?? declared;
   if (facts.trained === null) refuse(`Expected a length that the model was trained at, under ${AHEAD.configs.lengths.join(", ")}; got none.`);
-  if ("head_dim" in raw && (family.fixed_head_dim || (raw.head_dim === null && "head_dim" in family.defaults))) refuse(`This page does not know what head_dim ${JSON.stringify(raw.head_dim)} means in a ${model} model; leave it out, or write the number.`);
+  if ("head_dim" in raw && (family.fixed_head_dim || (raw.head_dim === null && !family.derived_head_dim))) refuse(`This page does not know what head_dim ${JSON.stringify(raw.head_dim)} means in a ${model} model; leave it out, or write the number.`);
   const headDim = value("qk_rope_head_dim") ?? raw.head_dim ?? family.defaults.head_dim ?? Math.floor(size("hidden_size") / size("num_attention_heads"));
   if (!Number.isInteger(headDim) || headDim < 1) refuse(`Expected head_dim to be a whole number above 0, got ${JSON.stringify(headDim)}.`);
   const windows = Object.values(layers).map((each) => each.window ?? null), common = windows.includes(null) ? null : Math.max(...windows);

@@ -17,7 +17,7 @@ function show(text, name) {
     says.className = "";
     says.textContent = `${name}: a ${facts.model_type} model, positions: ${facts.kind.join(", ")}.`;
     result.append(element("dl", { class: "words" }, ...wordsOf(facts).flatMap(([head, words]) => [element("dt", {}, head), element("dd", {}, words)])));
-    for (const each of facts.rotations) result.append(rotationOf(each));
+    for (const each of facts.rotations) result.append(rotationOf(each, facts.model_type));
     for (const figure of result.querySelectorAll("figure")) figure.drawn();
   } catch (error) {
     if (!(error instanceof Refused)) throw error;
@@ -37,7 +37,8 @@ function wordsOf(facts) {
   return [["trained at", (facts.trained === null ? "unknown" : `${number(facts.trained)} tokens`) + declared], ["layers", layers.join(", ")], ...(beyond ? [["beyond", beyond]] : []), ...facts.notes.map((note) => ["note", note])];
 }
 
-function rotationOf(facts) {
+function rotationOf(facts, model) {
+  const where = `, ${facts.layers} of the ${model} model`;
   const { scheme } = facts, options = scheme && Object.entries(scheme).filter(([key, value]) => key !== "name" && value !== null && !Array.isArray(value)).map(([key, value]) => `${key}=${value}`);
   const made = element("section", { class: "rotation" }, element("h3", {}, `${facts.layers}: base ${number(facts.base)}, ${facts.pairs} pairs of ${facts.head_dim} dimensions`));
   const lines = [["scheme", scheme ? [scheme.name, ...options].join(", ") : "none"], ["border", borderOf(facts)]];
@@ -50,9 +51,9 @@ function rotationOf(facts) {
     title: `Full rotations of each pair within ${number(facts.window ?? facts.rotation.trained)} tokens (${facts.layers})`, x: "rotary pair", y: "full rotations", logY: true, lines: [{ name: "rotations", x: range(facts.pairs), y: facts.turns }],
     levels: [{ words: "border: one full rotation", at: 1 }], caption: "Below 1 a pair never finished one: a longer context takes it to angles that are new.",
   });
-  times.drawn = () => slowed(times, facts, 4);
+  times.drawn = () => slowed(times, facts, 4, where);
   made.append(words, turns);
-  if (facts.longer.length) { longerTable(longer, facts); made.append(longer, times); }
+  if (facts.longer.length) { longerTable(longer, facts, where); made.append(longer, times); }
   return made;
 }
 

@@ -56,12 +56,14 @@ def _family(name: str) -> dict[str, Any]:
     if fresh.model_type != name:
         return {"text": fresh.model_type}
     found = {key: getattr(fresh, key) for key in (*KEYS, *LENGTH_KEYS) if hasattr(fresh, key)}
-    if found.get("head_dim") is not None and _derived(kind, found):
+    derived = found.get("head_dim") is not None and _derived(kind, found)
+    if derived:
         del found["head_dim"]
     return {
         "defaults": {key: value for key, value in found.items() if value is not None},
         "names": {ours: theirs for ours, theirs in fresh.attribute_map.items() if ours in found},
         "base": _base(fresh),
+        "derived_head_dim": derived or found.get("head_dim", 0) is None,  # where it is null
         "fixed_head_dim": isinstance(getattr(kind, "head_dim", None), property),
         "kind": "learned" if name in LEARNED else "alibi" if name in ALIBI else None,
         "layer_types": _period(_layer_types(kind)),

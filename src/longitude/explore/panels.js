@@ -13,7 +13,7 @@ function comparedPanel(place) {
   const x = offsetsTo(end - 1), all = CONTROLS.compared.several;
   const lines = compared.map((name) => ({ name, x, y: x.map(COMPARED[name](state)), colour: all.indexOf(name) }));
   draw(place.querySelector("figure"), {
-    title: "What distance does to a score", x: "offset (query - key)", y: "change of the score", logX: true, lines, floor: -16, range: [-4, 0],
+    title: "Change of the score, by offset", x: "offset (query - key)", y: "change of the score", logX: true, lines, floor: -16, range: [-4, 0],
     shade: trained, marks: [{ words: `trained: ${number(trained)}`, at: trained }],
     caption: "The score of a key at each offset, less that of the query's own token, before softmax: at −2.3 a key weighs a tenth. Shaded: beyond the trained length. "
       + "rope for q = k, all dimensions alike; t5 with an example table, which holds −ln(1 + the first distance of a bucket); the others as their classes compute them.",
@@ -24,7 +24,7 @@ function comparedPanel(place) {
 function seenInCompared(compared, trained, factor) {
   const end = Math.ceil(factor * trained) - 1, [words, has] = [[], (name) => compared.includes(name)];
   if (has("alibi")) words.push(`ALiBi falls with every token, its head ${state.head} to ${number(COMPARED.alibi(state)(end))} at offset ${number(end)}`);
-  if (has("t5")) words.push(`T5 is flat from ${number(state.reach)} on, its last bucket`);
+  if (has("t5")) words.push(state.reach <= end ? `T5 is flat from ${number(state.reach)} on, its last bucket` : `T5's buckets reach further than this context`);
   if (has("rope")) {
     const before = plain(state.dim, state.base), options = { factor, original_max_length: trained, max_length: end + 1 };
     const after = SCHEMES[state.scheme]?.(state.dim, state.base, options) ?? before;
@@ -73,7 +73,7 @@ function wavelengths(figure, facts, chosen, factor) {
   });
 }
 
-function slowed(figure, { rotation, pairs, turned }, factor) {
+function slowed(figure, { rotation, pairs, turned }, factor, where = "") {
   const dim = rotaryDim(rotation), before = plainOf(rotation), options = { factor, original_max_length: rotation.trained, max_length: Math.ceil(factor * rotation.trained) };
   const lines = Object.entries(SCHEMES).map(([name, scheme], colour) => ({ name, colour, x: range(pairs), theta: scheme(dim, rotation.base, options) }))
     .filter(({ theta }) => theta).map(({ theta, ...line }) => ({ ...line, y: before.map((each, k) => each / theta[k]) }));
@@ -83,7 +83,7 @@ function slowed(figure, { rotation, pairs, turned }, factor) {
     if (same) same.name += ` and ${line.name}`; else unique.push(line);
   }
   draw(figure, {
-    title: `How many times slower each pair rotates, by scheme, s = ${number(factor)}`, x: "rotary pair", y: "times slower", lines: unique, range: [1, factor],
+    title: `How many times slower each pair rotates, by scheme, s = ${number(factor)}${where}`, x: "rotary pair", y: "times slower", lines: unique, range: [1, factor],
     marks: turned < pairs ? [{ words: `border: ${turned}`, at: turned }] : [],
     caption: `Frequencies before a scheme over those after it. Pairs from the border on never finished a rotation within ${number(rotation.trained)} tokens.`,
   });
@@ -91,7 +91,7 @@ function slowed(figure, { rotation, pairs, turned }, factor) {
 
 const percent = (share) => `${Math.round(100 * share)}%`;
 
-function longerTable(place, facts) { // what 2, 4, 8 times the length does
+function longerTable(place, facts, where = "") { // what 2, 4, 8 times the length does
   const factors = [...new Set(facts.longer.map((row) => row.factor))], names = [...new Set(facts.longer.map((row) => row.scheme))];
   const head = ["scheme", ...factors.map((factor) => `new at ${number(factor * facts.rotation.trained)}`), "longest wave", "neighbours", "cos, sin"];
   const rows = names.map((name) => {
@@ -101,7 +101,7 @@ function longerTable(place, facts) { // what 2, 4, 8 times the length does
   const cells = (row, i) => element("tr", {}, ...row.map((cell, j) => element(j && i ? "td" : "th", { scope: i ? (j ? undefined : "row") : "col" }, cell)));
   place.replaceChildren(
     element("p", { class: "quiet" }, `The share of rotating pairs at angles that training never met, at ${factors.map(number).join(", ")} times the length; and at the longest: positions of the slowest rotation, the angle between neighbours of the fastest pair compared with training, and what cos and sin are multiplied by.`),
-    element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": "What longer contexts do under each scheme" }, element("table", {}, element("thead", {}, cells(head, 0)), element("tbody", {}, ...rows.map((row) => cells(row, 1))))));
+    element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `What longer contexts do under each scheme${where}` }, element("table", {}, element("thead", {}, cells(head, 0)), element("tbody", {}, ...rows.map((row) => cells(row, 1))))));
 }
 
 function rotationPanel(place) {
