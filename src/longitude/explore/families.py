@@ -81,13 +81,13 @@ def _base(fresh: PreTrainedConfig) -> Any:
     return {names[key]: base for key, base in theirs.items()} if isinstance(theirs, dict) else theirs
 
 
-def _derived(kind: type[PreTrainedConfig], found: dict[str, Any]) -> bool:
+def _derived(kind: Any, found: dict[str, Any]) -> bool:
     """Whether its head_dim is the width over the heads, where it is not given."""
     size = kind.attribute_map.get("hidden_size", "hidden_size")
     return getattr(kind(**{size: 2 * found["hidden_size"]}), "head_dim", None) == 2 * found["head_dim"]
 
 
-def _layer_types(kind: type[PreTrainedConfig], **given: Any) -> list[str] | None:
+def _layer_types(kind: Any, **given: Any) -> list[str] | None:
     """Of 48 layers."""
     if "num_hidden_layers" in kind.attribute_map:
         return None
