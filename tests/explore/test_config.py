@@ -74,6 +74,10 @@ def config(family: str, draws: random.Random) -> dict:
         raw["rope_parameters"] = inner
     for key in draws.sample([*raw][1:], draws.randrange(0, 7)):
         del raw[key]
+    if draws.random() < 0.3:
+        raw["sliding_window_pattern"] = draws.randrange(1, 9)
+    if draws.random() < 0.3:
+        raw["original_max_position_embeddings"] = draws.choice([256, 1024, 8192])
     if draws.random() < 0.2:
         raw |= {"use_sliding_window": draws.random() < 0.5, "max_window_layers": 3}
     return raw
@@ -162,7 +166,7 @@ FILES = {
     "longrope": {
         "model_type": "phi3",
         "max_position_embeddings": 131072,
-        "original_max_position_embeddings": 4096,
+        "original_max_position_embeddings": 8192,
         "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [4.0] * 48},
     },
     "alibi": {"model_type": "bloom", "n_layer": 24, "n_head": 16, "hidden_size": 1024},

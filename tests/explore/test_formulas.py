@@ -140,8 +140,8 @@ def test_slopes_and_bias_of_alibi(page, draws):
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_buckets_of_t5(bidirectional, page, draws):
     """Every offset up to twice max_distance, where the last bucket is."""
-    for _ in range(60):
-        buckets, reach = 2 * draws.randrange(2, 65), draws.randrange(70, 3000)
+    whole = [(10, 160), (20, 160), (20, 320), (36, 1352)]  # where a bucket begins at a whole number, exactly
+    for buckets, reach in [*whole, *((2 * draws.randrange(2, 65), draws.randrange(70, 3000)) for _ in range(40))]:
         offsets = torch.arange(-2 * reach, 2 * reach)
         ours = page.evaluate(
             "([offsets, ...how]) => offsets.map((offset) => t5Bucket(offset, ...how))",

@@ -66,6 +66,7 @@ function layersOf(family, raw, value, size) {
   const count = size("num_hidden_layers");
   if (raw.use_bidirectional_attention) refuse("use_bidirectional_attention changes the window in a way that this page does not know.");
   const used = (raw.use_sliding_window ?? family.defaults.use_sliding_window) !== false;
+  if (raw.use_sliding_window === true && family.defaults.use_sliding_window === false && !Object.hasOwn(raw, "sliding_window")) refuse("use_sliding_window without sliding_window: write how many tokens the window has.");
   const given = Object.hasOwn(raw, "sliding_window") ? raw.sliding_window : family.defaults.sliding_window ?? null;
   const window = used && given ? given : null;
   if (window !== null && !(Number.isInteger(window) && window > 0)) refuse(`Expected sliding_window to be a whole number above 0, got ${JSON.stringify(window)}.`);
@@ -86,7 +87,6 @@ function layerTypes(family, raw, window, count) {
   if (family.layer_types === null) return Array(count).fill(window ? "sliding_attention" : "full_attention");
   if (raw.use_sliding_window === true) {
     if (!family.window_layers) refuse("use_sliding_window without layer_types: this page does not know which layers have a window.");
-    if (!Object.hasOwn(raw, "sliding_window")) refuse("use_sliding_window without sliding_window: write how many tokens the window has.");
     const from = raw.max_window_layers ?? family.defaults.max_window_layers;
     return range(count).map((i) => window && i >= from ? "sliding_attention" : "full_attention");
   }
@@ -134,6 +134,8 @@ function ropeOf(model, given, raw, declared, flat, family) {
   if (!Object.hasOwn(types, kind)) refuse(`Unknown rope_type ${JSON.stringify(kind)}: expected one of ${Object.keys(types).join(", ")}.`);
   const names = { ...types[kind].needed, ...types[kind].optional };
   if (given.max_position_embeddings === raw.max_position_embeddings) delete given.max_position_embeddings;
+  const atTop = flat && !(ORIGINAL in family.defaults) ? raw[ORIGINAL] ?? null : null;
+  if (["yarn", "longrope", "llama3"].includes(kind) && atTop !== null && atTop !== given[ORIGINAL]) refuse(`${ORIGINAL} is ${JSON.stringify(atTop)} at the top, and ${JSON.stringify(given[ORIGINAL] ?? null)} in the rotary parameters; write the right one in both, or in these alone.`);
   const original = (flat ? raw[ORIGINAL] ?? family.defaults[ORIGINAL] : undefined) ?? given[ORIGINAL];
   if (["yarn", "longrope", "llama3"].includes(kind)) given[ORIGINAL] = original ?? declared;
   for (const key of Object.keys(given)) if (!(key in names) && !common.includes(key) && key !== "type") refuse(`Unknown key ${JSON.stringify(key)} of rope_type ${JSON.stringify(kind)}: it has ${[...Object.keys(names), ...common].join(", ")}.`);
