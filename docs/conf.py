@@ -22,21 +22,18 @@ pygments_style = "a11y-high-contrast-light"
 # ---- Markdown and notebooks: as GitHub shows them ----------------------------------------------------------------------
 nb_execution_mode = "off"
 myst_heading_anchors = 4
-myst_enable_extensions = ["dollarmath", "deflist"]
-html_math_renderer = "mathml"
 myst_links_external_new_tab = False
 suppress_warnings = ["myst.header"]  # a page may begin with a table's level of headings
 
 # ---- the API -----------------------------------------------------------------------------------------------------------
 napoleon_numpy_docstring = False
-napoleon_custom_sections = [("Source", "returns_style")]
+napoleon_custom_sections = ["Source"]
 napoleon_use_rtype = False
 napoleon_use_ivar = True
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
-python_maximum_signature_line_length = 100
 add_module_names = False
 nitpick_ignore_regex = [
     ("py:.*", r"(?!longitude|lg\.).*"),  # other libraries have sites of their own
@@ -57,7 +54,7 @@ html_theme_options: dict[str, Any] = {
     "footer_start": ["copyright"],
     "footer_end": [],
     "show_prev_next": False,
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 8,
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }

@@ -1,24 +1,26 @@
-"""What the site does beyond Sphinx: links from `lg.attend` to its docstring, pictures in two colourings, formulas as MathML."""
+"""What the site does beyond Sphinx: links from `lg.attend` to its docstring and pictures in two colourings."""
 
 import re
 from pathlib import Path
 from typing import Any
 
 from docutils import nodes
-from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.util.nodes import make_refnode
 
 from longitude.report.figure import DARK
 
+WIDE = '<span class="picture" tabindex="0" role="group" aria-label="Picture">'
+"""Around a picture, which scrolls where the page is narrower than its lettering allows."""
 NAME = re.compile(r"lg((?:\.\w+)+)")
 
 
 def connect(app: Any) -> None:
     """Sphinx calls these."""
     app.connect("doctree-read", dark_pictures, priority=400)  # before Sphinx looks for its pictures
+    app.connect("doctree-read", name_corners)
     app.connect("doctree-resolved", link_names)
+    app.connect("doctree-resolved", short_types)
     app.connect("missing-reference", public_name)
-    app.add_html_math_renderer("mathml", inline_renderers=(inline_math, None), block_renderers=(block_math, None))
 
 
 # ---- names -------------------------------------------------------------------------------------------------------------
@@ -45,6 +47,22 @@ def public_name(app: Any, env: Any, reference: Any, content: Any) -> Any:
     return make_refnode(app.builder, reference["refdoc"], entry.docname, entry.node_id, content)
 
 
+def short_types(app: Any, doctree: Any, page: str) -> None:
+    """Types by their last name, where Sphinx leaves the sign that asks for it: "~collections.abc.Sequence"."""
+    for text in [*doctree.findall(nodes.Text)]:
+        if "~" in text and text.parent.tagname in ("literal_emphasis", "emphasis"):
+            text.parent.replace(text, nodes.Text(re.sub(r"~(\w+\.)*", "", text)))
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------------
+def name_corners(app: Any, doctree: Any) -> None:
+    """A heading without words, above names of rows, has a word for screen readers."""
+    for head in doctree.findall(nodes.thead):
+        for entry in head.findall(nodes.entry):
+            if not entry.astext().strip():
+                entry.children = [nodes.paragraph("", "", nodes.inline("", "row", classes=["visually-hidden"]))]
+
+
 # ---- pictures ----------------------------------------------------------------------------------------------------------
 def dark_pictures(app: Any, doctree: Any) -> None:
     """Each SVG in two colourings, of which the theme shows one."""
@@ -60,24 +78,15 @@ def dark_pictures(app: Any, doctree: Any) -> None:
         twin["uri"] = image["uri"].removesuffix(".svg") + ".dark.svg"
         for each, when in ((image, "only-light"), (twin, "only-dark")):
             each["classes"] = [*each.get("classes", []), when]
-        image.parent.insert(image.parent.index(image) + 1, twin)
+        place = image.parent.index(image)
+        image.parent[place : place + 1] = [
+            nodes.raw("", WIDE, format="html"),
+            image,
+            twin,
+            nodes.raw("", "</span>", format="html"),
+        ]
 
 
 def recoloured(svg: str) -> str:
     """With the colours of dark pages."""
     return re.sub("|".join(DARK), lambda found: DARK[found[0].lower()], svg, flags=re.IGNORECASE)
-
-
-# ---- formulas ----------------------------------------------------------------------------------------------------------
-def inline_math(translator: Any, node: Any) -> None:
-    _math(translator, node, False)
-
-
-def block_math(translator: Any, node: Any) -> None:
-    _math(translator, node, True)
-
-
-def _math(translator: Any, node: Any, block: bool) -> None:
-    """MathML, which browsers and screen readers read."""
-    translator.body.append(tex2mathml(node.astext(), as_block=block))
-    raise nodes.SkipNode

@@ -37,10 +37,14 @@ def read() -> dict[str, Any]:
 def main() -> int:
     """Try, and write after each."""
     every, found = subjects(), read()["found"]
-    for name in sys.argv[1:] or [name for name in every if name not in found]:
-        build, battery = every[name]
-        results = {law.name: law(build).as_dict() for law in battery.values()}
-        found[name] = {law: {key: result[key] for key in KEPT} for law, result in results.items()}
+    for name, (build, battery) in every.items():
+        known = {} if name in sys.argv[1:] else {law: found.get(name, {}).get(law) for law in battery}
+        lacking = [law for law in battery.values() if not known.get(law.name)]
+        if not lacking:
+            continue
+        results = {law.name: law(build).as_dict() for law in lacking}
+        tried = {law: {key: result[key] for key in KEPT} for law, result in results.items()}
+        found[name] = {law: tried.get(law) or known[law] for law in battery}
         broken = [law for law, result in found[name].items() if result["status"] == "broken"]
         print(name, f"breaks {', '.join(broken)}" if broken else "holds", flush=True)
         rows = {name: found[name] for name in every if name in found}

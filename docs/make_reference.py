@@ -18,10 +18,11 @@ WORDS = {
 """Of sections that are no module of their own."""
 INTERFACES = (
     "study.tasks.base.register_task", "study.tasks.base.Task", "study.tasks.base.Measuring", "study.analysis.Analysis",
-    "report.figure.Figure", "claims.base.Claim", "claims.base.Statement", "claims.base.register", "claims.evidence.Measured",
-    "recurrent.base.RecurrentMixer", "registry.Registry", "attention.mixer.MixerInputs", "attention.request.Request",
-    "attention.operation.Verdict", "testing.engine.Measurement", "models.streams.Packed", "checkpoints.source.Source",
-    "measure.windows.Reader", "extend.plan.Target",
+    "study.criterion.Finding", "study.comparisons.Comparison", "study.estimates.Estimate", "report.figure.Figure",
+    "claims.base.Claim", "claims.base.Statement", "claims.base.Outcome", "claims.base.register", "claims.evidence.Measured",
+    "claims.evidence.Evidence", "recurrent.base.RecurrentMixer", "registry.Registry", "attention.mixer.MixerInputs",
+    "attention.request.Request", "attention.operation.Verdict", "testing.engine.Measurement", "models.streams.Packed",
+    "checkpoints.source.Source", "measure.windows.Reader", "extend.plan.Target",
 )  # fmt: skip
 
 

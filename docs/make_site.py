@@ -34,6 +34,15 @@ SECTIONS = {
     "CONTRIBUTING": [],
 }  # fmt: skip
 """Pages of the first level -> those below them. One that nobody wrote lists those below it."""
+SHORT = {
+    "start": "Start",
+    "choose": "Choose",
+    "api": "API",
+    "claims": "Claims",
+    "errata": "Errata",
+    "CONTRIBUTING": "Contributing",
+}
+"""What the bar at the top calls them, where their title is long."""
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)\)|(?<=\]\()([^)#:\s]+)(?=[)#])")
 """A whole link; or the target of a picture, or of a link to a heading."""
 
@@ -63,6 +72,16 @@ def linked(text: str, page: Path, places: dict[Path, Path]) -> str:
     return LINK.sub(moved, text)
 
 
+def indexed(text: str, kind: str) -> str:
+    """A table of everything of a kind, whose names lead to their pages."""
+
+    def row(line: str) -> str:
+        first, cut, rest = line.partition(" | ")
+        return re.sub(r"`(\w+)`", rf"[`\1`](/{kind}/\1.md)", first) + cut + rest if line.startswith("| `") else line
+
+    return "\n".join(map(row, text.split("\n")))
+
+
 def put(path: Path, content: str | bytes) -> None:
     """Write what differs: Sphinx reads again what is newer."""
     data = content.encode() if isinstance(content, str) else content
@@ -73,6 +92,11 @@ def put(path: Path, content: str | bytes) -> None:
 
 def toctree(entries: list[str], *options: str) -> str:
     return "\n".join(["```{toctree}", *options, "", *entries, "```"])
+
+
+def titled(name: str) -> str:
+    """An entry of the first level."""
+    return f"{SHORT[name]} <{name}>" if name in SHORT else name
 
 
 def sections(made: set[str]) -> Iterator[tuple[str, str]]:
@@ -96,12 +120,15 @@ def stage(source: Path) -> None:
             put(source / place, path.read_bytes())
     texts |= {f"{name}.md": text for name, text in make_pages.pages(source)}
     texts |= {f"{name}.rst": text for name, text in make_reference.pages()}
+    for kind in ("encodings", "mixers"):
+        head, cut, rest = texts[f"{kind}.md"].partition("\n## ")  # later tables are of other things
+        texts[f"{kind}.md"] = indexed(head, kind) + cut + rest
     made = {*texts, *(place.as_posix() for place in places.values() if place.suffix == ".ipynb")}
     names = {name.rpartition(".")[0] for name in made}
     for name, end in sections(names):
         texts[f"{name}.md"] = texts.get(f"{name}.md", "") + end
         names.add(name)
-    texts["index.md"] += "\n" + toctree([name for name in SECTIONS if name in names], ":hidden:") + "\n"
+    texts["index.md"] += "\n" + toctree([titled(name) for name in SECTIONS if name in names], ":hidden:") + "\n"
     texts["exploring.md"] += '\n<p><a href="explore.html">Open the page</a></p>\n'
     for name, text in texts.items():
         put(source / name, text)
@@ -115,9 +142,9 @@ def build(source: Path = SOURCE, site: Path = SITE) -> int:
     from sphinx.cmd.build import main as sphinx
 
     stage(source)
-    code = sphinx(["-c", str(DOCS), "-b", "html", "-nWq", "--keep-going", str(source), str(site)])
-    explore.write(site / "explore.html")
-    return code
+    site.mkdir(parents=True, exist_ok=True)
+    explore.write(site / "explore.html")  # before Sphinx, which puts words in the place of defaults in our signatures
+    return sphinx(["-c", str(DOCS), "-b", "html", "-nWq", "--keep-going", str(source), str(site)])
 
 
 if __name__ == "__main__":

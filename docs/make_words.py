@@ -1,15 +1,19 @@
 """Docstrings, which are plain text, for Sphinx, which reads reStructuredText."""
 
+import inspect
 import re
 from typing import Any
 
 SPAN = re.compile(r"(`[^`\n]+`)")
 SIGN = re.compile(r"[\\|*]|_(?!\w)")
+BUILTIN = {inspect.getdoc(kind) for kind in (tuple, dict, frozenset, int, float, str, bool)}
 BULLET = re.compile(r"^\s*\* ")
 
 
 def plain_to_rst(app: Any, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
     """For Sphinx's event autodoc-process-docstring: signs that mean something to reStructuredText are escaped, in place."""
+    if "\n".join(lines).strip() in BUILTIN:  # of the value of an attribute that says nothing itself
+        lines.clear()
     lines[:] = as_rst(lines)
 
 

@@ -1,13 +1,26 @@
-"""The site: whole, without a warning or a network, searched, and read by everybody."""
+"""The site: whole, made without a warning or a network, searched offline, read by everybody."""
 
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+import longitude as lg
+import make_laws
+import make_pages
 import make_site
+from longitude.positions.base import ENCODINGS
 from make_words import as_rst
+from tests.study.test_report import launched
+
+PAGES = ("index", "encodings/rope", "mixers/hierarchical", "api", "api/attention", "claims", "search", "choose")
+NOTEBOOK, PROSE = "examples/1-relative-encodings", "concepts/where-position-enters"
 
 
+# ---- the source --------------------------------------------------------------------------------------------------------
 def test_links_to_files_are_those_of_the_site() -> None:
     root, page = make_site.ROOT, make_site.DOCS / "guides" / "own.md"
     places = {root / "CONTRIBUTING.md": Path("CONTRIBUTING.md"), root / "docs/cost.svg": Path("cost.svg")}
@@ -16,6 +29,13 @@ def test_links_to_files_are_those_of_the_site() -> None:
     assert make_site.linked(text, page, places) == expected
     assert make_site.linked("[code](../../pyproject.toml)", page, places) == "code (`pyproject.toml`)"
     assert make_site.linked("[lost](nowhere.md)", page, places) == "[lost](nowhere.md)"  # Sphinx refuses it
+
+
+def test_names_of_a_table_lead_to_their_pages() -> None:
+    row = "| `t5`, `alibi` | `T5Bias` | a `bias` |"
+    assert make_site.indexed(row, "encodings") == (
+        "| [`t5`](/encodings/t5.md), [`alibi`](/encodings/alibi.md) | `T5Bias` | a `bias` |"
+    )
 
 
 @pytest.mark.parametrize(
@@ -35,15 +55,209 @@ def test_indented_lines_are_code_but_in_sections() -> None:
     assert as_rst(lines) == ["Words.", "", "::", "", "    lg.attend(q)  # |x|", "", "Args:", r"    q: \|x\|"]
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Built once, in a folder of its own."""
-    pytest.importorskip("sphinx", reason="the site needs longitude[docs]: make docs")
-    folder = tmp_path_factory.mktemp("site")
-    assert make_site.build(folder / "source", folder / "html") == 0
-    return folder / "html"
+# ---- what a page is made of --------------------------------------------------------------------------------------------
+def test_laws_that_are_kept_are_those_of_today() -> None:
+    """docs/make_laws.py tries what is lacking; what is kept has its name still, and none is broken."""
+    kept = make_laws.read()["found"]
+    batteries = {name: {*battery} for name, (_, battery) in make_laws.subjects().items()}
+    assert kept.keys() <= batteries.keys() and all({*found} <= batteries[name] for name, found in kept.items())
+    statuses = [result["status"] for found in kept.values() for result in found.values()]
+    assert "broken" not in statuses and statuses.count("does not apply") > 50
+    assert kept["alibi"]["places"]["status"] == "does not apply" and kept["abacus"]["places"]["status"] == "holds"
+
+
+def test_a_page_has_the_rows_of_its_name() -> None:
+    assert make_pages.property_row("learned") == ["0.91", "no", "-", "1.06"]
+    assert {row["name"] for row in make_pages.bench_rows("t5")} == {"t5"}
+    assert {row["label"] for row in make_pages.decode_rows("window")} == {"window:size=512"}
+    assert {row["label"] for row in make_pages.decode_rows("attention")} == {"rope+attention"}
+    claims = {row["anchor"]: row for row in make_pages.claim_rows()}
+    assert "alibi" in claims["2a-alibi-holds"]["about"] and claims["2a-alibi-holds"]["verdict"] == "confirmed"
+    assert "rope" not in claims["1b-tables-fail"]["about"] and len(claims) > 30
+
+
+def test_a_label_has_the_options_that_nothing_else_gives() -> None:
+    assert make_pages.label_of("window", lg.WindowAttention) == "window:size=128"
+    assert make_pages.label_of("rope", lg.Rotary) == "rope"
+
+
+def test_signs_of_markdown_are_escaped_but_in_code_and_addresses() -> None:
+    plain = "a_b |i| `x_y` https://a.b/c_d [1]"
+    assert make_pages.plain(plain) == r"a\_b \|i\| `x_y` https://a.b/c_d \[1\]"
 
 
 @pytest.mark.slow
-def test_it_is_built_without_a_warning(site: Path) -> None:
-    assert (site / "index.html").is_file() and (site / "searchindex.js").is_file()
+def test_an_encoding_of_a_plugin_has_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Halving(lg.ALiBi):
+        """A bias that halves: score_h(i, j) += -|i - j| / 2^h."""
+
+    monkeypatch.setitem(ENCODINGS.factories, "halving", Halving)
+    monkeypatch.setattr(make_pages, "MIXERS", {})
+    monkeypatch.setattr(make_pages, "ENCODINGS", {"halving": Halving})
+    [(name, text)] = make_pages.pages(tmp_path)
+    assert name == "encodings/halving" and "`longitude check halving` tries them" in text
+    assert len(re.findall(r"!\[Line chart: .+\]\(/pictures/halving-\S+\.svg\)", text)) == 3
+    assert "None of [those that were tested]" in text and "Nothing is committed for it" in text
+
+
+# ---- built -------------------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built once, in a folder of its own, where every connection is refused."""
+    pytest.importorskip("sphinx", reason="the site needs longitude[docs]: make docs")
+
+    folder = tmp_path_factory.mktemp("site")
+    code = f"""
+import socket, sys
+from pathlib import Path
+
+def refuse(*_, **__):
+    raise SystemExit("the build of the site asked a network")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+sys.path[:0] = {[str(make_site.DOCS), str(make_site.ROOT / "benchmarks"), str(make_site.ROOT / "src")]}
+import make_site
+sys.exit(make_site.build(Path({str(folder)!r}, "source"), Path({str(folder)!r}, "html")))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return folder / "html"
+
+
+def html(site: Path, page: str) -> str:
+    return (site / f"{page}.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_encoding_and_mixer_has_its_page(site: Path) -> None:
+    for kind, names in (("encodings", lg.list_encodings()), ("mixers", lg.list_mixers())):
+        overview = html(site, kind)
+        for name in names:
+            page = html(site, f"{kind}/{name}")
+            assert f'href="{kind}/{name}.html"' in overview
+            assert all(f'id="{part}"' in page for part in ("what-it-is", "measured", "claims-of-papers", "laws"))
+            assert page.count('class="only-dark') == page.count('class="only-light') >= (name != "none")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_its_snippets_run(site: Path) -> None:
+    """Each in the model that it makes; what they build is what the page is about."""
+    for page in (site.parent / "source").glob("*s/*.md"):
+        if page.parent.name in ("encodings", "mixers"):
+            [code] = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+            names: dict = {}
+            exec(code, names)
+            config = names["config"]
+            spec = str(config.encoding if page.parent.name == "encodings" else config.mixer)
+            assert page.stem in spec
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_it_asks_no_network_and_every_picture_has_words(site: Path) -> None:
+    pages = [page for page in site.rglob("*.html") if page.name != "explore.html"]
+    assert len(pages) > 100
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        fetched = re.findall(r"<(?:script|img|source|iframe)[^>]*?\ssrc=\"([^\"]*)|<link[^>]*?\shref=\"([^\"]*)", text)
+        assert [each for pair in fetched for each in pair if each.startswith(("http", "//"))] == [], page
+        for picture in re.findall(r"<img[^>]*>", text):
+            alt = re.search(r'alt="([^"]*)"', picture)
+            assert alt is not None and len(alt[1]) > 20, (page, picture)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_names_lead_to_their_docstrings(site: Path) -> None:
+    assert '<a class="reference internal" href="api/attention.html#longitude.attend"' in html(site, "cost")
+    reference = html(site, "api/attention")
+    assert (
+        'id="longitude.attend"' in reference
+        and "Float[Tensor" in reference
+        and "~"
+        not in re.sub(
+            r"<script.*?</script>", "", reference.partition("<main")[2].partition("</main>")[0], flags=re.DOTALL
+        )
+    )
+    assert "https://arxiv.org/abs/2108.12409" in html(site, "api/positions")
+
+
+# ---- in a browser ------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def browser() -> Iterator:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = launched(playwright)
+        yield browser
+        browser.close()
+
+
+def opened(browser, path: Path, width: int, scheme: str):
+    """A page from the disk, with the network off; what it asked for beyond the disk is an error."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, offline=True, color_scheme=scheme)
+    page = context.new_page()
+    page.on("request", lambda request: asked.append(request.url))
+    asked: list[str] = []
+    page.goto(path.as_uri())
+    page.wait_for_timeout(300)
+    assert [url for url in asked if not url.startswith(("file:", "data:", "blob:"))] == []
+    return page
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("page", [*PAGES, NOTEBOOK, PROSE])
+def test_axe_finds_nothing(site: Path, browser, page: str) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    for width in (1280, 360):
+        for scheme in ("light", "dark"):
+            shown = opened(browser, site / f"{page}.html", width, scheme)
+            if page == "search":
+                shown.goto(f"{(site / 'search.html').as_uri()}?q=alibi")
+                shown.wait_for_selector("#search-results li")
+            found = {each["id"]: each["nodes"][0]["html"] for each in Axe().run(shown).response["violations"]}
+            assert found == {}, (width, scheme)
+            assert shown.evaluate("document.documentElement.scrollWidth") <= width
+            shown.context.close()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.timeout(900)
+def test_a_typed_word_is_found_offline(site: Path, browser) -> None:
+    page = opened(browser, site / "index.html", 1280, "light")
+    page.keyboard.press("Control+k")
+    page.keyboard.type("kerple")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#search-results li")
+    found = page.eval_on_selector_all("#search-results li > a", "links => links.map(each => each.getAttribute('href'))")
+    assert any(link.startswith("encodings/kerple_log.html") for link in found)
+    page.click("#search-results li > a")
+    assert "kerple" in page.inner_text("main").lower()
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.timeout(900)
+def test_the_page_to_play_with_is_a_click_away(site: Path, browser) -> None:
+    page = opened(browser, site / "exploring.html", 1280, "light")
+    page.click("text=Open the page")
+    page.wait_for_load_state()
+    assert page.url.endswith("/explore.html") and page.locator("h1").count() >= 1
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("scheme", "hidden"), [("light", "only-dark"), ("dark", "only-light")])
+def test_a_picture_is_shown_in_the_colours_of_the_page(site: Path, browser, scheme: str, hidden: str) -> None:
+    page = opened(browser, site / "encodings/alibi.html", 360, scheme)
+    shown = page.locator("main img:visible")
+    assert shown.count() == page.locator(f"main img.{hidden}").count() > 0
+    assert page.locator(f"main img.{hidden}:visible").count() == 0
+    assert shown.first.evaluate("image => image.naturalWidth > 0 && image.clientWidth >= 600")  # and scrolls
