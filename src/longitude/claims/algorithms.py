@@ -45,7 +45,8 @@ register(
         link="https://arxiv.org/abs/2305.16843",
         protocol="There: 15 tasks, encoders, lengths to 40 with positions to 2,048, tested to 500; 12 points more "
         "on average. Here: copying by a decoder, words of up to 12 letters with positions to 128, judged at "
-        f"{LONGER}: whole words right. With so few steps a range of positions ten times as long is not learned: more steps would decide.",
+        f"{LONGER}: whole words right. With so few steps a range of positions ten times as long is not learned: more "
+        "steps would decide.",
         statements=tuple(
             more_accurate(randomized(label, LONGER), copy(label, LONGER)) for label in ("sinusoidal", "rope", "alibi")
         ),
