@@ -22,9 +22,10 @@ SECTIONS = {
     "encodings": ["encodings/*"],
     "mixers": ["mixers/*", "hierarchical", "latent"],
     "guides": [
-        "guides/*", "examples/*", "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "extending",
+        "guides/*", "exploring", "showing", "study-tasks", "measuring", "retrieval", "checking", "extending",
         "schemes", "stock-models", "models", "encoder-decoder", "patterns", "scaling",
     ],
+    "notebooks": ["examples/*"],
     "api": ["api/*"],
     "performance": ["cost", "properties"],
     "claims": [],

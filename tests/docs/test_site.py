@@ -51,8 +51,9 @@ def test_plain_words_stay_as_they_are(plain: str, rst: str) -> None:
 
 
 def test_indented_lines_are_code_but_in_sections() -> None:
-    lines = ["Words.", "", "    lg.attend(q)  # |x|", "", "Args:", "    q: |x|"]
-    assert as_rst(lines) == ["Words.", "", "::", "", "    lg.attend(q)  # |x|", "", "Args:", r"    q: \|x\|"]
+    lines = ["Words.", "", "    lg.attend(q)  # |x|", "", "Args:", "    q: |x|", "", "    k: y"]
+    code = ["::", "", "    lg.attend(q)  # |x|"]
+    assert as_rst(lines) == ["Words.", "", *code, "", "Args:", r"    q: \|x\|", "", "    k: y"]
 
 
 # ---- what a page is made of --------------------------------------------------------------------------------------------
@@ -79,6 +80,7 @@ def test_a_page_has_the_rows_of_its_name() -> None:
 def test_a_label_has_the_options_that_nothing_else_gives() -> None:
     assert make_pages.label_of("window", lg.WindowAttention) == "window:size=128"
     assert make_pages.label_of("rope", lg.Rotary) == "rope"
+    assert make_pages.label_of("hierarchical", lg.HierarchicalAttention) == "hierarchical"  # its window has a default
 
 
 def test_signs_of_markdown_are_escaped_but_in_code_and_addresses() -> None:
