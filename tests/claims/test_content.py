@@ -72,12 +72,18 @@ SHARES = (
     | {Measured("addition", label, length): 0.99 if label in ("abacus:max_start=16+fire", "coupled:max_start=16") else 0.6
        for label in ("none", "fire", "abacus:max_start=16+fire", "coupled:max_start=16") for length in (5, 10)}
     | {Measured("recall", label, 64): 0.99 if label == "rope" else 0.4 for label in ("rope", "mamba2", "rwkv6", "retention")}
+    | {Measured("lookback", "rope", 64): 0.99, Measured("lookback", "alibi", 64): 0.4}
 )  # fmt: skip
 BASES = ("rope:base=500", "rope:base=2000", "rope:base=100000", "rope:base=500000")
 BASE = {
     Measured("base", label, length): loss for label in (*BASES, "rope") for length, loss in ((128, 0.0), (512, 0.08))
 }
-LOSSES = TEXT | EARLY | EXTENSION | TUNED | BASE
+HEADS = {
+    Measured("heads", "rope", 128): 0.0,
+    Measured("heads", "rope+attention:num_kv_heads=2", 128): 0.005,
+    Measured("heads", "rope+attention:num_kv_heads=1", 128): 0.06,
+}
+LOSSES = TEXT | EARLY | EXTENSION | TUNED | BASE | HEADS
 KEYS = {key: i for i, key in enumerate([*LOSSES, *SHARES])}
 FIRST = {"early": "non-overlapping"}
 """The method of a study that stands for none."""

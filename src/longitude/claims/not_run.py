@@ -27,30 +27,6 @@ register(
 )
 register(
     Claim(
-        name="grouped-heads",
-        number="13",
-        claimed="Grouped and multi-query heads have a smaller cache at nearly the same quality; one head for all costs "
-        "more of it.",
-        source="Ainslie et al. 2023, GQA",
-        link="https://arxiv.org/abs/2305.13245",
-        protocol="There: T5 of 11 billion parameters, trained on for 5 % of its steps: 47.2 with all heads, 47.1 with 8 "
-        "groups, 46.6 with one. It takes an option of a study's model for the heads of keys and values; then 9 "
-        "models, 12 minutes.",
-    )
-)
-register(
-    Claim(
-        name="exact-distance",
-        number="14",
-        claimed="ALiBi lags behind RoPE where the exact distance matters.",
-        source="Repeated of ALiBi in many places; Kazemnejad et al. 2023 find its attention short-sighted",
-        link="https://arxiv.org/abs/2305.19466",
-        protocol="It takes a task that asks for the symbol a given number of places back, which is not here; then 6 "
-        "models, 5 minutes.",
-    )
-)
-register(
-    Claim(
         name="rope-decay",
         number="16",
         claimed="With RoPE, attention decays with distance.",

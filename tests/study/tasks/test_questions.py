@@ -57,6 +57,8 @@ def by_hand(name, tokens):
         values = dict(zip(tokens[: 2 * pairs : 2], tokens[1 : 2 * pairs : 2], strict=True))
         assert len(values) == pairs
         return [None if t < 2 * pairs else values.get(token) for t, token in enumerate(tokens)]
+    if name == "lookback":
+        return [None] * 8 + tokens[:-8]
     if name == "induction":
         return [None] * (len(tokens) - 1) + [tokens[tokens.index(0) + 1]]
     if name == "selective-copy":
@@ -99,7 +101,18 @@ def test_what_is_asked_is_what_a_loop_finds(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["flip-flop", "dyck", "recall", "induction", "selective-copy", "passkey", "copy-decoder", "reverse-decoder"]
+    "name",
+    [
+        "flip-flop",
+        "dyck",
+        "recall",
+        "induction",
+        "selective-copy",
+        "passkey",
+        "lookback",
+        "copy-decoder",
+        "reverse-decoder",
+    ],
 )
 def test_distances_lead_to_the_symbol_asked_for(name):
     for length in lengths(name):
@@ -166,7 +179,7 @@ def test_training_examples_are_of_the_seed_and_the_step(name):
 @pytest.mark.parametrize(
     ("name", "length"),
     [("flip-flop", 13), ("flip-flop", 2), ("dyck", 7), ("recall", 15), ("recall", 33), ("recall", 2048),
-     ("induction", 2), ("selective-copy", 31), ("passkey", 10), ("addition-hints", 100)],
+     ("induction", 2), ("selective-copy", 31), ("passkey", 10), ("lookback", 8), ("addition-hints", 100)],
 )  # fmt: skip
 def test_lengths_that_do_not_fit_are_refused(name, length):
     with pytest.raises(ValueError, match=f"{name} must be .*got {length}"):
