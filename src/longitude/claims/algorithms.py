@@ -29,7 +29,8 @@ register(
         link="https://arxiv.org/abs/2305.19466",
         protocol="There: ten tasks, 107 million parameters, 12 layers, 40,000 steps, lengths to 20, tested to 40; "
         "mean reciprocal rank 0.69 without an encoding, 0.55 T5, 0.50 ALiBi, 0.33 RoPE, 0.22 sinusoids. Here: one "
-        f"task (copying), 2 layers of width 64, words of up to 12 letters, judged at {LONGER}: whole words right.",
+        f"task (copying), 2 layers of width 64, words of up to 12 letters, judged at {LONGER}: whole words right. What has "
+        "no encoding does not learn it: more steps, or shorter words, would decide.",
         statements=tuple(
             more_accurate(copy("none", LONGER), copy(other, LONGER))
             for other in ("sinusoidal", "rope", "alibi", "t5:max_distance=32")
@@ -178,7 +179,8 @@ for name, number, label, plain, what, source, link, there in (
             source=source,
             link=link,
             protocol=f"There: {there} Here: 2 layers of width 64, 320,000 examples of up to 5 digits, written from "
-            f"the least digit on, judged at {TWICE}: whole sums right.",
+            f"the least digit on, judged at {TWICE}: whole sums right. What has no places of digits does not learn 5 digits: "
+            "numbers of up to 3, or more steps, would decide.",
             statements=(
                 accuracy_above(addition(label, 5), SOLVED),
                 more_accurate(addition(label, TWICE), addition(plain, TWICE)),
