@@ -147,22 +147,20 @@ class Passkey(Copied):
 
 @register_task("lookback")
 class Lookback(Questions):
-    """Random symbols, and after each of them the one `places` before it: nothing but the distance tells which."""
+    """Random symbols, and after each of them the one `back` places before it: nothing but the distance tells which."""
 
     source = "random symbols, and after each the one 8 places before it"
     ceiling = "rope"
     symbols = 16
-    places: ClassVar[int] = 8
+    back: ClassVar[int] = 8
     defaults = {**Questions.defaults, "steps": 1500}
 
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:
-        if length <= self.places:
-            raise ValueError(
-                f"a length of lookback must be above {self.places}, the places it looks back, got {length}"
-            )
+        if length <= self.back:
+            raise ValueError(f"a length of lookback must be above {self.back}, the places it looks back, got {length}")
         tokens = random.integers(0, self.symbols, (examples, length))
         labels, distances = np.full_like(tokens, NOT_ASKED), np.zeros_like(tokens)
-        labels[:, self.places :], distances[:, self.places :] = tokens[:, : -self.places], self.places
+        labels[:, self.back :], distances[:, self.back :] = tokens[:, : -self.back], self.back
         return Sample(tokens, labels, distances)
 
     def floor(self, length: int) -> float:
