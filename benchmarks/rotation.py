@@ -23,7 +23,7 @@ def prepared(name: str, inputs: Inputs) -> Forward:
 
 
 def rotated(rope: lg.Encoding, tables: Any, q: Tensor, k: Tensor) -> list[Tensor]:
-    return [rope.queries(q, tables), rope.keys(k, tables)]
+    return [*rope.queries_and_keys(q, k, tables)]
 
 
 def forward_and_back(rotate: Forward, inputs: Inputs) -> object:

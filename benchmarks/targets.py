@@ -200,6 +200,10 @@ TARGETS = (
     Target("learned bias, batch 8 of 1024, forward + backward", 1.80, ATTENTION, learned_in_batches),
     Target("extra memory of a bias at 8192", 1.0, "plain attention's own memory", extra_memory),
     Target("rotating q and k, tables prepared", 1.30, "cloning q and k", rotation.rotation, rotation.PINNED),
+    Target(
+        "rotating q and k without a compiler", 3.0, "cloning q and k", rotation.rotation,
+        {**rotation.PINNED, "LONGITUDE_COMPILE": "0"},
+    ),
     Target("training step of a decoder, any bias or rotation", 1.15, "the same without", networks.training),
     Target("Shaw, forward + backward", 2.0, ATTENTION, over_plain("shaw")),
     Target("Transformer-XL, forward + backward", 3.5, ATTENTION, over_plain("transformer_xl")),

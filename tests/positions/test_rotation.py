@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.fx.experimental.proxy_tensor import make_fx
 
@@ -11,17 +12,18 @@ from longitude.positions.rotation import RotaryTable, apply_rotary, compiled, ro
 from tests.support import close
 
 LAYOUTS = ("half", "interleaved")
-needs_compiler = pytest.mark.skipif(compiled() is None, reason="no C compiler here")
+needs_compiler = pytest.mark.skipif(compiled(torch.float32) is None, reason="no C compiler here")
 
 
 @pytest.fixture(params=["compiled", "eager"])
 def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Both ways, at any size; the compiled one where there is a compiler."""
+    """Both ways, with threads at any size; the compiled one where there is a compiler."""
     if request.param == "eager":
-        monkeypatch.setattr(rotation, "compiled", lambda: None)
-    elif compiled() is None:
+        monkeypatch.setattr(rotation, "compiled", lambda dtype: None)
+    elif compiled(torch.float32) is None:
         pytest.skip("no C compiler here")
-    monkeypatch.setattr(rotation, "WORTH_COMPILING", 0)
+    monkeypatch.setattr(rotation, "WORTH_THREADS", 0)
+    monkeypatch.setattr(rotation, "IN_CACHE", 64)
     return request.param
 
 
@@ -141,30 +143,71 @@ def test_nothing_of_x_is_kept() -> None:
 
 
 @needs_compiler
+@pytest.mark.parametrize("threads", [0, 10**9])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_compiled_equals_the_formula_to_the_bit(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the size at which it starts shows nowhere. Grouped heads, several threads, blocks that end early."""
-    table = lg.Rotary(24, layout).prepare(torch.randint(0, 9999, (3, 37)))
-    calls = []
-    monkeypatch.setattr(rotation, "WORTH_COMPILING", 3 * 5 * 37 * 24)
-    monkeypatch.setattr(rotation, "rotate_neighbours", lambda x, table: calls.append(x) or x)
-    monkeypatch.setattr(rotation, "rotate_halves", lambda x, cos, sin: calls.append(x) or x)
-    for heads in (5, 7):
-        x = torch.randn(3, heads, 37, 24)
-        assert torch.equal(apply_rotary(x, table, layout), rotate_by_formula(x, *table, layout))
-    assert not calls
-    apply_rotary(torch.randn(3, 4, 37, 24), table, layout)
-    assert len(calls) == 1  # too small
+def test_compiled_equals_the_formula_to_the_bit(layout: str, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouped heads in one call, a part of the head that rests, blocks that end early, one thread and several."""
+    monkeypatch.setattr(rotation, "WORTH_THREADS", threads)
+    for name in ("rotate_neighbours", "rotate_halves"):
+        monkeypatch.setattr(rotation, name, None)
+    for length, width in ((1, 24), (37, 30), (300, 24)):
+        rope = lg.Rotary(width, layout, rotary_dim=24)
+        table = rope.prepare(torch.randint(0, 9999, (3, length)))
+        q, k = torch.randn(3, 5, length, width), torch.randn(3, 2, length, width)
+        for x, got in zip((q, k), rope.queries_and_keys(q, k, table), strict=True):
+            assert torch.equal(got[..., :24], rotate_by_formula(x[..., :24], table, layout))
+            assert torch.equal(got[..., 24:], x[..., 24:])
 
 
 @needs_compiler
-def test_the_operator_is_known_to_tracers() -> None:
-    table = lg.Rotary(8, "half").prepare(torch.arange(4))
-    x = torch.randn(1, 2, 4, 8)
-    op = torch.ops.longitude.rotate.default
-    torch.library.opcheck(op, (x, *table, True), test_utils=("test_schema", "test_faketensor"))
-    traced = make_fx(lambda x: op(x, *table, True))(torch.zeros_like(x))
-    assert torch.equal(traced(x), rotate_by_formula(x, *table, "half"))
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_numbers_are_rounded_as_by_torch(dtype: torch.dtype) -> None:
+    """Every number there is, and products that fall between two, overflow, or are subnormal; to the bit."""
+    x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).view(1, 1, 1024, 64)
+    for angle in (0.0, 1.0, 1e-6):
+        table = RotaryTable(torch.full((1024, 32), angle).cos(), torch.full((1024, 32), angle).sin())
+        for layout in LAYOUTS:
+            want = rotate_by_formula(x.float(), table, layout).to(dtype)
+            torch.testing.assert_close(apply_rotary(x, table, layout), want, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_queries_and_keys_of_one_call(route: str, layout: str) -> None:
+    """Equal to two calls, in every memory that a projection may leave them in; a gradient of one alone, or of none."""
+    rope = lg.Rotary(8, layout, rotary_dim=6)
+    table = rope.prepare(torch.arange(5) + 9)
+    q, k = torch.randn(2, 4, 5, 8), torch.randn(2, 2, 5, 8)
+    for own, other in zip(memories(q).values(), reversed(memories(k).values()), strict=True):
+        own.requires_grad_()
+        both, apart = rope.queries_and_keys(own, other, table), (rope.queries(own, table), rope.keys(other, table))
+        for x, y in zip(both, apart, strict=True):
+            close(x, y, 1e-6)
+        assert both[0].requires_grad
+        (first,), (second,) = (torch.autograd.grad(x[0].square().sum(), own) for x in (both, apart))
+        close(first, second, 1e-5)
+    table = rope.prepare(torch.arange(5), dtype=torch.float64)
+    wide = [x.double().requires_grad_() for x in (q, k)]
+    assert gradcheck(lambda q, k: rope.queries_and_keys(q, k, table), wide, check_forward_ad=True)
+    assert gradcheck(lambda k: rope.queries_and_keys(wide[0].detach(), k, table)[1], wide[1:])
+
+
+def test_a_subclass_keeps_its_own_rotation() -> None:
+    class Keyless(lg.Rotary):
+        def keys(self, k: torch.Tensor, prepared: RotaryTable) -> torch.Tensor:
+            return k
+
+    rope, x = Keyless(8, "half"), torch.randn(1, 2, 5, 8)
+    q, k = rope.queries_and_keys(x, x, rope.prepare(torch.arange(5)))
+    assert k is x and not torch.equal(q, x)
+
+
+def test_tracers_get_operators_of_torch() -> None:
+    """No tracer, mode or fake tensor meets memory that C reads."""
+    table, x = lg.Rotary(8, "half").prepare(torch.arange(4)), torch.randn(1, 2, 4, 8)
+    traced = make_fx(lambda x: apply_rotary(x, table, "half"))(torch.zeros_like(x))
+    close(traced(x), rotate_by_formula(x, table, "half"), 1e-6)
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert apply_rotary(mode.from_tensor(x), table, "half").shape == x.shape
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -212,5 +255,7 @@ def test_not_finite_as_in_the_formula(layout):
             given = [u.clone() for u in (x, cos, sin)]
             places = torch.randint(0, t.numel(), (9,), generator=generator)
             next(g for g, u in zip(given, (x, cos, sin), strict=True) if u is t).view(-1)[places] = value
-            got = torch.ops.longitude.rotate.default(*given, layout == "half")
-            torch.testing.assert_close(got, rotate_by_formula(*given, layout), equal_nan=True)
+            got = apply_rotary(given[0], RotaryTable(*given[1:]), layout)
+            torch.testing.assert_close(
+                got, rotate_by_formula(given[0], RotaryTable(*given[1:]), layout), equal_nan=True
+            )

@@ -318,11 +318,14 @@ def transformed(
     """The request with queries and keys as the encoding's tables of `length` make them."""
     if not (encoding.prepares or encoding.transforms):
         return r
-    q_tables = k_tables = encoding.prepare(explicit(q_positions, r.rows, r.q.device), length, r.q.dtype)
+    q_tables = encoding.prepare(explicit(q_positions, r.rows, r.q.device), length, r.q.dtype)
     ints = isinstance(q_positions, int) and isinstance(k_positions, int)
-    if r.rows != r.length or (q_positions != k_positions if ints else q_positions is not k_positions):
+    if r.rows == r.length and (q_positions == k_positions if ints else q_positions is k_positions):
+        q, k = encoding.queries_and_keys(r.q, r.k, q_tables)
+    else:
         k_tables = encoding.prepare(explicit(k_positions, r.length, r.q.device), length, r.q.dtype)
-    return replace(r, q=encoding.queries(r.q, q_tables), k=encoding.keys(r.k, k_tables))
+        q, k = encoding.queries(r.q, q_tables), encoding.keys(r.k, k_tables)
+    return replace(r, q=q, k=k)
 
 
 def part_of(positions: Positions, batch: slice | list[int], part: slice) -> Positions:

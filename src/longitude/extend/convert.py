@@ -141,8 +141,7 @@ def rotating_in(model: nn.Module, layout: str) -> Iterator[None]:
         halves = torch.equal(cos[..., : width // 2], cos[..., width // 2 :])
         pairs = slice(None, width // 2) if halves else slice(None, None, 2)
         table = RotaryTable(cos[..., pairs].unsqueeze(1).float(), sin[..., pairs].unsqueeze(1).float())
-        q, k = (torch.cat([apply_rotary(x[..., :width], table, layout), x[..., width:]], -1) for x in (q, k))
-        return q, k
+        return apply_rotary(q, table, layout), apply_rotary(k, table, layout)
 
     originals = {file: getattr(file, ROTATION) for file in files if hasattr(file, ROTATION)}
     try:

@@ -68,9 +68,10 @@ class LayerCall:
         """Q [B, H, L, D] as projected; k, v [B, Hkv, Lk, D] of all keys -> [B, H, L, D], and the weights if requested."""
         dtype = q.dtype
         if self.tables is not None:
-            q = self.encoding.queries(q, self.tables)
-        if not self.cached:
-            k = self.keys(k)
+            if self.cached:  # its keys are the cache's
+                q = self.encoding.queries(q, self.tables)
+            else:
+                q, k = self.encoding.queries_and_keys(q, k, self.tables)
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
         scale = (q.shape[3] ** -0.5 if scale is None else scale) * self.encoding.softmax_factor
         require_causal(self.encoding.causal_only, mask)

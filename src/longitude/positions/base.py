@@ -212,6 +212,10 @@ class Encoding(nn.Module):
         """K [B, Hkv, L, head_dim] -> the same shape."""
         return k
 
+    def queries_and_keys(self, q: Tensor, k: Tensor, prepared: Any) -> tuple[Tensor, ...]:
+        """Q and k of the same tokens, each as above: one call where that is cheaper than two."""
+        return self.queries(q, prepared), self.keys(k, prepared)
+
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         """What the next tokens of a sequence decide by their content.
 

@@ -102,6 +102,11 @@ class Composed(Encoding):
             k = m.keys(k, tables)
         return k
 
+    def queries_and_keys(self, q: Tensor, k: Tensor, prepared: tuple) -> tuple[Tensor, ...]:
+        for m, tables in zip(self.each, prepared, strict=True):
+            q, k = m.queries_and_keys(q, k, tables)
+        return q, k
+
     def context(self, x: Tensor, carry: Any = None, documents: Tensor | None = None) -> tuple[Columns, Any]:
         columns: Columns = {}
         carries = []

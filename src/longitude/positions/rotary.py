@@ -14,7 +14,7 @@ from longitude.errors import check_choice, check_positive, check_sizes
 from longitude.positions.base import Encoding, register
 from longitude.positions.coordinates import by_axis, require_positions, wide
 from longitude.positions.layouts import Layout, check_layout
-from longitude.positions.rotation import RotaryTable, apply_rotary
+from longitude.positions.rotation import RotaryTable, apply_rotary, rotated
 from longitude.positions.scaling import Frequencies, from_dict, rope_frequencies
 
 AngleDtype = Literal["float64", "float32"]
@@ -139,13 +139,16 @@ class Rotary(Encoding):
     def queries(self, q: Tensor, prepared: RotaryTable) -> Tensor:
         if q.shape[-1] != self.head_dim:
             raise ValueError(f"{self.registered_name}: expected [B, H, L, {self.head_dim}], got {list(q.shape)}")
-        if self.rotary_dim == self.head_dim:
-            return apply_rotary(q, prepared, self.layout)
-        rotated = apply_rotary(q[..., : self.rotary_dim], prepared, self.layout)
-        return torch.cat([rotated, q[..., self.rotary_dim :]], -1)
+        return apply_rotary(q, prepared, self.layout)
 
     def keys(self, k: Tensor, prepared: RotaryTable) -> Tensor:
         return self.queries(k, prepared)
+
+    def queries_and_keys(self, q: Tensor, k: Tensor, prepared: RotaryTable) -> tuple[Tensor, ...]:
+        own = type(self).queries is Rotary.queries and type(self).keys is Rotary.keys
+        if not own or q.shape[-1] != self.head_dim or k.shape[-1] != self.head_dim:
+            return super().queries_and_keys(q, k, prepared)
+        return rotated((q, k), prepared, self.layout)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", scaling={self.scaling!r}" if self.scaling is not None else "")

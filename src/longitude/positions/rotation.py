@@ -1,25 +1,28 @@
 """Rotating pairs of numbers by an angle, forward and backward, at about the cost of copying them.
 
-`rotate_by_formula` is the definition. Eager mode makes six passes over memory, so `apply_rotary` has cheaper
-forms of it. Compared with cloning q and k (H=8, D=64, L 1024 to 8192, one thread of a busy machine): the formula 5 to 6,
-`rotate_halves` 2.2 to 3.7, `rotate_neighbours` 1.3 to 1.6, compiled 1.1 to 1.6, the upper ends at L=1024, where 15 us of Python
-for each call weigh most.
+`rotate_by_formula` is the definition. Eager mode makes six passes over memory for it. `rotate.c` makes one for all tensors of the
+same tokens, on all cores; without a compiler `rotate_halves` makes two, and
+`rotate_neighbours` one. Their times over a clone are `make bench`'s.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from longitude import c_compile
 
-WORTH_COMPILING = 2**17  # numbers in a tensor; below that the calls cost more than the passes
+WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
+IN_CACHE = 2**20  # numbers at a time, of those that are passed over more than once
+KINDS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
+"""Numbers that rotate.c rotates, by float32 tables, and how it calls them."""
 
 
 class Angles(NamedTuple):
@@ -40,83 +43,106 @@ class RotaryTable(Angles):
         return torch.complex(self.cos, self.sin)
 
     @cached_property
-    def halves(self) -> tuple[Tensor, Tensor]:
-        """Cos and sin for whole heads in the half layout, sin with the sign of the first half."""
-        return torch.cat([self.cos, self.cos], -1), torch.cat([-self.sin, self.sin], -1)
+    def twice(self) -> Tensor:
+        """Cos for whole heads in the half layout."""
+        return torch.cat([self.cos, self.cos], -1)
+
+    def to(self, dtype: torch.dtype) -> RotaryTable:
+        return self if self.cos.dtype == dtype else RotaryTable(self.cos.to(dtype), self.sin.to(dtype))
 
 
 def apply_rotary(x: Tensor, table: RotaryTable, layout: str) -> Tensor:
     """X [B, H, L, 2 pairs] -> the same shape and dtype, rotated in float32 or wider."""
-    cos, sin = table
-    if x.dtype != cos.dtype:
-        wider = torch.promote_types(x.dtype, cos.dtype)
-        if wider != cos.dtype:
-            table = RotaryTable(cos.to(wider), sin.to(wider))
-        if wider != x.dtype:
-            return apply_rotary(x.to(wider), table, layout).to(x.dtype)
-        cos, sin = table
+    return rotated((x,), table, layout)[0]
+
+
+def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tuple[Tensor, ...]:
+    """Tensors of the same tokens, each as by `apply_rotary`, in one pass over memory where there is a compiler.
+
+    Where a tensor is wider than 2 pairs, the rest of each head is copied.
+    """
     # Compilers fuse the formula themselves; and it alone has gradients of tables, and suits torch.func.
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    short = x.numel() < WORTH_COMPILING and not torch.is_grad_enabled()  # decoding: no call to spare
-    if short and not traced:
-        return rotate_neighbours(x, table.complex) if layout == "interleaved" else rotate_few_halves(x, *table.halves)
-    if traced or cos.requires_grad or sin.requires_grad or not fits(x, cos):
-        return rotate_by_formula(x, cos, sin, layout)
-    return Rotation.apply(x, (table, layout == "half"))
+    learned = table.cos.requires_grad or table.sin.requires_grad
+    if traced or learned or not all(fits(x, table.cos) for x in tensors):
+        return tuple(one_by_one(tensors, table, layout, rotate_by_formula))
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in tensors) or forward_ad._current_level >= 0
+    return (Rotation.apply if recorded else unrecorded)((table, layout), *tensors)
 
 
-def rotate_by_formula(x: Tensor, cos: Tensor, sin: Tensor, layout: str) -> Tensor:
+def one_by_one(
+    tensors: tuple[Tensor, ...], table: RotaryTable, layout: str, rotate: Callable[[Tensor, RotaryTable, str], Tensor]
+) -> Iterator[Tensor]:
+    """Each rotated in the wider of its dtype and the table's; what is beyond the table's pairs is copied."""
+    for x in tensors:
+        width, dtype = 2 * table.cos.shape[-1], torch.promote_types(x.dtype, table.cos.dtype)
+        first = rotate(x[..., :width].to(dtype), table.to(dtype), layout).to(x.dtype)
+        yield first if width >= x.shape[-1] else torch.cat([first, x[..., width:]], -1)
+
+
+def rotate_by_formula(x: Tensor, table: Angles, layout: str) -> Tensor:
     """(a, b) -> (a cos - b sin, a sin + b cos)."""
-    between = -2 if layout == "half" else -1  # the dimension of the two numbers of a pair
+    between, (cos, sin) = -2 if layout == "half" else -1, table  # between: the dimension of the two numbers of a pair
     a, b = x.unflatten(-1, (2, -1) if layout == "half" else (-1, 2)).unbind(between)
     return torch.stack([a * cos - b * sin, a * sin + b * cos], between).flatten(-2)
 
 
 def fits(x: Tensor, table: Tensor) -> bool:
-    """Whether the table has a row for each token of x [B, H, L, 2 pairs]."""
+    """Whether the table has a row for each token of x [B, H, L, 2 pairs or more]."""
     *rows, length, pairs = table.shape
-    return x.dim() == 4 and x.shape[2:] == (length, 2 * pairs) and (not rows or rows in ([x.shape[0], 1], [1, 1]))
+    return (
+        x.dim() == 4
+        and x.shape[2] == length
+        and x.shape[3] >= 2 * pairs
+        and (not rows or rows in ([x.shape[0], 1], [1, 1]))
+    )
 
 
 class Rotation(torch.autograd.Function):
-    """The gradient of a rotation is the rotation back, of any order; nothing of x is saved for it."""
+    """The gradient of a rotation is the rotation back, of any order; nothing of the tensors is saved for it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, how: tuple[RotaryTable, bool]) -> Tensor:
-        ctx.table, ctx.half = table, half = how
-        cos, sin = table
-        plain = x.dtype == cos.dtype == torch.float32 and x.stride(3) == 1 and x.device.type == "cpu"
-        if plain and x.numel() >= WORTH_COMPILING and compiled() is not None:
-            return torch.ops.longitude.rotate.default(x, cos, sin, half)
-        return rotate_halves(x, cos, sin) if half else rotate_neighbours(x, table.complex)
+    def forward(ctx: Any, how: tuple[RotaryTable, str], *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.how = how
+        return unrecorded(how, *tensors)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Rotation.apply(gradient, (ctx.table.back, ctx.half)), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple:
+        table, layout = ctx.how
+        wanted = ctx.needs_input_grad[1:]
+        back = iter(
+            Rotation.apply((table.back, layout), *(g for g, need in zip(gradients, wanted, strict=True) if need))
+        )
+        return None, *(next(back) if need else None for need in wanted)
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return Rotation.apply(tangent, (ctx.table, ctx.half))
+    def jvp(ctx: Any, _: None, *tangents: Tensor) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return Rotation.apply(ctx.how, *tangents)
 
 
-def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The half layout in four passes over half of x, without memory for products: some tokens at a time, which stay in cache."""
-    out = torch.empty_like(x)
-    for tokens, rotated, c, s in zip(*(t.split(256, -2) for t in (x, out, cos, sin)), strict=True):
+def unrecorded(how: tuple[RotaryTable, str], *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Rotated, outside of autograd."""
+    (table, layout), dtype = how, tensors[0].dtype
+    known = dtype in KINDS and table.cos.dtype == torch.float32
+    if known and all(x.dtype == dtype and in_memory(x) for x in tensors) and (run := compiled(dtype)) is not None:
+        return rotate_in_one_pass(run, tensors, table, layout)
+    return tuple(one_by_one(tensors, table, layout, rotate_halves if layout == "half" else rotate_neighbours))
+
+
+def rotate_halves(x: Tensor, table: RotaryTable, layout: str = "half") -> Tensor:
+    """The half layout in two passes over x, as many tokens at a time as stay in cache."""
+    out, most = torch.empty_like(x), max(1, IN_CACHE * x.shape[2] // max(1, x.numel()))
+    for tokens, rotated, cos, sin in zip(*(t.split(most, -2) for t in (x, out, table.twice, table.sin)), strict=True):
         (a, b), (out_a, out_b) = tokens.chunk(2, -1), rotated.chunk(2, -1)
-        torch.mul(a, c, out=out_a).addcmul_(b, s, value=-1)
-        torch.mul(b, c, out=out_b).addcmul_(a, s)
+        torch.mul(tokens, cos, out=rotated)
+        out_a.addcmul_(b, sin, value=-1)
+        out_b.addcmul_(a, sin)
     return out
 
 
-def rotate_few_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """The half layout in the fewest calls, for few tokens."""
-    a, b = x.chunk(2, -1)
-    return torch.addcmul(x * cos, torch.cat([b, a], -1), sin)
-
-
-def rotate_neighbours(x: Tensor, unit: Tensor) -> Tensor:
+def rotate_neighbours(x: Tensor, table: RotaryTable, layout: str = "interleaved") -> Tensor:
     """The interleaved layout as one product of complex numbers, a + ib times cos + i sin."""
+    unit = table.complex
     try:
         pairs = x.view(unit.dtype)
     except RuntimeError:  # its memory cannot be read as complex numbers
@@ -125,39 +151,41 @@ def rotate_neighbours(x: Tensor, unit: Tensor) -> Tensor:
 
 
 # ---- one pass, where there is a compiler -----------------------------------------------------------------------------
-@lru_cache(maxsize=1)
-def compiled() -> Callable[..., None] | None:
-    """rotate.c as a function; None where it cannot be compiled."""
-    library = c_compile.library(Path(__file__).with_name("rotate.c"), "-ffp-contract=off")
+@lru_cache
+def compiled(dtype: torch.dtype) -> Callable[..., None] | None:
+    """rotate.c for numbers of this dtype; None where it cannot be compiled."""
+    library = c_compile.library(Path(__file__).with_name("rotate.c"), "-ffp-contract=off", f"-D{KINDS[dtype]}")
     if library is None:
         return None
     function = library.rotate
-    function.argtypes = [ctypes.c_void_p] * 4 + [ctypes.c_int64] * 11 + [ctypes.c_int] * 2
-    function.restype = None
+    function.argtypes, function.restype = [ctypes.c_void_p], None
     return function
+
+
+def in_memory(x: Tensor) -> bool:
+    """Whether there are numbers behind it, which C may read: no tracer's or wrapper's tensor."""
+    plain = type(x) is Tensor or type(x) is torch.nn.Parameter
+    return plain and x.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0
+
+
+def rotate_in_one_pass(
+    run: Callable[..., None], tensors: tuple[Tensor, ...], table: RotaryTable, layout: str
+) -> tuple[Tensor, ...]:
+    """All tensors in one call, which takes its arguments as rotate.c's struct Call."""
+    tensors = tuple(x if x.stride(3) == 1 else x.contiguous() for x in tensors)
+    out = tuple(empty_like_heads(x) for x in tensors)
+    (cos, sin), (B, _, L, _) = (t.contiguous() for t in table), tensors[0].shape
+    pairs, each = cos.shape[-1], cos.stride(0) if cos.dim() == 4 and cos.shape[0] > 1 else 0
+    threads = torch.get_num_threads() if sum(x.numel() for x in tensors) >= WORTH_THREADS else 1
+    words = [cos.data_ptr(), sin.data_ptr(), B, L, pairs, each, layout == "half", threads, len(tensors)]
+    for x, y in zip(tensors, out, strict=True):
+        heads = x.shape[1], x.shape[3] - 2 * pairs, *x.stride()[:3], *y.stride()[:3]
+        words += [x.data_ptr(), y.data_ptr(), *heads]
+    run((ctypes.c_int64 * len(words))(*words))
+    return out
 
 
 def empty_like_heads(x: Tensor) -> Tensor:
     """Memory for a result laid out as x, the numbers of a head next to each other."""
     out = torch.empty_like(x)
     return out if out.stride(3) == 1 else torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-# An operator, so that tracing, fake tensors and profilers have one.
-torch.library.define("longitude::rotate", "(Tensor x, Tensor cos, Tensor sin, bool half) -> Tensor")
-
-
-@torch.library.impl("longitude::rotate", "cpu")
-def _(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
-    run = compiled()
-    assert run is not None
-    out, cos, sin = empty_like_heads(x), cos.contiguous(), sin.contiguous()
-    each = cos.stride(0) if cos.dim() == 4 and cos.shape[0] > 1 else 0
-    data = x.data_ptr(), cos.data_ptr(), sin.data_ptr(), out.data_ptr()
-    run(*data, *x.shape[:3], cos.shape[-1], *x.stride()[:3], *out.stride()[:3], each, half, torch.get_num_threads())
-    return out
-
-
-@torch.library.register_fake("longitude::rotate")
-def _(x: Tensor, cos: Tensor, sin: Tensor, half: bool) -> Tensor:
-    return empty_like_heads(x)

@@ -228,7 +228,7 @@ class Performer(RecurrentMixer):
         counts = self.num_heads, self.num_kv_heads, self.num_kv_heads
         projections = zip((self.q_proj, self.k_proj, self.v_proj), counts, strict=True)
         q, k, v = (split_heads(project(x), count) for project, count in projections)
-        q, k = inputs.encoding.queries(q, inputs.tables or ()), inputs.encoding.keys(k, inputs.tables or ())
+        q, k = inputs.encoding.queries_and_keys(q, k, inputs.tables or ())
         k, v = (y.repeat_interleave(self.num_heads // self.num_kv_heads, 1) for y in (k, v))
         projection = _features(self.head_dim, self.features, self.seed, x.device, state_dtype(v))
         out, state = performer(q, k, v, projection, epsilon=self.epsilon, state=state, **self.options(inputs))

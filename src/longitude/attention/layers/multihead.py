@@ -114,7 +114,7 @@ class MultiHeadAttention(Mixer):
             tables = inputs.tables
             if tables is None:
                 tables = encoding.prepare(explicit(call.positions, call.length, x.device), None, q.dtype)
-            q, k = encoding.queries(q, tables), encoding.keys(k, tables)
+            q, k = encoding.queries_and_keys(q, k, tables)
         columns, carry = {}, None
         if encoding.reads_tokens:
             columns, carry = encoding.context(x, None if cache is None else of_this_mode(cache.carry), call.documents)
