@@ -13,7 +13,7 @@ def written(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while one runs, no other test in the process can start another
 def chromium():
     from playwright.sync_api import sync_playwright
 

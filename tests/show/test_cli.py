@@ -52,11 +52,29 @@ def test_files(command, tmp_path):
         code, out, err = command("show", "rope", *SMALL, "--out", file)
         assert code == 0 and "rotated by the angle" in out and "┤" not in out and str(file) in err
         assert file.stat().st_size > 10_000
+    code, _, _ = command("show", "alibi", *SMALL, "--out", tmp_path / "alibi.svg")
+    assert code == 0 and 'shape-rendering="crispEdges" class="mark-rect' in (tmp_path / "alibi.svg").read_text()
     root = ET.parse(tmp_path / "rope.svg").getroot()
     words = {each.tag.rpartition("}")[2]: each.text for each in root[:2]}
     assert root.get("role") == "img" and "full rotation" in words["title"] and "yarn from 1 at 0" in words["desc"]
     page = (tmp_path / "rope.html").read_text()
     assert "the numbers</summary>" in page and "http-equiv" in page
+
+
+def test_a_registered_name_is_no_folder_and_other_files_are_refused(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "alibi").mkdir()
+    (tmp_path / "notes.txt").write_text("alibi")
+    assert command("show", "alibi", *SMALL)[0] == 0
+    for name, reason in (
+        (
+            "./alibi",
+            "alibi: expected the folder of a study, with study.json, or of a checkpoint, with config.json; it holds",
+        ),
+        ("notes.txt", "notes.txt: expected a name, a folder or a config.json, got another file"),
+    ):
+        code, out, err = command("show", name)
+        assert code == 2 and out == "" and err.startswith(f"longitude: {reason}")
 
 
 @pytest.mark.parametrize(
@@ -70,6 +88,7 @@ def test_files(command, tmp_path):
         ("alibi --heads 0", "show: expected heads to be an int of 1 or more, got 0"),
         ("alibi --length 1", "--length must be at least 2, got 1"),
         ("alibi --out alibi.pdf", "--out alibi.pdf: expected a name that ends in .svg, .html or .png"),
+        ("alibi --out no/alibi.svg", "--out no/alibi.svg: there is no folder no; make it first"),
         ("alibi --ot x.svg", "unknown option '--ot': did you mean '--out'?"),
     ],
 )

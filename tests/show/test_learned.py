@@ -68,8 +68,30 @@ def test_attention_by_offset_is_the_mean_of_the_weights(study):
 
 def test_a_longer_window(study):
     assert len(drawn(study, "rope", 48)["field"].lines["layer 1"][0]) == 48
-    with pytest.raises(ValueError, match="--length 100000: the held-out text of this study has windows of at most"):
+    with pytest.raises(ValueError, match="--length 100000: what this study held out has windows of at most"):
         drawn(study, "rope", 100_000)
+
+
+@pytest.mark.parametrize(("task", "stacks"), [("masked", [""]), ("reverse", ["encoder-", "decoder-"])])
+def test_encoders_look_to_both_sides(task, stacks, tmp_path):
+    """The share of a distance is that of both sides; decoders of encoder-decoders look back."""
+    path = write_run(
+        tmp_path, {"rope": (2.5,)}, task=task, test_lengths=(16,), layers=1, hidden=16, heads=2, train_length=8
+    )
+    run = learned.read_run(path)
+    save(build_model(run.config, "rope", 0), run.of("rope")[0].folder)
+    found = drawn(path, "rope", 8)
+    assert {name for name in found if name.startswith("attention")} == {f"attention-{stack}1" for stack in stacks}
+    lines = found[f"attention-{stacks[0]}1"].lines.values()
+    offsets = next(iter(lines))[0]
+    assert [*offsets] == [*range(-offsets[-1], offsets[-1] + 1)]
+    near = np.mean([weights[np.abs(offsets) <= 2].sum() / weights.sum() for _, weights in lines])
+    [(_, share)] = [line for layer, line in found["field"].lines.items() if not layer.startswith("decoder")]
+    assert 0 < near < share[-1] == pytest.approx(1) and share[2] == pytest.approx(near)
+    if task == "reverse":
+        assert min(found["attention-decoder-1"].lines["head 1"][0]) == 0
+    with pytest.raises(ValueError, match="--length 5: what this study held out has examples of 8 alone; leave it out"):
+        drawn(path, "rope", 5)
 
 
 def test_a_mixer_without_weights_draws_none(study):
@@ -78,7 +100,7 @@ def test_a_mixer_without_weights_draws_none(study):
 
 def test_runs_that_lack_what_is_asked_for(study, command):
     code, out, err = command("show", study, "--encoding", "none")
-    assert code == 2 and out == "" and "holds no model of none: config.json and model.safetensors missing" in err
+    assert code == 2 and out == "" and 'holds no model of "none": config.json and model.safetensors missing' in err
     _, _, err = command("show", study, "--encoding", "ropee")
     assert "unknown label of --encoding 'ropee': did you mean 'rope'?" in err
     _, _, err = command("show", "alibi", "--encoding", "rope")

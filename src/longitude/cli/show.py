@@ -38,6 +38,8 @@ def show(
         raise ValueError("expected a name: longitude show alibi; `longitude list` lists them")
     if out is not None and out.suffix not in SUFFIXES:
         raise ValueError(f"--out {out}: expected a name that ends in .svg, .html or .png")
+    if out is not None and not out.absolute().parent.is_dir():
+        raise ValueError(f"--out {out}: there is no folder {out.parent}; make it first")
     from longitude.show.drawing import side_by_side
     from longitude.show.subjects import subjects
 

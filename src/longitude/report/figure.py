@@ -68,9 +68,7 @@ class Figure:
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """What a notebook shows: an SVG with its words inside, and these alone where there are no pictures."""
-        file = StringIO()
-        _still(self.sized(WIDTH)).save(file, format="svg")
-        picture = described(file.getvalue(), self.title, self.alt, self.name)
+        picture = described(_svg(self.sized(WIDTH)), self.title, self.alt, self.name)
         return {"image/svg+xml": picture, "text/plain": self.alt}, {"image/svg+xml": {"alt": self.alt}}
 
 
@@ -111,9 +109,11 @@ def apart(values: list[float], gap: float) -> list[float]:
 
 def save(chart: Any, path: Path) -> None:
     """As SVG or PNG, by the suffix; the file is whole or not there."""
-    dots: dict[str, Any] = {"scale_factor": 2} if path.suffix == ".png" else {}
     with atomic(path) as unfinished:
-        _still(chart).save(str(unfinished), format=path.suffix[1:], **dots)
+        if path.suffix == ".svg":
+            unfinished.write_text(_svg(chart), encoding="utf-8")
+        else:
+            _still(chart).save(str(unfinished), format=path.suffix[1:], scale_factor=2)
 
 
 def described(svg: str, title: str, description: str, name: str = "picture") -> str:
@@ -121,6 +121,15 @@ def described(svg: str, title: str, description: str, name: str = "picture") -> 
     root, rest = svg.split(">", 1)
     words = f'<title id="{name}-title">{escape(title)}</title><desc id="{name}-desc">{escape(description)}</desc>'
     return f'{root} role="img" aria-labelledby="{name}-title {name}-desc">{words}{rest}'
+
+
+def _svg(chart: Any) -> str:
+    """The text of a file; cells of heat maps meet in it without seams."""
+    file = StringIO()
+    _still(chart).save(file, format="svg")
+    return file.getvalue().replace(
+        'class="mark-rect role-mark', 'shape-rendering="crispEdges" class="mark-rect role-mark'
+    )
 
 
 def _still(chart: Any) -> Any:

@@ -69,14 +69,14 @@ def alternative(drawing: Drawing) -> str:
 
 
 def _themed(chart: Any) -> Any:
-    return themed(chart, axisX=alt.AxisConfig(domain=True, domainColor=EDGE))
+    return themed(chart, axisX=alt.AxisConfig(domain=True, domainColor=EDGE), axisY=alt.AxisConfig(titlePadding=14))
 
 
 def _chart(drawing: Drawing, captioned: bool = False) -> Any:
     chart = _lines(drawing) if isinstance(drawing, Lines) else _grid(drawing)
     if not captioned:
         return chart
-    words: Any = textwrap.wrap(drawing.caption, 140)
+    words: Any = textwrap.wrap(drawing.caption, 115)  # readers' letters are wider than those it is laid out with
     return chart.properties(
         title=alt.TitleParams(
             drawing.title, subtitle=words, anchor="start", frame="group", subtitleColor=GREY, offset=12
@@ -95,10 +95,13 @@ def _lines(drawing: Lines) -> Any:
         else alt.Legend(title=None, orient="bottom", columns=columns, symbolLimit=0, labelLimit=700)
     )
     low, high = float(frame["x"].min()), float(frame["x"].max())
+    dotted = len(frame) <= 16
+    dots: dict[str, Any] = {"point": alt.OverlayMarkDef(size=30)} if dotted else {}
+    room: dict[str, Any] = {"padding": 6} if dotted else {}  # pixels, for whole dots at the edges
     x = alt.X(
         "x:Q",
         title=drawing.x,
-        scale=alt.Scale(type="symlog" if drawing.log_x else "linear", domain=[low, high], nice=False),
+        scale=alt.Scale(type="symlog" if drawing.log_x else "linear", domain=[low, high], nice=False, **room),
         axis=alt.Axis(
             grid=False, labelOverlap="greedy", values=ticks(low, high, "offsets" if drawing.log_x else "linear")
         ),
@@ -108,11 +111,10 @@ def _lines(drawing: Lines) -> Any:
     y = alt.Y(
         "y:Q",
         title=drawing.y,
-        scale=alt.Scale(type="log" if drawing.log_y else "linear", zero=False, nice=False, **bottom),
+        scale=alt.Scale(type="log" if drawing.log_y else "linear", zero=False, nice=False, **bottom, **room),
         axis=alt.Axis(tickCount=6, **at),
     )
     base = alt.Chart(alt.InlineData(values=_short(frame, "y").to_dict("records")))
-    dots: dict[str, Any] = {"point": alt.OverlayMarkDef(size=30)} if len(frame) <= 16 else {}
     line = base.mark_line(strokeWidth=1.8, clip=True, **dots).encode(
         x,
         y,

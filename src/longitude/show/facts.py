@@ -44,7 +44,7 @@ def words(about: Facts) -> Iterator[tuple[str, str]]:
         yield "parameters", f"{part['parameters']:,}"
     if runs := about.get("backends"):
         yield "backends", "; ".join(_taken(when, each) for when, each in runs.items())
-        yield "cost here", "longitude bench"
+        yield "cost here", "`longitude bench` measures it"
 
 
 def _of_encoding(part: Part, shape: Shape) -> Facts:

@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longitude.attention.mixer import Mixer
 from longitude.checkpoints.quiet import quiet
 from longitude.errors import unknown
+from longitude.report.wording import named
 from longitude.show.drawing import Drawing, Lines, floor_of, middle
 from longitude.study.data import StudyData
 from longitude.study.pictures.biases import panels_of
@@ -17,6 +19,8 @@ from longitude.study.results import Run, TrialResult, read_run
 
 TEXTS = 8
 """Windows of held-out text that attention is averaged over."""
+STACKS = {"": "attentions", "encoder, ": "encoder_attentions", "decoder, ": "decoder_attentions"}
+"""Layers -> what a model returns their weights as."""
 
 
 def opened(path: Path, encoding: Sequence[str]) -> tuple[Run, dict[str, TrialResult]]:
@@ -39,13 +43,13 @@ def opened(path: Path, encoding: Sequence[str]) -> tuple[Run, dict[str, TrialRes
         if not trials:
             why = "; ".join(f"seed {trial.seed}: {trial.status}" for trial in run.of(label))
             raise ValueError(
-                f"{path} has no trained model of {label} ({why}); run the same `longitude study` again, it continues"
+                f"{path} has no trained model of {named(label)} ({why}); run the same `longitude study` again, it continues"
             )
         lost = [name for name in ("config.json", "model.safetensors") if not (trials[0].folder / name).exists()]
         if lost:
             raise ValueError(
-                f"{trials[0].folder} holds no model of {label}: {' and '.join(lost)} missing; copy the cells of the study, too, "
-                "or train it again with `longitude study`"
+                f"{trials[0].folder} holds no model of {named(label)}: {' and '.join(lost)} missing; copy the cells "
+                "of the study, too, or train it again with `longitude study`"
             )
         done[label] = trials[0]
     return run, done
@@ -79,14 +83,15 @@ def drawings(run: Run, trial: TrialResult, data: StudyData, length: int) -> list
 
 def biases(run: Run, trial: TrialResult) -> Iterator[Drawing]:
     """Biases by offset of the first and the last layer that has its own, before and after training."""
-    for place, (title, points) in enumerate(panels_of(run, trial), 1):
+    for place, (panel, points) in enumerate(panels_of(run, trial), 1):
+        which = panel.removeprefix(trial.label).removesuffix(", fixed").strip(", ")
         lines = {
             f"head {each['head']}" + (", before" if each["state"] == "before" else ""): (each["offset"], each["bias"])
             for each in sorted(points, key=lambda each: each["state"])
         }
         yield Lines(
             name=f"bias-{place}",
-            title=f"What each head adds to the score of a key, by offset: {title}",
+            title="What each head adds to the score of a key, by offset" + (f": {which}" if which else ""),
             caption=f"Before softmax, after training at length {run.train_length}, and before it where it is learned.",
             x="offset (query - key)",
             y="bias",
@@ -105,69 +110,94 @@ def windows(run: Run, data: StudyData, length: int) -> dict[str, Tensor]:
     if texts and run.task.stack == "decoder":
         return {"input_ids": torch.stack(texts).long()}
     if length != run.train_length:
-        longest = max(map(len, data.validation), default=run.train_length)
-        raise ValueError(
-            f"--length {length}: the held-out text of this study has windows of at most {longest}; leave it out"
+        free = run.task.stack == "decoder" and data.validation
+        there = (
+            f"windows of at most {max(map(len, data.validation))}" if free else f"examples of {run.train_length} alone"
         )
+        raise ValueError(f"--length {length}: what this study held out has {there}; leave it out")
     examples = run.task.selection(run.config, data)
     batch = [examples[index] for index in range(min(TEXTS, len(examples)))]
-    return {name: torch.stack([each[name] for each in batch]) for name in batch[0] if "labels" not in name}
+    read = [name for name in batch[0] if "labels" not in name or run.task.stack == "encoder-decoder"]  # targets, too
+    return {name: torch.stack([each[name] for each in batch]) for name in read}
 
 
 @torch.no_grad()
 def attention(model: Any, inputs: dict[str, Tensor]) -> Iterator[Drawing]:
-    """Mean weights by offset, by layer and head, and within how many tokens they are."""
-    try:
-        out = model(**inputs, output_attentions=True)
-    except ValueError:  # no mixer of it has weights
+    """Mean weights by offset, by layer and head, and within how many tokens they are; of self-attention."""
+    if not any(module.has_weights for module in model.modules() if isinstance(module, Mixer)):
         return
-    weights = getattr(out, "attentions", None) or getattr(out, "decoder_attentions", None) or ()
-    found = {layer: by_offset(one) for layer, one in enumerate(weights, 1) if one is not None}
-    if not found:
-        return
-    texts, length = next(one for one in weights if one is not None).shape[::3]
-    where = f"Mean over the second half of {texts} held-out windows of {length} tokens."
-    offsets = np.arange(length)
-    for layer, mean in found.items():
+    out = model(**inputs, output_attentions=True)
+    layers = {
+        f"{stack}layer {place}": one
+        for stack, name in STACKS.items()
+        for place, one in enumerate(out.get(name) or (), 1)
+        if one is not None
+    }
+    found = {layer: by_offset(one) for layer, one in layers.items()}
+    where = {layer: _where(one) for layer, one in layers.items()}
+    for layer, (offsets, mean) in found.items():
         lines = {f"head {head}": (offsets, line) for head, line in enumerate(mean, 1)}
         yield Lines(
-            name=f"attention-{layer}",
-            title=f"Attention by offset, layer {layer}",
-            caption=f"The weight of the key at this offset before the query. {where}",
+            name="attention-" + layer.replace("layer ", "").replace(", ", "-"),
+            title=f"Attention by offset, {layer}",
+            caption="The weight of the key at this offset before the query"
+            + (", after it where the offset is below 0. " if offsets[0] < 0 else ". ")
+            + where[layer],
             x="offset (query - key)",
             y="weight",
             lines=lines,
             log_x=True,
             focus=middle(lines),
         )
-    within = {layer: (mean / mean.sum(1, keepdims=True)).cumsum(1) for layer, mean in found.items()}
+    within = {layer: _within(*each) for layer, each in found.items()}
+    every, last = " ".join(dict.fromkeys(where.values())), [*found][-1]
     yield Lines(
         name="field",
         title="Receptive field: the share of attention within this many tokens, by layer",
-        caption=f"The mean of the heads of a layer. {where}",
-        x="tokens before the query",
+        caption=f"The mean of the heads of a layer. {every}",
+        x="tokens before the query" + (" or after it" if any(offsets[0] < 0 for offsets, _ in found.values()) else ""),
         y="share of attention",
-        lines={f"layer {layer}": (offsets, share.mean(0)) for layer, share in within.items()},
+        lines={layer: (np.arange(share.shape[1]), share.mean(0)) for layer, share in within.items()},
         log_x=True,
-        focus=f"layer {max(within)}",
+        focus=last,
     )
-    half = {f"layer {layer}": 1 + (share < 0.5).sum(1) for layer, share in within.items()}
+    half = {layer: 1 + (share < 0.5).sum(1) for layer, share in within.items()}
     yield Lines(
         name="heads",
         title="Nearest tokens that hold half of a head's attention",
-        caption=f"Few are a local head, many a global one; the query's own token is one of them. {where}",
+        caption=f"Few are a local head, many a global one; the query's own token is one of them. {every}",
         x="head",
         y="tokens",
         lines={layer: (np.arange(1, len(tokens) + 1), tokens) for layer, tokens in half.items()},
         log_y=True,
-        focus=f"layer {max(within)}",
+        focus=last,
     )
 
 
-def by_offset(weights: Tensor) -> np.ndarray:
-    """Weights [B, H, L, L] -> means [H, L] at each offset from 0, over the queries of the second half that have it."""
-    length = weights.shape[-1]
-    mean = weights.double().mean(0)
-    rows = torch.arange(length // 2, length)
-    found = [mean[:, rows[rows >= d], rows[rows >= d] - d].mean(1) for d in range(length)]
-    return torch.stack(found, 1).numpy()
+def by_offset(weights: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Weights [B, H, L, L] -> (offsets [n], their mean weights [H, n]).
+
+    Causal ones from offset 0, over the queries of the second half that have the key; others, over all queries that have it.
+    """
+    length, mean, both = weights.shape[-1], weights.double().mean(0), _both(weights)
+    offsets, rows = range(1 - length if both else 0, length), torch.arange(0 if both else length // 2, length)
+    have = {d: rows[(rows >= d) & (rows - d < length)] for d in offsets}
+    return np.array(offsets), torch.stack([mean[:, own, own - d].mean(1) for d, own in have.items()], 1).numpy()
+
+
+def _both(weights: Tensor) -> bool:
+    """Whether queries attend to later keys, too."""
+    return bool(weights.triu(1).any())
+
+
+def _where(weights: Tensor) -> str:
+    part = "all queries" if _both(weights) else "the second half"
+    return f"Mean over {part} of {len(weights)} held-out windows of {weights.shape[-1]} tokens."
+
+
+def _within(offsets: np.ndarray, mean: np.ndarray) -> np.ndarray:
+    """The share [H, L] of the weights at a distance of 0, 1, 2, ... or less, on both sides."""
+    by_distance = np.zeros((len(mean), offsets[-1] + 1))
+    for offset, column in zip(np.abs(offsets), mean.T, strict=True):
+        by_distance[:, offset] += column
+    return (by_distance / by_distance.sum(1, keepdims=True)).cumsum(1)

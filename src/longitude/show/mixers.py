@@ -54,7 +54,7 @@ def blocks(mixer: Mixer, shape: Shape) -> Iterator[Drawing]:
         name="blocks",
         title="How many tokens share one key, by their offset from the query",
         caption=f"The query at position {newest} reads the last {mixer.window} tokens one by one, and all before them in {count} "
-        "blocks, whose sizes are the digits 1 of their number. Each block is one key, its average at first.",
+        "blocks, whose sizes are the powers of two that make up their number. Each block is one key, its average at first.",
         x="offset (query - key)",
         y="tokens of a key",
         lines={"block": (offsets, sizes[::-1])},

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from longitude.attention.mixer import MIXERS
+from longitude.positions.base import ENCODINGS
 from longitude.show.drawing import Drawing
 from longitude.show.shape import Shape
 
@@ -48,11 +50,24 @@ def subjects(names: Sequence[str], encoding: Sequence[str], sizes: dict[str, int
                 "--encoding chooses models of a study; expected a folder with study.json, as `longitude study` writes, got "
                 f"{name}"
             )
-        if path.is_dir() or path.suffix == ".json" or "/" in name:
+        if name.partition(":")[0] not in {*ENCODINGS, *MIXERS} and (
+            path.exists() or path.suffix == ".json" or "/" in name
+        ):
+            _require_checkpoint(path)
             _require_no(sizes, ("length", "heads", "head_dim"), name, "has a length and heads of its own")
             yield _of_checkpoint(name)
         else:
             yield _of_label(name, Shape(**sizes))
+
+
+def _require_checkpoint(path: Path) -> None:
+    """ValueError where there is something else."""
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ValueError(
+            f"{path}: expected the folder of a study, with study.json, or of a checkpoint, with config.json; it holds neither"
+        )
+    if path.is_file() and path.suffix != ".json":
+        raise ValueError(f"{path}: expected a name, a folder or a config.json, got another file")
 
 
 def _require_no(sizes: dict[str, int], refused: Sequence[str], name: str, why: str) -> None:
