@@ -27,7 +27,7 @@ SECTIONS = {
     ],
     "notebooks": ["examples/*"],
     "api": ["api/*"],
-    "performance": ["cost", "properties"],
+    "performance": ["properties"],
     "claims": [],
     "errata": [],
     "decisions": [],

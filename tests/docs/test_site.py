@@ -173,7 +173,7 @@ def test_it_asks_no_network_and_every_picture_has_words(site: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_names_lead_to_their_docstrings(site: Path) -> None:
-    assert '<a class="reference internal" href="api/attention.html#longitude.attend"' in html(site, "cost")
+    assert '<a class="reference internal" href="api/attention.html#longitude.attend"' in html(site, "performance")
     reference = html(site, "api/attention")
     assert (
         'id="longitude.attend"' in reference

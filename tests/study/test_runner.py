@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from longitude.attention.backends import routes
 from longitude.measure import from_frame, read_rows
 from longitude.runs import files
 from longitude.study import run_trial, runner
@@ -173,3 +174,36 @@ def test_killed_with_kill_9_repeatedly_the_rows_are_the_same(tmp_path):
         _, errors = last.communicate()
         assert last.returncode == 0, errors
     assert_same_runs(tmp_path / "killed", tmp_path / "whole")
+
+
+# ---- routes ------------------------------------------------------------------------------------------------------------
+def test_a_trial_repeats_the_routes_that_it_was_begun_with(tmp_path, data, monkeypatch):
+    """Those of today where it begins; its own, even none, where it continues; and it says so where our loop is off."""
+    trial, here, used, notes = trial_at(tmp_path, "rope", 0), {"forward float32": {"64": 32}}, [], []
+    monkeypatch.setattr(routes, "is_on", lambda: True)
+    monkeypatch.setattr(routes, "routes_of", lambda *machine: here)
+
+    def killed(trial_run):
+        trial_run.record_own()
+        used.append(routes.routes())
+        return trial.status
+
+    monkeypatch.setattr(run_trial.TrialRun, "run", killed)
+
+    def attempt():
+        run_trial.run_trial(TINY, trial, data, note=notes.append)
+        assert json.loads((trial.folder / "trial.json").read_text())["routes"] == used[-1]
+
+    attempt()
+    here = {}
+    attempt()
+    assert used == [{"forward float32": {"64": 32}}] * 2 and notes == [] and routes.routes() == {}
+    monkeypatch.setattr(routes, "is_on", lambda: False)
+    attempt()
+    assert used[-1] == {} and "was begun with our loop for attention, which is off here" in notes[0]
+    older = json.loads((trial.folder / "trial.json").read_text())
+    (trial.folder / "trial.json").write_text(json.dumps({name: x for name, x in older.items() if name != "routes"}))
+    here = {"forward float32": {"64": 64}}
+    monkeypatch.setattr(routes, "is_on", lambda: True)
+    attempt()
+    assert used[-1] == {} and routes.routes() == here

@@ -11,7 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from longitude.attention.backends import BACKENDS, Backend, refuses
+from longitude.attention.backends import BACKENDS, Backend, refuses, routes
+from longitude.attention.backends.sdpa import sdpa_is_plain
 from longitude.attention.length_dependent import Part, joined, parted
 from longitude.attention.masks import Causal, Mask, require_causal
 from longitude.attention.request import AllowedPairs, Request, in_forward_mode, places, transformed, validate
@@ -257,6 +258,7 @@ def choose_once(r: Request, name: str) -> Backend:
     key = (
         q.dtype, q.shape, k.shape, v.shape, r.scale, r.dropout, r.weights, r.lse, len(r.learned) > 0, grad, terms,
         r.q_positions, r.k_positions, r.band, r.order_gap,
+        not terms and routes.in_loop(r),
     )  # fmt: skip
     backends = tuple(BACKENDS.values())
     chosen, among = _CHOSEN.get(key, (None, ()))
@@ -344,6 +346,8 @@ def _passed_over(backend: Backend, chosen: Backend, r: Request) -> str:
 def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict, ...]:
     """Print what each backend would do with the same arguments as attend: its memory, and why it refuses or is passed over.
 
+    Without a bias on the CPU it prints the routes, too: the lengths from which our loop in C runs instead of torch's function.
+
     Args:
         q: Queries [B, H, Lq, D].
         k: Keys [B, Hkv, Lk, D].
@@ -366,6 +370,8 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
     largest = max(requested, key=lambda r: r.rows * r.length)
     if len(parts) > 1:
         print(f"tables follow {len(parts)} lengths, each in a call of its own; memory is of the largest")
+    if sdpa_is_plain(largest) and largest.q.is_cpu:
+        print(routes.words(largest))
     require_backend(name)
     refusals = {b.name: refusal(b, requested) for b in BACKENDS.values()}
     chosen = choose(requested, name) if name == "auto" or refusals[name] is None else None

@@ -11,6 +11,7 @@ import pandas as pd
 import torch
 import transformers
 
+from longitude.attention.backends import routes
 from longitude.measure import write_rows
 from longitude.report.wording import and_
 from longitude.runs.device import device_of
@@ -105,7 +106,8 @@ class TrialRun:
         trace = self.trial.folder / "error.txt"
         trace.unlink(missing_ok=True)
         try:
-            return self.run()
+            with routes.repeated(self.routes()):
+                return self.run()
         except Exception as error:
             if out_of_space(error, self.trial.run):
                 drop_unfinished(self.trial.folder / "trainer")
@@ -114,6 +116,15 @@ class TrialRun:
                 unfinished.write_text("".join(traceback.format_exception(error)), encoding="utf-8")
             reason = f"{type(error).__name__}: {(str(error).splitlines() or ['no message'])[0]}"
             return self.record("failed", 0, reason=reason)
+
+    def routes(self) -> routes.Routes:
+        """Which attention runs in our loop: as the trial was begun, on whatever machine that was."""
+        own = read_json(self.trial.folder / TRIAL, self.trial.remedy)
+        here = routes.routes()
+        begun = here if own is None else own.get("routes", {})
+        if begun and not routes.is_on():
+            self.note(f"{self.trial.folder} was begun with our loop for attention, which is off here: rounding differs")
+        return begun
 
     def record(self, status: Any, step: int, **more: Any) -> Status:
         """Write status.json."""
@@ -132,7 +143,7 @@ class TrialRun:
         folder.mkdir(parents=True, exist_ok=True)
         own = read_json(folder / TRIAL, self.trial.remedy)
         own = own or record_of(self.config, self.trial, self.data.description, recipe(self.config))
-        write_json(folder / TRIAL, own | {"measured": measured, **provenance()})
+        write_json(folder / TRIAL, own | {"measured": measured, "routes": routes.routes(), **provenance()})
 
     def run(self) -> Status:
         """Train and measure; errors are the caller's to record."""

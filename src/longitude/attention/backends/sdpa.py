@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, terms_bytes
+from longitude.attention.backends.routes import in_loop
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request, in_forward_mode
 from longitude.attention.scores import drift_level, offsets, per_query_head
@@ -173,7 +174,7 @@ def sdpa_limits(r: Request) -> str | None:
 def sdpa_price(r: Request) -> float:
     """Plain span by span is nearly plain; and the bias of a single query is far smaller than its keys."""
     if sdpa_is_plain(r):
-        return 1.0
+        return 1.25 if in_loop(r) else 1.0
     if sdpa_by_spans(r) and not sdpa_dense(r):
         return 1.1
     return 1.1 if r.rows == 1 and r.band[1] is None else 4.0

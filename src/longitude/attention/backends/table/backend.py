@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, wide_item
+from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, needs_operator, wide_item
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.backward import backward
 from longitude.attention.backends.table.band import Band, Inputs, heads_last
@@ -264,15 +264,9 @@ def toeplitz_attention(
     stop = Band.of(q.shape[2], k.shape[2], low, None).last + 1  # one past the last diagonal of the band
     vectors = [None if x is None else x[:, : max(0, stop - near)] for x in (key_vectors, value_vectors)]
     inputs: Any = q, k, v, table, *(levels or (None, None)), *vectors, spans, near, low, high, scale
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or _needs_operator(q, k, v, table):
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or needs_operator(q, k, v, table):
         return _attention(*inputs)[:2]
     return _run(*inputs)[:2]  # decoding: the dispatcher would take a fifth of a short step
-
-
-def _needs_operator(*tensors: Tensor | None) -> bool:
-    """Whether a mode, a transform or a subclass of tensors need the operator: they have no plain memory."""
-    modes = torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active()
-    return modes or any(x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_neg()) for x in tensors)
 
 
 # ---- the operators: compiled graphs hold these two, whatever the length ----------------------------------------------

@@ -1,0 +1,93 @@
+"""Measure from which length our loop in C is faster than torch's function for attention without a bias: routes.json.
+
+    python benchmarks/routes.py [--processor avx2] [--threads 1 2]      # some minutes for each number of threads, quiet
+
+A length counts where our loop takes at most 0.9 of torch's time, there and in all longer ones, with batches of 1 and 8, causal
+or not.
+--processor avx2: this processor, without its instructions of 512 bits.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from datetime import date
+from pathlib import Path
+
+import torch
+
+import longitude as lg
+from longitude import c_compile
+from longitude.attention.backends import routes
+from longitude.bench.cases import AttentionShape, Inputs
+from longitude.bench.clock import CLOCKS, interleaved
+from longitude.bench.sweep import threads
+from longitude.runs.progress import Progress
+from longitude.runs.provenance import machine
+from target import step
+
+TABLE = Path(routes.__file__).with_name("routes.json")
+LENGTHS = (32, 64, 128, 256, 512)
+HEAD_DIMS = (16, 32, 64, 128)
+DTYPES = ("float32", "bfloat16")
+ENOUGH = 0.9
+AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+
+
+def ratio(shape: AttentionShape, mask: lg.Mask, backward: bool, clock: str) -> float:
+    """Time of our loop over that of torch's function."""
+    inputs, turns = Inputs.of(shape), 3 if shape.length >= 512 else 9
+    three = [inputs.q, inputs.k, inputs.v]
+    calls = {
+        name: step(lambda name=name: lg.attend(*three, mask=mask, backend=name), three, backward, inputs.gradient)
+        for name in ("sdpa", "table")
+    }
+    found = interleaved(calls, "sdpa", turns, CLOCKS[clock])["table"].ratio
+    assert found is not None
+    return found.median
+
+
+def shortest(head_dim: int, dtype: str, backward: bool, clock: str) -> int | None:
+    """The shortest length from which on it is enough; None: none."""
+    found = None
+    for length in reversed(LENGTHS):
+        for batch in (1, 8):
+            for mask in (lg.NoMask(), lg.Causal()):
+                shape = AttentionShape(batch, routes.HEADS, routes.HEADS, head_dim, length, dtype)
+                if ratio(shape, mask, backward, clock) > ENOUGH:
+                    return found
+        found = length
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processor", choices=["avx2"], help="leave out what it can do beyond this")
+    parser.add_argument("--threads", type=int, nargs="+", default=[1])
+    options = parser.parse_args()
+    if options.processor and os.environ.get("ATEN_CPU_CAPABILITY") != options.processor:
+        sys.exit(subprocess.run([sys.executable, *sys.argv], env={**os.environ, **AVX2}).returncode)
+    if options.processor:  # our own loops too
+        c_compile.FLAGS = tuple("-march=x86-64-v3" if flag == "-march=native" else flag for flag in c_compile.FLAGS)
+    found: dict[str, dict[str, dict[str, int | None]]] = {}
+    work = [(t, p, d) for t in options.threads for p in ("forward", "training") for d in DTYPES]
+    with Progress(total=len(work)) as progress:
+        for n, (count, name, dtype) in enumerate(work):
+            with threads(count):
+                clock = "processor" if count == 1 else "wall"
+                for dim in HEAD_DIMS:
+                    progress.update(f"{name} {dtype}, head_dim {dim}, {count} threads", n)
+                    own = found.setdefault(f"{name} {dtype}", {}).setdefault(str(count), {})
+                    own[str(dim)] = shortest(dim, dtype, name == "training", clock)
+    table = json.loads(TABLE.read_text()) if TABLE.exists() else {}
+    here = machine()
+    by = f"{here['cpu']}, {here['cores']} cores, torch {torch.__version__}, {date.today()}"
+    table[routes.processor()] = {"measured": by, "shortest": found}
+    TABLE.write_text(json.dumps(table, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,104 @@
+"""Which loop computes attention without a bias on a CPU, ours in C or torch's: a committed table says, nothing is timed here.
+
+routes.json, made by `benchmarks/routes.py`, has for each type of processor, pass and dtype the shortest sequences that our loop
+takes, by threads and head_dim: both are rounded up or down to a measured one, so that an unmeasured one is never guessed better.
+LONGITUDE_ROUTES=0 in the environment leaves all of it to torch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from longitude.attention.backends.base import needs_operator
+from longitude.attention.backends.table import band
+from longitude.attention.request import Request
+
+Routes = Mapping[str, Mapping[str, int]]
+"""Pass and dtype, "forward float32" -> head_dim, "64" -> the shortest sequence that our loop takes."""
+HEADS = 8  # of what was measured: with fewer, sequences must be longer for as much work
+_repeated: Routes | None = None
+
+
+@lru_cache
+def processor() -> str:
+    """Its type in the table: the instructions of torch's kernels, and whether it multiplies matrices of bfloat16 itself."""
+    cpuinfo = Path("/proc/cpuinfo")
+    matrices = " amx" if cpuinfo.is_file() and "amx_bf16" in cpuinfo.read_text() else ""
+    return torch.backends.cpu.get_cpu_capability().lower() + matrices
+
+
+def is_on() -> bool:
+    """Whether our loop is compiled, and not switched off."""
+    return os.environ.get("LONGITUDE_ROUTES") != "0" and band.available(torch.float32)
+
+
+@lru_cache
+def routes_of(processor: str, threads: int) -> Routes:
+    """Of the table; none where it is switched off, where there is no compiler, or where nothing was measured."""
+    if not is_on():
+        return {}
+    table = json.loads(Path(__file__).with_name("routes.json").read_text())
+    found = {}
+    for what, by_threads in table.get(processor, {}).get("shortest", {}).items():
+        measured = [int(each) for each in by_threads if int(each) <= threads]
+        found[what] = {dim: n for dim, n in by_threads[str(max(measured))].items() if n} if measured else {}
+    return found
+
+
+def routes() -> Routes:
+    """Those of this process, or those that `repeated` asks for."""
+    return routes_of(processor(), torch.get_num_threads()) if _repeated is None else _repeated
+
+
+@contextmanager
+def repeated(recorded: Routes) -> Iterator[None]:
+    """Take the routes that an earlier process recorded, unless the loop is off here."""
+    global _repeated
+    before, _repeated = _repeated, recorded if is_on() else {}
+    try:
+        yield
+    finally:
+        _repeated = before
+
+
+def row_of(r: Request) -> tuple[str, str]:
+    """Pass and dtype of a request, as the table has them; and its head_dim."""
+    learns = torch.is_grad_enabled() and (r.q.requires_grad or r.k.requires_grad or r.v.requires_grad)
+    return f"{'training' if learns else 'forward'} {str(r.q.dtype).removeprefix('torch.')}", str(r.q.shape[3])
+
+
+def shortest(what: str, head_dim: str) -> int | None:
+    """The shortest sequence of it that our loop takes; None: it takes none."""
+    dims = routes().get(what, {})
+    return next((dims[dim] for dim in sorted(dims, key=int) if int(head_dim) <= int(dim)), None)
+
+
+def in_loop(r: Request) -> bool:
+    """Whether our loop takes a request that torch's function takes as it is.
+
+    Compiled, exported and transformed calls stay torch's: it has the rules for all of them.
+    """
+    if r.rows == 1 or not r.q.is_cpu or torch.compiler.is_compiling() or needs_operator(r.q, r.k, r.v):
+        return False
+    rows, length = r.rows, r.length
+    least = shortest(*row_of(r))
+    if least is None or rows < least or length < least:
+        return False
+    return r.q.shape[0] * r.heads * rows * length >= HEADS * least * least
+
+
+def words(r: Request) -> str:
+    """The row of the table that a request is looked up in."""
+    what, head_dim = row_of(r)
+    least = shortest(what, head_dim)
+    row = f"{processor()}, {torch.get_num_threads()} threads, {what}, head_dim {head_dim}"
+    if least is None:
+        return f"routes of {row}: without a bias torch's function takes all"
+    return f"routes of {row}: without a bias the loop in C takes sequences of {least} and more (LONGITUDE_ROUTES=0: torch's)"
