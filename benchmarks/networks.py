@@ -77,22 +77,31 @@ def training(session: Session) -> list[Row]:
     return rows
 
 
-@torch.no_grad()
-def generation(session: Session) -> list[Row]:
-    """128 tokens, greedily, after a prompt of 128, with a cache."""
-    shape = session.shape(128, 1, HEADS, WIDTH // HEADS)
-    prompt = torch.randint(VOCABULARY, (1, shape.length), generator=torch.Generator().manual_seed(0))
-    fixed = {"max_new_tokens": shape.length, "min_new_tokens": shape.length, "do_sample": False, "pad_token_id": 0}
+def generation(*labels: str) -> Callable[[Session], list[Row]]:
+    @torch.no_grad()
+    def measure(session: Session) -> list[Row]:
+        """128 tokens, greedily, after a prompt of 128, with a cache; one sequence, and eight."""
+        rows = []
+        for batch in (1, 8):
+            shape = session.shape(128, batch, HEADS, WIDTH // HEADS)
+            prompt = torch.randint(VOCABULARY, (batch, shape.length), generator=torch.Generator().manual_seed(0))
+            calls: dict[str, Call] = {
+                "transformers Llama": ("plain", "transformers", generating(of_transformers("Llama", 256), prompt))
+            }
+            for label in labels:
+                calls[label] = ("ours", "auto", generating(of_ours(label, 256), prompt))
+            rows += session.compare(calls, "transformers Llama", shape, "generate", 7, "generation")
+        return rows
 
-    def generate(model: Any) -> Callable[[], object]:
-        model.eval()
-        return lambda: model.generate(prompt, attention_mask=torch.ones_like(prompt), **fixed)
+    return measure
 
-    calls: dict[str, Call] = {
-        "transformers Llama": ("plain", "transformers", generate(of_transformers("Llama", 2 * shape.length))),
-        "rope": ("ours", "auto", generate(of_ours("rope", 2 * shape.length))),
-    }
-    return session.compare(calls, "transformers Llama", shape, "generate", 7, "generation")
+
+def generating(model: Any, prompt: Tensor) -> Callable[[], object]:
+    """As many tokens as the prompt has."""
+    model.eval()
+    count, mask = prompt.shape[1], torch.ones_like(prompt)
+    fixed = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    return lambda: model.generate(prompt, attention_mask=mask, **fixed)
 
 
 @torch.no_grad()

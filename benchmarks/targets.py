@@ -217,7 +217,8 @@ TARGETS = (
     Target("packed documents, 64 of 128", 0.3, "a dense mask", documents),
     Target("padded batch", 0.3, "a dense mask", padding),
     Target("decoding one token at 8192, any bias of the offset", 1.10, "the unbiased step", decoding),
-    Target("generation", 1.0, "transformers' Llama", networks.generation),
+    Target("generation", 1.0, "transformers' Llama", networks.generation("rope")),
+    Target("generation with a bias", 0.9, "transformers' Llama", networks.generation("alibi", "t5")),
     Target("graphs compiled over 20 lengths", 2.0, "one graph", networks.graphs),
 )  # fmt: skip
 

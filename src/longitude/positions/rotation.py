@@ -20,6 +20,7 @@ from torch.autograd import forward_ad
 from longitude import c_compile
 
 WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
+FEW = 2**13  # numbers that torch's product of complex numbers rotates sooner than rotate.c is called
 IN_CACHE = 2**20  # numbers at a time, of those that are passed over more than once
 KINDS = {torch.float32: "FLOAT32", torch.bfloat16: "BFLOAT16", torch.float16: "FLOAT16"}
 """Numbers that rotate.c rotates, by float32 tables, and how it calls them."""
@@ -63,6 +64,9 @@ def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tup
     """
     # Compilers fuse the formula themselves; and it alone has gradients of tables, and suits torch.func.
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    few = layout == "interleaved" and sum(x.numel() for x in tensors) < FEW and not torch.is_grad_enabled()
+    if few and not traced:  # a generated token: each call counts
+        return tuple(one_by_one(tensors, table, layout, rotate_neighbours))
     learned = table.cos.requires_grad or table.sin.requires_grad
     if traced or learned or not all(fits(x, table.cos) for x in tensors):
         return tuple(one_by_one(tensors, table, layout, rotate_by_formula))
@@ -74,8 +78,12 @@ def one_by_one(
     tensors: tuple[Tensor, ...], table: RotaryTable, layout: str, rotate: Callable[[Tensor, RotaryTable, str], Tensor]
 ) -> Iterator[Tensor]:
     """Each rotated in the wider of its dtype and the table's; what is beyond the table's pairs is copied."""
+    width = 2 * table.cos.shape[-1]
     for x in tensors:
-        width, dtype = 2 * table.cos.shape[-1], torch.promote_types(x.dtype, table.cos.dtype)
+        if x.dtype == table.cos.dtype and x.shape[-1] == width:
+            yield rotate(x, table, layout)
+            continue
+        dtype = torch.promote_types(x.dtype, table.cos.dtype)
         first = rotate(x[..., :width].to(dtype), table.to(dtype), layout).to(x.dtype)
         yield first if width >= x.shape[-1] else torch.cat([first, x[..., width:]], -1)
 
