@@ -28,6 +28,8 @@ RATES = {
     "s4d": {"log_dt", "log_A_real", "A_imag", "D"},
     "hierarchical": {"gate_bias"},
     "latent": {"q_norm.weight", "kv_norm.weight"},
+    "lstm": {"bias_ih_l0", "bias_hh_l0"},
+    "gru": {"bias_ih_l0", "bias_hh_l0"},
 }
 NORMS = {"mixer_norm.weight", "mlp_norm.weight", "model.norm.weight"}
 

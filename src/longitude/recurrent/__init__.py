@@ -1,5 +1,6 @@
 """Mixers that carry a state instead of keys and values: parallel = chunked = one token at a time."""
 
+from longitude.recurrent.gated import GRU, LSTM
 from longitude.recurrent.mamba import Mamba, selective_scan
 from longitude.recurrent.mamba2 import Mamba2, ssd
 from longitude.recurrent.performer import Performer, orthogonal_features, performer
@@ -9,6 +10,8 @@ from longitude.recurrent.rwkv6 import RWKV6, rwkv6
 from longitude.recurrent.s4d import S4D, s4d
 
 __all__ = [
+    "GRU",
+    "LSTM",
     "Mamba",
     "Mamba2",
     "Performer",

@@ -102,10 +102,12 @@ def _in_whole_tokens(build: Example, tensors: Named) -> None:
                     raise LawBroken(f"NaN in {name}, {where}: the loss is finite")
 
 
-def _in_a_token(where: str, forward: Callable[[Named], Tensor], clean: Named) -> None:
+def _in_a_token(
+    where: str, forward: Callable[[Named], Tensor], clean: Named, values: tuple[float, ...] = NOT_FINITE
+) -> None:
     """In one number of each tensor at a token: its output [B, L, ...] is not finite in any head; another row as without."""
     want = forward(clean)
-    for value in NOT_FINITE:
+    for value in values:
         bad = {name: x.clone() for name, x in clean.items()}
         for x in bad.values():
             x[0, ..., AT, :1] = value
@@ -129,7 +131,8 @@ def _spoiled(module: torch.nn.Module, whole: bool = False) -> Iterator[str]:
 def nan_and_inf_in_mixers(build: MixerExample) -> None:
     """NaN or an infinity in a token: that token's output is not finite, and other rows are as without it.
 
-    NaN in the first number of any parameter: the loss is not finite. In float32 and float64, in every form.
+    NaN in the first number of any parameter: the loss is not finite. In float32 and float64, in every form. What saturates is
+    held to NaN alone.
     """
     ways = [(name, options, torch.float32) for name, options in build.forms((4,)).items()]
     ways.append((*next(iter(build.forms((16,)).items())), torch.float64))
@@ -138,7 +141,8 @@ def nan_and_inf_in_mixers(build: MixerExample) -> None:
         where = f"{name}, {dtype}".removeprefix(", ")
         around = {"encoding": build.encodings(mixer).to(dtype), "positions": 0}
         x = numbers(2, LENGTH, DIM).to(dtype)
-        _in_a_token(where, lambda given: mixer(given["x"], **around), {"x": x})  # noqa: B023
+        values = (math.nan,) if mixer.saturates else NOT_FINITE
+        _in_a_token(where, lambda given: mixer(given["x"], **around), {"x": x}, values)  # noqa: B023
         for parameter in _spoiled(mixer):
             if math.isfinite(float(mixer(x, **around).sum())):
                 raise LawBroken(f"NaN in {parameter}, {where}: the loss is finite")

@@ -1,0 +1,58 @@
+"""LSTM and GRU: torch's own layers, by their parameters, in one pass and step by step."""
+
+import pytest
+import torch
+
+from longitude.recurrent import GRU, LSTM
+from longitude.testing import fill
+from tests.support import close
+
+KINDS = [(LSTM, torch.nn.LSTM), (GRU, torch.nn.GRU)]
+
+
+def both(ours, theirs):
+    """The same parameters, by torch's names."""
+    mixer, layer = fill(ours(6, inner=8)).double(), theirs(6, 8, batch_first=True).double()
+    layer.load_state_dict({name: p for name, p in mixer.state_dict().items() if name != "output.weight"})
+    return mixer, layer
+
+
+@pytest.mark.parametrize(("ours", "theirs"), KINDS)
+@pytest.mark.parametrize("flagged", [False, True])
+def test_it_is_torchs(ours, theirs, flagged):
+    """Outputs and gradients; flagged: with a document in the second half, so that it goes step by step."""
+    mixer, layer = both(ours, theirs)
+    x = torch.randn(2, 11, 6, dtype=torch.float64, requires_grad=True)
+    halves = [slice(0, 5), slice(5, 11)] if flagged else [slice(0, 11)]
+    want = torch.cat([mixer.output(layer(x[:, half])[0]) for half in halves], 1)
+    got = mixer(x, documents=torch.tensor([0] * 5 + [1] * 6).expand(2, 11) if flagged else None)
+    weight = torch.randn_like(want)
+    close(
+        (got, *torch.autograd.grad((got * weight).sum(), (x, *mixer.parameters()))[:1]),
+        (want, *torch.autograd.grad((want * weight).sum(), x)),
+        atol=1e-12,
+        rtol=1e-12,
+    )
+
+
+@pytest.mark.parametrize(("ours", "theirs"), KINDS)
+def test_the_state_is_torchs(ours, theirs):
+    mixer, layer = both(ours, theirs)
+    x = torch.randn(2, 7, 6, dtype=torch.float64)
+    cache = mixer.cache_layer()
+    with torch.no_grad():
+        for some in (slice(4), slice(4, 5), slice(5, 7)):
+            mixer(x[:, some], cache=cache)
+        _, state = layer(x)
+    for part, other in zip(cache.state, state if isinstance(state, tuple) else (state,), strict=True):
+        torch.testing.assert_close(part, other[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("ours", "theirs"), KINDS)
+def test_initial_values_are_torchs(ours, theirs):
+    """Uniform within 1/sqrt(inner), weights and biases alike."""
+    mixer = ours(64, inner=100)
+    for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"):
+        parameter = getattr(mixer, name)
+        assert parameter.shape == getattr(theirs(64, 100), name).shape
+        assert 0.095 < parameter.abs().max() <= 0.1
