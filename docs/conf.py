@@ -47,6 +47,9 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
+html_sidebars: dict[str, list[str]] = dict.fromkeys(
+    ("choose", "claims", "errata", "decisions", "CHANGELOG", "CONTRIBUTING"), []
+)  # nothing is below them
 html_theme_options: dict[str, Any] = {
     "logo": {"text": "Longitude"},
     "navbar_end": ["theme-switcher"],
@@ -54,7 +57,7 @@ html_theme_options: dict[str, Any] = {
     "footer_start": ["copyright"],
     "footer_end": [],
     "show_prev_next": False,
-    "header_links_before_dropdown": 8,
+    "header_links_before_dropdown": 6,  # in one line of 1280 pixels
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }

@@ -46,6 +46,8 @@ SHORT = {
 """What the bar at the top calls them, where their title is long."""
 LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)\)|(?<=\]\()([^)#:\s]+)(?=[)#])")
 """A whole link; or the target of a picture, or of a link to a heading."""
+PICTURE = re.compile(r"<picture>.*?<img src=\"([^\"]+)\" alt=\"([^\"]+)\">\s*</picture>", re.DOTALL)
+"""Of GitHub's two colourings; the site makes its own."""
 
 
 def pages() -> dict[Path, Path]:
@@ -70,7 +72,7 @@ def linked(text: str, page: Path, places: dict[Path, Path]) -> str:
             return f"{found[1]} (`{target.relative_to(ROOT).as_posix()}`)"
         return found[0]
 
-    return LINK.sub(moved, text)
+    return LINK.sub(moved, PICTURE.sub(r"![\2](\1)", text))
 
 
 def indexed(text: str, kind: str) -> str:
@@ -145,7 +147,11 @@ def build(source: Path = SOURCE, site: Path = SITE) -> int:
     stage(source)
     site.mkdir(parents=True, exist_ok=True)
     explore.write(site / "explore.html")  # before Sphinx, which puts words in the place of defaults in our signatures
-    return sphinx(["-c", str(DOCS), "-b", "html", "-nWq", "--keep-going", str(source), str(site)])
+    parsed = source.parent / "docs-parsed"  # Sphinx keeps pages there for its next run
+    done = sphinx(["-c", str(DOCS), "-b", "html", "-nWq", "--keep-going", "-d", str(parsed), str(source), str(site)])
+    for each in site.rglob("*.map"):  # of the theme's own sources
+        each.unlink()
+    return done
 
 
 if __name__ == "__main__":

@@ -29,6 +29,11 @@ def test_links_to_files_are_those_of_the_site() -> None:
     assert make_site.linked(text, page, places) == expected
     assert make_site.linked("[code](../../pyproject.toml)", page, places) == "code (`pyproject.toml`)"
     assert make_site.linked("[lost](nowhere.md)", page, places) == "[lost](nowhere.md)"  # Sphinx refuses it
+    both = """<picture>
+  <source media="(prefers-color-scheme: dark)" srcset="../cost-dark.svg">
+  <img src="../cost.svg" alt="The cost of each.">
+</picture>"""
+    assert make_site.linked(both, page, places) == "![The cost of each.](/cost.svg)"
 
 
 def test_names_of_a_table_lead_to_their_pages() -> None:
@@ -160,13 +165,14 @@ def test_its_snippets_run(site: Path) -> None:
 @pytest.mark.timeout(900)
 def test_it_asks_no_network_and_every_picture_has_words(site: Path) -> None:
     pages = [page for page in site.rglob("*.html") if page.name != "explore.html"]
-    assert len(pages) > 100
+    assert len(pages) > 100 and sum(file.stat().st_size for file in site.rglob("*.*")) < 40e6
     for page in pages:
         text = page.read_text(encoding="utf-8")
         fetched = re.findall(r"<(?:script|img|source|iframe)[^>]*?\ssrc=\"([^\"]*)|<link[^>]*?\shref=\"([^\"]*)", text)
         assert [each for pair in fetched for each in pair if each.startswith(("http", "//"))] == [], page
         for picture in re.findall(r"<img[^>]*>", text):
-            alt = re.search(r'alt="([^"]*)"', picture)
+            alt, file = re.search(r'alt="([^"]*)"', picture), re.search(r'src="([^"]*)"', picture)
+            assert file is not None and (file[1].startswith("data:") or (page.parent / file[1]).is_file()), picture
             assert alt is not None and len(alt[1]) > 20, (page, picture)
 
 
