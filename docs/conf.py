@@ -47,9 +47,8 @@ html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False
 html_show_sourcelink = False
-html_sidebars: dict[str, list[str]] = dict.fromkeys(
-    ("choose", "claims", "errata", "decisions", "CHANGELOG", "CONTRIBUTING"), []
-)  # nothing is below them
+CHILDLESS = ("choose", "claims", "errata", "decisions", "CHANGELOG", "CONTRIBUTING")
+html_sidebars: dict[str, list[str]] = {page: [] for page in CHILDLESS}  # they would stand next to an empty list
 html_theme_options: dict[str, Any] = {
     "logo": {"text": "Longitude"},
     "navbar_end": ["theme-switcher"],
