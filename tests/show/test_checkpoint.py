@@ -143,3 +143,17 @@ def test_a_checkpoint_in_the_terminal(command, saved):
     assert re.search(r"without a scheme +50% +50% +50% ", out)
     code, out, err = command("show", path, "--length", 32)
     assert code == 2 and "--length is for names of encodings and mixers" in err
+
+
+@pytest.mark.parametrize("kind", [transformers.MambaConfig, transformers.RwkvConfig])
+def test_a_model_without_attention_has_no_positions(kind, saved):
+    path, config = saved(kind(hidden_size=16, num_hidden_layers=2, vocab_size=32, attention_hidden_size=16))
+    assert words(path, config)["model"].endswith("positions: none, without attention")
+    assert checkpoint.drawings(config) == []
+
+
+def test_a_table_whose_length_no_config_declares(saved):
+    said = words(*saved(transformers.WhisperConfig(d_model=12, decoder_layers=1, encoder_layers=1)))
+    assert said["trained at"] == "unknown" and said["beyond"].startswith(
+        "positions past the end of its table do not exist"
+    )

@@ -101,10 +101,10 @@ def encodings(config: Any) -> dict[str, Encoding]:
 
         specs = {str(spec): spec for layer in config.layer_specs() for spec in layer}
         return {spec["name"]: encoding(**spec) for spec in specs.values()}
-    heads = heads_of(config)["num_heads"]
     if has_alibi(config):
-        return {"alibi": ALiBi(heads)}
+        return {"alibi": ALiBi(heads_of(config)["num_heads"])}
     if (buckets := getattr(config, "relative_attention_num_buckets", None)) is not None:
+        heads = heads_of(config)["num_heads"]
         return {"t5": T5Bias(heads, buckets, getattr(config, "relative_attention_max_distance", 128))}
     return {}
 
@@ -133,7 +133,8 @@ def rotations(config: Any) -> list[Rotation]:
 def facts(path: str, config: Any) -> dict[str, Any]:
     """Plain data: kind, lengths, layers, and of each rotation its pairs and what longer contexts do to them."""
     rotating = rotations(config)
-    kinds = [*encodings(config)] or (["rotary"] if rotating else ["learned"] if _table(path, config) else ["unknown"])
+    kinds = [*encodings(config)] or (["rotary"] if rotating else ["learned"] if _table(path, config) else [])
+    kinds = kinds or (["unknown"] if hasattr(config, "num_attention_heads") else ["none, without attention"])
     return {
         "label": path,
         "model_type": config.model_type,
@@ -173,7 +174,8 @@ def layers_of(config: Any) -> dict[str, dict[str, Any]]:
     window = (
         getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) is not False else None
     )
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * count
+    plain = "full_attention" if hasattr(config, "num_attention_heads") else "recurrence"
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else plain] * count
     windows = {"sliding_attention": window, "chunked_attention": getattr(config, "attention_chunk_size", None)}
     return {
         kind: {"layers": number} | ({"window": windows[kind]} if windows.get(kind) else {})
@@ -199,7 +201,7 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if about["kind"] == ["learned"]:
         yield (
             "beyond",
-            f"positions from {declared} on do not exist; `longitude extend --method linear` stretches the table",
+            f"positions {f'from {declared} on' if declared else 'past the end of its table'} do not exist; `longitude extend --method linear` stretches the table",
         )
     if about["kind"] == ["alibi"]:
         yield "beyond", "the bias goes on falling at every distance: nothing needs to be scaled"
@@ -258,10 +260,11 @@ def drawings(config: Any) -> list[Drawing]:
     if rotating:
         free = [one for one in rotating if one.window is None]
         return [_turns(rotating), *(each for one in free for each in (_wavelengths(one), _unseen(one)))]
+    if not (own := encodings(config)):
+        return []
     heads = heads_of(config)
     shape = Shape(length=min(length, 4096), heads=heads["num_heads"], head_dim=heads["head_dim"])
-    own = {name: drawn.drawings(each.double().eval(), shape) for name, each in encodings(config).items()}
-    return side_by_side(own) if own else []
+    return side_by_side({name: drawn.drawings(each.double().eval(), shape) for name, each in own.items()})
 
 
 def _turns(rotating: list[Rotation]) -> Lines:
