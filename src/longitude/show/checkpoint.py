@@ -199,9 +199,10 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for rotation in about["rotations"]:
         yield from _rotation_in_words(rotation, about["trained"])
     if about["kind"] == ["learned"]:
+        end = f"from {declared} on" if declared else "past the end of its table"
         yield (
             "beyond",
-            f"positions {f'from {declared} on' if declared else 'past the end of its table'} do not exist; `longitude extend --method linear` stretches the table",
+            f"positions {end} do not exist; `longitude extend --method linear` stretches the table",
         )
     if about["kind"] == ["alibi"]:
         yield "beyond", "the bias goes on falling at every distance: nothing needs to be scaled"
