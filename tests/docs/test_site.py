@@ -246,6 +246,7 @@ def test_a_typed_word_is_found_offline(site: Path, browser) -> None:
     found = page.eval_on_selector_all("#search-results li > a", "links => links.map(each => each.getAttribute('href'))")
     assert any(link.startswith("encodings/kerple_log.html") for link in found)
     page.click("#search-results li > a")
+    page.wait_for_load_state()
     assert "kerple" in page.inner_text("main").lower()
 
 
