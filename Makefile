@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import properties numbers claims api notebooks docs clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import ceilings properties numbers claims api notebooks docs clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -84,6 +84,10 @@ bench-decode: $(VENV)/bench.stamp ## what a generated token costs behind context
 
 bench-import: $(VENV)/study.stamp ## what `import longitude` takes beyond torch's own import (a minute, quiet)
 	$(BIN)/python benchmarks/import_time.py $(ARGS)
+
+ceilings: OF := -ceilings
+ceilings: $(VENV)/study.stamp ## whether each task can be learned, by the label that it names (half an hour)
+	$(BIN)/python benchmarks/ceilings.py --out $(OUT) $(ARGS)
 
 properties: OF := -properties
 properties: $(VENV)/study.stamp ## the four properties of every encoding, measured: codes, offsets, length, cost (an hour)

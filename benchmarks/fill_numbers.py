@@ -11,6 +11,7 @@ A block is `<!-- numbers: NAME -->`, a blank line, what this writes, a blank lin
 bench           what encodings promise and what was measured: results/DATE.json (`make bench`)
 bench-mixers    the same of mixers and whole models: results/DATE-mixers.json (`make bench-mixers`)
 decode          a generated token with each mixer: results/DATE-decode.json (`make bench-decode`)
+ceilings        the label of each task that solves it: results/DATE-ceilings.json (`make ceilings`)
 properties      four properties of every encoding: results/DATE-properties.json (`make properties`)
 study, study-*  what a study prints: results/DATE-study.json, DATE-study-reverse.json, ... (--keep study-reverse runs/reverse)
 """
@@ -90,6 +91,31 @@ def decoding(found: dict[str, Any]) -> str:
     return f"{markdown(headings, lines)}\n\n{protocol(found)}"
 
 
+def ceilings(found: dict[str, Any]) -> str:
+    """Right answers at the training length, at twice and at four times of it, where these were measured."""
+    lines = []
+    for row in found["rows"]:
+        length, floor = row["train_length"], row["floors"][str(row["train_length"])]
+        shares = [row["shares"].get(str(times * length)) for times in (1, 2, 4)]
+        cells = ["" if share is None else f"{100 * share:.0f}" for share in shares]
+        words = [f"`{row['task']}`", row["metric"], row["label"], f"{row['steps']:,}", str(length)]
+        lines.append([*words, *cells, f"{100 * floor:.0f}", f"{row['seconds'] / 60:.1f}"])
+    headings = [
+        "task",
+        "percent of",
+        "ceiling",
+        "steps",
+        "trained at",
+        "there",
+        "twice",
+        "four times",
+        "floor there",
+        "minutes",
+    ]
+    first, machines = min(row["made"] for row in found["rows"]), sorted({row["machine"] for row in found["rows"]})
+    return f"{markdown(headings, lines)}\n\nOne seed, one core ({', '.join(machines)}), from {first} on."
+
+
 def properties(found: dict[str, Any]) -> str:
     near, far = found["protocol"]["study"]["configuration"]["test_lengths"]
     headings = ["encoding", "distance of codes", "relative", f"loss at {far} / at {near}", "cost"]
@@ -118,7 +144,8 @@ def printed(found: dict[str, Any]) -> str:
 
 
 KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
-    "bench": promises, "bench-mixers": promises, "decode": decoding, "properties": properties,
+    "bench": promises, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
+    "properties": properties,
 }  # fmt: skip
 
 

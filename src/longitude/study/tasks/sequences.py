@@ -80,6 +80,10 @@ class Sequences(Task):
     def answer(self, draws: Draws, length: int) -> Draws:
         """Draws [examples, drawn * length] -> the symbols of the answers."""
 
+    def floor(self, length: int) -> float:
+        """Exact answers of the best rule that does not know where the symbols are: none, in the digits that are shown."""
+        return 0.0
+
     def letters(self, draws: Draws) -> np.ndarray:
         """Of the alphabet, as bytes."""
         return np.frombuffer(self.alphabet, np.uint8)[draws].astype(np.int64)
@@ -115,6 +119,8 @@ class Sequences(Task):
             "training_sha256": None,
             "training_lengths": f"1 to {config.train_length}, from 1 on over the first half of the steps",
             "test_examples_of_each_length": config.documents,
+            "floor": {str(length): self.floor(length) for length in config.test_lengths},
+            "ceiling": self.ceiling,
         }
         return StudyData([], [], [], description)
 
@@ -179,6 +185,7 @@ class Copy(Sequences):
     """A word of letters, written again."""
 
     source = "words of letters a to z, and the same words"
+    ceiling = "rope"
 
     def answer(self, draws: Draws, length: int) -> Draws:
         return draws
@@ -189,6 +196,7 @@ class Reverse(Sequences):
     """A word of letters, written from its end."""
 
     source = "words of letters a to z, and the words from their ends"
+    ceiling = "rope"
 
     def answer(self, draws: Draws, length: int) -> Draws:
         return draws[:, ::-1]
@@ -199,9 +207,13 @@ class Sort(Sequences):
     """The letters of a word in the order of the alphabet."""
 
     source = "words of letters a to z, and their letters in the order of the alphabet"
+    ceiling = "rope"
 
     def answer(self, draws: Draws, length: int) -> Draws:
         return np.sort(draws, axis=1)
+
+    def floor(self, length: int) -> float:
+        return 1.0  # who counts letters, those written among them, needs no places
 
 
 @register_task("add")
@@ -209,6 +221,7 @@ class Add(Sequences):
     """The sum of two numbers, least digit first."""
 
     source = "two numbers, their digits alternating, and their sum, all from the least digit on"
+    ceiling = "rope"
     unit = "digits"
     defaults = {**Sequences.defaults, "train_length": 6, "test_lengths": (3, 6, 7, 8, 9, 12), "steps": 2000}
     alphabet = b"0123456789"
