@@ -126,8 +126,17 @@ class Z60(WordProblem):
     """The word problem of the cyclic group of 60 elements."""
 
     source = "elements of the cyclic group of order 60, and after each the sum of those up to it"
+    ceiling = "learned"
     table, symbols = cyclic(60), 60
-    defaults = {**Questions.defaults, "train_length": 16, "test_lengths": (16, 32, 64, 256)}
+    defaults = {
+        **Questions.defaults,
+        "encodings": ("none", "sinusoidal", "learned", "rope", "alibi"),
+        "train_length": 4,
+        "test_lengths": (4, 5, 6, 8, 16),
+        "hidden": 128,
+        "batch_size": 256,
+        "steps": 6000,
+    }
 
 
 @register_task("a5")

@@ -126,7 +126,15 @@ class Sum(Written):
     least_first: ClassVar[bool] = False
     hints: ClassVar[bool] = False
     symbols = 13
-    defaults = {**Written.defaults, "train_length": 10, "test_lengths": (5, 10, 12, 15, 20, 40), "steps": 4000}
+    defaults = {
+        **Written.defaults,
+        "train_length": 3,
+        "test_lengths": (3, 4, 5, 6, 12),
+        "hidden": 128,
+        "batch_size": 128,
+        "steps": 4000,
+        "learning_rates": (2e-3,),
+    }
 
     def places(self, length: int) -> int:
         return length + 3  # of the sum's digits, of + and =, and 0
@@ -156,6 +164,7 @@ class Addition(Sum):
     """The sum of two numbers, the greatest digit first."""
 
     source = "two numbers and their sum, the greatest digit first"
+    ceiling = "rope"
 
 
 @register_task("addition-reversed")
@@ -167,8 +176,8 @@ class AdditionReversed(Sum):
     least_first = True
     digits = tuple(range(10))
     defaults = {
-        **Sum.defaults,
-        "encodings": (*Sum.defaults["encodings"], ceiling),
+        **Written.defaults,
+        "encodings": (*Written.defaults["encodings"], ceiling),
         "train_length": 5,
         "test_lengths": (5, 6, 8, 10, 15, 20),
         "batch_size": 128,
@@ -181,4 +190,5 @@ class AdditionHints(Sum):
     """The sum of two numbers, the greatest digit first, a hint before each digit."""
 
     source = "two numbers and their sum, the greatest digit first, before each digit a symbol for its place"
+    ceiling = "rope"
     hints, symbols = True, 13 + HINTS
