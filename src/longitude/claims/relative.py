@@ -116,7 +116,7 @@ register(
         source="Ainslie et al. 2023, GQA: Training Generalized Multi-Query Transformer Models, table 1",
         link="https://arxiv.org/abs/2305.13245",
         protocol="There: T5 of 11 billion parameters, trained on for 5 % of its steps: 47.2 with all heads of keys and "
-        "values, 47.1 with 8, 46.6 with one. Here: trained from the start with 4, 2 and 1, whose caches shrink alike, bytes of Python, "
+        "values, 47.1 with 8, 46.6 with one. Here: trained from the start with 4, 2 and 1, bytes of Python, "
         "models of 0.1 million parameters, bits per byte at the trained length.",
         statements=(
             loss_at_most(heads(GROUPED, 128), heads("rope", 128)),
