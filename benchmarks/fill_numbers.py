@@ -99,7 +99,7 @@ def ceilings(found: dict[str, Any]) -> str:
         shares = [row["shares"].get(str(times * length)) for times in (1, 2, 4)]
         cells = ["" if share is None else f"{100 * share:.0f}" for share in shares]
         words = [f"`{row['task']}`", row["metric"], row["label"], f"{row['steps']:,}", str(length)]
-        lines.append([*words, *cells, f"{100 * floor:.0f}", f"{row['seconds'] / 60:.1f}"])
+        lines.append([*words, *cells, f"{100 * floor:.0f}"])
     headings = [
         "task",
         "percent of",
