@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import longitude as lg
 from kinds import offset_biases, rotations
+from longitude.attention.backends import routes
 from longitude.bench.rows import Row
 from target import Call, Session
 
@@ -60,11 +61,18 @@ def training_step(model: nn.Module, ids: Tensor) -> Callable[[], object]:
 
 
 def training(session: Session) -> list[Row]:
-    """A decoder of 4 layers, 256 wide, 4 sequences of 2048; and transformers' own of one sequence, over its Llama."""
+    """A decoder of 4 layers, 256 wide, 4 sequences of 2048, over one without an encoding on torch's attention; and transformers' own of
+    one sequence, over its Llama."""
     shape = session.shape(2048, 4, HEADS, WIDTH // HEADS)
     ids = torch.randint(VOCABULARY, (shape.batch, shape.length), generator=torch.Generator().manual_seed(0))
     base = "no encoding"
-    calls: dict[str, Call] = {base: ("plain", "auto", training_step(of_ours("none", shape.length), ids))}
+    plain = training_step(of_ours("none", shape.length), ids)
+
+    def in_torch() -> None:
+        with routes.repeated({}):
+            plain()
+
+    calls: dict[str, Call] = {base: ("plain", "sdpa", in_torch)}
     for label in (*offset_biases(), *rotations()):
         calls[label] = ("ours", "auto", training_step(of_ours(label, shape.length), ids))
     rows = session.compare(calls, base, shape, "step", 4, "training step")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import date
@@ -86,7 +87,12 @@ def main() -> None:
     here = machine()
     by = f"{here['cpu']}, {here['cores']} cores, torch {torch.__version__}, {date.today()}"
     table[routes.processor()] = {"measured": by, "shortest": found}
-    TABLE.write_text(json.dumps(table, indent=1) + "\n")
+    text = json.dumps(table, indent=1) + "\n"
+    for _ in range(2):  # a row of lengths by head_dim, and by threads, on one line
+        text = re.sub(
+            r'\{\s+("\d+": [^\n]*(?:\n\s+"\d+": [^\n]*)*)\s+\}', lambda row: "{" + " ".join(row[1].split()) + "}", text
+        )
+    TABLE.write_text(text)
 
 
 if __name__ == "__main__":

@@ -96,6 +96,64 @@ def memory_by_length(labels: tuple[str, ...]) -> Callable[[Session], list[Row]]:
     return measure
 
 
+# ---- without a bias -------------------------------------------------------------------------------------------------
+def unbiased(session: Session) -> list[Row]:
+    """No encoding over F.scaled_dot_product_attention, forward and training, at lengths 512 to 8192, causal, and all pairs to 2048."""
+    rows = []
+    for length, turns in ((512, 9), (2048, 7), (8192, 3)):
+        shape = session.shape(length)
+        inputs = Inputs.of(shape)
+        three = [inputs.q, inputs.k, inputs.v]
+        masks = {"causal": lg.Causal(), **({"all pairs": lg.NoMask()} if length <= 2048 else {})}
+        for passed in PASSES:
+            for name, mask in masks.items():
+                function = partial(F.scaled_dot_product_attention, *three, is_causal=name == "causal")
+                base = step(function, three, passed == BOTH, inputs.gradient)
+                calls: dict[str, Call] = {
+                    "torch": ("plain", "torch", base),
+                    f"no encoding, {name}": masked(inputs, None, mask, passed == BOTH),
+                }
+                rows += session.compare(calls, "torch", shape, passed, turns)
+    return rows
+
+
+def rotary(session: Session) -> list[Row]:
+    """Attention of q and k that are rotated, rotation included, over the same with torch's function."""
+    rows = []
+    for length, turns in ((512, 9), (2048, 7), (4096, 5)):
+        shape = session.shape(length)
+        inputs, encoding = Inputs.of(shape), lg.Rotary(shape.head_dim, "half")
+        three = [inputs.q, inputs.k, inputs.v]
+        for passed in PASSES:
+            calls: dict[str, Call] = {}
+            for kind, backend in (("plain", "sdpa"), ("ours", "auto")):
+                run = partial(lg.attend, *three, encoding=encoding, backend=backend)
+                name = "rotary, torch" if kind == "plain" else "rotary"
+                calls[name] = kind, backend, step(run, three, passed == BOTH, inputs.gradient)
+            rows += session.compare(calls, "rotary, torch", shape, passed, turns)
+    return rows
+
+
+def bfloat16(session: Session) -> list[Row]:
+    """Attention in bfloat16 over the same in float32: no encoding, a fixed bias, a window."""
+    rows = []
+    for length, turns in ((1024, 9), (4096, 5)):
+        wide = session.shape(length)
+        both = {dtype: Inputs.of(replace(wide, dtype=dtype)) for dtype in ("float32", "bfloat16")}
+        for passed in PASSES:
+            for label, mask in ((None, lg.Causal()), (offset_biases(False)[0], lg.Causal()), (None, lg.Window(256))):
+                words = f"{label or 'no encoding'}, {'causal' if isinstance(mask, lg.Causal) else 'window 256'}"
+                calls = {
+                    f"{words}, {dtype}": (
+                        "plain" if dtype == "float32" else "ours",
+                        *masked(inputs, label, mask, passed == BOTH)[1:],
+                    )
+                    for dtype, inputs in both.items()
+                }
+                rows += session.compare(calls, f"{words}, float32", wide, passed, turns)
+    return rows
+
+
 # ---- masks -----------------------------------------------------------------------------------------------------------
 def masked(inputs: Inputs, label: str | None, mask: lg.Mask, backward: bool) -> Call:
     """lg.attend with an encoding that reads no tokens, or none, under a mask."""
@@ -167,6 +225,15 @@ def padding(session: Session) -> list[Row]:
     return rows
 
 
+def padded_tokens(session: Session) -> list[Row]:
+    """The same on the right where queries that are padding are left out, too, as layers and models do with documents=."""
+    shape = session.shape(1024, batch=8)
+    valid = torch.arange(shape.length) < torch.arange(1, 9)[:, None] * shape.length // 8
+    allowed = valid[:, None, None, :] & torch.ones(shape.length, shape.length, dtype=torch.bool).tril()
+    mask = lg.Causal() & lg.Documents(valid.long()) & lg.Padding(valid)
+    return against_dense(session, shape, mask, allowed, "tokens that are padding", 5)
+
+
 def against_dense(
     session: Session, shape: AttentionShape, mask: lg.Mask, allowed: Tensor, work: str, turns: int
 ) -> list[Row]:
@@ -196,6 +263,9 @@ ATTENTION = "plain causal attention"
 TARGETS = (
     Target("bias of the offset, forward", 1.10, ATTENTION, biases("forward", None, DENSE_BIASES)),
     Target("fixed bias, forward + backward", 1.15, ATTENTION, biases(BOTH, False, DENSE_BIASES)),
+    Target("no encoding", 0.8, "torch's attention", unbiased),
+    Target("rotary attention, rotation included", 0.8, "the same with torch's attention", rotary),
+    Target("bfloat16 inputs", 1.0, "float32 inputs", bfloat16),
     Target("learned bias, forward + backward", 1.30, ATTENTION, biases(BOTH, True, LEARNED_BIASES)),
     Target("learned bias, batch 8 of 1024, forward + backward", 1.80, ATTENTION, learned_in_batches),
     Target("extra memory of a bias at 8192", 1.0, "plain attention's own memory", extra_memory),
@@ -204,7 +274,7 @@ TARGETS = (
         "rotating q and k without a compiler", 3.0, "cloning q and k", rotation.rotation,
         {**rotation.PINNED, "LONGITUDE_COMPILE": "0"},
     ),
-    Target("training step of a decoder, any bias or rotation", 1.15, "the same without", networks.training),
+    Target("training step of a decoder, any bias or rotation", 1.0, "no encoding in torch", networks.training),
     Target("Shaw, forward + backward", 2.0, ATTENTION, over_plain("shaw")),
     Target("Transformer-XL, forward + backward", 3.5, ATTENTION, over_plain("transformer_xl")),
     Target("PaTH, forward + backward", 5.0, ATTENTION, over_plain("path")),
@@ -213,9 +283,10 @@ TARGETS = (
         "memory of these four, 1024 to 4096", 1.1, "growth of the length",
         memory_by_length(("shaw", "transformer_xl", "path", "fox")),
     ),
-    Target("sliding window", 1.3, "its share of the pairs", window),
+    Target("sliding window", 1.15, "its share of the pairs", window),
     Target("packed documents, 64 of 128", 0.3, "a dense mask", documents),
     Target("padded batch", 0.3, "a dense mask", padding),
+    Target("padded batch, no queries that are padding", 0.15, "a dense mask", padded_tokens),
     Target("decoding one token at 8192, any bias of the offset", 1.10, "the unbiased step", decoding),
     Target("generation", 1.0, "transformers' Llama", networks.generation("rope")),
     Target("generation with a bias", 0.9, "transformers' Llama", networks.generation("alibi", "t5")),

@@ -121,6 +121,7 @@ def masks(batch: int, keys: int, causal_only: bool) -> dict[str, Mask]:
         "padding": Causal() & Padding(pads),
         "padding on the right": Causal() & Padding(pads.flip(1)),
         "window, padding on the right": Window(half) & Padding(pads.flip(1)),
+        "tokens that are padding": Causal() & Documents(pads.flip(1).long()) & Padding(pads.flip(1)),
         "padded documents": Causal() & Documents(own_ids) & Padding(pads),
         "documents that come back": Causal() & Documents(token // third % 2),
         "holes": Causal() & Padding(token % 3 != 0),  # the first query has no key

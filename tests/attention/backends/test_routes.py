@@ -45,14 +45,14 @@ def test_the_committed_table_is_of_known_work_and_measured():
 def test_what_was_not_measured_is_never_guessed_better(monkeypatch, tmp_path):
     """More threads take the row of fewer, larger head_dims none; another processor and pass none."""
     monkeypatch.setattr(routes, "__file__", str(tmp_path / "routes.py"))
-    rows = {"2": {"32": 64, "64": 16, "128": None}, "4": {"64": 32}}
+    rows = {"2": {"32": 64, "48": None, "64": 16, "128": None}, "4": {"64": 32}}
     (tmp_path / "routes.json").write_text(json.dumps({"x": {"shortest": {"forward float32": rows}}}))
     of = routes.routes_of.__wrapped__
     assert of("x", 1) == {"forward float32": {}} and of("y", 8) == {}
-    assert of("x", 3) == {"forward float32": {"32": 64, "64": 16}} and of("x", 9) == {"forward float32": {"64": 32}}
+    assert of("x", 3) == {"forward float32": rows["2"]} and of("x", 9) == {"forward float32": rows["4"]}
     with routes.repeated(of("x", 2)):
-        found = [routes.shortest("forward float32", str(dim)) for dim in (8, 32, 33, 64, 65, 128)]
-        assert found == [64, 64, 16, 16, None, None]
+        found = [routes.shortest("forward float32", str(dim)) for dim in (8, 32, 33, 49, 64, 65, 129)]
+        assert found == [64, 64, None, 16, 16, None, None]
         assert routes.shortest("training float32", "32") is None
 
 

@@ -20,8 +20,8 @@ from longitude.attention.backends.base import needs_operator
 from longitude.attention.backends.table import band
 from longitude.attention.request import Request
 
-Routes = Mapping[str, Mapping[str, int]]
-"""Pass and dtype, "forward float32" -> head_dim, "64" -> the shortest sequence that our loop takes."""
+Routes = Mapping[str, Mapping[str, int | None]]
+"""Pass and dtype, "forward float32" -> head_dim, "64" -> the shortest sequence that our loop takes; None: it takes none."""
 HEADS = 8  # of what was measured: with fewer, sequences must be longer for as much work
 _repeated: Routes | None = None
 
@@ -48,7 +48,7 @@ def routes_of(processor: str, threads: int) -> Routes:
     found = {}
     for what, by_threads in table.get(processor, {}).get("shortest", {}).items():
         measured = [int(each) for each in by_threads if int(each) <= threads]
-        found[what] = {dim: n for dim, n in by_threads[str(max(measured))].items() if n} if measured else {}
+        found[what] = by_threads[str(max(measured))] if measured else {}
     return found
 
 

@@ -102,7 +102,7 @@ WIDTHS = [(), *([("-mno-avx512f",), ("-mno-avx",)] if platform.machine() == "x86
 
 
 @needs_compiler
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("options", WIDTHS, ids=" ".join)
 def test_every_width_of_vectors(options, dtype, monkeypatch):
     """Of the loops in C."""
@@ -110,7 +110,7 @@ def test_every_width_of_vectors(options, dtype, monkeypatch):
     monkeypatch.setattr(loop, "functions", lambda dtype: built)
     for queries, keys, dim in ((5, 5, 3), (67, 67, 24), (130, 130, 80), (2, 130, 24)):
         x = tensors(["table"], queries, keys, heads=2, kv_heads=1, dim=dim)
-        compare(narrowed(x, dtype), {torch.float64: 1e-10, torch.float32: 1e-5}[dtype])
+        compare(narrowed(x, dtype), {torch.float64: 1e-10, torch.float32: 1e-5, torch.bfloat16: 0.02}[dtype])
 
 
 def test_large_levels_of_small_differences_are_precise():

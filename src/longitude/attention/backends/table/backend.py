@@ -192,7 +192,7 @@ def table_memory(r: Request) -> int:
             numbers += (4 if term.values is None else 8) * tile + 3 * heads * near * dim
         if isinstance(term, Drift):  # in float64
             numbers += 8 * batch * heads * (r.rows + keys)
-    if r.q.dtype.itemsize < 4:
+    if r.q.dtype.itemsize < 4 and not (in_c(r) and r.q.dtype in band.OPTIONS):
         numbers += step * dim * (heads * r.rows + 2 * r.k.shape[1] * keys)
     return numbers * wide_item(r)
 
@@ -201,8 +201,9 @@ def table_price(r: Request) -> float:
     if any(isinstance(term, OffsetVectors) for term in r.terms):
         return 2.5
     if in_c(r):
-        # Finding spans takes longer than decoding by a dense row, as preparing the loop does; and what is narrow is copied.
-        return 1.2 if (r.rows == 1 and r.beyond_band) or is_short(r) or r.q.dtype.itemsize < 4 else 1.0
+        # Finding spans takes longer than decoding by a dense row, as preparing the loop does; and float16 is copied.
+        copied = r.q.dtype not in band.OPTIONS
+        return 1.2 if (r.rows == 1 and r.beyond_band) or is_short(r) or copied else 1.0
     return 2.0 if r.learned else 1.2
 
 
@@ -297,12 +298,12 @@ def _run_backward(
 ) -> list[Tensor]:
     """Gradients of the first eight inputs; empty ones where there is nothing to learn."""
     x = Inputs(*inputs)
-    minus_delta = -(grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
-    if grad_lse is not None:
-        minus_delta += grad_lse
-    grads = band.backward(x, grad, minus_delta, ends, learned)
+    grads = band.backward(x, grad, grad_lse, out, ends, learned)
     if grads is None:
         assert x.spans is None
+        minus_delta = -(grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
+        if grad_lse is not None:
+            minus_delta += grad_lse
         grads = backward(x, grad, minus_delta, lse, learned)
     return [x.q.new_empty(0) if grad is None else grad for grad in (*grads, *[None] * (8 - len(grads)))]
 

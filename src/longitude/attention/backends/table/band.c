@@ -10,35 +10,35 @@
 
 /* ---- a head's numbers, side by side ---- */
 
-/* Keys x [keys, dim] -> [panels, wide, PANEL], and the length of the longest key of each panel, NaN where one is not finite. */
-static void lay_across(const real *x, num row, num keys, num dim, num wide, real *to, real *longest) {
+/* Keys x [keys, dim] -> [panels, padded, PANEL], and the length of the longest key of each panel, NaN where one is not finite. */
+static void lay_across(const store *x, num row, num keys, num dim, num padded, real *to, real *longest) {
   for (num b = 0; b < up(keys, PANEL); b += WIDE) {
-    real *across = to + b / PANEL * wide * PANEL + b % PANEL, *length = longest + b / PANEL;
+    real *across = to + b / PANEL * padded * PANEL + b % PANEL, *length = longest + b / PANEL;
     vec square = SAME(0);
     num done = b + WIDE <= keys ? dim / WIDE * WIDE : 0;
     for (num d = 0; d < done; d += WIDE) {
       vec some[WIDE];
-      for (num i = 0; i < WIDE; i++) some[i] = *(const vec *)(x + (b + i) * row + d);
+      for (num i = 0; i < WIDE; i++) some[i] = load(x + (b + i) * row + d);
       transpose(some);
       for (num i = 0; i < WIDE; i++) *(vec *)(across + (d + i) * PANEL) = some[i];
     }
-    for (num i = 0; i < WIDE && done < wide; i++)
-      for (num d = done; d < wide; d++) across[d * PANEL + i] = b + i < keys && d < dim ? x[(b + i) * row + d] : 0;
-    for (num d = 0; d < wide; d++) square += *(vec *)(across + d * PANEL) * *(vec *)(across + d * PANEL);
+    for (num i = 0; i < WIDE && done < padded; i++)
+      for (num d = done; d < padded; d++) across[d * PANEL + i] = b + i < keys && d < dim ? widen(x[(b + i) * row + d]) : 0;
+    for (num d = 0; d < padded; d++) square += *(vec *)(across + d * PANEL) * *(vec *)(across + d * PANEL);
     real here = (real)sqrt(highest_of(square)) + 0 * sum_of(square);
     if (b % PANEL == 0 || here > *length || here != here) *length = here;
   }
 }
 
-/* x [count, dim] times factor -> [rows, wide], with zeros; the length of the longest row. */
-static real lay_down(const real *x, num row, num count, num rows, num dim, num wide, real factor, real *to) {
+/* x [count, dim] times factor -> [rows, padded], with zeros; the length of the longest row. */
+static real lay_down(const store *x, num row, num count, num rows, num dim, num padded, real factor, real *to) {
   real longest = 0;
-  for (num r = 0; r < rows; r++, to += wide) {
+  for (num r = 0; r < rows; r++, to += padded) {
     num some = r < count ? dim : 0;
     vec square = SAME(0);
-    for (num d = 0; d < some; d++) to[d] = x[r * row + d] * factor;
-    for (num d = some; d < wide; d++) to[d] = 0;
-    for (num d = 0; d < wide; d += WIDE) square += *(vec *)(to + d) * *(vec *)(to + d);
+    for (num d = 0; d < some; d++) to[d] = widen(x[r * row + d]) * factor;
+    for (num d = some; d < padded; d++) to[d] = 0;
+    for (num d = 0; d < padded; d += WIDE) square += *(vec *)(to + d) * *(vec *)(to + d);
     real here = sum_of(square);
     longest = here > longest || here != here ? here : longest;
   }
@@ -96,8 +96,8 @@ INLINE Shape alone(const Shape *s, Span p, num *shift) {
   return t;
 }
 
-INLINE const real *in(In x, num batch, num head, num row) { return x.at + batch * x.batch + head * x.head + row * x.row; }
-INLINE real *out_of(Out x, num batch, num head, num row, num split) {
+INLINE const store *in(In x, num batch, num head, num row) { return x.at + batch * x.batch + head * x.head + row * x.row; }
+INLINE store *out_of(Out x, num batch, num head, num row, num split) {
   return x.at + split * x.split + batch * x.batch + head * x.head + row * x.row;
 }
 
@@ -134,14 +134,14 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
     real *made = queries + BLOCK * dim, *tile = made + BLOCK * dim, *top = tile + ROWS * PANEL, *total = top + BLOCK;
     lay_across(in(k, p.batch, h, p.k_from), k.row, t.keys, s->dim, dim, keys, longest);
     for (num b = 0; b < t.keys; b += PANEL) { /* 0 times what is not finite is not 0: then nothing is left out */
-      const real *from_v = in(v, p.batch, h, p.k_from + b);
+      const store *from_v = in(v, p.batch, h, p.k_from + b);
       longest[b / PANEL] += 0 * lay_down(from_v, v.row, least(t.keys - b, PANEL), PANEL, s->dim, dim, 1, values + b * dim);
     }
     for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
       tabulate(&t, table ? table + g * table_row + shift : 0, biases, highest);
       for (num n = task % s->splits; n < blocks; n += s->splits) {
         num a = (blocks - 1 - n) * BLOCK, rows = least(BLOCK, t.queries - a); /* the longest rows first */
-        const real *from_q = in(q, p.batch, g, p.q_from + a);
+        const store *from_q = in(q, p.batch, g, p.q_from + a);
         real length = lay_down(from_q, q.row, rows, BLOCK, s->dim, dim, (real)s->scale * LOG2E, queries);
         memset(made, 0, BLOCK * dim * sizeof(real));
         for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? LOWEST : INFINITY, total[r] = 0;
@@ -172,9 +172,9 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
           }
         }
         for (num r = 0; r < rows; r++) {
-          real *to = out_of(out, p.batch, g, p.q_from + a + r, 0);
+          store *to = out_of(out, p.batch, g, p.q_from + a + r, 0);
           int has_keys = low_key(&t, a + r) < high_key(&t, a + r);
-          for (num d = 0; d < s->dim; d++) to[d] = has_keys ? made[r * dim + d] / total[r] : 0;
+          for (num d = 0; d < s->dim; d++) to[d] = narrow(has_keys ? made[r * dim + d] / total[r] : 0);
           num at = (p.batch * s->heads + g) * s->queries + p.q_from + a + r;
           ends[at] = has_keys ? top[r] : INFINITY;
           ends[at + s->batch * s->heads * s->queries] = has_keys ? (real)log2(total[r]) : 0;
@@ -191,10 +191,10 @@ num backward_space(const Shape *s) {
   return 5 * n.head + 2 * n.panels + 3 * n.table + 3 * BLOCK * n.dim + 2 * BLOCK * PANEL + 3 * BLOCK;
 }
 
-/* ends as forward made them; minus_delta [B, H, Lq], -(grad . out) and what comes through lse. Adds to grad_table [splits * shares, H, diagonals],
+/* ends as forward made them; grad_lse [B, H, Lq] or null: what comes through lse. Adds to grad_table [splits * shares, H, diagonals],
    if there is one. A task is a head of keys, a share of the spans, and a share of the blocks of queries in each. */
-void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num table_row, const real *ends,
-              const real *minus_delta, Out grad_q, Out grad_k, Out grad_v, real *grad_table, real *space) {
+void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *table, num table_row, const real *ends,
+              const real *grad_lse, Out grad_q, Out grad_k, Out grad_v, real *grad_table, real *space) {
   Sizes size = sizes(s);
   num dim = size.dim;
   num block = s->last - s->first < 8 * BLOCK ? BLOCK / 2 : BLOCK; /* its queries meet the panels of all: few, where it is narrow */
@@ -211,7 +211,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
       Span p = s->spans[span];
       Shape t = alone(s, p, &shift);
       num blocks = (t.queries + block - 1) / block, padded = up(t.keys, PANEL);
-      const real *from_k = in(k, p.batch, h, p.k_from), *from_v = in(v, p.batch, h, p.k_from);
+      const store *from_k = in(k, p.batch, h, p.k_from), *from_v = in(v, p.batch, h, p.k_from);
       lay_across(from_k, k.row, t.keys, s->dim, dim, keys, longest);
       lay_across(from_v, v.row, t.keys, s->dim, dim, values, longest + size.panels);
       lay_down(from_k, k.row, t.keys, padded, s->dim, dim, 1, flat);
@@ -224,14 +224,17 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
         for (num n = split; n < blocks; n += s->splits) {
           num a = n * block, rows = least(block, t.queries - a);
           num at = (p.batch * s->heads + g) * s->queries + p.q_from + a;
-          const real *from_q = in(q, p.batch, g, p.q_from + a), *from_grad = in(grad, p.batch, g, p.q_from + a);
+          const store *from_q = in(q, p.batch, g, p.q_from + a), *from_grad = in(grad, p.batch, g, p.q_from + a);
+          const store *from_out = in(out, p.batch, g, p.q_from + a);
           real length = lay_down(from_q, q.row, rows, block, s->dim, dim, (real)s->scale * LOG2E, queries);
           length += 0 * lay_down(from_grad, grad.row, rows, block, s->dim, dim, 1, grads);
           memset(made, 0, block * dim * sizeof(real));
           for (num r = 0; r < block; r++) {
             top[r] = r < rows ? ends[at + r] : INFINITY; /* infinite: without keys its weights are 0 */
             total[r] = r < rows ? ends[at + r + s->batch * s->heads * s->queries] : 0;
-            delta[r] = r < rows && top[r] != INFINITY ? minus_delta[at + r] : 0;
+            delta[r] = grad_lse && r < rows ? grad_lse[at + r] : 0;
+            if (r < rows) delta[r] -= dot(grads + r * dim, from_out + r * out.row, s->dim);
+            delta[r] = top[r] != INFINITY ? delta[r] : 0;
             length += 0 * delta[r];
           }
           num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
@@ -264,16 +267,16 @@ void backward(const Shape *s, In grad, In q, In k, In v, const real *table, num 
             scatter(dim, last - first, slopes + first * PANEL, queries + first * dim, made_k + b * dim);
           }
           for (num r = 0; r < rows; r++) {
-            real *to = out_of(grad_q, p.batch, g, p.q_from + a + r, 0);
-            for (num d = 0; d < s->dim; d++) to[d] = made[r * dim + d] * (real)s->scale;
+            store *to = out_of(grad_q, p.batch, g, p.q_from + a + r, 0);
+            for (num d = 0; d < s->dim; d++) to[d] = narrow(made[r * dim + d] * (real)s->scale);
           }
         }
         num to = ((split * s->shares + share) * s->heads + g) * (s->queries + s->keys - 1) + shift;
         for (num n = 0; grad_table && n < t.queries + t.keys - 1; n++) grad_table[to + n] += made_table[MARGIN + n];
       }
       for (num b = 0; b < t.keys; b++) {
-        real *to_k = out_of(grad_k, p.batch, h, p.k_from + b, split), *to_v = out_of(grad_v, p.batch, h, p.k_from + b, split);
-        for (num d = 0; d < s->dim; d++) to_k[d] = made_k[b * dim + d] / LOG2E, to_v[d] = made_v[b * dim + d];
+        store *to_k = out_of(grad_k, p.batch, h, p.k_from + b, split), *to_v = out_of(grad_v, p.batch, h, p.k_from + b, split);
+        for (num d = 0; d < s->dim; d++) to_k[d] = narrow(made_k[b * dim + d] / LOG2E), to_v[d] = narrow(made_v[b * dim + d]);
       }
     }
   }

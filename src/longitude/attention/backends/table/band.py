@@ -17,6 +17,8 @@ from torch import Tensor
 from longitude import c_compile
 
 BLOCK = 48  # queries at once, as in band.c
+OPTIONS = {torch.float32: (), torch.float64: ("-DDOUBLE",), torch.bfloat16: ("-DBFLOAT16",)}
+"""How the loops are compiled for what they read and write; bfloat16 is computed in float32."""
 FEW = 4  # queries that are decoded: with more, copying keys into another layout is faster
 
 
@@ -135,9 +137,9 @@ class In(ctypes.Structure):
     _fields_ = [("at", c_void_p), *((name, c_int64) for name in ("batch", "head", "row"))]
 
     @classmethod
-    def of(cls, x: Tensor, wide: torch.dtype) -> In:
-        """Of x [B, H, L, D] in the dtype that is computed in, the numbers of a row side by side."""
-        x = x.to(wide)
+    def of(cls, x: Tensor, stored: torch.dtype) -> In:
+        """Of x [B, H, L, D] in the dtype that is read, the numbers of a row side by side."""
+        x = x.to(stored)
         x = x if x.stride(3) == 1 else x.contiguous()
         batch, head, row, _ = x.stride()
         made = cls(x.data_ptr(), batch, head, row)
@@ -157,12 +159,12 @@ class Out(ctypes.Structure):
 
 
 @lru_cache
-def functions(dtype: torch.dtype, *options: str) -> SimpleNamespace | None:
-    """`decode`, `forward` and `backward` for float32 or float64, and `decode_space`, ...; None where they cannot be compiled.
+def functions(stored: torch.dtype, *options: str) -> SimpleNamespace | None:
+    """`decode`, `forward` and `backward` of tensors in float32, float64 or bfloat16, and `decode_space`, ...
 
-    The latter count the numbers of working space that each thread needs.
+    The latter count the numbers of working space that each thread needs. None where they cannot be compiled.
     """
-    options = (*options, "-DDOUBLE") if dtype == torch.float64 else options
+    options = (*options, *OPTIONS[stored])
     band, few = (c_compile.library(Path(__file__).with_name(name), *options) for name in ("band.c", "decode.c"))
     if band is None or few is None:
         return None
@@ -171,7 +173,7 @@ def functions(dtype: torch.dtype, *options: str) -> SimpleNamespace | None:
     arguments = {
         "decode": [shape, In, In, In, *table, Out, data, data, data],
         "forward": [shape, In, In, In, *table, Out, data, data, data],
-        "backward": [shape, In, In, In, In, *table, data, data, Out, Out, Out, data, data],
+        "backward": [shape, In, In, In, In, In, *table, data, data, Out, Out, Out, data, data],
     }
     for name, types in arguments.items():
         library = few if name == "decode" else band
@@ -199,7 +201,8 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
 
     None where more than a table is added, or where it cannot be compiled.
     """
-    run, wide = _functions(x), x.wide
+    stored, wide = _stored(x), x.wide
+    run = _functions(x, stored)
     if run is None:
         return None
     few, threads = x.q.shape[2] <= FEW, torch.get_num_threads()
@@ -207,7 +210,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
     if not few:
         tasks, blocks = shape.count * x.k.shape[1], -(-shape.most_queries // BLOCK)
         shape.splits = max(1, min(blocks, -(-4 * threads // max(1, tasks))))
-    out, lse = heads_last(x.q.to(wide)), x.q.new_empty(x.q.shape[:3], dtype=wide)
+    out, lse = heads_last(x.q.to(stored)), x.q.new_empty(x.q.shape[:3], dtype=wide)
     ends = x.q.new_empty(2, *lse.shape, dtype=wide)
     if x.spans is not None:
         out.zero_()
@@ -216,27 +219,28 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
     call, space = (run.decode, run.decode_space) if few else (run.forward, run.forward_space)
     working = x.q.new_empty(threads * space(shape), dtype=wide)
     table, step = _table(x.table)
-    inputs = [In.of(t, wide) for t in x[:3]]
+    inputs = [In.of(t, stored) for t in x[:3]]
     call(shape, *inputs, _at(table), step, Out.of(out[None]), *map(_at, (lse, ends, working)))
     return out.to(x.q.dtype), lse, ends
 
 
 def backward(
-    x: Inputs, grad: Tensor, minus_delta: Tensor, ends: Tensor, learned: bool
+    x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends: Tensor, learned: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-    """Gradients of q, k, v and the table; minus_delta [B, H, Lq] is -(grad . out) and what comes through lse."""
-    run, wide = _functions(x), ends.dtype
-    if run is None:
-        return None
-    threads = torch.get_num_threads()
+    """Gradients of q, k, v and the table, from those of the output and of lse [B, H, Lq]."""
+    threads, wide = torch.get_num_threads(), ends.dtype
     shape = _shape(x, threads)
     tasks, blocks = -(-threads // x.k.shape[1]), -(-shape.most_queries // BLOCK)  # of each head
     shape.shares = max(1, min(shape.count, tasks))
     splits = shape.splits = max(1, min(blocks, -(-tasks // shape.shares)))
+    stored = _stored(x) if splits == 1 else wide  # parts of a sum are not rounded
+    run = _functions(x, stored)
+    if run is None:
+        return None
     working = x.q.new_empty(threads * run.backward_space(shape), dtype=wide)
-    dq = heads_last(x.q.to(wide))[None]
+    dq = heads_last(x.q.to(stored))[None]
     dk, dv = (
-        heads_last(t.to(wide).expand(splits, *t.shape).flatten(0, 1)).unflatten(0, (splits, -1)) for t in (x.k, x.v)
+        heads_last(t.to(stored).expand(splits, *t.shape).flatten(0, 1)).unflatten(0, (splits, -1)) for t in (x.k, x.v)
     )
     if x.spans is not None:
         for t in (dq, dk, dv):
@@ -244,18 +248,23 @@ def backward(
     of_tables = None
     if x.table is not None and learned:
         of_tables = x.q.new_zeros(splits * shape.shares, *x.table.shape, dtype=wide)
-    minus_delta = minus_delta.contiguous()
+    grad_lse = None if grad_lse is None else grad_lse.to(wide).contiguous()
     table, step = _table(x.table)
-    inputs = [In.of(t, wide) for t in (grad, *x[:3])]
+    inputs = [In.of(t, stored) for t in (grad, *x[:3], out)]
     outputs = [Out.of(t) for t in (dq, dk, dv)]
-    run.backward(shape, *inputs, _at(table), step, _at(ends), _at(minus_delta), *outputs, _at(of_tables), _at(working))
+    run.backward(shape, *inputs, _at(table), step, _at(ends), _at(grad_lse), *outputs, _at(of_tables), _at(working))
     summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (dq, dk, dv))
     dq, dk, dv = (t.to(x.q.dtype) for t in summed)
     return dq, dk, dv, None if of_tables is None else of_tables.sum(0)
 
 
-def _functions(x: Inputs) -> SimpleNamespace | None:
-    return functions(x.wide) if x.q_level is x.key_vectors is x.value_vectors is None else None
+def _stored(x: Inputs) -> torch.dtype:
+    """What the loops read and write: float16 is widened before."""
+    return x.q.dtype if x.q.dtype in OPTIONS and functions(x.q.dtype) is not None else x.wide
+
+
+def _functions(x: Inputs, stored: torch.dtype) -> SimpleNamespace | None:
+    return functions(stored) if x.q_level is x.key_vectors is x.value_vectors is None else None
 
 
 def _shape(x: Inputs, threads: int) -> Shape:

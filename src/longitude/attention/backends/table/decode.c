@@ -3,22 +3,25 @@
 
 #define SOME 64 /* keys at once: they stay in the cache until every query of their head has read them */
 
-INLINE real dot(const real *a, const real *b, num dim) {
-  vec sum = SAME(0);
-  num d = 0;
-  for (; d + WIDE <= dim; d += WIDE) sum += *(const vec *)(a + d) * *(const vec *)(b + d);
-  real rest = 0;
-  for (; d < dim; d++) rest += a[d] * b[d];
-  return sum_of(sum) + rest;
+/* to[:] += sum over n rows of weights[i] * x[i][:], `across` vectors of a row at once. */
+INLINE num add_vectors(const int across, num n, const real *weights, const store *x, num row, num d, num dim, real *to) {
+  for (; d + across * WIDE <= dim; d += across * WIDE) {
+    vec sum[ACROSS];
+#pragma GCC unroll 4
+    for (int v = 0; v < across; v++) sum[v] = SAME(0);
+    for (num i = 0; i < n; i++)
+#pragma GCC unroll 4
+      for (int v = 0; v < across; v++) sum[v] += weights[i] * load(x + i * row + d + v * WIDE);
+    for (int v = 0; v < across; v++) *(vec *)(to + d + v * WIDE) += sum[v];
+  }
+  return d;
 }
 
-/* to[:] += sum over n rows of weights[i] * x[i][:] */
-INLINE void add(num n, const real *weights, const real *x, num row, num dim, real *to) {
-  num d = 0;
-  for (; d + PANEL <= dim; d += PANEL) sums(1, ACROSS, n, weights, 0, 1, x + d, row, to + d, 0, to + d, 0);
-  for (; d + WIDE <= dim; d += WIDE) sums(1, 1, n, weights, 0, 1, x + d, row, to + d, 0, to + d, 0);
+INLINE void add(num n, const real *weights, const store *x, num row, num dim, real *to) {
+  num d = add_vectors(ACROSS, n, weights, x, row, 0, dim, to);
+  d = add_vectors(1, n, weights, x, row, d, dim, to);
   for (; d < dim; d++)
-    for (num i = 0; i < n; i++) to[d] += weights[i] * x[i * row + d];
+    for (num i = 0; i < n; i++) to[d] += weights[i] * widen(x[i * row + d]);
 }
 
 num decode_space(const Shape *s) { return s->groups * s->most_queries * (2 * s->dim + 2) + up(SOME, WIDE); }
@@ -36,11 +39,11 @@ void decode(const Shape *s, In q, In k, In v, const real *table, num table_row, 
     real *total = top + rows, *tile = total + rows;
     memset(made, 0, rows * dim * sizeof(real));
     for (num r = 0; r < rows; r++) {
-      const real *x = q.at + p.batch * q.batch + (h * s->groups + r % s->groups) * q.head + (p.q_from + r / s->groups) * q.row;
-      for (num d = 0; d < dim; d++) queries[r * dim + d] = x[d] * (real)s->scale * LOG2E;
+      const store *x = q.at + p.batch * q.batch + (h * s->groups + r % s->groups) * q.head + (p.q_from + r / s->groups) * q.row;
+      for (num d = 0; d < dim; d++) queries[r * dim + d] = widen(x[d]) * (real)s->scale * LOG2E;
       top[r] = LOWEST, total[r] = 0;
     }
-    const real *keys = k.at + p.batch * k.batch + h * k.head, *values = v.at + p.batch * v.batch + h * v.head;
+    const store *keys = k.at + p.batch * k.batch + h * k.head, *values = v.at + p.batch * v.batch + h * v.head;
     for (num b = p.k_from; b < p.k_to; b += SOME)
       for (num r = 0; r < rows; r++) {
         num start = s->queries - 1 - (p.q_from + r / s->groups); /* the diagonal of key 0 */
@@ -67,8 +70,8 @@ void decode(const Shape *s, In q, In k, In v, const real *table, num table_row, 
     for (num r = 0; r < rows; r++) {
       num g = h * s->groups + r % s->groups, a = p.q_from + r / s->groups, start = s->queries - 1 - a;
       int has_keys = most(p.k_from, s->first - start) < least(p.k_to, s->last - start + 1);
-      real *to = out.at + p.batch * out.batch + g * out.head + a * out.row;
-      for (num d = 0; d < dim; d++) to[d] = has_keys ? made[r * dim + d] / total[r] : 0;
+      store *to = out.at + p.batch * out.batch + g * out.head + a * out.row;
+      for (num d = 0; d < dim; d++) to[d] = narrow(has_keys ? made[r * dim + d] / total[r] : 0);
       num at = (p.batch * s->heads + g) * s->queries + a;
       ends[at] = has_keys ? top[r] : INFINITY;
       ends[at + s->batch * s->heads * s->queries] = has_keys ? (real)log2(total[r]) : 0;

@@ -39,8 +39,14 @@ typedef int32_t bits;
 typedef real vec __attribute__((vector_size(VECTOR_BITS / 8), aligned(REAL_BITS / 8), may_alias));
 typedef bits ivec __attribute__((vector_size(VECTOR_BITS / 8), aligned(REAL_BITS / 8), may_alias));
 typedef int64_t num;
-typedef struct { const real *at; num batch, head, row; } In; /* [B, H, L, D], strides in numbers, that of D is 1 */
-typedef struct { real *at; num batch, head, row, split; } Out;
+#ifdef BFLOAT16 /* inputs and outputs; all that is between them is float */
+typedef uint16_t store;
+typedef uint16_t halves __attribute__((vector_size(VECTOR_BITS / 16), aligned(2), may_alias));
+#else
+typedef real store;
+#endif
+typedef struct { const store *at; num batch, head, row; } In; /* [B, H, L, D], strides in numbers, that of D is 1 */
+typedef struct { store *at; num batch, head, row, split; } Out;
 
 /* Where the numbers are, and how many. A span: queries q_from .. q_to - 1 of a row of the batch, which attend only to the keys
    k_from .. k_to - 1 of that row. */
@@ -70,6 +76,21 @@ INLINE num up(num n, num step) { return (n + step - 1) / step * step; }
 #define LANE ((ivec){0, 1})
 #endif
 
+/* A number, or a vector of them, from where it is stored; and back, to the nearest. */
+#ifdef BFLOAT16
+typedef union { float number; uint32_t as; } Bits;
+INLINE real widen(store x) { return ((Bits){.as = (uint32_t)x << 16}).number; }
+INLINE vec load(const store *x) { return (vec)(__builtin_convertvector(*(const halves *)x, ivec) << 16); }
+INLINE store narrow(real x) {
+  uint32_t as = ((Bits){.number = x}).as;
+  return (store)(x != x ? as >> 16 | 64 : (as + 0x7fff + (as >> 16 & 1)) >> 16);
+}
+#else
+INLINE real widen(store x) { return x; }
+INLINE vec load(const store *x) { return *(const vec *)x; }
+INLINE store narrow(real x) { return x; }
+#endif
+
 INLINE vec larger(vec a, vec b) { /* b where either is NaN */
   ivec which = a > b;
   return (vec)((which & (ivec)a) | (~which & (ivec)b));
@@ -83,6 +104,16 @@ INLINE real highest_of(vec x) {
 INLINE real sum_of(vec x) {
   for (int half = WIDE / 2; half; half /= 2) x += __builtin_shuffle(x, LANE ^ half);
   return x[0];
+}
+
+/* a . b */
+INLINE real dot(const real *a, const store *b, num dim) {
+  vec sum = SAME(0);
+  num d = 0;
+  for (; d + WIDE <= dim; d += WIDE) sum += *(const vec *)(a + d) * load(b + d);
+  real rest = 0;
+  for (; d < dim; d++) rest += a[d] * widen(b[d]);
+  return sum_of(sum) + rest;
 }
 
 /* 2^-UNDERFLOW_EXPONENT of the largest weight changes no sum, and sums of much less would be denormal numbers, which are many
