@@ -2,8 +2,8 @@
 
     python benchmarks/flops.py [--threads 1] [--cpu-time]
 
-Of the loop the products count, 4 D for each pair that the mask allows, 14 D with gradients; exponentials do not. The product is the
-fastest on squares of 512 to 2048 that torch has, in the same turns: torch.mm, or oneDNN's.
+Of the loop the products count, 4 D for each pair that the mask allows, 14 D with gradients; exponentials do not. The product is
+the fastest on squares of 512 to 2048 that torch has, in the same turns: torch.mm, or oneDNN's.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ def training_step(model: nn.Module, ids: Tensor) -> Callable[[], object]:
 
 
 def training(session: Session) -> list[Row]:
-    """A decoder of 4 layers, 256 wide, 4 sequences of 2048, over one without an encoding on torch's attention; and transformers' own of
-    one sequence, over its Llama."""
+    """A decoder of 4 layers, 256 wide, 4 sequences of 2048, over one without an encoding on torch's attention; and transformers'
+    own of one sequence, over its Llama."""
     shape = session.shape(2048, 4, HEADS, WIDTH // HEADS)
     ids = torch.randint(VOCABULARY, (shape.batch, shape.length), generator=torch.Generator().manual_seed(0))
     base = "no encoding"

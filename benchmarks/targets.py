@@ -98,7 +98,7 @@ def memory_by_length(labels: tuple[str, ...]) -> Callable[[Session], list[Row]]:
 
 # ---- without a bias -------------------------------------------------------------------------------------------------
 def unbiased(session: Session) -> list[Row]:
-    """No encoding over F.scaled_dot_product_attention, forward and training, at lengths 512 to 8192, causal, and all pairs to 2048."""
+    """No encoding over torch's function, forward and training, at lengths 512 to 8192, causal, and all pairs to 2048."""
     rows = []
     for length, turns in ((512, 9), (2048, 7), (8192, 3)):
         shape = session.shape(length)

@@ -41,7 +41,8 @@ with routes.repeated(everywhere):
                 for encoding in (None, lg.ALiBi(2), lg.T5Bias(2)):
                     shape = ((rows, 2), (keys, kv_heads), (keys, kv_heads))
                     q, k, v = (torch.randn(3, n, h, dim, dtype=dtype).transpose(1, 2).requires_grad_() for n, h in shape)
-                    if not any(x.backend == "table" and x.refusal is None for x in lg.explain(q, k, v, encoding=encoding, mask=mask)):
+                    verdicts = lg.explain(q, k, v, encoding=encoding, mask=mask)
+                    if not any(x.backend == "table" and x.refusal is None for x in verdicts):
                         continue
                     lg.attend(q, k, v, encoding=encoding, mask=mask, backend="table").sum().backward()
     for layout in ("half", "interleaved"):
@@ -69,7 +70,7 @@ def test_c_stays_small():
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("gcc") is None or sys.platform != "linux", reason="no C compiler here")
 def test_every_loop_runs_clean_under_sanitizers(tmp_path):
-    """Of addresses and undefined behaviour; a report ends the process. Memory that Python leaves at its end is no leak of ours."""
+    """Of addresses and undefined behaviour; a report ends the process. What Python leaves at its end is no leak of ours."""
     asan = subprocess.run(
         ["gcc", "-print-file-name=libasan.so"], check=True, capture_output=True, text=True
     ).stdout.strip()

@@ -76,7 +76,7 @@ def test_sdpa_refuses_a_bias_it_would_round_or_that_is_long():
 
 def test_sdpa_takes_long_packed_text_in_half_precision():
     """Span by span it is plain causal attention: the dense mask that it would not make counts for nothing."""
-    q = torch.empty(1, HEADS, 8192, DIM, dtype=torch.bfloat16)
+    q = torch.empty(1, HEADS, 8192, DIM, dtype=torch.float16)
     r = request(q, lg.Causal() & lg.Documents(torch.arange(8192) // 1000))
     assert refuses(BACKENDS["sdpa"], r) is None and BACKENDS["sdpa"].memory(r) == 0
     assert choose([r], "auto").name == "sdpa"

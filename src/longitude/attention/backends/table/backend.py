@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, needs_operator, wide_item
+from longitude.attention.backends.routes import processor
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.backward import backward
 from longitude.attention.backends.table.band import Band, Inputs, heads_last
@@ -201,9 +202,10 @@ def table_price(r: Request) -> float:
     if any(isinstance(term, OffsetVectors) for term in r.terms):
         return 2.5
     if in_c(r):
-        # Finding spans takes longer than decoding by a dense row, as preparing the loop does; and float16 is copied.
-        copied = r.q.dtype not in band.OPTIONS
-        return 1.2 if (r.rows == 1 and r.beyond_band) or is_short(r) or copied else 1.0
+        # Finding spans takes longer than decoding by a dense row, as preparing the loop does; float16 is copied, and
+        # for bfloat16 some processors have instructions that torch uses.
+        narrow = r.q.dtype not in band.OPTIONS or (r.q.dtype.itemsize < 4 and processor().endswith("amx"))
+        return 1.2 if (r.rows == 1 and r.beyond_band) or is_short(r) or narrow else 1.0
     return 2.0 if r.learned else 1.2
 
 
