@@ -37,6 +37,9 @@ class SuffixEncoding:
     def keys(self, k: Tensor, prepared: Any) -> Tensor:
         return torch.cat([k[..., : self.before], self.encoding.keys(k[..., self.before :], prepared)], -1)
 
+    def queries_and_keys(self, q: Tensor, k: Tensor, prepared: Any) -> tuple[Tensor, Tensor]:
+        return self.queries(q, prepared), self.keys(k, prepared)
+
     def terms(self, context: Columns) -> tuple[Term, ...]:
         return tuple(self.placed(term) for term in self.encoding.terms(context))
 

@@ -64,9 +64,8 @@ def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tup
     """
     # Compilers fuse the formula themselves; and it alone has gradients of tables, and suits torch.func.
     traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    few = layout == "interleaved" and sum(x.numel() for x in tensors) < FEW and not torch.is_grad_enabled()
-    if few and not traced:  # a generated token: each call counts
-        return tuple(one_by_one(tensors, table, layout, rotate_neighbours))
+    if not traced and layout == "interleaved" and not torch.is_grad_enabled() and sum(x.numel() for x in tensors) < FEW:
+        return tuple(one_by_one(tensors, table, layout, rotate_neighbours))  # a generated token: each call counts
     learned = table.cos.requires_grad or table.sin.requires_grad
     if traced or learned or not all(fits(x, table.cos) for x in tensors):
         return tuple(one_by_one(tensors, table, layout, rotate_by_formula))
