@@ -100,18 +100,7 @@ def ceilings(found: dict[str, Any]) -> str:
         cells = ["" if share is None else f"{100 * share:.0f}" for share in shares]
         words = [f"`{row['task']}`", row["metric"], row["label"], f"{row['steps']:,}", str(length)]
         lines.append([*words, *cells, f"{100 * floor:.0f}"])
-    headings = [
-        "task",
-        "percent of",
-        "ceiling",
-        "steps",
-        "trained at",
-        "there",
-        "twice",
-        "four times",
-        "floor there",
-        "minutes",
-    ]
+    headings = ["task", "percent of", "ceiling", "steps", "trained at", "there", "twice", "four times", "floor there"]
     first, machines = min(row["made"] for row in found["rows"]), sorted({row["machine"] for row in found["rows"]})
     return f"{markdown(headings, lines)}\n\nOne seed, one core ({', '.join(machines)}), from {first} on."
 

@@ -105,4 +105,4 @@ def test_the_whole_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "80")  # as it was, afterwards
     fill_numbers.keep("study-tiny", tmp_path / "run")
     printed = fill_numbers.rendered("study-tiny")
-    assert "learned" in printed and "Training and measuring took 0 min" in printed
+    assert "learned" in printed and "one by one would take 0 min" in printed
