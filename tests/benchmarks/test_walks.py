@@ -16,7 +16,7 @@ from tests.support import built, close, random
     ("of", "calls", "most_files"),
     [
         (walks.training_step, 380, 23),
-        (lambda: walks.decoding(walks.decoder("rope", 4)), 250, 21),
+        (lambda: walks.decoding(walks.decoder("rope", 4)), 250, 22),
         (lambda: walks.decoding(walks.decoder("alibi", 4)), 270, 30),
     ],
 )
