@@ -81,6 +81,14 @@ def over_plain(label: str) -> Callable[[Session], list[Row]]:
     return measure
 
 
+def of_content(passed: str) -> Callable[[Session], list[Row]]:
+    def measure(session: Session) -> list[Row]:
+        """At length 2048."""
+        return session.attention(["fire", "cope"], session.shape(2048), passed, 5)
+
+    return measure
+
+
 def memory_by_length(labels: tuple[str, ...]) -> Callable[[Session], list[Row]]:
     def measure(session: Session) -> list[Row]:
         """Growth of the peak from 1024 to 4096, over that of the length: 1 is linear, 4 is quadratic."""
@@ -275,10 +283,13 @@ TARGETS = (
         {**rotation.PINNED, "LONGITUDE_COMPILE": "0"},
     ),
     Target("training step of a decoder, any bias or rotation", 1.0, "no encoding in torch", networks.training),
-    Target("Shaw, forward + backward", 2.0, ATTENTION, over_plain("shaw")),
-    Target("Transformer-XL, forward + backward", 3.5, ATTENTION, over_plain("transformer_xl")),
-    Target("PaTH, forward + backward", 5.0, ATTENTION, over_plain("path")),
+    Target("Shaw, forward + backward", 1.3, ATTENTION, over_plain("shaw")),
+    Target("Transformer-XL, forward + backward", 2.0, ATTENTION, over_plain("transformer_xl")),
+    Target("PaTH, forward + backward", 3.0, ATTENTION, over_plain("path")),
     Target("FoX, forward + backward", 1.2, ATTENTION, over_plain("fox")),
+    Target("FIRE and CoPE, forward", 1.5, ATTENTION, of_content("forward")),
+    Target("FIRE and CoPE, forward + backward", 3.0, ATTENTION, of_content(BOTH)),
+    Target("memory of FIRE and CoPE, 1024 to 4096", 1.1, "growth of the length", memory_by_length(("fire", "cope"))),
     Target(
         "memory of these four, 1024 to 4096", 1.1, "growth of the length",
         memory_by_length(("shaw", "transformer_xl", "path", "fox")),

@@ -235,11 +235,12 @@ class Request:
 
     def piece(self, rows: slice, keys: slice, batch: slice | list[int] = slice(None)) -> Request:
         """Queries `rows` against keys `keys`, of the sequences `batch`; slices with plain bounds."""
+        q, k, v = (self.q, self.k, self.v) if batch == slice(None) else (x[batch] for x in (self.q, self.k, self.v))
         return replace(
             self,
-            q=self.q[batch][:, :, rows],
-            k=self.k[batch][:, :, keys],
-            v=self.v[batch][:, :, keys],
+            q=q[:, :, rows],
+            k=k[:, :, keys],
+            v=v[:, :, keys],
             terms=tuple(_of_batch(term, batch) for term in self.terms),
             mask=self.mask.of(batch),
             q_positions=part_of(self.q_positions, batch, rows),

@@ -45,9 +45,12 @@ class PairBias:
 
     Args:
         at: maps query positions [..., Lq, 1] and key positions [..., 1, Lk] to [..., heads, Lq, Lk].
+        numbers: that it holds for a pair on the way, from which memory is estimated; a layer of 32 before and after its ReLU
+            are 64.
     """
 
     at: Callable[[Tensor, Tensor], Tensor]
+    numbers: int = 64
 
 
 @dataclass(frozen=True)

@@ -102,8 +102,9 @@ def test_the_named_backend_is_the_one_that_runs(name, monkeypatch):
         (lg.Rotary(DIM, "half"), 40, "sdpa"),
         (lg.ALiBi(HEADS), 40, "table"),
         (lg.Shaw(DIM), 40, "table"),
-        (lg.Fire(HEADS), 40, "reference"),
-        (lg.Fire(HEADS), 8192, "chunked"),
+        (lg.CoPE(DIM), 40, "reference"),
+        (lg.CoPE(DIM), 8192, "chunked"),
+        (lg.Fire(HEADS), 40, "chunked"),
     ],
 )
 def test_auto_takes_the_cheapest(encoding, length, chosen):

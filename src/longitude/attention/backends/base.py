@@ -14,7 +14,6 @@ from longitude.attention.request import Request
 from longitude.positions.base import OffsetVectors, PairBias, RowBias
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-PAIR_NUMBERS = 64  # what a learned function of two positions holds per pair: a layer of 32, before and after its ReLU
 NO_FORWARD_MODE = "it has no derivatives in forward mode"
 
 
@@ -133,7 +132,7 @@ def terms_bytes(r: Request) -> int:
     for term in r.terms:
         match term:
             case PairBias():
-                numbers = max(numbers, PAIR_NUMBERS * pairs)
+                numbers = max(numbers, term.numbers * pairs)
             case OffsetVectors():  # a column per offset, before it moves to its key; or a vector per pair and head
                 columns = 2 * r.q.shape[0] * r.heads * r.rows * (r.rows + r.length)
                 numbers = max(numbers, columns if r.contiguous else r.heads * r.q.shape[3] * pairs)

@@ -155,8 +155,9 @@ def sdpa_bias_bytes(r: Request) -> int:
 
 
 def sdpa_memory(r: Request) -> int:
-    """A term's bias is made in float64, offsets and product, before it is added up in the dtype of q."""
-    times = 2 + 2 * 8 // r.q.element_size() if r.terms else 1
+    """The bias of an offset is made in float64, offsets and product, before it is added up in the dtype of q."""
+    of_pairs = all(isinstance(term, PairBias) for term in r.terms)
+    times = (2 if of_pairs else 2 + 2 * 8 // r.q.element_size()) if r.terms else 1
     return max([0, *(sdpa_bias_bytes(part) * times + terms_bytes(part) for part in sdpa_dense(r))])
 
 

@@ -1,0 +1,84 @@
+"""A block of queries whose bias is at hand for each pair: torch's fused function forward, five products backward."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends.base import needs_operator, terms_bytes
+from longitude.attention.request import Request, in_forward_mode
+from longitude.attention.scores import offsets, per_query_head
+from longitude.positions.base import OffsetBias, PairBias
+
+FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def takes(r: Request) -> bool:
+    """Whether positions decide every number that is added, and both of them some; on the CPU, outside of tracers."""
+    if r.q.dtype not in (torch.float32, torch.float64) or r.q.device.type != "cpu" or r.v.shape[3] != r.q.shape[3]:
+        return False
+    if r.dropout or r.weights or torch.compiler.is_compiling() or in_forward_mode() or needs_operator(r.q, r.k, r.v):
+        return False
+    kinds = {type(term) for term in r.terms}
+    return PairBias in kinds and kinds <= {OffsetBias, PairBias}
+
+
+def biased_bytes(r: Request) -> int:
+    """The bias, as its terms make it and with -inf where the mask is."""
+    batch = 1 if r.contiguous and not r.beyond_band else r.q.shape[0]
+    return 2 * batch * r.heads * r.rows * r.length * r.q.element_size() + terms_bytes(r)
+
+
+def biased(r: Request) -> tuple[Tensor, Tensor] | None:
+    """Its output and the logsumexp of its scores. None where a query has no key, or may have no finite score.
+
+    Zeros are what torch's function makes of scores that are all -inf, or all NaN.
+    """
+    allowed = r.allowed()
+    if not allowed.any(-1).all():
+        return None
+    k, v = (per_query_head(x, r.heads) for x in (r.k, r.v))
+    terms = [bias_of(term, r).to(r.q.dtype) for term in r.terms]
+    bias = torch.where(allowed, sum(terms[1:], terms[0]), -math.inf)
+    out, lse = Biased.apply(r.q, k, v, bias, r.scale)
+    return (out, lse) if lse.isfinite().all() and out.detach().select(3, 0).all() else None
+
+
+def bias_of(term: Any, r: Request) -> Tensor:
+    """[B or 1, heads, Lq, Lk]."""
+    if isinstance(term, PairBias):
+        i, j = r.places()
+        bias = term.at(i[..., :, None], j[..., None, :])
+    else:
+        bias = term.at(offsets(r))
+        bias = bias if bias.dim() == 3 else bias.movedim(0, 1)
+    return bias if bias.dim() == 4 else bias[None]
+
+
+class Biased(torch.autograd.Function):
+    """softmax(scale q k' + bias) v and the logsumexp of its rows, [B, H, Lq]; of bias [B or 1, H or 1, Lq, Lk]."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        out, lse = FUSED(q, k, v, 0.0, False, attn_mask=bias, scale=scale)
+        lse = lse.to(q.dtype)
+        ctx.save_for_backward(q, k, v, bias, out, lse)
+        ctx.scale = scale
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, of_out: Tensor, of_lse: Tensor) -> tuple[Tensor | None, ...]:
+        """Differentiable itself: nothing is written twice that a derivative of it reads."""
+        q, k, v, bias, out, lse = ctx.saved_tensors
+        (batch, heads, rows, _), keys = q.shape, k.shape[2]
+        q, k, v, of_out = (x.flatten(0, 1) for x in (q, k, v, of_out))
+        minus_delta = (of_lse.flatten(0, 1) - (of_out * out.flatten(0, 1)).sum(-1))[..., None]
+        each = bias.expand(batch, heads, rows, keys).flatten(0, 1)
+        weights = torch.baddbmm(each, q, k.mT, alpha=ctx.scale).sub_(lse.flatten(0, 1)[..., None]).exp_()
+        scores = weights * torch.baddbmm(minus_delta.expand(-1, -1, keys), of_out, v.mT)
+        of_q, of_k, of_v = ctx.scale * (scores @ k), ctx.scale * (scores.mT @ q), weights.mT @ of_out
+        of_bias = scores.view(batch, heads, rows, keys).sum_to_size(bias.shape) if ctx.needs_input_grad[3] else None
+        return *(x.view(batch, heads, -1, x.shape[-1]) for x in (of_q, of_k, of_v)), of_bias, None
