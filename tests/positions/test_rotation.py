@@ -164,8 +164,8 @@ def test_compiled_equals_the_formula_to_the_bit(layout: str, threads: int, monke
 def test_narrow_numbers_are_rounded_as_by_torch(dtype: torch.dtype) -> None:
     """Every number there is, and products that fall between two, overflow, or are subnormal; to the bit."""
     x = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).view(1, 1, 1024, 64)
-    for angle in (0.0, 1.0, 1e-6):
-        table = RotaryTable(torch.full((1024, 32), angle).cos(), torch.full((1024, 32), angle).sin())
+    for cos, sin in ((1.0, 0.0), (1.5, 0.0), (0.5, 0.8), (1.0, 1e-6)):  # products with 1.5 lie half way between two
+        table = RotaryTable(torch.full((1024, 32), cos), torch.full((1024, 32), sin))
         for layout in LAYOUTS:
             want = rotate_by_formula(x.float(), table, layout).to(dtype)
             torch.testing.assert_close(apply_rotary(x, table, layout), want, rtol=0, atol=0, equal_nan=True)
@@ -189,6 +189,16 @@ def test_queries_and_keys_of_one_call(route: str, layout: str) -> None:
     wide = [x.double().requires_grad_() for x in (q, k)]
     assert gradcheck(lambda q, k: rope.queries_and_keys(q, k, table), wide, check_forward_ad=True)
     assert gradcheck(lambda k: rope.queries_and_keys(wide[0].detach(), k, table)[1], wide[1:])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_tables_of_another_length_are_refused(layout: str) -> None:
+    """Of either tensor: C must never read beyond them."""
+    rope = lg.Rotary(8, layout)
+    table, q, k = rope.prepare(torch.arange(5)), torch.randn(1, 2, 5, 8), torch.randn(1, 2, 3, 8)
+    for pair in ((q, k), (k, q)):
+        with pytest.raises(RuntimeError, match="size"):
+            rope.queries_and_keys(*pair, table)
 
 
 def test_a_subclass_keeps_its_own_rotation() -> None:

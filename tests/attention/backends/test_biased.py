@@ -96,6 +96,24 @@ def test_what_is_not_finite(which: int, value: float, counted: list[bool]) -> No
     assert which == 2 or torch.equal(got.isfinite(), right)
 
 
+@torch.no_grad()
+def test_scores_that_are_all_infinitely_low(counted: list[bool]) -> None:
+    """A query whose keys are all -inf by the bias has NaN, as in the specification, not torch's zeros."""
+
+    class Lowest(lg.Encoding):
+        def terms(self, context: object) -> tuple:
+            low = torch.tensor(-torch.inf, dtype=torch.float64)
+            return (
+                lg.PairBias(lambda i, j: torch.where(i == 6, low, 0.0 * (i + j))[..., None, :, :].expand(4, -1, -1)),
+            )
+
+    got, want = (
+        lg.attend(*inputs(9, 9), encoding=Lowest(), mask=lg.Causal(), backend=b) for b in ("chunked", "reference")
+    )
+    torch.testing.assert_close(got, want, atol=1e-10, rtol=0, equal_nan=True)
+    assert want[:, :, 6].isnan().all() and True in counted and False in counted
+
+
 def test_what_it_does_not_take() -> None:
     """Dropout, rows of scores, narrow numbers: the specification, block by block."""
     for encoding, options in ((lg.CoPE(8).double(), {}), (Learned(), {"dropout": 0.5})):
