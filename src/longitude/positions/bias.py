@@ -344,4 +344,4 @@ class Fire(Encoding):
             return bias if batch else bias[0]
 
         compiled = functions(dtype) is not None and not torch.compiler.is_compiling()
-        return (PairBias(at, numbers=self.num_heads if compiled else 2 * self.mlp[0].out_features),)
+        return (PairBias(at, numbers=self.num_heads if compiled else 2 * b1.numel()),)

@@ -50,7 +50,7 @@ class PiecewiseBias(torch.autograd.Function):
         return bias
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]
         inputs = ctx.saved_tensors
         if torch.is_grad_enabled():  # to be differentiated again
             wanted = [x for x in inputs if x.requires_grad]

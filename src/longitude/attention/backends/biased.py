@@ -70,7 +70,7 @@ class Biased(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, of_out: Tensor, of_lse: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, of_out: Tensor, of_lse: Tensor) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Differentiable itself: nothing is written twice that a derivative of it reads."""
         q, k, v, bias, out, lse = ctx.saved_tensors
         (batch, heads, rows, _), keys = q.shape, k.shape[2]
