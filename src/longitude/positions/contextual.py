@@ -12,6 +12,7 @@ from longitude.errors import check_flags, check_positive, check_sizes
 from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import wide
+from longitude.positions.counted import counted_bias
 
 
 @register("cope")
@@ -48,13 +49,8 @@ class CoPE(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         def of(q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
-            gates = torch.sigmoid(scores).masked_fill(~allowed, 0.0)
-            counted = gates.flip(-1).cumsum(-1).flip(-1).clamp(max=self.max_position - 1)
             logits = q @ self.table.to(q.dtype) * (self.head_dim**-0.5 if self.scaled else 1.0)
-            index = counted.detach().nan_to_num(0.0)  # NaN is no index; lerp passes it on
-            low = index.floor()
-            below, above = (logits.gather(-1, column.long()) for column in (low, index.ceil()))
-            return torch.lerp(below, above, counted - low)
+            return counted_bias(scores, allowed, logits)
 
         return (RowBias(of),)
 

@@ -1,4 +1,4 @@
-"""A block of queries whose bias is at hand for each pair: torch's fused function forward, five products backward."""
+"""A block of queries whose bias is made for each pair: torch's fused function forward, five products backward."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ from torch import Tensor
 from longitude.attention.backends.base import needs_operator, terms_bytes
 from longitude.attention.request import Request, in_forward_mode
 from longitude.attention.scores import offsets, per_query_head
-from longitude.positions.base import OffsetBias, PairBias
+from longitude.positions.base import OffsetBias, PairBias, RowBias
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
 def takes(r: Request) -> bool:
-    """Whether positions decide every number that is added, and both of them some; on the CPU, outside of tracers."""
+    """Whether both positions, or rows of scores, decide what is added; on the CPU, outside of tracers."""
     if r.q.dtype not in (torch.float32, torch.float64) or r.q.device.type != "cpu" or r.v.shape[3] != r.q.shape[3]:
         return False
     if r.dropout or r.weights or torch.compiler.is_compiling() or in_forward_mode() or needs_operator(r.q, r.k, r.v):
         return False
     kinds = {type(term) for term in r.terms}
-    return PairBias in kinds and kinds <= {OffsetBias, PairBias}
+    return bool(kinds & {PairBias, RowBias}) and kinds <= {OffsetBias, PairBias, RowBias}
 
 
 def biased_bytes(r: Request) -> int:
     """The bias, as its terms make it and with -inf where the mask is."""
-    batch = 1 if r.contiguous and not r.beyond_band else r.q.shape[0]
+    of_all = r.contiguous and not r.beyond_band and not any(isinstance(term, RowBias) for term in r.terms)
+    batch = 1 if of_all else r.q.shape[0]
     return 2 * batch * r.heads * r.rows * r.length * r.q.element_size() + terms_bytes(r)
 
 
@@ -41,15 +42,18 @@ def biased(r: Request) -> tuple[Tensor, Tensor] | None:
     if not allowed.any(-1).all():
         return None
     k, v = (per_query_head(x, r.heads) for x in (r.k, r.v))
-    terms = [bias_of(term, r).to(r.q.dtype) for term in r.terms]
+    raw = (r.scale * r.q) @ k.mT if any(isinstance(term, RowBias) for term in r.terms) else None
+    terms = [bias_of(term, r, raw, allowed).to(r.q.dtype) for term in r.terms]
     bias = torch.where(allowed, sum(terms[1:], terms[0]), -math.inf)
     out, lse = Biased.apply(r.q, k, v, bias, r.scale)
     return (out, lse) if lse.isfinite().all() and out.detach().select(3, 0).all() else None
 
 
-def bias_of(term: Any, r: Request) -> Tensor:
-    """[B or 1, heads, Lq, Lk]."""
-    if isinstance(term, PairBias):
+def bias_of(term: Any, r: Request, raw: Tensor | None, allowed: Tensor) -> Tensor:
+    """[B or 1, heads, Lq, Lk]; raw: the scores, for terms that read them."""
+    if isinstance(term, RowBias):
+        bias = term.of(r.q, raw, allowed)  # pyright: ignore[reportArgumentType]
+    elif isinstance(term, PairBias):
         i, j = r.places()
         bias = term.at(i[..., :, None], j[..., None, :])
     else:
