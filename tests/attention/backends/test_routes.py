@@ -88,14 +88,18 @@ def test_one_variable_or_no_compiler_leaves_it_to_torch(monkeypatch):
 import torch, longitude as lg
 from longitude.attention.backends import routes
 q = torch.randn(1, 8, 1024, 64)
+routes.processor = lambda: "avx512"
+print(bool(routes.routes()))
 with routes.repeated({"forward float32": {"64": 16}}):
     print(next(v.backend for v in lg.explain(q, q, q) if v.chosen), routes.routes())
 """
     for name in ("LONGITUDE_ROUTES", "LONGITUDE_COMPILE"):
         monkeypatch.setenv(name, "0")
-        assert printed(code).splitlines()[-1] == "sdpa {}"
+        lines = printed(code).splitlines()
+        assert lines[0] == "False" and lines[-1] == "sdpa {}"
         monkeypatch.delenv(name)
-    assert "table" in printed(code).splitlines()[-1] or not band.available(torch.float32)
+    lines = printed(code).splitlines()
+    assert (lines[0] == "True" and "table" in lines[-1]) or not band.available(torch.float32)
 
 
 # ---- what it computes ------------------------------------------------------------------------------------------------
@@ -123,6 +127,27 @@ def test_equals_the_reference_and_torch(mask, encoding, kv_heads, dtype):
     tolerance = 2e-5 if dtype == torch.float32 else 0.06
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got.double(), want, atol=tolerance, rtol=tolerance)
+
+
+@compiled
+@pytest.mark.parametrize("length", [3, 77])
+@pytest.mark.parametrize("encoding", [None, lg.ALiBi(HEADS)], ids=["none", "alibi"])
+def test_bfloat16_is_rounded_once_and_to_the_nearest(encoding, length):
+    """Of the same numbers, what float32 gives within half a step; NaN stays NaN."""
+    narrow = qkv(length, torch.bfloat16, True)
+    wide = [x.detach().float().requires_grad_() for x in narrow]
+    gradient = torch.randn(narrow[0].shape, generator=torch.Generator().manual_seed(1)).bfloat16()
+    (got, *grads), (want, *wanted) = (
+        [out, *torch.autograd.grad(out, three, gradient.to(out.dtype))]
+        for three in (narrow, wide)
+        for out in [lg.attend(*three, encoding=encoding, backend="table")]
+    )
+    assert ((got.float() - want).abs() <= want.abs() * 2.0**-8 * 1.01 + 1e-6).all()
+    for each, exact in zip(grads, wanted, strict=True):  # delta is of an output that was rounded
+        torch.testing.assert_close(each.float(), exact, atol=0.03, rtol=0.01)
+    lost = narrow[2].detach().clone()
+    lost[0, 0, 0, 0] = torch.nan
+    assert lg.attend(*narrow[:2], lost, encoding=encoding, backend="table")[0, 0, :, 0].isnan().all()
 
 
 @compiled
