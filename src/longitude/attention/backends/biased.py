@@ -27,10 +27,10 @@ def takes(r: Request) -> bool:
 
 
 def biased_bytes(r: Request) -> int:
-    """The bias, as its terms make it and with -inf where the mask is."""
-    of_all = r.contiguous and not r.beyond_band and not any(isinstance(term, RowBias) for term in r.terms)
-    batch = 1 if of_all else r.q.shape[0]
-    return 2 * batch * r.heads * r.rows * r.length * r.q.element_size() + terms_bytes(r)
+    """The bias, as its terms make it, summed, and with -inf where the mask is."""
+    reads_scores = any(isinstance(term, RowBias) for term in r.terms)  # and `terms_bytes` has them already
+    batch = 1 if r.contiguous and not r.beyond_band and not reads_scores else r.q.shape[0]
+    return (2 if reads_scores else 3) * batch * r.heads * r.rows * r.length * r.q.element_size() + terms_bytes(r)
 
 
 def biased(r: Request) -> tuple[Tensor, Tensor] | None:
@@ -80,9 +80,15 @@ class Biased(torch.autograd.Function):
         (batch, heads, rows, _), keys = q.shape, k.shape[2]
         q, k, v, of_out = (x.flatten(0, 1) for x in (q, k, v, of_out))
         minus_delta = (of_lse.flatten(0, 1) - (of_out * out.flatten(0, 1)).sum(-1))[..., None]
-        each = bias.expand(batch, heads, rows, keys).flatten(0, 1)
-        weights = torch.baddbmm(each, q, k.mT, alpha=ctx.scale).sub_(lse.flatten(0, 1)[..., None]).exp_()
-        scores = weights * torch.baddbmm(minus_delta.expand(-1, -1, keys), of_out, v.mT)
-        of_q, of_k, of_v = ctx.scale * (scores @ k), ctx.scale * (scores.mT @ q), weights.mT @ of_out
+        weights = (
+            torch.baddbmm(bias.expand(batch, heads, rows, keys).flatten(0, 1), q, k.mT, alpha=ctx.scale)
+            .sub_(lse.flatten(0, 1)[..., None])
+            .exp_()
+        )
+        of_v = weights.mT @ of_out
+        scores = torch.baddbmm(minus_delta.expand(-1, -1, keys), of_out, v.mT)
+        scores = scores * weights if torch.is_grad_enabled() else scores.mul_(weights)
+        del weights
+        of_q, of_k = ctx.scale * (scores @ k), ctx.scale * (scores.mT @ q)
         of_bias = scores.view(batch, heads, rows, keys).sum_to_size(bias.shape) if ctx.needs_input_grad[3] else None
         return *(x.view(batch, heads, -1, x.shape[-1]) for x in (of_q, of_k, of_v)), of_bias, None
