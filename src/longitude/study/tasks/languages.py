@@ -144,8 +144,9 @@ class A5(WordProblem):
     """The word problem of the even permutations of five points, which no fixed number of ordinary layers is thought to solve."""
 
     source = "even permutations of five points, and after each the product of those up to it"
+    ceiling = "learned"
     table, symbols = symmetric(5, even=True), 60
-    defaults = Z60.defaults
+    defaults = {**Z60.defaults, "steps": 10_000}
 
 
 @register_task("s5")
@@ -154,7 +155,7 @@ class S5(WordProblem):
 
     source = "permutations of five points, and after each the product of those up to it"
     table, symbols = symmetric(5), 120
-    defaults = Z60.defaults
+    defaults = A5.defaults
 
 
 @register_task("dyck")
