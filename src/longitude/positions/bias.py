@@ -343,5 +343,5 @@ class Fire(Encoding):
             bias = PiecewiseBias.apply(rows, keys, each, under, *pieces_of(w1, b1, w2, b2))
             return bias if batch else bias[0]
 
-        compiled = functions(dtype) is not None and not torch.compiler.is_compiling()
+        compiled = not torch.compiler.is_compiling() and functions(dtype) is not None
         return (PairBias(at, numbers=self.num_heads if compiled else 2 * b1.numel()),)
