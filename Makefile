@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import ceilings properties numbers claims api notebooks docs clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import ceilings properties numbers claims api notebooks laws docs clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -106,8 +106,11 @@ api: $(VENV)/study.stamp ## make docs/api.md, the page of every public name, fro
 notebooks: $(VENV)/test.stamp ## execute the notebooks of examples/ again, in place; ARGS=4-your-own-encoding for one
 	$(BIN)/python docs/make_notebooks.py $(ARGS)
 
+laws: $(VENV)/test.stamp ## try the laws that the pages of the site lack results of; ARGS="alibi mamba" tries these again (minutes each)
+	PYTHONPATH=benchmarks $(BIN)/python docs/make_laws.py $(ARGS)
+
 docs: $(VENV)/docs.stamp ## make the site, build/docs/index.html: searched offline, warnings are errors (a few minutes)
-	$(BIN)/python docs/make_site.py
+	PYTHONPATH=benchmarks $(BIN)/python docs/make_site.py
 
 # ---- the environment: torch first, so that nothing drags another build in; then what each job needs on top ----
 install: $(VENV)/test.stamp ## everything needed to work on the project

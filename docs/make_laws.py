@@ -1,7 +1,7 @@
 """What the batteries of laws find on everything registered, kept for the pages of the site: trying them takes an hour.
 
-python docs/make_laws.py                # try all that the newest result lacks
-python docs/make_laws.py alibi mamba    # try these again
+make laws                        # try all that the newest result lacks
+make laws ARGS="alibi mamba"     # try these again
 """
 
 import json
