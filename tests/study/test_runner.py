@@ -178,8 +178,12 @@ def test_killed_with_kill_9_repeatedly_the_rows_are_the_same(tmp_path):
 
 # ---- routes ------------------------------------------------------------------------------------------------------------
 def test_a_trial_repeats_the_routes_that_it_was_begun_with(tmp_path, data, monkeypatch):
-    """Those of today where it begins; its own, even none, where it continues; and it says so where our loop is off."""
-    trial, here, used, notes = trial_at(tmp_path, "rope", 0), {"forward float32": {"64": 32}}, [], []
+    """Those of today where it begins; its own, even none, where it continues; and it says so where our loop is off.
+
+    Where it is off nothing is forgotten: a later machine repeats what the trial was begun with.
+    """
+    begun = {"forward float32": {"64": 32}}
+    trial, here, used, notes = trial_at(tmp_path, "rope", 0), begun, [], []
     monkeypatch.setattr(routes, "is_on", lambda: True)
     monkeypatch.setattr(routes, "routes_of", lambda *machine: here)
 
@@ -190,20 +194,22 @@ def test_a_trial_repeats_the_routes_that_it_was_begun_with(tmp_path, data, monke
 
     monkeypatch.setattr(run_trial.TrialRun, "run", killed)
 
-    def attempt():
+    def attempt(recorded=begun):
         run_trial.run_trial(TINY, trial, data, note=notes.append)
-        assert json.loads((trial.folder / "trial.json").read_text())["routes"] == used[-1]
+        assert json.loads((trial.folder / "trial.json").read_text())["routes"] == recorded
 
     attempt()
     here = {}
     attempt()
-    assert used == [{"forward float32": {"64": 32}}] * 2 and notes == [] and routes.routes() == {}
+    assert used == [begun] * 2 and notes == [] and routes.routes() == {}
     monkeypatch.setattr(routes, "is_on", lambda: False)
     attempt()
     assert used[-1] == {} and "was begun with our loop for attention, which is off here" in notes[0]
+    monkeypatch.setattr(routes, "is_on", lambda: True)
+    attempt()
+    assert used[-1] == begun
     older = json.loads((trial.folder / "trial.json").read_text())
     (trial.folder / "trial.json").write_text(json.dumps({name: x for name, x in older.items() if name != "routes"}))
     here = {"forward float32": {"64": 64}}
-    monkeypatch.setattr(routes, "is_on", lambda: True)
-    attempt()
+    attempt(recorded={})
     assert used[-1] == {} and routes.routes() == here

@@ -139,7 +139,7 @@ register(
         name="exact-distance",
         number="14",
         claimed="ALiBi lags behind RoPE where the exact distance matters.",
-        source="Said of ALiBi in many places; Kazemnejad et al. 2023 find its attention short-sighted",
+        source="A common statement about ALiBi; Kazemnejad et al. 2023 find its attention short-sighted",
         link="https://arxiv.org/abs/2305.19466",
         protocol="There: ten tasks, none of which asks for a distance. Here: the symbol 8 places back, among 16 that are "
         "random, 2 layers of width 64, windows of 64; symbols right at the trained length.",

@@ -77,8 +77,8 @@ class GatedMixer(StateMixer):
         return torch.stack(out, 1), state
 
     @property
-    def torchs(self) -> list[Tensor]:
-        """Its parameters as torch's loops take them."""
+    def weights(self) -> list[Tensor]:
+        """As torch.lstm and torch.gru take them."""
         return [self.weight_ih_l0, self.weight_hh_l0, self.bias_ih_l0, self.bias_hh_l0]
 
     def recurrent(self, h: Tensor) -> Tensor:
@@ -110,7 +110,7 @@ class LSTM(GatedMixer):
     carried, gates = 2, 4
 
     def run(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        h, *after = torch.lstm(x, state, self.torchs, True, 1, 0.0, self.training, False, True)
+        h, *after = torch.lstm(x, state, self.weights, True, 1, 0.0, self.training, False, True)
         return h, tuple(part[0] for part in after)
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -145,7 +145,7 @@ class GRU(GatedMixer):
     carried, gates = 1, 3
 
     def run(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        h, after = torch.gru(x, state[0], self.torchs, True, 1, 0.0, self.training, False, True)
+        h, after = torch.gru(x, state[0], self.weights, True, 1, 0.0, self.training, False, True)
         return h, (after[0],)
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

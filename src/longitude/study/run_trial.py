@@ -143,7 +143,7 @@ class TrialRun:
         folder.mkdir(parents=True, exist_ok=True)
         own = read_json(folder / TRIAL, self.trial.remedy)
         own = own or record_of(self.config, self.trial, self.data.description, recipe(self.config))
-        write_json(folder / TRIAL, own | {"measured": measured, "routes": routes.routes(), **provenance()})
+        write_json(folder / TRIAL, {"routes": routes.routes()} | own | {"measured": measured, **provenance()})
 
     def run(self) -> Status:
         """Train and measure; errors are the caller's to record."""

@@ -149,10 +149,10 @@ class Passkey(Copied):
 class Lookback(Questions):
     """Random symbols, and after each of them the one `back` places before it: nothing but the distance tells which."""
 
-    source = "random symbols, and after each the one 8 places before it"
     ceiling = "rope"
     symbols = 16
     back: ClassVar[int] = 8
+    source = f"random symbols, and after each the one {back} places before it"
     defaults = {**Questions.defaults, "steps": 1500}
 
     def sample(self, random: np.random.Generator, examples: int, length: int, method: str = "forward") -> Sample:

@@ -53,7 +53,7 @@ class HierarchicalAttention(StateMixer):
         near = attention over the last tokens,   far = softmax over the blocks (scale q.K + bias + ln size) V
         out  = g near + (1 - g) far,   g = sigmoid(W_g x + b_g);   or one softmax over both
 
-    Each binary digit 1 of the number of tokens before the window is a block of so many tokens, the merge of its halves
+    Each binary digit 1 of the number of tokens before the window is a block of that power of two tokens, the merge of its halves
     (`hierarchical_attention` has it in full). Its cache is a state of the window and about log2 L blocks.
 
     Args:
