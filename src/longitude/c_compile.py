@@ -1,4 +1,7 @@
-"""The few loops in C, compiled on first use where there is a compiler. Each has a form in torch's operators too."""
+"""The few loops in C, compiled on first use where there is a compiler, and whether they may read a tensor.
+
+Each has a form in torch's operators too.
+"""
 
 import ctypes
 import hashlib
@@ -8,9 +11,14 @@ import shutil
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
 from tempfile import NamedTemporaryFile
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
 
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-fPIC", "-shared")
 
@@ -54,6 +62,45 @@ def library(source: Path, *options: str) -> ctypes.CDLL | None:
             stacklevel=2,
         )
         return None
+
+
+class Passes(NamedTuple):
+    """Both functions of a C file."""
+
+    forward: Any
+    backward: Any
+
+
+@lru_cache
+def passes(source: Path, dtype: torch.dtype) -> Passes | None:
+    """Of a file of float32, and float64 where DOUBLE is defined; None for others, and where it cannot be compiled."""
+    if dtype not in (torch.float32, torch.float64):
+        return None
+    found = library(source, *(("-DDOUBLE",) if dtype == torch.float64 else ()))
+    if found is None:
+        return None
+    found.forward.restype = found.backward.restype = None
+    return Passes(found.forward, found.backward)
+
+
+def needs_operator(*tensors: Tensor | None) -> bool:
+    """Whether a graph, a mode, a trace, a transform or a subclass of tensors need an operator: they have no plain memory."""
+    if torch.compiler.is_compiling():
+        return True
+    modes = torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active()
+    modes = modes or torch._C._get_tracing_state() is not None
+    return modes or any(x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_neg()) for x in tensors)
+
+
+def in_memory(*tensors: Tensor) -> bool:
+    """Whether C may read them: there are numbers behind them, on the CPU."""
+    return not needs_operator(*tensors) and all(x.is_cpu for x in tensors)
+
+
+def words(numbers: Iterable[int]) -> ctypes.Array:
+    """A struct of pointers and int64, as C takes it."""
+    values = tuple(numbers)
+    return (ctypes.c_int64 * len(values))(*values)
 
 
 def _processor() -> bytes:

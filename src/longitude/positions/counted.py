@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longitude import c_compile
-from longitude.positions.rotation import in_memory
+from longitude.c_compile import in_memory, passes, words
+
+functions = partial(passes, Path(__file__).with_name("counted.c"))
 
 
 def by_formula(scores: Tensor, allowed: Tensor, logits: Tensor) -> Tensor:
@@ -50,10 +49,8 @@ class CountedBias(torch.autograd.Function):
 
 def counted_bias(scores: Tensor, allowed: Tensor, logits: Tensor) -> Tensor:
     """By C where it can be compiled and there is memory to read; tracers and transforms get torch's operators."""
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
-    if traced or torch.autograd.forward_ad._current_level >= 0 or scores.dtype != logits.dtype:
-        return by_formula(scores, allowed, logits)
-    if not (in_memory(scores) and in_memory(logits) and in_memory(allowed)) or functions(scores.dtype) is None:
+    plain = in_memory(scores, allowed, logits) and torch.autograd.forward_ad._current_level < 0
+    if not plain or scores.dtype != logits.dtype or functions(scores.dtype) is None:
         return by_formula(scores, allowed, logits)
     return CountedBias.apply(scores, allowed.expand(scores.shape), logits)
 
@@ -64,20 +61,5 @@ def _run(which: str, scores: Tensor, allowed: Tensor, logits: Tensor, *written: 
     read = [x.detach().contiguous() for x in (scores, logits, allowed)]
     keys = scores.shape[-1]
     pointers = [x.data_ptr() for x in (*read, *written)] + [0] * (3 - len(written))
-    words = (*pointers, scores.numel() // keys, keys, logits.shape[-1], torch.get_num_threads())
-    vars(found)[which]((ctypes.c_int64 * len(words))(*words))
-
-
-@lru_cache
-def functions(dtype: torch.dtype) -> SimpleNamespace | None:
-    """`forward` and `backward` of counted.c for float32 or float64; None where it cannot be compiled."""
-    if dtype not in (torch.float32, torch.float64):
-        return None
-    options = ("-DDOUBLE",) if dtype == torch.float64 else ()
-    library = c_compile.library(Path(__file__).with_name("counted.c"), *options)
-    if library is None:
-        return None
-    found = SimpleNamespace(forward=library.forward, backward=library.backward)
-    for function in (found.forward, found.backward):
-        function.argtypes, function.restype = [ctypes.c_void_p], None
-    return found
+    sizes = scores.numel() // keys, keys, logits.shape[-1], torch.get_num_threads()
+    getattr(found, which)(words((*pointers, *sizes)))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
-from functools import lru_cache
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from longitude import c_compile
-from longitude.positions.rotation import in_memory
+from longitude.c_compile import in_memory, passes, words
 
+functions = partial(passes, Path(__file__).with_name("piecewise.c"))
 SPARE_DISTANCES = 2**16
 """Distances that are tabulated however few the pairs."""
 
@@ -79,8 +77,7 @@ def _run(which: str, bias: Tensor, *inputs: Tensor, gradients: tuple[Tensor, ...
     steps = (x.shape[1] if len(x) > 1 else 0 for x in (i, j))
     sizes = (*bias.shape, numbers[3].shape[1], len(numbers[0]), *steps, torch.get_num_threads())
     pointers = [x.data_ptr() for x in (*inputs, bias)] + ([x.data_ptr() for x in gradients] or [0] * 4)
-    words = (*pointers, *sizes)
-    vars(found)[which]((ctypes.c_int64 * len(words))(*words))
+    getattr(found, which)(words((*pointers, *sizes)))
 
 
 def tabulated(i: Tensor, j: Tensor, *numbers: Tensor) -> int | None:
@@ -88,27 +85,10 @@ def tabulated(i: Tensor, j: Tensor, *numbers: Tensor) -> int | None:
 
     Tracers and transforms get torch's operators.
     """
-    if torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active():
-        return None
-    if torch.autograd.forward_ad._current_level >= 0 or not all(in_memory(x) for x in (i, j, *numbers)):
+    if not in_memory(i, j, *numbers) or torch.autograd.forward_ad._current_level >= 0:
         return None
     if i.dtype != torch.int64 or j.dtype != torch.int64 or functions(numbers[0].dtype) is None:
         return None
     (low_i, high_i), (low_j, high_j) = ([int(x) for x in t.aminmax()] for t in (i, j))
     distances = max(high_i - low_j, high_j - low_i, 0) + 1
     return distances if distances <= SPARE_DISTANCES + 4 * (i.numel() + j.numel()) else None
-
-
-@lru_cache
-def functions(dtype: torch.dtype) -> SimpleNamespace | None:
-    """`forward` and `backward` of piecewise.c for float32 or float64; None where it cannot be compiled."""
-    if dtype not in (torch.float32, torch.float64):
-        return None
-    options = ("-DDOUBLE",) if dtype == torch.float64 else ()
-    library = c_compile.library(Path(__file__).with_name("piecewise.c"), *options)
-    if library is None:
-        return None
-    found = SimpleNamespace(forward=library.forward, backward=library.backward)
-    for function in (found.forward, found.backward):
-        function.argtypes, function.restype = [ctypes.c_void_p], None
-    return found

@@ -7,7 +7,6 @@ same tokens, on all cores; without a compiler `rotate_halves` makes two, and
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from longitude import c_compile
+from longitude.c_compile import in_memory, needs_operator, words
 
 WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
 FEW = 2**13  # numbers that torch's product of complex numbers rotates sooner than rotate.c is called
@@ -63,7 +63,7 @@ def rotated(tensors: tuple[Tensor, ...], table: RotaryTable, layout: str) -> tup
     Where a tensor is wider than 2 pairs, the rest of each head is copied.
     """
     # Compilers fuse the formula themselves; and it alone has gradients of tables, and suits torch.func.
-    traced = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+    traced = needs_operator(*tensors)
     if not traced and layout == "interleaved" and not torch.is_grad_enabled() and sum(x.numel() for x in tensors) < FEW:
         return tuple(one_by_one(tensors, table, layout, rotate_neighbours))  # a generated token: each call counts
     learned = table.cos.requires_grad or table.sin.requires_grad
@@ -131,7 +131,12 @@ def unrecorded(how: tuple[RotaryTable, str], *tensors: Tensor) -> tuple[Tensor, 
     """Rotated, outside of autograd."""
     (table, layout), dtype = how, tensors[0].dtype
     known = dtype in KINDS and table.cos.dtype == torch.float32
-    if known and all(x.dtype == dtype and in_memory(x) for x in tensors) and (run := compiled(dtype)) is not None:
+    if (
+        known
+        and all(x.dtype == dtype for x in tensors)
+        and in_memory(*tensors)
+        and (run := compiled(dtype)) is not None
+    ):
         return rotate_in_one_pass(run, tensors, table, layout)
     return tuple(one_by_one(tensors, table, layout, rotate_halves if layout == "half" else rotate_neighbours))
 
@@ -161,18 +166,11 @@ def rotate_neighbours(x: Tensor, table: RotaryTable, layout: str = "interleaved"
 @lru_cache
 def compiled(dtype: torch.dtype) -> Callable[..., None] | None:
     """rotate.c for numbers of this dtype; None where it cannot be compiled."""
-    library = c_compile.library(Path(__file__).with_name("rotate.c"), "-ffp-contract=off", f"-D{KINDS[dtype]}")
-    if library is None:
+    found = c_compile.library(Path(__file__).with_name("rotate.c"), "-ffp-contract=off", f"-D{KINDS[dtype]}")
+    if found is None:
         return None
-    function = library.rotate
-    function.argtypes, function.restype = [ctypes.c_void_p], None
-    return function
-
-
-def in_memory(x: Tensor) -> bool:
-    """Whether there are numbers behind it, which C may read: no tracer's or wrapper's tensor."""
-    plain = type(x) is Tensor or type(x) is torch.nn.Parameter
-    return plain and x.device.type == "cpu" and torch._C._len_torch_dispatch_stack() == 0
+    found.rotate.restype = None
+    return found.rotate
 
 
 def rotate_in_one_pass(
@@ -184,11 +182,11 @@ def rotate_in_one_pass(
     (cos, sin), (B, _, L, _) = (t.contiguous() for t in table), tensors[0].shape
     pairs, each = cos.shape[-1], cos.stride(0) if cos.dim() == 4 and cos.shape[0] > 1 else 0
     threads = torch.get_num_threads() if sum(x.numel() for x in tensors) >= WORTH_THREADS else 1
-    words = [cos.data_ptr(), sin.data_ptr(), B, L, pairs, each, layout == "half", threads, len(tensors)]
+    call = [cos.data_ptr(), sin.data_ptr(), B, L, pairs, each, layout == "half", threads, len(tensors)]
     for x, y in zip(tensors, out, strict=True):
         heads = x.shape[1], x.shape[3] - 2 * pairs, *x.stride()[:3], *y.stride()[:3]
-        words += [x.data_ptr(), y.data_ptr(), *heads]
-    run((ctypes.c_int64 * len(words))(*words))
+        call += [x.data_ptr(), y.data_ptr(), *heads]
+    run(words(call))
     return out
 
 

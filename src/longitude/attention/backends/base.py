@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from longitude.attention.request import Request
@@ -105,13 +105,6 @@ def refuses(backend: Backend, r: Request) -> str | None:
 def recomputed(part: Callable[..., Any], *inputs: Any) -> Any:
     """part(*inputs), made again in backward instead of kept."""
     return checkpoint(part, *inputs, use_reentrant=False) if torch.is_grad_enabled() else part(*inputs)
-
-
-def needs_operator(*tensors: Tensor | None) -> bool:
-    """Whether a mode, a trace, a transform or a subclass of tensors need an operator: they have no plain memory."""
-    modes = torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active()
-    modes = modes or torch._C._get_tracing_state() is not None
-    return modes or any(x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_neg()) for x in tensors)
 
 
 # ---- memory --------------------------------------------------------------------------------------------------------------

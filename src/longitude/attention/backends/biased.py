@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.attention.backends.base import needs_operator, terms_bytes
+from longitude.attention.backends.base import terms_bytes
 from longitude.attention.request import Request, in_forward_mode
 from longitude.attention.scores import offsets, per_query_head
+from longitude.c_compile import in_memory
 from longitude.positions.base import OffsetBias, PairBias, RowBias
 
 FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -18,9 +19,9 @@ FUSED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 def takes(r: Request) -> bool:
     """Whether both positions, or rows of scores, decide what is added; on the CPU, outside of tracers."""
-    if r.q.dtype not in (torch.float32, torch.float64) or r.q.device.type != "cpu" or r.v.shape[3] != r.q.shape[3]:
+    if r.q.dtype not in (torch.float32, torch.float64) or r.v.shape[3] != r.q.shape[3]:
         return False
-    if r.dropout or r.weights or torch.compiler.is_compiling() or in_forward_mode() or needs_operator(r.q, r.k, r.v):
+    if r.dropout or r.weights or in_forward_mode() or not in_memory(r.q, r.k, r.v):
         return False
     kinds = {type(term) for term in r.terms}
     return bool(kinds & {PairBias, RowBias}) and kinds <= {OffsetBias, PairBias, RowBias}

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import torch
 
-from longitude.attention.backends.base import needs_operator
 from longitude.attention.backends.table import band
 from longitude.attention.request import Request
+from longitude.c_compile import in_memory
 
 Routes = Mapping[str, Mapping[str, int | None]]
 """Pass and dtype, "forward float32" -> head_dim, "64" -> the shortest sequence that our loop takes; None: it takes none."""
@@ -85,7 +85,7 @@ def in_loop(r: Request) -> bool:
 
     Compiled, exported and transformed calls stay torch's: it has the rules for all of them.
     """
-    if r.rows == 1 or not r.q.is_cpu or torch.compiler.is_compiling() or needs_operator(r.q, r.k, r.v):
+    if r.rows == 1 or not in_memory(r.q, r.k, r.v):
         return False
     rows, length = r.rows, r.length
     least = shortest(*row_of(r))

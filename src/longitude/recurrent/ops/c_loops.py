@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ctypes import c_int64, c_void_p
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +16,9 @@ LANES = 16
 """Channels in one vector, as in lanes.h."""
 
 
-@lru_cache
-def loops(name: str, dtype: torch.dtype) -> tuple[Any, Any] | None:
+def loops(name: str, dtype: torch.dtype) -> c_compile.Passes | None:
     """Forward and backward of a file for float32 or float64; None where it cannot be compiled."""
-    library = c_compile.library(Path(__file__).with_name(name), *(("-DDOUBLE",) if dtype == torch.float64 else ()))
-    if library is None:
-        return None
-    library.forward.restype = library.backward.restype = None
-    return library.forward, library.backward
+    return c_compile.passes(Path(__file__).with_name(name), dtype)
 
 
 def usable(name: str, x: Tensor) -> bool:

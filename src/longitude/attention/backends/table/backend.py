@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, needs_operator, wide_item
+from longitude.attention.backends.base import NO_FORWARD_MODE, Backend, wide_item
 from longitude.attention.backends.routes import processor
 from longitude.attention.backends.table import band
 from longitude.attention.backends.table.backward import backward
@@ -39,6 +39,7 @@ from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request, band_of, in_forward_mode
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import partial_by_spans, pieces, steady
+from longitude.c_compile import needs_operator
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors
 
 FEW_KEYS = 2**20
@@ -267,7 +268,7 @@ def toeplitz_attention(
     stop = Band.of(q.shape[2], k.shape[2], low, None).last + 1  # one past the last diagonal of the band
     vectors = [None if x is None else x[:, : max(0, stop - near)] for x in (key_vectors, value_vectors)]
     inputs: Any = q, k, v, table, *(levels or (None, None)), *vectors, spans, near, low, high, scale
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or needs_operator(q, k, v, table):
+    if torch.is_grad_enabled() or needs_operator(q, k, v, table):
         return _attention(*inputs)[:2]
     return _run(*inputs)[:2]  # decoding: the dispatcher would take a fifth of a short step
 
