@@ -22,6 +22,8 @@ BY_NAME = {entry["name"]: SimpleNamespace(**entry) for entry in FACTS["encodings
         (["bias"], "alibi t5 clipped kerple_log kerple_power sandwich fire"),
         (["vectors"], "shaw transformer_xl"),
         (["content"], "cope fox path path_fox"),
+        (["temperature"], "ssmax log_n llama4_temperature ministral3_temperature"),
+        (["sink"], "sink"),
     ],
 )
 def test_where_it_acts(where, names):
@@ -40,10 +42,12 @@ def test_properties_are_the_declared_ones():
         return " ".join(sorted(name for name, facts in BY_NAME.items() if not getattr(facts, flag)))
 
     assert [*BY_NAME] == lg.list_encodings() == sorted(BY_NAME)
-    assert without("relative") == "abacus coupled fire learned sinusoidal"
+    assert without("relative") == "abacus coupled fire learned llama4_temperature ministral3_temperature sinusoidal"
     assert without("stable_keys") == "xpos"
-    assert without("shared") == "clipped cope fire fox path path_fox shaw transformer_xl"
-    assert without("learned") == "alibi axial_rope mrope none rope sandwich sinusoidal xpos"
+    assert without("shared") == "clipped cope fire fox path path_fox shaw sink ssmax transformer_xl"
+    assert without("learned") == (
+        "alibi axial_rope llama4_temperature log_n ministral3_temperature mrope none rope sandwich sinusoidal xpos"
+    )
     assert {n for n, facts in BY_NAME.items() if facts.causal_only} == {"cope", "fox", "path", "path_fox", "xpos"}
     assert {n: facts.max_length for n, facts in BY_NAME.items() if facts.max_length} == dict.fromkeys(
         ("abacus", "coupled", "learned"), "max_length"

@@ -60,13 +60,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions import samplers as samplers, scaling as scaling
     from longitude.positions.absolute import Learned as Learned, NoPosition as NoPosition, Sinusoidal as Sinusoidal
     from longitude.positions.base import (
-        Drift as Drift,
         Encoding as Encoding,
-        OffsetBias as OffsetBias,
-        OffsetVectors as OffsetVectors,
-        PairBias as PairBias,
-        RowBias as RowBias,
-        Transport as Transport,
         encoding as encoding,
         encodings as encodings,
         list_encodings as list_encodings,
@@ -92,6 +86,23 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         XPos as XPos,
     )
     from longitude.positions.scaling import rope_frequencies as rope_frequencies
+    from longitude.positions.sink import LearnedSink as LearnedSink
+    from longitude.positions.temperature import (
+        Llama4Temperature as Llama4Temperature,
+        LogN as LogN,
+        Ministral3Temperature as Ministral3Temperature,
+        SSMax as SSMax,
+    )
+    from longitude.positions.terms import (
+        Drift as Drift,
+        OffsetBias as OffsetBias,
+        OffsetVectors as OffsetVectors,
+        PairBias as PairBias,
+        RowBias as RowBias,
+        SinkLogits as SinkLogits,
+        Temperature as Temperature,
+        Transport as Transport,
+    )
     from longitude.training import parameter_groups as parameter_groups
 
 __version__ = "0.1.0"
@@ -101,8 +112,8 @@ _MODULES = (
 )  # fmt: skip
 _NAMES = {
     "positions": "samplers scaling",
-    "positions.base": "Encoding OffsetBias PairBias Drift OffsetVectors RowBias Transport encoding list_encodings encodings"
-    " register",
+    "positions.base": "Encoding encoding list_encodings encodings register",
+    "positions.terms": "OffsetBias PairBias Drift OffsetVectors RowBias Transport Temperature SinkLogits",
     "positions.composed": "Composed",
     "positions.absolute": "NoPosition Sinusoidal Learned",
     "positions.rotary": "Rotary XPos AxialRotary MultimodalRotary",
@@ -115,6 +126,8 @@ _NAMES = {
     "positions.relative": "Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
     "positions.places": "Abacus Coupled",
+    "positions.temperature": "SSMax LogN Llama4Temperature Ministral3Temperature",
+    "positions.sink": "LearnedSink",
     "attention.operation": "attend explain",
     "attention.backends.base": "Backend register_backend",
     "attention.merge": "merge_attention",

@@ -15,7 +15,16 @@ import torch
 from longitude import plugins
 from longitude.attention.mixer import MIXERS
 from longitude.attention.operation import explain
-from longitude.positions.base import ENCODINGS, Encoding, OffsetBias, OffsetVectors, PairBias, list_encodings
+from longitude.positions.base import (
+    ENCODINGS,
+    Encoding,
+    OffsetBias,
+    OffsetVectors,
+    PairBias,
+    SinkLogits,
+    Temperature,
+    list_encodings,
+)
 from longitude.positions.composed import Composed, compose
 from longitude.positions.samplers import SAMPLERS
 from longitude.positions.scaling import SCHEMES
@@ -83,7 +92,7 @@ def described(name: str) -> Facts:
 
 
 def acts(encoding: Encoding, dim: int = SHAPES["dim"]) -> list[str]:
-    """Where it enters: "input", "rotation" (of queries and keys), "bias", "vectors" (per offset), "content"; or nowhere.
+    """Where it enters: "input", "rotation", "bias", "vectors" (per offset), "temperature", "sink", "content"; or nowhere.
 
     dim: width of the tokens that it reads, if it does.
     """
@@ -98,6 +107,10 @@ def acts(encoding: Encoding, dim: int = SHAPES["dim"]) -> list[str]:
                     where.append("bias")
                 case OffsetVectors():
                     where.append("vectors")
+                case Temperature():
+                    where.append("temperature")
+                case SinkLogits():
+                    where.append("sink")
                 case _:  # made of what tokens hold
                     where.append("content")
     return list(dict.fromkeys(where))

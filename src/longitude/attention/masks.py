@@ -341,7 +341,7 @@ def require_mask(mask: object) -> None:
 
 def of_rows(tokens: Tensor, batch: slice | list[int]) -> Tensor:
     """Numbers per token of these rows of the batch; one row is broadcast."""
-    return tokens[batch] if tokens.dim() == 2 and len(tokens) > 1 else tokens
+    return tokens[batch] if tokens.dim() > 1 and len(tokens) > 1 else tokens
 
 
 def kind_of(x: object) -> str:

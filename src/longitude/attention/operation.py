@@ -16,8 +16,18 @@ from longitude.attention.backends.sdpa import sdpa_is_plain
 from longitude.attention.length_dependent import Part, joined, parted
 from longitude.attention.masks import Causal, Mask, require_causal
 from longitude.attention.request import AllowedPairs, Request, in_forward_mode, places, transformed, validate
+from longitude.attention.terms import (
+    learned_of,
+    multiplied,
+    of_one_axis,
+    placed_last,
+    require_columns,
+    require_terms,
+    with_sinks,
+    with_terms_around,
+)
 from longitude.errors import unknown
-from longitude.positions.base import Columns, Drift, Encoding, OffsetBias, OffsetVectors, PairBias, Term, Transport
+from longitude.positions.base import ADDED, Columns, Encoding, Term
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions
 
@@ -121,7 +131,7 @@ def raw_request(
             raise ValueError(f"{who} was built with {name}={size}, q has {got}")
     if context or encoding.reads_tokens:
         require_columns(context, encoding, q, k)
-    terms: tuple[Term, ...] = ()
+    terms = added = ()
     learned: list[Tensor] = []
     if encoding.adds_terms:
         try:
@@ -131,11 +141,13 @@ def raw_request(
                 f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
             ) from None
         require_terms(terms, q, k, v)
-        learned = [p for p in encoding.parameters() if p.requires_grad] if torch.is_grad_enabled() and terms else []
+        added = tuple(term for term in terms if isinstance(term, ADDED))
+        if torch.is_grad_enabled() and added:
+            learned = learned_of(encoding, terms)
     if not isinstance(q_positions, int) or not isinstance(k_positions, int):
-        q_positions, k_positions = _of_one_axis(q_positions, k_positions, terms, keys - rows)
-    return Request(
-        q, k, v, terms, mask, q_positions, k_positions,
+        q_positions, k_positions = of_one_axis(q_positions, k_positions, terms, keys - rows)
+    r = Request(
+        q, k, v, added, mask, q_positions, k_positions,
         scale=q.shape[3] ** -0.5 if scale is None else scale,
         dropout=dropout,
         weights=return_weights,
@@ -143,66 +155,7 @@ def raw_request(
         q_order=keys - rows,
         pairs=pairs,  # type: ignore[arg-type]
     )  # fmt: skip
-
-
-def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: Tensor) -> None:
-    """ValueError unless the context holds the columns that the encoding reads, of all keys, and no others."""
-    heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
-    if context is not None and (
-        not isinstance(context, dict) or any(not isinstance(x, Tensor) or x.dim() < 3 for x in context.values())
-    ):
-        raise ValueError(
-            f"context: expected the columns of encoding.context(x)[0], name -> [B, heads, Lk, ...], got {context!r}"
-        )
-    if not encoding.reads_tokens:
-        raise ValueError(f"context: the encoding reads no columns, got {sorted(context or ())}; leave context out")
-    for name, column in (context or {}).items():
-        tokens = column.shape[2] if name in encoding.passing_columns and rows <= column.shape[2] <= keys else keys
-        if column.shape[0] != q.shape[0] or column.shape[1] not in (k.shape[1], heads) or column.shape[2] != tokens:
-            raise ValueError(
-                f"context[{name!r}]: expected [{q.shape[0]}, heads, {keys}, ...] with {heads} heads, or {k.shape[1]} as the "
-                f"keys have, got {list(column.shape)}"
-            )
-
-
-def require_terms(terms: tuple[Term, ...], q: Tensor, k: Tensor, v: Tensor) -> None:
-    """ValueError for terms that do not fit queries, keys and values, or each other."""
-    transports = [term for term in terms if isinstance(term, Transport)]
-    for term in transports:
-        if term.w.shape[-1] != q.shape[3]:
-            raise ValueError(f"context: expected reflections of head_dim {q.shape[3]}, got {list(term.w.shape)}")
-    if len(transports) > 1:
-        raise ValueError("two composed encodings both transport keys; use one of them")
-    for term in terms:
-        if isinstance(term, OffsetVectors) and term.values is not None and v.shape[3] != q.shape[3]:
-            raise ValueError(
-                f"v: expected head_dim {q.shape[3]}, as the encoding's own values have, got {list(v.shape)}"
-            )
-        if q.shape[2] > k.shape[2] and isinstance(term, Transport | Drift):
-            raise ValueError(
-                f"the encoding expects queries among the keys, got {q.shape[2]} queries and {k.shape[2]} keys"
-            )
-
-
-def placed_last(term: Term, keys: int) -> Term:
-    """A transport with the order of its first token in the stream: its tokens are the last of the keys."""
-    return replace(term, first=keys - term.w.shape[2]) if isinstance(term, Transport) else term
-
-
-def _of_one_axis(
-    q_positions: Positions, k_positions: Positions, terms: tuple[Term, ...], gap: int
-) -> tuple[Positions, Positions]:
-    """Positions with a dimension for axes as what terms measure: the number itself where all axes share one."""
-    if not any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions)):
-        return q_positions, k_positions
-    if not any(isinstance(term, OffsetBias | PairBias | OffsetVectors) for term in terms):
-        return max(gap, 0), max(-gap, 0)  # unread
-    for positions in (q_positions, k_positions):
-        if isinstance(positions, Tensor) and positions.dim() == 3 and positions.shape[-1] > 1:
-            raise ValueError(
-                f"positions: expected [L] or [B, L], because the encoding's terms measure one axis, got {list(positions.shape)}"
-            )
-    return tuple(p[..., 0] if isinstance(p, Tensor) and p.dim() == 3 else p for p in (q_positions, k_positions))  # type: ignore[return-value]
+    return r if len(added) == len(terms) else with_terms_around(r, terms)
 
 
 def require_backend(name: str) -> None:
@@ -256,7 +209,8 @@ def choose_once(r: Request, name: str) -> Backend:
     grad = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     terms = tuple(map(_shape_of, r.terms)) if r.terms else ()
     key = (
-        q.dtype, q.shape, k.shape, v.shape, r.scale, r.dropout, r.weights, r.lse, len(r.learned) > 0, grad, terms,
+        q.dtype, q.shape, k.shape, v.shape, r.scale, r.dropout, r.weights, r.lse, len(r.learned) > 0,
+        r.sinks is None, grad, terms,
         r.q_positions, r.k_positions, r.band, r.order_gap,
         not terms and routes.in_loop(r),
     )  # fmt: skip
@@ -295,6 +249,12 @@ def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
     if torch.is_autocast_enabled(r.q.device.type):
         with torch.autocast(r.q.device.type, enabled=False):
             return answer(backend, r)
+    if r.factors is not None:
+        r = multiplied(r)
+    if r.sinks is not None and not backend.sinks:
+        assert backend.partial is not None
+        out, lse = with_sinks(*backend.partial(replace(r, sinks=None, lse=True)), r.sinks)
+        return out, lse if r.lse else None
     if r.weights or r.lse:
         assert backend.partial is not None
         return backend.partial(r)

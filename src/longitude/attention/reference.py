@@ -34,7 +34,7 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
         # among scores that are all -inf, a finite one would get all the weight, and zeros would hide them.
         hidden = torch.where(allowed.any(-1, keepdim=True), -math.inf, 0.0)
         scores = torch.where(allowed, scores, hidden.to(dtype))
-        weights = scores.softmax(-1).masked_fill(~allowed, 0.0)
+        weights = with_sink_column(scores, r).softmax(-1)[..., : r.length].masked_fill(~allowed, 0.0)
         if r.dropout:
             weights = F.dropout(weights, r.dropout)
         out = weights @ v
@@ -43,8 +43,17 @@ def reference(r: Request, transport: Transporter | None = None) -> tuple[Tensor,
                 out = out + relative_value_sum(weights, term.values, r)
         if r.lse:
             lse = scores.logsumexp(-1) + 0 * weights.sum(-1)  # not a number where the output is none
-            return out.to(r.q.dtype), lse.masked_fill(~allowed.any(-1), -math.inf)
+            lse = lse.masked_fill(~allowed.any(-1), -math.inf)
+            return out.to(r.q.dtype), with_sink_column(lse[..., None], r).logsumexp(-1)
     return out.to(r.q.dtype), weights.to(r.q.dtype)
+
+
+def with_sink_column(scores: Tensor, r: Request) -> Tensor:
+    """Scores [B, H, Lq, n] with those of a key more, which is not there: one logit per head. As they are without sinks."""
+    if r.sinks is None:
+        return scores
+    column = r.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, column], -1)
 
 
 def added(term: Term, q: Tensor, raw: Tensor, allowed: Tensor, r: Request) -> Tensor:

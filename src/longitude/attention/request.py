@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.masks import AllOf, Band, Causal, Documents, Mask, Padding, Window, require_mask
+from longitude.attention.masks import AllOf, Band, Causal, Documents, Mask, Padding, Window, of_rows, require_mask
 from longitude.positions.base import Drift, Term, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit
@@ -42,6 +42,7 @@ class AllowedPairs:
         self.beyond_band = tuple(m for m in parts if not is_band(m))
         self.band = parts[0].reach if len(parts) == 1 and not self.beyond_band else band_of(mask).reach
         self.found: list[tuple[list[int], list[Span]]] | str | None = None
+        self.visible: Tensor | None = None  # keys per query, where something asked for them
 
     def fit(self, r: Request) -> bool:
         """Whether they are the request's."""
@@ -132,6 +133,8 @@ class Request:
     q_order: int = 0
     k_order: int = 0
     pairs: AllowedPairs = None  # type: ignore[assignment]  (made where none are given, or others)
+    factors: Float[Tensor, "#B #H Lq 1"] | None = None  # of queries; applied around a backend, as sinks are
+    sinks: Float[Tensor, " H"] | None = None  # logits of keys that are not there
     made: dict[str, Any] | None = field(default=None, init=False)  # what layers of a decoding step make once for all
 
     def __post_init__(self) -> None:
@@ -247,6 +250,7 @@ class Request:
             k_positions=part_of(self.k_positions, batch, keys),
             q_order=self.q_order + rows.start,
             k_order=self.k_order + keys.start,
+            factors=None if self.factors is None else of_rows(self.factors, batch)[:, :, rows],
         )
 
 

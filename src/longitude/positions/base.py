@@ -10,109 +10,28 @@ query position - key position. A bias is finite for negative offsets too: forbid
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from longitude.positions.coordinates import Positions, canonical, explicit, require_positions
+from longitude.positions.terms import (
+    ADDED as ADDED,
+    Drift as Drift,
+    OffsetBias as OffsetBias,
+    OffsetVectors as OffsetVectors,
+    PairBias as PairBias,
+    RowBias as RowBias,
+    SinkLogits as SinkLogits,
+    Temperature as Temperature,
+    Term as Term,
+    Transport as Transport,
+)
 from longitude.registry import Factory, Registry, options_of, resolve_options
 
 Columns = dict[str, Tensor]
 """What content decides about position, per token: name -> [B, heads, tokens, ...]."""
-
-
-# ---- the six terms: everything an encoding can do to the scores ------------------------------------------------------
-@dataclass(frozen=True)
-class OffsetBias:
-    """A bias that depends on the offset alone: score += at(offset).
-
-    Args:
-        at: maps offsets [...] to [heads, ...], in float32 or wider.
-        reach: all offsets of `reach` or more have the bias of `reach`; None: each may have its own.
-        of: the module whose parameters alone decide `at`. While they stay, attention without gradients may make its table once.
-    """
-
-    at: Callable[[Tensor], Tensor]
-    reach: int | None = None
-    of: nn.Module | None = None
-
-
-@dataclass(frozen=True)
-class PairBias:
-    """A bias that depends on both positions: score += at(query position, key position).
-
-    Args:
-        at: maps query positions [..., Lq, 1] and key positions [..., 1, Lk] to [..., heads, Lq, Lk].
-        numbers: that it holds for a pair on the way, from which memory is estimated; a layer of 32 before and after its ReLU
-            are 64.
-    """
-
-    at: Callable[[Tensor, Tensor], Tensor]
-    numbers: int = 64
-
-
-@dataclass(frozen=True)
-class Drift:
-    """A difference of levels: score += level of the query's token - level of the key's token.
-
-    Args:
-        level: [B, heads, tokens], float32 or wider.
-        scaled: the difference is multiplied by the scale of the scores, as q.k is.
-    """
-
-    level: Tensor
-    scaled: bool = False
-
-
-@dataclass(frozen=True)
-class OffsetVectors:
-    """A vector per offset: score += scale (query + shift) . keys(offset), output += sum of weight * values(offset).
-
-    Args:
-        keys: maps offsets [...] to [..., head_dim] or, one per head, [heads, ..., head_dim].
-        values: the same for the output; None: the output stays as it is.
-        shift: added to the query, [heads, 1, head_dim] or a number.
-        reach: all offsets of `reach` or more have the vectors of `reach`; None: each may have its own.
-    """
-
-    keys: Callable[[Tensor], Tensor]
-    values: Callable[[Tensor], Tensor] | None = None
-    shift: Tensor | float = 0.0
-    reach: int | None = None
-
-
-@dataclass(frozen=True)
-class RowBias:
-    """A bias computed from whole rows of scores: score += of(queries, scaled raw scores, allowed).
-
-    Args:
-        of: maps queries [B, heads, Lq, head_dim], scores and allowed [B, heads, Lq, Lk] to [B, heads, Lq, Lk].
-    """
-
-    of: Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class Transport:
-    """Reflections between key and query: q . H_i H_(i-1) ... H_(j+1) k instead of q . k, where H_t = I - b_t w_t w_t'.
-
-    Args:
-        w: [B, heads, tokens, head_dim]; heads may be those of keys. Of the last tokens among the keys: keys before these are
-            reflected up to there already, as a cache keeps them.
-        b: [B, heads, tokens].
-        chunk: tokens whose reflections are multiplied at once; any number gives the same result.
-        first: order of the first of these tokens; attention sets it.
-    """
-
-    w: Tensor
-    b: Tensor
-    chunk: int = 128
-    first: int = 0
-
-
-Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport
 
 
 # ---- the contract ----------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, Term
+from longitude.positions.base import Columns, Encoding, SinkLogits, Temperature, Term
 
 COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "relative": all,
@@ -35,7 +35,7 @@ class Composed(Encoding):
         members: any number of encodings; members of a Composed become members.
 
     Raises:
-        ValueError: something else than an encoding, or two that cannot share a cache.
+        ValueError: something else than an encoding, two temperatures, two sinks, or two that cannot share a cache.
     """
 
     reads_tokens = False  # type: ignore[assignment]  (attributes: every layer reads them)
@@ -56,6 +56,10 @@ class Composed(Encoding):
         self.at_input = any(m.at_input for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
         self.reads_ids = any(m.reads_ids for m in members)  # pyright: ignore[reportIncompatibleMethodOverride, reportAttributeAccessIssue]
         self.adds_terms = any(m.overrides("terms") for m in members)
+        for kind, what in ((Temperature, "multiply queries by a temperature"), (SinkLogits, "have a sink")):
+            giving = [type(m).__name__ for m in members if not m.reads_tokens and _gives(m, kind)]
+            if len(giving) > 1:
+                raise ValueError(f"two composed encodings both {what} ({' and '.join(giving)}); use one of them")
         self.sizes = tuple(
             (type(m).__name__, name, getattr(m, name))
             for m in members
@@ -120,6 +124,10 @@ class Composed(Encoding):
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
         return tuple(term for m in self for term in m.terms(context))
+
+
+def _gives(member: Encoding, kind: type) -> bool:
+    return member.overrides("terms") and any(isinstance(term, kind) for term in member.terms({}))
 
 
 def of_axes(member: Encoding, positions: Tensor) -> Tensor:

@@ -38,7 +38,8 @@ class Backend:
         weights: whether it returns the weights.
         limits: the reason why it does not take a request; None where it does. Like price, it is called once for calls that
             differ in numbers alone.
-        partial: the output and the logsumexp of each query's scores [B, H, Lq]; None: it refuses return_lse.
+        partial: the output and the logsumexp of each query's scores [B, H, Lq]; None: it refuses return_lse, and sinks.
+        sinks: whether it applies the sinks of a request itself; otherwise they are made of what `partial` returns.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Backend:
     weights: bool = False
     limits: Callable[[Request], str | None] = lambda r: None
     partial: Callable[[Request], tuple[Tensor, Tensor]] | None = None
+    sinks: bool = False
 
 
 BACKENDS: dict[str, Backend] = {}
@@ -95,8 +97,8 @@ def refuses(backend: Backend, r: Request) -> str | None:
         return "it has no dropout"
     if r.weights and not backend.weights:
         return "it never holds the weights"
-    if r.lse and backend.partial is None:
-        return "it does not return the logsumexp of the scores"
+    if (r.lse or r.sinks is not None) and backend.partial is None:
+        return "it does not return the logsumexp of the scores" + (", of which sinks are made" if not r.lse else "")
     if r.beyond_band and not backend.any_mask and isinstance(why := r.pairs.spans, str):
         return f"it runs span by span, and {why}"
     return backend.limits(r)

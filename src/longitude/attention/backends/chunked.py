@@ -62,6 +62,7 @@ REFERENCE = Backend(
     any_mask=True,
     dropout=True,
     weights=True,
+    sinks=True,
     memory=dense_bytes,
     price=lambda r: 6.0 if dense_bytes(r) <= 2**28 else math.inf,
 )

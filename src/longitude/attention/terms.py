@@ -1,0 +1,136 @@
+"""The terms of one call: whether they fit, and those that are applied around a backend: factors of queries, and sinks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from longitude.attention.request import Request
+from longitude.attention.visible import visible_keys
+from longitude.positions.base import (
+    Columns,
+    Drift,
+    OffsetBias,
+    OffsetVectors,
+    PairBias,
+    SinkLogits,
+    Temperature,
+    Term,
+    Transport,
+)
+from longitude.positions.composed import Composed
+from longitude.positions.coordinates import Positions
+
+
+# ---- whether they fit ------------------------------------------------------------------------------------------------
+def learned_of(encoding: Composed, terms: tuple[Term, ...]) -> list[Tensor]:
+    """The encoding's parameters that require a gradient and may reach it through what is added to scores."""
+    around: set[int] = set()
+    for term in terms:
+        if isinstance(term, Temperature):
+            around |= {id(p) for p in (term.module.parameters() if term.module is not None else ())}
+        elif isinstance(term, SinkLogits):
+            around.add(id(term.logits))
+    return [p for p in encoding.parameters() if p.requires_grad and id(p) not in around]
+
+
+def require_columns(context: Columns | None, encoding: Composed, q: Tensor, k: Tensor) -> None:
+    """ValueError unless the context holds the columns that the encoding reads, of all keys, and no others."""
+    heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
+    if context is not None and (
+        not isinstance(context, dict) or any(not isinstance(x, Tensor) or x.dim() < 3 for x in context.values())
+    ):
+        raise ValueError(
+            f"context: expected the columns of encoding.context(x)[0], name -> [B, heads, Lk, ...], got {context!r}"
+        )
+    if not encoding.reads_tokens:
+        raise ValueError(f"context: the encoding reads no columns, got {sorted(context or ())}; leave context out")
+    for name, column in (context or {}).items():
+        tokens = column.shape[2] if name in encoding.passing_columns and rows <= column.shape[2] <= keys else keys
+        if column.shape[0] != q.shape[0] or column.shape[1] not in (k.shape[1], heads) or column.shape[2] != tokens:
+            raise ValueError(
+                f"context[{name!r}]: expected [{q.shape[0]}, heads, {keys}, ...] with {heads} heads, or {k.shape[1]} as the "
+                f"keys have, got {list(column.shape)}"
+            )
+
+
+def require_terms(terms: tuple[Term, ...], q: Tensor, k: Tensor, v: Tensor) -> None:
+    """ValueError for terms that do not fit queries, keys and values, or each other."""
+    transports = [term for term in terms if isinstance(term, Transport)]
+    for term in transports:
+        if term.w.shape[-1] != q.shape[3]:
+            raise ValueError(f"context: expected reflections of head_dim {q.shape[3]}, got {list(term.w.shape)}")
+    if len(transports) > 1:
+        raise ValueError("two composed encodings both transport keys; use one of them")
+    for term in terms:
+        if isinstance(term, OffsetVectors) and term.values is not None and v.shape[3] != q.shape[3]:
+            raise ValueError(
+                f"v: expected head_dim {q.shape[3]}, as the encoding's own values have, got {list(v.shape)}"
+            )
+        if q.shape[2] > k.shape[2] and isinstance(term, Transport | Drift):
+            raise ValueError(
+                f"the encoding expects queries among the keys, got {q.shape[2]} queries and {k.shape[2]} keys"
+            )
+
+
+def placed_last(term: Term, keys: int) -> Term:
+    """A transport with the order of its first token in the stream: its tokens are the last of the keys."""
+    return replace(term, first=keys - term.w.shape[2]) if isinstance(term, Transport) else term
+
+
+def of_one_axis(
+    q_positions: Positions, k_positions: Positions, terms: tuple[Term, ...], gap: int
+) -> tuple[Positions, Positions]:
+    """Positions with a dimension for axes as what terms measure: the number itself where all axes share one."""
+    if not any(isinstance(p, Tensor) and p.dim() == 3 for p in (q_positions, k_positions)):
+        return q_positions, k_positions
+    if not any(reads_positions(term) for term in terms):
+        return max(gap, 0), max(-gap, 0)  # unread
+    for positions in (q_positions, k_positions):
+        if isinstance(positions, Tensor) and positions.dim() == 3 and positions.shape[-1] > 1:
+            raise ValueError(
+                f"positions: expected [L] or [B, L], because the encoding's terms measure one axis, got {list(positions.shape)}"
+            )
+    return tuple(p[..., 0] if isinstance(p, Tensor) and p.dim() == 3 else p for p in (q_positions, k_positions))  # type: ignore[return-value]
+
+
+def reads_positions(term: Term) -> bool:
+    return isinstance(term, OffsetBias | PairBias | OffsetVectors) or (
+        isinstance(term, Temperature) and term.of == "positions"
+    )
+
+
+# ---- around a backend --------------------------------------------------------------------------------------------------
+def with_terms_around(r: Request, terms: tuple[Term, ...]) -> Request:
+    """The request of a whole call with the factors of its queries and the logits of its sinks."""
+    factors, sinks = r.factors, r.sinks
+    for term in terms:
+        if isinstance(term, Temperature):
+            numbers = visible_keys(r.pairs, r.q.device).clamp(min=1) if term.of == "visible" else r.places()[0]
+            own = term.at(numbers.view(-1, 1, r.rows))[..., None]
+            factors = own if factors is None else factors * own
+        elif isinstance(term, SinkLogits):
+            sinks = term.logits if sinks is None else torch.logaddexp(sinks, term.logits)
+    return replace(r, factors=factors, sinks=sinks)
+
+
+def multiplied(r: Request) -> Request:
+    """The request with its queries multiplied by their factors, rounded once."""
+    assert r.factors is not None
+    wider = torch.promote_types(r.q.dtype, torch.float32)
+    done = replace(r, q=(r.q.to(wider) * r.factors.to(wider)).to(r.q.dtype), factors=None)
+    done.made = r.made
+    return done
+
+
+def with_sinks(out: Tensor, lse: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor]:
+    """Output [B, H, Lq, Dv] and logsumexp [B, H, Lq] of attention without sinks -> those with them.
+
+    Autograd through it gives a backend's backward exactly the gradients of a softmax with one more column: of its scores
+    P_ij sigmoid_i (dout_i . v_j - dout_i . out'_i), and of a logit -sum_i sigmoid(logit - lse_i) dout_i . out_i sigmoid_i.
+    """
+    logits = sinks.to(lse.dtype)[:, None]
+    out_ = out.to(lse.dtype) * torch.sigmoid(lse - logits)[..., None]
+    return out_.to(out.dtype), torch.logaddexp(lse, logits)

@@ -1,0 +1,46 @@
+"""A learned sink per head: a place for attention that no key deserves."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from longitude.errors import check_sizes
+from longitude.positions.base import Columns, Encoding, SinkLogits, Term, register
+
+
+@register("sink")
+class LearnedSink(Encoding):
+    """A learned sink: each head has a logit s_h of a key that is not there, so that weights sum to less than 1.
+
+        out' = out sigmoid(lse - s_h),    lse' = log(e^lse + e^s_h)
+
+    It says nothing of positions by itself: compose it, as in rope+sink. Parts of the keys that lg.merge_attention is to join
+    need it in one part only.
+
+    Args:
+        num_heads: heads of queries.
+        initial: s_h at first, of all heads; gpt-oss draws from a normal distribution around 0.
+
+    Source:
+        OpenAI 2025, gpt-oss, arXiv 2508.10925, https://arxiv.org/abs/2508.10925
+    """
+
+    source = "OpenAI 2025, https://arxiv.org/abs/2508.10925"
+    learned = True
+    score_tables = ("logits",)
+
+    def __init__(self, num_heads: int, initial: float = 0.0):
+        super().__init__()
+        check_sizes("LearnedSink", num_heads=num_heads)
+        if isinstance(initial, bool) or not isinstance(initial, int | float) or not abs(initial) < float("inf"):
+            raise ValueError(f"LearnedSink: expected initial to be a finite number, got {initial!r}")
+        self.num_heads, self.initial = num_heads, initial
+        self.logits = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.logits, self.initial)
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        return (SinkLogits(self.logits),)

@@ -1,0 +1,143 @@
+"""Query temperature: the sharpness of attention as a function of the number of visible keys, or of the position."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from longitude.errors import check_positive, check_sizes
+from longitude.positions.base import Columns, Encoding, Temperature, Term, register
+from longitude.positions.coordinates import wide
+
+
+@register("ssmax")
+class SSMax(Encoding):
+    """Scalable softmax: q_i *= s_h ln n_i, n_i = the number of keys that the mask lets query i attend to.
+
+    Softmax weights over n keys flatten as n grows; the factor undoes that, at a rate that each head learns. n_i counts keys,
+    within windows, documents and behind padding, whatever their positions.
+
+    Args:
+        num_heads: heads of queries.
+        initial: s at first, of all heads. The default is 1 / mean(ln n) over n = 1 .. 1024, with which a model of that length
+            starts at a mean factor of 1.
+
+    Source:
+        Nakanishi 2025, arXiv 2501.19399, https://arxiv.org/abs/2501.19399
+    """
+
+    source = "Nakanishi 2025, https://arxiv.org/abs/2501.19399"
+    learned = True
+
+    def __init__(self, num_heads: int, initial: float = 0.168):
+        super().__init__()
+        check_sizes("SSMax", num_heads=num_heads)
+        check_positive("SSMax", initial=initial)
+        self.num_heads, self.initial = num_heads, initial
+        self.rate = nn.Parameter(torch.empty(num_heads))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        nn.init.constant_(self.rate, self.initial)
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        def at(visible: Tensor) -> Tensor:
+            return self.rate.to(wide(visible.device))[:, None] * visible.to(wide(visible.device)).log()
+
+        return (Temperature(at, "visible", self),)
+
+
+@register("log_n")
+class LogN(Encoding):
+    """Log-n scaling: q_i *= ln n_i / ln N, n_i = the number of keys that the mask lets query i attend to. Nothing is learned.
+
+    Args:
+        trained_length: N, keys at which the factor is 1; None: the factor is ln n_i, as published.
+
+    Raises:
+        ValueError: a trained_length below 2, whose logarithm divides nothing.
+
+    Source:
+        Chiang and Cholak 2022, arXiv 2202.12172, https://arxiv.org/abs/2202.12172
+    """
+
+    source = "Chiang and Cholak 2022, https://arxiv.org/abs/2202.12172"
+    shared = True
+
+    def __init__(self, trained_length: int | None = None):
+        super().__init__()
+        if trained_length is not None:
+            check_sizes("LogN", trained_length=trained_length)
+            if trained_length < 2:
+                raise ValueError(f"LogN: expected a trained_length of 2 keys or more, got {trained_length}")
+        self.trained_length = trained_length
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        unit = 1.0 if self.trained_length is None else math.log(self.trained_length)
+        return (Temperature(lambda visible: visible.to(wide(visible.device)).log() / unit, "visible"),)
+
+
+class _Stepped(Encoding):
+    """1 + rate ln(1 + floor((i + first) / step)) at position i."""
+
+    relative = False
+    shared = True
+    rate: float
+    step: int
+    first: int
+
+    def terms(self, context: Columns) -> tuple[Term, ...]:
+        def at(positions: Tensor) -> Tensor:
+            steps = (positions + self.first).div(self.step, rounding_mode="floor")
+            return 1 + self.rate * steps.to(wide(positions.device)).log1p()
+
+        return (Temperature(at, "positions"),)
+
+
+@register("llama4_temperature")
+class Llama4Temperature(_Stepped):
+    """Llama 4's temperature: q_i *= 1 + attn_scale ln(1 + floor((i + 1) / floor_scale)), i the position.
+
+    The model has it in its layers without rotation only. Options are named as in its config.
+
+    Args:
+        attn_scale: its rate.
+        floor_scale: positions of a step; before the first the factor is 1.
+
+    Source:
+        Meta AI 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/; transformers' Llama4TextAttention, which counts
+        the tokens in its cache where this follows positions.
+    """
+
+    source = "Meta AI 2025, https://ai.meta.com/blog/llama-4-multimodal-intelligence/"
+
+    def __init__(self, attn_scale: float = 0.1, floor_scale: int = 8192):
+        super().__init__()
+        check_positive("Llama4Temperature", attn_scale=attn_scale)
+        check_sizes("Llama4Temperature", floor_scale=floor_scale)
+        self.attn_scale, self.floor_scale = attn_scale, floor_scale
+        self.rate, self.step, self.first = attn_scale, floor_scale, 1
+
+
+@register("ministral3_temperature")
+class Ministral3Temperature(_Stepped):
+    """Ministral 3's temperature: q_i *= 1 + beta ln(1 + floor(i / original_max_length)), i the position, in all layers.
+
+    Args:
+        beta: its rate, llama_4_scaling_beta of the config.
+        original_max_length: positions of a step, original_max_position_embeddings of the config.
+
+    Source:
+        Mistral AI 2025, https://mistral.ai/news/mistral-3; transformers' Ministral3Attention.
+    """
+
+    source = "Mistral AI 2025, https://mistral.ai/news/mistral-3"
+
+    def __init__(self, beta: float = 0.1, original_max_length: int = 16384):
+        super().__init__()
+        check_positive("Ministral3Temperature", beta=beta)
+        check_sizes("Ministral3Temperature", original_max_length=original_max_length)
+        self.beta, self.original_max_length = beta, original_max_length
+        self.rate, self.step, self.first = beta, original_max_length, 0

@@ -1,0 +1,135 @@
+"""The terms: everything an encoding can do to the scores. Attention takes them without knowing which encoding made them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class OffsetBias:
+    """A bias that depends on the offset alone: score += at(offset).
+
+    Args:
+        at: maps offsets [...] to [heads, ...], in float32 or wider.
+        reach: all offsets of `reach` or more have the bias of `reach`; None: each may have its own.
+        of: the module whose parameters alone decide `at`. While they stay, attention without gradients may make its table once.
+    """
+
+    at: Callable[[Tensor], Tensor]
+    reach: int | None = None
+    of: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class PairBias:
+    """A bias that depends on both positions: score += at(query position, key position).
+
+    Args:
+        at: maps query positions [..., Lq, 1] and key positions [..., 1, Lk] to [..., heads, Lq, Lk].
+        numbers: that it holds for a pair on the way, from which memory is estimated; a layer of 32 before and after its ReLU
+            are 64.
+    """
+
+    at: Callable[[Tensor, Tensor], Tensor]
+    numbers: int = 64
+
+
+@dataclass(frozen=True)
+class Drift:
+    """A difference of levels: score += level of the query's token - level of the key's token.
+
+    Args:
+        level: [B, heads, tokens], float32 or wider.
+        scaled: the difference is multiplied by the scale of the scores, as q.k is.
+    """
+
+    level: Tensor
+    scaled: bool = False
+
+
+@dataclass(frozen=True)
+class OffsetVectors:
+    """A vector per offset: score += scale (query + shift) . keys(offset), output += sum of weight * values(offset).
+
+    Args:
+        keys: maps offsets [...] to [..., head_dim] or, one per head, [heads, ..., head_dim].
+        values: the same for the output; None: the output stays as it is.
+        shift: added to the query, [heads, 1, head_dim] or a number.
+        reach: all offsets of `reach` or more have the vectors of `reach`; None: each may have its own.
+    """
+
+    keys: Callable[[Tensor], Tensor]
+    values: Callable[[Tensor], Tensor] | None = None
+    shift: Tensor | float = 0.0
+    reach: int | None = None
+
+
+@dataclass(frozen=True)
+class RowBias:
+    """A bias computed from whole rows of scores: score += of(queries, scaled raw scores, allowed).
+
+    Args:
+        of: maps queries [B, heads, Lq, head_dim], scores and allowed [B, heads, Lq, Lk] to [B, heads, Lq, Lk].
+    """
+
+    of: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Transport:
+    """Reflections between key and query: q . H_i H_(i-1) ... H_(j+1) k instead of q . k, where H_t = I - b_t w_t w_t'.
+
+    Args:
+        w: [B, heads, tokens, head_dim]; heads may be those of keys. Of the last tokens among the keys: keys before these are
+            reflected up to there already, as a cache keeps them.
+        b: [B, heads, tokens].
+        chunk: tokens whose reflections are multiplied at once; any number gives the same result.
+        first: order of the first of these tokens; attention sets it.
+    """
+
+    w: Tensor
+    b: Tensor
+    chunk: int = 128
+    first: int = 0
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """A factor of each query: q_i *= at(n_i), before any score is made of it. What others add to scores stays as it is.
+
+    Attention applies it before a backend runs, so every backend serves it.
+
+    Args:
+        at: maps numbers [B or 1, 1, Lq] to factors [B or 1, heads or 1, Lq], float32 or wider.
+        of: what n_i is: "visible", the number of keys that the mask lets query i attend to, 1 where there are none; or
+            "positions", the query's position.
+        module: whose parameters decide `at`, if any do.
+    """
+
+    at: Callable[[Tensor], Tensor]
+    of: Literal["visible", "positions"]
+    module: nn.Module | None = None
+
+
+@dataclass(frozen=True)
+class SinkLogits:
+    """A score per head of a key that is not there: e^logit joins the sum that divides the weights, and adds no value.
+
+        out' = out sigmoid(lse - logit),    lse' = log(e^lse + e^logit)
+
+    Attention makes it of a backend's output and logsumexp, so every backend that returns that serves it.
+
+    Args:
+        logits: [heads], one per head of queries.
+    """
+
+    logits: Tensor
+
+
+Term = OffsetBias | PairBias | Drift | OffsetVectors | RowBias | Transport | Temperature | SinkLogits
+ADDED = (OffsetBias, PairBias, Drift, OffsetVectors, RowBias, Transport)
+"""The terms that backends take; the others are applied around them."""

@@ -1,0 +1,121 @@
+"""Query temperature: the formulas, what n counts, and that every backend is served the same queries."""
+
+import math
+
+import pytest
+import torch
+
+import longitude as lg
+from tests.support import close, heads, random, refused_calls
+
+Q, K, V = heads(20)
+IDS = torch.tensor([[0] * 7 + [1] * 13, [4] * 20])
+VALID = torch.arange(20) >= torch.tensor([[3], [0]])
+MASKS = {
+    "causal": lg.Causal(),
+    "window": lg.Window(4),
+    "documents": lg.Causal() & lg.Documents(IDS),
+    "padding": lg.Causal() & lg.Padding(VALID),
+    "prefix": lg.Prefix(6),
+    "both": lg.NoMask(),
+}
+
+
+def by_hand(mask, rate):
+    """softmax(s_h ln n_i q_i.k_j / sqrt(D)), one query at a time; zeros for a query without keys."""
+    allowed = mask.allowed(torch.arange(20), torch.arange(20)).expand(2, 1, 20, 20)[:, 0]
+    out = torch.zeros(2, 4, 20, 8, dtype=torch.float64)
+    for b, h, i in ((b, h, i) for b in range(2) for h in range(4) for i in range(20)):
+        keys = allowed[b, i].nonzero()[:, 0]
+        if len(keys):
+            scores = rate[h] * math.log(len(keys)) * (K[b, h // 2, keys] @ Q[b, h, i]) / math.sqrt(8)
+            out[b, h, i] = scores.softmax(0) @ V[b, h // 2, keys]
+    return out
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_ssmax_and_log_n_are_their_formulas(mask):
+    ssmax = lg.testing.example("ssmax")()
+    far = torch.arange(20) * 1000 + 7  # positions are not what is counted
+    close(lg.attend(Q, K, V, encoding=ssmax, mask=mask, q_positions=far, k_positions=far), by_hand(mask, ssmax.rate))
+    close(lg.attend(Q, K, V, encoding=lg.LogN(), mask=mask), by_hand(mask, [1.0] * 4))
+    close(lg.attend(Q, K, V, encoding=lg.LogN(20), mask=mask), by_hand(mask, [1 / math.log(20)] * 4))
+
+
+def test_ssmax_begins_at_a_mean_factor_of_one():
+    rate = lg.SSMax(4).rate
+    assert rate.tolist() == pytest.approx([1 / (math.lgamma(1025) / 1024)] * 4, abs=1e-3)
+
+
+def test_steps_of_positions():
+    """The last position before each step, and the first of it: Llama 4 counts from 1, Ministral 3 from 0."""
+    for encoding, first in ((lg.Llama4Temperature(0.1, 8192), 8191), (lg.Ministral3Temperature(0.2, 16384), 16384)):
+        [term] = encoding.terms({})
+        at = torch.tensor([0, first - 1, first, first + 8192 * 3])
+        rate, later = (0.1, 4) if first == 8191 else (0.2, 2)
+        want = [1, 1, 1 + rate * math.log(2), 1 + rate * math.log(1 + later)]
+        assert term.of == "positions" and term.at(at[None, None]).flatten().tolist() == pytest.approx(want, abs=1e-12)
+
+
+@pytest.mark.parametrize("others", [[], ["rope"], ["alibi"], ["cope"], ["fox"]], ids=str)
+@pytest.mark.parametrize("name", ["ssmax", "llama4_temperature"])
+def test_every_backend_gets_the_multiplied_query(name, others):
+    """Composed, too: what others add to scores is not multiplied, what they read off queries is."""
+    options = {"floor_scale": 3} if name == "llama4_temperature" else {}
+    own = lg.testing.example(name, **options)()
+    members = [lg.testing.example(other)() for other in others]
+    context, _ = lg.Composed(members).context(random(2, 20, 16, seed=5))
+    factor = own.terms({})[0].at((torch.arange(20) + (name == "ssmax"))[None, None])[..., None]
+    want = lg.attend(Q * factor, K, V, encoding=members, context=context, backend="reference")
+    arguments = {"encoding": [*members, own], "context": context}
+    able = [each.backend for each in lg.explain(Q, K, V, **arguments) if each.refusal is None]
+    assert {"chunked", "reference"} <= {*able}
+    for backend in able:
+        close(lg.attend(Q, K, V, **arguments, backend=backend), want)
+
+
+def test_gradients_reach_rates_through_a_backend_without_table_gradients():
+    ssmax, q = lg.SSMax(4).double(), Q.clone().requires_grad_()
+    found = {}
+    for backend in ("reference", "sdpa"):
+        out = lg.attend(q, K, V, encoding=[lg.Rotary(8, "half"), ssmax], backend=backend)
+        found[backend] = torch.autograd.grad(out.square().sum(), [q, ssmax.rate])
+    for got, want in zip(found["sdpa"], found["reference"], strict=True):
+        close(got, want)
+    assert torch.all(found["sdpa"][1] != 0)
+
+
+def test_a_query_without_keys_gives_zeros_and_no_nan():
+    ssmax, q = lg.SSMax(4).double(), Q.clone().requires_grad_()
+    out = lg.attend(q, K, V, encoding=ssmax, mask=lg.Causal() & lg.Padding(VALID))
+    out.sum().backward()
+    assert not out[0, :, :3].any() and q.grad.isfinite().all() and ssmax.rate.grad.isfinite().all()
+
+
+def test_stock_and_own_decoding_follow_positions_not_the_cache():
+    """A row moved by left padding gets the factors of its own positions."""
+    config = lg.LongitudeConfig(
+        hidden_size=16, num_hidden_layers=2, encoding=["rope", {"name": "llama4_temperature", "floor_scale": 4}]
+    )
+    torch.manual_seed(0)
+    model = lg.LongitudeForCausalLM(config).double().eval()
+    ids = torch.arange(12)[None] * 7 % 256
+    padded, valid = torch.cat([ids[:, :5], ids], 1), torch.arange(17)[None] >= 5
+    with torch.no_grad():
+        want = model(ids).logits
+        out = model(padded[:, :10], attention_mask=valid[:, :10].long(), use_cache=True)
+        rest = model(padded[:, 10:], attention_mask=valid.long(), past_key_values=out.past_key_values).logits
+    close(rest, want[:, 5:])
+
+
+test_wrong_use = refused_calls([
+    (lambda: lg.Composed([lg.SSMax(4), lg.Rotary(8, "half"), lg.LogN()]),
+     r"two composed encodings both multiply queries by a temperature \(SSMax and LogN\); use one of them"),
+    (lambda: lg.LogN(1), "LogN: expected a trained_length of 2 keys or more, got 1"),
+    (lambda: lg.SSMax(4, initial=0.0), "SSMax: expected initial above 0, got 0.0"),
+    (lambda: lg.Llama4Temperature(floor_scale=0), "Llama4Temperature: expected floor_scale to be an int of 1 or more"),
+    (lambda: lg.Ministral3Temperature(beta=float("nan")), "Ministral3Temperature: expected beta above 0, got nan"),
+    (lambda: lg.attend(Q[:, :2], K, V, encoding=lg.SSMax(4)), "SSMax was built with num_heads=4, q has 2"),
+    (lambda: lg.attend(Q, K, V, encoding=lg.Llama4Temperature(), q_positions=torch.zeros(20, 2, dtype=torch.long),
+                       k_positions=torch.zeros(20, 2, dtype=torch.long)), "got "),
+])  # fmt: skip
