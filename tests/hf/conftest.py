@@ -17,10 +17,18 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 2, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
     "mistral": {"num_key_value_heads": 2, "sliding_window": 5},
     "gpt_neox": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+    "gpt_oss": {
+        "num_key_value_heads": 2,
+        "head_dim": 4,
+        "sliding_window": 5,
+        "num_local_experts": 2,
+        "num_experts_per_tok": 1,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
 }
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=[kind for kind in MODELS if kind != "gpt_oss"])  # whose model finds no documents by positions
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -33,6 +41,14 @@ def stock() -> Callable[..., Any]:
         config = AutoConfig.for_model(kind, **{**SHAPE, **MODELS.get(kind, {}), **more})
         set_seed(0)
         auto = AutoModelForMaskedLM if kind == "bert" else AutoModelForCausalLM
+        if kind == "gpt_oss":  # its sinks are in no function of torch's, and its experts in none of float64
+            backend = "eager" if backend == "sdpa" else backend
+            model = (
+                auto.from_config(config, attn_implementation=backend, experts_implementation="eager").double().eval()
+            )
+            for layer in model.model.layers:
+                torch.nn.init.normal_(layer.self_attn.sinks)
+            return model
         return auto.from_config(config, attn_implementation=backend).double().eval()
 
     return make

@@ -44,6 +44,24 @@ def test_whole_and_padded_with_gradients(pair, ids, mask):
     close(gradients(ours, ids, attention_mask=mask), gradients(theirs, ids, attention_mask=mask))
 
 
+def test_sinks(stock, ids, mask):
+    """gpt-oss: the same numbers and gradients, windows, padding and a cache included; documents that arguments mark."""
+    ours, theirs = stock("gpt_oss", "longitude"), stock("gpt_oss")
+    close(ours(ids).logits, theirs(ids).logits)
+    close(gradients(ours, ids, attention_mask=mask), gradients(theirs, ids, attention_mask=mask))
+    want, cache, chunks = theirs(ids, attention_mask=mask).logits, DynamicCache(config=ours.config), []
+    for start, stop in ((0, 9), (9, 10), (10, 17)):
+        chunks.append(ours(ids[:, start:stop], attention_mask=mask[:, :stop], past_key_values=cache).logits)
+    close(torch.cat(chunks, 1)[mask.bool()], want[mask.bool()])
+    x = ours.get_input_embeddings()(ids[:1]).detach()
+    packed = ours(inputs_embeds=x, use_cache=False, seq_idx=NUMBERS, position_ids=PLACES).logits
+    close(packed, torch.cat([theirs(inputs_embeds=part).logits for part in x.split([7, 10], 1)], 1))
+    with torch.no_grad():
+        for layer in ours.model.layers:
+            layer.self_attn.sinks.fill_(-1e4)
+    assert (ours(ids).logits - theirs(ids).logits).abs().max() > 1e-2
+
+
 # ---- documents -------------------------------------------------------------------------------------------------------
 ENDS = torch.tensor([0, 7, 17], dtype=torch.int32)
 PLACES = torch.cat([torch.arange(7), torch.arange(10)])[None]
@@ -180,7 +198,6 @@ def test_the_loss_has_arguments_of_its_own(pair, ids):
 
 # ---- refusals --------------------------------------------------------------------------------------------------------
 GEMMA = {"num_key_value_heads": 2, "head_dim": 4, "sliding_window": 5}
-SINKS = {**GEMMA, "num_local_experts": 2, "num_experts_per_tok": 1}
 DENSE = torch.ones(2, 1, 17, 17, dtype=torch.bool)
 
 
@@ -188,14 +205,14 @@ DENSE = torch.ones(2, 1, 17, 17, dtype=torch.bool)
     ("kind", "more", "inputs", "reason"),
     [
         ("gemma2", GEMMA, {}, "softcap"),
-        ("gpt_oss", SINKS, {}, "s_aux"),
         ("llama", {}, {"attention_mask": DENSE}, r"expected attention_mask \[B, tokens\]"),
         ("llama", {}, {"attention_mask": torch.ones(2, 9)}, r"expected \[2, 17\]"),
         ("llama", {}, {"head_mask": torch.ones(4)}, "head_mask"),
+        ("llama", {}, {"s_aux": torch.ones(3)}, r"s_aux: expected a logit for each head of queries, \[4\], got \[3\]"),
         ("llama", {}, {"cu_seq_lens_q": ENDS}, "one row, the flattened batch; expected batch 1, got 2"),
         ("bloom", {"n_layer": 2, "n_head": 4}, {}, "Bloom"),
     ],
-    ids=["softcap", "sinks", "dense mask", "short mask", "head mask", "rows with common ends", "its own attention"],
+    ids=["softcap", "dense mask", "short mask", "head mask", "sinks", "rows with common ends", "its own attention"],
 )
 def test_what_it_cannot_honour_is_refused(kind, more, inputs, reason, stock, ids):
     with pytest.raises(ValueError, match=reason):

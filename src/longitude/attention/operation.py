@@ -94,16 +94,17 @@ def requests(
     scale: float | None = None,
     dropout: float = 0.0,
     return_weights: bool = False,
+    sinks: Tensor | None = None,
 ) -> list[Part]:
-    """The arguments of attend, checked: one part, or one for each length that tables follow."""
+    """The arguments of attend, checked: one part, or one for each length that tables follow. sinks: as of raw_request."""
     validate(q, k, v, mask, scale, dropout)
     encoding = compose(encoding)
     require_causal(encoding.causal_only, mask)
-    q_positions, k_positions = places(q, k, q_positions, k_positions, encoding.axes)
-    r = raw_request(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
+    at = places(q, k, q_positions, k_positions, encoding.axes)
+    r = raw_request(q, k, v, encoding, context, mask, *at, scale, dropout, return_weights, sinks=sinks)
     if encoding.stable_keys:
-        return [Part(slice(None), slice(None), transformed(r, encoding, q_positions, k_positions))]
-    return parted(r, encoding, q_positions, k_positions)
+        return [Part(slice(None), slice(None), transformed(r, encoding, *at))]
+    return parted(r, encoding, *at)
 
 
 def raw_request(
@@ -119,10 +120,12 @@ def raw_request(
     dropout: float,
     return_weights: bool,
     pairs: AllowedPairs | None = None,
+    sinks: Tensor | None = None,
 ) -> Request:
     """A request of queries and keys as they are. Layers, whose cache may hold transformed keys, call it.
 
-    mask: checked already; pairs: what layers of the same forward found of it.
+    mask: checked already; pairs: what layers of the same forward found of it; sinks: a logit for each head of queries, besides
+    those of the encoding.
     """
     heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
     for who, name, size in encoding.sizes:
@@ -154,6 +157,7 @@ def raw_request(
         learned=tuple(learned),
         q_order=keys - rows,
         pairs=pairs,  # type: ignore[arg-type]
+        sinks=sinks,
     )  # fmt: skip
     return r if len(added) == len(terms) else with_terms_around(r, terms)
 

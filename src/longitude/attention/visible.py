@@ -28,7 +28,7 @@ def visible_keys(pairs: AllowedPairs, device: torch.device) -> Tensor:
     ids = [m.ids for m in pairs.beyond_band if isinstance(m, Documents)]
     valid = [m.valid for m in pairs.beyond_band if isinstance(m, Padding)]
     ranges = len(ids) + len(valid) == len(pairs.beyond_band) and len(ids) < 2
-    few = len(pairs.beyond_band) > 0 and pairs.rows <= FEW
+    few = len(pairs.beyond_band) > 0 and not torch.compiler.is_compiling() and pairs.rows <= FEW
     queries = torch.arange(pairs.q_order, pairs.q_order + pairs.rows, device=device)
     counts = _in_ranges(pairs, queries, ids, valid) if ranges and not few else _summed(pairs, queries)
     if not torch.compiler.is_compiling():

@@ -7,15 +7,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from longitude.attention.masks import AllOf, Causal, Mask, NoMask, Window
-from longitude.attention.operation import attend
+from longitude.attention.operation import requests, run_parts
 from longitude.hf.layer import CALL, LayerCall, encoding_of
 from longitude.hf.masks import StockMask, not_a_mask, with_packed
 
 REFUSED = {
     "softcap": "it caps the scores",
     "position_bias": "it adds to the scores",
-    "s_aux": "sinks add to the softmax denominator",
-    "sinks": "sinks add to the softmax denominator",
+    "sinks": "each query has sinks of its own",
     "head_mask": "it mutes heads",
     "indices": "it chooses keys",
     "block_indices": "it chooses keys",
@@ -34,6 +33,7 @@ def stock_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
+    s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function of transformers' interface.
@@ -47,6 +47,7 @@ def stock_attention(
         dropout: of the weights.
         scaling: of the scores; default: D**-0.5.
         sliding_window: keys that a query attends to, itself included.
+        s_aux: learned sinks, a logit for each head of queries [H].
         **kwargs: whatever else the layer was called with.
 
     Returns:
@@ -74,11 +75,15 @@ def stock_attention(
     weights = kwargs.get("output_attentions")
     if weights is None:
         weights = bool(getattr(getattr(module, "config", None), "output_attentions", False))
+    if s_aux is not None and s_aux.shape != query.shape[1:2]:
+        raise ValueError(
+            f"s_aux: expected a logit for each head of queries, [{query.shape[1]}], got {list(s_aux.shape)}"
+        )
     if call is None:
-        out = attend(query, key, value, mask=mask, scale=scaling, dropout=dropout, return_weights=weights)
-        out, weights = out if weights else (out, None)
+        options = {"mask": mask, "scale": scaling, "dropout": dropout, "return_weights": weights, "sinks": s_aux}
+        out, weights = run_parts(requests(query, key, value, **options))
     else:
-        out, weights = call.attend(query, key, value, mask, scaling, dropout, weights)
+        out, weights = call.attend(query, key, value, mask, scaling, dropout, weights, s_aux)
     return out.transpose(1, 2).contiguous(), weights
 
 

@@ -63,9 +63,20 @@ class LayerCall:
         return self.encoding.keys(key, self.tables) if self.tables is not None else key
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float, weights: bool
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        scale: float | None,
+        dropout: float,
+        weights: bool,
+        sinks: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Q [B, H, L, D] as projected; k, v [B, Hkv, Lk, D] of all keys -> [B, H, L, D], and the weights if requested."""
+        """Q [B, H, L, D] as projected; k, v [B, Hkv, Lk, D] of all keys -> [B, H, L, D], and the weights if requested.
+
+        sinks: those of the model itself, [H].
+        """
         dtype = q.dtype
         if self.tables is not None:
             if self.cached:  # its keys are the cache's
@@ -75,13 +86,12 @@ class LayerCall:
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
         scale = (q.shape[3] ** -0.5 if scale is None else scale) * self.encoding.softmax_factor
         require_causal(self.encoding.causal_only, mask)
-        r = raw_request(
-            q, k, v, self.encoding, self.columns, mask, self.positions, self.k_positions, scale, dropout, weights
-        )
+        places = self.positions, self.k_positions
+        r = raw_request(q, k, v, self.encoding, self.columns, mask, *places, scale, dropout, weights, sinks=sinks)
         if self.encoding.stable_keys:
             out, weights_ = run(r)
         else:
-            out, weights_ = run_parts(parted(r, self.encoding, self.positions, self.k_positions))
+            out, weights_ = run_parts(parted(r, self.encoding, *places))
         return out.to(dtype), weights_
 
 

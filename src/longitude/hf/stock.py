@@ -20,7 +20,7 @@ from longitude.attention.request import as_int
 from longitude.hf.layer import PositionEmbeddings, attach
 from longitude.models.configuration import LongitudeConfig
 from longitude.positions.base import ENCODINGS, Encoding, encoding as build, list_encodings
-from longitude.positions.composed import Composed, of_axes
+from longitude.positions.composed import Composed, compose, of_axes
 from longitude.positions.coordinates import canonical, explicit
 from longitude.positions.rotary import Rotary
 from longitude.registry import options_of
@@ -117,7 +117,7 @@ def attentions(base: Any) -> list[nn.Module]:
 
 def require_fitting(specs: list[dict[str, Any]], members: list[Encoding], config: PreTrainedConfig) -> None:
     """ValueError for an encoding that a stock model cannot have, or of other heads than the model's."""
-    for one in Composed(members):
+    for one in (each for member in members for each in compose(member)):
         if one.at_input:
             raise ValueError(
                 f"set_positions: {type(one).__name__} acts on the model's input, which is not replaced; lg.LongitudeConfig has it"
