@@ -12,7 +12,7 @@ from longitude.errors import check_flags, check_positive, check_sizes
 from longitude.positions.base import Columns, Drift, Encoding, RowBias, Term, Transport, register
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import wide
-from longitude.positions.counted import counted_bias
+from longitude.positions.counted import Counted
 
 
 @register("cope")
@@ -48,11 +48,7 @@ class CoPE(Encoding):
         nn.init.zeros_(self.table)
 
     def terms(self, context: Columns) -> tuple[Term, ...]:
-        def of(q: Tensor, scores: Tensor, allowed: Tensor) -> Tensor:
-            logits = q @ self.table.to(q.dtype) * (self.head_dim**-0.5 if self.scaled else 1.0)
-            return counted_bias(scores, allowed, logits)
-
-        return (RowBias(of),)
+        return (RowBias(Counted(self.table, self.head_dim**-0.5 if self.scaled else 1.0)),)
 
 
 @register("fox")

@@ -26,7 +26,7 @@ def test_what_an_earlier_call_keeps_counts_all_the_same():
 
 
 def test_why_the_law_does_not_apply():
-    assert testing.examine("memory", "cope").reason == "the table route does not take it: it does not support RowBias"
+    assert testing.examine("memory", "path").reason == "the table route does not take it: it does not support Transport"
     assert testing.examine("memory", Ends).reason.startswith(
         "the table route is tried at 4096 tokens, and its positions end"
     )

@@ -40,7 +40,8 @@ from longitude.attention.request import Request, band_of, in_forward_mode
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import partial_by_spans, pieces, steady
 from longitude.c_compile import needs_operator
-from longitude.positions.base import Drift, OffsetBias, OffsetVectors
+from longitude.positions.base import Drift, OffsetBias, OffsetVectors, RowBias
+from longitude.positions.counted import Counted
 
 FEW_KEYS = 2**20
 """Numbers of keys up to which a decoding step is left to torch's function."""
@@ -67,9 +68,15 @@ def counting(r: Request) -> Request | None:
 
 
 def in_c(r: Request) -> bool:
-    """Whether the loop in C takes it: nothing but biases of the offset, and a compiler at hand."""
+    """Whether the loop in C takes it: nothing but biases of the offset, or of counted keys, and a compiler at hand."""
     wide = torch.promote_types(r.q.dtype, torch.float32)
-    return all(isinstance(term, OffsetBias) for term in r.terms) and band.available(wide)
+    return (counted(r) is not None or all(isinstance(term, OffsetBias) for term in r.terms)) and band.available(wide)
+
+
+def counted(r: Request) -> Counted | None:
+    """The bias that counts keys by gates, where nothing else is added."""
+    own = [term.of for term in r.terms if isinstance(term, RowBias) and isinstance(term.of, Counted)]
+    return own[0] if len(own) == len(r.terms) == 1 else None
 
 
 def single_pass(r: Request) -> tuple[Request, Tensor] | None:
@@ -122,7 +129,7 @@ def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     # No query attends to the diagonals from `stop` on.
     stop = diagonals if low is None else max(near + 1, min(diagonals, r.length - low))
 
-    def counted(of: Callable[[Tensor], Tensor]) -> Tensor:
+    def of_diagonals(of: Callable[[Tensor], Tensor]) -> Tensor:
         """Vectors [H or 1, N, D] of the diagonals from `near` on."""
         offsets = newest - near - torch.arange(stop - near, device=r.q.device)
         return at(of, offsets) if reach is None else at(of, offsets) - at(of, offsets.new_tensor([reach]))
@@ -139,9 +146,9 @@ def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
                 bias = F.pad(bias - bias_of(term, reach, reach, r.q, wide), (near, 0))
             biases.append(bias)
             continue
-        keys.append(counted(term.keys))
+        keys.append(of_diagonals(term.keys))
         if term.values is not None:
-            values.append(counted(term.values))
+            values.append(of_diagonals(term.values))
         if isinstance(term.shift, Tensor) or term.shift:  # a shift of the queries is multiplied with each vector once
             shift = torch.as_tensor(term.shift, device=r.q.device).to(wide).expand(r.heads, 1, r.q.shape[3])
             biases.append(F.pad((r.scale * shift @ keys[-1].mT)[:, 0], (near, diagonals - stop)))
@@ -150,6 +157,8 @@ def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     if any(isinstance(term, Drift) for term in r.terms) and (level := drift_level(r)) is not None:
         levels = level[:, :, r.q_order : r.q_order + r.rows], level[:, :, r.k_order : r.k_order + r.length]
     added = {"levels": levels, "key_vectors": total(keys), "value_vectors": total(values)}
+    if (counts := counted(r)) is not None:
+        added["logits"] = counts.logits(r.q).to(wide)
     edges = {"spans": cuts, "near": near, "low": low, "high": high}
     out, lse = toeplitz_attention(r.q, r.k, r.v, total(biases), **added, **edges, scale=r.scale)
     if reach is None:
@@ -173,6 +182,11 @@ def total(parts: list[Tensor]) -> Tensor | None:
 def table_limits(r: Request) -> str | None:
     if in_forward_mode():
         return NO_FORWARD_MODE
+    if any(isinstance(term, RowBias) for term in r.terms):
+        if not counted(r) or not in_c(r):
+            return "of biases that read scores it takes those that count keys, alone, where there is a compiler"
+        if r.rows <= band.FEW:
+            return "counting the keys of a few queries takes less without its loop"
     cut = pieces(r) if single_pass(r) is None else []
     assert not isinstance(cut, str), cut
     if any(counting(part) is None for _, _, part in cut):
@@ -188,6 +202,8 @@ def table_memory(r: Request) -> int:
     step = max(1, min(batch, TILE_ELEMENTS // (heads * min(128, r.rows) * min(256, keys))))
     tile = step * heads * min(2**15, r.rows * keys)
     numbers = tile + 4 * step * min(256, r.rows) * heads * dim + 6 * heads * (r.rows + keys)
+    if (counts := counted(r)) is not None:  # logits and their gradients
+        numbers += 2 * batch * heads * r.rows * counts.columns
     for term in r.terms:
         if isinstance(term, OffsetVectors):
             near = keys if term.reach is None else min(keys, 256 + term.reach)
@@ -223,7 +239,7 @@ TABLE = Backend(
     "table",
     run=lambda r: table(r)[0],
     partial=table,
-    terms=(OffsetBias, OffsetVectors, Drift),
+    terms=(OffsetBias, OffsetVectors, Drift, RowBias),
     devices=("cpu",),
     limits=table_limits,
     memory=table_memory,
@@ -241,6 +257,7 @@ def toeplitz_attention(
     levels: tuple[Tensor, Tensor] | None = None,
     key_vectors: Tensor | None = None,
     value_vectors: Tensor | None = None,
+    logits: Tensor | None = None,
     spans: Tensor | None = None,
     near: int = 0,
     low: int | None = None,
@@ -258,7 +275,8 @@ def toeplitz_attention(
     Query row a has order Lk - Lq + a and key b has order b; the pair is allowed when low <= order_q - order_k <= high (None:
     unbounded): causal is low=0, a window of w keys is low=0, high=w-1. spans, int64 [n, 5]: (row of the batch, first and last
     + 1 of its queries, first and last + 1 of the keys that these attend to); no query and no key is in two of them; only where
-    `band.functions` are, and nothing but a table is added. A query without keys gives zeros, and an lse of -inf.
+    `band.functions` are, and nothing but a table is added. logits [B, H, Lq, columns] are
+    those of `Counted`, with nothing else but spans. A query without keys gives zeros, and an lse of -inf.
     Everything gets gradients, through both results; double backward raises.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -267,7 +285,7 @@ def toeplitz_attention(
     assert table is None or (table.shape == (q.shape[1], q.shape[2] + k.shape[2] - 1) and table.dtype == wide), table
     stop = Band.of(q.shape[2], k.shape[2], low, None).last + 1  # one past the last diagonal of the band
     vectors = [None if x is None else x[:, : max(0, stop - near)] for x in (key_vectors, value_vectors)]
-    inputs: Any = q, k, v, table, *(levels or (None, None)), *vectors, spans, near, low, high, scale
+    inputs: Any = q, k, v, table, *(levels or (None, None)), *vectors, logits, spans, near, low, high, scale
     if torch.is_grad_enabled() or needs_operator(q, k, v, table):
         return _attention(*inputs)[:2]
     return _run(*inputs)[:2]  # decoding: the dispatcher would take a fifth of a short step
@@ -276,7 +294,7 @@ def toeplitz_attention(
 # ---- the operators: compiled graphs hold these two, whatever the length ----------------------------------------------
 INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? q_level, Tensor? k_level, Tensor? key_vectors, "
-    "Tensor? value_vectors, Tensor? spans, SymInt near, SymInt? low, SymInt? high, float scale"
+    "Tensor? value_vectors, Tensor? logits, Tensor? spans, SymInt near, SymInt? low, SymInt? high, float scale"
 )
 _operator = {"mutates_args": (), "device_types": "cpu"}
 
@@ -286,7 +304,7 @@ def _run(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     x = Inputs(*inputs)
     if (done := band.forward(x)) is not None:
         return done
-    assert x.spans is None
+    assert x.spans is None and x.logits is None
     out, lse = forward(x)
     return out, lse, lse.new_zeros(2, *lse.shape)
 
@@ -299,16 +317,16 @@ _attention = torch.library.custom_op(
 def _run_backward(
     grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, ends: Tensor, learned: bool, *inputs: Any
 ) -> list[Tensor]:
-    """Gradients of the first eight inputs; empty ones where there is nothing to learn."""
+    """Gradients of the first nine inputs; empty ones where there is nothing to learn."""
     x = Inputs(*inputs)
     grads = band.backward(x, grad, grad_lse, out, ends, learned)
     if grads is None:
-        assert x.spans is None
+        assert x.spans is None and x.logits is None
         minus_delta = -(grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
         if grad_lse is not None:
             minus_delta += grad_lse
         grads = backward(x, grad, minus_delta, lse, learned)
-    return [x.q.new_empty(0) if grad is None else grad for grad in (*grads, *[None] * (8 - len(grads)))]
+    return [x.q.new_empty(0) if grad is None else grad for grad in (*grads, *[None] * (9 - len(grads)))]
 
 
 _attention_backward = torch.library.custom_op(
@@ -328,15 +346,15 @@ def _(*inputs):
 
 @_attention_backward.register_fake
 def _(grad, grad_lse, out, lse, ends, learned, *inputs):
-    q, k, v, table, *others = inputs[:8]
+    q, k, v, table, *others = inputs[:9]
     rest = (torch.empty_like(x, memory_format=torch.contiguous_format) if x is not None else None
             for x in (table if learned else None, *others))  # fmt: skip
     return [heads_last(q), heads_last(k), heads_last(v), *(q.new_empty(0) if x is None else x for x in rest)]
 
 
 def _setup_context(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:9], *output)
-    ctx.options = inputs[9:]
+    ctx.save_for_backward(*inputs[:10], *output)
+    ctx.options = inputs[10:]
     ctx.set_materialize_grads(False)
 
 
@@ -345,7 +363,7 @@ def _autograd_backward(ctx, grad, grad_lse, _):
     grad = torch.zeros_like(out) if grad is None else grad
     learned = tensors[3] is not None and ctx.needs_input_grad[3]
     found = _attention_backward(grad, grad_lse, out, lse, ends, learned, *tensors, *ctx.options)
-    wanted = True, True, True, learned, *(x is not None for x in tensors[4:8])
+    wanted = True, True, True, learned, *(x is not None for x in tensors[4:9])
     return *(x if wants else None for x, wants in zip(found, wanted, strict=True)), *[None] * 5
 
 

@@ -1,9 +1,9 @@
-/* Attention along diagonals: what forward.py and backward.py do where nothing but a table of offsets is added, in one pass.
+/* Attention along diagonals, in one pass: what forward.py and backward.py do where a table of offsets is added, or keys are counted.
 
    A block of queries loops over the panels of keys; a tile of scores is computed, made into weights and used while
    it is in the cache's first level or in registers. Queries are not reversed here: query a and key b meet at diagonal
    n = queries - 1 - a + b, allowed from `first` to `last`. Scores are in base 2. */
-#include "vectors.h"
+#include "counted.h"
 
 #define BLOCK 48 /* queries that use a panel while it is in the cache */
 #define MARGIN (PANEL + BLOCK)
@@ -102,11 +102,18 @@ INLINE store *out_of(Out x, num batch, num head, num row, num split) {
 }
 
 /* What a span needs at most. */
-typedef struct { num dim, head, panels, table, shared; } Sizes;
+typedef struct { num dim, head, panels, table, shared, logits; } Sizes;
 static Sizes sizes(const Shape *s) {
   num dim = up(s->dim, WIDE), keys = up(s->most_keys, PANEL);
   return (Sizes){dim, keys * dim, keys / PANEL, up(s->most_queries + s->most_keys - 1 + 2 * MARGIN, PANEL),
-                 s->heads / s->groups};
+                 s->heads / s->groups, s->logits ? s->columns + 1 : 0};
+}
+
+/* The logits of `rows` queries, as counted.h reads them, BLOCK of them. */
+static void lay_logits(const Shape *s, num at, num rows, real *to) {
+  memset(to, 0, BLOCK * (s->columns + 1) * sizeof(real));
+  for (num r = 0; r < rows; r++, to += s->columns + 1)
+    for (num c = 0; c <= s->columns; c++) to[c] = s->logits[(at + r) * s->columns + least(c, s->columns - 1)] * LOG2E;
 }
 
 /* ---- forward ---- */
@@ -114,7 +121,7 @@ static Sizes sizes(const Shape *s) {
 /* Numbers of working space that each thread needs. */
 num forward_space(const Shape *s) {
   Sizes n = sizes(s);
-  return 2 * n.head + n.panels + 2 * n.table + 2 * BLOCK * n.dim + ROWS * PANEL + 2 * BLOCK;
+  return 2 * n.head + n.panels + 2 * n.table + 2 * BLOCK * n.dim + ROWS * PANEL + 3 * BLOCK + BLOCK * n.logits;
 }
 
 /* lse [B, H, Lq]; ends [2, B, H, Lq], the same in base 2 and in two parts, the highest score and what the others add: backward
@@ -132,6 +139,7 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
     real *keys = space + omp_get_thread_num() * forward_space(s), *values = keys + size.head, *longest = values + size.head;
     real *biases = longest + size.panels, *highest = biases + size.table, *queries = highest + size.table;
     real *made = queries + BLOCK * dim, *tile = made + BLOCK * dim, *top = tile + ROWS * PANEL, *total = top + BLOCK;
+    real *counts = total + BLOCK, *logits = counts + BLOCK, full = s->columns - 1;
     lay_across(in(k, p.batch, h, p.k_from), k.row, t.keys, s->dim, dim, keys, longest);
     for (num b = 0; b < t.keys; b += PANEL) { /* 0 times what is not finite is not 0: then nothing is left out */
       const store *from_v = in(v, p.batch, h, p.k_from + b);
@@ -144,7 +152,8 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
         const store *from_q = in(q, p.batch, g, p.q_from + a);
         real length = lay_down(from_q, q.row, rows, BLOCK, s->dim, dim, (real)s->scale * LOG2E, queries);
         memset(made, 0, BLOCK * dim * sizeof(real));
-        for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? LOWEST : INFINITY, total[r] = 0;
+        for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? LOWEST : INFINITY, total[r] = counts[r] = 0;
+        if (s->logits) lay_logits(s, (p.batch * s->heads + g) * s->queries + p.q_from + a, rows, logits);
         num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
         for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL) { /* near keys first */
           real bound = length * longest[b / PANEL];
@@ -152,11 +161,13 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
             num last = least(r + ROWS, rows), from = most(low_key(&t, a + r) - b, 0);
             num to = least(high_key(&t, a + last - 1) - b, PANEL), skip = from / WIDE * WIDE;
             if (from >= to) continue;
-            if (negligible(&t, bound, highest, a + r, b, top + r)) continue;
+            if (!s->logits && negligible(&t, bound, highest, a + r, b, top + r)) continue;
             int wide = (int)((to - skip + WIDE - 1) / WIDE);
             score(&t, queries + r * dim, dim, keys + b * dim + skip, biases, a + r, b + skip, wide, FINITE(bound), tile);
             for (num i = r; i < last; i++) {
-              vec *x = (vec *)(tile + (i - r) * PANEL), high = x[0], sum = SAME(0);
+              vec *x = (vec *)(tile + (i - r) * PANEL), sum = SAME(0);
+              if (s->logits) counts[i] = raise(logits + i * size.logits, full, counts[i], x, wide, 0);
+              vec high = x[0];
               for (int w = 1; w < wide; w++) high = larger(x[w], high);
               real now = highest_of(high);
               if (now > top[i]) {
@@ -188,7 +199,8 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
 /* ---- backward ---- */
 num backward_space(const Shape *s) {
   Sizes n = sizes(s);
-  return 5 * n.head + 2 * n.panels + 3 * n.table + 3 * BLOCK * n.dim + 2 * BLOCK * PANEL + 3 * BLOCK;
+  return 5 * n.head + 2 * n.panels + 3 * n.table + 3 * BLOCK * n.dim + 2 * BLOCK * PANEL + 4 * BLOCK +
+         (s->logits ? BLOCK * (2 * n.logits + n.panels) : 0);
 }
 
 /* ends as forward made them; grad_lse [B, H, Lq] or null: what comes through lse. Adds to grad_table [splits * shares, H, diagonals],
@@ -206,7 +218,8 @@ void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *tab
     real *biases = longest + 2 * size.panels, *highest = biases + size.table, *made_table = highest + size.table;
     real *queries = made_table + size.table, *grads = queries + BLOCK * dim, *made = grads + BLOCK * dim;
     real *weights = made + BLOCK * dim, *slopes = weights + BLOCK * PANEL, *top = slopes + BLOCK * PANEL;
-    real *total = top + BLOCK, *delta = total + BLOCK;
+    real *total = top + BLOCK, *delta = total + BLOCK, *run = delta + BLOCK, *logits = run + BLOCK;
+    real *of_logits = logits + BLOCK * size.logits, *counts = of_logits + BLOCK * size.logits, full = s->columns - 1;
     for (num span = share; span < s->count; span += s->shares) {
       Span p = s->spans[span];
       Shape t = alone(s, p, &shift);
@@ -238,13 +251,30 @@ void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *tab
             length += 0 * delta[r];
           }
           num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
+          if (s->logits) { /* the count behind each panel, the newest first */
+            lay_logits(s, at, rows, logits);
+            memset(of_logits, 0, BLOCK * size.logits * sizeof(real));
+            memset(run, 0, BLOCK * sizeof(real));
+            real *count = weights;
+            memset(count, 0, BLOCK * sizeof(real));
+            for (num b = up(high, PANEL) - PANEL; b >= 0 && b + PANEL > low && high > low; b -= PANEL)
+              for (num r = 0; r < rows; r += ROWS) {
+                int some = 0;
+                for (num i = r; i < r + ROWS; i++) some |= !((counts[b / PANEL * BLOCK + i] = count[i]) >= full);
+                if (!some) continue;
+                real bound = length * longest[b / PANEL];
+                score(&t, queries + r * dim, dim, keys + b * dim, biases, a + r, b, ACROSS, FINITE(bound), slopes);
+                for (num i = 0; i < ROWS; i++)
+                  count[r + i] = raise(logits + (r + i) * size.logits, full, count[r + i], (vec *)(slopes + i * PANEL), ACROSS, 0);
+              }
+          }
           for (num b = low / PANEL * PANEL; b < high; b += PANEL) {
             num first = block, last = 0; /* the queries for which this panel counts */
             real bound = length * longest[b / PANEL];
             for (num r = 0; r < rows; r += ROWS) {
               real *weight = weights + r * PANEL, *slope = slopes + r * PANEL;
               num from = most(low_key(&t, a + r) - b, 0), to = least(high_key(&t, a + r + ROWS - 1) - b, PANEL);
-              if (from >= to || negligible(&t, bound, highest, a + r, b, top + r)) {
+              if (from >= to || (!s->logits && negligible(&t, bound, highest, a + r, b, top + r))) {
                 memset(weight, 0, ROWS * PANEL * sizeof(real));
                 memset(slope, 0, ROWS * PANEL * sizeof(real));
                 continue;
@@ -253,13 +283,19 @@ void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *tab
               score(&t, queries + r * dim, dim, keys + b * dim, biases, a + r, b, ACROSS, FINITE(bound), weight);
               product(ROWS, ACROSS, dim, grads + r * dim, dim, 1, values + b * dim, PANEL, 0, 0, slope, PANEL);
               real *diagonal = made_table + MARGIN + t.queries - 1 - a - r + b;
-              for (num i = 0; i < ROWS; i++, diagonal--)
+              for (num i = 0; i < ROWS; i++, diagonal--) {
+                Place at[ACROSS];
+                real *own = logits + (r + i) * size.logits, count = s->logits ? counts[b / PANEL * BLOCK + r + i] : 0;
+                if (s->logits) raise(own, full, count, (vec *)(weight + i * PANEL), ACROSS, at);
                 for (num w = 0; w < PANEL; w += WIDE) {
                   vec *x = (vec *)(weight + i * PANEL + w), *y = (vec *)(slope + i * PANEL + w);
                   *x = power(*x - top[r + i] - total[r + i]);
                   *y = *x * (*y + delta[r + i]);
                   if (grad_table) *(vec *)(diagonal + w) += *y;
                 }
+                if (s->logits) run[r + i] = lower(own, full, count, at, run[r + i], (vec *)(slope + i * PANEL), ACROSS,
+                                                  of_logits + (r + i) * size.logits);
+              }
               gather(ROWS, dim, to - from, slope + from, PANEL, 1, flat + (b + from) * dim, made + r * dim);
             }
             if (first >= last) continue;
@@ -269,6 +305,8 @@ void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *tab
           for (num r = 0; r < rows; r++) {
             store *to = out_of(grad_q, p.batch, g, p.q_from + a + r, 0);
             for (num d = 0; d < s->dim; d++) to[d] = narrow(made[r * dim + d] * (real)s->scale);
+            for (num c = 0; s->logits && c <= s->columns; c++)
+              s->grad_logits[(at + r) * s->columns + least(c, s->columns - 1)] += of_logits[r * size.logits + c];
           }
         }
         num to = ((split * s->shares + share) * s->heads + g) * (s->queries + s->keys - 1) + shift;

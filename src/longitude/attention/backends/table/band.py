@@ -33,6 +33,7 @@ class Inputs(NamedTuple):
     k_level: Tensor | None
     key_vectors: Tensor | None
     value_vectors: Tensor | None
+    logits: Tensor | None
     spans: Tensor | None
     near: int
     low: int | None
@@ -126,7 +127,8 @@ class Shape(ctypes.Structure):
         *((name, c_int64) for name in "batch heads groups queries keys dim first last".split()),
         *((name, c_int64) for name in "count most_queries most_keys splits shares".split()),
         ("scale", c_double),
-        ("spans", c_void_p),
+        *((name, c_void_p) for name in ("spans", "logits", "grad_logits")),
+        ("columns", c_int64),
         ("threads", c_int),
     ]
 
@@ -205,7 +207,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
     run = _functions(x, stored)
     if run is None:
         return None
-    few, threads = x.q.shape[2] <= FEW, torch.get_num_threads()
+    few, threads = x.q.shape[2] <= FEW and x.logits is None, torch.get_num_threads()
     shape = _shape(x, threads)
     if not few:
         tasks, blocks = shape.count * x.k.shape[1], -(-shape.most_queries // BLOCK)
@@ -226,10 +228,12 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
 
 def backward(
     x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends: Tensor, learned: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None] | None:
-    """Gradients of q, k, v and the table, from those of the output and of lse [B, H, Lq]."""
+) -> tuple[Tensor | None, ...] | None:
+    """Gradients of the first nine inputs, from those of the output and of lse [B, H, Lq]."""
     threads, wide = torch.get_num_threads(), ends.dtype
     shape = _shape(x, threads)
+    of_logits = None if x.logits is None else torch.zeros_like(x.logits, memory_format=torch.contiguous_format)
+    shape.grad_logits = _at(of_logits)
     tasks, blocks = -(-threads // x.k.shape[1]), -(-shape.most_queries // BLOCK)  # of each head
     shape.shares = max(1, min(shape.count, tasks))
     splits = shape.splits = max(1, min(blocks, -(-tasks // shape.shares)))
@@ -255,7 +259,7 @@ def backward(
     run.backward(shape, *inputs, _at(table), step, _at(ends), _at(grad_lse), *outputs, _at(of_tables), _at(working))
     summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (dq, dk, dv))
     dq, dk, dv = (t.to(x.q.dtype) for t in summed)
-    return dq, dk, dv, None if of_tables is None else of_tables.sum(0)
+    return dq, dk, dv, None if of_tables is None else of_tables.sum(0), *[None] * 4, of_logits
 
 
 def _stored(x: Inputs) -> torch.dtype:
@@ -276,9 +280,12 @@ def _shape(x: Inputs, threads: int) -> Shape:
     numbers = (c_int64 * (5 * len(spans)))(*chain.from_iterable(spans))
     shape = Shape(
         batch, heads, heads // shared, queries, keys, dim, band.first, band.last, len(spans), most_queries, most_keys,
-        1, 1, x.scale, ctypes.addressof(numbers), threads,
+        1, 1, x.scale, ctypes.addressof(numbers), None, None, 0, threads,
     )  # fmt: skip
-    shape.kept = numbers  # as long as its address is
+    logits = None if x.logits is None else x.logits.contiguous()
+    if logits is not None:
+        shape.logits, shape.columns = logits.data_ptr(), logits.shape[3]
+    shape.kept = numbers, logits  # as long as their addresses are
     return shape
 
 

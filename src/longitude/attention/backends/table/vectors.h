@@ -57,6 +57,9 @@ typedef struct {
   num splits, shares;                                        /* of the blocks of queries in a span, of the spans */
   double scale;
   const Span *spans;
+  const real *logits; /* [B, H, Lq, columns] of counted keys; null: none are counted */
+  real *grad_logits;
+  num columns;
   int threads;
 } Shape;
 
