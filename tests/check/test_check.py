@@ -85,11 +85,10 @@ EDITS = {  # how the file is edited, and the reason
     "both schemas, agreeing": ({"top": {"rope_theta": 500_000.0}}, ""),
     "theta lost": ({"inside": {"rope_theta": None}}, "expected rope_theta"),
     "no rope parameters": ({"top": {"rope_parameters": None}}, "transformers takes 10000 without a warning"),
-    "theta misspelt": ({"inside": MISSPELT}, "'rope_tetha' in rope_parameters, which"),
-    "theta misspelt, in the old schema": ({"old": True, "top": MISSPELT}, "ignores: did you mean 'rope_theta'?"),
+    "theta misspelt": ({"inside": MISSPELT}, "'rope_tetha' in rope_parameters: did you mean 'rope_theta'?"),
+    "theta misspelt, in the old schema": ({"old": True, "top": MISSPELT}, "'rope_tetha': did you mean 'rope_theta'?"),
     "two thetas": ({"top": {"rope_theta": 10_000.0}}, "10000.0 at the top and 500000.0 in rope_parameters"),
     "a key misspelt": ({"rope": YARN, "inside": {"beta_fst": 16}}, "did you mean 'beta_fast'?"),
-    "a key of nobody": ({"top": {"rope_base": 1e6}}, "unknown key 'rope_base', which transformers ignores"),
     "lengths misspelt": ({"top": {"max_position_embedding": 64}}, "did you mean 'max_position_embeddings'?"),
     "two schemas": ({"top": {"rope_scaling": HALF}}, "rope_parameters and rope_scaling disagree"),
     "factor too small": ({"rope": YARN, "inside": {"factor": 2.0}}, "factor 2.0 times"),
@@ -108,6 +107,13 @@ def test_the_config_is_read_as_it_stands(edit, tmp_path):
     assert found.status == ("broken" if words else "holds"), found
     assert words in found.reason
     assert found.measured == (2 if "old schema" in edit and words else 1 if words else 0)  # there unknown, and missing
+
+
+def test_keys_of_nobody_are_not_understood_and_no_fault(tmp_path):
+    """At the top and among the rope parameters; the config is called neither wrong nor ignored."""
+    found = result("config", saved(tmp_path, top={"rope_base": 1e6}, rope=YARN, inside={"warmth": 0.3}))
+    assert found.status == "holds"
+    assert found.reason.startswith("not understood: rope_base, rope_parameters.warmth; understood are model_type, ")
 
 
 def test_longrope_needs_a_factor_for_each_pair():

@@ -9,7 +9,8 @@ from typing import Any
 
 from longitude.errors import nearest
 from longitude.hf.stock import KEY, heads_of
-from longitude.positions.hugging_face import COMMON, OLD_TYPES, ORIGINAL, TYPES, RopeConfig, from_hugging_face
+from longitude.positions import by_layer
+from longitude.positions.hugging_face import KEYS, OLD_TYPES, ORIGINAL, RopeConfig, not_understood, read_ropes
 from longitude.positions.scaling import DynamicNTK, Follows, Llama3, rope_frequencies
 
 LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "max_sequence_length")
@@ -85,7 +86,7 @@ def ropes(config: Any) -> dict[str | None, RopeConfig]:
     if (reason := not_rotary(config)) is not None:
         raise ValueError(reason)
     try:
-        read = from_hugging_face(config.to_dict())
+        read = read_ropes(config)
     except ValueError as error:
         raise ValueError(f"the rotary parameters cannot be read ({error})") from error
     if isinstance(read, RopeConfig):
@@ -113,10 +114,12 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     if inside := list(unknown_inside(raw)):
         yield from inside
         return
+    given = config.to_dict()  # which layers rotate may stand in defaults of transformers' class
+    filled = {key: given[key] for key in by_layer.LAYER_KEYS if key in given} | raw
     schemas = [{name} for name in SCHEMAS if raw.get(name)] or [{*SCHEMAS}]
     try:
         ours, *others = (
-            from_hugging_face({key: value for key, value in raw.items() if key not in SCHEMAS or key in schema})
+            read_ropes({key: value for key, value in filled.items() if key not in SCHEMAS or key in schema})
             for schema in schemas
         )
     except ValueError as error:
@@ -129,7 +132,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
         return
     yield from two_values(raw)
     try:
-        theirs = from_hugging_face(config.to_dict())
+        theirs = read_ropes(given)
     except ValueError as error:
         yield f"transformers keeps what cannot be read: {error}"
         return
@@ -141,39 +144,62 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
 
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
-    """Keys about positions, or nearly, that this kind of config does not have: transformers keeps and ignores them."""
+    """Keys that this kind of config does not have, and whose names are a slip of one about positions that it has."""
+    valid = keys_of(config)
+    about = sorted({key for key in (*valid, *_legacy(valid)) if any(word in key for word in WORDS)})
+    for key in _strangers(raw, valid):
+        if near := get_close_matches(key, about, n=1, cutoff=0.8):
+            yield f"unknown key {key!r}: did you mean {near[0]!r}?"
+
+
+def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
+    """Keys about positions that neither transformers' class of this config has nor anything here reads, but no slips."""
+    raw = raw.get("text_config") or raw
+    valid = keys_of(config)
+    about = sorted({key for key in (*valid, *_legacy(valid)) if any(word in key for word in WORDS)})
+    top = [
+        key
+        for key in _strangers(raw, valid)
+        if any(word in key for word in ROTARY)
+        and not isinstance(raw[key], bool | str | None)
+        and not get_close_matches(key, about, n=1, cutoff=0.8)
+    ]
+    return list(dict.fromkeys([*top, *not_understood(raw)]))
+
+
+def keys_of(config: Any) -> set[str]:
+    """The keys that a kind of config has."""
     try:
         fresh = type(config)()
     except Exception:  # a config class with required arguments
         fresh = config
-    valid = {key.lstrip("_") for key in (*fresh.to_dict(), *type(config).attribute_map, *vars(fresh))}
-    legacy = OLD if "rope_parameters" in valid else ()
-    about = sorted({key for key in (*valid, *legacy) if any(word in key for word in WORDS)})
-    for key, value in raw.items():
-        if key.lstrip("_") in valid or key in legacy or key == KEY:
-            continue
-        near = get_close_matches(key, about, n=1, cutoff=0.8)
-        if near:
-            yield f"unknown key {key!r}, which transformers ignores: did you mean {near[0]!r}?"
-        elif any(word in key for word in ROTARY) and not isinstance(value, bool | str | None):
-            names = ", ".join(about) or "none"
-            yield f"unknown key {key!r}, which transformers ignores; its keys about positions are: {names}"
+    return {key.lstrip("_") for key in (*fresh.to_dict(), *type(config).attribute_map, *vars(fresh))}
+
+
+def _legacy(valid: set[str]) -> tuple[str, ...]:
+    return OLD if "rope_parameters" in valid else ()
+
+
+def _strangers(raw: Mapping[str, Any], valid: set[str]) -> list[str]:
+    return [key for key in raw if key.lstrip("_") not in valid and key not in _legacy(valid) and key != KEY]
 
 
 def unknown_inside(raw: Mapping[str, Any]) -> Iterator[str]:
-    """Keys of the rope dicts that their type does not have."""
+    """Keys of the rope dicts that are another type's, or a slip of one."""
+    every = {key for keys in KEYS.values() for key in keys}
     for name, one in rope_dicts(raw):
         kind = one.get("rope_type", one.get("type", "default"))
         kind = OLD_TYPES.get(kind, kind) if isinstance(kind, str) else None
-        if kind not in TYPES:
-            continue  # from_hugging_face refuses it
-        _, needed, optional = TYPES[kind]
-        valid = {*needed, *optional, *COMMON, "type", "max_position_embeddings"}
+        if kind not in KEYS:
+            continue  # it is refused where it is read
+        valid = {*KEYS[kind], *((ORIGINAL,) if "llama_4_scaling_beta" in one else ())}
         for key in one.keys() - valid:
+            if by_layer.is_foreign(key, every):
+                continue
             near = nearest(key, valid)
             meant = f"did you mean {near!r}?" if near else f"a {kind!r} one has: {', '.join(sorted(valid))}"
             meant = f"a {kind!r} one has none; remove it" if key == ORIGINAL else meant
-            yield f"unknown key {key!r} in {name}, which transformers ignores: {meant}"
+            yield f"unknown key {key!r} in {name}: {meant}"
 
 
 def rope_dicts(raw: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
@@ -239,4 +265,11 @@ def described(read: Any) -> str:
         return ", ".join(f"{layer}: {'none' if rope is None else described(rope)}" for layer, rope in read.items())
     scaling = "no scaling" if read.scaling is None else str(read.scaling)
     part = "" if read.partial_rotary_factor == 1 else f", partial_rotary_factor {read.partial_rotary_factor}"
-    return f"rope_theta {read.base:g}, {scaling}{part}"
+    still = "" if read.rotates is None else f", no rotation in layers {', '.join(map(str, unrotated(read)))}"
+    warm = "".join(f", {spec}" for spec in (read.temperature, read.unrotated_temperature) if spec is not None)
+    return f"rope_theta {read.base:g}, {scaling}{part}{still}{warm}"
+
+
+def unrotated(rope: RopeConfig) -> list[int]:
+    """The layers that do not rotate, counted from 0."""
+    return [layer for layer, rotates in enumerate(rope.rotates or ()) if not rotates]

@@ -13,7 +13,8 @@ from typing import Any
 
 from longitude.checkpoints.config import BASES, LENGTH_KEYS, SHARES, rope_dicts, two_values
 from longitude.checkpoints.source import Source
-from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
+from longitude.positions import by_layer
+from longitude.positions.hugging_face import KEYS, RopeConfig, read_ropes, to_hugging_face
 
 Ropes = RopeConfig | dict[str, RopeConfig | None]
 
@@ -30,10 +31,10 @@ def ropes_of(source: Source) -> Ropes:
     """What transformers reads in the configuration, which must be what its file declares. ValueError where keys contradict."""
     file = source.folder / "config.json"
     try:
-        read = from_hugging_face(source.config)
+        read = read_ropes(source.config)
         for contradiction in two_values(source.inner):
             raise ValueError(contradiction)
-        in_file = from_hugging_face(with_defaults(source.inner, read)) if isinstance(read, RopeConfig) else read
+        in_file = read_ropes(with_defaults(source, read)) if isinstance(read, RopeConfig) else read
     except ValueError as error:
         raise ValueError(f"{file}: {error}") from error
     if in_file != read:
@@ -43,8 +44,9 @@ def ropes_of(source: Source) -> Ropes:
     return read
 
 
-def with_defaults(inner: Mapping[str, Any], read: RopeConfig) -> dict[str, Any]:
+def with_defaults(source: Source, read: RopeConfig) -> dict[str, Any]:
     """The file's keys, with what transformers' class adds where they are missing."""
+    inner, given = source.inner, source.config.to_dict()
     inside = inner.get("rope_parameters") or inner.get("rope_scaling") or {}
     added: dict[str, Any] = {}
     if not names_base(inner):
@@ -54,7 +56,7 @@ def with_defaults(inner: Mapping[str, Any], read: RopeConfig) -> dict[str, Any]:
         added[SHARES[0]] = share
     if LENGTH_KEYS[0] not in inner:
         added[LENGTH_KEYS[0]] = next((inner[other] for other in LENGTH_KEYS[1:] if other in inner), None)
-    return dict(inner) | added
+    return {key: given[key] for key in by_layer.LAYER_KEYS if key in given} | dict(inner) | added
 
 
 def names_base(inner: Mapping[str, Any]) -> bool:
@@ -71,12 +73,12 @@ def with_ropes(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
     base = "rotary_emb_base" if neox else next((key for key in BASES[:3] if key in inner), BASES[0])
     if not isinstance(ropes, RopeConfig):
         if "rope_parameters" in inner or "rope_scaling" not in inner and not names_base(inner):
-            return inner | to_hugging_face(ropes, head_dim)
+            return inner | _entries(source, ropes, head_dim)
         full = ropes["full_attention"]
         assert full is not None
         entries = to_hugging_face(full, head_dim, style="rope_scaling")
         return inner | {base: entries.pop("rope_theta")} | entries
-    inner |= to_hugging_face(ropes, head_dim)
+    inner |= _entries(source, ropes, head_dim)
     parameters = inner["rope_parameters"]
     if parameters["rope_type"] == "proportional":
         return inner  # transformers 4 never knew it
@@ -88,6 +90,20 @@ def with_ropes(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
     elif "rope_scaling" in inner:
         inner["rope_scaling"] = None
     return inner
+
+
+def _entries(source: Source, ropes: Ropes, head_dim: int) -> dict[str, Any]:
+    """Entries of a config, with the rope parameters of its file that nothing here reads."""
+    entries = to_hugging_face(ropes, head_dim)
+    if "no_rope_layers" not in source.config.to_dict():  # its layer_types decide which layers rotate
+        entries.pop("no_rope_layers", None)
+    known = {key for keys in KEYS.values() for key in keys}
+    before = source.inner.get("rope_parameters") or source.inner.get("rope_scaling") or {}
+    after = entries["rope_parameters"]
+    pairs = [(before.get(layer), one) for layer, one in after.items() if isinstance(one, dict)] or [(before, after)]
+    for old, new in pairs:
+        new |= {key: value for key, value in (old or {}).items() if by_layer.is_foreign(key, known)}
+    return entries
 
 
 def difference(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -12,7 +12,7 @@ from torch import nn
 from longitude.checkpoints.config import head_dim_of
 from longitude.checkpoints.positions import rotary_modules
 from longitude.extend.methods import of_full_attention, scheme_of, with_scheme
-from longitude.positions.hugging_face import RopeConfig, from_hugging_face, to_hugging_face
+from longitude.positions.hugging_face import RopeConfig, read_ropes, to_hugging_face
 from longitude.positions.scaling import LongRoPE, Scaling, rope_frequencies
 
 STARTS = ("linear", "ntk", "yarn", "ntk-by-parts", "llama3")
@@ -86,7 +86,7 @@ def rotary_pairs(model: nn.Module, original_length: int, length: int) -> RotaryP
         raise ValueError(
             f"{type(model).__name__}: expected a model with rotary positions, which longrope scales, got another"
         )
-    ropes = from_hugging_face(modules[0].config)
+    ropes = read_ropes(modules[0].config)
     rope = of_full_attention(ropes)
     layers = [None] if isinstance(ropes, RopeConfig) else [layer for layer, one in ropes.items() if one == rope]
     buffers = dict(modules[0].named_buffers())
@@ -107,7 +107,7 @@ def rotating_with(model: nn.Module, scheme: Scaling) -> Iterator[None]:
     try:
         for parent, name, module in before:
             config = copy.deepcopy(module.config)
-            ropes = with_scheme(from_hugging_face(config), scheme)
+            ropes = with_scheme(read_ropes(config), scheme)
             for key, value in to_hugging_face(ropes, head_dim_of(config)).items():
                 setattr(config, key, value)
             setattr(parent, name, type(module)(config).to(device))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from longitude.checkpoints.config import head_dim_of
+from longitude.checkpoints.config import head_dim_of, unread_keys, unrotated
 from longitude.checkpoints.keys import Ropes, difference, names_base, ropes_of, with_ropes
 from longitude.checkpoints.load import in_one_line
 from longitude.checkpoints.positions import Kind, rotary_of
@@ -21,7 +21,7 @@ from longitude.extend.learned_table import find_table, stretched
 from longitude.extend.methods import method_of, of_full_attention, original_of, scheme_of, with_scheme
 from longitude.extend.search import SearchResult
 from longitude.extend.weights import Change
-from longitude.positions.hugging_face import ORIGINAL, type_of
+from longitude.positions.hugging_face import ORIGINAL, type_of, unread_words
 from longitude.positions.scaling import DynamicNTK, Follows, Scaling, rope_frequencies
 from longitude.runs.files import read_json
 from longitude.runs.memory import forward_memory, require_memory, total_memory
@@ -210,6 +210,12 @@ def _plan_rotary(plan: ExtendPlan, must_fit: bool) -> None:
     plan.attention_factor = require_same_frequencies(plan, after, head_dim)
     plan.base = type_of(of_full_attention(after), head_dim)[1]
     plan.notes.append(method.note)
+    if unread := unread_keys(source.inner, source.config):
+        plan.notes.append(f"{unread_words(unread)}. They stay as they are.")
+    if still := unrotated(rope):
+        plan.notes.append(f"Layers without rotation, which stay as they are: {', '.join(map(str, still))}.")
+    if warm := [spec for spec in (rope.temperature, rope.unrotated_temperature) if spec is not None]:
+        plan.notes.append(f"The temperature of queries stays as it is: {', '.join(map(str, warm))}.")
     if not names_base(source.inner):
         taken = f"{rope.base:g} is what transformers takes for this model, and it is written down now"
         plan.notes.append(f"config.json names no base: {taken}. Make sure that the model was trained with it.")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple, cast
 
 from longitude.errors import check_choice, check_positive, check_sizes, unknown
+from longitude.positions import by_layer
+from longitude.positions.base import Encoding, encoding as build
+from longitude.positions.composed import Composed
 from longitude.positions.layouts import Layout
 from longitude.positions.rotary import MultimodalRotary, Rotary
 from longitude.positions.scaling import NTK, BaseChange, DynamicNTK, Linear, Llama3, LongRoPE, NTKByParts, Scaling, YaRN
@@ -25,6 +29,9 @@ class RopeConfig(NamedTuple):
         proportion: the part of the pairs that rotates (p-RoPE).
         sections: pairs per axis (mrope), or None.
         interleaved: whether the pairs of the axes interleave, or come one axis after the other.
+        temperature: what multiplies queries in layers that rotate, {"name": name, **options} of an encoding, or None.
+        rotates: for each layer whether it rotates queries and keys; None: all do.
+        unrotated_temperature: as temperature, in layers that do not rotate.
     """
 
     base: float
@@ -33,6 +40,9 @@ class RopeConfig(NamedTuple):
     proportion: float = 1.0
     sections: tuple[int, ...] | None = None
     interleaved: bool = False
+    temperature: dict[str, Any] | None = None
+    rotates: tuple[bool, ...] | None = None
+    unrotated_temperature: dict[str, Any] | None = None
 
     def rotary_dim(self, head_dim: int) -> int:
         """int(head_dim partial_rotary_factor), which must be even: ports disagree on what an odd one means."""
@@ -52,19 +62,33 @@ class RopeConfig(NamedTuple):
         arrangement = "interleaved" if self.interleaved else "contiguous"
         return options | {"sections": self.sections, "arrangement": arrangement}
 
-    def encoding(self, head_dim: int, layout: str) -> Rotary:
-        """The encoding that the config describes: MultimodalRotary where there are sections, else Rotary.
+    def encoding(self, head_dim: int, layout: str, layer: int | None = None) -> Encoding:
+        """The encoding that the config describes.
 
         No config has its layout: "half" for most models, "interleaved" for GPT-J, DeepSeek and similar models.
+
+        Args:
+            head_dim: width of a head.
+            layout: which numbers of a head make a pair.
+            layer: one that may not rotate; None: the encoding of those that rotate.
+
+        Returns:
+            MultimodalRotary where there are sections, else Rotary, composed with a temperature where there is one; for a
+            layer that does not rotate NoPosition or its temperature.
         """
+        if layer is not None and self.rotates is not None and not self.rotates[layer]:
+            return build(**(self.unrotated_temperature or {"name": "none"}))
         kind = Rotary if self.sections is None else MultimodalRotary
-        return kind(head_dim, cast(Layout, layout), **self.options(head_dim))
+        rotary = kind(head_dim, cast(Layout, layout), **self.options(head_dim))
+        return rotary if self.temperature is None else Composed([rotary, build(**self.temperature)])
 
 
 Style = Literal["rope_parameters", "rope_scaling"]
 
 ORIGINAL = "original_max_position_embeddings"
-COMMON = ("rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved")
+COMMON = (
+    "rope_type", "rope_theta", "partial_rotary_factor", "mrope_section", "mrope_interleaved", "llama_4_scaling_beta",
+)  # fmt: skip
 OLD_TYPES = {"su": "longrope", "mrope": "default"}  # names that early checkpoints use
 
 
@@ -84,6 +108,8 @@ TYPES: dict[str, tuple[type[Scaling] | None, dict[str, str], dict[str, str]]] = 
     "longrope": (LongRoPE, same("short_factor long_factor"), LENGTH | same("factor attention_factor")),
     "llama3": (Llama3, same("factor low_freq_factor high_freq_factor"), LENGTH),
 }
+KEYS = {kind: (*must, *may, *COMMON, "type", "max_position_embeddings") for kind, (_, must, may) in TYPES.items()}
+"""The keys that a type has inside rope parameters."""
 
 
 # ---- reading ---------------------------------------------------------------------------------------------------------
@@ -104,16 +130,43 @@ def from_hugging_face(
             default.
 
     Returns:
-        RopeConfig, or one per layer type (None: layers without rotation).
+        RopeConfig, or one per layer type (None: layers without rotation). Which layers of all rotate, and what multiplies
+        queries, is in it, too. A warning says which keys about position were not understood.
 
     Raises:
-        ValueError: a missing base (never 10000 by default), an unknown type or key, a key of another type.
+        ValueError: a missing base (never 10000 by default), an unknown type, a misspelt key, a key of another type.
     """
+    if found := not_understood(config):
+        warnings.warn(unread_words(found), stacklevel=2)
+    return read_ropes(config, follow, max_length)
+
+
+def not_understood(config: Mapping[str, Any] | Any) -> list[str]:
+    """Keys of a config that are about position and that nothing here reads."""
+    return [*by_layer.not_understood(as_mapping(config), KEYS)]
+
+
+def unread_words(keys: list[str]) -> str:
+    """What a user is told of them."""
+    inside = sorted({key for each in KEYS.values() for key in each})
+    known = f"{', '.join(by_layer.UNDERSTOOD)}; inside rope_parameters {', '.join(inside)}"
+    return f"not understood: {', '.join(keys)}; understood are {known}"
+
+
+def as_mapping(config: Mapping[str, Any] | Any) -> dict[str, Any]:
+    """A config's entries that are not None."""
     if not isinstance(config, Mapping):
         if not hasattr(config, "to_dict"):
             raise ValueError(f"expected a config as a mapping or an object with to_dict(), got {config!r}")
         config = config.to_dict()
-    config = {key: value for key, value in config.items() if value is not None}
+    return {key: value for key, value in config.items() if value is not None}
+
+
+def read_ropes(
+    config: Mapping[str, Any] | Any, follow: Follow | None = None, max_length: int | None = None
+) -> RopeConfig | dict[str, RopeConfig | None]:
+    """`from_hugging_face` without a word on what is not understood."""
+    config = as_mapping(config)
     for name in ("rope_scaling", "rope_parameters"):
         if not isinstance(config.get(name, {}), Mapping):
             raise ValueError(f"expected {name} to be a mapping or None, got {config[name]!r}")
@@ -142,7 +195,9 @@ def from_hugging_face(
     if local is not None:  # Gemma 3 and ModernBERT before transformers 5: scaling is for full attention
         sliding = read({}, **outside | {"rope_theta": local})
         return {"full_attention": read(parameters, **outside), "sliding_attention": sliding}
-    return read(parameters, **outside)
+    return read(parameters, **outside)._replace(
+        rotates=by_layer.rotating_layers(config), unrotated_temperature=by_layer.unrotated_temperature(config)
+    )
 
 
 def rope_of(
@@ -161,9 +216,10 @@ def rope_of(
         )
     _, needed, optional = TYPES[kind]
     names = needed | optional
-    keys = [*names, *COMMON]
+    keys = [*names, *COMMON, *(LENGTH if "llama_4_scaling_beta" in given else ())]
+    every = {key for each in KEYS.values() for key in each}
     for key in given:
-        if key not in keys:
+        if key not in keys and not by_layer.is_foreign(key, every):
             raise unknown(f"key of rope_type {kind!r}", key, keys, f"its keys: {', '.join(keys)}.")
     if missing := [key for key in needed if key not in given]:
         raise ValueError(f"rope_type {kind!r}: expected {', '.join(missing)}, got {sorted(given)}")
@@ -175,7 +231,8 @@ def rope_of(
     options = {names[key]: value for key, value in given.items() if key in names}
     scaling = scaling_of(kind, options, config, follow, max_length)
     partial, proportion = (1.0, share) if proportional else (share, 1.0)
-    return RopeConfig(given["rope_theta"], scaling, partial, proportion, *sections_of(given))
+    temperature = by_layer.rotated_temperature(given, ORIGINAL)
+    return RopeConfig(given["rope_theta"], scaling, partial, proportion, *sections_of(given), temperature)
 
 
 def sections_of(given: Mapping[str, Any]) -> tuple[tuple[int, ...] | None, bool]:
@@ -276,14 +333,15 @@ def entries(rope: RopeConfig, head_dim: int | None) -> tuple[dict[str, Any], dic
         inner["partial_rotary_factor"] = rope.partial_rotary_factor
     if rope.sections is not None:
         inner |= {"mrope_section": list(rope.sections)} | ({"mrope_interleaved": True} if rope.interleaved else {})
-    if scaling is None:
-        return inner, {}
-    ours, (_, needed, optional) = scaling.as_dict(), TYPES[kind]
-    inner |= {key: ours[name] for key, name in (needed | optional).items() if ours[name] is not None}
-    if isinstance(scaling, DynamicNTK):
-        return inner, {"max_position_embeddings": scaling.original_max_length}
-    declared = scaling.max_length if isinstance(scaling, LongRoPE) else None
-    return inner, {} if declared is None else {"max_position_embeddings": declared}
+    outside: dict[str, Any] = {}
+    if scaling is not None:
+        ours, (_, needed, optional) = scaling.as_dict(), TYPES[kind]
+        inner |= {key: ours[name] for key, name in (needed | optional).items() if ours[name] is not None}
+        declared = scaling.max_length if isinstance(scaling, LongRoPE) else None
+        declared = scaling.original_max_length if isinstance(scaling, DynamicNTK) else declared
+        outside |= {} if declared is None else {"max_position_embeddings": declared}
+    by_layer.write(rope, inner, outside, ORIGINAL)
+    return inner, outside
 
 
 def type_of(rope: RopeConfig, head_dim: int | None) -> tuple[str, float, Scaling | None]:
