@@ -7,7 +7,16 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from transformers import BloomForCausalLM, FalconForCausalLM, GPT2LMHeadModel, GPTNeoXForCausalLM, LlamaForCausalLM
+from transformers import (
+    BloomForCausalLM,
+    Cohere2ForCausalLM,
+    FalconForCausalLM,
+    GPT2LMHeadModel,
+    GPTNeoXForCausalLM,
+    LlamaForCausalLM,
+    Ministral3ForCausalLM,
+    SmolLM3ForCausalLM,
+)
 from transformers.models.llama import modeling_llama
 
 from longitude.hf import set_positions
@@ -41,6 +50,18 @@ def neox() -> Any:
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
     shape = {"intermediate_size": 64, "max_position_embeddings": LENGTH}
     return built(GPTNeoXForCausalLM, **SHAPE, **shape, rope_parameters=rope)
+
+
+def by_layer(kind: Any, **options: Any) -> Any:
+    """A model some layers of which do not rotate, or whose queries have a temperature."""
+    shape = {"intermediate_size": 48, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": LENGTH}
+    rope = {"rope_type": "default", "rope_theta": 10_000.0}
+    return built(kind, **SHAPE | shape | {"num_hidden_layers": 4, "rope_parameters": rope, "pad_token_id": 0} | options)
+
+
+def ministral(step: int) -> Any:
+    rope = YARN | {"rope_theta": 1e4, "original_max_position_embeddings": step, "llama_4_scaling_beta": 0.3}
+    return by_layer(Ministral3ForCausalLM, max_position_embeddings=4 * step, rope_parameters=rope)
 
 
 def bloom() -> Any:
@@ -307,5 +328,9 @@ HEALTHY: dict[str, Callable[[], Any]] = {
     "neox": neox,
     "bloom": bloom,
     "gpt2": gpt2,
+    "smollm3": partial(by_layer, SmolLM3ForCausalLM),
+    "cohere2": partial(by_layer, Cohere2ForCausalLM, sliding_window=8),
+    "ministral3": partial(ministral, 8),
+    "ministral3, long": partial(ministral, 256),
     **{f"ours, {name}": partial(ours, name) for name in ("rope", "alibi", "sinusoidal")},
 }

@@ -116,6 +116,13 @@ def test_keys_of_nobody_are_not_understood_and_no_fault(tmp_path):
     assert found.reason.startswith("not understood: rope_base, rope_parameters.warmth; understood are model_type, ")
 
 
+def test_a_temperature_may_make_positions_matter():
+    """Only where it changes within the positions that the law compares."""
+    found = result("relative_positions", models.ministral(8))
+    assert found.status == "does not apply" and "ministral3_temperature" in found.reason
+    assert result("relative_positions", models.ministral(256)).status == "holds"
+
+
 def test_longrope_needs_a_factor_for_each_pair():
     raw = llama(rope=LONGROPE).config.to_dict()
     raw["rope_parameters"]["long_factor"] = [2.0] * 3

@@ -25,6 +25,12 @@ NARROW = {"vocab_size": 258, "n_embd": 64, "n_layer": 2, "n_head": 4, "initializ
 WIDE = {"vocab_size": 258, "hidden_size": 64}
 PARTIAL = {"rope_type": "default", "rope_theta": 2_000.0, "partial_rotary_factor": 0.5}
 LOCAL = {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"]}
+WARM = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "original_max_position_embeddings": LENGTH,
+    "llama_4_scaling_beta": 0.1,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "mistral": LLAMA | {"sliding_window": 24},
@@ -35,6 +41,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": LLAMA | LOCAL | {"head_dim": 16},
     "falcon": WIDE | TRAINED | {"num_hidden_layers": 2, "num_attention_heads": 4},
     "cohere": LLAMA,
+    "smollm3": LLAMA | {"num_hidden_layers": 4},
+    "cohere2": LLAMA | {"num_hidden_layers": 4, "sliding_window": 24},
+    "ministral3": LLAMA | {"head_dim": 16, "rope_parameters": WARM},
     "gpt2": NARROW | {"n_positions": LENGTH},
     "opt": SMALL | TRAINED | {"word_embed_proj_dim": 64, "ffn_dim": 96, "init_std": 0.2},
     "bert": SMALL | TRAINED | {"intermediate_size": 96},

@@ -16,7 +16,7 @@ from longitude.extend.methods import METHODS
 from longitude.positions.absolute import Learned
 from longitude.positions.hugging_face import RopeConfig, from_hugging_face
 from longitude.positions.scaling.base import Scaling, plain
-from tests.extend.conftest import LENGTH, config, files, loaded, logits, weights
+from tests.extend.conftest import LENGTH, config, files, loaded, logits, saved, weights
 
 OFFSETS = {"gpt2": 0, "opt": 2, "bert": 0, "roberta": 2}
 """Rows for no position in each learned table."""
@@ -87,7 +87,36 @@ def test_factor_one_changes_no_byte(kind, method, checkpoint, write) -> None:
     assert "copy" in printed and files(out) == files(checkpoint(kind))
 
 
-KINDS = ("mistral", "qwen2", "qwen3", "falcon", "cohere")
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("smollm3", "Layers without rotation, which stay as they are: 3."),
+        ("cohere2", "Layers without rotation, which stay as they are: 3."),
+        ("ministral3", "The temperature of queries stays as it is: {'name': 'ministral3_temperature', 'beta': 0.1, "),
+    ],
+)
+def test_what_stays_is_said(kind, words, tmp_path, write) -> None:
+    """Layers without rotation, temperatures, and keys that nothing reads, which stay in the file."""
+    given = saved(kind, tmp_path / "model")
+    inside = config(given)["rope_parameters"] | {"warmth": 0.3}
+    saved(kind, given, rope_parameters=inside, rope_heat=[2.0])
+    out, printed = write(given, *by("yarn"))
+    assert words in printed
+    assert "not understood: rope_heat, rope_parameters.warmth; understood are model_type" in printed
+    after = config(out)
+    assert after["rope_parameters"]["warmth"] == 0.3 and after["rope_heat"] == [2.0]
+    assert after["rope_parameters"].get("llama_4_scaling_beta") == inside.get("llama_4_scaling_beta")
+    before, ropes = from_hugging_face_quietly(given), from_hugging_face_quietly(out)
+    assert (ropes.rotates, ropes.temperature) == (before.rotates, before.temperature)
+    assert ("no_rope_layers" in after) == (kind == "smollm3")
+
+
+def from_hugging_face_quietly(folder):
+    with pytest.warns(UserWarning, match="^not understood: "):
+        return from_hugging_face(config(folder))
+
+
+KINDS = ("mistral", "qwen2", "qwen3", "falcon", "cohere", "smollm3", "cohere2")
 
 
 @pytest.mark.parametrize(("kind", "method"), [*product(["llama"], WITHOUT_SEARCH), *product(KINDS, ["yarn"])])

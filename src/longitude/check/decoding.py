@@ -8,6 +8,7 @@ from torch import Tensor
 from longitude.check.rotary import SHIFT, ropes
 from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
 from longitude.checkpoints.positions import last_position
+from longitude.positions.base import Temperature, encoding
 from longitude.positions.scaling import Follows
 from longitude.testing.engine import DoesNotApply, Measurement
 
@@ -59,6 +60,12 @@ def relative_positions(subject: Subject) -> Measurement:
         raise DoesNotApply("forward takes no position_ids, so they cannot be moved")
     tokens = subject.tokens(min(subject.length, SHIFT))
     positions = torch.arange(tokens.shape[1], device=subject.device)[None]
+    for spec in (rope.temperature for rope in ropes(subject.config).values() if rope.temperature is not None):
+        [term] = encoding(**spec).terms({})
+        assert isinstance(term, Temperature)
+        near, away = (term.at(positions + shift) for shift in (0, SHIFT))
+        if not torch.equal(near, away):
+            raise DoesNotApply(f"it multiplies queries by a factor of their position, {spec}")
     want, got = (subject.logits(tokens, position_ids=positions + shift) for shift in (0, SHIFT))
     return Measurement(
         float(subject.error(got, want).max()),

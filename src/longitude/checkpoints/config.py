@@ -145,26 +145,25 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
 
 def unknown_keys(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
     """Keys that this kind of config does not have, and whose names are a slip of one about positions that it has."""
-    valid = keys_of(config)
-    about = sorted({key for key in (*valid, *_legacy(valid)) if any(word in key for word in WORDS)})
-    for key in _strangers(raw, valid):
-        if near := get_close_matches(key, about, n=1, cutoff=0.8):
-            yield f"unknown key {key!r}: did you mean {near[0]!r}?"
+    for key in _strangers(raw, keys_of(config)):
+        if near := _slip_of(key, config):
+            yield f"unknown key {key!r}: did you mean {near!r}?"
 
 
 def unread_keys(raw: Mapping[str, Any], config: Any) -> list[str]:
-    """Keys about positions that neither transformers' class of this config has nor anything here reads, but no slips."""
+    """Keys about positions that neither transformers' class of this config has nor anything here reads."""
     raw = raw.get("text_config") or raw
+    strangers = _strangers(raw, keys_of(config))
+    about = [key for key in strangers if any(word in key for word in ROTARY)]
+    about = [key for key in about if not isinstance(raw[key], bool | str | None)]
+    return list(dict.fromkeys([*about, *not_understood(raw)]))
+
+
+def _slip_of(key: str, config: Any) -> str | None:
+    """The key about positions that a key nearly is."""
     valid = keys_of(config)
     about = sorted({key for key in (*valid, *_legacy(valid)) if any(word in key for word in WORDS)})
-    top = [
-        key
-        for key in _strangers(raw, valid)
-        if any(word in key for word in ROTARY)
-        and not isinstance(raw[key], bool | str | None)
-        and not get_close_matches(key, about, n=1, cutoff=0.8)
-    ]
-    return list(dict.fromkeys([*top, *not_understood(raw)]))
+    return next(iter(get_close_matches(key, about, n=1, cutoff=0.8)), None)
 
 
 def keys_of(config: Any) -> set[str]:

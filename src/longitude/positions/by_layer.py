@@ -107,13 +107,12 @@ def _require(name: str, spec: Mapping[str, Any]) -> None:
 
 # ---- what is not understood ------------------------------------------------------------------------------------------
 def not_understood(config: Mapping[str, Any], inside: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    """Keys about position of which nothing here knows what they mean; neither those that are a slip of one that is known.
+    """Keys about position of which nothing here knows what they mean.
 
-    inside: the keys of each rope_type.
+    inside: the keys of each rope_type; a slip of one of them is not among the answers, because it is refused.
     """
     for key, value in config.items():
-        about = ABOUT_POSITION.search(key) and not isinstance(value, bool | str | None) and key not in UNDERSTOOD
-        if about and not get_close_matches(key, UNDERSTOOD, n=1, cutoff=0.8):
+        if ABOUT_POSITION.search(key) and not isinstance(value, bool | str | None) and key not in UNDERSTOOD:
             yield key
     known = {key for keys in inside.values() for key in keys}
     for name in ("rope_parameters", "rope_scaling"):
