@@ -115,7 +115,7 @@ def contradictions(raw: Mapping[str, Any], config: Any) -> Iterator[str]:
         yield from inside
         return
     given = config.to_dict()  # which layers rotate may stand in defaults of transformers' class
-    filled = {key: given[key] for key in by_layer.LAYER_KEYS if key in given} | raw
+    filled = {key: given[key] for key in by_layer.LAYER_KEYS if key in given} | dict(raw)
     schemas = [{name} for name in SCHEMAS if raw.get(name)] or [{*SCHEMAS}]
     try:
         ours, *others = (
