@@ -1,0 +1,132 @@
+"""Calls of the kernels: shapes, blocks, and what is allocated."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+
+from longitude.attention.backends.triton.intervals import Intervals
+
+LOG2 = 0.6931471805599453
+PROGRAMS = 2
+"""That sum gradients of the table, for each multiprocessor; each owns a row of the workspace."""
+
+
+class Inputs(NamedTuple):
+    """What the kernels read. In float32: the table, by offset from 1 - Lk to Lq - 1, and levels. lo, hi: of `Intervals`."""
+
+    q: Float[Tensor, "B H Lq D"]
+    k: Float[Tensor, "B Hkv Lk D"]
+    v: Float[Tensor, "B Hkv Lk Dv"]
+    table: Float[Tensor, "H Lq+Lk-1"] | None
+    q_level: Float[Tensor, "B H Lq"] | None
+    k_level: Float[Tensor, "B H Lk"] | None
+    lo: Tensor
+    hi: Tensor
+    scale: float
+
+
+class Blocks(NamedTuple):
+    """Queries and keys of a block; warps that share it, and blocks that are loaded ahead."""
+
+    Q: int
+    K: int
+    num_warps: int
+    num_stages: int
+
+
+def blocks_of(kernel: str, x: Inputs) -> Blocks:
+    return Blocks(64, 64, 4, 2)
+
+
+def wide(width: int) -> int:
+    """The next power of two that a product of blocks takes."""
+    return max(16, 1 << (width - 1).bit_length())
+
+
+def heads_last(x: Tensor, heads: int, width: int) -> Tensor:
+    """New [B, heads, L, width], laid out as [B, L, heads, width]."""
+    return x.new_empty(x.shape[0], x.shape[2], heads, width).transpose(1, 2)
+
+
+def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
+    """The arguments that all kernels take by the same names."""
+    (batch, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
+    before, after = -keys % blocks.K, -rows % blocks.Q  # blocks at the ends read beyond the offsets
+    table = x.q if x.table is None else F.pad(x.table / LOG2, (before, after))
+    levels = (x.q, x.q) if x.q_level is None or x.k_level is None else (x.q_level / LOG2, x.k_level / LOG2)
+    return {
+        "q": x.q, "k": x.k, "v": x.v, "lo": x.lo, "hi": x.hi,
+        "q_level": levels[0], "k_level": levels[1], "table": table,
+        "factor": x.scale / LOG2, "last": keys + before - 1, "width": table.shape[1],
+        "rows": rows, "keys": keys, "heads": heads, "group": heads // kv_heads,
+        "q_batch": x.q.stride(0), "q_head": x.q.stride(1), "q_stride": x.q.stride(2),
+        "k_batch": x.k.stride(0), "k_head": x.k.stride(1), "k_stride": x.k.stride(2),
+        "v_batch": x.v.stride(0), "v_head": x.v.stride(1), "v_stride": x.v.stride(2),
+        "interval": rows if len(x.lo) > 1 else 0,
+        "D": d, "DV": dv, "WIDE_D": wide(d), "WIDE_DV": wide(dv),
+        "TABLE": x.table is not None, "LEVELS": x.q_level is not None,
+        **blocks._asdict(),
+    }  # fmt: skip
+
+
+def side_by_side(x: Tensor) -> Tensor:
+    """With the numbers of a vector next to each other."""
+    return x if x.stride(3) == 1 else x.contiguous()
+
+
+def forward(x: Inputs) -> tuple[Tensor, Tensor]:
+    """Out [B, H, Lq, Dv], and the logsumexp of the scores of each query [B, H, Lq] in float32."""
+    from longitude.attention.backends.triton import kernels
+
+    x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
+    batch, heads, rows, _ = x.q.shape
+    out = heads_last(x.q, heads, x.v.shape[3])
+    lse = x.q.new_empty(batch, heads, rows, dtype=torch.float32)
+    blocks = blocks_of("forward", x)
+    kernels.forward[(-(-rows // blocks.Q), batch * heads)](out=out, lse=lse, **_shared(x, blocks))
+    return out, lse
+
+
+def backward(
+    x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool
+) -> tuple[Tensor | None, ...]:
+    """Gradients of q, k, v, table, q_level, k_level; `learned`: the table's is wanted."""
+    from longitude.attention.backends.triton import kernels
+
+    x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
+    (batch, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
+    # As `heads_last` lays them out, whatever autograd brings.
+    grad, out = (y.transpose(1, 2).contiguous().transpose(1, 2) for y in (grad.to(x.q.dtype), out))
+    delta, of_lse = torch.empty_like(lse), torch.zeros_like(lse) if grad_lse is None else grad_lse.float().contiguous()
+    of_q, of_k, of_v = heads_last(x.q, heads, d), heads_last(x.k, kv_heads, d), heads_last(x.v, kv_heads, dv)
+    of_levels = (lse, lse) if x.q_level is None else (torch.empty_like(lse), lse.new_empty(batch, heads, keys))
+
+    blocks = blocks_of("backward_queries", x)
+    shared, tiles = _shared(x, blocks), batch * -(-rows // blocks.Q)
+    learned = learned and x.table is not None
+    programs = min(tiles, -(-PROGRAMS * processors(x.q.device) // heads)) if learned else tiles
+    of_table = lse.new_zeros(heads, programs, shared["width"]) if learned else lse
+    kernels.backward_queries[(programs, heads)](
+        out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0], of_table=of_table,
+        scale=x.scale, batch=batch, LEARNED=learned, **shared,
+    )  # fmt: skip
+
+    before = shared["last"] + 1 - keys
+    table_gradient = of_table.sum(1)[:, before : before + rows + keys - 1] if learned else None
+    blocks = blocks_of("backward_keys", x)
+    reached = Intervals(x.lo, x.hi).reached(keys, blocks.K)
+    kernels.backward_keys[(reached.shape[2], batch * kv_heads)](
+        grad=grad, lse=lse, delta=delta, reached=reached, of_k=of_k, of_v=of_v, of_level=of_levels[1], scale=x.scale,
+        blocks=reached.shape[2], **_shared(x, blocks),
+    )  # fmt: skip
+    return of_q, of_k, of_v, table_gradient, *((None, None) if x.q_level is None else of_levels)
+
+
+def processors(device: torch.device) -> int:
+    """Multiprocessors; as many where Triton is interpreted as on no chip."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
