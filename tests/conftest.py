@@ -8,6 +8,9 @@ from collections import Counter
 import pytest
 import torch
 
+# Without a GPU kernels in Triton are interpreted; triton reads this when it is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 if "PYTEST_XDIST_WORKER" in os.environ and "OMP_NUM_THREADS" not in os.environ:  # workers share the cores
     torch.set_num_threads(1)
 

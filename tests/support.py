@@ -18,8 +18,8 @@ from longitude.attention.backends import BACKENDS
 from longitude.positions.base import resolved
 from longitude.positions.composed import compose
 
-GENERAL = [name for name in BACKENDS if name not in ("transport", "split", "flex")]
-"""Backends that take plain attention: the others need reflections, a pattern, 128 queries."""
+GENERAL = [name for name in BACKENDS if name not in ("transport", "split", "flex", "triton")]
+"""Backends that take plain attention: the others need reflections, a pattern, 128 queries, a GPU."""
 
 
 def close(got: Any, want: Any, atol: float = 1e-12, rtol: float = 0.0) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -77,8 +78,21 @@ def register_backend(backend: Backend) -> Backend:
     runs = [(b.run.__module__, b.run.__qualname__) for b in (backend, BACKENDS.get(backend.name, backend))]
     if backend.name == "auto" or runs[0] != runs[1]:  # a notebook may define the same one again
         raise ValueError(f"the backend {backend.name!r} is registered already; choose another name")
+    if backend.name in switched_off(os.environ.get("LONGITUDE_BACKENDS", "")):
+        backend = replace(backend, limits=lambda r: "LONGITUDE_BACKENDS in the environment switches it off")
     BACKENDS[backend.name] = backend
     return backend
+
+
+def switched_off(named: str) -> set[str]:
+    """Of "-triton,-flex", the names. ValueError for another form, and for `reference`, which takes what no other does."""
+    words = [word.strip() for word in named.split(",") if word.strip()]
+    if any(not word.startswith("-") or word == "-reference" for word in words):
+        raise ValueError(
+            "LONGITUDE_BACKENDS: expected backends to switch off, all but reference, each after a minus, such as "
+            f"-triton,-flex; got {named!r}"
+        )
+    return {word[1:] for word in words}
 
 
 def refuses(backend: Backend, r: Request) -> str | None:

@@ -22,8 +22,10 @@ class Intervals(NamedTuple):
     hi: Int[Tensor, "B Lq"]
 
     def reached(self, keys: int, block: int) -> Int[Tensor, "B 4 blocks"]:
-        """The queries of each block of keys: the first that attends to one of them, the first that attends to all, the first
-        after these, the first after all of them."""
+        """Queries by block of keys: the first of some, the first of all, the first after these, the first after all of them.
+
+        "Some" attend to one of its keys or more; "all" to every one.
+        """
         start = torch.arange(0, keys, block, device=self.lo.device, dtype=self.lo.dtype).expand(len(self.lo), -1)
         start, stop = start.contiguous(), (start + block).clamp(max=keys)
         edges = (self.hi, start, True), (self.hi, stop, False), (self.lo, start, True), (self.lo, stop, False)
@@ -37,7 +39,8 @@ _KNOWN: WeakKeyDictionary[AllowedPairs, Intervals] = WeakKeyDictionary()
 def intervals_of(r: Request) -> Intervals:
     """Of a request that `refusal` takes."""
     if not r.beyond_band:
-        return _of_band(r.rows, r.length, r.order_gap, *r.band, r.q.device)
+        of_band = _of_band.__wrapped__ if torch.compiler.is_compiling() else _of_band  # compilers look into no cache
+        return of_band(r.rows, r.length, r.order_gap, *r.band, r.q.device)
     if (known := _KNOWN.get(r.pairs)) is None:
         known = _KNOWN[r.pairs] = _found(r)
     return known
@@ -69,7 +72,7 @@ def _of_band(rows: int, keys: int, gap: int, low: int | None, high: int | None, 
 
 
 def _within(span: Span, gap: int, low: int | None, high: int | None, device: torch.device) -> tuple[Tensor, Tensor]:
-    """lo and hi of the queries of a span, in rows of the request."""
+    """Ends of the intervals of the queries of a span, in rows of the request."""
     i = torch.arange(span.q_from, span.q_to, device=device, dtype=torch.int32) + gap
     lo = torch.full_like(i, span.k_from) if high is None else (i - high).clamp(span.k_from, span.k_to)
     hi = torch.full_like(i, span.k_to) if low is None else (i - low + 1).clamp(span.k_from, span.k_to)

@@ -1,3 +1,4 @@
+# type: ignore  (a language of its own)
 """Attention with a bias in Triton: one kernel forward, two backward; nothing of Lq x Lk numbers is ever stored.
 
     scores[i, j] = scale q_i . k_j + table[i - j] + q_level[i] - k_level[j]       for the keys j of query i, lo_i <= j < hi_i
@@ -119,8 +120,9 @@ def forward(q, k, v, out, lse, lo, hi, q_level, k_level, table, factor, last, wi
         acc = tl.dot(p.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
         total = total * shrink + tl.sum(p, 1)
         top = higher
-    nothing = own_lo >= own_hi
-    acc = tl.where(nothing[:, None], 0.0, acc / total[:, None])
+    nothing = own_lo >= own_hi  # its output is 0 / 1
+    total = tl.where(nothing, 1.0, total)
+    acc = acc / total[:, None]
     _write(out + (b * rows * heads + h) * DV, i, real, heads * DV, acc, DV, WIDE_DV)
     tl.store(lse + line, tl.where(nothing, float("-inf"), (top + tl.log2(total)) * LN2), mask=real)
 

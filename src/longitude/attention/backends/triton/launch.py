@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
@@ -11,9 +12,10 @@ from torch import Tensor
 
 from longitude.attention.backends.triton.intervals import Intervals
 
+KERNELS_FILE = "longitude.attention.backends.triton.kernels"  # imported on use: it needs triton
 LOG2 = 0.6931471805599453
 PROGRAMS = 2
-"""That sum gradients of the table, for each multiprocessor; each owns a row of the workspace."""
+"""That sum gradients of the table, for each multiprocessor; each owns a row of a workspace."""
 
 
 class Inputs(NamedTuple):
@@ -31,16 +33,40 @@ class Inputs(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Queries and keys of a block; warps that share it, and blocks that are loaded ahead."""
+    """Queries and keys of a block, the warps that share it, and how many blocks are on their way at once."""
 
     Q: int
     K: int
     num_warps: int
     num_stages: int
+    maxnreg: int = 255  # all that a thread can have: the assembler would rather spill some, and run more blocks
+
+
+KERNELS = "forward", "backward_queries", "backward_keys"
+_WIDE, _SQUARE, _SMALL = Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)
+BLOCKS = {
+    8: {64: (_WIDE, _SMALL, Blocks(16, 64, 4, 2)), 128: (Blocks(128, 32, 8, 2), _SMALL, Blocks(32, 64, 8, 2))},
+    9: {64: (_WIDE, _SQUARE, Blocks(64, 128, 8, 2)), 128: (_WIDE, _SQUARE, Blocks(32, 128, 8, 2))},
+    10: {64: (_WIDE, _SQUARE, _SQUARE), 128: (Blocks(128, 32, 8, 2), _SQUARE, Blocks(64, 64, 8, 1))},
+}
+"""For each generation of chips and width up to a limit, the blocks of `KERNELS`: of those tried the largest that spill no
+register and fit into the shared memory of all its chips. `python benchmarks/gpu_kernels.py` prints what the assembler says."""
+GENERATIONS = {12: 8, 11: 10}
+"""Chips that multiply as those of another generation do."""
+
+
+def blocks_for(major: int, width: int) -> tuple[Blocks, ...]:
+    """Of `KERNELS`, for chips of a compute capability and vectors up to a width.
+
+    Decided by these alone: nothing is timed, so that the same call rounds in the same way.
+    """
+    widths = BLOCKS.get(GENERATIONS.get(major, major), BLOCKS[8])
+    return next(blocks for limit, blocks in widths.items() if width <= limit)
 
 
 def blocks_of(kernel: str, x: Inputs) -> Blocks:
-    return Blocks(64, 64, 4, 2)
+    major = torch.cuda.get_device_capability(x.q.device)[0] if x.q.is_cuda else 8
+    return blocks_for(major, max(wide(x.q.shape[3]), wide(x.v.shape[3])))[KERNELS.index(kernel)]
 
 
 def wide(width: int) -> int:
@@ -55,7 +81,7 @@ def heads_last(x: Tensor, heads: int, width: int) -> Tensor:
 
 def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     """The arguments that all kernels take by the same names."""
-    (batch, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
+    (_, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
     before, after = -keys % blocks.K, -rows % blocks.Q  # blocks at the ends read beyond the offsets
     table = x.q if x.table is None else F.pad(x.table / LOG2, (before, after))
     levels = (x.q, x.q) if x.q_level is None or x.k_level is None else (x.q_level / LOG2, x.k_level / LOG2)
@@ -81,7 +107,7 @@ def side_by_side(x: Tensor) -> Tensor:
 
 def forward(x: Inputs) -> tuple[Tensor, Tensor]:
     """Out [B, H, Lq, Dv], and the logsumexp of the scores of each query [B, H, Lq] in float32."""
-    from longitude.attention.backends.triton import kernels
+    kernels = import_module(KERNELS_FILE)
 
     x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
     batch, heads, rows, _ = x.q.shape
@@ -96,7 +122,7 @@ def backward(
     x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool
 ) -> tuple[Tensor | None, ...]:
     """Gradients of q, k, v, table, q_level, k_level; `learned`: the table's is wanted."""
-    from longitude.attention.backends.triton import kernels
+    kernels = import_module(KERNELS_FILE)
 
     x = x._replace(q=side_by_side(x.q), k=side_by_side(x.k), v=side_by_side(x.v))
     (batch, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
@@ -109,7 +135,7 @@ def backward(
     blocks = blocks_of("backward_queries", x)
     shared, tiles = _shared(x, blocks), batch * -(-rows // blocks.Q)
     learned = learned and x.table is not None
-    programs = min(tiles, -(-PROGRAMS * processors(x.q.device) // heads)) if learned else tiles
+    programs = min(tiles, table_rows(x.q.device, heads)) if learned else tiles
     of_table = lse.new_zeros(heads, programs, shared["width"]) if learned else lse
     kernels.backward_queries[(programs, heads)](
         out=out, grad=grad, lse=lse, grad_lse=of_lse, delta=delta, of_q=of_q, of_level=of_levels[0], of_table=of_table,
@@ -117,7 +143,7 @@ def backward(
     )  # fmt: skip
 
     before = shared["last"] + 1 - keys
-    table_gradient = of_table.sum(1)[:, before : before + rows + keys - 1] if learned else None
+    table_gradient = of_table.sum(1)[:, before : before + rows + keys - 1].contiguous() if learned else None
     blocks = blocks_of("backward_keys", x)
     reached = Intervals(x.lo, x.hi).reached(keys, blocks.K)
     kernels.backward_keys[(reached.shape[2], batch * kv_heads)](
@@ -127,6 +153,7 @@ def backward(
     return of_q, of_k, of_v, table_gradient, *((None, None) if x.q_level is None else of_levels)
 
 
-def processors(device: torch.device) -> int:
-    """Multiprocessors; as many where Triton is interpreted as on no chip."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+def table_rows(device: torch.device, heads: int) -> int:
+    """Programs of each head that sum gradients of the table, a number of the chip: the workspace does not grow with the batch."""
+    chip = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+    return -(-PROGRAMS * chip // heads)

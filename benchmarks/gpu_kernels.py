@@ -1,0 +1,142 @@
+"""Compile the kernels in Triton for chips that are not here, and print what the assembler says of each.
+
+    python benchmarks/gpu_kernels.py                        # head_dim 64 and 128, bfloat16, all that is added to scores
+    python benchmarks/gpu_kernels.py --chips 80 --widths 64 --adds table --json kernels.json
+
+No GPU is needed: Triton compiles for a target, and brings the assembler. A register that spills is one that is written to memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia import compiler as nvidia
+from triton.compiler import ASTSource
+
+from longitude.attention.backends.triton import kernels, launch
+
+SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+"""KiB of shared memory that a block may take on a chip of this compute capability (CUDA C++ Programming Guide, table of technical
+specifications)."""
+ADDS = {"nothing": (False, False), "table": (True, False), "levels": (False, True), "both": (True, True)}
+DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
+WHOLE = {"q", "k", "v", "out", "grad", "of_q", "of_k", "of_v"}
+INTEGERS, FLOATS = {"lo", "hi", "reached"}, {"scale", "factor"}
+FLOAT_ROWS = {"lse", "grad_lse", "delta", "q_level", "k_level", "table", "of_level", "of_table"}
+
+
+def kind_of(name: str, dtype: str) -> str:
+    """The type of a kernel's argument, as `launch` calls it."""
+    if name in WHOLE:
+        return f"*{DTYPES[dtype]}"
+    if name in FLOAT_ROWS:
+        return "*fp32"
+    return "*i32" if name in INTEGERS else "fp32" if name in FLOATS else "i32"
+
+
+def compiled(kernel: str, chip: int, width: int, blocks: launch.Blocks, adds: str, dtype: str) -> dict[str, Any]:
+    """What came out of it: a row of the table."""
+    function = getattr(kernels, kernel)
+    (table, levels), wide = ADDS[adds], launch.wide(width)
+    fixed = {
+        "D": width, "DV": width, "WIDE_D": wide, "WIDE_DV": wide, "Q": blocks.Q, "K": blocks.K,
+        "TABLE": table, "LEVELS": levels, "LEARNED": table,
+    }  # fmt: skip
+    names = function.arg_names
+    signature = {name: "constexpr" if name in fixed else kind_of(name, dtype) for name in names}
+    aligned = [
+        name for name, kind in signature.items() if kind[0] == "*" or name.endswith(("_stride", "_head", "_batch"))
+    ]
+    source = ASTSource(
+        function,
+        signature,
+        {(names.index(name),): value for name, value in fixed.items() if name in names},
+        {(names.index(name),): [["tt.divisibility", 16]] for name in aligned},
+    )
+    options = {name: value for name, value in blocks._asdict().items() if name not in "QK"}
+    found = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
+    code = found.asm["ptx"]
+    said = assembled(code, chip)
+    return {
+        "kernel": kernel, "chip": f"sm_{chip}", "head_dim": width, "adds": adds, "dtype": dtype, **blocks._asdict(),
+        "registers": int(re.search(r"Used (\d+) registers", said)[1]),
+        "spilled": int(re.search(r"(\d+) bytes spill stores", said)[1]),
+        "shared": found.metadata.shared,
+        "fits": found.metadata.shared <= SHARED[chip] * 1024,
+        "barriers": code.count("bar.sync"),
+    }  # fmt: skip
+
+
+def assembled(code: str, chip: int) -> str:
+    """What the assembler reports of a kernel."""
+    target = re.search(r"\.target (\w+)", code)[1]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "kernel.ptx"
+        file.write_text(code)
+        command = [
+            nvidia.get_ptxas(chip).path,
+            "-v",
+            "--gpu-name",
+            target,
+            str(file),
+            "-o",
+            str(file.with_suffix(".cubin")),
+        ]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+def rows(chips: list[int], widths: list[int], adds: list[str], dtypes: list[str]) -> Iterator[dict[str, Any]]:
+    for chip in chips:
+        for width in widths:
+            for number, kernel in enumerate(launch.KERNELS):
+                blocks = launch.blocks_for(chip // 10, launch.wide(width))[number]
+                for what in adds:
+                    for dtype in dtypes:
+                        yield compiled(kernel, chip, width, blocks, what, dtype)
+
+
+def line(row: dict[str, Any]) -> str:
+    blocks = f"{row['Q']}x{row['K']}, {row['num_warps']} warps"
+    fits = "" if row["fits"] else "  too much shared memory"
+    return (
+        f"{row['chip']:7} {row['kernel']:17} head_dim {row['head_dim']:3}  {row['dtype']:8}  {row['adds']:7}  {blocks:15}  "
+        f"{row['registers']:3} registers  {row['spilled']:3} bytes spilled  {row['shared'] / 1024:5.1f} KiB shared{fits}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--chips", type=int, nargs="+", choices=SHARED, default=list(SHARED), help="compute capabilities"
+    )
+    parser.add_argument("--widths", type=int, nargs="+", default=[64, 128], help="head_dims")
+    parser.add_argument("--adds", nargs="+", choices=ADDS, default=list(ADDS), help="what is added to scores")
+    parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=["bfloat16"])
+    parser.add_argument("--json", type=Path, help="write the rows there, too")
+    chosen = parser.parse_args()
+    found = []
+    for row in rows(chosen.chips, chosen.widths, chosen.adds, chosen.dtypes):
+        found.append(row)
+        print(line(row), flush=True)
+    if chosen.json:
+        chosen.json.write_text(json.dumps(found, indent=1))
+    bad = [row for row in found if row["spilled"] or not row["fits"]]
+    print(
+        f"{len(found)} kernels (triton {triton.__version__}, torch {torch.__version__}): {len(bad)} spill or do not fit"
+    )
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

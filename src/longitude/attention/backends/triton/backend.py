@@ -1,0 +1,192 @@
+"""What the kernels in Triton take, and their gradients for torch."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from functools import lru_cache
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends.base import Backend
+from longitude.attention.backends.triton import launch
+from longitude.attention.backends.triton.intervals import intervals_of, refusal
+from longitude.attention.backends.triton.launch import Inputs
+from longitude.attention.request import Request, in_forward_mode
+from longitude.attention.scores import drift_level
+from longitude.attention.spans import steady
+from longitude.positions.base import Drift, OffsetBias
+
+OLDEST = (8, 0)
+"""Compute capability."""
+WIDEST = 128
+"""head_dim: above it the blocks of the backward kernels spill registers on every chip."""
+
+
+def inputs_of(r: Request) -> Inputs:
+    """What the kernels read of a request."""
+    table = q_level = k_level = None
+    biases = [term.at for term in r.terms if isinstance(term, OffsetBias)]
+    if biases:
+        counting = steady(r)
+        assert counting is not None
+        gap = counting.position_gap
+        offsets = torch.arange(gap + 1 - r.length, gap + r.rows, device=r.q.device)
+        table = torch.stack([at(offsets).to(torch.float32) for at in biases]).sum(0).contiguous()
+    if (level := drift_level(r)) is not None:
+        rows, keys = (slice(start, start + n) for start, n in ((r.q_order, r.rows), (r.k_order, r.length)))
+        # Only differences count, and near 0 they round less.
+        level = level - level[..., keys].mean(-1, keepdim=True).detach()
+        q_level, k_level = (level[..., part].to(torch.float32).contiguous() for part in (rows, keys))
+    return Inputs(r.q, r.k, r.v, table, q_level, k_level, *intervals_of(r), r.scale)
+
+
+def attention(r: Request) -> tuple[Tensor, Tensor]:
+    """The output, and the logsumexp of the scores."""
+    with torch.autocast(r.q.device.type, enabled=False):
+        return _attention(*inputs_of(r))
+
+
+# ---- the operators -------------------------------------------------------------------------------------------------------
+INPUTS = (
+    "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? q_level, Tensor? k_level, Tensor lo, Tensor hi, float scale"
+)
+
+_attention = torch.library.custom_op(
+    "longitude::triton_attention",
+    lambda *inputs: launch.forward(Inputs(*inputs)),
+    mutates_args=(),
+    schema=f"({INPUTS}) -> (Tensor, Tensor)",
+)
+
+
+def _run_backward(
+    grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, learned: bool, *inputs: Any
+) -> list[Tensor]:
+    """Gradients of the first six inputs; empty ones where there is none."""
+    found = launch.backward(Inputs(*inputs), grad, grad_lse, out, lse, learned)
+    return [lse.new_empty(0) if x is None else x for x in found]
+
+
+_attention_backward = torch.library.custom_op(
+    "longitude::triton_attention_backward",
+    _run_backward,
+    mutates_args=(),
+    schema=f"(Tensor grad, Tensor? grad_lse, Tensor out, Tensor lse, bool learned, {INPUTS}) -> Tensor[]",
+)
+
+
+@_attention.register_fake
+def _(*inputs):
+    x = Inputs(*inputs)
+    return launch.heads_last(x.q, x.q.shape[1], x.v.shape[3]), x.q.new_empty(x.q.shape[:3], dtype=torch.float32)
+
+
+@_attention_backward.register_fake
+def _(grad, grad_lse, out, lse, learned, *inputs):
+    x = Inputs(*inputs)
+    own = [launch.heads_last(y, *y.shape[1::2]) for y in x[:3]]
+    rest = [y if y is not None and wanted else None for y, wanted in zip(x[3:6], (learned, True, True), strict=True)]
+    return [*own, *(lse.new_empty(0) if y is None else torch.empty_like(y) for y in rest)]
+
+
+def _setup_context(ctx, inputs, output):
+    ctx.save_for_backward(*inputs[:8], *output)
+    ctx.scale = inputs[8]
+    ctx.set_materialize_grads(False)
+
+
+def _autograd_backward(ctx, grad, grad_lse):
+    *tensors, out, lse = ctx.saved_tensors
+    learned = tensors[3] is not None and ctx.needs_input_grad[3]
+    grad = torch.zeros_like(out) if grad is None else grad
+    found = _attention_backward(grad, grad_lse, out, lse, learned, *tensors, ctx.scale)
+    wanted = True, True, True, learned, *(x is not None for x in tensors[4:6])
+    return *(x if wants else None for x, wants in zip(found, wanted, strict=True)), None, None, None
+
+
+_attention.register_autograd(_autograd_backward, setup_context=_setup_context)
+
+
+# ---- what it takes -------------------------------------------------------------------------------------------------------
+def limits(r: Request) -> str | None:
+    """Reasons that `Backend` cannot express."""
+    if in_forward_mode():
+        return "it has no derivatives in forward mode"
+    if importlib.util.find_spec("triton") is None:
+        return "it needs the package triton: pip install 'longitude[gpu]'"
+    widths = r.q.shape[3], r.v.shape[3]
+    if max(widths) > WIDEST:
+        return f"it takes head_dim up to {WIDEST}, not {max(widths)}"
+    if any(isinstance(term, OffsetBias) for term in r.terms) and steady(r) is None:
+        return "positions do not count up by one, as far as is known; pass one int p for p, p+1, p+2, ..."
+    if (why := refusal(r)) is not None:
+        return why
+    return None if torch.compiler.is_compiling() else of_chip(r)
+
+
+def of_chip(r: Request) -> str | None:
+    """Why a GPU does not run it, which is seen once."""
+    if not r.q.is_cuda:
+        return None
+    device = r.q.device
+    if torch.version.hip is not None:
+        return "it is written for CUDA, and was never tried on ROCm"
+    if (capability := torch.cuda.get_device_capability(device)) < OLDEST:
+        need, got = (".".join(map(str, of)) for of in (OLDEST, capability))
+        return f"it needs compute capability {need}, this GPU has {got}"
+    kinds = {type(term) for term in r.terms}
+    return _not_compiled(device, r.q.dtype, r.q.shape[3], r.v.shape[3], OffsetBias in kinds, Drift in kinds)
+
+
+@lru_cache
+def _not_compiled(device: torch.device, dtype: torch.dtype, d: int, dv: int, table: bool, levels: bool) -> str | None:
+    """Try the kernels out, on one block: why they do not run here; said once."""
+    q, v = (torch.zeros(1, 1, 1, width, dtype=dtype, device=device) for width in (d, dv))
+    level = torch.zeros(1, 1, 1, device=device) if levels else None
+    lo, hi = (torch.full((1, 1), end, dtype=torch.int32, device=device) for end in (0, 1))
+    x = Inputs(q, q, v, torch.zeros(1, 1, device=device) if table else None, level, level, lo, hi, 1.0)
+    try:
+        out, lse = launch.forward(x)
+        launch.backward(x, out, None, out, lse, learned=table)
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or ["no message"])[0]
+        why = (
+            f"its kernels do not run on {torch.cuda.get_device_name(device)} (torch {torch.__version__}, triton "
+            f"{version('triton')}): {type(error).__name__}: {first}"
+        )
+        warnings.warn(f"backend 'triton': {why}; LONGITUDE_BACKENDS=-triton switches it off", stacklevel=2)
+        return why
+    return None
+
+
+def memory(r: Request) -> int:
+    """The logsumexp and delta of each query; the table and, for each program, a row of its gradient; levels."""
+    per_query = 2 * r.q.shape[0] * r.heads * r.rows
+    table = (r.heads + (launch.table_rows(r.q.device, r.heads) * r.heads if r.learned else 0)) * (r.rows + r.length)
+    levels = 4 * r.q.shape[0] * r.heads * (r.rows + r.length)
+    kinds = {type(term) for term in r.terms}
+    return 4 * (per_query + table * (OffsetBias in kinds) + levels * (Drift in kinds))
+
+
+def price(r: Request) -> float:
+    """Not measured yet: behind torch's own attention where that takes the call, before everything that adds a bias to it."""
+    return 1.2 if r.terms else 1.05 if r.beyond_band else 1.1
+
+
+TRITON = Backend(
+    "triton",
+    run=lambda r: attention(r)[0],
+    partial=attention,
+    terms=(OffsetBias, Drift),
+    any_mask=True,  # `refusal` says which
+    dtypes=(torch.bfloat16, torch.float16),
+    devices=("cuda",),
+    limits=limits,
+    memory=memory,
+    price=price,
+)

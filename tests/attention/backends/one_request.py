@@ -1,0 +1,65 @@
+"""One request of attention at a time, for tests of backends that are called by hand."""
+
+from typing import Any
+
+import torch
+
+import longitude as lg
+from longitude.attention.masks import Band
+from longitude.attention.operation import requests
+from longitude.attention.patterns import Prefix
+from longitude.attention.reference import reference
+from longitude.attention.request import Request
+from tests.support import built, close, random
+
+HEADS, DIM, WIDTH = 4, 16, 8
+KNOWN = {"num_heads": HEADS, "num_kv_heads": HEADS, "head_dim": DIM, "dim": WIDTH, "max_length": 512, "layout": "half"}
+
+
+def problem(rows, keys, *, names="alibi", mask=None, kv_heads=2, dv=DIM, dtype=torch.float32, **positions) -> Any:
+    """A request, and what may want gradients: q, k, v, tokens, parameters."""
+    encoding = built(names, KNOWN, dtype=dtype)
+    shapes = (2, HEADS, rows, DIM), (2, kv_heads, keys, DIM), (2, kv_heads, keys, dv), (2, keys, WIDTH)
+    inputs = [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+    q, k, v, x = inputs
+    given = positions.get("q_positions"), positions.get("k_positions")
+    (part,) = requests(q, k, v, encoding, encoding.context(x)[0], mask or lg.Causal(), *given, None, 0.0, False)
+    return part.request, [*inputs, *encoding.parameters()]
+
+
+def compare(run, r: Request, wanted, tolerance=1e-5):
+    """The output relative to its largest number; gradients, sums of many rounded products, five times as near."""
+    ours, theirs = run(r), reference(r)[0]
+    assert ours.dtype == r.q.dtype
+    close(ours, theirs, atol=tolerance * theirs.abs().max().item())
+    if wanted and ours.requires_grad:
+        direction = random(*ours.shape).to(ours)
+        options = {"allow_unused": True, "materialize_grads": True, "retain_graph": True}
+        grads = (torch.autograd.grad(out, wanted, direction, **options) for out in (ours, theirs))
+        for a, b in zip(*grads, strict=True):
+            close(a, b, atol=5 * tolerance * (1 + b.abs().max().item()))
+
+
+def masks(keys: int) -> dict[str, lg.Mask]:
+    """Spans, rows that differ, documents that come back, other orders: what the backend takes."""
+    token = torch.arange(keys)
+    ids = torch.stack([token // 40, token // 7])
+    ends = torch.stack([token >= keys // 2, token < keys - 90])  # padded on the left, on the right
+    return {
+        "causal": lg.Causal(),
+        "window": lg.Window(9) & lg.Window(30),
+        "packed": lg.Causal() & lg.Documents(ids),
+        "documents that come back": lg.Window(60) & lg.Documents(token // 40 % 2),
+        "documents twice": lg.Causal() & lg.Documents(ids[0]) & lg.Documents(ids),
+        "padded": lg.Causal() & lg.Padding(ends),
+        "padded, packed": lg.Window(30) & lg.Padding(ends) & lg.Documents(ids[:1]),
+        "no keys": lg.Causal() & lg.Padding(token % 3 != 0) & lg.Documents(token // 3),
+        "none": lg.NoMask(),
+        "packed both ways": lg.Documents(ids[0]),
+        "band": Band(9, 40) & Band(30, 30),
+        "band and causal": Band(9, 40) & lg.Causal(),
+        "prefix": Prefix(30),
+        "prefix of each row": Prefix(torch.tensor([7, 100])) & lg.Padding(token > 3),
+        "another order": lg.Causal(order=token * 7 % keys),
+        "another order, window": lg.Window(20, order=(order := token.flip(0))) & lg.Causal(order=order),
+    }

@@ -1,0 +1,138 @@
+"""What the backend `triton` takes, refuses and says, without a GPU: the chip is a stand-in."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+import longitude as lg
+
+from longitude.attention.backends import BACKENDS, refuses, switched_off
+from longitude.attention.backends.triton import backend, launch
+from tests.attention.backends.one_request import masks, problem
+
+pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+ANYWHERE = replace(backend.TRITON, devices=None)
+
+
+def request(**options):
+    return problem(20, 20, **{"dtype": torch.float16, **options})[0]
+
+
+@pytest.mark.parametrize(
+    ("r", "why"),
+    [
+        (lambda: request(dtype=torch.float32), "bfloat16 and float16, not in torch.float32"),
+        (lambda: request(dv=129), "head_dim up to 128, not 129"),
+        (lambda: request(names="fire"), "does not support PairBias"),
+        (lambda: request(names="shaw"), "does not support OffsetVectors"),
+        (lambda: request(q_positions=torch.arange(20) * 2, k_positions=torch.arange(20)), "pass one int p"),
+        (lambda: request(mask=lg.Causal() & lg.Documents(torch.arange(20) % 2)), "not contiguous"),
+        (lambda: request(mask=masks(20)["another order"]), "plain order"),
+        (lambda: replace(request(), weights=True), "never holds the weights"),
+        (lambda: replace(request(), dropout=0.1), "no dropout"),
+    ],
+)
+def test_refusals(r, why):
+    assert why in refuses(ANYWHERE, r())
+
+
+@pytest.mark.parametrize("names", ["none", "rope", "alibi", "t5", "fox+t5"])
+def test_it_takes(names):
+    for case in ("causal", "window", "packed", "padded, packed"):
+        assert refuses(ANYWHERE, request(names=names, mask=masks(20)[case])) is None
+
+
+def test_elsewhere_it_is_refused():
+    assert refuses(BACKENDS["triton"], request()) == "it runs on cuda, not on cpu"
+
+
+class Chip:
+    """What is asked of the first GPU."""
+
+    def __init__(self, monkeypatch, capability=(8, 0), forward=None):
+        backend._not_compiled.cache_clear()
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "a chip")
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
+        if forward is not None:
+            monkeypatch.setattr(launch, "forward", forward)
+
+    is_cuda = True
+    device = torch.device("cpu")
+    dtype, shape = torch.float16, (1, 1, 8, 16)
+
+
+def ask(chip):
+    r = request()
+    r.q, r.v = chip, chip
+    return backend.of_chip(r)
+
+
+def test_an_old_chip(monkeypatch):
+    assert ask(Chip(monkeypatch, (7, 5))) == "it needs compute capability 8.0, this GPU has 7.5"
+
+
+def test_a_kernel_that_does_not_compile_is_said_once(monkeypatch):
+    def broken(x):
+        raise RuntimeError("no register is left\nand more")
+
+    chip = Chip(monkeypatch, forward=broken)
+    with pytest.warns(UserWarning, match="LONGITUDE_BACKENDS=-triton switches it off"):
+        why = ask(chip)
+    assert "do not run on a chip" in why and why.endswith("RuntimeError: no register is left")
+    assert ask(chip) == why  # and a second warning would be an error
+    backend._not_compiled.cache_clear()
+
+
+def test_a_chip_on_which_they_run(monkeypatch):
+    assert ask(Chip(monkeypatch)) is None
+    backend._not_compiled.cache_clear()
+
+
+def test_blocks_of_every_chip():
+    """Those of the nearest generation for chips that come; none for vectors that are too wide."""
+    for major in (8, 9, 10, 11, 12, 13):
+        for width in (16, 32, 64, 128):
+            assert len(launch.blocks_for(major, width)) == len(launch.KERNELS)
+            assert launch.blocks_for(major, width)[1].Q == launch.blocks_for(major, width)[1].K, (
+                "diagonals are of squares"
+            )
+    assert launch.blocks_for(12, 64) == launch.blocks_for(8, 64) and launch.blocks_for(13, 64) == launch.blocks_for(
+        8, 64
+    )
+
+
+def test_compiled_calls_have_the_shapes_of_real_ones():
+    """`torch.compile` and `torch.export` see the operators by these."""
+    r, _ = problem(20, 24, names="fox+t5", kv_heads=1, dv=24)
+    x = tuple(backend.inputs_of(r))
+    torch.library.opcheck(
+        backend._attention, x, test_utils=("test_schema", "test_faketensor", "test_autograd_registration")
+    )
+    with torch.no_grad():
+        out, lse = backend._attention(*x)
+        arguments = torch.ones_like(out), None, out, lse, True, *x
+        torch.library.opcheck(backend._attention_backward, arguments, test_utils=("test_schema", "test_faketensor"))
+
+
+@pytest.mark.parametrize(("named", "message"), [("triton", "after a minus"), ("-reference", "all but reference")])
+def test_what_cannot_be_switched_off(named, message):
+    with pytest.raises(ValueError, match=message):
+        switched_off(named)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("named", "said"), [("-table, -triton", "switches it off"), ("-tritn", "got tritn")])
+def test_switched_off(named, said):
+    code = """
+import torch, longitude as lg
+q = torch.randn(1, 2, 8, 4)
+print(lg.explain(q, q, q, encoding=lg.encoding("alibi", num_heads=2))[1].refusal)
+"""
+    environment = {**os.environ, "LONGITUDE_BACKENDS": named}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert said in (done.stdout.splitlines()[-1] if done.returncode == 0 else done.stderr)

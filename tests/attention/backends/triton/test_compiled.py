@@ -1,0 +1,42 @@
+"""The kernels are compiled for every generation of chips, without one: none spills, each fits into the chip's shared memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+SCRIPT = Path(__file__).parents[4] / "benchmarks" / "gpu_kernels.py"
+
+
+def compiled(tmp_path, *arguments):
+    """Rows of what the assembler says, by a process in which Triton compiles and does not interpret."""
+    quiet = {"TRITON_DEFAULT_FP_FUSION": "1", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | quiet
+    command = [sys.executable, str(SCRIPT), "--json", str(tmp_path / "rows.json"), *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert (tmp_path / "rows.json").exists(), done.stderr
+    found = json.loads((tmp_path / "rows.json").read_text())
+    bad = [row for row in found if row["spilled"] or not row["fits"]]
+    assert not bad and done.returncode == 0, done.stdout
+    # Between a store and another thread's load there is a barrier: in the loop of the table's gradient.
+    assert all(row["barriers"] for row in found if row["kernel"] == "backward_queries" and row["adds"] != "levels")
+    return found
+
+
+def test_for_each_generation(tmp_path):
+    found = compiled(tmp_path, "--chips", "80", "90", "100", "--widths", "64", "--adds", "table")
+    assert {(row["kernel"], row["chip"]) for row in found} == {
+        (kernel, chip)
+        for kernel in ("forward", "backward_queries", "backward_keys")
+        for chip in ("sm_80", "sm_90", "sm_100")
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_for_every_chip_width_and_bias(tmp_path):
+    assert len(compiled(tmp_path, "--widths", "32", "64", "128")) == 6 * 3 * 3 * 4

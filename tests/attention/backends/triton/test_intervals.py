@@ -1,0 +1,83 @@
+"""Masks as intervals of keys: the same pairs as `allowed`, ends that never fall, and blocks found from them."""
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import longitude as lg
+from longitude.attention.backends.triton.intervals import intervals_of, refusal
+from longitude.attention.masks import Band
+from longitude.attention.patterns import Prefix
+from longitude.attention.request import Request
+
+
+def request(mask, rows, keys, batch=2):
+    q, k = torch.zeros(batch, 1, rows, 1), torch.zeros(batch, 1, keys, 1)
+    return Request(q, k, k, (), mask, 0, 0, 1.0, q_order=keys - rows)
+
+
+@st.composite
+def masks(draw):
+    """A joined mask of 2 sequences of 1 to 40 tokens, and how many of them are queries."""
+    keys = draw(st.integers(1, 40))
+    rows = draw(st.integers(1, keys))
+    mask = lg.NoMask()
+    if draw(st.booleans()):
+        mask = mask & draw(
+            st.sampled_from(
+                [lg.Causal(), lg.Window(1), lg.Window(7), Band(3, 5), Band(0, 0) & lg.Causal(), Band(9, 40)]
+            )
+        )
+    if draw(st.booleans()):
+        cuts = draw(st.lists(st.lists(st.booleans(), min_size=keys, max_size=keys), min_size=1, max_size=2))
+        mask = mask & lg.Documents(torch.tensor(cuts).long().cumsum(1))
+    if draw(st.booleans()):
+        ends = draw(st.lists(st.tuples(st.integers(0, keys), st.integers(0, keys)), min_size=1, max_size=2))
+        token = torch.arange(keys)
+        mask = mask & lg.Padding(torch.stack([(token >= a) & (token < b) for a, b in ends]))
+    if rows == keys and draw(st.booleans()):
+        prefix = st.integers(0, keys + 3)
+        mask = mask & draw(st.one_of(prefix.map(Prefix), st.tuples(prefix, prefix).map(torch.tensor).map(Prefix)))
+    return mask, rows, keys
+
+
+@given(masks(), st.sampled_from([1, 4, 16]))
+def test_they_are_the_mask(case, block):
+    mask, rows, keys = case
+    r = request(mask, rows, keys)
+    assert refusal(r) is None
+    found = intervals_of(r)
+    lo, hi = (x[..., None] for x in found)
+    key = torch.arange(keys)
+    seen = (lo <= key) & (key < hi)
+    assert torch.equal(seen.expand(2, rows, keys), r.allowed().expand(2, 1, rows, keys)[:, 0])
+    assert (lo.diff(dim=1) >= 0).all() and (hi.diff(dim=1) >= 0).all() and (lo <= hi).all()
+
+    reached = found.reached(keys, block).long()
+    row = torch.arange(rows)[:, None]
+    for n, start in enumerate(range(0, keys, block)):
+        of_block = seen[..., start : start + block]
+        first, full, rest, last = reached[:, :, n].T[..., None, None]
+        assert not (of_block & ((row < first) | (row >= last))).any(), "a query outside attends to one of the keys"
+        assert of_block.all(-1, keepdim=True)[((row >= full) & (row < rest)).expand(len(seen), rows, 1)].all()
+
+
+@pytest.mark.parametrize(
+    ("mask", "why"),
+    [
+        (lg.Causal(order=torch.arange(8).flip(0)), "plain order"),
+        (lg.Causal() & lg.Documents(torch.arange(8) % 2), "not contiguous"),
+        (lg.Causal() & lg.Padding(torch.arange(8) != 3), "middle"),
+        (lg.Global(torch.tensor([2])) | lg.Window(3), "joined by &"),
+        (Prefix(3) & lg.Documents(torch.arange(8) % 2), "not contiguous"),
+    ],
+)
+def test_what_is_no_interval_is_refused(mask, why):
+    assert why in refusal(request(mask, 8, 8))
+
+
+def test_layers_share_them():
+    """Found once for all requests of the same pairs; those of a band alone are kept by their numbers."""
+    r = request(lg.Causal() & lg.Documents(torch.arange(8) // 4), 8, 8)
+    assert intervals_of(r) is intervals_of(r.of_layer(r.q, r.k, r.v))
+    assert intervals_of(request(lg.Causal(), 8, 8)) is intervals_of(request(lg.Causal(), 8, 8))

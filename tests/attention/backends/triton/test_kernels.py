@@ -1,0 +1,134 @@
+"""The kernels in Triton equal `reference`, interpreted where there is no GPU (tests/conftest.py), compiled where there is one."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+import longitude as lg
+from longitude.attention.backends.triton import backend, launch
+from longitude.attention.reference import reference
+from tests.attention.backends.one_request import compare, masks, problem
+from tests.support import LargestTensor, close
+
+pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+NAMES = ["none", "rope", "alibi", "t5", "kerple_log", "sandwich", "fox", "alibi+t5", "fox+t5"]
+MASKS = [
+    "causal", "window", "packed", "padded", "padded, packed", "none", "packed both ways", "band", "band and causal", "prefix",
+    "prefix of each row",
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Several of each kind in a short sequence, none of them alike in queries and keys where they need not be."""
+    if DEVICE == "cpu":
+        sizes = {"forward": (16, 32), "backward_queries": (16, 16), "backward_keys": (32, 16)}
+        monkeypatch.setattr(launch, "blocks_of", lambda kernel, x: launch.Blocks(*sizes[kernel], 4, 1))
+
+
+def run(r):
+    """In half precision numbers of one sequence are many times nearer than these."""
+    return backend.attention(r)[0]
+
+
+def given(*arguments, **options):
+    with torch.device(DEVICE):
+        return problem(*arguments, **options)
+
+
+def cases():  # a gate has no meaning for the future, nor do the products of interpreted bfloat16
+    return [(names, case) for names in NAMES for case in MASKS if "fox" not in names or MASKS.index(case) < 5]
+
+
+@pytest.mark.one_in(8)
+@pytest.mark.parametrize(("names", "case"), cases())
+def test_same_answer_and_gradients(names, case):
+    """Of queries, keys, values, tokens and parameters; several lengths of the keys, grouped heads."""
+    compare(run, *given(37, 37, names=names, mask=masks(37)[case]), tolerance=3e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rows", "keys"), [(1, 1), (1, 40), (17, 70), (70, 17), (64, 64), (33, 95)])
+def test_shapes(rows, keys):
+    """Queries at the end of the keys, more queries than keys, one; heads that share keys or not, values of another width."""
+    for kv_heads, dv in ((1, 5), (4, 24)):
+        mask = lg.NoMask() if rows > keys else lg.Causal()
+        compare(run, *given(rows, keys, names="alibi+t5", mask=mask, kv_heads=kv_heads, dv=dv), tolerance=3e-5)
+
+
+def test_half_precision():
+    """Sums are float32: the answer is as near as its own rounding."""
+    r, wanted = given(37, 37, names="fox+t5", dtype=torch.float16)
+    compare(run, replace(r, terms=tuple(r.terms)), wanted, tolerance=2e-3)
+
+
+def test_the_logsumexp_and_its_gradient():
+    """Of a window, packed documents and padding; a query without keys has -inf and zeros, and no gradient."""
+    r, wanted = given(37, 37, names="alibi+t5", mask=masks(37)["padded, packed"])
+    with torch.no_grad():
+        found, want = backend.attention(r), reference(r.with_lse())
+    for ours, theirs in zip(found, want, strict=True):
+        close(ours, theirs.float(), 1e-5)
+    assert (found[1] == -math.inf).any()
+
+    def grads(function):
+        out, lse = function(r.with_lse())
+        loss = out.square().sum() + lse.masked_fill(lse == -math.inf, 0.0).sin().sum()
+        return torch.autograd.grad(loss, wanted, allow_unused=True, materialize_grads=True)
+
+    for ours, theirs in zip(grads(backend.attention), grads(reference), strict=True):
+        close(ours, theirs, 2e-4)
+
+
+def test_the_same_bits_twice():
+    """There is no atomic addition: gradients of a table, which all pairs share, too."""
+    r, wanted = given(37, 37, names="t5", mask=masks(37)["packed"])
+
+    def once():
+        out = run(r)
+        return out, *torch.autograd.grad(out.sum(), wanted, allow_unused=True)
+
+    for one, other in zip(once(), once(), strict=True):
+        assert one is other is None or torch.equal(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered")  # numpy's, of the interpreter
+def test_numbers_that_are_not_finite():
+    """NaN in a key, or a score of inf, shows in every query that attends to it; a query of -inf scores has none to divide by."""
+    r, _ = given(40, 40, names="alibi", mask=lg.Window(9))
+    with torch.no_grad():
+        for value in (math.nan, math.inf):
+            k = r.k.clone()
+            k[0, :, 20] = value
+            lost = ~run(replace(r, k=k)).isfinite().all(-1)
+            assert lost[0, :, 20:29].all() and not lost[1].any() and not lost[0, :, :8].any()
+        q = torch.full_like(r.q, -math.inf)
+        assert run(replace(r, q=q, k=r.k.abs())).isnan().all()
+
+
+def test_memory_is_linear():
+    """Nothing of pairs; and the workspace of the table's gradient is of the chip, not of the batch."""
+    taken = []
+    for length in (16, 32, 64):
+        r, wanted = given(length, length, names="t5", dv=1)
+        with LargestTensor() as largest:
+            torch.autograd.grad(run(r).sum(), wanted, allow_unused=True)
+        taken.append(largest.elements)
+    assert taken[2] < 2.2 * taken[1] < 5 * taken[0]
+
+
+def test_strided_inputs():
+    """As models make them: [B, L, H, D] with the heads brought forward; shared heads; numbers of a vector apart."""
+    r, _ = given(40, 40, names="alibi")
+    want = run(r)
+    for change in (
+        lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+        lambda x: x.mT.contiguous().mT,
+        lambda x: torch.cat([x, x], 3)[..., : x.shape[3]],
+    ):
+        close(run(replace(r, q=change(r.q), k=change(r.k), v=change(r.v))), want, 1e-6)
+    shared = r.k[:, :1].expand_as(r.k)
+    close(run(replace(r, k=shared)), run(replace(r, k=shared.contiguous())), 1e-6)
