@@ -284,11 +284,13 @@ def test_auto_compiles_nothing_on_the_cpu_and_prefers_flex_to_blocks_on_cuda(mon
     with torch.no_grad():
         assert all(choose([problem(200, 200, **options)[0]], "auto").name != "flex" for options in given)
     monkeypatch.setattr(flex.Gpu, "of", lambda device: H100)
-    with FakeTensorMode():
-        q = torch.empty(1, HEADS, 512, 64, device="cuda", dtype=torch.bfloat16)
-        for encoding, name in ((None, "sdpa"), (lg.ALiBi(HEADS), "flex"), (lg.T5Bias(HEADS), "reference")):
-            (part,) = requests(q, q, q, compose(encoding), None, lg.Causal(), None, None, None, 0.0, False)
-            assert choose([part.request], "auto").name == name
+    names = {torch.float32: ("sdpa", "flex", "reference"), torch.bfloat16: ("sdpa", "triton", "triton")}
+    for dtype, expected in names.items():
+        with FakeTensorMode():
+            q = torch.empty(1, HEADS, 512, 64, device="cuda", dtype=dtype)
+            for encoding, name in zip((None, lg.ALiBi(HEADS), lg.T5Bias(HEADS)), expected, strict=True):
+                (part,) = requests(q, q, q, compose(encoding), None, lg.Causal(), None, None, None, 0.0, False)
+                assert choose([part.request], "auto").name == name
 
 
 # ---- what only CUDA shows ----------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import longitude as lg
-
 from longitude.attention.backends import BACKENDS, refuses, switched_off
 from longitude.attention.backends.triton import backend, launch
 from tests.attention.backends.one_request import masks, problem

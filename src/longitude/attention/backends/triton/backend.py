@@ -18,6 +18,7 @@ from longitude.attention.backends.triton.launch import Inputs
 from longitude.attention.request import Request, in_forward_mode
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import steady
+from longitude.c_compile import needs_operator
 from longitude.positions.base import Drift, OffsetBias
 
 OLDEST = (8, 0)
@@ -130,7 +131,7 @@ def limits(r: Request) -> str | None:
 
 def of_chip(r: Request) -> str | None:
     """Why a GPU does not run it, which is seen once."""
-    if not r.q.is_cuda:
+    if not r.q.is_cuda or needs_operator(r.q, r.k, r.v):  # traced, or without memory: there is no chip to ask
         return None
     device = r.q.device
     if torch.version.hip is not None:
