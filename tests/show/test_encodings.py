@@ -48,6 +48,14 @@ def test_a_one_sided_alibi_has_a_side_for_each_half_of_its_heads():
     assert min(past["head 1"]) == min(past["head 2"]) == 0 == max(past["head 3"]) == max(past["head 4"])
 
 
+def test_temperatures_are_their_formulas():
+    near(lines("ssmax", "temperature-by-keys")["factor"], lambda n: 0.168 * math.log(n), 1e-7)
+    near(lines("log_n:trained_length=64", "temperature-by-keys")["factor"], lambda n: math.log(n) / math.log(64))
+    steps = lines("llama4_temperature:floor_scale=16", "temperature-by-position")["factor"]
+    near(steps, lambda i: 1 + 0.1 * math.log(1 + (i + 1) // 16))
+    assert drawn("rope+ssmax", "temperature-by-keys").title.endswith("by the keys it attends to")
+
+
 def test_t5_reads_the_buckets_of_the_paper():
     """Half of the buckets for an offset each, the others logarithmic up to max_distance."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from longitude.attention.operation import attend
-from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias
+from longitude.positions.base import Encoding, OffsetBias, OffsetVectors, PairBias, Temperature
 from longitude.positions.bias import FORBIDDEN, ALiBi
 from longitude.positions.buckets import T5Bias, t5_bucket
 from longitude.positions.composed import Composed, compose
@@ -36,7 +36,7 @@ def drawings(encoding: Encoding, shape: Shape) -> list[Drawing]:
         Drawings with names of their own.
     """
     members = list(encoding) if isinstance(encoding, Composed) else [encoding]
-    kinds = (table, wavelengths, scores, bias, slopes, buckets, vectors, gates, reflections, counted)
+    kinds = (table, wavelengths, scores, bias, slopes, buckets, vectors, temperature, gates, reflections, counted)
     found = [drawing for member in members for draw in kinds for drawing in draw(member, shape)]
     return [*found, *weights(encoding, shape)]
 
@@ -184,6 +184,28 @@ def vectors(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
             log_x=True,
             marks={} if term.reach is None else {"last offset of its own": term.reach},
             focus="random query 1",
+        )
+
+
+def temperature(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
+    """What multiplies queries."""
+    terms = [] if encoding.reads_tokens else encoding.terms({})
+    for term in terms:
+        if not isinstance(term, Temperature):
+            continue
+        of_keys, step = term.of == "visible", getattr(encoding, "step", 0)
+        numbers = np.unique(np.geomspace(1, max(16 * shape.length, 8 * step), 400).astype(int))
+        factors = term.at(torch.from_numpy(numbers)[None, None])[0, 0].numpy()  # those of the first head
+        yield Lines(
+            name="temperature-by-keys" if of_keys else "temperature-by-position",
+            title=f"What a query is multiplied by, by {'the keys it attends to' if of_keys else 'its position'}",
+            caption="A factor of 2 makes all scores of the query twice as far apart, and its attention sharper."
+            f"{UNTRAINED if encoding.learned else ''}",
+            x="keys" if of_keys else "position",
+            y="factor",
+            lines={"factor": (numbers, factors)},
+            log_x=True,
+            levels={"as without it": 1.0},
         )
 
 
