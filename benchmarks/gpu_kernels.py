@@ -25,6 +25,7 @@ from triton.backends.nvidia import compiler as nvidia
 from triton.compiler import ASTSource
 
 from longitude.attention.backends.triton import kernels, launch
+from longitude.positions import rotation_triton
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a block may take on a chip of this compute capability (CUDA C++ Programming Guide, table of technical
@@ -66,16 +67,22 @@ def compiled(kernel: str, chip: int, width: int, blocks: launch.Blocks, adds: st
     )
     options = {name: value for name, value in blocks._asdict().items() if name not in "QK"}
     found = triton.compile(source, target=GPUTarget("cuda", chip, 32), options=options)
-    code = found.asm["ptx"]
-    said = assembled(code, chip)
     return {
         "kernel": kernel, "chip": f"sm_{chip}", "head_dim": width, "adds": adds, "dtype": dtype, **blocks._asdict(),
+        **resources(found, chip),
+    }  # fmt: skip
+
+
+def resources(found: Any, chip: int) -> dict[str, Any]:
+    """Of a compiled kernel, by the assembler's own report."""
+    said = assembled(found.asm["ptx"], chip)
+    return {
         "registers": int(re.search(r"Used (\d+) registers", said)[1]),
         "spilled": int(re.search(r"(\d+) bytes spill stores", said)[1]),
         "shared": found.metadata.shared,
         "fits": found.metadata.shared <= SHARED[chip] * 1024,
-        "barriers": code.count("bar.sync"),
-    }  # fmt: skip
+        "barriers": found.asm["ptx"].count("bar.sync"),
+    }
 
 
 def assembled(code: str, chip: int) -> str:
@@ -104,6 +111,32 @@ def rows(chips: list[int], widths: list[int], adds: list[str], dtypes: list[str]
                 for what in adds:
                     for dtype in dtypes:
                         yield compiled(kernel, chip, width, blocks, what, dtype)
+            for dtype in dtypes:
+                yield from (rotation(chip, width, half, dtype) for half in (True, False))
+
+
+def rotation(chip: int, width: int, half: bool, dtype: str) -> dict[str, Any]:
+    """The same of the kernel that rotates queries and keys; a quarter of each head stays."""
+    function, kind = rotation_triton.kernel, DTYPES[dtype]
+    fixed = {"T": rotation_triton.TOKENS, "H": rotation_triton.HEADS, "PAIRS": width // 2, "HALF": half}
+    fixed |= {"Q_REST": width // 4, "K_REST": width // 4}
+    types = {"q": kind, "k": kind, "q_out": kind, "k_out": kind, "cos": "fp32", "sin": "fp32"}
+    names = function.arg_names
+    signature = {
+        name: "constexpr" if name in fixed else f"*{types[name]}" if name in types else "i32" for name in names
+    }
+    constants = {(names.index(name),): value for name, value in fixed.items()}
+    found = triton.compile(
+        ASTSource(function, signature, constants), target=GPUTarget("cuda", chip, 32), options={"num_warps": 4}
+    )
+    about = {
+        "kernel": "rotate",
+        "chip": f"sm_{chip}",
+        "head_dim": width,
+        "adds": "half" if half else "between",
+        "dtype": dtype,
+    }
+    return {**about, "Q": fixed["T"], "K": fixed["H"], "num_warps": 4, **resources(found, chip)}
 
 
 def line(row: dict[str, Any]) -> str:

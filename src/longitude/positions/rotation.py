@@ -1,14 +1,17 @@
 """Rotating pairs of numbers by an angle, forward and backward, at about the cost of copying them.
 
 `rotate_by_formula` is the definition. Eager mode makes six passes over memory for it. `rotate.c` makes one for all tensors of the
-same tokens, on all cores; without a compiler `rotate_halves` makes two, and
+same tokens, on all cores; so does rotation_triton.py on a GPU. Without a compiler `rotate_halves` makes two, and
 `rotate_neighbours` one. Their times over a clone are `make bench`'s.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -129,15 +132,13 @@ class Rotation(torch.autograd.Function):
 
 def unrecorded(how: tuple[RotaryTable, str], *tensors: Tensor) -> tuple[Tensor, ...]:
     """Rotated, outside of autograd."""
-    (table, layout), dtype = how, tensors[0].dtype
+    (table, layout), dtype, device = how, tensors[0].dtype, tensors[0].device
     known = dtype in KINDS and table.cos.dtype == torch.float32
-    if (
-        known
-        and all(x.dtype == dtype for x in tensors)
-        and in_memory(*tensors)
-        and (run := compiled(dtype)) is not None
-    ):
+    known = known and all(x.dtype == dtype for x in tensors)
+    if known and in_memory(*tensors) and (run := compiled(dtype)) is not None:
         return rotate_in_one_pass(run, tensors, table, layout)
+    if known and device.type == "cuda" and len(tensors) <= 2 and (launch := launched(device, dtype)) is not None:
+        return launch(tensors, table, layout, empty_like_heads)
     return tuple(one_by_one(tensors, table, layout, rotate_halves if layout == "half" else rotate_neighbours))
 
 
@@ -160,6 +161,28 @@ def rotate_neighbours(x: Tensor, table: RotaryTable, layout: str = "interleaved"
     except RuntimeError:  # its memory cannot be read as complex numbers
         pairs = x.clone(memory_format=torch.contiguous_format).view(unit.dtype)
     return (pairs * unit).view(x.dtype)
+
+
+@lru_cache
+def launched(device: torch.device, dtype: torch.dtype) -> Callable[..., tuple[Tensor, ...]] | None:
+    """`rotation_triton.rotate`, where it runs on a GPU; None, said once, where it does not."""
+    if find_spec("triton") is None or "triton" in c_compile.switched_off():
+        return None
+    try:
+        rotate = import_module("longitude.positions.rotation_triton").rotate
+        x, angle = torch.zeros(1, 1, 1, 2, dtype=dtype, device=device), torch.zeros(1, 1, device=device)
+        rotate((x, x), (angle, angle), "half", empty_like_heads)
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or ["no message"])[0]
+        where = torch.cuda.get_device_name(device)
+        warnings.warn(
+            f"rotation in Triton does not run on {where} ({type(error).__name__}: {first}), and torch's operators rotate; "
+            "LONGITUDE_BACKENDS=-triton does not try it",
+            stacklevel=2,
+        )
+        return None
+    return rotate
 
 
 # ---- one pass, where there is a compiler -----------------------------------------------------------------------------

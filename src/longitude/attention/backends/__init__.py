@@ -1,10 +1,9 @@
 """The ways to compute one operation, one file or folder each: what it declares, and how it runs."""
 
-import os
 from importlib import import_module
 from pkgutil import iter_modules
 
-from longitude.attention.backends.base import BACKENDS, Backend, refuses, register_backend, switched_off
+from longitude.attention.backends.base import BACKENDS, Backend, refuses, register_backend
 from longitude.attention.backends.chunked import CHUNKED, REFERENCE
 from longitude.attention.backends.flex import FLEX
 from longitude.attention.backends.sdpa import SDPA
@@ -12,13 +11,14 @@ from longitude.attention.backends.split import SPLIT
 from longitude.attention.backends.table.backend import TABLE
 from longitude.attention.backends.transport import TRANSPORT
 from longitude.attention.backends.triton.backend import TRITON
+from longitude.c_compile import switched_off
 
 # Of equal prices "auto" takes the first.
 for backend in (SDPA, TABLE, TRITON, TRANSPORT, SPLIT, FLEX, CHUNKED, REFERENCE):
     register_backend(backend)
 for module in iter_modules(__path__):  # a backend of another file registers itself
     import_module(f"{__name__}.{module.name}")
-if unknown := switched_off(os.environ.get("LONGITUDE_BACKENDS", "")) - BACKENDS.keys():
+if unknown := switched_off() - BACKENDS.keys():
     raise ValueError(
         f"LONGITUDE_BACKENDS: expected backends out of {', '.join(BACKENDS)}, got {', '.join(sorted(unknown))}"
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from longitude.attention.request import Request
+from longitude.c_compile import switched_off
 from longitude.positions.base import OffsetVectors, PairBias, RowBias
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -78,21 +78,10 @@ def register_backend(backend: Backend) -> Backend:
     runs = [(b.run.__module__, b.run.__qualname__) for b in (backend, BACKENDS.get(backend.name, backend))]
     if backend.name == "auto" or runs[0] != runs[1]:  # a notebook may define the same one again
         raise ValueError(f"the backend {backend.name!r} is registered already; choose another name")
-    if backend.name in switched_off(os.environ.get("LONGITUDE_BACKENDS", "")):
+    if backend.name in switched_off():
         backend = replace(backend, limits=lambda r: "LONGITUDE_BACKENDS in the environment switches it off")
     BACKENDS[backend.name] = backend
     return backend
-
-
-def switched_off(named: str) -> set[str]:
-    """Of "-triton,-flex", the names. ValueError for another form, and for `reference`, which takes what no other does."""
-    words = [word.strip() for word in named.split(",") if word.strip()]
-    if any(not word.startswith("-") or word == "-reference" for word in words):
-        raise ValueError(
-            "LONGITUDE_BACKENDS: expected backends to switch off, all but reference, each after a minus, such as "
-            f"-triton,-flex; got {named!r}"
-        )
-    return {word[1:] for word in words}
 
 
 def refuses(backend: Backend, r: Request) -> str | None:

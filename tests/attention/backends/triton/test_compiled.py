@@ -31,7 +31,7 @@ def test_for_each_generation(tmp_path):
     found = compiled(tmp_path, "--chips", "80", "90", "100", "--widths", "64", "--adds", "table")
     assert {(row["kernel"], row["chip"]) for row in found} == {
         (kernel, chip)
-        for kernel in ("forward", "backward_queries", "backward_keys")
+        for kernel in ("forward", "backward_queries", "backward_keys", "rotate")
         for chip in ("sm_80", "sm_90", "sm_100")
     }
 
@@ -39,4 +39,4 @@ def test_for_each_generation(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_for_every_chip_width_and_bias(tmp_path):
-    assert len(compiled(tmp_path, "--widths", "32", "64", "128")) == 6 * 3 * 3 * 4
+    assert len(compiled(tmp_path, "--widths", "32", "64", "128")) == 6 * 3 * (3 * 4 + 2)

@@ -1,0 +1,84 @@
+# type: ignore  (a language of its own)
+"""Rotation of queries and keys on a GPU, in Triton: one launch reads each number once and writes it once.
+
+It is imported on use, because it needs triton. Everything is decided by shapes: nothing is read back from the device, so a
+decoding step may be captured in a CUDA graph.
+"""
+
+import triton
+import triton.language as tl
+
+TOKENS, HEADS = 16, 4
+"""Of a program: heads share what it reads of the table."""
+ENOUGH = 2**12
+"""Programs that keep a chip busy; with fewer, each takes one head."""
+
+
+@triton.jit
+def _rotate(x, y, cos, sin, at, real, x_stride, y_stride, pairs, rest, PAIRS: tl.constexpr, REST: tl.constexpr,
+            HALF: tl.constexpr):  # fmt: skip
+    """Tokens of one head: (a, b) -> (a cos - b sin, a sin + b cos), and the rest copied."""
+    pair = tl.arange(0, PAIRS)
+    there = real[:, None] & (pair < pairs)[None, :]
+    first = pair if HALF else 2 * pair
+    second = first + (pairs if HALF else 1)
+    a = tl.load(x + at[:, None] * x_stride + first[None, :], mask=there, other=0.0).to(tl.float32)
+    b = tl.load(x + at[:, None] * x_stride + second[None, :], mask=there, other=0.0).to(tl.float32)
+    kind = y.dtype.element_ty
+    tl.store(y + at[:, None] * y_stride + first[None, :], (a * cos - b * sin).to(kind), mask=there)
+    tl.store(y + at[:, None] * y_stride + second[None, :], (a * sin + b * cos).to(kind), mask=there)
+    if REST > 0:
+        column = tl.arange(0, REST)
+        there = real[:, None] & (column < rest)[None, :]
+        column += 2 * pairs
+        kept = tl.load(x + at[:, None] * x_stride + column[None, :], mask=there, other=0.0)
+        tl.store(y + at[:, None] * y_stride + column[None, :], kept, mask=there)
+
+
+@triton.jit
+def kernel(q, k, q_out, k_out, cos, sin, length, pairs, each, q_rest, k_rest, q_heads, k_heads,
+           q_batch, q_head, q_stride, k_batch, k_head, k_stride,
+           q_out_batch, q_out_head, q_out_stride, k_out_batch, k_out_head, k_out_stride,
+           T: tl.constexpr, H: tl.constexpr, PAIRS: tl.constexpr, Q_REST: tl.constexpr, K_REST: tl.constexpr,
+           HALF: tl.constexpr):  # fmt: skip
+    """T tokens of H heads, those of the queries first, then those of the keys."""
+    b = tl.program_id(2).to(tl.int64)
+    at = tl.program_id(0) * T + tl.arange(0, T)
+    real = at < length
+    pair = tl.arange(0, PAIRS)
+    angle = b * each + at[:, None] * pairs + pair[None, :]
+    there = real[:, None] & (pair < pairs)[None, :]
+    c, s = tl.load(cos + angle, mask=there, other=0.0), tl.load(sin + angle, mask=there, other=0.0)
+    for member in tl.static_range(H):
+        h = (tl.program_id(1) * H + member).to(tl.int64)
+        if h < q_heads:
+            _rotate(q + b * q_batch + h * q_head, q_out + b * q_out_batch + h * q_out_head, c, s, at, real, q_stride,
+                    q_out_stride, pairs, q_rest, PAIRS, Q_REST, HALF)  # fmt: skip
+        elif h < q_heads + k_heads:
+            h -= q_heads
+            _rotate(k + b * k_batch + h * k_head, k_out + b * k_out_batch + h * k_out_head, c, s, at, real, k_stride,
+                    k_out_stride, pairs, k_rest, PAIRS, K_REST, HALF)  # fmt: skip
+
+
+def rotate(tensors: tuple, table: tuple, layout: str, empty_like) -> tuple:
+    """One or two tensors [B, heads, L, width] of the same tokens, by a float32 table [L, pairs] or [B, 1, L, pairs].
+
+    empty_like: makes memory for a result.
+    """
+    tensors = tuple(x if x.stride(3) == 1 else x.contiguous() for x in tensors)
+    out = tuple(empty_like(x) for x in tensors)
+    q, k, q_out, k_out = tensors[0], tensors[-1], out[0], out[-1]
+    (batch, q_heads, length, _), k_heads = q.shape, k.shape[1] if len(tensors) == 2 else 0
+    cos, sin = (t.contiguous() for t in table)
+    pairs = cos.shape[-1]
+    rests = [x.shape[3] - 2 * pairs for x in (q, k)]
+    blocks = triton.cdiv(length, TOKENS)
+    heads = HEADS if batch * blocks * (q_heads + k_heads) >= HEADS * ENOUGH else 1
+    kernel[(blocks, triton.cdiv(q_heads + k_heads, heads), batch)](
+        q, k, q_out, k_out, cos, sin, length, pairs, length * pairs if cos.dim() == 4 and len(cos) > 1 else 0,
+        *rests, q_heads, k_heads, *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
+        T=TOKENS, H=heads, PAIRS=triton.next_power_of_2(pairs),
+        **{name: triton.next_power_of_2(rest) if rest else 0 for name, rest in zip(("Q_REST", "K_REST"), rests)},
+        HALF=layout == "half", num_warps=4,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,33 @@
+"""Rotation in Triton is the formula, interpreted where there is no GPU (tests/conftest.py)."""
+
+import pytest
+import torch
+
+from longitude.positions.rotation import RotaryTable, empty_like_heads, one_by_one, rotate_by_formula
+from tests.support import close
+
+pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+
+
+@pytest.mark.parametrize("layout", ["half", "interleaved"])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float16, 2e-3)])
+@pytest.mark.parametrize("heads_of_a_program", [1, 4])
+def test_it_is_the_formula(layout, dtype, tolerance, heads_of_a_program, monkeypatch):
+    """Both tensors in one launch, or one; part of the head; a table of each row; heads brought forward, or shared."""
+    from longitude.positions import rotation_triton
+
+    monkeypatch.setattr(rotation_triton, "ENOUGH", 0 if heads_of_a_program > 1 else 2**12)
+    for batch, heads, kv_heads, length, width, pairs, by_row in (
+        (2, 4, 2, 37, 24, 12, False),
+        (2, 3, 1, 1, 20, 6, True),
+        (1, 5, 5, 17, 8, 3, False),
+    ):
+        q = torch.randn(batch, heads, length, width).to(dtype)
+        k = torch.randn(batch, length, kv_heads, width).to(dtype).transpose(1, 2)
+        angle = 9 * torch.randn(*((batch, 1) if by_row else ()), length, pairs)
+        table = RotaryTable(angle.cos(), angle.sin())
+        for given in ((q, k), (q,), (k.expand(-1, heads, -1, -1) if kv_heads == 1 else k, q)):
+            got = rotation_triton.rotate(given, table, layout, empty_like_heads)
+            want = one_by_one(given, table, layout, rotate_by_formula)
+            for ours, theirs in zip(got, want, strict=True):
+                close(ours, theirs, tolerance * 9)
