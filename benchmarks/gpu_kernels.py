@@ -25,7 +25,7 @@ from triton.backends.nvidia import compiler as nvidia
 from triton.compiler import ASTSource
 
 from longitude.attention.backends.triton import kernels, launch
-from longitude.positions import rotation_triton
+from longitude.positions.gpu import rotate
 
 SHARED = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 """KiB of shared memory that a block may take on a chip of this compute capability (CUDA C++ Programming Guide, table of technical
@@ -117,8 +117,8 @@ def rows(chips: list[int], widths: list[int], adds: list[str], dtypes: list[str]
 
 def rotation(chip: int, width: int, half: bool, dtype: str) -> dict[str, Any]:
     """The same of the kernel that rotates queries and keys; a quarter of each head stays."""
-    function, kind = rotation_triton.kernel, DTYPES[dtype]
-    fixed = {"T": rotation_triton.TOKENS, "H": rotation_triton.HEADS, "PAIRS": width // 2, "HALF": half}
+    function, kind = rotate.kernel, DTYPES[dtype]
+    fixed = {"T": rotate.TOKENS, "H": rotate.HEADS, "PAIRS": width // 2, "HALF": half}
     fixed |= {"Q_REST": width // 4, "K_REST": width // 4}
     types = {"q": kind, "k": kind, "q_out": kind, "k_out": kind, "cos": "fp32", "sin": "fp32"}
     names = function.arg_names

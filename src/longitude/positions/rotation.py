@@ -1,7 +1,7 @@
 """Rotating pairs of numbers by an angle, forward and backward, at about the cost of copying them.
 
 `rotate_by_formula` is the definition. Eager mode makes six passes over memory for it. `rotate.c` makes one for all tensors of the
-same tokens, on all cores; so does rotation_triton.py on a GPU. Without a compiler `rotate_halves` makes two, and
+same tokens, on all cores; so does gpu/rotate.py on a GPU. Without a compiler `rotate_halves` makes two, and
 `rotate_neighbours` one. Their times over a clone are `make bench`'s.
 """
 
@@ -165,11 +165,11 @@ def rotate_neighbours(x: Tensor, table: RotaryTable, layout: str = "interleaved"
 
 @lru_cache
 def launched(device: torch.device, dtype: torch.dtype) -> Callable[..., tuple[Tensor, ...]] | None:
-    """`rotation_triton.rotate`, where it runs on a GPU; None, said once, where it does not."""
+    """`gpu.rotate.rotate`, where it runs on a GPU; None, said once, where it does not."""
     if find_spec("triton") is None or "triton" in c_compile.switched_off():
         return None
     try:
-        rotate = import_module("longitude.positions.rotation_triton").rotate
+        rotate = import_module("longitude.positions.gpu.rotate").rotate
         x, angle = torch.zeros(1, 1, 1, 2, dtype=dtype, device=device), torch.zeros(1, 1, device=device)
         rotate((x, x), (angle, angle), "half", empty_like_heads)
         torch.cuda.synchronize(device)

@@ -14,9 +14,9 @@ pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed"
 @pytest.mark.parametrize("heads_of_a_program", [1, 4])
 def test_it_is_the_formula(layout, dtype, tolerance, heads_of_a_program, monkeypatch):
     """Both tensors in one launch, or one; part of the head; a table of each row; heads brought forward, or shared."""
-    from longitude.positions import rotation_triton
+    from longitude.positions.gpu import rotate
 
-    monkeypatch.setattr(rotation_triton, "ENOUGH", 0 if heads_of_a_program > 1 else 2**12)
+    monkeypatch.setattr(rotate, "ENOUGH", 0 if heads_of_a_program > 1 else 2**12)
     for batch, heads, kv_heads, length, width, pairs, by_row in (
         (2, 4, 2, 37, 24, 12, False),
         (2, 3, 1, 1, 20, 6, True),
@@ -27,7 +27,7 @@ def test_it_is_the_formula(layout, dtype, tolerance, heads_of_a_program, monkeyp
         angle = 9 * torch.randn(*((batch, 1) if by_row else ()), length, pairs)
         table = RotaryTable(angle.cos(), angle.sin())
         for given in ((q, k), (q,), (k.expand(-1, heads, -1, -1) if kv_heads == 1 else k, q)):
-            got = rotation_triton.rotate(given, table, layout, empty_like_heads)
+            got = rotate.rotate(given, table, layout, empty_like_heads)
             want = one_by_one(given, table, layout, rotate_by_formula)
             for ours, theirs in zip(got, want, strict=True):
                 close(ours, theirs, tolerance * 9)

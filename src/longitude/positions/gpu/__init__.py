@@ -1,0 +1,1 @@
+"""What runs on a GPU, in Triton: imported on use."""
