@@ -18,15 +18,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import reduce
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.backends.base import Backend, recomputed, wide_item
-from longitude.attention.request import Request
+from longitude.attention.request import Request, in_forward_mode
 from longitude.attention.scores import drift_level, per_query_head
 from longitude.attention.spans import by_spans
+from longitude.c_compile import needs_operator
 from longitude.positions.base import Drift, Transport
 
 
@@ -108,45 +110,180 @@ def transport_attention(
 
     The last `hidden` keys are left out; every query must attend to one key. v [B, H, Lk, Dv]; level [B, H, Lk], per token ->
     [B, H, Lq, Dv] in the dtype of q. Queries are taken a chunk at a time and carried backward over the chunks before them, the
-    nearest first: only the weights of one chunk of queries are held, in backward too.
+    nearest first: only the scores of one chunk of queries are held, in backward too.
     """
-    dtype, first = q.dtype, k.shape[2] - q.shape[2]
+    dtype, (batch, heads, rows, _) = q.dtype, q.shape
     q, k, w, b = to_first_query(q, k, w, b, chunk)
-    q, v = q * scale, v.to(q.dtype)
-    past, keys, ws = k[:, :, :first], k[:, :, first:].split(chunk, 2), w.split(chunk, 2)
-    products = [chunk_product(own, strength) for own, strength in zip(ws, b.split(chunk, 2), strict=True)]
-    of_keys = [(key @ own.mT).triu(1) for key, own in zip(keys, ws, strict=True)]
-    ends = [(key - kw @ m.mT @ own).mT for key, kw, m, own in zip(keys, of_keys, products, ws, strict=True)]
-    reflections = [own.mT @ m @ own for m, own in zip(products, ws, strict=True)]
+    first, chunk = k.shape[2] - rows, min(chunk, rows)
+    pad = -rows % chunk  # zeros that only queries beyond the last attend to
+    q, k, w, v = (x.flatten(0, 1) for x in (q * scale, k, w, v.to(q.dtype)))
+    b, level = b.flatten(0, 1), level if level is None else level.expand(batch, heads, -1).flatten(0, 1)
+    if pad:
+        q, k, w, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, w, v))
+        b, level = F.pad(b, (0, pad)), level if level is None else F.pad(level, (0, pad))
+    tokens = (x.split(chunk, 1) for x in (q, k[:, first:], w, b))
+    parts = (torch.stack(x) for x in zip(*(recomputed(of_chunk, *x) for x in zip(*tokens, strict=True)), strict=True))
+    how = How(first, chunk, high, slice(k.shape[1] - pad - hidden, k.shape[1] - pad))
+    inputs: Any = *parts, k[:, :first], v, level
+    plain = not needs_operator(*inputs) and not in_forward_mode()
+    out: Any = (OverChunks.apply if plain else by_formula)(how, *inputs)
+    return out[:, :rows].unflatten(0, (batch, heads)).to(dtype)
 
-    def attend(n: int, rows: Tensor) -> Tensor:
-        """The n-th chunk of queries."""
-        start = begin = first + n * chunk
-        stop = start + rows.shape[2]
-        oldest = 0 if high is None else max(0, start - high)  # the first key that a query here may attend to
-        ahead = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
-        of_rows = (rows @ ws[n].mT).tril() @ products[n]
-        parts = [(rows @ keys[n].mT - of_rows @ of_keys[n].mT).masked_fill(ahead, -math.inf)]
-        rows = rows - of_rows @ ws[n]
-        while begin > max(first, oldest):
-            begin, n = begin - chunk, n - 1
-            parts.append(rows @ ends[n])
-            rows = rows - rows @ reflections[n]
-        if begin > oldest:
-            begin = oldest
-            parts.append(rows @ past[:, :, begin:].mT)
-        scores = torch.cat(parts[::-1], 3)
+
+def of_chunk(q: Tensor, k: Tensor, w: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """What C tokens make of their own queries and keys, [N, C, D].
+
+    Queries, carried back to the beginning of the chunk; their scores with its keys [N, C, C]; keys, carried to its end; and its
+    reflections, what I - [N, D, D] multiplies a query that is carried over it.
+    """
+    m, of_keys = chunk_product(w, b), (k @ w.mT).triu(1)
+    of_rows = (q @ w.mT).tril() @ m
+    ahead = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).triu(1)
+    own = (q @ k.mT - of_rows @ of_keys.mT).masked_fill(ahead, -math.inf)
+    m_w = m.mT @ w
+    return q - of_rows @ w, own, k - of_keys @ m_w, m_w.mT @ w
+
+
+class How(NamedTuple):
+    """Keys before the first chunk, tokens of a chunk, the longest distance (None: any), keys that are left out.
+
+    Inputs with it have the chunks in front: [n, N, C, ...], N sequences and heads.
+    """
+
+    first: int
+    chunk: int
+    high: int | None
+    hidden: slice
+
+    def reach(self, n: int) -> tuple[range, int]:
+        """For the n-th chunk of queries: the chunks before it, nearest first, and the first key at all."""
+        oldest = 0 if self.high is None else max(0, self.first + n * self.chunk - self.high)
+        earliest = max(0, oldest - self.first) // self.chunk
+        return range(n - 1, earliest - 1, -1), oldest if oldest < self.first else self.first + earliest * self.chunk
+
+    def mask(self, n: int, scores: Tensor, begin: int) -> None:
+        """-inf, in place, where the queries may not attend to these keys, from `begin` on."""
+        start, stop = self.first + n * self.chunk, begin + scores.shape[2]
+        if self.high is not None and start + self.chunk - 1 - begin > self.high:
+            i, j = (torch.arange(a, b, device=scores.device) for a, b in ((start, start + self.chunk), (begin, stop)))
+            scores.masked_fill_(i[:, None] - j > self.high, -math.inf)
+        scores[:, :, max(0, self.hidden.start - begin) : max(0, self.hidden.stop - begin)] = -math.inf
+
+
+def by_formula(
+    how: How, q: Tensor, own: Tensor, ends: Tensor, over: Tensor, past: Tensor, v: Tensor, level: Tensor | None
+) -> Tensor:
+    """The output [N, L, Dv] of the chunks by operators that have derivatives of every order."""
+
+    def attend(n: int) -> Tensor:
+        before, begin = how.reach(n)
+        rows, parts, stop = q[n], [own[n]], how.first + (n + 1) * how.chunk
+        for m in before:
+            parts.append(rows @ ends[m].mT)
+            rows = rows - rows @ over[m]
+        scores = torch.cat([rows @ past[:, begin:].mT, *parts[::-1]], 2)
         if level is not None:
-            scores = scores + (level[:, :, start:stop, None] - level[:, :, None, begin:stop]).to(scores.dtype)
-        if high is not None:
-            i, j = (torch.arange(a, stop, device=q.device) for a in (start, begin))
-            scores = scores.masked_fill(i[:, None] - j > high, -math.inf)
-        if (visible := k.shape[2] - hidden) < stop:
-            scores = scores.masked_fill(torch.arange(begin, stop, device=q.device) >= visible, -math.inf)
-        return scores.softmax(-1) @ v[:, :, begin:stop]
+            levels = level[:, stop - how.chunk : stop, None] - level[:, None, begin:stop]
+            scores = scores + levels.to(scores.dtype)
+        how.mask(n, scores, begin)
+        return scores.softmax(-1) @ v[:, begin:stop]
 
-    outs = [recomputed(attend, n, rows) for n, rows in enumerate(q.split(chunk, 2))]
-    return torch.cat(outs, 2).to(dtype)
+    return torch.cat([recomputed(attend, n) for n in range(len(q))], 1)
+
+
+class OverChunks(torch.autograd.Function):
+    """`by_formula` where scores are written into one piece of memory, which backward fills again from the same inputs.
+
+    Tensors of another length for every chunk would leave holes in the heap that none after them fits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, how: How, *inputs: Any) -> Tensor:
+        q, v = inputs[0], inputs[5]
+        out, scores = (
+            v.new_empty(len(v), len(q) * how.chunk, v.shape[2]),
+            v.new_empty(len(v), how.chunk, v.shape[1]),
+        )
+        lse = v.new_empty(*out.shape[:2], 1)
+        for n, (rows_out, rows_lse) in enumerate(zip(out.split(how.chunk, 1), lse.split(how.chunk, 1), strict=True)):
+            found, begin, _ = filled(how, n, scores, *inputs)
+            top = found.amax(-1, keepdim=True)
+            total = found.sub_(top).exp_().sum(-1, keepdim=True)
+            torch.bmm(found, v[:, begin : begin + found.shape[2]], out=rows_out)
+            rows_out.div_(total)
+            torch.add(top, total.log(), out=rows_lse)
+        ctx.how = how
+        ctx.save_for_backward(*inputs, out, lse)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, of_out: Tensor) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]
+        *inputs, out, lse = ctx.saved_tensors
+        if torch.is_grad_enabled():  # to be differentiated again
+            wanted = [x for x in inputs if x is not None and x.requires_grad]
+            found = iter(torch.autograd.grad(by_formula(ctx.how, *inputs), wanted, of_out, create_graph=True))
+            return None, *(next(found) if x is not None and x.requires_grad else None for x in inputs)
+        (_, _, ends, over, past, v, level), how = inputs, ctx.how
+        delta = (of_out * out).sum(-1, keepdim=True)
+        scores, slopes = (v.new_empty(len(v), how.chunk, v.shape[1]) for _ in range(2))
+        of_q, of_own, of_ends, of_over, of_past, of_v = (torch.zeros_like(x) for x in inputs[:6])
+        of_level = None if level is None else torch.zeros_like(level)
+        for n in range(len(of_q)):
+            weights, begin, carried = filled(how, n, scores, *inputs)
+            start, stop = how.first + n * how.chunk, begin + weights.shape[2]
+            rows = slice(n * how.chunk, (n + 1) * how.chunk)
+            weights.sub_(lse[:, rows]).exp_()
+            of_v[:, begin:stop].baddbmm_(weights.mT, of_out[:, rows])
+            slope = slopes[:, :, : stop - begin]
+            torch.bmm(of_out[:, rows], v[:, begin:stop].mT, out=slope)
+            slope.sub_(delta[:, rows]).mul_(weights)
+            if of_level is not None:
+                of_level[:, start:stop] += slope.sum(2)
+                of_level[:, begin:stop] -= slope.sum(1)
+            of_own[n] = slope[:, :, start - begin :]
+            old = slope[:, :, : max(0, how.first - begin)]
+            of_past[:, begin:].baddbmm_(old.mT, carried[-1])
+            of_rows = old @ past[:, begin:]
+            for m, rows in zip(reversed(how.reach(n)[0]), carried[-2::-1], strict=True):
+                here = how.first + m * how.chunk - begin
+                of_scores = slope[:, :, here : here + how.chunk]
+                of_over[m].baddbmm_(rows.mT, of_rows, alpha=-1)
+                of_ends[m].baddbmm_(of_scores.mT, rows)
+                of_rows = torch.baddbmm(of_rows, of_rows, over[m].mT, alpha=-1).baddbmm_(of_scores, ends[m])
+            of_q[n] = of_rows
+        return None, of_q, of_own, of_ends, of_over, of_past, of_v, of_level
+
+
+def filled(
+    how: How,
+    n: int,
+    to: Tensor,
+    q: Tensor,
+    own: Tensor,
+    ends: Tensor,
+    over: Tensor,
+    past: Tensor,
+    v: Tensor,
+    level: Any,
+) -> tuple[Tensor, int, list[Tensor]]:
+    """The scores of the n-th chunk of queries in the memory `to`, their first key, and the queries behind each chunk."""
+    before, begin = how.reach(n)
+    start, rows = how.first + n * how.chunk, [q[n]]
+    scores = to[:, :, : start + how.chunk - begin]
+    scores[:, :, start - begin :] = own[n]
+    for m in before:
+        here = how.first + m * how.chunk - begin
+        torch.bmm(rows[-1], ends[m].mT, out=scores[:, :, here : here + how.chunk])
+        rows.append(torch.baddbmm(rows[-1], rows[-1], over[m], alpha=-1))
+    if begin < how.first:
+        torch.bmm(rows[-1], past[:, begin:].mT, out=scores[:, :, : how.first - begin])
+    if level is not None:
+        for part, levels in zip(
+            scores.split(how.chunk, 2), level[:, begin : start + how.chunk].split(how.chunk, 1), strict=True
+        ):
+            part += (level[:, start : start + how.chunk, None] - levels[:, None]).to(part.dtype)
+    how.mask(n, scores, begin)
+    return scores, begin, rows
 
 
 # ---- the backend -------------------------------------------------------------------------------------------------------
