@@ -1,5 +1,6 @@
 """Mixers that carry a state instead of keys and values: parallel = chunked = one token at a time."""
 
+from longitude.recurrent.delta import GatedDeltaNet, KimiDeltaAttention, gated_delta_rule
 from longitude.recurrent.gated import GRU, LSTM
 from longitude.recurrent.mamba import Mamba, selective_scan
 from longitude.recurrent.mamba2 import Mamba2, ssd
@@ -11,6 +12,8 @@ from longitude.recurrent.s4d import S4D, s4d
 
 __all__ = [
     "GRU",
+    "GatedDeltaNet",
+    "KimiDeltaAttention",
     "LSTM",
     "Mamba",
     "Mamba2",
@@ -20,6 +23,7 @@ __all__ = [
     "RWKVChannelMix",
     "Retention",
     "S4D",
+    "gated_delta_rule",
     "orthogonal_features",
     "performer",
     "retention",

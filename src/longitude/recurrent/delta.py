@@ -1,0 +1,263 @@
+"""Gated delta rules, as mixers: a state that decays, and in which a key replaces what it held instead of adding to it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from longitude.attention.heads import head_sizes, join_heads, split_heads
+from longitude.attention.mixer import register_mixer
+from longitude.attention.state_mixer import StateInputs
+from longitude.errors import check_positive, check_sizes
+from longitude.recurrent.base import RecurrentMixer, fill, fill_step_bias, softplus
+from longitude.recurrent.ops.checks import require_tokens, state_dtype
+from longitude.recurrent.ops.delta import delta
+from longitude.recurrent.ops.short_conv import causal_conv
+
+
+def gated_delta_rule(
+    q: Float[Tensor, "B G L K"],
+    k: Float[Tensor, "B G L K"],
+    v: Float[Tensor, "B H L V"],
+    g: Float[Tensor, "B H L"] | Float[Tensor, "B H L K"],
+    beta: Float[Tensor, "B H L"],
+    *,
+    mode: str = "chunked",
+    chunk_size: int = 64,
+    state: Float[Tensor, "B H K V"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
+    """The gated delta rule: what the state holds under a key decays, and moves to the value by a share beta.
+
+        S_t = (I - beta_t k_t^T k_t) diag(e^{g_t}) S_{t-1} + beta_t k_t^T v_t,    o_t = K^{-1/2} q_t S_t
+
+    Args:
+        q: as given, [B, G, L, K]; published layers divide it, and k, by their norms.
+        k: [B, G, L, K]; each of the G heads serves H / G neighbouring heads of values. Of a norm above 1, S may grow without bound.
+        v: [B, H, L, V].
+        g: log of the decay, at most 0: by head [B, H, L] (Gated DeltaNet), or by channel [B, H, L, K] (Kimi Delta Attention).
+        beta: in [0, 1], or up to 2, [B, H, L].
+        mode: "parallel", "chunked" or "recurrent", as in `retention`.
+        chunk_size: tokens of a chunk.
+        state: what an earlier call returned, [B, H, K, V]; None at the beginning.
+        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
+        valid: False for padding, which leaves the state unchanged, [B, L].
+
+    Returns:
+        The outputs [B, H, L, V] in v's dtype, and the state after the last token [B, H, K, V], float32 or wider.
+
+    Raises:
+        ValueError: for shapes that do not fit, an unknown mode, or a chunk without tokens.
+
+    Source:
+        Yang et al. 2024, arXiv 2412.06464, https://arxiv.org/abs/2412.06464; by channel: Kimi Team 2025, arXiv 2510.26692,
+        https://arxiv.org/abs/2510.26692
+    """
+    shape = "B H L K" if isinstance(g, Tensor) and g.dim() == 4 else "B H L"
+    tokens = {"q": (q, "B G L K"), "k": (k, "B G L K"), "v": (v, "B H L V"), "g": (g, shape), "beta": (beta, "B H L")}
+    require_tokens("gated_delta_rule", **tokens)
+    if v.shape[1] % q.shape[1]:
+        raise ValueError(
+            f"gated_delta_rule: expected the heads of q and k to divide those of v, got {q.shape[1]} and {v.shape[1]}"
+        )
+    exact = state_dtype(v)
+    writes = beta.to(exact)[..., None] * k.to(exact).repeat_interleave(v.shape[1] // k.shape[1], 1)
+    decay = g if g.dim() == 4 else g[..., None]
+    q = q.to(exact) * q.shape[-1] ** -0.5
+    options = {"mode": mode, "chunk_size": chunk_size, "state": state, "reset": reset, "valid": valid}
+    return delta("gated_delta_rule", q, k, writes, v, decay, **options)
+
+
+class DeltaMixer(RecurrentMixer):
+    """out = W_o (norm(gated_delta_rule(q, k, v, g, beta)) * gate), of q, k, v under short convolutions. A class adds its gates.
+
+    The state is the last tokens before the convolution, and a matrix for each head.
+    """
+
+    undecayed = ("dt_bias", "A_log")
+    decays: ClassVar[str]
+    """"head" or "channel": what has a decay of its own."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_key_heads: int | None,
+        head_dim: int | None,
+        expand_v: int,
+        conv_kernel: int,
+        norm_eps: float,
+        mode: str,
+        chunk_size: int,
+    ):
+        super().__init__()
+        who, keys = type(self).__name__, num_heads if num_key_heads is None else num_key_heads
+        _, head_dim = head_sizes(who, dim, num_heads, head_dim=head_dim)
+        check_sizes(who, num_key_heads=keys, expand_v=expand_v, conv_kernel=conv_kernel)
+        check_positive(who, norm_eps=norm_eps)
+        self.set_mode(mode, chunk_size)
+        if num_heads % keys:
+            raise ValueError(f"{who}: expected num_key_heads to divide num_heads={num_heads}, got {keys}")
+        self.dim, self.num_heads, self.num_key_heads, self.head_dim = dim, num_heads, keys, head_dim
+        self.value_dim, self.norm_eps = expand_v * head_dim, norm_eps
+        self.q_proj, self.k_proj = (nn.Linear(dim, keys * head_dim, bias=False) for _ in range(2))
+        self.v_proj = nn.Linear(dim, num_heads * self.value_dim, bias=False)
+        mixed = 2 * keys * head_dim + num_heads * self.value_dim
+        self.conv1d = nn.Conv1d(mixed, mixed, conv_kernel, groups=mixed, bias=False)
+        self.b_proj = nn.Linear(dim, num_heads, bias=False)
+        self.dt_bias = nn.Parameter(torch.empty(num_heads * (1 if self.decays == "head" else head_dim)))
+        self.A_log = nn.Parameter(torch.empty(num_heads))
+        self.o_norm = nn.RMSNorm(self.value_dim, eps=norm_eps)
+        self.o_proj = nn.Linear(num_heads * self.value_dim, dim, bias=False)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """As Mamba-2's: A in [1, 16], steps log-uniform in [0.001, 0.1]."""
+        fill(self.A_log, torch.empty_like(self.A_log, dtype=torch.float32).uniform_(1, 16).log())
+        fill_step_bias(self.dt_bias)
+        self.conv1d.reset_parameters()
+
+    def products(self, keys: float) -> float:
+        return 3 * self.num_heads * self.head_dim * self.value_dim
+
+    def step(self, x: Tensor) -> Tensor:
+        """What dt_bias is added to, [B, L, heads] or [B, L, heads head_dim]."""
+        raise NotImplementedError
+
+    def gate(self, x: Tensor) -> Tensor:
+        """What multiplies the normed output, [B, L, heads value_dim]."""
+        raise NotImplementedError
+
+    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        tail, matrix = (None, None) if state is None else state
+        qkv = torch.cat([project(x) for project in (self.q_proj, self.k_proj, self.v_proj)], -1)
+        qkv, tail = causal_conv(qkv, self.conv1d.weight.squeeze(1), None, tail, inputs.reset, inputs.valid)
+        of_keys, exact = self.num_key_heads * self.head_dim, state_dtype(x)
+        q, k, v = F.silu(qkv).split([of_keys, of_keys, self.num_heads * self.value_dim], -1)
+        q, k = (unit(split_heads(y, self.num_key_heads).to(exact)) for y in (q, k))
+        step = split_heads(softplus(self.step(x).to(exact) + self.dt_bias.to(exact)), self.num_heads)
+        g = -self.A_log.to(exact).exp()[:, None, None] * step
+        beta = self.b_proj(x).to(exact).sigmoid().transpose(1, 2)
+        v = split_heads(v, self.num_heads)
+        g = g.squeeze(-1) if self.decays == "head" else g
+        y, matrix = gated_delta_rule(q, k, v, g, beta, state=matrix, **self.options(inputs))
+        y = F.rms_norm(y.to(exact), (self.value_dim,), self.o_norm.weight.to(exact), self.norm_eps)
+        return self.o_proj((join_heads(y) * self.gate(x).to(exact)).to(x.dtype)), (tail, matrix)
+
+
+def unit(x: Tensor) -> Tensor:
+    """x / sqrt(|x|^2 + 1e-6), as in the authors' code."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+
+
+@register_mixer("gated_deltanet")
+class GatedDeltaNet(DeltaMixer):
+    """Gated DeltaNet: the delta rule with a decay for each head.
+
+        q, k, v = silu(conv(x W_q, x W_k, x W_v)), q and k of norm 1;   beta = sigmoid(x W_b)
+        g = -exp(A_log) softplus(x W_a + dt_bias);   out = W_o (rmsnorm(gated_delta_rule(q, k, v, g, beta)) * silu(x W_g))
+
+    Args:
+        dim: width of x and of the output.
+        num_heads: heads of values.
+        num_key_heads: heads of queries and keys, each for neighbouring heads of values; None: num_heads.
+        head_dim: width of a head of queries and keys; None: dim / num_heads.
+        expand_v: a head of values has expand_v * head_dim dimensions.
+        conv_kernel: tokens under the depthwise causal convolution.
+        norm_eps: epsilon of the norm.
+        mode, chunk_size: as in `gated_delta_rule`.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    Source:
+        Yang et al. 2024, arXiv 2412.06464, https://arxiv.org/abs/2412.06464
+    """
+
+    source = "Yang et al. 2024"
+    decays = "head"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        num_key_heads: int | None = None,
+        head_dim: int | None = None,
+        expand_v: int = 2,
+        conv_kernel: int = 4,
+        norm_eps: float = 1e-6,
+        mode: str = "chunked",
+        chunk_size: int = 64,
+    ):
+        sizes = {"num_key_heads": num_key_heads, "head_dim": head_dim, "expand_v": expand_v, "conv_kernel": conv_kernel}
+        super().__init__(dim, num_heads, **sizes, norm_eps=norm_eps, mode=mode, chunk_size=chunk_size)
+        self.a_proj = nn.Linear(dim, num_heads, bias=False)
+        self.g_proj = nn.Linear(dim, num_heads * self.value_dim, bias=False)
+        self.mark_undecayed()
+        self.reset_parameters()
+
+    def step(self, x: Tensor) -> Tensor:
+        return self.a_proj(x)
+
+    def gate(self, x: Tensor) -> Tensor:
+        return F.silu(self.g_proj(x))
+
+
+@register_mixer("kda")
+class KimiDeltaAttention(DeltaMixer):
+    """Kimi Delta Attention: the delta rule with a decay for each channel of the keys.
+
+        q, k, v, beta as Gated DeltaNet has them;   g = -exp(A_log) softplus(x W_fa W_fb + dt_bias)
+        out = W_o (rmsnorm(gated_delta_rule(q, k, v, g, beta)) * sigmoid(x W_ga W_gb))
+
+    W_fa and W_ga have head_dim columns.
+
+    Args:
+        dim: width of x and of the output.
+        num_heads: heads.
+        head_dim: width of a head; None: dim / num_heads.
+        conv_kernel: tokens under the depthwise causal convolution.
+        norm_eps: epsilon of the norm.
+        mode, chunk_size: as in `gated_delta_rule`.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    Source:
+        Kimi Team 2025, arXiv 2510.26692, https://arxiv.org/abs/2510.26692
+    """
+
+    source = "Kimi Team 2025"
+    decays = "channel"
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        conv_kernel: int = 4,
+        norm_eps: float = 1e-5,
+        mode: str = "chunked",
+        chunk_size: int = 64,
+    ):
+        sizes = {"num_key_heads": None, "head_dim": head_dim, "expand_v": 1, "conv_kernel": conv_kernel}
+        super().__init__(dim, num_heads, **sizes, norm_eps=norm_eps, mode=mode, chunk_size=chunk_size)
+        wide = num_heads * self.head_dim
+        self.f_a_proj, self.g_a_proj = (nn.Linear(dim, self.head_dim, bias=False) for _ in range(2))
+        self.f_b_proj, self.g_b_proj = (nn.Linear(self.head_dim, wide, bias=False) for _ in range(2))
+        self.mark_undecayed()
+        self.reset_parameters()
+
+    def step(self, x: Tensor) -> Tensor:
+        return self.f_b_proj(self.f_a_proj(x))
+
+    def gate(self, x: Tensor) -> Tensor:
+        return self.g_b_proj(self.g_a_proj(x)).sigmoid()

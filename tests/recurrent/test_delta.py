@@ -1,0 +1,162 @@
+"""The gated delta rule: the formula as matrices, its forms, and the layers of transformers' Qwen3-Next and Kimi Linear."""
+
+import pytest
+import torch
+from transformers import DynamicCache
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearConfig, KimiLinearDeltaAttention
+from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextConfig, Qwen3NextGatedDeltaNet
+
+from longitude.recurrent import GatedDeltaNet, KimiDeltaAttention, gated_delta_rule
+from longitude.testing import fill
+from tests.support import close, random
+
+HEADS, WIDTH, VALUES = 4, 6, 5
+
+
+def tokens(length, heads=HEADS, key_heads=HEADS, by_channel=False, seed=0):
+    q, k = (random(2, key_heads, length, WIDTH, seed=seed + n) for n in range(2))
+    v = random(2, heads, length, VALUES, seed=seed + 2)
+    g = -random(2, heads, length, *([WIDTH] if by_channel else []), seed=seed + 3).abs()
+    beta = random(2, heads, length, seed=seed + 4).sigmoid()
+    return q, k / k.norm(dim=-1, keepdim=True), v, g, beta
+
+
+def by_matrices(q, k, v, g, beta):
+    """S_t = (I - beta k' k) diag(e^g) S_(t-1) + beta k' v, as it is printed."""
+    group = v.shape[1] // q.shape[1]
+    q, k = (x.repeat_interleave(group, 1) for x in (q, k))
+    state, out = torch.zeros(*v.shape[:2], WIDTH, VALUES, dtype=v.dtype), []
+    for t in range(v.shape[2]):
+        row, decay = k[:, :, t, None], g[:, :, t].exp()
+        decay = torch.diag_embed(decay if decay.dim() == 3 else decay[..., None].expand(-1, -1, WIDTH))
+        share = beta[:, :, t, None, None]
+        state = (torch.eye(WIDTH) - share * row.mT @ row) @ decay @ state + share * row.mT @ v[:, :, t, None]
+        out.append(WIDTH**-0.5 * q[:, :, t, None] @ state)
+    return torch.cat(out, 2), state
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("key_heads", [HEADS, 2])
+@pytest.mark.parametrize("length", [1, 7, 37])
+def test_every_mode_is_the_formula(by_channel, key_heads, length):
+    """Values, states and gradients of everything, in float64."""
+    given = [x.requires_grad_() for x in tokens(length, key_heads=key_heads, by_channel=by_channel)]
+    want = by_matrices(*given)
+    directions = [random(*x.shape, seed=9) for x in want]
+    wanted = torch.autograd.grad(want, given, directions)
+    for mode, size in (("recurrent", 1), ("parallel", 1), ("chunked", 1), ("chunked", 5), ("chunked", 64)):
+        got = gated_delta_rule(*given, mode=mode, chunk_size=size)
+        for ours, theirs in zip((*got, *torch.autograd.grad(got, given, directions)), (*want, *wanted), strict=True):
+            close(ours, theirs, 1e-11)
+
+
+@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize("mode", ["recurrent", "parallel", "chunked"])
+def test_documents_padding_and_what_came_before(by_channel, mode):
+    """Each document as if alone, padding nowhere, and a state in the place of the tokens before."""
+    given = tokens(23, by_channel=by_channel)
+    options = {"mode": mode, "chunk_size": 4}
+    first = torch.zeros(2, 23, dtype=torch.bool)
+    first[:, [0, 9]] = True
+    out, state = gated_delta_rule(*given, reset=first, **options)
+    for start, stop in ((0, 9), (9, 23)):
+        alone = gated_delta_rule(*(x[:, :, start:stop] for x in given), **options)
+        close(out[:, :, start:stop], alone[0], 1e-12)
+    close(state, alone[1], 1e-12)
+
+    valid = torch.ones(2, 23, dtype=torch.bool)
+    valid[:, [3, 4, 22]] = False
+    padded, after = gated_delta_rule(*given, valid=valid, **options)
+    kept, state = gated_delta_rule(*(x[:, :, valid[0]] for x in given), **options)
+    close(padded[:, :, valid[0]], kept, 1e-12)
+    close(after, state, 1e-12)
+
+    _, before = gated_delta_rule(*(x[:, :, :10] for x in given), **options)
+    rest, after = gated_delta_rule(*(x[:, :, 10:] for x in given), state=before, **options)
+    whole, state = gated_delta_rule(*given, **options)
+    close(rest, whole[:, :, 10:], 1e-12)
+    close(after, state, 1e-12)
+
+
+def test_a_key_replaces_what_it_held():
+    """Without decay and with beta 1 the last value written under a key is read, whatever was written before."""
+    key = torch.eye(4)[[0, 1, 0, 2, 1, 0]][None, None]
+    v = torch.arange(6.0).view(1, 1, 6, 1)
+    zero, one = torch.zeros(1, 1, 6), torch.ones(1, 1, 6)
+    _, state = gated_delta_rule(key, key, v, zero, one)
+    assert state.flatten().tolist() == [5.0, 4.0, 3.0, 0.0]
+
+
+def test_strong_decays_do_not_overflow():
+    q, k, v, g, beta = tokens(70, by_channel=True)
+    for decay in (1e3 * g, 1e3 * g[..., 0]):
+        out, state = gated_delta_rule(q.float(), k.float(), v.float(), decay.float(), beta.float())
+        assert out.isfinite().all() and state.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"g": torch.zeros(2, 3, 7)}, "expected floats q"),
+        ({"q": torch.zeros(2, 3, 7, 6), "k": torch.zeros(2, 3, 7, 6)}, "heads of q and k to divide those of v, got 3 and 4"),
+        ({"mode": "chunk"}, "chunked"),
+        ({"chunk_size": 0}, "1 or more tokens"),
+        ({"state": torch.zeros(1)}, "state: gated_delta_rule expected"),
+    ],
+)
+def test_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        gated_delta_rule(**{**dict(zip(("q", "k", "v", "g", "beta"), tokens(7), strict=True)), **change})
+
+
+# ---- transformers --------------------------------------------------------------------------------------------------------
+def same_layer(ours, theirs, config, weights):
+    """Outputs, gradients, and decoding with a cache; `weights`: ours by name, of theirs."""
+    ours.load_state_dict(weights(theirs.state_dict()))
+    x = torch.randn(2, 37, 32)
+    got, want = ours(x), theirs(x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    for out in (got, want):
+        out.square().mean().backward()
+    wanted = weights({name: parameter.grad for name, parameter in theirs.named_parameters()})
+    for name, parameter in ours.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-3, atol=1e-5 * float(wanted[name].abs().max() + 1))
+    with torch.no_grad():
+        cache, mine = DynamicCache(config=config), ours.cache_layer()
+        for part in (x[:, :20], *x[:, 20:30].split(1, 1)):
+            torch.testing.assert_close(ours(part, cache=mine), theirs(part, cache_params=cache), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("key_heads", [4, 2])
+def test_gated_deltanet_is_qwen3_nexts(key_heads):
+    """Their projections hold, for each head of keys, its rows of q, k, v and z, and of b and a."""
+    config = Qwen3NextConfig(
+        hidden_size=32, num_hidden_layers=1, layer_types=["linear_attention"], linear_num_value_heads=4,
+        linear_num_key_heads=key_heads, linear_key_head_dim=8, linear_value_head_dim=16, vocab_size=10,
+    )  # fmt: skip
+
+    def weights(theirs):
+        qkvz = theirs["in_proj_qkvz.weight"].unflatten(0, (key_heads, -1))
+        values = 16 * 4 // key_heads
+        q, k, v, z = (x.flatten(0, 1) for x in qkvz.split([8, 8, values, values], 1))
+        b, a = (x.flatten(0, 1) for x in theirs["in_proj_ba.weight"].unflatten(0, (key_heads, -1)).chunk(2, 1))
+        named = {"q_proj": q, "k_proj": k, "v_proj": v, "g_proj": z, "b_proj": b, "a_proj": a}
+        same = {"conv1d.weight": "conv1d.weight", "o_norm.weight": "norm.weight", "o_proj.weight": "out_proj.weight"}
+        found = {f"{name}.weight": x for name, x in named.items()} | {mine: theirs[name] for mine, name in same.items()}
+        return found | {name: theirs[name] for name in ("dt_bias", "A_log")}
+
+    ours = GatedDeltaNet(32, 4, num_key_heads=key_heads, head_dim=8, expand_v=2)
+    same_layer(ours, fill(Qwen3NextGatedDeltaNet(config, 0), std=0.2), config, weights)
+
+
+def test_kda_is_kimi_linears():
+    config = KimiLinearConfig(
+        hidden_size=32, num_hidden_layers=1, layer_types=["linear_attention"], linear_num_heads=4, linear_head_dim=8,
+        vocab_size=10,
+    )  # fmt: skip
+
+    def weights(theirs):
+        found = {name.removeprefix("forget_gate."): x for name, x in theirs.items()}
+        return found | {"A_log": found["A_log"].flatten()}
+
+    same_layer(KimiDeltaAttention(32, 4), fill(KimiLinearDeltaAttention(config, 0), std=0.2), config, weights)
