@@ -20,7 +20,17 @@ from decode import decode
 from longitude.attention.mixer import MIXERS, Mixer, list_mixers, mixer
 from longitude.bench.cases import AttentionShape
 from longitude.bench.rows import Row
-from longitude.recurrent import orthogonal_features, performer, retention, rwkv4, rwkv6, s4d, selective_scan, ssd
+from longitude.recurrent import (
+    gated_delta_rule,
+    orthogonal_features,
+    performer,
+    retention,
+    rwkv4,
+    rwkv6,
+    s4d,
+    selective_scan,
+    ssd,
+)
 from longitude.recurrent.base import RecurrentMixer
 from longitude.registry import options_of
 from networks import HEADS, LAYERS, VOCABULARY, WIDTH
@@ -58,6 +68,9 @@ class Recurrence:
 def formulas(length: int) -> dict[str, Recurrence]:
     """The formula of each recurrent mixer, at the sizes that its layer has at this width."""
     q, k, v, r = (numbers(seed, 1, HEADS, length, HEAD) for seed in range(4))
+    unit = F.normalize(k.detach(), dim=-1).requires_grad_()
+    decay_of_head = (-numbers(22, 1, HEADS, length).abs()).detach().requires_grad_()
+    beta = numbers(23, 1, HEADS, length).sigmoid().detach().requires_grad_()
     wide = numbers(4, 1, HEADS, length, 2 * HEAD)
     log_w = (-numbers(5, 1, HEADS, length, HEAD).exp()).detach().requires_grad_()
     tokens = [numbers(seed, 1, length, WIDTH) for seed in (6, 7)]
@@ -76,6 +89,8 @@ def formulas(length: int) -> dict[str, Recurrence]:
         "rwkv6": Recurrence.of(rwkv6, r, k, v, log_w, numbers(19, HEADS, HEAD)),
         "mamba": Recurrence.of(partial(selective_scan, delta_softplus=True), *channels, A, B, C),
         "mamba2": Recurrence.of(ssd, inner, decay, to_state, from_state),
+        "gated_deltanet": Recurrence.of(gated_delta_rule, q, unit, wide, decay_of_head, beta),
+        "kda": Recurrence.of(gated_delta_rule, q, unit, v, log_w, beta),
         "s4d": Recurrence.of(s4d, numbers(20, 1, WIDTH, length), numbers(21, WIDTH), fixed=(poles, mixing)),
         "performer": Recurrence.of(performer, q, k, v, fixed=(features,)),
     }

@@ -30,6 +30,8 @@ RATES = {
     "latent": {"q_norm.weight", "kv_norm.weight"},
     "lstm": {"bias_ih_l0", "bias_hh_l0"},
     "gru": {"bias_ih_l0", "bias_hh_l0"},
+    "gated_deltanet": {"A_log", "dt_bias", "o_norm.weight"},
+    "kda": {"A_log", "dt_bias", "o_norm.weight"},
 }
 NORMS = {"mixer_norm.weight", "mlp_norm.weight", "model.norm.weight"}
 

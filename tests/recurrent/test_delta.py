@@ -98,7 +98,10 @@ def test_strong_decays_do_not_overflow():
     ("change", "message"),
     [
         ({"g": torch.zeros(2, 3, 7)}, "expected floats q"),
-        ({"q": torch.zeros(2, 3, 7, 6), "k": torch.zeros(2, 3, 7, 6)}, "heads of q and k to divide those of v, got 3 and 4"),
+        (
+            {"q": torch.zeros(2, 3, 7, 6), "k": torch.zeros(2, 3, 7, 6)},
+            "heads of q and k to divide those of v, got 3 and 4",
+        ),
         ({"mode": "chunk"}, "chunked"),
         ({"chunk_size": 0}, "1 or more tokens"),
         ({"state": torch.zeros(1)}, "state: gated_delta_rule expected"),
@@ -120,7 +123,9 @@ def same_layer(ours, theirs, config, weights):
         out.square().mean().backward()
     wanted = weights({name: parameter.grad for name, parameter in theirs.named_parameters()})
     for name, parameter in ours.named_parameters():
-        torch.testing.assert_close(parameter.grad, wanted[name], rtol=1e-3, atol=1e-5 * float(wanted[name].abs().max() + 1))
+        torch.testing.assert_close(
+            parameter.grad, wanted[name], rtol=1e-3, atol=1e-5 * float(wanted[name].abs().max() + 1)
+        )
     with torch.no_grad():
         cache, mine = DynamicCache(config=config), ours.cache_layer()
         for part in (x[:, :20], *x[:, 20:30].split(1, 1)):

@@ -38,7 +38,7 @@ def gated_delta_rule(
 
     Args:
         q: as given, [B, G, L, K]; published layers divide it, and k, by their norms.
-        k: [B, G, L, K]; each of the G heads serves H / G neighbouring heads of values. Of a norm above 1, S may grow without bound.
+        k: [B, G, L, K]; each of the G heads serves H / G neighbouring heads of values. Where beta |k|^2 is above 2, S grows.
         v: [B, H, L, V].
         g: log of the decay, at most 0: by head [B, H, L] (Gated DeltaNet), or by channel [B, H, L, K] (Kimi Delta Attention).
         beta: in [0, 1], or up to 2, [B, H, L].
@@ -152,7 +152,7 @@ class DeltaMixer(RecurrentMixer):
 
 
 def unit(x: Tensor) -> Tensor:
-    """x / sqrt(|x|^2 + 1e-6), as in the authors' code."""
+    """X / sqrt(|x|^2 + 1e-6), as in the authors' code."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 

@@ -2,14 +2,14 @@
 
     S_t = W_t S_{t-1} + k_t^T (v_t - r_t W_t S_{t-1}),    W_t = diag(w_t),    o_t = q_t S_t
 
-with rows q, k, r [1, K] and v [1, V]. In a chunk all differences D = v - r W S are found at once. The state before the chunk, S_0,
-gives each token what it reads of it, and its own tokens add pairs:
+with rows q, k, r [1, K] and v [1, V]. In a chunk all differences D = v - r W S are found at once. The state before it, S_0, gives
+each token what it reads of it, and its own tokens add pairs:
 
     (I + pairs(r, k)) D = V - (r decayed) S_0       pairs: of a token and those before it, a lower triangle without its diagonal
     O = (q decayed) S_0 + pairs(q, k) D
 
-The triangle is solved for V and for r alike, without S_0 (Yang et al. 2024, arXiv 2406.06484, section 3), so that only states go from chunk
-to chunk. Decays are products of w between two tokens, as in `decayed`: nothing overflows.
+The triangle is solved for V and for r alike, without S_0 (Yang et al. 2024, arXiv 2406.06484, section 3), so that only states go
+from chunk to chunk. Decays are products of w between two tokens, as in `decayed`: nothing overflows.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def delta(
         else:
             parts = []
             for here, size in chunk_slices(length, length if mode == "parallel" else min(chunk_size, length)):
-                of_here = (x[:, :, :, here] for x in (q, r, k, v_, log_w))
-                part, s = chunks(size, *of_here, None if reset is None else reset[..., here], s)
+                reset_here = None if reset is None else reset[..., here]
+                part, s = chunks(size, *(x[:, :, :, here] for x in (q, r, k, v_, log_w)), reset=reset_here, state=s)
                 parts.append(part)
             out = parts[0] if len(parts) == 1 else torch.cat(parts, 3)
     return out.flatten(1, 2).to(v.dtype), s.flatten(1, 2)
@@ -84,7 +84,7 @@ def steps(
 
 
 def chunks(
-    size: int, q: Tensor, r: Tensor, k: Tensor, v: Tensor, log_w: Tensor, reset: Tensor | None, state: Tensor
+    size: int, q: Tensor, r: Tensor, k: Tensor, v: Tensor, log_w: Tensor, *, reset: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Tokens of whole chunks: all differences in each, and a state from one to the next."""
     q, r, k, v, log_w = (x.unflatten(3, (-1, size)) for x in (q, r, k, v, log_w))  # [B, G, R, n, C, dim]
