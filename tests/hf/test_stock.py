@@ -62,6 +62,16 @@ def test_sinks(stock, ids, mask):
     assert (ours(ids).logits - theirs(ids).logits).abs().max() > 1e-2
 
 
+def test_sinks_stay_the_models_with_another_encoding(stock, ids):
+    """Its own rotation put back is the same model; a sink of ours is one more."""
+    model, rope = stock("gpt_oss"), {"name": "rope", "layout": "half", "angle_dtype": "float32"}
+    want = model(ids).logits
+    longitude.hf.set_positions(model, rope)
+    near(model(ids).logits, want, 1e-5)
+    longitude.hf.set_positions(model, [rope, "sink"])
+    assert (model(ids).logits - want).abs().max() > 1e-3
+
+
 # ---- documents -------------------------------------------------------------------------------------------------------
 ENDS = torch.tensor([0, 7, 17], dtype=torch.int32)
 PLACES = torch.cat([torch.arange(7), torch.arange(10)])[None]

@@ -81,6 +81,29 @@ def test_every_backend_gets_the_multiplied_query(name, others):
         close(lg.attend(Q, K, V, **arguments, backend=backend), want)
 
 
+def test_rows_of_a_batch_whose_tables_follow_other_lengths():
+    """Each part of the call gets the factors of its own rows and queries."""
+    rope = lg.Rotary(8, "half", scaling=lg.scaling.DynamicNTK(4.0, 8, follow="row"))
+    ssmax = lg.testing.example("ssmax")()
+    places = torch.stack([torch.arange(20), torch.arange(20) * 90])
+    mask, one = lg.Causal() & lg.Documents(IDS), {"q_positions": places, "k_positions": places}
+    both = lg.attend(Q, K, V, encoding=[rope, ssmax], mask=mask, **one)
+    for b in range(2):
+        alone = lg.Causal() & lg.Documents(IDS[b])
+        row = {"q_positions": places[b], "k_positions": places[b]}
+        rest = [x[b : b + 1] for x in (Q, K, V)]
+        close(both[b : b + 1], lg.attend(*rest, encoding=[rope, ssmax], mask=alone, **row), 1e-11)
+
+
+def test_what_is_learned_beside_the_scores_costs_no_backend():
+    """A backend that gives no gradients to tables takes rates and sinks, because it never sees them."""
+    inputs = [x.clone().requires_grad_() for x in (Q, K, V)]
+    takers = [v.backend for v in lg.explain(*inputs, encoding=[lg.ALiBi(4), lg.SSMax(4)]) if v.refusal is None]
+    assert "sdpa" in takers
+    learned = [v.backend for v in lg.explain(*inputs, encoding=[lg.T5Bias(4), lg.SSMax(4)]) if v.refusal is None]
+    assert "sdpa" not in learned and "table" in learned
+
+
 def test_gradients_reach_rates_through_a_backend_without_table_gradients():
     ssmax, q = lg.SSMax(4).double(), Q.clone().requires_grad_()
     found = {}

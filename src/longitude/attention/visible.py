@@ -52,7 +52,7 @@ def _in_ranges(pairs: AllowedPairs, queries: Tensor, ids: list[Tensor], valid: l
     order = torch.arange(keys, device=device)[None]
     if ids:
         sorted_ids, order = ids[0].to(device).reshape(-1, keys).sort(stable=True)
-        rank = F.pad((sorted_ids[:, 1:] != sorted_ids[:, :-1]).cumsum(1), (1, 0)) * (keys + 1)
+        rank = F.pad((sorted_ids[:, 1:] != sorted_ids[:, :-1]).cumsum(1), (1, 0)) * keys
         own = torch.empty_like(rank).scatter(1, order, rank)[:, queries]
         begin, end = (torch.searchsorted(rank + order, own + place) for place in (begin, end))
     if valid:
