@@ -75,6 +75,10 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
         from_hugging_face as from_hugging_face,
         to_hugging_face as to_hugging_face,
     )
+    from longitude.positions.layers import (
+        LayerPositions as LayerPositions,
+        layers_from_hugging_face as layers_from_hugging_face,
+    )
     from longitude.positions.layouts import convert_layout as convert_layout
     from longitude.positions.multimodal import multimodal_positions as multimodal_positions
     from longitude.positions.places import Abacus as Abacus, Coupled as Coupled
@@ -119,6 +123,7 @@ _NAMES = {
     "positions.rotary": "Rotary XPos AxialRotary MultimodalRotary",
     "positions.scaling": "rope_frequencies",
     "positions.hugging_face": "RopeConfig from_hugging_face to_hugging_face",
+    "positions.layers": "LayerPositions layers_from_hugging_face",
     "positions.layouts": "convert_layout",
     "positions.multimodal": "multimodal_positions",
     "positions.bias": "ALiBi Kerple Sandwich Fire",

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import longitude as lg
 from longitude.hf import from_pretrained, set_positions
-from tests.support import close as near, parameter_gradients
+from tests.support import close as near, parameter_gradients, refused_calls
 
 REFUSED = dict.fromkeys(("sinusoidal", "learned", "abacus", "coupled"), "input") | {
     "axial_rope": "2 axes",
@@ -19,6 +19,11 @@ REFUSED = dict.fromkeys(("sinusoidal", "learned", "abacus", "coupled"), "input")
 }
 WORKING = [name for name in lg.list_encodings() if name not in REFUSED]
 PADDED = 6
+
+
+def llama(layers):
+    shape = {"hidden_size": 16, "intermediate_size": 8, "num_attention_heads": 4, "vocab_size": 50}
+    return LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, **shape))
 
 
 def spec(name) -> dict[str, Any]:
@@ -234,3 +239,38 @@ def test_wrong_use_is_refused(ids, tmp_path, placed, stock):
         from_pretrained(tmp_path)
     with pytest.raises(ValueError, match="expected a folder or a name of the hub"):
         from_pretrained(str(tmp_path / "missing"))
+
+
+def test_by_layer(ids, mask, tmp_path, stock, placed):
+    """Every second layer without position: SmolLM3's own pattern, saved and loaded, with padding and a cache."""
+    rope = {"name": "rope", "layout": "half", "angle_dtype": "float32"}
+    own = stock("smollm3", num_key_value_heads=2, no_rope_layer_interval=2)
+    model = stock("smollm3", num_key_value_heads=2, no_rope_layer_interval=2)
+    want = own(ids, attention_mask=mask).logits[mask.bool()]
+    set_positions(model, {"layers": [rope, "none"]})
+    close(model(ids, attention_mask=mask).logits[mask.bool()], want)
+    model.save_pretrained(tmp_path)
+    again = from_pretrained(tmp_path, dtype=torch.float64)
+    close(again(ids, attention_mask=mask).logits[mask.bool()], want)
+    assert [[spec["name"] for spec in layer] for layer in again.config.longitude_positions["layers"]] == [
+        ["rope"],
+        ["none"],
+    ]
+    both = placed("llama", {"layers": [[rope, "ssmax"], ["none", "sink"]]})
+    assert [type(one).__name__ for one in both.base_model.longitude_positions] == [
+        "Rotary", "SSMax", "NoPosition", "LearnedSink",
+    ]  # fmt: skip
+    cache = DynamicCache(config=both.config)
+    chunks = [both(ids[:, a:b], past_key_values=cache).logits for a, b in ((0, 9), (9, 10), (10, 17))]
+    close(torch.cat(chunks, 1), both(ids).logits)
+    shared = placed("llama", {"layers": [rope]})
+    assert len(shared.base_model.longitude_positions) == 1
+
+
+test_wrong_layers = refused_calls([
+    (lambda: set_positions(llama(3), {"layers": ["alibi", "none"]}),
+     "set_positions: expected 3, one per layer, or a pattern whose length divides 3, got 2"),
+    (lambda: set_positions(llama(2), {"layers": [lg.ALiBi(4)]}), "expected names and options in layers, got Encodings"),
+    (lambda: set_positions(llama(2), {"layers": ["alibi"], "base": 3}), r'expected \{"layers": \[an encoding, ...\]\} alone'),
+    (lambda: set_positions(llama(2), {"layers": ["sinusoidal"]}), "acts on the model's input"),
+])  # fmt: skip

@@ -61,12 +61,14 @@ test_mistakes = refused_calls(
         refused("unknown option of 'rope' 'bse': did you mean 'base'", encoding={"name": "rope", "bse": 1.0}),
         refused('expected a name, {"name": name', encoding={"layout": "half"}),
         refused("unknown encoding 'foxx': did you mean 'fox'", encoding=["rope", {"name": "foxx"}]),
-        refused("encodings: expected 4, one per layer, got 3", encodings=["rope"] * 3),
+        refused(
+            "encodings: expected 4, one per layer, or a pattern whose length divides 4, got 3", encodings=["rope"] * 3
+        ),
         refused("unknown encoding 'ropee'", encodings=["rope"] * 3 + ["ropee"]),
         refused("expected encoding or encodings, got both", encoding="alibi", encodings=["rope"] * 4),
         refused("unknown mixer 'atention': did you mean 'attention'", mixer="atention"),
         refused("unknown option of 'mamba' 'state_sise': did you mean", mixer={"name": "mamba", "state_sise": 4}),
-        refused("mixers: expected 4, one per layer, got 1", mixers=["attention"]),
+        refused("mixers: expected 4, one per layer, or a pattern whose length divides 4, got 0", mixers=[]),
         refused("mixers: expected a list of 4, one per layer, got 'mamba'", mixers="mamba"),
         refused("expected mixer or mixers, got both", mixer="mamba", mixers=["attention"] * 4),
         refused_by_the_model("expected layout 'half'", encoding={"name": "rope", "layout": "halves"}),

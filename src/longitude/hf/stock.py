@@ -18,7 +18,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from longitude.attention.request import as_int
 from longitude.hf.layer import PositionEmbeddings, attach
-from longitude.models.configuration import LongitudeConfig
+from longitude.models.configuration import LongitudeConfig, by_pattern
 from longitude.positions.base import ENCODINGS, Encoding, encoding as build, list_encodings
 from longitude.positions.composed import Composed, compose, of_axes
 from longitude.positions.coordinates import canonical, explicit
@@ -39,16 +39,20 @@ def set_positions(model: PreTrainedModel, encoding: Spec) -> None:
     Args:
         model: a causal model with rotary parameters (Llama, Mistral, GPT-NeoX and similar models).
         encoding: a name, {"name": name, **options}, an Encoding, or a list of them, composed; options that are left out come
-            from the model's shape.
+            from the model's shape. {"layers": [...]} has one such, without Encodings, for each layer, or a pattern of fewer that
+            is repeated; "none" is a layer without position.
 
     Raises:
         ValueError: a model or an encoding that does not fit, with the reason.
     """
     base: Any = model.base_model
     layers = attentions(base)
-    specs, given = resolved(encoding, model.config)
-    of_layer, members = build_members(specs, given, len(layers))
-    require_fitting(specs, members, model.config)
+    if isinstance(encoding, Mapping) and "layers" in encoding:
+        specs, of_layer, members = by_layer(encoding, model.config, len(layers))
+    else:
+        specs, given = resolved(encoding, model.config)
+        of_layer, members = build_members(specs, given, len(layers))
+        require_fitting(specs, members, model.config)
     config = own_config(model)
     parameter = next(base.parameters())
     model.set_attn_implementation("longitude")
@@ -168,6 +172,37 @@ def resolved(encoding: Spec, config: PreTrainedConfig) -> tuple[list[dict[str, A
         one = shape.resolve(options)
         specs += one if isinstance(one, list) else [one]
     return specs, given or None
+
+
+def by_layer(
+    encoding: Mapping[str, Any], config: PreTrainedConfig, layers: int
+) -> tuple[dict[str, Any], list[Composed], list[Encoding]]:
+    """Specs with every option written out, the encoding of each layer, and the modules that they take.
+
+    Layers with equal specs of an encoding that is shared have one module.
+    """
+    if encoding.keys() != {"layers"} or not isinstance(encoding["layers"], list | tuple):
+        raise ValueError(f'set_positions: expected {{"layers": [an encoding, ...]}} alone, got {dict(encoding)!r}')
+    each = []
+    for part in by_pattern("set_positions", encoding["layers"], layers):
+        specs, given = resolved(part, config)
+        if given is not None:
+            raise ValueError("set_positions: expected names and options in layers, got Encodings; pass them by name")
+        each.append(specs)
+    shared: dict[str, Encoding] = {}
+    of_layer: list[Composed] = []
+    for specs in each:
+        own = []
+        for spec in specs:
+            key = json.dumps(spec, sort_keys=True)
+            member = shared.get(key) or build(**spec)
+            if member.shared:
+                shared[key] = member
+            own.append(member)
+        require_fitting(specs, own, config)
+        of_layer.append(Composed(own))
+    members = list(dict.fromkeys(member for composed in of_layer for member in composed))
+    return {"layers": each}, of_layer, members
 
 
 def heads_of(config: PreTrainedConfig) -> dict[str, int]:

@@ -200,9 +200,11 @@ def _needed(config: MeasureConfig, outline: Any) -> Memory:
 def _positions(config: Any, last: int | None) -> str:
     """The position encoding in a few words, from the configuration."""
     if config.model_type == "longitude" or hasattr(config, KEY):
-        own = getattr(config, KEY, getattr(config, "encoding", None))
-        parts = own if isinstance(own, list) else [own]
-        return "+".join(part["name"] if isinstance(part, dict) else str(part) for part in parts)
+        own = getattr(config, KEY, None)
+        each = own["layers"] if isinstance(own, dict) else config.layer_specs() if own is None else [own]
+        layers = [layer if isinstance(layer, list) else [layer] for layer in each]
+        names = ["+".join(one["name"] if isinstance(one, dict) else str(one) for one in layer) for layer in layers]
+        return "/".join(dict.fromkeys(names))
     if kinds := dict.fromkeys(rope_types(config)):
         return "rope" + "".join(f" {kind}" for kind in kinds if kind != "default")
     return "learned" if last is not None else "alibi" if has_alibi(config) else config.model_type

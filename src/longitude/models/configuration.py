@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any, Literal
@@ -61,11 +61,12 @@ class LongitudeConfig(PreTrainedConfig):
             composed. Mixers that cannot use it have none. "auto" is "rope" where a mixer rotates queries and keys, and "none"
             elsewhere.
         encodings (`list`, *optional*):
-            One such encoding per layer, instead of `encoding`.
+            One such encoding per layer, instead of `encoding`, or a pattern of fewer, repeated from the first layer to the last.
+            With the base of a rotation and a temperature in an encoding, and a window in a mixer, this is position by layer.
         mixer (`str` or `dict`, *optional*, defaults to `"attention"`):
             What mixes tokens in all layers: a name of `lg.list_mixers()`, or {"name": name, **options}.
         mixers (`list`, *optional*):
-            One such mixer per layer, instead of `mixer`: a hybrid.
+            One such mixer per layer, instead of `mixer`, or a pattern of fewer: a hybrid.
         num_encoder_layers (`int`, *optional*):
             Blocks of the encoder of an encoder-decoder. Defaults to `num_hidden_layers`.
         encoder_encoding (`str`, `dict` or `list`, *optional*):
@@ -210,9 +211,9 @@ class LongitudeConfig(PreTrainedConfig):
             raise ValueError(f"expected {one} or {each}, got both: {for_all!r} and {for_each!r}")
         if not isinstance(for_each, list | tuple):
             raise ValueError(f"{each}: expected a list of {self.num_hidden_layers}, one per layer, got {for_each!r}")
-        if len(for_each) != self.num_hidden_layers:
-            raise ValueError(f"{each}: expected {self.num_hidden_layers}, one per layer, got {len(for_each)}")
-        return None, [resolve(spec, layer) for layer, spec in enumerate(for_each)]
+        return None, [
+            resolve(spec, layer) for layer, spec in enumerate(by_pattern(each, for_each, self.num_hidden_layers))
+        ]
 
     def resolve_mixer(self, spec: str | dict[str, Any]) -> dict[str, Any]:
         """A mixer's spec with every option written out that the rest of the config does not set."""
@@ -278,6 +279,15 @@ class LongitudeConfig(PreTrainedConfig):
         """For each layer, the resolved encodings that compose its own."""
         specs = self.encodings if self.encodings is not None else [self.encoding] * self.num_hidden_layers
         return [_listed(spec) for spec in specs]
+
+
+def by_pattern(name: str, pattern: Sequence[Any], layers: int) -> list[Any]:
+    """One for each layer of a pattern that is repeated. ValueError where it does not divide the layers."""
+    if not pattern or layers % len(pattern):
+        raise ValueError(
+            f"{name}: expected {layers}, one per layer, or a pattern whose length divides {layers}, got {len(pattern)}"
+        )
+    return [*pattern] * (layers // len(pattern))
 
 
 def mixer_class(spec: dict[str, Any]) -> type[Mixer]:
