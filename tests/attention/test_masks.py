@@ -197,7 +197,7 @@ test_mistakes_when_used = refused_calls(
         (attending(lg.Window(2, ORDER.float())), r"Window: expected order \[9\].*got torch.float32"),
         (attending(lg.Causal() & (lg.NoMask() | lg.Documents(IDS[:, 1:]))), r"got \[2, 8\]"),  # inside a tree too
         (attending("causal"), r"mask: expected lg.Causal\(\).*got 'causal'"),
-        (attending(torch.ones(4, 9, dtype=torch.bool)), "mask: expected lg.Causal"),
+        (attending(torch.ones(4, 8, dtype=torch.bool)), r"mask: expected bool \[4, 9\]"),
         (attending(None), r"NoMask\(\).*got None"),
         (attending(Prefix(torch.tensor([1, 2, 3]))), r"one length per row, \[2\], got \[3\]"),
         (attending(Global(TOKENS[:, :5])), r"Global\(tokens\): expected \[9\] or \[2, 9\], one per key, got \[2, 5\]"),

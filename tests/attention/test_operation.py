@@ -168,7 +168,7 @@ REFUSED = {
     "scale": ((Q, Q, Q), {"scale": "big"}, r"scale: expected a finite number or None for head_dim\*\*-0.5, got 'big'"),
     "dropout": ((Q, Q, Q), {"dropout": 1.0}, "0 <= dropout < 1, got 1.0"),
     "backend": ((Q, Q, Q), {"backend": "tabel"}, "unknown backend 'tabel': did you mean 'table'.*lg.explain"),
-    "encoding name": ((Q, Q, Q), {"encoding": "rope"}, r"got 'rope'; build one with lg.encoding\(name"),
+    "encoding name": ((Q, Q, Q), {"encoding": "rope"}, r"'rope' needs the option 'layout'"),
     "encoding list": ((Q, Q, Q), {"encoding": [ROPE, "fox"]}, r"expected encodings, got 'fox'"),
     "encoding head_dim": ((Q, Q, Q), {"encoding": lg.Shaw(16)}, "Shaw was built with head_dim=16, q has 8"),
     "rope head_dim": ((Q, Q, Q), {"encoding": lg.Rotary(16, "half")}, "Rotary was built with head_dim=16, q has 8"),

@@ -214,6 +214,26 @@ class Documents(_PerToken):
         if not isinstance(self.ids, Tensor) or self.ids.is_floating_point() or self.ids.dim() not in (1, 2):
             raise ValueError(f"Documents: expected integer ids [Lk] or [B, Lk], got {kind_of(self.ids)}")
 
+    @classmethod
+    def from_cu_seqlens(cls, cu_seqlens: Int[Tensor, " n"]) -> Documents:
+        """Documents packed one after the other, as kernels for packed sequences have them: where each begins, and the end of all.
+
+        Args:
+            cu_seqlens: Integers [documents + 1], from 0 to the number of keys; an empty document has none.
+
+        Raises:
+            ValueError: They do not begin with 0, or fall.
+        """
+        integers = isinstance(cu_seqlens, Tensor) and cu_seqlens.dtype in (torch.int64, torch.int32)
+        fits = integers and cu_seqlens.dim() == 1 and len(cu_seqlens) > 1
+        if not fits or cu_seqlens[0] != 0 or bool((cu_seqlens.diff() < 0).any()):
+            got = cu_seqlens.tolist() if integers else kind_of(cu_seqlens)
+            raise ValueError(
+                f"cu_seqlens: expected integers from 0 up to the number of keys, such as [0, 5, 9], got {got}"
+            )
+        token = torch.arange(int(cu_seqlens[-1]), device=cu_seqlens.device, dtype=cu_seqlens.dtype)
+        return cls(torch.searchsorted(cu_seqlens[1:], token, right=True))
+
     def allowed(self, q_order: Tensor, k_order: Tensor) -> Tensor:
         same = self.ids[..., q_order][..., :, None] == self.ids[..., k_order][..., None, :]
         return same[:, None] if same.dim() == 3 else same

@@ -8,14 +8,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from longitude.attention.backends import BACKENDS, Backend, refuses, routes
 from longitude.attention.backends.sdpa import sdpa_is_plain
 from longitude.attention.length_dependent import Part, joined, parted
 from longitude.attention.masks import Causal, Mask, require_causal
-from longitude.attention.request import AllowedPairs, Request, in_forward_mode, places, transformed, validate
+from longitude.attention.patterns import from_tensor
+from longitude.attention.request import (
+    AllowedPairs,
+    Request,
+    in_forward_mode,
+    places,
+    require_heads,
+    transformed,
+    validate,
+)
 from longitude.attention.terms import (
     learned_of,
     multiplied,
@@ -27,7 +36,7 @@ from longitude.attention.terms import (
     with_terms_around,
 )
 from longitude.errors import unknown
-from longitude.positions.base import ADDED, Columns, Encoding, Term
+from longitude.positions.base import ADDED, ENCODINGS, Columns, Encoding, Term, resolved
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions
 
@@ -37,9 +46,9 @@ def attend(
     k: Float[Tensor, "B Hkv Lk D"],
     v: Float[Tensor, "B Hkv Lk Dv"],
     *,
-    encoding: Encoding | Sequence[Encoding] | None = None,
+    encoding: Encoding | Sequence[Encoding] | str | None = None,
     context: Columns | None = None,
-    mask: Mask = Causal(),  # noqa: B008 (frozen)
+    mask: Mask | Bool[Tensor, "*B Lq Lk"] = Causal(),  # noqa: B008 (frozen)
     q_positions: Positions | None = None,
     k_positions: Positions | None = None,
     scale: float | None = None,
@@ -55,8 +64,11 @@ def attend(
         k: Keys [B, Hkv, Lk, D], where Hkv divides H.
         v: Values [B, Hkv, Lk, Dv].
         encoding: An Encoding, a list of them (composed), or None. What acts on a model's input (embed) does nothing here.
+            Registered names, joined by +, build one for the heads of q, where it learns nothing and needs nothing else.
         context: The columns of `encoding.context(x)` for all keys, where the encoding reads content.
-        mask: Which keys a query attends to, by the order of tokens.
+        mask: Which keys a query attends to, by the order of tokens. Or a tensor for all heads, [Lq, Lk] or [B, 1, Lq, Lk], as
+            F.scaled_dot_product_attention and transformers have it: True where a query attends, or 0 and -inf. It is slow:
+            `explain` says what takes it.
         q_positions: Integers [Lq] or [B, Lq], with several axes [Lq, axes] or [B, Lq, axes] too, or an int p for p, p+1, ...
             The encoding follows positions, causality follows order.
         k_positions: The same of keys.
@@ -86,9 +98,9 @@ def requests(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    encoding: Encoding | Sequence[Encoding] | None = None,
+    encoding: Encoding | Sequence[Encoding] | str | None = None,
     context: Columns | None = None,
-    mask: Mask = Causal(),  # noqa: B008 (frozen)
+    mask: Mask | Tensor = Causal(),  # noqa: B008 (frozen)
     q_positions: Positions | None = None,
     k_positions: Positions | None = None,
     scale: float | None = None,
@@ -97,14 +109,29 @@ def requests(
     sinks: Tensor | None = None,
 ) -> list[Part]:
     """The arguments of attend, checked: one part, or one for each length that tables follow. sinks: as of raw_request."""
+    if isinstance(mask, Tensor):
+        require_heads(q, k, v)
+        mask = from_tensor(mask, q.shape[0], q.shape[2], k.shape[2])
     validate(q, k, v, mask, scale, dropout)
-    encoding = compose(encoding)
+    encoding = by_name(encoding, q, k) if isinstance(encoding, str) else compose(encoding)
     require_causal(encoding.causal_only, mask)
     at = places(q, k, q_positions, k_positions, encoding.axes)
     r = raw_request(q, k, v, encoding, context, mask, *at, scale, dropout, return_weights, sinks=sinks)
     if encoding.stable_keys:
         return [Part(slice(None), slice(None), transformed(r, encoding, *at))]
     return parted(r, encoding, *at)
+
+
+def by_name(label: str, q: Tensor, k: Tensor) -> Composed:
+    """The encoding of a name, or of names joined by +, for the heads of q; ValueError where it needs or learns more."""
+    known = {"num_heads": q.shape[1], "num_kv_heads": k.shape[1], "head_dim": q.shape[3]}
+    built = [ENCODINGS[name](**resolved(name, {}, **known)) for name in label.split("+")]
+    if learned := next((one for one in built if any(True for _ in one.parameters())), None):
+        raise ValueError(
+            f"encoding={label!r}: {type(learned).__name__} learns numbers, which a call would draw anew; build it once with "
+            "lg.encoding(...), train it, and pass it"
+        )
+    return compose(built).to(q.device)
 
 
 def raw_request(

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from longitude.attention.masks import Mask, Reach, kind_of, of_rows, require_among, validate_tokens
+from longitude.attention.masks import Causal, Mask, Reach, kind_of, of_rows, require_among, validate_tokens
 from longitude.errors import check_sizes
 
 
@@ -185,3 +185,32 @@ class Pairs(Mask):
 
     def of(self, batch: slice | list[int]) -> Mask:
         return replace(self, seen=self.seen[batch]) if self.seen.dim() == 4 and len(self.seen) > 1 else self
+
+
+def from_tensor(given: Tensor, batch: int, rows: int, keys: int) -> Mask:
+    """A mask given as a tensor: True where F.scaled_dot_product_attention and transformers attend, or what they add, 0 and -inf.
+
+    given: [Lq, Lk], [B, Lq, Lk] or [B, 1, Lq, Lk]; 1 in the place of B is all rows. Below a quarter of the dtype's lowest number
+    is -inf, as transformers writes it. Causal where it is, which takes a look at all pairs.
+
+    Raises:
+        ValueError: It has another shape, is of each head its own, or adds numbers.
+    """
+    shape = f"bool [{rows}, {keys}] or [{batch}, 1, {rows}, {keys}], for all heads"
+    seen = given[:, None] if given.dim() == 3 else given
+    fits = given.dim() in (2, 3, 4) and seen.shape[-2:] == (rows, keys)
+    if not fits or given.dim() > 2 and (seen.shape[0] not in (1, batch) or seen.shape[1] != 1):
+        raise ValueError(f"mask: expected {shape}, or a mask such as lg.Causal(), got {kind_of(given)}")
+    if seen.is_floating_point():
+        hidden = seen <= torch.finfo(seen.dtype).min / 4
+        if bool((~hidden & (seen != 0)).any()):
+            raise ValueError(
+                f"mask: expected {shape}, or 0 and -inf, got {kind_of(given)} that adds other numbers to the scores; an encoding "
+                "with lg.PairBias adds a bias"
+            )
+        seen = ~hidden
+    elif seen.dtype != torch.bool:
+        raise ValueError(f"mask: expected {shape}, got {kind_of(given)}")
+    pairs = Pairs(seen, keys - rows, 0)
+    ahead = torch.ones(rows, keys, dtype=torch.bool, device=seen.device).triu(keys - rows + 1)
+    return pairs if bool((seen & ahead).any()) else Causal() & pairs

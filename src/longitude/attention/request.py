@@ -284,6 +284,14 @@ def _changes(x: Tensor) -> list[int]:
 
 def validate(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float) -> None:
     """ValueError for what no backend could mean."""
+    require_heads(q, k, v)
+    require_mask(mask)
+    mask.validate(q.shape[0], q.shape[2], k.shape[2])
+    require_options(scale, dropout)
+
+
+def require_heads(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """ValueError unless they are floats of shapes, dtypes and devices that fit."""
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(x, Tensor) or x.dim() != 4 or not x.is_floating_point():
             got = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
@@ -302,9 +310,6 @@ def validate(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, d
         )
     if 0 in q.shape or 0 in k.shape:
         raise ValueError(f"expected no empty dimension, got q {list(q.shape)}, k {list(k.shape)}")
-    require_mask(mask)
-    mask.validate(q.shape[0], q.shape[2], k.shape[2])
-    require_options(scale, dropout)
 
 
 def require_options(scale: float | None, dropout: float) -> None:

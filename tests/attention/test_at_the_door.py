@@ -1,0 +1,123 @@
+"""What a newcomer brings to attend: the name of an encoding, masks as torch and transformers have them, cu_seqlens."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import LlamaConfig
+from transformers.masking_utils import create_causal_mask
+
+import longitude as lg
+from tests.support import close, heads, random
+
+
+def test_an_encoding_by_its_name():
+    """Built of the heads of q; names compose."""
+    q, k, v = heads(9)
+    for name in ("alibi", "sandwich", "alibi+sandwich"):
+        built = [lg.encoding(one, num_heads=4) for one in name.split("+")]
+        close(lg.attend(q, k, v, encoding=name), lg.attend(q, k, v, encoding=built))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("rope", r"'rope' needs the option 'layout': lg.encoding\('rope', layout=...\)"),
+        ("fox", "needs the option 'dim'"),
+        ("t5", "T5Bias learns numbers, which a call would draw anew"),
+        ("alibi+kerple_log", "Kerple learns numbers"),
+        ("alibee", "did you mean 'alibi'"),
+    ],
+)
+def test_what_cannot_be_read_off_the_heads(name, message):
+    with pytest.raises(ValueError, match=message):
+        lg.attend(*heads(9), encoding=name)
+
+
+@pytest.mark.parametrize("shape", [(9, 9), (2, 9, 9), (2, 1, 9, 9), (1, 1, 9, 9)])
+def test_a_mask_is_that_of_torch(shape):
+    """Values and gradients, where every query has a key; 0 and -inf say the same."""
+    q, k, v = (x.requires_grad_() for x in heads(9, num_kv_heads=4))
+    seen = (random(*shape) > 0) | torch.eye(9, dtype=torch.bool)
+    out = lg.attend(q, k, v, mask=seen)
+    want = F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None] if seen.dim() == 3 else seen)
+    close(out, want)
+    for ours, theirs in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (out, want)), strict=True):
+        close(ours, theirs, 1e-11)
+    close(lg.attend(q, k, v, mask=torch.zeros(shape).masked_fill(~seen, -math.inf)), out)
+
+
+def test_queries_that_are_the_last_of_the_keys():
+    """A query without keys gets zeros, where torch gives NaN."""
+    q, k, v = heads(9)
+    seen = torch.zeros(4, 9, dtype=torch.bool)
+    seen[1:, :7] = True
+    out = lg.attend(q[:, :, -4:], k, v, mask=seen)
+    assert not out[:, :, 0].any()
+    close(out[:, :, 1:], lg.attend(q[:, :, -3:], k, v, mask=lg.Padding(torch.arange(9) < 7)))
+
+
+def test_masks_of_transformers():
+    """In four dimensions, of padded rows, as their models make them for eager attention."""
+    q, k, v = heads(9)
+    valid = torch.ones(2, 9, dtype=torch.long)
+    valid[0, :3] = 0
+    config = LlamaConfig(num_hidden_layers=1)
+    for kind in ("sdpa", "eager"):
+        config._attn_implementation = kind
+        theirs = create_causal_mask(config, torch.zeros(2, 9, 32), valid, past_key_values=None)
+        out = lg.attend(q, k, v, mask=theirs, encoding="alibi")
+        want = lg.attend(q, k, v, mask=lg.Causal() & lg.Padding(valid), encoding="alibi")
+        real = valid.bool()[:, None, :, None].expand_as(out)
+        close(out[real], want[real])
+
+
+def test_a_causal_tensor_serves_what_must_be_causal():
+    q, k, v = heads(9)
+    fox = lg.encoding("fox", dim=6, num_heads=4).double()
+    context = fox.context(random(2, 9, 6))[0]
+    seen = torch.ones(9, 9, dtype=torch.bool).tril()
+    close(
+        lg.attend(q, k, v, encoding=fox, context=context, mask=seen), lg.attend(q, k, v, encoding=fox, context=context)
+    )
+    with pytest.raises(ValueError, match="no meaning for keys in the future"):
+        lg.attend(q, k, v, encoding=fox, context=context, mask=torch.ones(9, 9, dtype=torch.bool))
+
+
+def test_explain_says_what_takes_a_tensor(capsys):
+    q, k, v = heads(9)
+    lg.explain(q, k, v, mask=torch.ones(9, 9, dtype=torch.bool), encoding="alibi")
+    assert "table      refuses: it runs span by span, and the mask is more than" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones(9, 8, dtype=torch.bool), r"expected bool \[9, 9\] or \[2, 1, 9, 9\], for all heads, or a mask"),
+        (torch.ones(2, 4, 9, 9, dtype=torch.bool), "for all heads"),
+        (torch.ones(3, 1, 9, 9, dtype=torch.bool), "for all heads"),
+        (torch.ones(9, 9, dtype=torch.long), "expected bool"),
+        (random(9, 9), "adds other numbers to the scores"),
+    ],
+)
+def test_refused_tensors(mask, message):
+    with pytest.raises(ValueError, match=message):
+        lg.attend(*heads(9), mask=mask)
+
+
+def test_documents_from_cu_seqlens():
+    """Where each begins, and the end; an empty one has no token."""
+    q, k, v = heads(9)
+    for dtype in (torch.int32, torch.int64):
+        documents = lg.Documents.from_cu_seqlens(torch.tensor([0, 5, 5, 8, 9], dtype=dtype))
+        assert documents.ids.tolist() == [0] * 5 + [2] * 3 + [3]
+    out = lg.attend(q, k, v, mask=lg.Causal() & documents)
+    for start, stop in ((0, 5), (5, 8), (8, 9)):
+        close(out[:, :, start:stop], lg.attend(*(x[:, :, start:stop] for x in (q, k, v))))
+
+
+@pytest.mark.parametrize("given", [[1, 5], [0, 5, 3], [0], [[0, 5]], [0.0, 5.0], None])
+def test_refused_cu_seqlens(given):
+    with pytest.raises(ValueError, match="cu_seqlens: expected integers from 0"):
+        lg.Documents.from_cu_seqlens(None if given is None else torch.tensor(given))
