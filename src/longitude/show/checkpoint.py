@@ -10,7 +10,15 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
-from longitude.checkpoints.config import FREQUENCY, declared_length, head_dim_of, not_rotary, ropes, trained_length
+from longitude.checkpoints.config import (
+    FREQUENCY,
+    declared_length,
+    head_dim_of,
+    not_rotary,
+    ropes,
+    trained_length,
+    unrotated,
+)
 from longitude.checkpoints.load import config_of, in_one_line
 from longitude.checkpoints.positions import has_alibi, table_of
 from longitude.checkpoints.quiet import quiet
@@ -123,9 +131,14 @@ def rotations(config: Any) -> list[Rotation]:
     windows["all layers"] = None if None in windows.values() else max(windows.values())  # type: ignore[type-var]
     found = []
     for name, rope in ropes(config).items():
-        window = windows.get(name or "all layers")
+        which = name or "all layers"
+        if rope.rotates is not None:
+            which, types = "layers that rotate", getattr(config, "layer_types", None) or [*kinds] * len(rope.rotates)
+            each = [windows[kind] for kind, rotates in zip(types, rope.rotates) if rotates]
+            windows[which] = None if None in each else max(each, default=None)
+        window = windows.get(which)
         own = window if window is not None and window < length else None
-        found.append(Rotation(name or "all layers", rope, head_dim_of(config), length, own))
+        found.append(Rotation(which, rope, head_dim_of(config), length, own))
     return found
 
 
@@ -143,6 +156,13 @@ def facts(path: str, config: Any) -> dict[str, Any]:
         "declared": declared_length(config),
         "layers": layers_of(config),
         "rotations": [_of_rotation(each) for each in rotating],
+        "unrotated": sorted({layer for each in rotating for layer in unrotated(each.rope)}),
+        "temperature": [
+            spec
+            for each in rotating
+            for spec in (each.rope.temperature, each.rope.unrotated_temperature)
+            if spec is not None
+        ],
     }
 
 
@@ -196,6 +216,13 @@ def words(about: dict[str, Any]) -> Iterator[tuple[str, str]]:
         for kind, n in about["layers"].items()
     )
     yield "layers", ", ".join(each)
+    if about["unrotated"]:
+        yield "without rotation", f"layers {', '.join(map(str, about['unrotated']))}, counted from 0"
+    for spec in about["temperature"]:
+        yield (
+            "queries",
+            f"multiplied by {spec['name']}, " + " ".join(f"{k}={v}" for k, v in spec.items() if k != "name"),
+        )
     for rotation in about["rotations"]:
         yield from _rotation_in_words(rotation, about["trained"])
     if about["kind"] == ["learned"]:

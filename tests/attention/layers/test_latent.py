@@ -52,7 +52,22 @@ WITH = {
     "rope by row": of("rope", scaling=ROW),
     "shaw": of("shaw", values=False),
 }
+WITHOUT = {
+    name: mixers.MixerExample(LatentAttention, {"rope_dim": 0}, testing.example(name))
+    for name in ("none", "alibi", "fox", "ssmax")
+}
 CARRYING = {name: of(name, num_kv_heads=1) for name in ("path", "path_fox")}
+
+
+@pytest.mark.parametrize("name", WITHOUT)
+def test_without_a_rotary_part(name):
+    """Both routes, and a cache of latents alone, as in layers without position."""
+    mixers.laws()["forms"](WITHOUT[name], lengths=(1, 21)).require(name)
+    layer, x = make("none", rope_dim=0), tokens(2, 9)
+    cache = layer.cache_layer()
+    parts = [by(layer, route)(x[:, a:b], cache=cache) for route, a, b in (("expanded", 0, 4), ("absorbed", 4, 9))]
+    assert cache.keys.shape[-1] == SIZES["kv_rank"]
+    close(torch.cat(parts, 1), by(layer, "expanded")(x))
 
 
 @pytest.mark.parametrize("name", WITH)
@@ -160,6 +175,8 @@ PADDED = lg.Causal() & lg.Padding(torch.ones(6).bool())
 test_refusals = refused_calls(
     [
         (lambda: make(rope_dim=3), "expected an even rope_dim.* got 3"),
+        (lambda: make(rope_dim=-2), "expected an even rope_dim.* or 0, got -2"),
+        (lambda: make("none", rope_dim=0).require(lg.Composed([lg.Rotary(4, "half")])), "no rotary part .rope_dim=0."),
         (lambda: make(value_dim=-1), "value_dim"),
         (lambda: make(route="expand"), "expanded"),
         (lambda: make(backend="fast"), "backend 'fast'"),

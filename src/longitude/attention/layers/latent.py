@@ -48,7 +48,7 @@ class LatentAttention(Mixer):
         kv_rank: Of the latent; dim/4, at most 512, where None.
         q_rank: Of the queries' latent; None is one full matrix W_Q without norm.
         nope_dim, value_dim: Of a head's key without position, and of its value; head_dim where None.
-        rope_dim: Of the rotary part; half of head_dim, made even, where None.
+        rope_dim: Of the rotary part; half of head_dim, made even, where None; 0 is none, for layers without rotation.
         eps: Of the norms.
         bias: Of W_DQ, W_DKV, W_KR and W_O.
         dropout, backend: As in MultiHeadAttention.
@@ -56,8 +56,8 @@ class LatentAttention(Mixer):
         route: "auto" is "absorbed" where a call has few queries for its keys, as in decoding (see `cheaper_absorbed`).
 
     Raises:
-        ValueError: For sizes below 1, an odd rope_dim, an unknown route, an encoding of other sizes, one that adds to values,
-            and one that carries keys along where route is "expanded".
+        ValueError: For sizes below 1, an odd or negative rope_dim, an unknown route, an encoding of other sizes, one that rotates
+            where rope_dim is 0, one that adds to values, and one that carries keys along where route is "expanded".
 
     Source:
         DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, https://arxiv.org/abs/2405.04434.
@@ -130,6 +130,8 @@ class LatentAttention(Mixer):
         terms = () if encoding.reads_tokens else encoding.terms({})
         if any(isinstance(term, OffsetVectors) and term.values is not None for term in terms):
             return f"{type(encoding).__name__} adds vectors to values, and those of LatentAttention have no positions"
+        if self.rope_dim == 0 and encoding.overrides("queries", "keys"):
+            return f"{type(encoding).__name__} rotates, and this LatentAttention has no rotary part (rope_dim=0)"
         return super().refuses(encoding)
 
     def mix_tokens(self, x: Float[Tensor, "B L dim"], inputs: MixerInputs) -> Any:
@@ -285,7 +287,9 @@ def sized(
     nope_dim = head_dim if nope_dim is None else nope_dim
     rope_dim = 2 * max(1, head_dim // 4) if rope_dim is None else rope_dim
     value_dim = head_dim if value_dim is None else value_dim
-    check_sizes("LatentAttention", kv_rank=kv_rank, nope_dim=nope_dim, rope_dim=rope_dim, value_dim=value_dim)
-    if rope_dim % 2:
-        raise ValueError(f"LatentAttention: expected an even rope_dim, whose numbers rotate in pairs, got {rope_dim}")
+    check_sizes("LatentAttention", kv_rank=kv_rank, nope_dim=nope_dim, value_dim=value_dim)
+    if isinstance(rope_dim, bool) or not isinstance(rope_dim, int) or rope_dim < 0 or rope_dim % 2:
+        raise ValueError(
+            f"LatentAttention: expected an even rope_dim, whose numbers rotate in pairs, or 0, got {rope_dim!r}"
+        )
     return kv_rank, nope_dim, rope_dim, value_dim
