@@ -135,7 +135,7 @@ def rotations(config: Any) -> list[Rotation]:
         if rope.rotates is not None:
             which, types = "layers that rotate", getattr(config, "layer_types", None) or [*kinds] * len(rope.rotates)
             each = [windows[kind] for kind, rotates in zip(types, rope.rotates) if rotates]
-            windows[which] = None if None in each else max(each, default=None)
+            windows[which] = None if None in each else max(each, default=None)  # type: ignore[type-var]
         window = windows.get(which)
         own = window if window is not None and window < length else None
         found.append(Rotation(which, rope, head_dim_of(config), length, own))
