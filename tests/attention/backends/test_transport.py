@@ -82,3 +82,21 @@ def test_memory_of_attention_grows_with_the_length_alone() -> None:
         call = lambda: gradients(transport_attention(*inputs[:5], 0.3, inputs[5], chunk=16), inputs)  # noqa: B023, E731
         peaks.append(memory_of(call).peak)
     assert peaks[1] < 2.2 * peaks[0]
+
+
+@pytest.mark.parametrize("high", [None, 6])
+def test_the_last_keys_may_be_left_out(high: int | None) -> None:
+    """Where the last chunk is not whole; and derivatives of second order."""
+    q, k, v, w, b, _ = (x.requires_grad_() for x in drawn(13, 13, 20))
+    i, j = torch.arange(7, 20)[:, None], torch.arange(20)
+    hidden = (j > i) | (j >= 18) | (i - j > (20 if high is None else high))
+
+    def own(*inputs: Tensor) -> Tensor:
+        return transport_attention(*inputs, 0.3, None, high, 5, hidden=2)
+
+    want = (0.3 * written_out(q, k, w, b)).masked_fill(hidden, -torch.inf).softmax(-1) @ v
+    inputs = q, k, v, w, b
+    for found in zip(*([out, *gradients(out, inputs)] for out in (own(*inputs), want)), strict=True):
+        close(*found, 1e-10)
+    small = [x.detach()[:1, :1].requires_grad_() for x in inputs]
+    assert torch.autograd.gradgradcheck(own, small, fast_mode=True)

@@ -53,7 +53,17 @@ def test_only_keys_that_the_mask_allows_are_counted(name: str) -> None:
 def test_gates_of_any_size(size: float) -> None:
     """Half open all, so that counts are whole and have the gradient of the column below; wide open and closed ones."""
     q, k, v = (x.detach() for x in inputs(70, 70))
-    qkv, encoding = [(size * q).requires_grad_(), k.requires_grad_(), v.requires_grad_()], cope(9)
+    qkv, encoding = [q.requires_grad_(), (size * k).requires_grad_(), v.requires_grad_()], cope(9)
+    for got, want in zip(*(found(b, encoding, qkv, lg.Causal()) for b in ("table", "reference")), strict=True):
+        close(got, want, 1e-9 * max(1.0, want.abs().max().item()))
+
+
+def test_old_keys_with_low_scores_may_count_most() -> None:
+    """What makes them count is added after their score: no bound of q k' alone leaves them out."""
+    q, k, v = (x.detach() for x in inputs(211, 211))
+    q[..., 0], k[:, :, -60:], encoding = 1.0, 3000 * k[:, :, -60:], cope(2)
+    encoding.table.data[:] = torch.tensor([0.0, 1e5]) * (torch.arange(20) == 0)[:, None]
+    qkv = [x.requires_grad_() for x in (q, k, v)]
     for got, want in zip(*(found(b, encoding, qkv, lg.Causal()) for b in ("table", "reference")), strict=True):
         close(got, want, 1e-9 * max(1.0, want.abs().max().item()))
 

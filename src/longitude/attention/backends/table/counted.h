@@ -42,8 +42,8 @@ INLINE real raise(const real *logits, real full, real count, vec *x, int wide, P
       continue;
     }
     Place p = place(x[w], full, &count);
-    vec below = read(logits, p.low), raised = x[w] + below + p.rest * (read(logits, p.low + 1) - below);
-    x[w] = either(x[w] == -INFINITY, x[w], raised);
+    vec below = read(logits, p.low);
+    x[w] += below + p.rest * (read(logits, p.low + 1) - below);
     if (at) at[w] = p;
   }
   return count;
