@@ -65,7 +65,10 @@ OPTIONS = {
     "fox": {"scale_gate": [True, False]},
     "path": {"rank": [3, None]},
     "path_fox": {"rank": [3, None]},
-    **{name: {} for name in ("none", "alibi", "kerple_log", "kerple_power")},
+    "log_n": {"trained_length": [None, 16]},
+    "llama4_temperature": {"attn_scale": [0.5], "floor_scale": [1, 7]},
+    "ministral3_temperature": {"beta": [0.5], "original_max_length": [1, 5]},
+    **{name: {} for name in ("none", "alibi", "kerple_log", "kerple_power", "ssmax", "sink")},
 }
 AXES = {
     "axial_rope": {"axis": [0, 0, 1, 1], "theta": np.tile(loops.plain(WIDTH // 2, 10000.0), 2)},
@@ -100,6 +103,7 @@ def encoding(r):
         scheme, more = "", AXES.get(name, {})
     dot = loops.dot_axes if name in AXES else getattr(loops, f"dot_{name}", loops.dot_plain)
     o = {**SHAPES, **options, **more, "kind": name, "dot": dot, "add": getattr(loops, f"add_{name}", None)}
+    o["warm"] = getattr(loops, f"warm_{name}", None)
     return testing.example(name, **options), o, f"{name} {scheme}".strip()
 
 

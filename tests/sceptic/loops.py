@@ -141,6 +141,23 @@ def add_fire(o, p, h, i, j):
     return p["mlp.2.weight"][h] @ hidden + p["mlp.2.bias"][h]
 
 
+# ---- what multiplies a query at position i that attends to n keys ----------------------------------------------------------
+def warm_ssmax(o, p, h, n, i):
+    return p["rate"][h] * math.log(n)
+
+
+def warm_log_n(o, p, h, n, i):
+    return math.log(n) / (math.log(o["trained_length"]) if o["trained_length"] else 1)
+
+
+def warm_llama4_temperature(o, p, h, n, i):
+    return 1 + o["attn_scale"] * math.log(1 + (i + 1) // o["floor_scale"])
+
+
+def warm_ministral3_temperature(o, p, h, n, i):
+    return 1 + o["beta"] * math.log(1 + i // o["original_max_length"])
+
+
 # ---- what content decides -------------------------------------------------------------------------------------------------
 def log_gates(p, x, prefix=""):
     """G [L, H], sums of ln sigmoid(w . x + b)."""
@@ -187,6 +204,8 @@ def attention(o, scale, seen, at, to, q, k, v, x, p):
         reflected = reflections(p, x[b], k.shape[1], "members.0." * both) if "path" in kind else None
         for h, n in np.ndindex(heads, rows):
             i, row, g, scores = keys - rows + n, q[b, h, n], h // group, []
+            if o["warm"] and seen[b][n]:
+                row = row * o["warm"](o, p, h, len(seen[b][n]), at[b, n])
             for j in seen[b][n]:
                 if reflected is not None:
                     dot = dot_path(row, k[b, g, j], reflected[0][:, g], reflected[1][:, g], i, j)
@@ -202,12 +221,14 @@ def attention(o, scale, seen, at, to, q, k, v, x, p):
                 if o["add"]:
                     score += o["add"](o, p, h, at[b, n], to[b, j])
                 scores.append(score)
+            if kind == "sink":  # one more score, of no value
+                out[b, h, n, -1] = p["logits"][h]
             if not scores:
                 continue
             if kind == "cope":
                 scores = cope(o, p, len(row) ** -0.5, row, scores)
-            weights, total = softmax(scores)
-            out[b, h, n, -1] = total
+            weights, total = softmax([*scores, p["logits"][h]] if kind == "sink" else scores)
+            weights, out[b, h, n, -1] = weights[: len(scores)], total
             for weight, j in zip(weights, seen[b][n], strict=True):
                 out[b, h, n, :-1] += weight * v[b, g, j]
                 if kind == "shaw" and "value_table" in p:
