@@ -82,6 +82,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.layouts import convert_layout as convert_layout
     from longitude.positions.multimodal import multimodal_positions as multimodal_positions
     from longitude.positions.places import Abacus as Abacus, Coupled as Coupled
+    from longitude.positions.polar import PoPE as PoPE
     from longitude.positions.relative import Shaw as Shaw, TransformerXL as TransformerXL
     from longitude.positions.rotary import (
         AxialRotary as AxialRotary,
@@ -131,6 +132,7 @@ _NAMES = {
     "positions.relative": "Shaw TransformerXL",
     "positions.contextual": "CoPE FoX PaTH",
     "positions.places": "Abacus Coupled",
+    "positions.polar": "PoPE",
     "positions.temperature": "SSMax LogN Llama4Temperature Ministral3Temperature",
     "positions.sink": "LearnedSink",
     "attention.operation": "attend explain",

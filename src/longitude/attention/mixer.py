@@ -60,6 +60,7 @@ class Mixer(nn.Module):
     Attributes:
         scores: An encoding may add terms to its scores.
         rotates: An encoding may rotate its queries and keys.
+        widens: An encoding may make its queries and keys wider.
         bidirectional: With lg.NoMask() a token attends to those after it, too, as encoders need.
         has_weights: It has weights over keys, and return_weights returns them.
         growth: Of its cache, with the tokens N: "O(1)", "O(log N)" or "O(N)".
@@ -71,6 +72,7 @@ class Mixer(nn.Module):
 
     scores = False
     rotates = False
+    widens = False
     bidirectional = False
     has_weights = False
     growth = "O(N)"
@@ -183,13 +185,19 @@ class Mixer(nn.Module):
         rotates = kind.queries is not Encoding.queries or kind.keys is not Encoding.keys
         if rotates and not self.rotates:
             return f"{kind.__name__} rotates queries and keys, and {type(self).__name__} has none"
+        if encoding.widens > 1 and not self.widens:
+            return f"{kind.__name__} makes queries and keys wider, and {type(self).__name__} keeps their width"
         return None
 
     def require(self, encoding: Composed | None) -> None:
         """ValueError with the first refusal of an encoding's members."""
         for member in encoding or ():
             if (why := self.refuses(member)) is not None:
-                able = [name for name, kind in MIXERS.items() if kind.scores and kind.rotates]
+                able = [
+                    name
+                    for name, kind in MIXERS.items()
+                    if kind.scores and kind.rotates and (kind.widens or member.widens == 1)
+                ]
                 raise ValueError(
                     f"{why}; expected an encoding that acts on the input, or none at all, or one of the mixers "
                     f"{', '.join(sorted(able))}"

@@ -148,15 +148,16 @@ def raw_request(
     return_weights: bool,
     pairs: AllowedPairs | None = None,
     sinks: Tensor | None = None,
+    transformed_by: int = 1,
 ) -> Request:
     """A request of queries and keys as they are. Layers, whose cache may hold transformed keys, call it.
 
     mask: checked already; pairs: what layers of the same forward found of it; sinks: a logit for each head of queries, besides
-    those of the encoding.
+    those of the encoding; transformed_by: how many times wider than a head they are already.
     """
-    heads, rows, keys = q.shape[1], q.shape[2], k.shape[2]
+    heads, rows, keys, head_dim = q.shape[1], q.shape[2], k.shape[2], q.shape[3] // transformed_by
     for who, name, size in encoding.sizes:
-        got = heads if name == "num_heads" else q.shape[3]
+        got = heads if name == "num_heads" else head_dim
         if size != got:
             raise ValueError(f"{who} was built with {name}={size}, q has {got}")
     if context or encoding.reads_tokens:
@@ -178,7 +179,7 @@ def raw_request(
         q_positions, k_positions = of_one_axis(q_positions, k_positions, terms, keys - rows)
     r = Request(
         q, k, v, added, mask, q_positions, k_positions,
-        scale=q.shape[3] ** -0.5 if scale is None else scale,
+        scale=head_dim**-0.5 if scale is None else scale,
         dropout=dropout,
         weights=return_weights,
         learned=tuple(learned),

@@ -77,17 +77,30 @@ class LayerCall:
 
         sinks: those of the model itself, [H].
         """
-        dtype = q.dtype
+        dtype, head_dim = q.dtype, q.shape[3]
         if self.tables is not None:
             if self.cached:  # its keys are the cache's
                 q = self.encoding.queries(q, self.tables)
             else:
                 q, k = self.encoding.queries_and_keys(q, k, self.tables)
         q, v = q.to(k.dtype), v.to(k.dtype)  # a cache may hold keys in a wider dtype
-        scale = (q.shape[3] ** -0.5 if scale is None else scale) * self.encoding.softmax_factor
+        scale = (head_dim**-0.5 if scale is None else scale) * self.encoding.softmax_factor
         require_causal(self.encoding.causal_only, mask)
         places = self.positions, self.k_positions
-        r = raw_request(q, k, v, self.encoding, self.columns, mask, *places, scale, dropout, weights, sinks=sinks)
+        r = raw_request(
+            q,
+            k,
+            v,
+            self.encoding,
+            self.columns,
+            mask,
+            *places,
+            scale,
+            dropout,
+            weights,
+            sinks=sinks,
+            transformed_by=q.shape[3] // head_dim,
+        )
         if self.encoding.stable_keys:
             out, weights_ = run(r)
         else:

@@ -55,6 +55,8 @@ class Encoding(nn.Module):
     """One module serves all layers."""
     stable_keys: bool = True
     """A transformed key stays right while the sequence grows, so a cache may keep it."""
+    widens: int = 1
+    """Queries and keys leave with this many times their width; the scale of the scores stays that of the width they came with."""
     softmax_factor: float = 1.0
     """What its source multiplies the scale of the scores by; a model passes it in `scale`, nothing here does."""
     carries: bool = False
@@ -127,11 +129,11 @@ class Encoding(nn.Module):
         return None
 
     def queries(self, q: Tensor, prepared: Any) -> Tensor:
-        """Q [B, H, L, head_dim] -> the same shape."""
+        """Q [B, H, L, head_dim] -> [B, H, L, widens head_dim]."""
         return q
 
     def keys(self, k: Tensor, prepared: Any) -> Tensor:
-        """K [B, Hkv, L, head_dim] -> the same shape."""
+        """K [B, Hkv, L, head_dim] -> [B, Hkv, L, widens head_dim]."""
         return k
 
     def queries_and_keys(self, q: Tensor, k: Tensor, prepared: Any) -> tuple[Tensor, ...]:

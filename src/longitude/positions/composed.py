@@ -20,6 +20,7 @@ COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "axes": lambda axes: max([1, *axes]),  # compilers do not follow default=
     "shared": all,
     "stable_keys": all,
+    "widens": math.prod,
     "softmax_factor": math.prod,
     "carries": any,
     "passing_columns": lambda columns: frozenset().union(*columns),

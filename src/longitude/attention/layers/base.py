@@ -154,8 +154,11 @@ def attended(
         known = call.chosen.get(key)
     if known is not None and known.first is not None:
         return answer(known.backend, known.first.of_layer(q, k, v))[0], None
+    already = encoding.widens if encoding.stable_keys else 1
     pairs, places = call.pairs(q.shape[0], q.shape[2], k.shape[2]), (call.q_positions, k_positions)
-    r = raw_request(q, k, v, encoding, columns, pairs.mask, *places, scale, dropout, weights, pairs)
+    r = raw_request(
+        q, k, v, encoding, columns, pairs.mask, *places, scale, dropout, weights, pairs, transformed_by=already
+    )
     if not encoding.stable_keys:
         parts = parted(r, encoding, *places)
         if len(parts) > 1:

@@ -51,6 +51,7 @@ class MultiHeadAttention(Mixer):
 
     scores = True
     rotates = True
+    widens = True
     bidirectional = True
     has_weights = True
     cache_kinds: tuple[CacheKind, ...] = ("full",)
