@@ -23,7 +23,7 @@ endif
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import ceilings properties numbers claims api notebooks laws docs clean new-torch
+.PHONY: help install study report checkpoint test test-elsewhere test-all sceptic conformance ecosystem check format bench bench-mixers bench-decode bench-import gpu ceilings properties numbers claims api notebooks laws docs clean new-torch
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' Makefile | sed -E 's/^([a-z-]+):.*## /\1|/' | awk -F'|' '{ printf "  make %-14s %s\n", $$1, $$2 }'
@@ -81,6 +81,9 @@ bench-mixers: $(VENV)/bench.stamp ## what each mixer and the whole models cost, 
 bench-decode: OF := -decode
 bench-decode: $(VENV)/bench.stamp ## what a generated token costs behind contexts up to 32768, for every mixer (a few minutes, quiet)
 	$(BIN)/python benchmarks/decode.py --out $(OUT) $(ARGS)
+
+gpu: ## laws and times on a GPU, in at most nine minutes, with any PYTHON that has torch for CUDA: nothing is installed
+	$(if $(shell $(PYTHON) -c 'import torch, pytest, jaxtyping' 2>/dev/null && echo here),$(PYTHON),$(BIN)/python) benchmarks/gpu.py $(ARGS)
 
 bench-import: $(VENV)/study.stamp ## what `import longitude` takes beyond torch's own import (a minute, quiet)
 	$(BIN)/python benchmarks/import_time.py $(ARGS)

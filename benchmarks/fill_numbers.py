@@ -13,6 +13,8 @@ bench-mixers    the same of mixers and whole models: results/DATE-mixers.json (`
 decode          a generated token with each mixer: results/DATE-decode.json (`make bench-decode`)
 ceilings        the label of each task that solves it: results/DATE-ceilings.json (`make ceilings`)
 properties      four properties of every encoding: results/DATE-properties.json (`make properties`)
+gpu-kernels     what the assembler says of the kernels in Triton: DATE-gpu-kernels.json (benchmarks/gpu_kernels.py --json)
+gpu-expected    what they should take, on paper: DATE-gpu-expected.json (benchmarks/gpu_paper.py --json)
 study, study-*  what a study prints: results/DATE-study.json, DATE-study-reverse.json, ... (--keep study-reverse runs/reverse)
 """
 
@@ -132,9 +134,44 @@ def printed(found: dict[str, Any]) -> str:
     )
 
 
-KINDS: dict[str, Callable[[dict[str, Any]], str]] = {
+def gpu_kernels(found: list[dict[str, Any]]) -> str:
+    """By chip and kernel the most registers of a thread and KiB of shared memory, over head_dims and what is added to scores."""
+    kernels, lines = list(dict.fromkeys(row["kernel"] for row in found)), []
+    for chip in dict.fromkeys(row["chip"] for row in found):
+        cells = []
+        for kernel in kernels:
+            rows = [row for row in found if (row["chip"], row["kernel"]) == (chip, kernel)]
+            registers, shared, spilled = (max(row[name] for row in rows) for name in ("registers", "shared", "spilled"))
+            cells.append(f"{registers}, {shared / 1024:.0f} KiB" + (f", {spilled} bytes spilled" if spilled else ""))
+        lines.append([f"`{chip}`", *cells])
+    return markdown(["chip", *(f"`{kernel}`" for kernel in kernels)], lines)
+
+
+def gpu_expected(found: dict[str, Any]) -> str:
+    """Of each case the ratios to flash attention; and, without a mask, the milliseconds."""
+    lines: dict[tuple[str, ...], list[str]] = {}
+    for row in found["rows"]:
+        mask = "".join(f", {name} {size}" for name, size in row["mask"].items())
+        own = lines.setdefault((f"{row['encoding']}{mask}", str(row["length"]), str(row["head_dim"])), [])
+        on = row["H200"]
+        own.append(f"{on['ratio'][0]:.2f} to {on['ratio'][1]:.2f}")
+        own.append(f"{on['ms'][0]:.2f} to {on['ms'][1]:.2f}")
+    headings = [
+        "bias, mask",
+        "length",
+        "head_dim",
+        "forward, of flash",
+        "ms",
+        "forward + backward, of flash",
+        "ms",
+        "measured",
+    ]
+    return markdown(headings, [[*about, *own, "not yet"] for about, own in lines.items()])
+
+
+KINDS: dict[str, Callable[[Any], str]] = {
     "bench": promises, "bench-mixers": promises, "decode": decoding, "ceilings": ceilings,
-    "properties": properties,
+    "properties": properties, "gpu-kernels": gpu_kernels, "gpu-expected": gpu_expected,
 }  # fmt: skip
 
 

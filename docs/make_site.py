@@ -27,7 +27,7 @@ SECTIONS = {
     ],
     "notebooks": ["examples/*"],
     "api": ["api/*"],
-    "performance": ["properties"],
+    "performance": ["properties", "gpu"],
     "claims": [],
     "errata": [],
     "decisions": [],

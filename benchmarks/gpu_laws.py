@@ -1,0 +1,113 @@
+"""The laws that `benchmarks/gpu.py` runs by pytest: which files, and what came of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SECONDS = 120
+BACKENDS, TRITON = "tests/attention/backends", "tests/attention/backends/triton"
+ROTATION = "tests/positions/test_rotation_on_gpu.py"
+ON_CUDA = {
+    "triton": [f"{TRITON}/test_kernels.py", f"{TRITON}/test_backend.py", "-m", "not slow"],
+    "rotation": [ROTATION, "-m", "not slow"],
+    "all backends": [f"{BACKENDS}/test_cuda.py"],
+    "flex": [f"{BACKENDS}/test_flex.py", "-m", "gpu"],
+}
+CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+"""The tests ask for it, and without this torch refuses every product of matrices on CUDA."""
+INTERPRETED = {
+    "triton": [
+        f"{TRITON}/test_kernels.py",
+        f"{TRITON}/test_backend.py",
+        f"{TRITON}/test_intervals.py",
+        "-m",
+        "not slow",
+    ],
+    "rotation": [ROTATION, "-m", "not slow"],
+}
+
+
+LINE = re.compile(
+    r"^(?:\[gw\d+\] \[ *\d+%\] (?P<first>[A-Z]+) (?P<test>\S+::.*?)"
+    r"|(?P<name>\S+::.*?) (?P<then>[A-Z]+)(?: \(.*)?(?: +\[ *\d+%\])?) *$"
+)
+"""Of a test that ended, as pytest -v prints it, with workers or without."""
+SETTINGS = """[pytest]
+addopts = --import-mode=importlib
+pythonpath = . src benchmarks docs
+markers =
+    slow: here
+    one_in(n): here
+    browser: here
+    ecosystem: here
+    gpu: here
+    timeout(n): here
+"""
+"""The project's own ask for plugins that may not be here."""
+
+
+def run_suites(
+    suites: dict[str, list[str]], folder: Path, seconds: float, environment: dict[str, str]
+) -> Iterator[dict[str, Any]]:
+    """Suites of pytest side by side, until the time is over; a row for each, with what failed."""
+    settings, running = folder / "pytest.ini", {}
+    settings.write_text(SETTINGS)
+    flags = ["-v", "-c", str(settings), "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
+    if find_spec("xdist") and len(os.sched_getaffinity(0)) >= 16:
+        flags += ["-n", "4"]
+    for name, arguments in suites.items():
+        paths = [each for each in arguments if not each.endswith(".py") or imports(ROOT / each)]
+        log = folder / f"laws-{name.replace(' ', '-')}.log"
+        with log.open("w") as out:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "pytest", *flags, *paths], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
+                env={**os.environ, **environment}, start_new_session=True,
+            )  # fmt: skip
+        running[name] = log, process
+    end = time.monotonic() + seconds
+    for name, (log, process) in running.items():
+        note = ended(process, end - time.monotonic())
+        text = log.read_text(errors="replace")
+        found = outcomes(text)
+        failed = sorted(found.get("FAILED", set()) | found.get("ERROR", set()))
+        if process.returncode and not note and not failed:
+            note = (text.strip().splitlines() or ["no output"])[-1]
+        counts = {word: len(found.get(word.upper(), ())) for word in ("passed", "skipped")}
+        about = {"part": "laws", "suite": name, "key": f"laws | {name}"}
+        yield about | counts | {"failed": failed, "notes": {"pytest": note} if note else {}}
+
+
+def outcomes(text: str) -> dict[str, set[str]]:
+    """Tests by what came of them."""
+    found: dict[str, set[str]] = {}
+    for line in map(LINE.match, text.splitlines()):
+        if line:
+            found.setdefault(line["first"] or line["then"], set()).add(line["test"] or line["name"])
+    return found
+
+
+def imports(path: Path) -> bool:
+    """Whether what a test file imports is here."""
+    asked = re.findall(r"^(?:from|import) (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return all(find_spec(name) for name in asked if name != "tests")
+
+
+def ended(process: subprocess.Popen[Any], seconds: float) -> str:
+    """Wait for it, and end it with its own children when the time is over; why it was ended."""
+    try:
+        process.wait(max(1.0, seconds))
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return "its time was over"
+    return ""

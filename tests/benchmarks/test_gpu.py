@@ -1,0 +1,249 @@
+"""`make gpu` without a GPU: what is expected on paper, rows that outlive what fails, verdicts; every cell, interpreted."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+import fill_numbers
+import gpu
+import gpu_laws
+import gpu_paper
+from gpu_paper import FORWARD, KEYS, QUERIES, Shape, expected, seconds, visited
+from longitude.attention.backends.triton import launch
+from tests.docs.test_snippets import ROOT
+
+
+# ---- on paper ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("mask", [{}, {"window": 7}, {"document": 12}])
+def test_pairs_are_those_of_the_mask(mask):
+    """Counted one by one; and no block that a kernel visits leaves one out."""
+    shape = Shape(40, 64, **mask)
+    token = torch.arange(40)
+    offset = token[:, None] - token
+    allowed = (offset >= 0) & (offset < mask.get("window", 40))
+    if "document" in mask:
+        allowed &= token[:, None] // 12 == token // 12
+    assert shape.pairs == int(allowed.sum()) and shape.share == shape.pairs / 820
+    for by_keys in (False, True):
+        for Q, K in ((8, 4), (4, 8)):
+            blocks = allowed.unflatten(1, (-1, K)).unflatten(0, (-1, Q)).any(3).any(1)
+            walked = visited(shape, Q, K, by_keys)
+            assert walked >= int(blocks.sum()) * Q * K >= shape.pairs and walked <= 2 * int(blocks.sum()) * Q * K
+            if not mask:
+                assert walked == int(blocks.sum()) * Q * K
+
+
+def test_operations_are_those_of_papers():
+    """With blocks of one pair: 4 D per pair forward; backward 5 products at least, the two kernels 7 (docs/decisions.md)."""
+    shape, one = Shape(256, 64, tokens=256), launch.Blocks(1, 1, 4, 1)
+    products = {
+        kernel: seconds(kernel, shape, "nothing", "H200", one)["tensor"] * gpu_paper.TENSOR
+        for kernel in (FORWARD, QUERIES, KEYS)
+    }
+    assert products[FORWARD] == pytest.approx(gpu_paper.flops(shape, False))
+    assert products[FORWARD] + (products[QUERIES] + products[KEYS]) * 5 / 7 == pytest.approx(
+        gpu_paper.flops(shape, True)
+    )
+    # 8192 tokens of 16 heads of 128: 0.55e12 operations, and 64 MiB in each of four tensors.
+    units = seconds(FORWARD, Shape(8192, 128), "fixed", "H100", one)
+    assert units["tensor"] == pytest.approx(0.55e12 / 990e12, rel=1e-2)
+    assert units["memory"] == pytest.approx(4 * 2**26 / 3.35e12, rel=2e-2)
+    assert (
+        units["bias"]
+        == pytest.approx(units["exponentials"] / 2)
+        == pytest.approx(16384 * 8193 / 2 * 16 / 32 / 132 / 1.7e9)
+    )
+
+
+def test_more_work_takes_longer():
+    of = partial(expected, Shape(8192, 64), chip="H200")
+    for backward in (False, True):
+        worst = [of(adds, backward)["ms"][1] for adds in ("nothing", "levels", "fixed", "learned")]
+        assert worst == sorted(worst) and (worst[2] < worst[3]) == backward  # a gradient is no work forward
+        low, high = of("learned", backward)["ratio"]
+        assert 0 < low < high <= 1
+    assert expected(Shape(8192, 64), "fixed", True, "H100")["ms"][1] > of("fixed", True)["ms"][1]
+    assert gpu_paper.extra(Shape(8192, 64, tokens=8192), True) < 0.02 * 2 * 32 * 8192**2, (
+        "the target of memory is out of reach"
+    )
+
+
+def test_the_page_has_what_is_computed():
+    """docs/gpu.md is filled from a file, as all pages are."""
+    kept = json.loads(fill_numbers.newest("gpu-expected").read_text())
+    assert kept["rows"] == json.loads(json.dumps(gpu_paper.rows())), (
+        "python benchmarks/gpu_paper.py --json, then make numbers"
+    )
+
+
+# ---- laws ---------------------------------------------------------------------------------------------------------------
+def test_outcomes_are_read_off_what_pytest_prints():
+    text = """
+tests/a.py::test_one[x, y-causal] PASSED                       [ 10%]
+tests/a.py::test_one[z] SKIPPED (it has no such (thing))       [ 20%]
+[gw3] [ 30%] PASSED tests/a.py::test_two[torch.float16-padded, packed]
+[gw1] [ 40%] FAILED tests/a.py::test_two[b]
+tests/a.py::test_three
+FAILED tests/a.py::test_two[b] - AssertionError: no
+"""
+    found = gpu_laws.outcomes(text)
+    assert {word: len(tests) for word, tests in found.items()} == {"PASSED": 2, "SKIPPED": 1, "FAILED": 1}
+    assert found["FAILED"] == {"tests/a.py::test_two[b]"}
+
+
+def test_files_of_laws_are_there_and_those_that_cannot_be_imported_are_left_out(tmp_path):
+    files = [each for suites in (gpu_laws.ON_CUDA, gpu_laws.INTERPRETED) for suite in suites.values() for each in suite]
+    assert all((ROOT / each).exists() for each in files if each.endswith(".py"))
+    (tmp_path / "a.py").write_text("import torch\nfrom hypo_thesis import given\n")
+    assert gpu_laws.imports(ROOT / files[0]) and not gpu_laws.imports(tmp_path / "a.py")
+
+
+# ---- rows and verdicts -------------------------------------------------------------------------------------------------
+class Broken:
+    key, target = "a | 1", "FoX, forward"
+    about = {"part": "a", "n": 1}
+
+    def measure(self):
+        raise RuntimeError("no register is left\nand more")
+
+
+class Whole(Broken):
+    key = "a | 2"
+
+    def measure(self):
+        return {"ms": {"flash": 1.0, "triton": 2.0}, "score": 0.5, "notes": {}}
+
+
+def test_a_cell_that_fails_leaves_a_row_and_the_next_is_measured(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "cells", lambda part, device: iter([Broken(), Whole()]))
+    results = gpu.Results(tmp_path / "gpu.json")
+    assert gpu.measure("a", "cpu", results, 60) == 0
+    kept = gpu.Results(tmp_path / "gpu.json").rows
+    assert [row["notes"] for row in kept] == [{"cell": "RuntimeError: no register is left"}, {}]
+    assert "[cell: RuntimeError: no register is left]" in capsys.readouterr().out
+    assert gpu.measure("a", "cpu", results, 60) == 0 and capsys.readouterr().out == ""  # nothing is measured twice
+    assert gpu.measure("a", "cpu", gpu.Results(tmp_path / "late.json"), -1) == 0
+    assert {row["notes"]["cell"] for row in gpu.Results(tmp_path / "late.json").rows} == {"no time was left"}
+
+
+def test_a_process_that_dies_goes_on_behind_the_cell(tmp_path, monkeypatch):
+    """The row of a cell is there before it ends."""
+    died = Whole()
+    died.measure = lambda: os._exit(7)
+    died.key = "a | 0"
+    monkeypatch.setattr(gpu, "cells", lambda part, device: iter([died, Whole()]))
+    if (child := os.fork()) == 0:
+        gpu.measure("a", "cpu", gpu.Results(tmp_path / "gpu.json"), 60)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    gpu.measure("a", "cpu", gpu.Results(tmp_path / "gpu.json"), 60)
+    assert [row["notes"] for row in gpu.Results(tmp_path / "gpu.json").rows] == [
+        {"cell": "it began, and did not end"},
+        {},
+    ]
+
+
+def row(target, score, key="x"):
+    return {
+        "part": "attention",
+        "key": key,
+        "target": target,
+        "score": score,
+        "notes": {} if score else {"cell": "why"},
+    }
+
+
+def test_verdicts_are_of_the_worst_row():
+    memory, fox = "memory at 8192, of a dense bias", "FoX, forward"
+    rows = [row(memory, 0.01), row(memory, 0.03, "large"), row(fox, 0.9), row(fox, 0.86, "slow"), row(fox, None)]
+    found = {each["target"]: each for each in gpu.verdicts(rows)}
+    assert (found[memory]["kept"], found[memory]["worst"]) == (False, "large")
+    assert (found[fox]["kept"], found[fox]["worst"], found[fox]["unmeasured"]) == (True, "slow", 1)
+    assert found["FIRE, forward"]["kept"] is None and found["FIRE, forward"]["worst"] == "no row"
+    shown = gpu.table([found[memory], found[fox]])
+    assert shown.endswith(f"missed or not measured: {memory}") and "MISSED" in shown and "1/2" not in shown
+
+
+def test_targets_are_those_of_cells():
+    """No cell names a target that is not judged, and none that is judged has no cell."""
+    import gpu_cells
+
+    machine = gpu_cells.Machine("cuda")
+    cells = [
+        *gpu_cells.checks(machine),
+        *gpu_cells.attention_cells(machine, "H200"),
+        *gpu_cells.rotation_cells(machine),
+    ]
+    cells += [*gpu_cells.flex_cells(machine, "H200"), *gpu_cells.decoding_cells(machine)]
+    assert {cell.target for cell in cells} - {None} == gpu.TARGETS.keys()
+    assert len({cell.key for cell in cells}) == len(cells)
+    shapes = {(cell.about["length"], cell.about["head_dim"]) for cell in gpu_cells.attention_cells(machine, "H200")}
+    assert shapes == {(length, d) for length in (1024, 2048, 4096, 8192, 16384) for d in (64, 128)}
+
+
+# ---- the command -------------------------------------------------------------------------------------------------------
+NEEDED = set(
+    "torch functorch torchgen triton jaxtyping wadler_lindig pytest _pytest py pluggy iniconfig packaging pygments numpy sympy "
+    "mpmath networkx jinja2 markupsafe filelock fsspec typing_extensions setuptools".split()
+)
+"""Packages of a Python that has torch, triton, jaxtyping and pytest, with what these need."""
+
+
+def alone(folder):
+    """PYTHONPATH of a Python that has these and no others."""
+    links = folder / "packages"
+    links.mkdir()
+    for each in Path(sysconfig.get_paths()["purelib"]).iterdir():
+        if re.split(r"-\d|\.", each.name)[0] in NEEDED:
+            (links / each.name).symlink_to(each)
+    code = f"import sys\nsys.path[:] = [each for each in sys.path if 'site-packages' not in each] + [{str(links)!r}]\n"
+    (folder / "sitecustomize.py").write_text(code)
+    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+
+
+def ran(folder, *arguments, **environment):
+    command = [sys.executable, str(ROOT / "benchmarks" / "gpu.py"), "--device", "cpu", "--interpret", *arguments]
+    given = {**os.environ, "OUT": str(folder), "TRITON_DEFAULT_FP_FUSION": "1", **environment}
+    done = subprocess.run(command, capture_output=True, text=True, env=given, cwd=folder)
+    return done, json.loads((folder / "gpu.json").read_text())
+
+
+@pytest.mark.slow
+def test_every_cell_runs_interpreted(tmp_path):
+    pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+    done, found = ran(tmp_path, "--parts", "checks", "attention", "rotation", "decode", "flex")
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = {row["key"]: row for row in found["rows"]}
+    assert {row["part"] for row in found["rows"]} == {
+        "determinism",
+        "memory",
+        "attention",
+        "rotation",
+        "decode",
+        "flex",
+    }
+    assert all(row["score"] == 1 for row in found["rows"] if row["part"] == "determinism")
+    for key, row in measured.items():
+        if row["part"] in ("attention", "flex") and "fire" not in key:
+            assert {"flash"} < row["ms"].keys() and row["notes"] == {} and row["score"] > 0, key
+    assert "does not support PairBias" in measured["attention | fire |  | 2048 | 64 | forward"]["notes"]["triton"]
+    assert "no number means anything" in done.stdout and (tmp_path / "gpu.html").exists()
+
+
+@pytest.mark.slow
+def test_it_needs_torch_triton_jaxtyping_and_pytest_alone(tmp_path):
+    pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+    done, found = ran(tmp_path, "--parts", "laws", "checks", "decode", PYTHONPATH=alone(tmp_path))
+    rows = {row["key"]: row for row in found["rows"]}
+    assert rows["laws | triton"]["passed"] > 20 and not rows["laws | triton"]["failed"], done.stdout + done.stderr
+    assert rows["laws | rotation"]["passed"] and not rows["laws | rotation"]["failed"]
+    assert "No module named 'transformers'" in rows["decode | 1"]["notes"]["cell"]
+    assert "no chart: altair is not here" in done.stdout and ", 2 broken: decode | 1; decode | 64" in done.stdout
