@@ -15,7 +15,9 @@ LINES = 1360
 FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g", "-O1")
 
 DRIVER = f"""
+import os
 import warnings
+del os.environ["LD_PRELOAD"]  # gcc takes many times as long with it, and is given a minute
 warnings.simplefilter("error", RuntimeWarning)
 from longitude import c_compile
 c_compile.FLAGS += {FLAGS}

@@ -185,6 +185,8 @@ def table_limits(r: Request) -> str | None:
     if any(isinstance(term, RowBias) for term in r.terms):
         if not counted(r) or not in_c(r):
             return "of biases that read scores it takes those that count keys, alone, where there is a compiler"
+        if torch.compiler.is_compiling():
+            return "a graph fuses the formula of counted keys, for all lengths"
         if r.rows <= band.FEW:
             return "counting the keys of a few queries takes less without its loop"
     cut = pieces(r) if single_pass(r) is None else []
