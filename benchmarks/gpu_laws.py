@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SECONDS = 120
+SECONDS = 140
 BACKENDS, TRITON = "tests/attention/backends", "tests/attention/backends/triton"
 ROTATION = "tests/positions/test_rotation_on_gpu.py"
 ON_CUDA = {
-    "triton": [f"{TRITON}/test_kernels.py", f"{TRITON}/test_backend.py", "-m", "not slow"],
+    "triton": [f"{TRITON}/test_kernels.py", "-m", "not slow"],
     "rotation": [ROTATION, "-m", "not slow"],
     "all backends": [f"{BACKENDS}/test_cuda.py"],
     "flex": [f"{BACKENDS}/test_flex.py", "-m", "gpu"],
@@ -37,6 +38,19 @@ INTERPRETED = {
 }
 
 
+SANITIZERS = "racecheck", "memcheck"
+CALL = """
+import torch
+import longitude as lg
+
+torch.manual_seed(0)
+q, k, v = (torch.randn(2, 2, 300, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+bias = lg.T5Bias(num_heads=2).to("cuda")
+out = lg.attend(q, k, v, encoding=bias, backend="triton")
+torch.autograd.grad(out.square().sum(), [q, k, v, *bias.parameters()])
+torch.cuda.synchronize()
+"""
+"""Run by these tools of CUDA, where they are installed: forward and backward with a bias that learns, in several blocks."""
 LINE = re.compile(
     r"^(?:\[gw\d+\] \[ *\d+%\] (?P<first>[A-Z]+) (?P<test>\S+::.*?)"
     r"|(?P<name>\S+::.*?) (?P<then>[A-Z]+)(?: \(.*)?(?: +\[ *\d+%\])?) *$"
@@ -44,7 +58,6 @@ LINE = re.compile(
 """Of a test that ended, as pytest -v prints it, with workers or without."""
 SETTINGS = """[pytest]
 addopts = --import-mode=importlib
-pythonpath = . src benchmarks docs
 markers =
     slow: here
     one_in(n): here
@@ -61,17 +74,26 @@ def run_suites(
 ) -> Iterator[dict[str, Any]]:
     """Suites of pytest side by side, until the time is over; a row for each, with what failed."""
     settings, running = folder / "pytest.ini", {}
+    path = os.pathsep.join(
+        [*(str(ROOT / name) for name in ("src", "benchmarks", "docs")), os.environ.get("PYTHONPATH", "")]
+    )
     settings.write_text(SETTINGS)
     flags = ["-v", "-c", str(settings), "--rootdir", str(ROOT), "-p", "no:cacheprovider"]
     if find_spec("xdist") and len(os.sched_getaffinity(0)) >= 16:
         flags += ["-n", "4"]
+    commands = {}
     for name, arguments in suites.items():
         paths = [each for each in arguments if not each.endswith(".py") or imports(ROOT / each)]
+        commands[name] = [sys.executable, "-m", "pytest", *flags, *paths]
+    if suites is ON_CUDA:
+        for tool in SANITIZERS if shutil.which("compute-sanitizer") else ():
+            commands[tool] = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", CALL]
+    for name, command in commands.items():
         log = folder / f"laws-{name.replace(' ', '-')}.log"
         with log.open("w") as out:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pytest", *flags, *paths], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
-                env={**os.environ, **environment}, start_new_session=True,
+                command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT,
+                env={**os.environ, "PYTHONPATH": path, **environment}, start_new_session=True,
             )  # fmt: skip
         running[name] = log, process
     end = time.monotonic() + seconds

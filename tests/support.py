@@ -29,7 +29,8 @@ def close(got: Any, want: Any, atol: float = 1e-12, rtol: float = 0.0) -> None:
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     """Normal numbers of a shape, drawn in float64 so that every dtype sees the same ones."""
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    generator = torch.Generator().manual_seed(seed)  # of the CPU, whatever the default device is
+    return torch.randn(shape, generator=generator, dtype=torch.float64, device="cpu").to(dtype)
 
 
 def golden(name: str) -> Any:

@@ -197,16 +197,21 @@ NEEDED = set(
 """Packages of a Python that has torch, triton, jaxtyping and pytest, with what these need."""
 
 
-def alone(folder):
+def alone(folder, triton):
     """PYTHONPATH of a Python that has these and no others."""
     links = folder / "packages"
     links.mkdir()
     for each in Path(sysconfig.get_paths()["purelib"]).iterdir():
         if re.split(r"-\d|\.", each.name)[0] in NEEDED:
             (links / each.name).symlink_to(each)
-    code = f"import sys\nsys.path[:] = [each for each in sys.path if 'site-packages' not in each] + [{str(links)!r}]\n"
+    code = f"""
+import os, sys
+asked = os.environ["PYTHONPATH"].split(os.pathsep)
+sys.path[:] = [each for each in sys.path if each in asked or not each.endswith(("site-packages", "src"))]
+sys.path.append({str(links)!r})
+"""  # without packages, and without what is installed from its source
     (folder / "sitecustomize.py").write_text(code)
-    return os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    return os.pathsep.join([str(folder), str(Path(triton.__file__).parents[1])])
 
 
 def ran(folder, *arguments, **environment):
@@ -240,8 +245,8 @@ def test_every_cell_runs_interpreted(tmp_path):
 
 @pytest.mark.slow
 def test_it_needs_torch_triton_jaxtyping_and_pytest_alone(tmp_path):
-    pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
-    done, found = ran(tmp_path, "--parts", "laws", "checks", "decode", PYTHONPATH=alone(tmp_path))
+    triton = pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+    done, found = ran(tmp_path, "--parts", "laws", "checks", "decode", PYTHONPATH=alone(tmp_path, triton))
     rows = {row["key"]: row for row in found["rows"]}
     assert rows["laws | triton"]["passed"] > 20 and not rows["laws | triton"]["failed"], done.stdout + done.stderr
     assert rows["laws | rotation"]["passed"] and not rows["laws | rotation"]["failed"]

@@ -1,5 +1,7 @@
 """Rotation in Triton is the formula, interpreted where there is no GPU (tests/conftest.py)."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -7,6 +9,13 @@ from longitude.positions.rotation import RotaryTable, empty_like_heads, one_by_o
 from tests.support import close
 
 pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")
+
+
+@pytest.fixture(autouse=True)
+def _on_the_gpu():
+    """All that a test makes, masks too."""
+    with torch.device("cuda") if torch.cuda.is_available() else nullcontext():
+        yield
 
 
 @pytest.mark.parametrize("layout", ["half", "interleaved"])

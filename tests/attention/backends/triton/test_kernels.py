@@ -1,6 +1,7 @@
 """The kernels in Triton equal `reference`, interpreted where there is no GPU (tests/conftest.py), compiled where there is one."""
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -22,6 +23,13 @@ MASKS = [
 
 
 @pytest.fixture(autouse=True)
+def _on_the_gpu():
+    """All that a test makes, masks too."""
+    with torch.device("cuda") if torch.cuda.is_available() else nullcontext():
+        yield
+
+
+@pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """Several of each kind in a short sequence, none of them alike in queries and keys where they need not be."""
     if DEVICE == "cpu":
@@ -34,11 +42,6 @@ def run(r):
     return backend.attention(r)[0]
 
 
-def given(*arguments, **options):
-    with torch.device(DEVICE):
-        return problem(*arguments, **options)
-
-
 def cases():  # a gate has no meaning for the future, nor do the products of interpreted bfloat16
     return [(names, case) for names in NAMES for case in MASKS if "fox" not in names or MASKS.index(case) < 5]
 
@@ -47,7 +50,7 @@ def cases():  # a gate has no meaning for the future, nor do the products of int
 @pytest.mark.parametrize(("names", "case"), cases())
 def test_same_answer_and_gradients(names, case):
     """Of queries, keys, values, tokens and parameters; several lengths of the keys, grouped heads."""
-    compare(run, *given(37, 37, names=names, mask=masks(37)[case]), tolerance=3e-5)
+    compare(run, *problem(37, 37, names=names, mask=masks(37)[case]), tolerance=3e-5)
 
 
 @pytest.mark.slow
@@ -56,18 +59,18 @@ def test_shapes(rows, keys):
     """Queries at the end of the keys, more queries than keys, one; heads that share keys or not, values of another width."""
     for kv_heads, dv in ((1, 5), (4, 24)):
         mask = lg.NoMask() if rows > keys else lg.Causal()
-        compare(run, *given(rows, keys, names="alibi+t5", mask=mask, kv_heads=kv_heads, dv=dv), tolerance=3e-5)
+        compare(run, *problem(rows, keys, names="alibi+t5", mask=mask, kv_heads=kv_heads, dv=dv), tolerance=3e-5)
 
 
 def test_half_precision():
     """Sums are float32: the answer is as near as its own rounding."""
-    r, wanted = given(37, 37, names="fox+t5", dtype=torch.float16)
+    r, wanted = problem(37, 37, names="fox+t5", dtype=torch.float16)
     compare(run, replace(r, terms=tuple(r.terms)), wanted, tolerance=2e-3)
 
 
 def test_the_logsumexp_and_its_gradient():
     """Of a window, packed documents and padding; a query without keys has -inf and zeros, and no gradient."""
-    r, wanted = given(37, 37, names="alibi+t5", mask=masks(37)["padded, packed"], dv=24)
+    r, wanted = problem(37, 37, names="alibi+t5", mask=masks(37)["padded, packed"], dv=24)
     with torch.no_grad():
         found, want = backend.attention(r), reference(r.with_lse())
     for ours, theirs in zip(found, want, strict=True):
@@ -85,7 +88,7 @@ def test_the_logsumexp_and_its_gradient():
 
 def test_the_same_bits_twice():
     """There is no atomic addition: gradients of a table, which all pairs share, too."""
-    r, wanted = given(37, 37, names="t5", mask=masks(37)["packed"])
+    r, wanted = problem(37, 37, names="t5", mask=masks(37)["packed"])
 
     def once():
         out = run(r)
@@ -98,7 +101,7 @@ def test_the_same_bits_twice():
 @pytest.mark.filterwarnings("ignore:(invalid value|divide by zero) encountered")  # numpy's, of the interpreter
 def test_numbers_that_are_not_finite():
     """NaN in a key, or a score of inf, shows in every query that attends to it; a query of -inf scores has none to divide by."""
-    r, _ = given(40, 40, names="alibi", mask=lg.Window(9))
+    r, _ = problem(40, 40, names="alibi", mask=lg.Window(9))
     with torch.no_grad():
         for value in (math.nan, math.inf):
             k = r.k.clone()
@@ -113,7 +116,7 @@ def test_memory_is_linear():
     """Nothing of pairs; and the workspace of the table's gradient is of the chip, not of the batch."""
     taken = []
     for length in (16, 32, 64):
-        r, wanted = given(length, length, names="t5", dv=1)
+        r, wanted = problem(length, length, names="t5", dv=1)
         with LargestTensor() as largest:
             torch.autograd.grad(run(r).sum(), wanted, allow_unused=True)
         taken.append(largest.elements)
@@ -122,7 +125,7 @@ def test_memory_is_linear():
 
 def test_strided_inputs():
     """As models make them: [B, L, H, D] with the heads brought forward; shared heads; numbers of a vector apart."""
-    r, _ = given(40, 40, names="alibi")
+    r, _ = problem(40, 40, names="alibi")
     want = run(r)
     for change in (
         lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
