@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from longitude.attention.mixer import list_mixers
 from longitude.measure import read_rows
+from longitude.models import LongitudeConfig
 from longitude.positions.base import ENCODINGS, list_encodings
 from longitude.positions.scaling import SCHEMES
 from longitude.registry import options_of
@@ -242,3 +243,42 @@ def test_everything_registered_goes_through_a_study(label, positions, tmp_path, 
     bounded = label == "learned" and positions == "contiguous"
     assert status.status == "done" and ("no positions from 16 on" in (status.reason or "")) == bounded
     assert list(rows["length"]) == ([16] if bounded else [16, 48]) and rows["value"].notna().all()
+
+
+# ---- layers --------------------------------------------------------------------------------------------------------------
+def test_layers_of_their_own():
+    """Each part is a layer, repeated over the model; where it names no mixer, attention, and no encoding, what its mixer takes."""
+    label = parse_label("rope:base=1e4+window:size=8..rope+ssmax..mamba2..none")
+    assert label.encoding == "rope..rope+ssmax..none..none"
+    assert label.options(4) == {
+        "encodings": [{"name": "rope", "base": 1e4}, [{"name": "rope"}, {"name": "ssmax"}], "none", {"name": "none"}],
+        "mixers": [{"name": "window", "size": 8}, "attention", {"name": "mamba2"}, "attention"],
+    }
+    assert [spec["name"] for spec in label.encodings] == ["rope", "rope", "ssmax", "none"]
+    config = LongitudeConfig(
+        vocab_size=9, hidden_size=32, num_hidden_layers=4, num_attention_heads=2, **parse_label("rope..none").options(4)
+    )
+    assert [specs[0]["name"] for specs in config.layer_specs()] == ["rope", "none", "rope", "none"]
+
+
+@pytest.mark.parametrize(
+    ("label", "message"),
+    [
+        ("rope..", "a label on both sides of .., such as rope..none"),
+        ("..rope", "a label on both sides"),
+        ("rope..window:size=8+mamba2", "one mixer for each layer, got window and mamba2"),
+        ("rope..nome", "did you mean 'none'"),
+        ("rope..none+alibi", "together with another encoding 'none' means nothing"),
+    ],
+)
+def test_refused_layers(label, message):
+    with pytest.raises(ValueError, match=message):
+        parse_label(label)
+
+
+def test_a_pattern_that_does_not_divide_the_layers():
+    with pytest.raises(ValueError, match="3"):
+        LongitudeConfig(
+            vocab_size=9, hidden_size=32, num_hidden_layers=4, num_attention_heads=2,
+            **parse_label("rope..rope..none").options(4),
+        )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Labels: how a study names its models, "rope:base=5e5+window:size=64": encodings and mixers joined by "+".
+"""Labels: how a study names its models, "rope:base=5e5+window:size=64": encodings and mixers joined by "+", layers by "..".
 
 They are made of characters that no shell and no file system changes.
 """
@@ -17,6 +17,8 @@ SCHEME = "scaling"
 """The option of an encoding whose value is a scheme, with options of its own."""
 FOREIGN = re.compile(r"[^A-Za-z0-9_.+:=,-]")
 """What no label holds."""
+LAYERS = ".."
+"""Between the labels of layers that follow each other."""
 
 
 @dataclass(frozen=True)
@@ -26,22 +28,30 @@ class Label:
     Attributes:
         encodings: Composed; where there are none, the model chooses.
         mixers: Of the layers, one after the other; where there are none, attention.
+        layers: Of each layer its own, a pattern that is repeated; `encodings` and `mixers` are then all that they name.
     """
 
     encodings: list[Spec]
     mixers: list[Spec]
+    layers: tuple["Label", ...] = ()
 
     @property
     def encoding(self) -> str:
         """The names of the encodings, without options: those given, else what the models choose for the mixers."""
         from longitude.attention.mixer import MIXERS
 
+        if self.layers:
+            return LAYERS.join(layer.encoding for layer in self.layers)
         rotates = any(MIXERS[mixer["name"]].rotates for mixer in self.mixers)
         return "+".join(each["name"] for each in self.encodings) or ("rope" if rotates else "none")
 
     def options(self, layers: int) -> dict[str, Any]:
         """Arguments of LongitudeConfig for a model of this many layers. ValueError where they are too few for the mixers."""
         given: dict[str, Any] = {}
+        if self.layers:
+            own = [layer.options(1) for layer in self.layers]
+            given["encodings"] = [each.get("encoding", layer.encoding) for each, layer in zip(own, self.layers)]
+            return given | {"mixers": [each.get("mixer", "attention") for each in own]}
         if self.encodings:
             given["encoding"] = self.encodings if len(self.encodings) > 1 else self.encodings[0]
         if len(self.mixers) > layers:
@@ -60,11 +70,20 @@ def parse_label(label: str) -> Label:
 
     Values are int, float, true, false, none or text; numbers that follow make a list: sections=2,1,1. Options of a scheme follow
     those of its encoding: scaling=yarn,factor=16,original_max_length=256; where both have an option, the scheme's is
-    written scaling.base=5e5. Raises ValueError for any other character, and for an unknown name or option, with the nearest one.
+    written scaling.base=5e5. Labels of single layers, each with one mixer or none, are joined by "..", and repeated over a model's:
+    rope..rope..rope..none. Raises ValueError for any other character, and for an unknown name or option, with the nearest one.
     """
     from longitude.attention.mixer import MIXERS
     from longitude.registry import options_of
 
+    if LAYERS in label:
+        layers = tuple(_of_layer(part, label) for part in label.split(LAYERS))
+        named = [[*layer.encodings, *layer.mixers] for layer in layers]
+        every = [
+            spec for n, specs in enumerate(named) for spec in specs if not any(spec in before for before in named[:n])
+        ]
+        encodings = [spec for spec in every if spec["name"] not in MIXERS]
+        return Label(encodings, [spec for spec in every if spec["name"] in MIXERS], layers)
     mixers = {name: options_of(kind).keys() - {"encoding"} for name, kind in MIXERS.items()}
     specs = _specs(label, mixers)
     found = Label(*([spec for spec in specs if (spec["name"] in mixers) == is_mixer] for is_mixer in (False, True)))
@@ -72,6 +91,16 @@ def parse_label(label: str) -> Label:
         raise ValueError(
             f"expected none, or encodings, got {label!r}: together with another encoding 'none' means nothing"
         )
+    return found
+
+
+def _of_layer(part: str, label: str) -> Label:
+    if not part:
+        raise ValueError(f"expected a label on both sides of {LAYERS}, such as rope..none, got {label!r}")
+    found = parse_label(part)
+    if len(found.mixers) > 1:
+        names = " and ".join(mixer["name"] for mixer in found.mixers)
+        raise ValueError(f"expected one mixer for each layer, got {names} in {part!r} of {label!r}")
     return found
 
 
