@@ -247,7 +247,7 @@ def test_everything_registered_goes_through_a_study(label, positions, tmp_path, 
 
 # ---- layers --------------------------------------------------------------------------------------------------------------
 def test_layers_of_their_own():
-    """Each part is a layer, repeated over the model; where it names no mixer, attention, and no encoding, what its mixer takes."""
+    """Each part is a layer, repeated over the model: without a mixer attention, without an encoding what its mixer takes."""
     label = parse_label("rope:base=1e4+window:size=8..rope+ssmax..mamba2..none")
     assert label.encoding == "rope..rope+ssmax..none..none"
     assert label.options(4) == {

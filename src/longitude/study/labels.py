@@ -70,8 +70,8 @@ def parse_label(label: str) -> Label:
 
     Values are int, float, true, false, none or text; numbers that follow make a list: sections=2,1,1. Options of a scheme follow
     those of its encoding: scaling=yarn,factor=16,original_max_length=256; where both have an option, the scheme's is
-    written scaling.base=5e5. Labels of single layers, each with one mixer or none, are joined by "..", and repeated over a model's:
-    rope..rope..rope..none. Raises ValueError for any other character, and for an unknown name or option, with the nearest one.
+    written scaling.base=5e5. Labels of single layers, each with one mixer or none, are joined by "..", and
+    repeated over a model's: rope..rope..rope..none. Raises ValueError for any other character, and for an unknown name or option, with the nearest one.
     """
     from longitude.attention.mixer import MIXERS
     from longitude.registry import options_of
@@ -86,7 +86,10 @@ def parse_label(label: str) -> Label:
         return Label(encodings, [spec for spec in every if spec["name"] in MIXERS], layers)
     mixers = {name: options_of(kind).keys() - {"encoding"} for name, kind in MIXERS.items()}
     specs = _specs(label, mixers)
-    found = Label(*([spec for spec in specs if (spec["name"] in mixers) == is_mixer] for is_mixer in (False, True)))
+    encodings, mixers_ = (
+        [spec for spec in specs if (spec["name"] in mixers) == is_mixer] for is_mixer in (False, True)
+    )
+    found = Label(encodings, mixers_)
     if len(found.encodings) > 1 and any(each["name"] == "none" for each in found.encodings):
         raise ValueError(
             f"expected none, or encodings, got {label!r}: together with another encoding 'none' means nothing"
