@@ -71,7 +71,8 @@ def parse_label(label: str) -> Label:
     Values are int, float, true, false, none or text; numbers that follow make a list: sections=2,1,1. Options of a scheme follow
     those of its encoding: scaling=yarn,factor=16,original_max_length=256; where both have an option, the scheme's is
     written scaling.base=5e5. Labels of single layers, each with one mixer or none, are joined by "..", and
-    repeated over a model's: rope..rope..rope..none. Raises ValueError for any other character, and for an unknown name or option, with the nearest one.
+    repeated over a model's: rope..rope..rope..none. Raises ValueError for any other character, and
+    for an unknown name or option, with the nearest one.
     """
     from longitude.attention.mixer import MIXERS
     from longitude.registry import options_of
