@@ -104,10 +104,12 @@ def laws(suites: dict[str, list[str]], results: Results, seconds: float, environ
 # ---- cells -------------------------------------------------------------------------------------------------------------
 def cells(part: str, device: str) -> Iterator[Any]:
     import gpu_cells
+    import gpu_paper
 
     machine = gpu_cells.Machine(device, rounds=20 if device == "cuda" else 1)
     machine.prepare()
-    name = "H100" if device == "cuda" and "H100" in torch.cuda.get_device_name() else "H200"
+    device_name = torch.cuda.get_device_name() if device == "cuda" else "H200"
+    name = next((known for known in gpu_paper.MEMORY if known in device_name), None)  # of others there is no paper
     if part in ("attention", "flex"):
         return (gpu_cells.attention_cells if part == "attention" else gpu_cells.flex_cells)(machine, name)
     return {"checks": gpu_cells.checks, "rotation": gpu_cells.rotation_cells, "decode": gpu_cells.decoding_cells}[part](

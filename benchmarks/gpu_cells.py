@@ -44,7 +44,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it runs: on CUDA in earnest; on the CPU, interpreted, at sizes that only show that every cell runs."""
+    """CUDA, in earnest; or the CPU, interpreted, at sizes that only show that every cell runs."""
 
     device: str
     rounds: int = 20
@@ -65,7 +65,6 @@ class Machine:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Those that decide first."""
         return (8192, 2048, 16384, 4096, 1024) if self.earnest else (16384,)
 
     @property
@@ -163,7 +162,9 @@ class Problem:
         return lambda: torch.autograd.grad(forward(), self.wanted(ours), self.grad, allow_unused=True)
 
 
-def attention(machine: Machine, shape: Shape, name: str, backward: bool, ways: tuple[str, ...], chip: str) -> Measured:
+def attention(
+    machine: Machine, shape: Shape, name: str, backward: bool, ways: tuple[str, ...], chip: str | None
+) -> Measured:
     """Milliseconds of torch's flash attention, and of others."""
     problem = Problem(machine, shape, name)
     earnest = machine.earnest
@@ -177,15 +178,15 @@ def attention(machine: Machine, shape: Shape, name: str, backward: bool, ways: t
     ms, notes = machine.milliseconds(steps)
     plain = Shape(shape.length, shape.head_dim, tokens=shape.tokens, width=shape.width)
     work = {way: gpu_paper.flops(plain if way in ("flash", "cudnn") else shape, backward) for way in ms}
-    own = ways[-1]
+    own, expected = ways[-1], None
+    if chip and own == "triton":
+        expected = gpu_paper.expected(shape, gpu_paper.ADDS[name], backward, chip)["ratio"]
     return {
         "ms": ms,
         "tflops": {way: work[way] / time / 1e9 for way, time in ms.items()},
         "ratio": {way: ms["flash"] / time for way, time in ms.items()} if "flash" in ms else {},
         "score": ms["flash"] * shape.share / ms[own] if {"flash", own} <= ms.keys() else None,
-        "expected": gpu_paper.expected(shape, gpu_paper.ADDS[name], backward, chip)["ratio"]
-        if own == "triton"
-        else None,
+        "expected": expected,
         "notes": notes,
     }
 
@@ -199,7 +200,7 @@ def target_of(name: str, masked: bool, length: int, backward: bool) -> str | Non
     return f"ALiBi, T5, KERPLE, {passed}" if name in ("alibi", "t5", "kerple_log") and length >= 2048 else None
 
 
-def attention_cells(machine: Machine, chip: str) -> Iterator[Cell]:
+def attention_cells(machine: Machine, chip: str | None) -> Iterator[Cell]:
     ways = "flash", "cudnn", "triton"
     masked = [("alibi", text, mask) for text, mask in gpu_paper.MASKED.items()]
     for length in machine.lengths:
@@ -214,7 +215,7 @@ def attention_cells(machine: Machine, chip: str) -> Iterator[Cell]:
                                target_of(name, bool(mask), length, backward))  # fmt: skip
 
 
-def flex_cells(machine: Machine, chip: str) -> Iterator[Cell]:
+def flex_cells(machine: Machine, chip: str | None) -> Iterator[Cell]:
     """Torch's own attention with a bias, which has to compile each."""
     masked = [("alibi", text, mask) for text, mask in gpu_paper.MASKED.items()]
     for length, cases in ((8192, [(name, "", {}) for name in ENCODINGS]), (16384, masked)):
@@ -378,7 +379,6 @@ def decoding(machine: Machine, batch: int) -> Measured:
         model = model.to(machine.device, dtype).eval()
         return lambda: model.generate(prompt, attention_mask=torch.ones_like(prompt), **fixed)
 
-    # Whole generations, in which the host counts.
     ways = {"transformers": generate(theirs), "longitude": generate(ours)}
     times: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(4 if machine.earnest else 2):
