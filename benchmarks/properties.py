@@ -61,8 +61,9 @@ def codes(encoding: Encoding, count: int, dim: int, head_dim: int) -> Tensor | N
         if member.at_input:
             parts.append(member.embed(torch.zeros(1, len(positions), dim, dtype=torch.float64), positions)[0])
         if type(member).keys is not Encoding.keys:
-            ones = torch.ones(len(positions), head_dim, dtype=torch.float64)
-            parts.append(member.rotate_queries(ones, positions))
+            heads = getattr(member, "num_heads", 1)
+            ones = torch.ones(1, heads, len(positions), head_dim, dtype=torch.float64)
+            parts.append(member.rotate_queries(ones, positions)[0, 0])
         for term in member.terms({}):
             last = positions[-1]
             match term:

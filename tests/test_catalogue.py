@@ -44,7 +44,7 @@ def test_properties_are_the_declared_ones():
     assert [*BY_NAME] == lg.list_encodings() == sorted(BY_NAME)
     assert without("relative") == "abacus coupled fire learned llama4_temperature ministral3_temperature sinusoidal"
     assert without("stable_keys") == "xpos"
-    assert without("shared") == "clipped cope fire fox path path_fox shaw sink ssmax transformer_xl"
+    assert without("shared") == "clipped cope fire fox path path_fox pope shaw sink ssmax transformer_xl"
     assert without("learned") == (
         "alibi axial_rope llama4_temperature log_n ministral3_temperature mrope none rope sandwich sinusoidal xpos"
     )

@@ -104,7 +104,12 @@ def needs_operator(*tensors: Tensor | None) -> bool:
         return True
     modes = torch._C._len_torch_dispatch_stack() > 0 or torch._C._are_functorch_transforms_active()
     modes = modes or torch._C._get_tracing_state() is not None
-    return modes or any(x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_neg()) for x in tensors)
+    if modes:
+        return True
+    for x in tensors:  # noqa: SIM110 (every layer of a decoding step asks)
+        if x is not None and (type(x) not in (Tensor, nn.Parameter) or x.is_neg()):
+            return True
+    return False
 
 
 def in_memory(*tensors: Tensor) -> bool:

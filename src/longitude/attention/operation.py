@@ -36,7 +36,7 @@ from longitude.attention.terms import (
     with_terms_around,
 )
 from longitude.errors import unknown
-from longitude.positions.base import ADDED, ENCODINGS, Columns, Encoding, Term, resolved
+from longitude.positions.base import ADDED, ENCODINGS, Columns, Encoding, OffsetBias, Term, resolved
 from longitude.positions.composed import Composed, compose
 from longitude.positions.coordinates import Positions
 
@@ -166,14 +166,16 @@ def raw_request(
     learned: list[Tensor] = []
     if encoding.adds_terms:
         try:
-            terms = tuple(placed_last(term, keys) for term in encoding.terms(context or {}))
+            terms = encoding.terms(context or {})
         except KeyError as missing:
             raise ValueError(
                 f"context: the encoding reads the column {missing} off the tokens; pass context=encoding.context(x)[0]"
             ) from None
-        require_terms(terms, q, k, v)
+        if any(type(term) is not OffsetBias for term in terms):  # which fits whatever there is
+            terms = tuple(placed_last(term, keys) for term in terms)
+            require_terms(terms, q, k, v)
         added = tuple(term for term in terms if isinstance(term, ADDED))
-        if torch.is_grad_enabled() and added:
+        if torch.is_grad_enabled() and added and next(iter(encoding.parameters()), None) is not None:
             learned = learned_of(encoding, terms)
     if not isinstance(q_positions, int) or not isinstance(k_positions, int):
         q_positions, k_positions = of_one_axis(q_positions, k_positions, terms, keys - rows)

@@ -22,6 +22,7 @@ class SuffixEncoding:
     """
 
     prepares = transforms = adds_terms = True
+    widens = 1
     sizes = ()  # of its members they are narrower than queries
 
     def __init__(self, encoding: Composed, before: int):
