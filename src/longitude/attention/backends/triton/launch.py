@@ -45,7 +45,7 @@ class Blocks(NamedTuple):
 KERNELS = "forward", "backward_queries", "backward_keys"
 _WIDE, _SQUARE, _SMALL = Blocks(128, 64, 8, 2), Blocks(64, 64, 8, 2), Blocks(32, 32, 4, 2)
 BLOCKS = {
-    8: {64: (_WIDE, _SMALL, Blocks(16, 64, 4, 2)), 128: (Blocks(128, 32, 8, 2), _SMALL, Blocks(32, 64, 8, 2))},
+    8: {64: (_WIDE, _SMALL, _SMALL), 128: (Blocks(128, 32, 8, 2), _SMALL, Blocks(32, 64, 8, 2))},
     9: {64: (_WIDE, _SQUARE, Blocks(64, 128, 8, 2)), 128: (_WIDE, _SQUARE, Blocks(32, 128, 8, 2))},
     10: {64: (_WIDE, _SQUARE, _SQUARE), 128: (Blocks(128, 32, 8, 2), _SQUARE, Blocks(64, 64, 8, 1))},
 }
