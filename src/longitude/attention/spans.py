@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from longitude.attention.request import Request, band_of
@@ -64,6 +65,11 @@ def assembled(
         if lse is not None and own is not None:
             lse[which, :, rows] = own
     return out, lse
+
+
+def with_wide_values(r: Request) -> Request:
+    """The request with zeros behind its values, as wide as keys: fused loops want that, and zeros change nothing."""
+    return replace(r, v=F.pad(r.v, (0, r.k.shape[3] - r.v.shape[3])))
 
 
 def steady(r: Request) -> Request | None:

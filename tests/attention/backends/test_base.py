@@ -44,7 +44,7 @@ SKIPPING = torch.tensor([0, 1, 3, 7, 8, 9])
         ("table", {"dropout": 0.1}, "it has no dropout"),
         ("table", {"return_weights": True}, "it never holds the weights"),
         ("table", {"encoding": lg.ALiBi(HEADS), "k_positions": SKIPPING}, "positions do not count up by one"),
-        ("table", {"v": torch.randn(1, HEADS, 6, 5)}, "values as wide as keys, not 5 and 8"),
+        ("table", {"v": torch.randn(1, HEADS, 6, 12)}, "values no wider than keys, not 12 and 8"),
         ("table", {"mask": lg.Causal() & lg.Documents(SKIPPING // 3 % 2)}, "not contiguous"),
         ("table", {"mask": lg.Causal() & lg.Padding(SKIPPING % 3 != 1)}, "middle of a sequence"),
         ("table", {"mask": lg.Causal() | lg.Documents(SKIPPING)}, "joined by &"),
@@ -124,3 +124,18 @@ def test_a_backend_of_ones_own_is_one_like_any_other(monkeypatch):
         refuses(backend, request(torch.randn(1, HEADS, 6, DIM), encoding=lg.ALiBi(HEADS)))
         == "it does not support OffsetBias"
     )
+
+
+@pytest.mark.parametrize("backend", ["sdpa", "table"])
+@pytest.mark.parametrize("encoding", [None, "alibi"])
+def test_values_narrower_than_keys(backend, encoding):
+    """Zeros behind them change no number and no gradient; packed documents too."""
+    q, k = (random(2, 4, 9, 8, seed=n).requires_grad_() for n in range(2))
+    v = random(2, 4, 9, 5, seed=2).requires_grad_()
+    for mask in (lg.Causal(), lg.Causal() & lg.Documents(torch.arange(9) // 4)):
+        ours, theirs = (
+            lg.attend(q, k, v, encoding=encoding, mask=mask, backend=name) for name in (backend, "reference")
+        )
+        close(ours, theirs, 1e-12)
+        for a, b in zip(*(torch.autograd.grad(x.square().sum(), (q, k, v)) for x in (ours, theirs)), strict=True):
+            close(a, b, 1e-11)

@@ -67,7 +67,9 @@ def test_shape_pass_and_dtype_decide():
         assert chosen(*(x[:1, :2] for x in qkv(200))) == "table"
         q, k, v = qkv(64)
         assert chosen(q[:, :, -1:], k, v) == chosen(q[:, :, -20:], k, v, mask=lg.NoMask()) == "sdpa"
-        assert chosen(q, k, v[..., :8]) == "sdpa"
+        assert (
+            chosen(q, k, v[..., :8]) == "table" and chosen(q[..., :8], k[..., :8], v) == "sdpa"
+        )  # narrower values, wider
         with torch.no_grad():
             assert chosen(*qkv(40, learns=True)) == "table"
 

@@ -14,7 +14,7 @@ from longitude.attention.backends.routes import in_loop
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request, in_forward_mode
 from longitude.attention.scores import drift_level, offsets, per_query_head
-from longitude.attention.spans import by_spans, pieces
+from longitude.attention.spans import by_spans, pieces, with_wide_values
 from longitude.positions.base import Drift, OffsetBias, PairBias
 
 SHORT_BYTES = 2**26
@@ -26,6 +26,8 @@ def sdpa_is_plain(r: Request) -> bool:
 
 
 def sdpa(r: Request) -> Tensor:
+    if r.rows > 1 and r.v.shape[3] < r.k.shape[3]:
+        return sdpa(with_wide_values(r))[..., : r.v.shape[3]]
     return by_spans(r, fused) if r.pairs.beyond_band and sdpa_by_spans(r) else fused(r)
 
 

@@ -38,7 +38,7 @@ from longitude.attention.backends.table.tiles import TILE_ELEMENTS
 from longitude.attention.bias_tables import bias_of
 from longitude.attention.request import Request, band_of, in_forward_mode
 from longitude.attention.scores import drift_level
-from longitude.attention.spans import partial_by_spans, pieces, steady
+from longitude.attention.spans import partial_by_spans, pieces, steady, with_wide_values
 from longitude.c_compile import needs_operator
 from longitude.positions.base import Drift, OffsetBias, OffsetVectors, RowBias
 from longitude.positions.counted import Counted
@@ -49,6 +49,9 @@ FEW_KEYS = 2**20
 
 def table(r: Request) -> tuple[Tensor, Tensor]:
     """The output, and the logsumexp of the scores."""
+    if r.v.shape[3] < r.k.shape[3]:
+        out, lse = table(with_wide_values(r))
+        return out[..., : r.v.shape[3]], lse
     if len(r.beyond_band) == 0:
         return banded(r)
     if (single := single_pass(r)) is not None:
@@ -193,8 +196,8 @@ def table_limits(r: Request) -> str | None:
     assert not isinstance(cut, str), cut
     if any(counting(part) is None for _, _, part in cut):
         return "positions do not count up by one, as far as is known; pass one int p for p, p+1, p+2, ..."
-    if r.v.shape[3] != r.k.shape[3]:
-        return f"it needs values as wide as keys, not {r.v.shape[3]} and {r.k.shape[3]}"
+    if r.v.shape[3] > r.k.shape[3]:
+        return f"it needs values no wider than keys, not {r.v.shape[3]} and {r.k.shape[3]}"
     return None
 
 
