@@ -26,7 +26,7 @@ def sdpa_is_plain(r: Request) -> bool:
 
 
 def sdpa(r: Request) -> Tensor:
-    if r.rows > 1 and r.v.shape[3] < r.k.shape[3]:
+    if r.v.shape[3] < r.k.shape[3] and r.rows > 1:
         return sdpa(with_wide_values(r))[..., : r.v.shape[3]]
     return by_spans(r, fused) if r.pairs.beyond_band and sdpa_by_spans(r) else fused(r)
 
