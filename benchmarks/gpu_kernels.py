@@ -33,7 +33,7 @@ specifications)."""
 ADDS = {"nothing": (False, False), "table": (True, False), "levels": (False, True), "both": (True, True)}
 DTYPES = {"bfloat16": "bf16", "float16": "fp16"}
 WHOLE = {"q", "k", "v", "out", "grad", "of_q", "of_k", "of_v"}
-INTEGERS, FLOATS = {"lo", "hi", "reached"}, {"scale", "factor"}
+INTEGERS, FLOATS = {"lo", "hi", "bounds"}, {"scale", "factor"}
 FLOAT_ROWS = {"lse", "grad_lse", "delta", "q_level", "k_level", "table", "of_level", "of_table"}
 
 

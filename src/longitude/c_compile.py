@@ -83,21 +83,6 @@ def passes(source: Path, dtype: torch.dtype) -> Passes | None:
     return Passes(found.forward, found.backward)
 
 
-def switched_off() -> set[str]:
-    """Backends after a minus in LONGITUDE_BACKENDS, such as "-triton,-flex".
-
-    ValueError for another form, and for `reference`, which takes what no other does.
-    """
-    named = os.environ.get("LONGITUDE_BACKENDS", "")
-    words = [word.strip() for word in named.split(",") if word.strip()]
-    if any(not word.startswith("-") or word == "-reference" for word in words):
-        raise ValueError(
-            "LONGITUDE_BACKENDS: expected backends to switch off, all but reference, each after a minus, such as "
-            f"-triton,-flex; got {named!r}"
-        )
-    return {word[1:] for word in words}
-
-
 def needs_operator(*tensors: Tensor | None) -> bool:
     """Whether a graph, a mode, a trace, a transform or a subclass of tensors need an operator: they have no plain memory."""
     if torch.compiler.is_compiling():

@@ -25,7 +25,7 @@ def test_an_encoding_by_its_name():
     [
         ("rope", r"'rope' needs the option 'layout': lg.encoding\('rope', layout=...\)"),
         ("fox", "needs the option 'dim'"),
-        ("t5", "T5Bias learns numbers, which a call would draw anew"),
+        ("t5", "T5Bias learns numbers, which every call would draw again"),
         ("alibi+kerple_log", "Kerple learns numbers"),
         ("alibee", "did you mean 'alibi'"),
     ],

@@ -128,7 +128,7 @@ def by_name(label: str, q: Tensor, k: Tensor) -> Composed:
     built = [ENCODINGS[name](**resolved(name, {}, **known)) for name in label.split("+")]
     if learned := next((one for one in built if any(True for _ in one.parameters())), None):
         raise ValueError(
-            f"encoding={label!r}: {type(learned).__name__} learns numbers, which a call would draw anew; build it once with "
+            f"encoding={label!r}: {type(learned).__name__} learns numbers, which every call would draw again; build it once with "
             "lg.encoding(...), train it, and pass it"
         )
     return compose(built).to(q.device)

@@ -147,7 +147,7 @@ def not_understood(config: Mapping[str, Any] | Any) -> list[str]:
 
 
 def unread_words(keys: list[str]) -> str:
-    """What a user is told of them."""
+    """The message for a user."""
     inside = sorted({key for each in KEYS.values() for key in each})
     known = f"{', '.join(by_layer.UNDERSTOOD)}; inside rope_parameters {', '.join(inside)}"
     return f"not understood: {', '.join(keys)}; understood are {known}"

@@ -7,7 +7,6 @@ same tokens, on all cores; so does gpu/rotate.py on a GPU. Without a compiler `r
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 from importlib import import_module
@@ -21,6 +20,7 @@ from torch.autograd import forward_ad
 
 from longitude import c_compile
 from longitude.c_compile import in_memory, needs_operator, words
+from longitude.kernels import switched_off, why_not_on
 
 WORTH_THREADS = 2**17  # numbers; for fewer, waking threads costs more than the pass
 FEW = 2**13  # numbers that torch's product of complex numbers rotates sooner than rotate.c is called
@@ -165,24 +165,18 @@ def rotate_neighbours(x: Tensor, table: RotaryTable, layout: str = "interleaved"
 
 @lru_cache
 def launched(device: torch.device, dtype: torch.dtype) -> Callable[..., tuple[Tensor, ...]] | None:
-    """`gpu.rotate.rotate`, where it runs on a GPU; None, said once, where it does not."""
-    if find_spec("triton") is None or "triton" in c_compile.switched_off():
+    """`gpu.rotate.rotate`, where it runs on a GPU; None, with one warning, where it does not."""
+    if find_spec("triton") is None or "triton" in switched_off():
         return None
-    try:
-        rotate = import_module("longitude.positions.gpu.rotate").rotate
+
+    def small_call() -> None:
         x, angle = torch.zeros(1, 1, 1, 2, dtype=dtype, device=device), torch.zeros(1, 1, device=device)
-        rotate((x, x), (angle, angle), "half", empty_like_heads)
-        torch.cuda.synchronize(device)
-    except Exception as error:
-        first = (str(error).strip().splitlines() or ["no message"])[0]
-        where = torch.cuda.get_device_name(device)
-        warnings.warn(
-            f"rotation in Triton does not run on {where} ({type(error).__name__}: {first}), and torch's operators rotate; "
-            "LONGITUDE_BACKENDS=-triton does not try it",
-            stacklevel=2,
-        )
-        return None
-    return rotate
+        rotate()((x, x), (angle, angle), "half", empty_like_heads)
+
+    def rotate() -> Callable[..., tuple[Tensor, ...]]:
+        return import_module("longitude.positions.gpu.rotate").rotate
+
+    return None if why_not_on(device, "rotation in Triton", small_call) else rotate()
 
 
 # ---- one pass, where there is a compiler -----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from longitude.attention.backends.split import SPLIT
 from longitude.attention.backends.table.backend import TABLE
 from longitude.attention.backends.transport import TRANSPORT
 from longitude.attention.backends.triton.backend import TRITON
-from longitude.c_compile import switched_off
+from longitude.kernels import switched_off
 
 # Of equal prices "auto" takes the first.
 for backend in (SDPA, TABLE, TRITON, TRANSPORT, SPLIT, FLEX, CHUNKED, REFERENCE):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from longitude.attention.request import Request
-from longitude.c_compile import switched_off
+from longitude.kernels import switched_off
 from longitude.positions.base import OffsetVectors, PairBias, RowBias
 
 FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

@@ -11,7 +11,7 @@ import torch
 import longitude as lg
 from longitude.attention.backends import BACKENDS, refuses
 from longitude.attention.backends.triton import backend, launch
-from longitude.c_compile import switched_off
+from longitude.kernels import switched_off
 from tests.attention.backends.one_request import masks, problem
 
 pytest.importorskip("triton", reason="the extra gpu, of Linux, is not installed")

@@ -53,11 +53,11 @@ def test_they_are_the_mask(case, block):
     assert torch.equal(seen.expand(2, rows, keys), r.allowed().expand(2, 1, rows, keys)[:, 0])
     assert (lo.diff(dim=1) >= 0).all() and (hi.diff(dim=1) >= 0).all() and (lo <= hi).all()
 
-    reached = found.reached(keys, block).long()
+    bounds = found.first_queries(keys, block).long()
     row = torch.arange(rows)[:, None]
     for n, start in enumerate(range(0, keys, block)):
         of_block = seen[..., start : start + block]
-        first, full, rest, last = reached[:, :, n].T[..., None, None]
+        first, full, rest, last = bounds[:, :, n].T[..., None, None]
         assert not (of_block & ((row < first) | (row >= last))).any(), "a query outside attends to one of the keys"
         assert of_block.all(-1, keepdim=True)[((row >= full) & (row < rest)).expand(len(seen), rows, 1)].all()
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import warnings
 from functools import lru_cache
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -19,6 +17,7 @@ from longitude.attention.request import Request, in_forward_mode
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import steady
 from longitude.c_compile import needs_operator
+from longitude.kernels import why_not_on
 from longitude.positions.base import Drift, OffsetBias
 
 OLDEST = (8, 0)
@@ -130,7 +129,7 @@ def limits(r: Request) -> str | None:
 
 
 def of_chip(r: Request) -> str | None:
-    """Why a GPU does not run it, which is seen once."""
+    """Why a GPU does not run it."""
     if not r.q.is_cuda or needs_operator(r.q, r.k, r.v):  # traced, or without memory: there is no chip to ask
         return None
     device = r.q.device
@@ -145,24 +144,17 @@ def of_chip(r: Request) -> str | None:
 
 @lru_cache
 def _not_compiled(device: torch.device, dtype: torch.dtype, d: int, dv: int, table: bool, levels: bool) -> str | None:
-    """Try the kernels out, on one block: why they do not run here; said once."""
+    """Why the kernels do not run here, tried on one block."""
     q, v = (torch.zeros(1, 1, 1, width, dtype=dtype, device=device) for width in (d, dv))
     level = torch.zeros(1, 1, 1, device=device) if levels else None
     lo, hi = (torch.full((1, 1), end, dtype=torch.int32, device=device) for end in (0, 1))
     x = Inputs(q, q, v, torch.zeros(1, 1, device=device) if table else None, level, level, lo, hi, 1.0)
-    try:
+
+    def small_call() -> None:
         out, lse = launch.forward(x)
         launch.backward(x, out, None, out, lse, learned=table)
-        torch.cuda.synchronize(device)
-    except Exception as error:
-        first = (str(error).strip().splitlines() or ["no message"])[0]
-        why = (
-            f"its kernels do not run on {torch.cuda.get_device_name(device)} (torch {torch.__version__}, triton "
-            f"{version('triton')}): {type(error).__name__}: {first}"
-        )
-        warnings.warn(f"backend 'triton': {why}; LONGITUDE_BACKENDS=-triton switches it off", stacklevel=2)
-        return why
-    return None
+
+    return why_not_on(device, "backend 'triton'", small_call)
 
 
 def memory(r: Request) -> int:

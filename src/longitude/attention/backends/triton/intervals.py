@@ -21,7 +21,7 @@ class Intervals(NamedTuple):
     lo: Int[Tensor, "B Lq"]
     hi: Int[Tensor, "B Lq"]
 
-    def reached(self, keys: int, block: int) -> Int[Tensor, "B 4 blocks"]:
+    def first_queries(self, keys: int, block: int) -> Int[Tensor, "B 4 blocks"]:
         """Queries by block of keys: the first of some, the first of all, the first after these, the first after all of them.
 
         "Some" attend to one of its keys or more; "all" to every one.

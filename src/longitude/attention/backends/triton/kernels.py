@@ -203,14 +203,14 @@ def backward_queries(q, k, v, out, grad, lse, grad_lse, delta, lo, hi, q_level, 
 
 
 @triton.jit
-def backward_keys(q, k, v, grad, lse, delta, lo, hi, reached, q_level, k_level, table, of_k, of_v, of_level, scale, factor, last,
+def backward_keys(q, k, v, grad, lse, delta, lo, hi, bounds, q_level, k_level, table, of_k, of_v, of_level, scale, factor, last,
                   width, rows, keys, heads, group, q_batch, q_head, q_stride, k_batch, k_head, k_stride,
                   v_batch, v_head, v_stride, interval, blocks,
                   D: tl.constexpr, DV: tl.constexpr, WIDE_D: tl.constexpr, WIDE_DV: tl.constexpr, Q: tl.constexpr,
                   K: tl.constexpr, TABLE: tl.constexpr, LEVELS: tl.constexpr):  # fmt: skip
     """A block of keys of one head, read by all heads of its group: gradients of keys, values and levels of keys.
 
-    reached [B, 4, blocks]: the first query that attends to one of the keys, the first that attends to all, the first after these,
+    bounds [B, 4, blocks]: the first query that attends to one of the keys, the first that attends to all, the first after these,
     the first after all of them. Blocks are [K, Q] here: what stays of keys and values is the left side of each product.
     """
     first_j, kv_heads = tl.program_id(0) * K, heads // group
@@ -220,9 +220,9 @@ def backward_keys(q, k, v, grad, lse, delta, lo, hi, reached, q_level, k_level, 
     exists = j < keys
     k_block = _vectors(k + b * k_batch + kv * k_head, j, exists, k_stride, D, WIDE_D)
     v_block = _vectors(v + b * v_batch + kv * v_head, j, exists, v_stride, DV, WIDE_DV)
-    reached += tl.where(interval > 0, b, 0) * 4 * blocks + tl.program_id(0)
-    start, stop = tl.load(reached) // Q * Q, tl.load(reached + 3 * blocks)
-    full, rest = tl.load(reached + blocks), tl.load(reached + 2 * blocks)
+    bounds += tl.where(interval > 0, b, 0) * 4 * blocks + tl.program_id(0)
+    start, stop = tl.load(bounds) // Q * Q, tl.load(bounds + 3 * blocks)
+    full, rest = tl.load(bounds + blocks), tl.load(bounds + 2 * blocks)
     acc_k, acc_v = tl.zeros([K, WIDE_D], tl.float32), tl.zeros([K, WIDE_DV], tl.float32)
     for member in range(group):
         h = kv * group + member

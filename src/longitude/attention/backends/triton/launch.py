@@ -145,10 +145,10 @@ def backward(
     before = shared["last"] + 1 - keys
     table_gradient = of_table.sum(1)[:, before : before + rows + keys - 1].contiguous() if learned else None
     blocks = blocks_of("backward_keys", x)
-    reached = Intervals(x.lo, x.hi).reached(keys, blocks.K)
-    kernels.backward_keys[(reached.shape[2], batch * kv_heads)](
-        grad=grad, lse=lse, delta=delta, reached=reached, of_k=of_k, of_v=of_v, of_level=of_levels[1], scale=x.scale,
-        blocks=reached.shape[2], **_shared(x, blocks),
+    bounds = Intervals(x.lo, x.hi).first_queries(keys, blocks.K)
+    kernels.backward_keys[(bounds.shape[2], batch * kv_heads)](
+        grad=grad, lse=lse, delta=delta, bounds=bounds, of_k=of_k, of_v=of_v, of_level=of_levels[1], scale=x.scale,
+        blocks=bounds.shape[2], **_shared(x, blocks),
     )  # fmt: skip
     return of_q, of_k, of_v, table_gradient, *((None, None) if x.q_level is None else of_levels)
 

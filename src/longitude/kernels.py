@@ -1,0 +1,39 @@
+"""Whether kernels run here: those that the environment switches off, and those that a GPU did not take when they were tried."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from importlib.metadata import version
+
+import torch
+
+
+def switched_off() -> set[str]:
+    """Backends after a minus in LONGITUDE_BACKENDS, such as "-triton,-flex".
+
+    ValueError for another form, and for `reference`, which takes what no other does.
+    """
+    named = os.environ.get("LONGITUDE_BACKENDS", "")
+    words = [word.strip() for word in named.split(",") if word.strip()]
+    if any(not word.startswith("-") or word == "-reference" for word in words):
+        raise ValueError(
+            "LONGITUDE_BACKENDS: expected backends to switch off, all but reference, each after a minus, such as "
+            f"-triton,-flex; got {named!r}"
+        )
+    return {word[1:] for word in words}
+
+
+def why_not_on(device: torch.device, what: str, call: Callable[[], object]) -> str | None:
+    """Try Triton's kernels in a small call: why they do not run on this GPU, with a warning; None where they do."""
+    try:
+        call()
+        torch.cuda.synchronize(device)
+    except Exception as error:
+        first = (str(error).strip().splitlines() or ["no message"])[0]
+        where = f"{torch.cuda.get_device_name(device)} (torch {torch.__version__}, triton {version('triton')})"
+        why = f"its kernels do not run on {where}: {type(error).__name__}: {first}"
+        warnings.warn(f"{what}: {why}; LONGITUDE_BACKENDS=-triton switches it off", stacklevel=3)
+        return why
+    return None
