@@ -1,0 +1,104 @@
+"""Products of reflections by the kernels of flash-linear-attention (Yang and Zhang 2024), where that package is installed.
+
+    pip install flash-linear-attention
+
+It multiplies reflections in float16 whatever its inputs, and adds gradients atomically: they differ in the last bits from run to
+run. Its layout is [B, L, heads, width]; its gates are multiplied by the scale of the scores, as q.k is.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from longitude.attention.backends.base import NO_FORWARD_MODE, Backend
+from longitude.attention.request import Request, in_forward_mode
+from longitude.attention.scores import drift_level, per_query_head
+from longitude.attention.spans import by_spans
+from longitude.positions.base import Drift, Transport
+
+WIDTHS = (16, 32, 64, 128)
+
+
+class Attention(torch.autograd.Function):
+    """Theirs, which may not be differentiated twice: its own backward would be taken for a constant."""
+
+    @staticmethod
+    def forward(ctx: Any, scale: float, *inputs: Tensor | None) -> Tensor:
+        from fla.ops.path_attn import parallel_path_attn  # pyright: ignore[reportMissingImports]
+
+        with torch.enable_grad():
+            ctx.inputs = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in inputs]
+            ctx.out, _ = parallel_path_attn(*ctx.inputs, scale=scale)
+        return ctx.out.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if torch.is_grad_enabled():
+            raise RuntimeError("backend 'fla' has no second derivatives; backend='transport' has them")
+        wanted = [x for x in ctx.inputs if x is not None and x.requires_grad]
+        found = iter(torch.autograd.grad(ctx.out, wanted, grad))
+        return None, *(next(found) if x is not None and x.requires_grad else None for x in ctx.inputs)
+
+
+def run(r: Request) -> Tensor:
+    """Span by span."""
+
+    def of_span(r: Request) -> Tensor:
+        (term,) = (term for term in r.terms if isinstance(term, Transport))
+        tokens = slice(r.k_order - term.first, r.k_order - term.first + r.length)
+        w, b = (x[:, :, tokens].float() for x in (term.w, term.b))
+        shared = max(r.k.shape[1], w.shape[1])  # heads that keys and their reflections have in common
+        k, v, w, b = (per_query_head(x, shared) for x in (r.k, r.v, w, b))
+        level = drift_level(r)
+        if level is not None:  # the sum of its gates up to each token
+            level = level[:, :, r.k_order : r.k_order + r.length].float() / r.scale
+            level = torch.diff(level, dim=2, prepend=level[:, :, :1])
+        inputs = (r.q, k, v, w, b, level)
+        laid = [None if x is None else x.transpose(1, 2).contiguous() for x in inputs]
+        return Attention.apply(r.scale, *laid).transpose(1, 2)  # pyright: ignore[reportOptionalMemberAccess]
+
+    return by_spans(r, run=of_span)
+
+
+def limits(r: Request) -> str | None:
+    """Reasons that `Backend` cannot express."""
+    if find_spec("fla") is None or find_spec("triton") is None:
+        return "it needs the package fla: pip install flash-linear-attention"
+    transports = [term for term in r.terms if isinstance(term, Transport)]
+    if not transports:
+        return "the encoding has no transport"
+    widths = r.q.shape[3], r.v.shape[3]
+    if not {*widths} <= {*WIDTHS}:
+        return f"it takes head_dim {', '.join(map(str, WIDTHS))}, not {' and '.join(map(str, {*widths}))}"
+    if r.band != (0, None):
+        return "it follows plain order without windows: it needs Causal()"
+    if r.order_gap != 0 or r.rows != r.length or transports[0].w.shape[2] != r.length:
+        return "it takes as many queries as keys, none from a cache"
+    spans = r.pairs.spans if r.beyond_band else []
+    assert not isinstance(spans, str), spans
+    if any(span[:2] != span[2:] for _, own in spans for span in own):
+        return "it takes as many queries as keys, and padding behind a text has queries alone"
+    if torch.are_deterministic_algorithms_enabled():
+        return "it adds gradients atomically, and deterministic algorithms are asked for"
+    return NO_FORWARD_MODE if in_forward_mode() else None
+
+
+def memory(r: Request) -> int:
+    """Queries and keys as they are carried, in float32, with w and b; a product of reflections for each 64 tokens."""
+    return 4 * r.q.shape[0] * r.heads * r.length * (4 * r.q.shape[3] + r.q.shape[3] ** 2 // 64)
+
+
+FLA = Backend(
+    "fla",
+    run=run,
+    terms=(Transport, Drift),
+    dtypes=(torch.bfloat16, torch.float16),
+    devices=("cuda",),
+    limits=limits,
+    memory=memory,
+    price=lambda r: 2.0,  # not measured: before `transport`, which runs torch's operators
+)
