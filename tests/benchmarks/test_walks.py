@@ -17,7 +17,7 @@ from tests.support import built, close, random
     [
         (walks.training_step, 380, 23),
         (lambda: walks.decoding(walks.decoder("rope", 4)), 250, 23),
-        (lambda: walks.decoding(walks.decoder("alibi", 4)), 270, 32),
+        (lambda: walks.decoding(walks.decoder("alibi", 4)), 270, 31),
     ],
 )
 def test_layers_of_a_forward_choose_and_check_once(of, calls, most_files):

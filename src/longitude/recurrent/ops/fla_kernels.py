@@ -8,6 +8,7 @@ its own; the other is RWKV-6's.
 from __future__ import annotations
 
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 
 import torch
@@ -58,13 +59,11 @@ def decayed_by_kernel(
         "output_final_state": True,
     }
     if bonus is not None:
-        from fla.ops.rwkv6 import chunk_rwkv6  # pyright: ignore[reportMissingImports]
-
+        chunk_rwkv6 = import_module("fla.ops.rwkv6").chunk_rwkv6
         w = log_decay.expand(batch, heads, length, q.shape[-1]).transpose(1, 2).contiguous()
         out, state = chunk_rwkv6(q, k, v, w.float(), bonus.float().contiguous(), **options)
     else:
-        from fla.ops.simple_gla import chunk_simple_gla  # pyright: ignore[reportMissingImports]
-
+        chunk_simple_gla = import_module("fla.ops.simple_gla").chunk_simple_gla
         if constant:
             decay = {"g_gamma": log_decay.flatten().float()}
         else:
