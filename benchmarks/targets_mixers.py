@@ -5,6 +5,7 @@ To add one, add a Target to TARGETS. Unless it says otherwise: float32, one sequ
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from longitude.recurrent import (
     retention,
     rwkv4,
     rwkv6,
+    rwkv7,
     s4d,
     selective_scan,
     ssd,
@@ -73,6 +75,8 @@ def formulas(length: int) -> dict[str, Recurrence]:
     beta = numbers(23, 1, HEADS, length).sigmoid().detach().requires_grad_()
     wide = numbers(4, 1, HEADS, length, 2 * HEAD)
     log_w = (-numbers(5, 1, HEADS, length, HEAD).exp()).detach().requires_grad_()
+    log_clamped = (-math.exp(-0.5) * numbers(24, 1, HEADS, length, HEAD).sigmoid()).detach().requires_grad_()
+    share = numbers(25, 1, HEADS, length, HEAD).sigmoid().detach().requires_grad_()
     tokens = [numbers(seed, 1, length, WIDTH) for seed in (6, 7)]
     channels = [numbers(seed, 1, 2 * WIDTH, length) for seed in (8, 9)]
     A = -torch.arange(1.0, 17.0).expand(2 * WIDTH, 16).contiguous().requires_grad_()
@@ -87,6 +91,7 @@ def formulas(length: int) -> dict[str, Recurrence]:
         "retention": Recurrence.of(retention, q, k, wide),
         "rwkv4": Recurrence.of(rwkv4, numbers(17, WIDTH), numbers(18, WIDTH), *tokens),
         "rwkv6": Recurrence.of(rwkv6, r, k, v, log_w, numbers(19, HEADS, HEAD)),
+        "rwkv7": Recurrence.of(rwkv7, r, log_clamped, k, v, unit, share),
         "mamba": Recurrence.of(partial(selective_scan, delta_softplus=True), *channels, A, B, C),
         "mamba2": Recurrence.of(ssd, inner, decay, to_state, from_state),
         "gated_deltanet": Recurrence.of(gated_delta_rule, q, unit, wide, decay_of_head, beta),

@@ -25,6 +25,7 @@ RATES = {
     "mamba2": {"A_log", "D", "dt_bias", "conv1d.bias", "norm.weight"},
     "rwkv4": {"time_decay", "time_first", "time_mix_key", "time_mix_value", "time_mix_receptance"},
     "rwkv6": {"mix_x", "mix_by", "decay", "bonus", "norm.weight", "norm.bias"},
+    "rwkv7": {"mix_by", "decay", "rate", "bonus", "removal", "renewal", "norm.weight", "norm.bias"},
     "s4d": {"log_dt", "log_A_real", "A_imag", "D"},
     "hierarchical": {"gate_bias"},
     "latent": {"q_norm.weight", "kv_norm.weight"},

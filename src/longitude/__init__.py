@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.attention.layers.latent import LatentAttention as LatentAttention
     from longitude.attention.layers.longformer import LongformerAttention as LongformerAttention
     from longitude.attention.layers.multihead import MultiHeadAttention as MultiHeadAttention
+    from longitude.attention.layers.sparse import NativeSparseAttention as NativeSparseAttention
     from longitude.attention.layers.window import WindowAttention as WindowAttention
     from longitude.attention.masks import (
         Band as Band,
@@ -142,6 +143,7 @@ _NAMES = {
     "attention.patterns": "Prefix Global Dilated",
     "attention.layers.multihead": "MultiHeadAttention",
     "attention.layers.window": "WindowAttention",
+    "attention.layers.sparse": "NativeSparseAttention",
     "attention.layers.latent": "LatentAttention",
     "attention.layers.longformer": "LongformerAttention",
     "attention.layers.hierarchical": "HierarchicalAttention hierarchical_attention",

@@ -89,6 +89,7 @@ test_refusals = refused_calls(
         (making("retention", num_heads=2, expand_v=0), "expand_v to be an int of 1 or more"),
         (making("rwkv4", inner=0), "inner"),
         (making("rwkv6", dim=10, num_heads=3), "num_heads to divide dim"),
+        (making("rwkv7", rate_rank=0), "rate_rank"),
         (making("s4d", state_size=7), "even state_size.*7"),
         (making("s4d", init="legs"), "unknown init 'legs'.*inv, lin"),
     ]

@@ -8,7 +8,7 @@ import torch.utils.checkpoint
 from torch import Tensor
 
 import longitude as lg
-from longitude.recurrent import orthogonal_features, performer, retention, rwkv4, rwkv6, s4d, selective_scan, ssd
+from longitude.recurrent import orthogonal_features, performer, retention, rwkv4, rwkv6, rwkv7, s4d, selective_scan, ssd
 from tests.support import random, refused_calls
 
 EXACT = torch.float64
@@ -30,6 +30,13 @@ def of_rwkv6(length: int, strength: float):
     log_w = -strength * uniform(BATCH, HEADS, length, KEYS, seed=2)
     v, u = random(BATCH, HEADS, length, VALUES, seed=1), random(HEADS, KEYS, seed=3)
     return rwkv6, (r, k, v, log_w, u), (2, 2, 2, 2, None)
+
+
+def of_rwkv7(length: int, strength: float):
+    r, k, kappa = random(3, BATCH, HEADS, length, KEYS)
+    log_w = -strength * uniform(BATCH, HEADS, length, KEYS, seed=2)
+    v, a = random(BATCH, HEADS, length, VALUES, seed=1), uniform(BATCH, HEADS, length, KEYS, seed=3)
+    return rwkv7, (r, log_w, k, v, kappa / kappa.norm(dim=-1, keepdim=True), a), (2, 2, 2, 2, 2, 2)
 
 
 def of_ssd(length: int, strength: float):
@@ -61,7 +68,7 @@ def of_s4d(length: int, strength: float, n: int = VALUES):
     return s4d, (u, log_dt, A, torch.complex(*random(2, n, KEYS, seed=4))), (2, None, None, None)
 
 
-MATRICES = [of_retention, of_rwkv6, of_ssd, of_performer]
+MATRICES = [of_retention, of_rwkv6, of_rwkv7, of_ssd, of_performer]
 SCANS = [of_rwkv4, of_selective_scan, of_s4d]
 
 

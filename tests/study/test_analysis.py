@@ -246,7 +246,7 @@ def test_the_table_shows_value_interval_and_verdict(tmp_path):
 
 
 def test_nothing_holds_beyond_training_that_training_never_used(tmp_path):
-    words = "never used its far part in training, whose 256 positions fit its window of 256"
+    words = "never used its far part, which begins beyond 256 positions, in training at 256"
     states = {("alibi", 0): {"untrained": words}}
     run = write_run(tmp_path, {name: BITS[name] for name in ("rope", "alibi")}, states=states)
     text = conclusion(run)

@@ -257,8 +257,8 @@ def test_lengths_beyond_a_table_are_missing_and_named(data, tmp_path):
 @pytest.mark.parametrize(
     ("label", "words"),
     [
-        ("hierarchical:window=16", "never used its far part in training, whose 16 positions fit its window of 16"),
-        ("hierarchical:window=16,combine=softmax", "never used its far part in training, whose 16 positions"),
+        ("hierarchical:window=16", "never used its far part, which begins beyond 16 positions, in training at 16"),
+        ("hierarchical:window=16,combine=softmax", "never used its far part, which begins beyond 16 positions"),
         ("rope+window:size=64", None),
     ],
 )

@@ -101,6 +101,7 @@ MIXER_VARIANTS = {
     "hierarchical, one softmax, learned": of("hierarchical", "rope", "alibi", combine="softmax", merge="learned"),
     "hierarchical, learned": of("hierarchical", "rope", merge="learned", window=2),
     "hierarchical, window of one": of("hierarchical", "t5", window=1, size_term=False),
+    "nsa, overlapping": of("nsa", "rope", block=6, select_block=8, select_count=4),
     "s4d inv": of("s4d", init="inv"),
     "mamba2, groups": of("mamba2", groups=2, head_dim=8),
 }

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-CacheKind = Literal["full", "rolling", "latent", "state"]
-"""What a cache layer holds: all keys and values, the newest of them, latents, or a state."""
+CacheKind = Literal["full", "rolling", "latent", "sparse", "state"]
+"""What a cache layer holds: all keys and values, the newest of them, latents, those of sparse attention, or a state."""
 
 
 class unchanged_if_refused:

@@ -8,6 +8,7 @@ from longitude.recurrent.performer import Performer, orthogonal_features, perfor
 from longitude.recurrent.retention import Retention, retention
 from longitude.recurrent.rwkv4 import RWKV4, RWKVChannelMix, rwkv4
 from longitude.recurrent.rwkv6 import RWKV6, rwkv6
+from longitude.recurrent.rwkv7 import RWKV7, rwkv7
 from longitude.recurrent.s4d import S4D, s4d
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "Performer",
     "RWKV4",
     "RWKV6",
+    "RWKV7",
     "RWKVChannelMix",
     "Retention",
     "S4D",
@@ -29,6 +31,7 @@ __all__ = [
     "retention",
     "rwkv4",
     "rwkv6",
+    "rwkv7",
     "s4d",
     "selective_scan",
     "ssd",

@@ -42,11 +42,11 @@ def gated_delta_rule(
         v: [B, H, L, V].
         g: log of the decay, at most 0: by head [B, H, L] (Gated DeltaNet), or by channel [B, H, L, K] (Kimi Delta Attention).
         beta: in [0, 1], or up to 2, [B, H, L].
-        mode: "parallel", "chunked" or "recurrent", as in `retention`.
-        chunk_size: tokens of a chunk.
-        state: what an earlier call returned, [B, H, K, V]; None at the beginning.
-        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
-        valid: False for padding, which leaves the state unchanged, [B, L].
+        mode: as in `retention`.
+        chunk_size: as in `retention`.
+        state: as in `retention`.
+        reset: as in `retention`.
+        valid: as in `retention`.
 
     Returns:
         The outputs [B, H, L, V] in v's dtype, and the state after the last token [B, H, K, V], float32 or wider.

@@ -40,11 +40,11 @@ def ssd(
         log_decay: Delta A, at most 0, [B, H, L].
         B: [B, G, L, N]; each of the G groups serves H / G neighbouring heads.
         C: [B, G, L, N].
-        mode: "parallel", "chunked" or "recurrent", as in `retention`.
-        chunk_size: tokens of a chunk.
-        state: what an earlier call returned, [B, H, N, P]; None at the beginning.
-        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
-        valid: False for padding, which leaves the state unchanged, [B, L].
+        mode: as in `retention`.
+        chunk_size: as in `retention`.
+        state: as in `retention`, [B, H, N, P].
+        reset: as in `retention`.
+        valid: as in `retention`.
 
     Returns:
         The outputs [B, H, L, P] in x's dtype, and the state after the last token [B, H, N, P], float32 or wider.

@@ -43,11 +43,11 @@ def rwkv6(
         v: [B, H, L, V].
         log_w: logarithm of each channel's decay at each token, at most 0, [B, H, L, K].
         u: weight of a token's own key, by channel, [H, K].
-        mode: "parallel", "chunked" or "recurrent", as in `retention`.
-        chunk_size: tokens of a chunk.
-        state: what an earlier call returned, [B, H, K, V]; None at the beginning.
-        reset: True for tokens that begin a document: the state before them counts as zero, [B, L].
-        valid: False for padding, which leaves the state unchanged, [B, L].
+        mode: as in `retention`.
+        chunk_size: as in `retention`.
+        state: as in `retention`.
+        reset: as in `retention`.
+        valid: as in `retention`.
 
     Returns:
         The outputs [B, H, L, V] in v's dtype, and the state after the last token [B, H, K, V], float32 or wider.

@@ -222,7 +222,7 @@ def untrained(model: Any, optimizer: Any, longest: int) -> str | None:
     windows = [m.far_from for m in model.modules() if isinstance(m, Mixer) and m.far_from is not None]
     if windows and longest <= max(windows):
         reasons.append(
-            f"never used its far part in training, whose {longest} positions fit its window of {max(windows)}"
+            f"never used its far part, which begins beyond {max(windows)} positions, in training at {longest}"
         )
     moments = {name: optimizer.state.get(p, {}).get("exp_avg_sq") for name, p in model.named_parameters()}
     never = [name for name, moment in moments.items() if moment is None or not bool(moment.any())]

@@ -29,6 +29,10 @@ SMALL = {
     **dict.fromkeys(("state_size", "d_state", "rope_dim"), 4),
     **dict.fromkeys(("num_features", "features"), 12),
     "chunk_size": 16,
+    "block": 4,
+    "stride": 2,
+    "select_block": 4,
+    "select_count": 3,
     "kv_rank": 6,
     "q_rank": 10,
 }

@@ -84,6 +84,7 @@ CACHED = {
     "window": {"size": 3},
     "latent": {},
     "hierarchical": {"window": 3},
+    "nsa": {},
     "mamba": {},
     "retention": {},
 }

@@ -9,16 +9,18 @@ products, so strong decays fall to zero and nothing overflows.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, state_dtype
+from longitude.recurrent.ops.checks import state_dtype
 from longitude.recurrent.ops.fla_kernels import decayed_by_kernel, serve
-from longitude.recurrent.ops.scan import chunk_slices
+from longitude.recurrent.ops.matrix_state import Result, run
 
 
 class Chunks(NamedTuple):
@@ -39,83 +41,54 @@ def decayed(
     *,
     bonus: Float[Tensor, "H K"] | None = None,
     mode: str = "chunked",
-    chunk_size: int = 64,
-    state: Float[Tensor, "B H K V"] | None = None,
     reset: Bool[Tensor, "B L"] | None = None,
-    valid: Bool[Tensor, "B L"] | None = None,
-) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
-    """-> outputs in v's dtype, and the state after the last token, float32 or wider: the dtype of all computations here.
+    state: Float[Tensor, "B H K V"] | None = None,
+    **options: Any,
+) -> Result:
+    """-> outputs and the state after the last token; options as `matrix_state.run` has them."""
 
-    log_decay: log w <= 0, by head (last dimension 1) or by channel of the keys. Each of G heads of queries and keys serves
-    H/G heads of values. reset: True for tokens that begin a document. valid: False for padding, which leaves the state unchanged.
-    """
-    require_mode(who, mode, chunk_size)
-    (batch, heads, length, value_dim), groups, key_dim = v.shape, q.shape[1], q.shape[-1]
-    require_state(who, state, {"state": (batch, heads, key_dim, value_dim)})
-    require_flags(who, batch, length, reset=reset, valid=valid)
-    if valid is not None:
-        k = k.where(valid[:, None, :, None], 0)
-        log_decay = log_decay.where(valid[:, None, :, None], 0)
-    if serve(q, v, mode, reset):
-        return decayed_by_kernel(q, k, v, log_decay, bonus, state)
-    dtype = state_dtype(v)
-    with torch.autocast(v.device.type, enabled=False):
-        # Heads as [G, R]: R heads of values share what one head of queries and keys computes.
-        q, k = (x.to(dtype).unsqueeze(2) for x in (q, k))
-        tokens = v.to(dtype).unflatten(1, (groups, -1))
-        log_w = log_decay.to(dtype).unflatten(1, (groups, -1))
-        u = None if bonus is None else bonus.to(dtype).unflatten(0, (groups, -1))[..., None, :]
-        s = tokens.new_zeros(batch, heads, key_dim, value_dim) if state is None else state.to(dtype)
-        s = s.unflatten(1, (groups, -1))
-        reset = None if reset is None else reset[:, None, None]
-        if mode == "recurrent" or length == 1:
-            out, s = steps(q, k, tokens, log_w, u, reset, s)
-        else:
-            parts = []
-            for here, size in chunk_slices(length, length if mode == "parallel" else min(chunk_size, length)):
-                log_w_here = log_w if log_w.shape[3] == 1 else log_w[:, :, :, here]
-                reset_here = None if reset is None else reset[..., here]
-                of_here = q[:, :, :, here], k[:, :, :, here], tokens[:, :, :, here], log_w_here, reset_here
-                part, s = chunks(size, *of_here, u, s)
-                parts.append(part)
-            out = parts[0] if len(parts) == 1 else torch.cat(parts, 3)
-    return out.flatten(1, 2).to(v.dtype), s.flatten(1, 2)
+    def kernel(keys: Sequence[Tensor], log_decay: Tensor) -> Result | None:
+        return decayed_by_kernel(q, keys[0], v, log_decay, bonus, state) if serve(q, v, mode, reset) else None
+
+    u = None if bonus is None else bonus.to(state_dtype(v)).unflatten(0, (q.shape[1], -1))[..., None, :]
+    options |= {"mode": mode, "reset": reset, "state": state, "kernel": kernel}
+    return run(who, _Decayed(u), [q], [k], v, log_decay, **options)
 
 
-def steps(
-    q: Tensor, k: Tensor, v: Tensor, log_w: Tensor, u: Tensor | None, reset: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One token after the other: the formula itself."""
-    w = log_w.exp().expand(*log_w.shape[:3], q.shape[3], -1)[..., None]
-    out = []
-    for t in range(q.shape[3]):
-        if reset is not None:
-            state = state.masked_fill(reset[..., t, None, None], 0)
-        new = k[:, :, :, t, :, None] * v[:, :, :, t, None, :]
-        before, state = state, torch.addcmul(new, w[:, :, :, t], state)
-        read = state if u is None else before + u.mT * new
-        out.append(q[:, :, :, t, None, :] @ read)
-    return torch.cat(out, 3), state
+@dataclass(frozen=True)
+class _Decayed:
+    """The formula, with a bonus u [G, R, 1, K] or without."""
 
+    u: Tensor | None
 
-def chunks(
-    size: int, q: Tensor, k: Tensor, v: Tensor, log_w: Tensor, reset: Tensor | None, u: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Tokens of whole chunks: all pairs in each, and a state from one to the next."""
-    # [B, G, R, n, C, dim]; in order, for each product would else copy them again
-    q, k, v = (x.contiguous().unflatten(3, (-1, size)) for x in (q, k, v))
-    log_w = log_w[:, :, :, None] if log_w.shape[3] == 1 else log_w.unflatten(3, (-1, size))
-    reset = None if reset is None else reset.unflatten(3, (-1, size))
-    by_head = u is None and log_w.shape[-1] == 1
-    chunk = decays_by_head(q, k, log_w, reset) if by_head else decays_by_channel(q, k, log_w, u, reset)
-    added = chunk.keys.mT @ v
-    decays = chunk.decay.expand(*chunk.decay.shape[:3], added.shape[3], -1, -1)
-    states = []
-    for decay, new in zip(decays.unbind(3), added.unbind(3), strict=True):
-        states.append(state)
-        state = torch.addcmul(new, decay, state)
-    out = (chunk.queries @ torch.stack(states, 3)).add_(chunk.pairs @ v)
-    return out.flatten(3, 4), state
+    def steps(self, *tokens: Tensor, reset: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v, log_w = tokens
+        w, out = log_w.exp().expand(*log_w.shape[:3], q.shape[3], -1)[..., None], []
+        for t in range(q.shape[3]):
+            if reset is not None:
+                state = state.masked_fill(reset[..., t, None, None], 0)
+            new = k[:, :, :, t, :, None] * v[:, :, :, t, None, :]
+            before, state = state, torch.addcmul(new, w[:, :, :, t], state)
+            read = state if self.u is None else before + self.u.mT * new
+            out.append(q[:, :, :, t, None, :] @ read)
+        return torch.cat(out, 3), state
+
+    def chunks(self, size: int, *tokens: Tensor, reset: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        *qkv, log_w = tokens
+        # [B, G, R, n, C, dim]; in order, for each product would else copy them again
+        q, k, v = (x.contiguous().unflatten(3, (-1, size)) for x in qkv)
+        log_w = log_w[:, :, :, None] if log_w.shape[3] == 1 else log_w.unflatten(3, (-1, size))
+        reset = None if reset is None else reset.unflatten(3, (-1, size))
+        by_head = self.u is None and log_w.shape[-1] == 1
+        chunk = decays_by_head(q, k, log_w, reset) if by_head else decays_by_channel(q, k, log_w, self.u, reset)
+        added = chunk.keys.mT @ v
+        decays = chunk.decay.expand(*chunk.decay.shape[:3], added.shape[3], -1, -1)
+        states = []
+        for decay, new in zip(decays.unbind(3), added.unbind(3), strict=True):
+            states.append(state)
+            state = torch.addcmul(new, decay, state)
+        out = (chunk.queries @ torch.stack(states, 3)).add_(chunk.pairs @ v)
+        return out.flatten(3, 4), state
 
 
 def decays_by_head(q: Tensor, k: Tensor, log_w: Tensor, reset: Tensor | None) -> Chunks:
@@ -135,21 +108,33 @@ def decays_by_head(q: Tensor, k: Tensor, log_w: Tensor, reset: Tensor | None) ->
 
 
 def decays_by_channel(q: Tensor, k: Tensor, log_w: Tensor, u: Tensor | None, reset: Tensor | None) -> Chunks:
-    """A decay for each channel is within the sum of a score: two neighbouring blocks become one.
+    """A decay for each channel is within the sum of a score."""
+    w = channel_decays(log_w, q, reset)
+    if u is None:
+        return by_halves(q * w, k, w, (q * k).sum(-1))
+    return by_halves(before_decay(q, reset), k, w, (u[..., None, :, :] * q * k).sum(-1))
+
+
+def channel_decays(log_w: Tensor, q: Tensor, reset: Tensor | None) -> Tensor:
+    """Exp log w for each channel [.., C, K], 0 at a document's first token: nothing before it is left."""
+    w = log_w.expand(*log_w.shape[:-2], *q.shape[-2:]).contiguous().exp()
+    return w if reset is None else w.masked_fill(reset[..., None], 0)
+
+
+def before_decay(q: Tensor, reset: Tensor | None) -> Tensor:
+    """Queries that read the state before their own token decays it."""
+    return q if reset is None else q.masked_fill(reset[..., None], 0)
+
+
+def by_halves(q: Tensor, k: Tensor, w: Tensor, own: Tensor) -> Chunks:
+    """From single tokens up, two neighbouring blocks become one.
 
         pairs = [[pairs_1, 0], [queries_2 keys_1^T, pairs_2]]
 
-    where queries_2 have decayed since the second block began and keys_1 until the first one ends; from single tokens up.
+    where queries_2 have decayed since the second block began and keys_1 until the first one ends. own [.., C]: of a token with
+    itself.
     """
     size = q.shape[-2]
-    w = log_w.expand(*log_w.shape[:-2], *q.shape[-2:]).contiguous().exp()
-    w = w if reset is None else w.masked_fill(reset[..., None], 0)
-    if u is None:
-        own = (q * k).sum(-1)
-        q = q * w
-    else:  # the state is read before the token decays it
-        own = (u[..., None, :, :] * q * k).sum(-1)
-        q = q if reset is None else q.masked_fill(reset[..., None], 0)
     blocks = 1 << (size - 1).bit_length()
     if blocks > size:
         q, k = (F.pad(x, (0, 0, 0, blocks - size)) for x in (q, k))

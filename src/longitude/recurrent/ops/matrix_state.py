@@ -1,0 +1,76 @@
+"""A matrix state for each head, in three modes: what `decayed` and `delta` share around their formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from longitude.recurrent.ops.checks import require_flags, require_mode, require_state, state_dtype
+from longitude.recurrent.ops.scan import chunk_slices
+
+Result = tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]
+
+
+class Formula(Protocol):
+    """Tokens [B, G, R, L, ...] in the order of `run`'s queries, keys, v, log_decay -> outputs [B, G, R, L, V], and the state."""
+
+    def steps(self, *tokens: Tensor, reset: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        """One token after the other: the formula itself."""
+        ...
+
+    def chunks(self, size: int, *tokens: Tensor, reset: Tensor | None, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole chunks of `size` tokens: all pairs in each, and a state from one to the next."""
+        ...
+
+
+def run(
+    who: str,
+    formula: Formula,
+    queries: Sequence[Float[Tensor, "B G L K"]],
+    keys: Sequence[Float[Tensor, "B G|H L K"]],
+    v: Float[Tensor, "B H L V"],
+    log_decay: Float[Tensor, "B|1 H L|1 K|1"],
+    *,
+    mode: str = "chunked",
+    chunk_size: int = 64,
+    state: Float[Tensor, "B H K V"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+    kernel: Callable[[Sequence[Tensor], Tensor], Result | None] = lambda keys, log_decay: None,
+) -> Result:
+    """-> outputs in v's dtype, and the state after the last token, float32 or wider: the dtype of all computations here.
+
+    queries read the state, keys write into it; each of their G heads serves H / G heads of values. log_decay: log w <= 0, by head
+    (last dimension 1) or by channel of the keys. reset: True for tokens that begin a document. valid: False for padding, which
+    leaves the state unchanged. kernel: what may compute the result itself, from keys and decays without padding.
+    """
+    require_mode(who, mode, chunk_size)
+    (batch, heads, length, width), groups, key_dim = v.shape, queries[0].shape[1], queries[0].shape[-1]
+    require_state(who, state, {"state": (batch, heads, key_dim, width)})
+    require_flags(who, batch, length, reset=reset, valid=valid)
+    if valid is not None:
+        *keys, log_decay = (x.where(valid[:, None, :, None], 0) for x in (*keys, log_decay))
+    if (found := kernel(keys, log_decay)) is not None:
+        return found
+    dtype = state_dtype(v)
+    with torch.autocast(v.device.type, enabled=False):
+        # Heads as [G, R]: R heads of values share what one head of queries computes.
+        tokens = [x.to(dtype).unflatten(1, (groups, -1)) for x in (*queries, *keys, v, log_decay)]
+        s = v.new_zeros(batch, heads, key_dim, width, dtype=dtype) if state is None else state.to(dtype)
+        s = s.unflatten(1, (groups, -1))
+        reset = None if reset is None else reset[:, None, None]
+        if mode == "recurrent" or length == 1:
+            out, s = formula.steps(*tokens, reset=reset, state=s)
+        else:
+            parts = []
+            for here, size in chunk_slices(length, length if mode == "parallel" else min(chunk_size, length)):
+                part = [x if x.shape[3] == 1 else x[:, :, :, here] for x in tokens]  # one decay for all tokens
+                reset_here = None if reset is None else reset[..., here]
+                out, s = formula.chunks(size, *part, reset=reset_here, state=s)
+                parts.append(out)
+            out = parts[0] if len(parts) == 1 else torch.cat(parts, 3)
+    return out.flatten(1, 2).to(v.dtype), s.flatten(1, 2)

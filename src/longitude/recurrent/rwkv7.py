@@ -1,0 +1,182 @@
+"""RWKV-7 (Goose): a matrix state in which each token decays channels, removes what is under one key, and writes under another."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from longitude.attention.heads import head_sizes, join_heads, split_heads
+from longitude.attention.mixer import register_mixer
+from longitude.attention.state_mixer import StateInputs
+from longitude.attention.zero_gradients import with_zero_gradients
+from longitude.errors import check_positive, check_sizes
+from longitude.recurrent.base import RecurrentMixer, fill
+from longitude.recurrent.ops.checks import require_tokens, state_dtype
+from longitude.recurrent.ops.delta import delta
+from longitude.recurrent.ops.short_conv import previous
+
+
+def rwkv7(
+    r: Float[Tensor, "B H L K"],
+    log_w: Float[Tensor, "B H L K"],
+    k: Float[Tensor, "B H L K"],
+    v: Float[Tensor, "B H L V"],
+    kappa: Float[Tensor, "B H L K"],
+    a: Float[Tensor, "B H L K"],
+    *,
+    mode: str = "chunked",
+    chunk_size: int = 64,
+    state: Float[Tensor, "B H K V"] | None = None,
+    reset: Bool[Tensor, "B L"] | None = None,
+    valid: Bool[Tensor, "B L"] | None = None,
+) -> tuple[Float[Tensor, "B H L V"], Float[Tensor, "B H K V"]]:
+    """The time mixing of RWKV-7: a delta rule whose removal key has a rate for each channel, and is not the key of writing.
+
+        S_t = (diag(exp(log_w_t)) - (a_t kappa_t)^T kappa_t) S_{t-1} + k_t^T v_t,    y_t = r_t S_t
+
+    Args:
+        r: [B, H, L, K].
+        log_w: logarithm of each channel's decay at each token, at most 0, [B, H, L, K].
+        k: what is written under, [B, H, L, K].
+        v: [B, H, L, V].
+        kappa: what is removed under, as given; the layer divides it by its norm, [B, H, L, K].
+        a: the share of each channel that is removed, in [0, 1], [B, H, L, K].
+        mode: as in `retention`.
+        chunk_size: as in `retention`.
+        state: as in `retention`.
+        reset: as in `retention`.
+        valid: as in `retention`.
+
+    Returns:
+        The outputs [B, H, L, V] in v's dtype, and the state after the last token [B, H, K, V], float32 or wider.
+
+    Raises:
+        ValueError: for shapes that do not fit, an unknown mode, or a chunk without tokens.
+
+    Source:
+        Peng et al. 2025, section 4, arXiv 2503.14456, https://arxiv.org/abs/2503.14456
+    """
+    tokens = {"r": r, "log_w": log_w, "k": k, "kappa": kappa, "a": a}
+    require_tokens("rwkv7", **{name: (x, "B H L K") for name, x in tokens.items()}, v=(v, "B H L V"))
+    options = {"mode": mode, "chunk_size": chunk_size, "state": state, "reset": reset, "valid": valid}
+    return delta("rwkv7", r, kappa, k, v, log_w, b=a * kappa, early=True, **options)
+
+
+@register_mixer("rwkv7")
+class RWKV7(RecurrentMixer):
+    """The time mixing of RWKV-7, as in the authors' code of the first layer.
+
+        d_t = x_{t-1} - x_t;   x_j = x + d * mu_j                                 j = r, w, k, v, a, g
+        r, k, v = x_r W_r, x_k W_k, x_v W_v;   a = sigmoid(a_0 + x_a A_1 A_2);   g = sigmoid(x_g G_1) G_2
+        log w = -e^{-1/2} sigmoid(w_0 + tanh(x_w D_1) D_2);   kappa = k * xi, of norm 1;   k = k * (1 + (a - 1) * alpha)
+        out = (g * (groupnorm(rwkv7(r, log w, k, v, kappa, a)) + (r . (rho * k)) v)) W_o
+
+    Later layers of the authors' model blend their values with the first layer's; a mixer sees its own layer alone, so this is not
+    done. The state is the last token and a matrix for each head. Where the authors' initial values depend on the layer's
+    depth, those of the middle layer are used.
+
+    Args:
+        dim: width of x and of the output.
+        num_heads: heads.
+        head_dim: width of a head; None: dim / num_heads.
+        decay_rank: inner size of D_1 D_2.
+        rate_rank: inner size of A_1 A_2.
+        gate_rank: inner size of G_1 G_2.
+        norm_eps: epsilon of the norm.
+        mode, chunk_size: as in `rwkv7`.
+
+    Raises:
+        ValueError: for sizes that do not fit.
+
+    Source:
+        Peng et al. 2025, section 4, arXiv 2503.14456, https://arxiv.org/abs/2503.14456
+    """
+
+    source = "Peng et al. 2025"
+    undecayed = ("mix_by", "decay", "rate", "bonus", "removal", "renewal")
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        head_dim: int | None = None,
+        decay_rank: int = 64,
+        rate_rank: int = 64,
+        gate_rank: int = 128,
+        norm_eps: float = 64e-5,
+        mode: str = "chunked",
+        chunk_size: int = 64,
+    ):
+        super().__init__()
+        _, head_dim = head_sizes("RWKV7", dim, num_heads, head_dim=head_dim)
+        check_sizes("RWKV7", decay_rank=decay_rank, rate_rank=rate_rank, gate_rank=gate_rank)
+        check_positive("RWKV7", norm_eps=norm_eps)
+        self.set_mode(mode, chunk_size)
+        self.dim, self.num_heads, self.head_dim = dim, num_heads, head_dim
+        wide = num_heads * head_dim
+        self.mix_by = nn.Parameter(torch.empty(6, dim))  # r, w, k, v, a, g
+        self.decay, self.rate, self.removal, self.renewal = (nn.Parameter(torch.empty(wide)) for _ in range(4))
+        self.bonus = nn.Parameter(torch.empty(num_heads, head_dim))
+        ranks = {"decay": decay_rank, "rate": rate_rank, "gate": gate_rank}
+        for name, rank in ranks.items():
+            self.register_parameter(f"{name}_down", nn.Parameter(torch.empty(dim, rank)))
+            self.register_parameter(f"{name}_up", nn.Parameter(torch.empty(rank, wide)))
+        self.r_proj, self.k_proj, self.v_proj = (nn.Linear(dim, wide, bias=False) for _ in range(3))
+        self.norm = nn.GroupNorm(num_heads, wide, eps=norm_eps)
+        self.o_proj = nn.Linear(wide, dim, bias=False)
+        self.mark_undecayed()
+        self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """The authors' initial values: slow and fast channels from the first to the last, no dependence on the data."""
+        depth, exact, device = 0.5, torch.float32, self.decay.device
+        channel = torch.arange(self.dim, dtype=exact, device=device) / self.dim
+        powers = {"r": 0.2, "w": 0.9, "k": 0.7, "v": 0.7, "a": 0.9, "g": 0.2}
+        fill(self.mix_by, torch.stack([1 - channel ** (power * (1 - depth)) for power in powers.values()]))
+        place = torch.linspace(0, 1, self.decay.numel(), dtype=exact, device=device)
+        within = torch.linspace(-1, 1, self.head_dim, dtype=exact, device=device)  # of each head
+        zigzag = (within * within.abs()).repeat(self.num_heads)
+        fill(self.decay, -6 + 6 * place ** (1 + depth**0.3) + 0.5 + 2.5 * zigzag)
+        fill(self.rate, -0.19 + 0.3 * zigzag + 0.4 * (place - 0.5))
+        fill(self.removal, 0.71 - 0.1 * (place - 0.5))
+        nn.init.constant_(self.renewal, 1.02)
+        nn.init.constant_(self.bonus, -0.04)
+        for name in ("decay", "rate", "gate"):
+            nn.init.zeros_(self.get_parameter(f"{name}_down"))
+            up = self.get_parameter(f"{name}_up")
+            nn.init.orthogonal_(up, 0.1 * math.sqrt(max(1, up.shape[0] / up.shape[1])))
+        self.norm.reset_parameters()
+
+    def products(self, keys: float) -> float:
+        low = sum(
+            self.get_parameter(f"{name}_{way}").numel() for name in ("decay", "rate", "gate") for way in ("down", "up")
+        )
+        return 4 * self.num_heads * self.head_dim**2 + low
+
+    def mix(self, x: Tensor, state: Any, inputs: StateInputs) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        last, matrix = (None, None) if state is None else state
+        before, last = previous(x, last, inputs.reset, inputs.valid)
+        to_r, to_w, to_k, to_v, to_a, to_g = (x + (before - x) * by for by in self.mix_by)
+
+        exact = state_dtype(x)
+        step = torch.tanh(to_w @ self.decay_down) @ self.decay_up
+        log_w = -math.exp(-0.5) * (self.decay.to(exact) + step.to(exact)).sigmoid()
+        a = (self.rate + to_a @ self.rate_down @ self.rate_up).sigmoid()
+        gate = (to_g @ self.gate_down).sigmoid() @ self.gate_up
+        r, k, v = self.r_proj(to_r), self.k_proj(to_k), self.v_proj(to_v)
+        removed, k = k * self.removal, k * (1 + (a - 1) * self.renewal)
+        r, log_w, k, v, removed, a = (split_heads(y, self.num_heads) for y in (r, log_w, k, v, removed, a))
+        kappa = F.normalize(removed.to(exact), dim=-1)
+        out, matrix = rwkv7(r, log_w, k, v, kappa, a.to(exact), state=matrix, **self.options(inputs))
+        # The first token decays nothing, and removes nothing.
+        out = with_zero_gradients(out, (self.decay, self.decay_down, self.decay_up, self.removal))
+        out = self.norm(join_heads(out).flatten(0, 1)).view(*x.shape[:2], -1)
+        own = (r * k * self.bonus[:, None]).sum(-1, keepdim=True) * v
+        return self.o_proj((out + join_heads(own)) * gate), (last, matrix)

@@ -1,0 +1,95 @@
+"""RWKV-7: the formula as matrices, and the authors' own code of a layer."""
+
+import math
+
+import pytest
+import torch
+
+from longitude.recurrent import RWKV7, rwkv7
+from tests.support import close, golden, random
+
+BATCH, HEADS, KEYS, VALUES = 2, 3, 6, 5
+
+
+def tokens(length):
+    r, k, kappa = random(3, BATCH, HEADS, length, KEYS)
+    kappa = kappa / kappa.norm(dim=-1, keepdim=True)
+    log_w, a = (random(BATCH, HEADS, length, KEYS, seed=seed).sigmoid() for seed in (1, 2))
+    return r, -log_w, k, random(BATCH, HEADS, length, VALUES, seed=3), kappa, a
+
+
+def by_matrices(r, log_w, k, v, kappa, a):
+    """S_t = (diag(w) - (a kappa)' kappa) S_(t-1) + k' v, as it is printed."""
+    state, out = torch.zeros(BATCH, HEADS, KEYS, VALUES, dtype=v.dtype), []
+    for t in range(v.shape[2]):
+        column = (a * kappa)[:, :, t, :, None]
+        change = torch.diag_embed(log_w[:, :, t].exp()) - column @ kappa[:, :, t, None]
+        state = change @ state + k[:, :, t, :, None] @ v[:, :, t, None]
+        out.append(r[:, :, t, None] @ state)
+    return torch.cat(out, 2), state
+
+
+@pytest.mark.parametrize("length", [1, 7, 37])
+def test_every_mode_is_the_formula(length):
+    """Values, states and gradients of everything, in float64."""
+    given = [x.detach().requires_grad_() for x in tokens(length)]
+    want = by_matrices(*given)
+    directions = [random(*x.shape, seed=9) for x in want]
+    wanted = torch.autograd.grad(want, given, directions, materialize_grads=True)
+    for mode, size in (("recurrent", 1), ("parallel", 1), ("chunked", 1), ("chunked", 5), ("chunked", 64)):
+        got = rwkv7(*given, mode=mode, chunk_size=size)
+        ours = torch.autograd.grad(got, given, directions, allow_unused=True, materialize_grads=True)
+        for mine, theirs in zip((*got, *ours), (*want, *wanted), strict=True):
+            close(mine, theirs, 1e-11)
+
+
+def test_golden():
+    """The authors' package, in float32, with e^(-1/2) in six digits."""
+    table = golden("rwkv7")
+    given = {name: torch.tensor(x, dtype=torch.float64) for name, x in table["layer"].items()}
+    layer = RWKV7(8, 2, decay_rank=3, rate_rank=3, gate_rank=3).double()
+    same = {
+        "decay": "w0", "decay_down": "w1", "decay_up": "w2", "rate": "a0", "rate_down": "a1", "rate_up": "a2",
+        "gate_down": "g1", "gate_up": "g2", "removal": "k_k", "renewal": "k_a", "norm.weight": "ln_w", "norm.bias": "ln_b",
+    }  # fmt: skip
+    weights = {mine: given[theirs] for mine, theirs in same.items()}
+    weights |= {f"{name.lower()}_proj.weight": given[f"{name}_"].T for name in "RKVO"}
+    weights |= {"mix_by": torch.stack([given[f"x_{name}"] for name in "rwkvag"]), "bonus": given["r_k"].view(2, 4)}
+    layer.load_state_dict(weights)
+    for cuts in ([9], [4, 1, 1, 1, 1, 1]):
+        cache = layer.cache_layer()
+        with torch.no_grad():
+            out = torch.cat([layer(part, cache=cache) for part in given["x"][None].split(cuts, 1)], 1)
+        _, state = cache.state
+        close(out[0], given["out"], 2e-4)
+        close(state[0].mT, torch.tensor(table["state"], dtype=torch.float64), 2e-4)
+
+
+def test_what_is_removed_is_of_before_the_decay():
+    """With w -> 0, a = 1 and one key, the second token finds -v_1 + v_2: the state had not decayed when it was read."""
+    key, v = torch.ones(1, 1, 2, 1), torch.tensor([3.0, 5.0]).view(1, 1, 2, 1)
+    for mode in ("recurrent", "parallel"):
+        out, state = rwkv7(key, -100 * key, key, v, key, key, mode=mode)
+        assert out.flatten().tolist() == [3.0, 2.0] and state.item() == 2.0
+
+
+def test_initial_values():
+    """Decays between e^(-e^(-1/2)) and 1, slower ones first; nothing depends on the data."""
+    layer = RWKV7(64, 4)
+    w = torch.exp(-math.exp(-0.5) * layer.decay.detach().sigmoid()).unflatten(0, (4, -1))
+    assert (w > math.exp(-math.exp(-0.5))).all() and (w.mean(1).diff() < 0).all()
+    assert not any(layer.get_parameter(f"{name}_down").any() for name in ("decay", "rate", "gate"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"a": torch.zeros(2, 3, 7)}, "expected floats r"),
+        ({"mode": "chunk"}, "chunked"),
+        ({"state": torch.zeros(1)}, "state: rwkv7 expected"),
+    ],
+)
+def test_refused(change, message):
+    names = ("r", "log_w", "k", "v", "kappa", "a")
+    with pytest.raises(ValueError, match=message):
+        rwkv7(**{**dict(zip(names, tokens(7), strict=True)), **change})
