@@ -162,7 +162,7 @@ def test_products_grow_by_summaries_alone():
         (lambda: layer(select_count=2), "select_count of 3 or more"),
         (lambda: layer(window=0), "window"),
         (lambda: layer(encoding=lg.ALiBi(HEADS)), "ALiBi adds to scores, and NativeSparseAttention has none"),
-        (lambda: layer()(torch.zeros(1, 2, DIM).double(), encoding=lg.encoding("xpos", head_dim=WIDTH, layout="half")), "follows the length"),
+        (lambda: layer(encoding=lg.encoding("xpos", head_dim=WIDTH, layout="half")), "follows the length"),
         (lambda: layer()(torch.zeros(1, 2, DIM).double(), mask=lg.Window(3)), "mask: NativeSparseAttention chooses"),
         (lambda: layer()(torch.zeros(1, 2, DIM).double(), cache=lg.MultiHeadAttention(16, 4).cache_layer()), "SparseCacheLayer"),
         (lambda: layer()(torch.zeros(1, 2, DIM).double(), memory=torch.zeros(1, 2, DIM)), "memory"),
