@@ -82,7 +82,8 @@ def heads_last(x: Tensor, heads: int, width: int) -> Tensor:
 def _shared(x: Inputs, blocks: Blocks) -> dict[str, Any]:
     """The arguments that all kernels take by the same names."""
     (_, heads, rows, d), (kv_heads, keys), dv = x.q.shape, x.k.shape[1:3], x.v.shape[3]
-    before, after = -keys % blocks.K, -rows % blocks.Q  # blocks at the ends read beyond the offsets
+    # Blocks at the ends read beyond the offsets, and the diagonals of a square are written with a zero behind them.
+    before, after = -keys % blocks.K, -rows % blocks.Q + 1
     table = x.q if x.table is None else F.pad(x.table / LOG2, (before, after))
     levels = (x.q, x.q) if x.q_level is None or x.k_level is None else (x.q_level / LOG2, x.k_level / LOG2)
     return {
