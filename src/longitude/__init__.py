@@ -85,6 +85,12 @@ if TYPE_CHECKING:  # the same names for type checkers and editors; tests/test_ho
     from longitude.positions.places import Abacus as Abacus, Coupled as Coupled
     from longitude.positions.polar import PoPE as PoPE
     from longitude.positions.relative import Shaw as Shaw, TransformerXL as TransformerXL
+    from longitude.positions.remapped import (
+        DualChunk as DualChunk,
+        LeakyReRoPE as LeakyReRoPE,
+        ReRoPE as ReRoPE,
+        SelfExtend as SelfExtend,
+    )
     from longitude.positions.rotary import (
         AxialRotary as AxialRotary,
         MultimodalRotary as MultimodalRotary,
@@ -134,6 +140,7 @@ _NAMES = {
     "positions.contextual": "CoPE FoX PaTH",
     "positions.places": "Abacus Coupled",
     "positions.polar": "PoPE",
+    "positions.remapped": "ReRoPE LeakyReRoPE SelfExtend DualChunk",
     "positions.temperature": "SSMax LogN Llama4Temperature Ministral3Temperature",
     "positions.sink": "LearnedSink",
     "attention.operation": "attend explain",

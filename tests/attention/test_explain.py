@@ -77,7 +77,10 @@ def test_why_others_were_passed_over(monkeypatch, capsys):
 
 def test_the_logsumexp_is_asked_for_as_of_attend():
     refusals = {v.backend: v.refusal for v in lg.explain(Q, K, V, return_lse=True)}
-    assert refusals["sdpa"] == "it does not return the logsumexp of the scores" and refusals["reference"] is None
+    assert (
+        refusals["sdpa"] == "it does not return the logsumexp of the scores, by which parts are merged"
+        and refusals["reference"] is None
+    )
 
 
 def test_an_argument_that_attend_does_not_have():

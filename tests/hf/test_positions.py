@@ -11,6 +11,8 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 import longitude as lg
 from longitude.hf import from_pretrained, set_positions
+from longitude.positions.base import ENCODINGS
+from longitude.registry import options_of
 from tests.support import close as near, parameter_gradients, refused_calls
 
 REFUSED = dict.fromkeys(("sinusoidal", "learned", "abacus", "coupled"), "input") | {
@@ -27,8 +29,10 @@ def llama(layers):
 
 
 def spec(name) -> dict[str, Any]:
-    rotary = {"layout": "half"} if name in ("rope", "xpos", "axial_rope", "mrope") else {}
-    return {"name": name, **({"head_dim": 12} if name == "mrope" else {}), **rotary}
+    known = {"layout": "half", "window": 5, "group": 3, "chunk_size": 7, "local_size": 2}
+    parameters = options_of(ENCODINGS[name])
+    own = {option: value for option, value in known.items() if option in parameters}
+    return {"name": name, **({"head_dim": 12} if name == "mrope" else {}), **own}
 
 
 @pytest.fixture
@@ -115,15 +119,37 @@ def test_frequencies_that_follow_the_length(ids, placed, stock):
     assert (model(ids).logits - stock()(ids).logits).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["kerple_log", "path_fox"])
+@pytest.mark.parametrize("name", ["self_extend", "dual_chunk", "rerope"])
+def test_offsets_of_its_own_rotation(name, ids, placed, stock):
+    """Base and rotary_dim are the model's own, so a window of all positions changes nothing, and a small one the far tokens."""
+    wide = spec(name) | {option: 99 for option in ("window", "chunk_size") if option in spec(name)}
+    own, near = stock("llama")(ids).logits, placed("llama", spec(name))(ids).logits
+    close(placed("llama", wide)(ids).logits, own, atol=1e-5)  # its tables are in float32
+    close(near[:, :5], own[:, :5], atol=1e-5)
+    assert (near[:, 8:] - own[:, 8:]).abs().max() > 1e-3
+
+
+def test_offsets_of_a_scaled_rotation(ids, placed, stock):
+    """The model's own scaling stays: Llama 3's; one that follows the length is refused."""
+    llama3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 8}  # fmt: skip
+    wide = {"name": "rerope", "layout": "half", "window": 99}
+    own = stock("llama", rope_parameters=llama3)(ids).logits
+    close(placed("llama", wide, rope_parameters=llama3)(ids).logits, own, atol=1e-5)
+    assert (own - stock("llama")(ids).logits).abs().max() > 1e-3
+    with pytest.raises(ValueError, match="a scaling that follows no length"):
+        placed("llama", wide, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0})
+
+
+@pytest.mark.parametrize("name", ["kerple_log", "path_fox", "self_extend"])
 @pytest.mark.parametrize("beams", [1, 3])
 def test_generation(name, beams, ids, mask, placed):
-    model = placed("mistral", name)
+    model = placed("mistral", spec(name))
     options = {"attention_mask": mask, "max_new_tokens": 9, "min_new_tokens": 9, "num_beams": beams, "do_sample": False}
     assert model.generate(ids, **options).tolist() == model.generate(ids, use_cache=False, **options).tolist()
 
 
-@pytest.mark.parametrize("name", ["alibi", "fire", "shaw", "path_fox", "rope"])
+@pytest.mark.parametrize("name", ["alibi", "fire", "shaw", "path_fox", "rope", "dual_chunk"])
 def test_saved_and_loaded(name, ids, tmp_path, monkeypatch, placed):
     """By us it comes back whole; plain transformers, which would silently rotate, refuses it."""
     model = placed("llama", spec(name))
@@ -204,6 +230,7 @@ def test_set_again_and_alone(ids, stock):
         (3, "got 3"),
         ("kerpel_log", "did you mean 'kerple_log'"),
         ("rope", "needs layout='half'"),
+        ({"name": "self_extend", "layout": "half"}, "self_extend needs window, which the length of"),
         (["alibi", lg.Rotary(4, "half")], "both in one list"),
     ],
     ids=str,

@@ -167,7 +167,7 @@ def cases():
 
 DOES_NOT_APPLY = (
     "causal_only|Transport|its terms are no part|its tables follow|the table route|it reads no token ids|it has one form|"
-    "it has no dropout"
+    "it has no dropout|its attention runs in parts"
 )
 
 

@@ -1,15 +1,16 @@
-"""Where tables follow a length, queries of different lengths meet the same key differently: a call is cut into runs of one."""
+"""Where queries meet the same key differently, a call is cut: into runs of one length, and into regions of pairs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from longitude.attention.regions import RegionCut, cut_by_region
 from longitude.attention.request import Request, part_of, transformed
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, explicit
@@ -20,17 +21,30 @@ class Part:
     """Rows of the batch and queries of a call, and the request for them.
 
     Of several parts, each has its own keys, which `transform` transforms, one part at a time. The only part has slices without
-    bounds, which compilers would take for constants.
+    bounds, which compilers would take for constants. cuts: the requests of each region where the encoding has some, whose
+    answers are merged; then there is one part.
     """
 
     batch: slice
     rows: slice
     request: Request
     transform: Callable[[Request], Request] | None = None
+    cuts: tuple[RegionCut, ...] = ()
+
+    @property
+    def requests(self) -> list[Request]:
+        """What backends are asked."""
+        return [r for cut in self.cuts for *_, r in cut] or [self.request]
+
+    def with_lse(self) -> Part:
+        """The same part, with the logsumexp of the scores."""
+        return replace(self, request=self.request.with_lse(), cuts=tuple(cut.with_lse() for cut in self.cuts))
 
 
 def parted(r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions) -> list[Part]:
     """A part for each length that the tables of raw queries and keys follow; one, already transformed, where there is one."""
+    if encoding.regions():
+        return [Part(slice(None), slice(None), r, cuts=cut_by_region(r, encoding, q_positions, k_positions))]
     runs = list(_runs(encoding, q_positions, k_positions, r))
     if len(runs) == 1:
         return [Part(slice(None), slice(None), transformed(r, encoding, q_positions, k_positions, runs[0][2]))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from longitude.attention.backends.sdpa import sdpa_is_plain
 from longitude.attention.length_dependent import Part, joined, parted
 from longitude.attention.masks import Causal, Mask, require_causal
 from longitude.attention.patterns import from_tensor
+from longitude.attention.regions import merged
 from longitude.attention.request import (
     AllowedPairs,
     Request,
@@ -89,7 +91,7 @@ def attend(
     """
     parts = requests(q, k, v, encoding, context, mask, q_positions, k_positions, scale, dropout, return_weights)
     if return_lse:
-        parts = [replace(part, request=part.request.with_lse()) for part in parts]
+        parts = [part.with_lse() for part in parts]
     out, second = run_parts(parts, backend)
     return (out, second) if return_weights or return_lse else out
 
@@ -272,12 +274,14 @@ def run(r: Request, backend: str = "auto") -> tuple[Tensor, Tensor | None]:
 
 
 def run_parts(parts: list[Part], backend: str = "auto") -> tuple[Tensor, Tensor | None]:
-    """The same for a call whose tables follow several lengths."""
-    if len(parts) == 1:
+    """The same for a call whose tables follow several lengths, or that is cut into regions."""
+    if len(parts) == 1 and not parts[0].cuts:
         return run(parts[0].request, backend)
     with torch.autocast(parts[0].request.q.device.type, enabled=False):
-        chosen = choose([part.request for part in parts], backend)
-        return joined(parts, lambda r: answer(chosen, r))
+        chosen = choose([r for part in parts for r in part.requests], backend)
+        if parts[0].cuts:
+            return merged(parts[0].request, parts[0].cuts, partial(answer, chosen))
+        return joined(parts, partial(answer, chosen))
 
 
 def answer(backend: Backend, r: Request) -> tuple[Tensor, Tensor | None]:
@@ -362,11 +366,15 @@ def explain(q: Tensor, k: Tensor, v: Tensor, **arguments: Any) -> tuple[Verdict,
             raise unknown("argument", name, known, "explain takes what attend takes.")
     name, return_lse = arguments.pop("backend", "auto"), arguments.pop("return_lse", False)
     parts = requests(q, k, v, **arguments)
-    requested = [part.request.with_lse() if return_lse else part.request for part in parts]
+    requested = [r for part in parts for r in (part.with_lse() if return_lse else part).requests]
     largest = max(requested, key=lambda r: r.rows * r.length)
     if len(parts) > 1:
         print(f"tables follow {len(parts)} lengths, each in a call of its own; memory is of the largest")
-    if sdpa_is_plain(largest) and largest.q.is_cpu:
+    if (regions := len(parts[0].cuts)) > 1:
+        print(
+            f"positions move by pairs: {len(requested)} calls in {regions} regions are merged; memory is of the largest"
+        )
+    if not largest.lse and sdpa_is_plain(largest) and largest.q.is_cpu:
         print(routes.words(largest))
     require_backend(name)
     refusals = {b.name: refusal(b, requested) for b in BACKENDS.values()}

@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.masks import AllOf, Band, Causal, Documents, Mask, Padding, Window, of_rows, require_mask
-from longitude.positions.base import Drift, Term, Transport
+from longitude.attention.masks import Ago, AllOf, Band, Causal, Documents, Mask, Padding, Window, of_rows, require_mask
+from longitude.positions.base import Drift, Region, Term, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit
 
@@ -77,7 +77,9 @@ class AllowedPairs:
 
     def _of_sequence(self, documents: list[Tensor], valid: list[Tensor]) -> tuple[Span, ...] | str:
         """The spans of one sequence, ids and validity [stream]; or why there are none."""
-        first, stop = self.k_order, self.k_order + self.keys
+        first, stop = k_first, k_stop = self.k_order, self.k_order + self.keys
+        if documents:  # queries need not be among the keys of a part
+            first, stop = min(first, self.q_order), max(stop, self.q_order + self.rows)
         cuts = sorted({first, stop, *(cut for ids in documents for cut in _changes(ids) if first < cut < stop)})
         labels = list(zip(*(ids[cuts[:-1]].tolist() for ids in documents))) if documents else [()]
         if len(set(labels)) < len(labels):
@@ -87,6 +89,8 @@ class AllowedPairs:
             visible = torch.stack([x[:stop].bool() for x in valid]).all(0)
             edges = sorted({*cuts, *(cut for cut in _changes(visible) if first < cut < stop)})
             runs = [run for run, real in zip(pairwise(edges), visible[edges[:-1]].tolist()) if real]
+        clipped = ((max(start, k_first), min(end, k_stop)) for start, end in runs)
+        runs = [(start, end) for start, end in clipped if start < end]
         own, at = [], 0
         for start, end in pairwise(cuts):
             before = at
@@ -270,7 +274,7 @@ def in_forward_mode() -> bool:
 
 def is_band(mask: Mask) -> bool:
     """Whether it is nothing but its reach in plain order."""
-    return isinstance(mask, Band) or (isinstance(mask, Causal | Window) and mask.order is None)
+    return isinstance(mask, Band | Ago) or (isinstance(mask, Causal | Window) and mask.order is None)
 
 
 def band_of(mask: Mask) -> AllOf:
@@ -323,11 +327,25 @@ def require_options(scale: float | None, dropout: float) -> None:
 
 
 def transformed(
-    r: Request, encoding: Composed, q_positions: Positions, k_positions: Positions, length: int | None = None
+    r: Request,
+    encoding: Composed,
+    q_positions: Positions,
+    k_positions: Positions,
+    length: int | None = None,
+    region: Region | None = None,
 ) -> Request:
-    """The request with queries and keys as the encoding's tables of `length` make them."""
+    """The request with queries and keys as the encoding's tables of `length` make them, at the positions of a region."""
     if not (encoding.prepares or encoding.transforms):
         return r
+    if region is not None:
+        q_tables, k_tables = (
+            encoding.prepare(explicit(positions, count, r.q.device), length, r.q.dtype, move)
+            for positions, count, move in (
+                (q_positions, r.rows, region.queries),
+                (k_positions, r.length, region.keys),
+            )
+        )
+        return replace(r, q=encoding.queries(r.q, q_tables), k=encoding.keys(r.k, k_tables))
     q_tables = encoding.prepare(explicit(q_positions, r.rows, r.q.device), length, r.q.dtype)
     ints = isinstance(q_positions, int) and isinstance(k_positions, int)
     if r.rows == r.length and (q_positions == k_positions if ints else q_positions is k_positions):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +16,14 @@ from longitude.attention.zero_gradients import with_zero_gradients
 
 Cut = list[tuple[slice | list[int], slice, Request]]
 """Sequences of the batch, rows of their queries, and their request."""
+
+
+class Pieces(Protocol):
+    """A Cut, or what makes its requests one at a time."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[tuple[slice | list[int], slice, Request]]: ...
 
 
 def pieces(r: Request) -> Cut | str:
@@ -52,11 +61,11 @@ def partial_by_spans(
 
 
 def assembled(
-    r: Request, cut: Cut, run: Callable[[Request], tuple[Tensor, Tensor | None]]
+    r: Request, cut: Pieces, run: Callable[[Request], tuple[Tensor, Tensor | None]]
 ) -> tuple[Tensor, Tensor | None]:
     """The answers to pieces of a request in their places; a query in none of them has no keys, of several the last counts."""
     out = r.q.new_zeros(*r.q.shape[:3], r.v.shape[3])
-    if not cut:
+    if len(cut) == 0:
         columns = [x for term in r.terms for x in vars(term).values() if isinstance(x, Tensor)]
         out = with_zero_gradients(out, (r.q, r.k, r.v, *r.learned, *columns))  # an answer like any other
     lse = out.new_full(out.shape[:3], -math.inf, dtype=torch.promote_types(out.dtype, torch.float32)) if r.lse else None

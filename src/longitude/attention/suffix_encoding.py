@@ -30,7 +30,7 @@ class SuffixEncoding:
         self.stable_keys = encoding.stable_keys
         self.causal_only, self.passing_columns = encoding.causal_only, encoding.passing_columns
         self.reads_tokens, self.parameters = encoding.reads_tokens, encoding.parameters
-        self.length_at, self.prepare = encoding.length_at, encoding.prepare
+        self.length_at, self.prepare, self.regions = encoding.length_at, encoding.prepare, encoding.regions
 
     def queries(self, q: Tensor, prepared: Any) -> Tensor:
         return torch.cat([q[..., : self.before], self.encoding.queries(q[..., self.before :], prepared)], -1)

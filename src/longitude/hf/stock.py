@@ -22,6 +22,8 @@ from longitude.models.configuration import LongitudeConfig, by_pattern
 from longitude.positions.base import ENCODINGS, Encoding, encoding as build, list_encodings
 from longitude.positions.composed import Composed, compose, of_axes
 from longitude.positions.coordinates import canonical, explicit
+from longitude.positions.hugging_face import RopeConfig, from_hugging_face
+from longitude.positions.remapped import Remapped
 from longitude.positions.rotary import Rotary
 from longitude.registry import options_of
 
@@ -216,13 +218,24 @@ def heads_of(config: PreTrainedConfig) -> dict[str, int]:
 
 
 def with_own_rotation(options: dict[str, Any], config: PreTrainedConfig, head_dim: int) -> dict[str, Any]:
-    """A rotation's options, where base and rotary_dim default to those of the model's own rotation."""
+    """A rotation's options, where base and rotary_dim default to those of the model's own rotation.
+
+    One by other offsets, which needs no training, keeps its scaling, too.
+    """
     if "layout" not in options:
         raise ValueError(
             f"set_positions: {options['name']} needs layout='half', in which the weights of Llama, Mistral, GPT-NeoX and most "
             "others were trained, or layout='interleaved'"
         )
-    own, known = config.rope_parameters, options_of(ENCODINGS[options["name"]])
+    factory = ENCODINGS[options["name"]]
+    if missing := [option for option in factory.model_defaults if option not in options]:
+        raise ValueError(
+            f"set_positions: {options['name']} needs {' and '.join(missing)}, which the length of the model's training decides"
+        )
+    own, known = config.rope_parameters, options_of(factory)
+    scaled = issubclass(factory, Remapped) and own.get("rope_type", "default") not in ("default", "longitude")
+    if scaled and isinstance(rope := from_hugging_face(config.to_dict()), RopeConfig) and rope.scaling is not None:
+        options = {"scaling": rope.scaling.as_dict(), **options}
     if "rope_theta" in own and "base" in known:
         options = {"base": own["rope_theta"], **options}
     if own.get("partial_rotary_factor", 1.0) != 1.0 and "rotary_dim" in known:

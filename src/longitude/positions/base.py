@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from longitude.positions.coordinates import Positions, canonical, explicit, require_positions
+from longitude.positions.regions import Region as Region
 from longitude.positions.terms import (
     ADDED as ADDED,
     Drift as Drift,
@@ -117,6 +118,16 @@ class Encoding(nn.Module):
             int or tensor alike; None: tables follow no length, one set serves every query and key.
         """
         return None
+
+    def regions(self) -> tuple[Region, ...]:
+        """Where it puts queries and keys, by pairs: `prepare` then gets a keyword `move`, the map of a region for positions.
+
+        The keys of one that has regions depend on the query, so its stable_keys is False.
+
+        Returns:
+            Disjoint regions of all pairs; none: every token is at its own position.
+        """
+        return ()
 
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Any:
         """Content-free tables, built once per forward, shared by layers, queries and keys.

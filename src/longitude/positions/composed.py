@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from longitude.positions.base import Columns, Encoding, SinkLogits, Temperature, Term
+from longitude.positions.base import Columns, Encoding, Region, RowBias, SinkLogits, Temperature, Term
 
 COMBINED: dict[str, Callable[[list[Any]], Any]] = {
     "relative": all,
@@ -67,6 +67,11 @@ class Composed(Encoding):
             for name in ("num_heads", "head_dim")
             if hasattr(m, name)
         )  # what queries are compared with
+        moving = [type(m).__name__ for m in members if m.regions()]
+        if len(moving) > 1:
+            raise ValueError(f"two composed encodings both move positions ({' and '.join(moving)}); use one of them")
+        if moving:
+            require_separable(moving[0], members)
         self.prepares = any(m.overrides("prepare") for m in members)
         self.transforms = any(m.overrides("queries", "keys") for m in members)
         if self.passing_columns and not self.stable_keys:
@@ -94,8 +99,23 @@ class Composed(Encoding):
             raise ValueError("two composed encodings both follow a length; use one of them")
         return lengths[0] if lengths else None
 
-    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> tuple:
-        return tuple(m.prepare(of_axes(m, positions), length, dtype) for m in self)
+    def regions(self) -> tuple[Region, ...]:
+        return next((own for m in self.each if (own := m.regions())), ())
+
+    def prepare(
+        self,
+        positions: Tensor,
+        length: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        move: Callable[[Tensor], Tensor] | None = None,
+    ) -> tuple:
+        """Tables of each member. move: of a region, for the member that has regions."""
+        if move is None:
+            return tuple(m.prepare(of_axes(m, positions), length, dtype) for m in self)
+        moved = [{"move": move} if m.regions() else {} for m in self.each]
+        return tuple(
+            m.prepare(of_axes(m, positions), length, dtype, **how) for m, how in zip(self.each, moved, strict=True)
+        )
 
     def queries(self, q: Tensor, prepared: tuple) -> Tensor:
         for m, tables in zip(self.each, prepared, strict=True):
@@ -129,6 +149,17 @@ class Composed(Encoding):
 
 def _gives(member: Encoding, kind: type) -> bool:
     return member.overrides("terms") and any(isinstance(term, kind) for term in member.terms({}))
+
+
+def require_separable(moving: str, members: Sequence[Encoding]) -> None:
+    """ValueError where parts of the keys cannot be attended to apart, as one that moves positions needs it."""
+    for m in members:
+        if m.length_at(0, 0) is not None:
+            raise ValueError(f"{moving} moves positions, and {type(m).__name__} follows a length; use one of them")
+        if not m.reads_tokens and _gives(m, RowBias):
+            raise ValueError(
+                f"{moving} attends in parts, and {type(m).__name__} reads whole rows of scores; use one of them"
+            )
 
 
 def of_axes(member: Encoding, positions: Tensor) -> Tensor:

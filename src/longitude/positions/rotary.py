@@ -105,6 +105,10 @@ class Rotary(Encoding):
     def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> RotaryTable:
         """Cos and sin in float32 or wider, of positions [L] or [B, L], with several axes also [L, axes] or [B, L, axes]."""
         require_positions(positions, who=self.registered_name)
+        return self.tables(positions, length, dtype)
+
+    def tables(self, positions: Tensor, length: int | None, dtype: torch.dtype) -> RotaryTable:
+        """Cos and sin of checked positions."""
         # Numbers, not buffers: nothing to save, to move, or to round with the model.
         exact = torch.float32 if self.angle_dtype == "float32" else wide(positions.device)
         theta, factor = self._theta(length, positions.device, exact)

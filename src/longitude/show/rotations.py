@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from longitude.attention.operation import attend
 from longitude.positions.base import Encoding
 from longitude.positions.rotary import Rotary, XPos
 from longitude.positions.scaling import SCHEMES, Follows, Scaling, rope_frequencies
@@ -118,6 +119,13 @@ def scores(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 def rotated(encoding: Encoding, q: Tensor, k: Tensor, offsets: np.ndarray, shape: Shape) -> np.ndarray:
     """Cosines of a query at the newest position and a key [1, head_dim] at each offset before it."""
     newest = shape.length - 1
+    if encoding.regions():  # by attention to one key alone, whose logsumexp is its score
+        q, k = (x.expand(len(offsets), 1, 1, -1) for x in (q, k))
+        places = [(newest - torch.from_numpy(o))[:, None] for o in (0 * offsets, offsets)]
+        alone = attend(
+            q, k, k, encoding=encoding, q_positions=places[0], k_positions=places[1], scale=1.0, return_lse=True
+        )
+        return (alone[1].flatten() / (q[0].norm() * k[0].norm())).numpy()
     keys = encoding.rotate_keys(k.expand(len(offsets), -1), newest - torch.from_numpy(offsets))
     found = keys @ encoding.rotate_queries(q, torch.tensor([newest]))[0]
     return (found / (q.norm() * k.norm())).numpy()

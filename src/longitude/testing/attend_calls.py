@@ -51,7 +51,7 @@ class Call:
         o = self.options
         positions = o.get("q_positions"), o.get("k_positions"), o.get("scale")
         parts = requests(q, k, v, self.encoding, self.context(x), self.mask, *positions, dropout, False)
-        return [part.request.with_lse() if o.get("return_lse") else part.request for part in parts]
+        return [r for part in parts for r in (part.with_lse() if o.get("return_lse") else part).requests]
 
     def refusal(self, backend: str, dropout: float = 0.0) -> str | None:
         """Why a backend does not take it."""

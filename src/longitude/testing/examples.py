@@ -38,6 +38,9 @@ SMALL = {
 }
 """Options of a mixer of these names, too, are filled in, whatever their default, so that 20 tokens meet every case."""
 
+SMALL_ENCODING = {"window": 5, "group": 3, "chunk_size": 7, "local_size": 2}
+"""The same for options of an encoding: far offsets are met within 20 tokens."""
+
 FORMS = {"mode": MODES, "route": ("expanded", "absorbed")}
 """Options of these names choose between ways to the same numbers."""
 
@@ -48,7 +51,8 @@ class Example:
 
     Args:
         factory: A class or a function that returns an encoding.
-        options: Its options; else those in SHAPES and in the factory's `model_defaults` where it has no default, else defaults.
+        options: Its options; else those in SMALL_ENCODING; where it has no default, those in SHAPES and in `model_defaults`;
+            else defaults.
     """
 
     factory: Callable[..., Any]
@@ -56,7 +60,7 @@ class Example:
 
     kind: ClassVar[type[nn.Module]] = Encoding
     known: ClassVar[Mapping[str, Any]] = ENCODINGS
-    small: ClassVar[Mapping[str, Any]] = {}
+    small: ClassVar[Mapping[str, Any]] = SMALL_ENCODING
     std: ClassVar[float] = 0.5
 
     def __call__(self, seed: int = 0, filled: bool = True, **options: Any) -> Any:

@@ -249,6 +249,7 @@ test_refusals = refused_calls(
         (calling(encoding=lg.FoX(16, HEADS)), "FoX reads each token"),
         (calling(encoding=lg.PaTH(16, HEADS, DIM)), "PaTH reads each token"),
         (calling(encoding=lg.XPos(DIM, "half")), "XPos follows the length"),
+        (calling(encoding=lg.ReRoPE(DIM, "half", 4)), "ReRoPE moves a token by pairs"),
         (lambda: HierarchicalAttention(16, 2, encoding=Mirror()), "Mirror prepares no RotaryTable"),
     ]
 )

@@ -101,7 +101,8 @@ def refuses(backend: Backend, r: Request) -> str | None:
     if r.weights and not backend.weights:
         return "it never holds the weights"
     if (r.lse or r.sinks is not None) and backend.partial is None:
-        return "it does not return the logsumexp of the scores" + (", of which sinks are made" if not r.lse else "")
+        what = "by which parts are merged" if r.lse else "of which sinks are made"
+        return f"it does not return the logsumexp of the scores, {what}"
     if r.beyond_band and not backend.any_mask and isinstance(why := r.pairs.spans, str):
         return f"it runs span by span, and {why}"
     return backend.limits(r)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from longitude.attention.backends.base import BACKENDS, Backend, dense_bytes, refuses
-from longitude.attention.masks import AllOf, AnyOf, Causal, Documents, Mask, Padding, Window
+from longitude.attention.masks import Ago, AllOf, AnyOf, Causal, Documents, Mask, Padding
 from longitude.attention.merge import merge_attention
 from longitude.attention.patterns import Dilated, Global, Pairs, Prefix
 from longitude.attention.request import Request
@@ -173,8 +173,8 @@ def lengths(prefix: Prefix, batch: int) -> list[tuple[slice | list[int], int]]:
 # ---- Dilated: `step` interleaved streams, each with a plain window ---------------------------------------------------------
 def streams(r: Request, step: int) -> Cut:
     """Tokens whose orders leave the same rest are a stream of their own."""
-    _, high = r.mask.reach
-    assert high is not None
+    low, high = r.mask.reach
+    assert low is not None and high is not None
     of_offset = any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms)
     of_pairs = any(isinstance(term, PairBias) for term in r.terms)
     counting = steady(r) if of_offset and not of_pairs else None
@@ -200,7 +200,7 @@ def streams(r: Request, step: int) -> Cut:
             k=r.k[:, :, keys],
             v=r.v[:, :, keys],
             terms=tuple(of_steps(term, rest, step, gap) for term in r.terms),
-            mask=AllOf((Window(high // step + 1), *spans)),
+            mask=AllOf((Ago(-(-low // step), high // step), *spans)),
             q_positions=places[0],
             k_positions=places[1],
             q_order=q_order,

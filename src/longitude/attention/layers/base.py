@@ -161,7 +161,7 @@ def attended(
     )
     if not encoding.stable_keys:
         parts = parted(r, encoding, *places)
-        if len(parts) > 1:
+        if len(parts) > 1 or parts[0].cuts:
             return run_parts(parts, name)
         r = parts[0].request
     backend = choose_once(r, name) if known is None else known.backend

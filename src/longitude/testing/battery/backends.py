@@ -14,7 +14,7 @@ from longitude.positions.composed import compose
 from longitude.testing.attend_calls import Call, calls_with_every_mask, documents_of, masks
 from longitude.testing.battery.compilers import require_one_table
 from longitude.testing.engine import DoesNotApply, LawBroken, Measurement
-from longitude.testing.examples import Example
+from longitude.testing.examples import SMALL_ENCODING, Example
 from longitude.testing.fixtures import (
     close,
     differentiable,
@@ -147,6 +147,7 @@ def memory(
     heads. mask: of a length; `table` must take it.
     """
     longer: dict[str, Any] = {} if "max_length" in build.options else {"max_length": 2 * length}
+    longer |= {name: 8 * n for name, n in SMALL_ENCODING.items() if build.has(name) and name not in build.options}
     encoding = build(**longer).float()
     if encoding.max_length is not None and encoding.max_length < 2 * length:
         raise DoesNotApply(

@@ -84,6 +84,8 @@ def export(build: Example) -> None:
     if Call(encoding, short).terms():
         raise DoesNotApply("its terms are no part of plain attention")
     require_one_table(encoding, 500)
+    if encoding.regions():
+        raise DoesNotApply("its attention runs in parts, which are merged by a logsumexp that `sdpa` does not return")
     attention = _Attention(encoding)
     free = {2: torch.export.Dim("length", min=2, max=500)}
     given, longer = ([tensors[name] for name in "qkv"] for tensors in (short, long))

@@ -133,6 +133,8 @@ def refusal(encoding: Encoding) -> str | None:
     for term in encoding.terms({}):
         if not isinstance(term, OffsetBias):
             return f"{name} adds {type(term).__name__} to scores, and a block of hierarchical attention has a distance alone"
+    if encoding.regions():
+        return f"{name} moves a token by pairs, and a block of hierarchical attention is at one place"
     if not encoding.stable_keys:
         return f"{name} follows the length of the sequence, and hierarchical attention keeps summaries of one length"
     rotates = type(encoding).queries is not Encoding.queries or type(encoding).keys is not Encoding.keys

@@ -1,0 +1,294 @@
+"""Rotations by another offset than that of the positions: far offsets clipped, slowed down, grouped, or folded into chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from longitude.errors import check_choice, check_positive, check_sizes
+from longitude.positions.base import register
+from longitude.positions.coordinates import require_positions, wide
+from longitude.positions.layouts import Layout
+from longitude.positions.regions import Region
+from longitude.positions.rotary import Rotary
+from longitude.positions.rotation import RotaryTable
+
+Variant = Literal["paper", "code"]
+
+
+class Remapped(Rotary):
+    """RoPE that rotates a query at i and a key at j by an offset m(i, j) of its own: the score is q . R(m theta) k.
+
+    Subclasses give `regions`, in each of which query and key are rotated to positions whose difference is m. Attention runs in
+    each and merges, so that nothing of Lq x Lk is made, and a cache keeps raw keys. Rotated alone (`prepare`, `rotate`), a vector
+    is rotated to its own position.
+    """
+
+    causal_only = True
+
+    def __init__(
+        self, head_dim: int, layout: Layout, base: float, rotary_dim: int | None, scaling: Any, *, relative: bool
+    ):
+        super().__init__(head_dim, layout, base, rotary_dim, scaling)
+        if not self.stable_keys:
+            raise ValueError(
+                f"{self.registered_name}: expected a scaling that follows no length, got {self.scaling!r}; declare its length "
+                "with follow='declared'"
+            )
+        self.stable_keys, self.relative = False, relative
+
+    def prepare(
+        self,
+        positions: Tensor,
+        length: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        move: Callable[[Tensor], Tensor] | None = None,
+    ) -> RotaryTable:
+        """Cos and sin in float32 or wider, of positions [L] or [B, L], or of where a region moves them."""
+        require_positions(positions, who=self.registered_name)
+        return self.tables(positions if move is None else move(positions), length, dtype)
+
+    def offset(self, i: Tensor, j: Tensor) -> Tensor:
+        """M(i, j), the offset that a query at i and a key at j <= i are rotated by, float64.
+
+        Args:
+            i: positions of queries, integers; broadcast against those of keys.
+            j: positions of keys, integers.
+
+        Returns:
+            Offsets; NaN for keys in the future that have none.
+        """
+        found = _exact(i - j) * torch.nan
+        for region in self.regions():
+            found = torch.where(region.holds(i, j), _exact(region.queries(i)) - region.keys(j), found)
+        return found
+
+
+def _same(positions: Tensor) -> Tensor:
+    return positions
+
+
+def _exact(positions: Tensor) -> Tensor:
+    return positions.to(wide(positions.device))
+
+
+@register("rerope")
+class ReRoPE(Remapped):
+    """ReRoPE: RoPE whose offsets end at the window, m(o) = min(o, window).
+
+    A pair at least `window` apart is rotated by `window`: the query as if at position `window`, the key as at 0. So no offset is
+    larger than those of the training. The authors also multiply queries by max(1, ln(i + 1) / ln N): compose log_n for that.
+
+    Args:
+        head_dim: width of a head.
+        layout: as of Rotary, like base, rotary_dim and scaling.
+        window: offsets below it are exact; at most the trained length.
+        base: see Rotary.
+        rotary_dim: see Rotary.
+        scaling: see Rotary; a scheme that follows no length.
+
+    Raises:
+        ValueError: as Rotary; a window below 1, a scaling that follows the length.
+
+    Source:
+        Su 2023, https://kexue.fm/archives/9708; code: https://github.com/bojone/rerope
+    """
+
+    source = "Su 2023, https://kexue.fm/archives/9708"
+    registered_name = "rerope"
+    model_defaults = {**Rotary.model_defaults, "window": 32}
+
+    def __init__(
+        self,
+        head_dim: int,
+        layout: Layout,
+        window: int,
+        base: float = 10_000.0,
+        rotary_dim: int | None = None,
+        scaling: Any = None,
+    ):
+        check_sizes("rerope", window=window)
+        super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=True)
+        self.window = window
+
+    def regions(self) -> tuple[Region, ...]:
+        far = Region(lambda i: torch.full_like(i, self.window), torch.zeros_like, first=self.window)
+        return Region(_same, _same, last=self.window - 1), far
+
+
+@register("leaky_rerope")
+class LeakyReRoPE(Remapped):
+    """Leaky ReRoPE: RoPE whose offsets grow more slowly from the window on.
+
+        m(o) = o  where  o < window,    window + (o - window) / factor  beyond
+
+    Args:
+        head_dim: width of a head.
+        layout: as of Rotary, like base, rotary_dim and scaling.
+        window: offsets below it are exact.
+        factor: how many times more slowly far offsets grow, above 0; 16 in the authors' code.
+        base: see Rotary.
+        rotary_dim: see Rotary.
+        scaling: see Rotary; a scheme that follows no length.
+
+    Raises:
+        ValueError: as Rotary; a window below 1, a factor that is not above 0, a scaling that follows the length.
+
+    Source:
+        Su 2023, https://kexue.fm/archives/9708; code: https://github.com/bojone/rerope
+    """
+
+    source = "Su 2023, https://kexue.fm/archives/9708"
+    registered_name = "leaky_rerope"
+    model_defaults = {**Rotary.model_defaults, "window": 32}
+
+    def __init__(
+        self,
+        head_dim: int,
+        layout: Layout,
+        window: int,
+        factor: float = 16.0,
+        base: float = 10_000.0,
+        rotary_dim: int | None = None,
+        scaling: Any = None,
+    ):
+        check_sizes("leaky_rerope", window=window)
+        check_positive("leaky_rerope", factor=factor)
+        super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=True)
+        self.window, self.factor = window, factor
+
+    def regions(self) -> tuple[Region, ...]:
+        behind = self.window * (self.factor - 1)
+        far = Region(lambda i: (_exact(i) + behind) / self.factor, lambda j: _exact(j) / self.factor, self.window)
+        return Region(_same, _same, last=self.window - 1), far
+
+
+@register("self_extend")
+class SelfExtend(Remapped):
+    """Self-Extend: RoPE at exact offsets within the window, and between groups of positions beyond it.
+
+        m(i, j) = i - j  where  i - j < window,    floor(i / group) - floor(j / group) + window - floor(window / group)  beyond
+
+    A model trained at length N reaches about (N - window) group + window without training. The position itself decides groups, so
+    a shift of all positions changes far scores.
+
+    Args:
+        head_dim: width of a head.
+        layout: as of Rotary, like base, rotary_dim and scaling.
+        window: offsets below it are exact.
+        group: positions of a group; 8 in the authors' code.
+        variant: "paper" rounds window / group down; "code" does not, as the authors' LlamaAttention (LongLM,
+            self_extend_patch/Llama.py).
+        base: see Rotary.
+        rotary_dim: see Rotary.
+        scaling: see Rotary; a scheme that follows no length.
+
+    Raises:
+        ValueError: as Rotary; a window or group below 1, an unknown variant, a scaling that follows the length.
+
+    Source:
+        Jin et al. 2024, arXiv 2401.01325, https://arxiv.org/abs/2401.01325; code: https://github.com/datamllab/LongLM
+    """
+
+    source = "Jin et al. 2024, https://arxiv.org/abs/2401.01325"
+    registered_name = "self_extend"
+    model_defaults = {**Rotary.model_defaults, "window": 32}
+
+    def __init__(
+        self,
+        head_dim: int,
+        layout: Layout,
+        window: int,
+        group: int = 8,
+        variant: Variant = "paper",
+        base: float = 10_000.0,
+        rotary_dim: int | None = None,
+        scaling: Any = None,
+    ):
+        check_sizes("self_extend", window=window, group=group)
+        check_choice("self_extend", Variant, variant=variant)
+        super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=group == 1)
+        self.window, self.group, self.variant = window, group, variant
+
+    def regions(self) -> tuple[Region, ...]:
+        def grouped(positions: Tensor) -> Tensor:
+            return positions.div(self.group, rounding_mode="floor")
+
+        def moved(i: Tensor) -> Tensor:
+            if self.variant == "paper":
+                return grouped(i) + (self.window - self.window // self.group)
+            return _exact(grouped(i)) + (self.window - self.window / self.group)
+
+        return Region(_same, _same, last=self.window - 1), Region(moved, grouped, first=self.window)
+
+
+@register("dual_chunk")
+class DualChunk(Remapped):
+    """Dual chunk attention (Qwen-1M): positions start again in each chunk, and offsets between chunks end at chunk_size - 1.
+
+    With C = chunk_size - local_size, a key at j is rotated to j mod C, and a query at i
+
+        to i mod C  for keys of its own chunk,  to min(i mod C + C, chunk_size - 1)  for those of the chunk before,
+        to chunk_size - 1  for those of earlier chunks
+
+    so keys at most local_size away have their exact offset in the chunk before, too.
+
+    Args:
+        head_dim: width of a head.
+        layout: as of Rotary, like base, rotary_dim and scaling.
+        chunk_size: offsets stay below it; at most the trained length.
+        local_size: offsets across the border of two chunks that are exact, below chunk_size.
+        variant: "paper" ends offsets at chunk_size - 1; "code" at chunk_size, and at min(2 C - 1, chunk_size) for earlier chunks,
+            as the authors' ChunkLlama and vLLM's Qwen-1M. (Both also sharpen long texts; compose a temperature for that.)
+        base: see Rotary.
+        rotary_dim: see Rotary.
+        scaling: see Rotary; a scheme that follows no length.
+
+    Raises:
+        ValueError: as Rotary; a local_size that is not below chunk_size, an unknown variant, a scaling that follows the length.
+
+    Source:
+        An et al. 2024, arXiv 2402.17463, https://arxiv.org/abs/2402.17463; Qwen2.5-1M: Yang et al. 2025, arXiv 2501.15383,
+        https://arxiv.org/abs/2501.15383; code: https://github.com/HKUNLP/ChunkLlama
+    """
+
+    source = "An et al. 2024, https://arxiv.org/abs/2402.17463"
+    registered_name = "dual_chunk"
+    model_defaults = {**Rotary.model_defaults, "chunk_size": 32, "local_size": 8}
+
+    def __init__(
+        self,
+        head_dim: int,
+        layout: Layout,
+        chunk_size: int,
+        local_size: int,
+        variant: Variant = "paper",
+        base: float = 10_000.0,
+        rotary_dim: int | None = None,
+        scaling: Any = None,
+    ):
+        check_sizes("dual_chunk", chunk_size=chunk_size, local_size=local_size)
+        check_choice("dual_chunk", Variant, variant=variant)
+        if local_size >= chunk_size:
+            raise ValueError(
+                f"dual_chunk: expected local_size below chunk_size, got {local_size} and {chunk_size}; a sixteenth is usual"
+            )
+        super().__init__(head_dim, layout, base, rotary_dim, scaling, relative=False)
+        self.chunk_size, self.local_size, self.variant = chunk_size, local_size, variant
+
+    def regions(self) -> tuple[Region, ...]:
+        chunk = self.chunk_size - self.local_size
+        largest = self.chunk_size - (self.variant == "paper")
+        farthest = largest if self.variant == "paper" else min(2 * chunk - 1, largest)
+
+        def within(positions: Tensor) -> Tensor:
+            return positions % chunk
+
+        return (
+            Region(within, within, 0, 0, chunk),
+            Region(lambda i: (within(i) + chunk).clamp(max=largest), within, 1, 1, chunk),
+            Region(lambda i: torch.full_like(i, farthest), within, 2, None, chunk),
+        )
