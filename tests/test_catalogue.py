@@ -42,13 +42,19 @@ def test_properties_are_the_declared_ones():
         return " ".join(sorted(name for name, facts in BY_NAME.items() if not getattr(facts, flag)))
 
     assert [*BY_NAME] == lg.list_encodings() == sorted(BY_NAME)
-    assert without("relative") == "abacus coupled fire learned llama4_temperature ministral3_temperature sinusoidal"
-    assert without("stable_keys") == "xpos"
+    assert without("relative") == (
+        "abacus coupled dual_chunk fire learned llama4_temperature ministral3_temperature self_extend sinusoidal"
+    )
+    assert without("stable_keys") == "dual_chunk leaky_rerope rerope self_extend xpos"
     assert without("shared") == "clipped cope fire fox path path_fox pope shaw sink ssmax transformer_xl"
     assert without("learned") == (
-        "alibi axial_rope llama4_temperature log_n ministral3_temperature mrope none rope sandwich sinusoidal xpos"
+        "alibi axial_rope dual_chunk leaky_rerope llama4_temperature log_n ministral3_temperature mrope none rerope rope "
+        "sandwich self_extend sinusoidal xpos"
     )
-    assert {n for n, facts in BY_NAME.items() if facts.causal_only} == {"cope", "fox", "path", "path_fox", "xpos"}
+    assert {n for n, facts in BY_NAME.items() if facts.causal_only} == {
+        *("cope", "fox", "path", "path_fox", "xpos"),
+        *("rerope", "leaky_rerope", "self_extend", "dual_chunk"),
+    }
     assert {n: facts.max_length for n, facts in BY_NAME.items() if facts.max_length} == dict.fromkeys(
         ("abacus", "coupled", "learned"), "max_length"
     )

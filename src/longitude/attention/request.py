@@ -5,26 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from longitude.attention.masks import Ago, AllOf, Band, Causal, Documents, Mask, Padding, Window, of_rows, require_mask
+from longitude.attention.find_spans import Span, find_spans
+from longitude.attention.masks import Ago, AllOf, Band, Causal, Mask, Window, of_rows, require_mask
 from longitude.positions.base import Drift, Region, Term, Transport
 from longitude.positions.composed import Composed
 from longitude.positions.coordinates import Positions, canonical, explicit
-
-
-class Span(NamedTuple):
-    """Queries q_from .. q_to-1 attend to keys k_from .. k_to-1 only; in order of the stream."""
-
-    q_from: int
-    q_to: int
-    k_from: int
-    k_to: int
 
 
 class AllowedPairs:
@@ -56,62 +47,9 @@ class AllowedPairs:
         if torch.compiler.is_compiling():
             return "where padding and documents begin is not known while compiling"
         if self.found is None:
-            self.found = self._find_spans()
+            queries, keys = range(self.q_order, self.q_order + self.rows), range(self.k_order, self.k_order + self.keys)
+            self.found = find_spans(self.beyond_band, self.batch, queries, keys, self.band)
         return self.found
-
-    def _find_spans(self) -> list[tuple[list[int], list[Span]]] | str:
-        documents = [m.ids for m in self.beyond_band if isinstance(m, Documents)]
-        valid = [m.valid for m in self.beyond_band if isinstance(m, Padding)]
-        if len(documents) + len(valid) < len(self.beyond_band):
-            return "the mask is more than causality, windows, padding and documents joined by &"
-        alike = all(x.dim() == 1 or len(x) == 1 for x in (*documents, *valid))
-        groups: dict[tuple[Span, ...], list[int]] = {}
-        for b in range(1 if alike else self.batch):
-            own = self._of_sequence(
-                *([x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in xs] for xs in (documents, valid))
-            )
-            if isinstance(own, str):
-                return own
-            groups.setdefault(own, []).extend(range(self.batch) if alike else [b])
-        return [(batch, list(own)) for own, batch in groups.items()]
-
-    def _of_sequence(self, documents: list[Tensor], valid: list[Tensor]) -> tuple[Span, ...] | str:
-        """The spans of one sequence, ids and validity [stream]; or why there are none."""
-        first, stop = k_first, k_stop = self.k_order, self.k_order + self.keys
-        if documents:  # queries need not be among the keys of a part
-            first, stop = min(first, self.q_order), max(stop, self.q_order + self.rows)
-        cuts = sorted({first, stop, *(cut for ids in documents for cut in _changes(ids) if first < cut < stop)})
-        labels = list(zip(*(ids[cuts[:-1]].tolist() for ids in documents))) if documents else [()]
-        if len(set(labels)) < len(labels):
-            return "a document's tokens are not contiguous"
-        runs = list(pairwise(cuts))
-        if valid:
-            visible = torch.stack([x[:stop].bool() for x in valid]).all(0)
-            edges = sorted({*cuts, *(cut for cut in _changes(visible) if first < cut < stop)})
-            runs = [run for run, real in zip(pairwise(edges), visible[edges[:-1]].tolist()) if real]
-        clipped = ((max(start, k_first), min(end, k_stop)) for start, end in runs)
-        runs = [(start, end) for start, end in clipped if start < end]
-        own, at = [], 0
-        for start, end in pairwise(cuts):
-            before = at
-            while at < len(runs) and runs[at][0] < end:
-                # Without documents every query of the stream attends to the one run of valid keys.
-                q_range = (start, end) if documents else (self.q_order, self.q_order + self.rows)
-                own.append(self._trimmed(*q_range, *runs[at]))
-                at += 1
-            if at > before + 1:
-                return "padding is in the middle of a sequence"
-        return tuple(s for s in own if s.q_from < s.q_to and s.k_from < s.k_to)
-
-    def _trimmed(self, q_from: int, q_to: int, k_from: int, k_to: int) -> Span:
-        """Without the queries outside this call, and those whose band leaves them none of these keys."""
-        low, high = self.band
-        q_from, q_to = max(q_from, self.q_order), min(q_to, self.q_order + self.rows)
-        if low is not None:
-            q_from = max(q_from, k_from + low)
-        if high is not None:
-            q_to = min(q_to, k_to + high)
-        return Span(q_from, q_to, k_from, k_to)
 
 
 @dataclass(eq=False)  # frozen ones take longer to make than a short decoding step allows; they are never changed
@@ -280,10 +218,6 @@ def is_band(mask: Mask) -> bool:
 def band_of(mask: Mask) -> AllOf:
     """The parts of a mask that are nothing but their reach."""
     return AllOf(tuple(m for m in mask.parts() if is_band(m)))
-
-
-def _changes(x: Tensor) -> list[int]:
-    return (torch.nonzero(x[1:] != x[:-1]).flatten() + 1).tolist()
 
 
 def validate(q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float | None, dropout: float) -> None:

@@ -10,9 +10,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
+from longitude.attention.find_spans import Span
 from longitude.attention.masks import AllOf, Documents, Padding
 from longitude.attention.patterns import Prefix
-from longitude.attention.request import AllowedPairs, Request, Span, is_band
+from longitude.attention.request import AllowedPairs, Request, is_band
 
 
 class Intervals(NamedTuple):

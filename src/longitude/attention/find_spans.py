@@ -1,0 +1,88 @@
+"""Where padding and documents let queries attend to keys: spans of both, found in the masks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from longitude.attention.masks import Documents, Mask, Padding, Reach
+
+
+class Span(NamedTuple):
+    """Queries q_from .. q_to-1 attend to keys k_from .. k_to-1 only; in order of the stream."""
+
+    q_from: int
+    q_to: int
+    k_from: int
+    k_to: int
+
+
+def find_spans(
+    masks: Sequence[Mask], batch: int, queries: range, keys: range, band: Reach
+) -> list[tuple[list[int], list[Span]]] | str:
+    """Sequences of the batch that share their spans, with these spans; or why there are none.
+
+    masks: those that are more than a band; queries and keys: their orders in the stream; band: reach of the others.
+    """
+    documents = [m.ids for m in masks if isinstance(m, Documents)]
+    valid = [m.valid for m in masks if isinstance(m, Padding)]
+    if len(documents) + len(valid) < len(masks):
+        return "the mask is more than causality, windows, padding and documents joined by &"
+    alike = all(x.dim() == 1 or len(x) == 1 for x in (*documents, *valid))
+    groups: dict[tuple[Span, ...], list[int]] = {}
+    for b in range(1 if alike else batch):
+        columns = ([x if x.dim() == 1 else x[b if len(x) > 1 else 0] for x in xs] for xs in (documents, valid))
+        own = _of_sequence(*columns, queries, keys, band)
+        if isinstance(own, str):
+            return own
+        groups.setdefault(own, []).extend(range(batch) if alike else [b])
+    return [(sequences, list(own)) for own, sequences in groups.items()]
+
+
+def _of_sequence(
+    documents: list[Tensor], valid: list[Tensor], queries: range, keys: range, band: Reach
+) -> tuple[Span, ...] | str:
+    """The spans of one sequence, ids and validity [stream]; or why there are none."""
+    first, stop = keys.start, keys.stop
+    if documents:  # queries need not be among the keys of a part
+        first, stop = min(first, queries.start), max(stop, queries.stop)
+    cuts = sorted({first, stop, *(cut for ids in documents for cut in _changes(ids) if first < cut < stop)})
+    labels = list(zip(*(ids[cuts[:-1]].tolist() for ids in documents))) if documents else [()]
+    if len(set(labels)) < len(labels):
+        return "a document's tokens are not contiguous"
+    runs = list(pairwise(cuts))
+    if valid:
+        visible = torch.stack([x[:stop].bool() for x in valid]).all(0)
+        edges = sorted({*cuts, *(cut for cut in _changes(visible) if first < cut < stop)})
+        runs = [run for run, real in zip(pairwise(edges), visible[edges[:-1]].tolist()) if real]
+    among_keys = ((max(start, keys.start), min(end, keys.stop)) for start, end in runs)
+    runs = [(start, end) for start, end in among_keys if start < end]
+    own, at = [], 0
+    for start, end in pairwise(cuts):
+        before = at
+        while at < len(runs) and runs[at][0] < end:
+            # Without documents every query of the stream attends to the one run of valid keys.
+            own.append(_trimmed(range(start, end) if documents else queries, *runs[at], queries, band))
+            at += 1
+        if at > before + 1:
+            return "padding is in the middle of a sequence"
+    return tuple(s for s in own if s.q_from < s.q_to and s.k_from < s.k_to)
+
+
+def _trimmed(document: range, k_from: int, k_to: int, queries: range, band: Reach) -> Span:
+    """Without the queries outside this call, and those whose band leaves them none of these keys."""
+    low, high = band
+    q_from, q_to = max(document.start, queries.start), min(document.stop, queries.stop)
+    if low is not None:
+        q_from = max(q_from, k_from + low)
+    if high is not None:
+        q_to = min(q_to, k_to + high)
+    return Span(q_from, q_to, k_from, k_to)
+
+
+def _changes(x: Tensor) -> list[int]:
+    return (torch.nonzero(x[1:] != x[:-1]).flatten() + 1).tolist()
