@@ -4,6 +4,7 @@
 """
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -14,12 +15,16 @@ from longitude.bench.cases import PLAIN, AttentionShape, Case, Inputs, ours, pla
 from longitude.bench.peers import PEERS
 from longitude.runs.memory import memory_growth
 
+STEADY = {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
+"""What larger than that is freed goes back to the system at once, so that the peak is what was held at a time. Otherwise glibc keeps
+holes of what was freed, by the order of threads another amount each time, and those of the warm-up are no growth at all."""
+
 
 def growth(shape: AttentionShape, name: str, backend: str, threads: int) -> float:
     """MiB by which forward and backward of a case raise the peak of a fresh process, above its inputs."""
     case = json.dumps({"shape": asdict(shape), "name": name, "backend": backend, "threads": threads})
     command = [sys.executable, "-m", "longitude.bench.memory", case]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, **STEADY})
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RuntimeError(f"measuring the memory of {name} ended with code {done.returncode}: {last}")
