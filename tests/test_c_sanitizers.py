@@ -28,7 +28,6 @@ def recorded(source, *options):
 c_compile.library = recorded
 
 import torch
-import torch.utils.checkpoint
 import longitude as lg
 from longitude.attention.backends import routes
 from longitude.testing.attend_calls import masks as masks_of
@@ -53,12 +52,13 @@ with routes.repeated(everywhere):
             for length in (1, 7, 129):
                 q = torch.randn(2, length, 3, 20, dtype=dtype).transpose(1, 2).requires_grad_()
                 lg.attend(q, q, q, encoding=lg.Rotary(20, layout)).sum().backward()
-for encoding, backend in ((lg.Fire(3, threshold=9.0), "chunked"), (lg.CoPE(20, max_position=4), "table")):
+for encoding in (lg.Fire(3, threshold=9.0), lg.CoPE(20, max_position=4)):
     for dtype in (torch.float32, torch.float64):
         for length in (5, 7, 129):
             q = torch.randn(2, length, 3, 20, dtype=dtype).transpose(1, 2).requires_grad_()
-            with torch.utils.checkpoint.set_checkpoint_early_stop(False):  # it throws what the sanitizer cannot
-                lg.attend(q, q, q, encoding=encoding.to(dtype), backend=backend).sum().backward()
+            for mask in (lg.Causal(), lg.Causal() & lg.Documents(torch.arange(length) // 50), lg.NoMask()):
+                if isinstance(encoding, lg.Fire) or not isinstance(mask, lg.NoMask):
+                    lg.attend(q, q, q, encoding=encoding.to(dtype), mask=mask, backend="table").sum().backward()
 for mixer in ("mamba", "s4d", "rwkv4"):
     torch.manual_seed(0)
     config = lg.LongitudeConfig(vocab_size=8, hidden_size=24, num_hidden_layers=1, num_attention_heads=2, mixer=mixer)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from longitude.errors import check_choice, check_flags, check_positive, check_sizes
 from longitude.positions.base import Columns, Encoding, OffsetBias, PairBias, Term, register
 from longitude.positions.coordinates import wide
-from longitude.positions.piecewise import PiecewiseBias, functions, pieces_of, tabulated
+from longitude.positions.normalized import NormalizedOffset
 
 FORBIDDEN = -(2.0**12)
 """The bias of a key on the other side of a one-sided head: finite, as every bias is, and the same number in every dtype,
@@ -318,30 +318,9 @@ class Fire(Encoding):
         c, multiplier, w1, b1, w2, b2 = (p.to(dtype) for p in (self.c, self.multiplier, *self.mlp.parameters()))
 
         def psi(x: Tensor) -> Tensor:
-            return torch.log1p((c * x).abs())
+            return torch.log1p((c * x.to(dtype)).abs())
 
-        def at(i: Tensor, j: Tensor) -> Tensor:
-            with torch.autocast(i.device.type, enabled=False):
-                floor = (multiplier * self.threshold).abs()
-                under = psi(torch.maximum(i.to(dtype), floor)) + self.eps
-                if (of_rows := by_rows(i, j, under)) is not None:
-                    return of_rows
-                share = psi((i - j).to(dtype)) / under
-                hidden = F.linear(share[..., None], w1, b1).relu()
-                return F.linear(hidden, w2, b2).movedim(-1, -3)
+        def scale_of(i: Tensor) -> Tensor:
+            return psi(torch.maximum(i.to(dtype), (multiplier * self.threshold).abs())) + self.eps
 
-        def by_rows(i: Tensor, j: Tensor, under: Tensor) -> Tensor | None:
-            """The same of i [..., rows, 1] and j [..., 1, keys], not through the network for each pair; None: it must be."""
-            if not (1 < i.dim() == j.dim() < 4 and i.shape[-1] == j.shape[-2] == 1):
-                return None
-            if (distances := tabulated(i, j, c, under, w1)) is None:
-                return None
-            each = psi(torch.arange(distances, dtype=dtype))
-            rows, keys, batch = i.flatten(-2), j.flatten(-2), max(i.shape[:-2], j.shape[:-2])
-            rows, keys, under = (x.view(-1, x.shape[-1]) for x in (rows, keys, under.flatten(-2)))
-            under = under.expand(*(batch or (1,)), -1)
-            bias = PiecewiseBias.apply(rows, keys, each, under, *pieces_of(w1, b1, w2, b2))
-            return bias if batch else bias[0]
-
-        compiled = not torch.compiler.is_compiling() and functions(dtype) is not None
-        return (PairBias(at, numbers=self.num_heads if compiled else 2 * b1.numel()),)
+        return (PairBias(NormalizedOffset(psi, scale_of, w1, b1, w2, b2), numbers=2 * b1.numel()),)

@@ -40,7 +40,7 @@ SKIPPING = torch.tensor([0, 1, 3, 7, 8, 9])
     [
         ("sdpa", {"encoding": lg.CoPE(DIM, 9)}, "it does not support RowBias"),
         ("sdpa", {"encoding": lg.T5Bias(HEADS)}, "no gradient to what the encoding has learned"),
-        ("table", {"encoding": lg.Fire(HEADS)}, "it does not support PairBias"),
+        ("table", {"encoding": [lg.Fire(HEADS), lg.ALiBi(HEADS)]}, "of biases of pairs it takes those of a normalized offset"),
         ("table", {"dropout": 0.1}, "it has no dropout"),
         ("table", {"return_weights": True}, "it never holds the weights"),
         ("table", {"encoding": lg.ALiBi(HEADS), "k_positions": SKIPPING}, "positions do not count up by one"),
@@ -105,7 +105,7 @@ def test_the_named_backend_is_the_one_that_runs(name, monkeypatch):
         (lg.Shaw(DIM), 40, "table"),
         (lg.CoPE(DIM), 40, "table" if band.available(torch.float32) else "chunked"),
         (lg.CoPE(DIM), 8192, "table" if band.available(torch.float32) else "chunked"),
-        (lg.Fire(HEADS), 40, "chunked"),
+        (lg.Fire(HEADS), 40, "table" if band.available(torch.float32) else "chunked"),
     ],
 )
 def test_auto_takes_the_cheapest(encoding, length, chosen):

@@ -40,8 +40,10 @@ from longitude.attention.request import Request, band_of, in_forward_mode
 from longitude.attention.scores import drift_level
 from longitude.attention.spans import partial_by_spans, pieces, steady, with_wide_values
 from longitude.c_compile import needs_operator
-from longitude.positions.base import Drift, OffsetBias, OffsetVectors, RowBias
+from longitude.positions.base import Drift, OffsetBias, OffsetVectors, PairBias, RowBias
+from longitude.positions.coordinates import Positions, explicit
 from longitude.positions.counted import Counted
+from longitude.positions.normalized import NormalizedOffset
 
 FEW_KEYS = 2**20
 """Numbers of keys up to which a decoding step is left to torch's function."""
@@ -55,7 +57,7 @@ def table(r: Request) -> tuple[Tensor, Tensor]:
     if len(r.beyond_band) == 0:
         return banded(r)
     if (single := single_pass(r)) is not None:
-        return banded(*single)
+        return banded(*single, r.q_positions)
     out, lse = partial_by_spans(r, banded)
     assert lse is not None or not r.lse
     return out, lse  # type: ignore[return-value]
@@ -65,20 +67,27 @@ def counting(r: Request) -> Request | None:
     """The request with ints for positions, if all that terms read of them counts up by one; None otherwise."""
     if r.contiguous:
         return r
-    if not any(isinstance(term, OffsetBias | OffsetVectors) for term in r.terms):
+    if not any(isinstance(term, OffsetBias | OffsetVectors | PairBias) for term in r.terms):
         return replace(r, q_positions=0, k_positions=0)
     return steady(r)
 
 
 def in_c(r: Request) -> bool:
-    """Whether the loop in C takes it: nothing but biases of the offset, or of counted keys, and a compiler at hand."""
+    """Whether the loop in C takes it: nothing but biases of the offset, or one of its formulas, and a compiler at hand."""
     wide = torch.promote_types(r.q.dtype, torch.float32)
-    return (counted(r) is not None or all(isinstance(term, OffsetBias) for term in r.terms)) and band.available(wide)
+    known = counted(r) or normalized(r) or all(isinstance(term, OffsetBias) for term in r.terms)
+    return bool(known) and band.available(wide)
 
 
 def counted(r: Request) -> Counted | None:
     """The bias that counts keys by gates, where nothing else is added."""
     own = [term.of for term in r.terms if isinstance(term, RowBias) and isinstance(term.of, Counted)]
+    return own[0] if len(own) == len(r.terms) == 1 else None
+
+
+def normalized(r: Request) -> NormalizedOffset | None:
+    """The bias that measures offsets against the query's position, where nothing else is added."""
+    own = [term.at for term in r.terms if isinstance(term, PairBias) and isinstance(term.at, NormalizedOffset)]
     return own[0] if len(own) == len(r.terms) == 1 else None
 
 
@@ -113,8 +122,12 @@ def _gap(r: Request, b: int, q_from: int, q_to: int, k_from: int, k_to: int) -> 
     return None if part is None else part.position_gap - q_from + k_from
 
 
-def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq] of a request whose mask is a band, cut into spans or not."""
+def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None = None) -> tuple[Tensor, Tensor]:
+    """Out [B, H, Lq, D] and the logsumexp of the scores [B, H, Lq] of a request whose mask is a band, cut into spans or not.
+
+    q_positions: of the queries, where those of the request tell no more than offsets.
+    """
+    q_positions = r.q_positions if q_positions is None else q_positions
     r = counting(r) or r
     wide = torch.promote_types(r.q.dtype, torch.float32)
     # toeplitz_attention counts orders so that the last query has the order of the last key.
@@ -162,6 +175,11 @@ def banded(r: Request, cuts: Tensor | None = None) -> tuple[Tensor, Tensor]:
     added = {"levels": levels, "key_vectors": total(keys), "value_vectors": total(values)}
     if (counts := counted(r)) is not None:
         added["logits"] = counts.logits(r.q).to(wide)
+    if (bent := normalized(r)) is not None:
+        offsets, places = newest - torch.arange(diagonals), explicit(q_positions, r.rows, r.q.device)
+        biases.append(bent.distances(offsets).to(wide).expand(r.heads, -1))
+        added["curves"] = bent.curves().to(wide)
+        added["rates"] = (1 / bent.scale_of(places)).to(wide).expand(len(r.q), -1)
     edges = {"spans": cuts, "near": near, "low": low, "high": high}
     out, lse = toeplitz_attention(r.q, r.k, r.v, total(biases), **added, **edges, scale=r.scale)
     if reach is None:
@@ -192,6 +210,13 @@ def table_limits(r: Request) -> str | None:
             return "a graph fuses the formula of counted keys, for all lengths"
         if r.rows <= band.FEW:
             return "counting the keys of a few queries takes less without its loop"
+    if any(isinstance(term, PairBias) for term in r.terms):
+        if not normalized(r) or not in_c(r):
+            return "of biases of pairs it takes those of a normalized offset, alone, where there is a compiler"
+        if torch.compiler.is_compiling():
+            return "a graph fuses the formula of normalized offsets, for all lengths"
+        if r.rows <= band.FEW:
+            return "normalizing the offsets of a few queries takes less without its loop"
     cut = pieces(r) if single_pass(r) is None else []
     assert not isinstance(cut, str), cut
     if any(counting(part) is None for _, _, part in cut):
@@ -244,7 +269,7 @@ TABLE = Backend(
     "table",
     run=lambda r: table(r)[0],
     partial=table,
-    terms=(OffsetBias, OffsetVectors, Drift, RowBias),
+    terms=(OffsetBias, OffsetVectors, Drift, RowBias, PairBias),
     devices=("cpu",),
     limits=table_limits,
     memory=table_memory,
@@ -263,6 +288,8 @@ def toeplitz_attention(
     key_vectors: Tensor | None = None,
     value_vectors: Tensor | None = None,
     logits: Tensor | None = None,
+    curves: Tensor | None = None,
+    rates: Tensor | None = None,
     spans: Tensor | None = None,
     near: int = 0,
     low: int | None = None,
@@ -281,7 +308,9 @@ def toeplitz_attention(
     unbounded): causal is low=0, a window of w keys is low=0, high=w-1. spans, int64 [n, 5]: (row of the batch, first and last
     + 1 of its queries, first and last + 1 of the keys that these attend to); no query and no key is in two of them; only where
     `band.functions` are, and nothing but a table is added. logits [B, H, Lq, columns] are
-    those of `Counted`, with nothing else but spans. A query without keys gives zeros, and an lse of -inf.
+    those of `Counted`, with nothing else but spans. curves [H, 3, pieces], slope, level and end of the pieces of `NormalizedOffset.curves`,
+    with rates [B, Lq] and nothing else but spans: what is added is not the table, but a curve at table[h, n] rates[a], where the table
+    falls along diagonals up to one and rises behind it. A query without keys gives zeros, and an lse of -inf.
     Everything gets gradients, through both results; double backward raises.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -290,7 +319,7 @@ def toeplitz_attention(
     assert table is None or (table.shape == (q.shape[1], q.shape[2] + k.shape[2] - 1) and table.dtype == wide), table
     stop = Band.of(q.shape[2], k.shape[2], low, None).last + 1  # one past the last diagonal of the band
     vectors = [None if x is None else x[:, : max(0, stop - near)] for x in (key_vectors, value_vectors)]
-    inputs: Any = q, k, v, table, *(levels or (None, None)), *vectors, logits, spans, near, low, high, scale
+    inputs: Any = q, k, v, table, *(levels or (None, None)), *vectors, logits, curves, rates, spans, near, low, high, scale
     if torch.is_grad_enabled() or needs_operator(q, k, v, table):
         return _attention(*inputs)[:2]
     return _run(*inputs)[:2]  # decoding: the dispatcher would take a fifth of a short step
@@ -299,7 +328,8 @@ def toeplitz_attention(
 # ---- the operators: compiled graphs hold these two, whatever the length ----------------------------------------------
 INPUTS = (
     "Tensor q, Tensor k, Tensor v, Tensor? table, Tensor? q_level, Tensor? k_level, Tensor? key_vectors, "
-    "Tensor? value_vectors, Tensor? logits, Tensor? spans, SymInt near, SymInt? low, SymInt? high, float scale"
+    "Tensor? value_vectors, Tensor? logits, Tensor? curves, Tensor? rates, Tensor? spans, SymInt near, SymInt? low, "
+    "SymInt? high, float scale"
 )
 _operator = {"mutates_args": (), "device_types": "cpu"}
 
@@ -309,7 +339,7 @@ def _run(*inputs: Any) -> tuple[Tensor, Tensor, Tensor]:
     x = Inputs(*inputs)
     if (done := band.forward(x)) is not None:
         return done
-    assert x.spans is None and x.logits is None
+    assert x.spans is x.logits is x.curves is None
     out, lse = forward(x)
     return out, lse, lse.new_zeros(2, *lse.shape)
 
@@ -322,16 +352,16 @@ _attention = torch.library.custom_op(
 def _run_backward(
     grad: Tensor, grad_lse: Tensor | None, out: Tensor, lse: Tensor, ends: Tensor, learned: bool, *inputs: Any
 ) -> list[Tensor]:
-    """Gradients of the first nine inputs; empty ones where there is nothing to learn."""
+    """Gradients of the first eleven inputs; empty ones where there is nothing to learn."""
     x = Inputs(*inputs)
     grads = band.backward(x, grad, grad_lse, out, ends, learned)
     if grads is None:
-        assert x.spans is None and x.logits is None
+        assert x.spans is x.logits is x.curves is None
         minus_delta = -(grad.to(lse.dtype) * out.to(lse.dtype)).sum(-1)
         if grad_lse is not None:
             minus_delta += grad_lse
         grads = backward(x, grad, minus_delta, lse, learned)
-    return [x.q.new_empty(0) if grad is None else grad for grad in (*grads, *[None] * (9 - len(grads)))]
+    return [x.q.new_empty(0) if grad is None else grad for grad in (*grads, *[None] * (11 - len(grads)))]
 
 
 _attention_backward = torch.library.custom_op(
@@ -351,15 +381,15 @@ def _(*inputs):
 
 @_attention_backward.register_fake
 def _(grad, grad_lse, out, lse, ends, learned, *inputs):
-    q, k, v, table, *others = inputs[:9]
+    q, k, v, table, *others = inputs[:11]
     rest = (torch.empty_like(x, memory_format=torch.contiguous_format) if x is not None else None
             for x in (table if learned else None, *others))  # fmt: skip
     return [heads_last(q), heads_last(k), heads_last(v), *(q.new_empty(0) if x is None else x for x in rest)]
 
 
 def _setup_context(ctx, inputs, output):
-    ctx.save_for_backward(*inputs[:10], *output)
-    ctx.options = inputs[10:]
+    ctx.save_for_backward(*inputs[:12], *output)
+    ctx.options = inputs[12:]
     ctx.set_materialize_grads(False)
 
 
@@ -368,7 +398,7 @@ def _autograd_backward(ctx, grad, grad_lse, _):
     grad = torch.zeros_like(out) if grad is None else grad
     learned = tensors[3] is not None and ctx.needs_input_grad[3]
     found = _attention_backward(grad, grad_lse, out, lse, ends, learned, *tensors, *ctx.options)
-    wanted = True, True, True, learned, *(x is not None for x in tensors[4:9])
+    wanted = True, True, True, learned, *(x is not None for x in tensors[4:11])
     return *(x if wants else None for x, wants in zip(found, wanted, strict=True)), *[None] * 5
 
 

@@ -1,9 +1,9 @@
-/* Attention along diagonals, in one pass: what forward.py and backward.py do where a table of offsets is added, or keys are counted.
+/* Attention along diagonals, in one pass: what forward.py and backward.py do where a table of offsets is added, or bent, or keys are counted.
 
    A block of queries loops over the panels of keys; a tile of scores is computed, made into weights and used while
    it is in the cache's first level or in registers. Queries are not reversed here: query a and key b meet at diagonal
    n = queries - 1 - a + b, allowed from `first` to `last`. Scores are in base 2. */
-#include "counted.h"
+#include "curved.h"
 
 #define BLOCK 48 /* queries that use a panel while it is in the cache */
 #define MARGIN (PANEL + BLOCK)
@@ -102,11 +102,10 @@ INLINE store *out_of(Out x, num batch, num head, num row, num split) {
 }
 
 /* What a span needs at most. */
-typedef struct { num dim, head, panels, table, shared, logits; } Sizes;
+typedef struct { num dim, head, panels, table, shared, logits, distances; } Sizes;
 static Sizes sizes(const Shape *s) {
-  num dim = up(s->dim, WIDE), keys = up(s->most_keys, PANEL);
-  return (Sizes){dim, keys * dim, keys / PANEL, up(s->most_queries + s->most_keys - 1 + 2 * MARGIN, PANEL),
-                 s->heads / s->groups, s->logits ? s->columns + 1 : 0};
+  num dim = up(s->dim, WIDE), keys = up(s->most_keys, PANEL), table = up(s->most_queries + s->most_keys - 1 + 2 * MARGIN, PANEL);
+  return (Sizes){dim, keys * dim, keys / PANEL, table, s->heads / s->groups, s->logits ? s->columns + 1 : 0, s->curves ? table : 0};
 }
 
 /* The logits of `rows` queries, as counted.h reads them, BLOCK of them. */
@@ -121,7 +120,7 @@ static void lay_logits(const Shape *s, num at, num rows, real *to) {
 /* Numbers of working space that each thread needs. */
 num forward_space(const Shape *s) {
   Sizes n = sizes(s);
-  return 2 * n.head + n.panels + 2 * n.table + 2 * BLOCK * n.dim + ROWS * PANEL + 3 * BLOCK + BLOCK * n.logits;
+  return 2 * n.head + n.panels + 2 * n.table + 2 * BLOCK * n.dim + ROWS * PANEL + 3 * BLOCK + BLOCK * n.logits + n.distances;
 }
 
 /* lse [B, H, Lq]; ends [2, B, H, Lq], the same in base 2 and in two parts, the highest score and what the others add: backward
@@ -139,19 +138,23 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
     real *keys = space + omp_get_thread_num() * forward_space(s), *values = keys + size.head, *longest = values + size.head;
     real *biases = longest + size.panels, *highest = biases + size.table, *queries = highest + size.table;
     real *made = queries + BLOCK * dim, *tile = made + BLOCK * dim, *top = tile + ROWS * PANEL, *total = top + BLOCK;
-    real *counts = total + BLOCK, *logits = counts + BLOCK, full = s->columns - 1;
+    real *counts = total + BLOCK, *logits = counts + BLOCK, *distances = logits + BLOCK * size.logits, full = s->columns - 1;
     lay_across(in(k, p.batch, h, p.k_from), k.row, t.keys, s->dim, dim, keys, longest);
     for (num b = 0; b < t.keys; b += PANEL) { /* 0 times what is not finite is not 0: then nothing is left out */
       const store *from_v = in(v, p.batch, h, p.k_from + b);
       longest[b / PANEL] += 0 * lay_down(from_v, v.row, least(t.keys - b, PANEL), PANEL, s->dim, dim, 1, values + b * dim);
     }
     for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
-      tabulate(&t, table ? table + g * table_row + shift : 0, biases, highest);
+      const real *offsets = table ? table + g * table_row + shift : 0;
+      Curve curve = curve_of(s, g);
+      num nearest = s->curves ? lay_distances(offsets, t.queries + t.keys - 1, MARGIN, size.table, distances) : 0;
+      tabulate(&t, s->curves ? 0 : offsets, biases, highest);
       for (num n = task % s->splits; n < blocks; n += s->splits) {
         num a = (blocks - 1 - n) * BLOCK, rows = least(BLOCK, t.queries - a); /* the longest rows first */
         const store *from_q = in(q, p.batch, g, p.q_from + a);
         real length = lay_down(from_q, q.row, rows, BLOCK, s->dim, dim, (real)s->scale * LOG2E, queries);
         memset(made, 0, BLOCK * dim * sizeof(real));
+        Pieces pieces[BLOCK] = {0};
         for (num r = 0; r < BLOCK; r++) top[r] = r < rows ? LOWEST : INFINITY, total[r] = counts[r] = 0;
         if (s->logits) lay_logits(s, (p.batch * s->heads + g) * s->queries + p.q_from + a, rows, logits);
         num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
@@ -161,12 +164,17 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
             num last = least(r + ROWS, rows), from = most(low_key(&t, a + r) - b, 0);
             num to = least(high_key(&t, a + last - 1) - b, PANEL), skip = from / WIDE * WIDE;
             if (from >= to) continue;
-            if (!s->logits && negligible(&t, bound, highest, a + r, b, top + r)) continue;
+            if (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r)) continue;
             int wide = (int)((to - skip + WIDE - 1) / WIDE);
             score(&t, queries + r * dim, dim, keys + b * dim + skip, biases, a + r, b + skip, wide, FINITE(bound), tile);
             for (num i = r; i < last; i++) {
               vec *x = (vec *)(tile + (i - r) * PANEL), sum = SAME(0);
               if (s->logits) counts[i] = raise(logits + i * size.logits, full, counts[i], x, wide, 0);
+              if (s->curves) {
+                num at = MARGIN + t.queries - 1 - a - i + b + skip;
+                real rate = s->rates[p.batch * s->queries + p.q_from + a + i];
+                pieces[i] = bend(&curve, distances + at, rate, nearest - at, pieces[i], x, wide);
+              }
               vec high = x[0];
               for (int w = 1; w < wide; w++) high = larger(x[w], high);
               real now = highest_of(high);
@@ -200,7 +208,7 @@ void forward(const Shape *s, In q, In k, In v, const real *table, num table_row,
 num backward_space(const Shape *s) {
   Sizes n = sizes(s);
   return 5 * n.head + 2 * n.panels + 3 * n.table + 3 * BLOCK * n.dim + 2 * BLOCK * PANEL + 4 * BLOCK +
-         (s->logits ? BLOCK * (2 * n.logits + n.panels) : 0);
+         (s->logits ? BLOCK * (2 * n.logits + n.panels) : 0) + n.distances + 2 * s->pieces * WIDE;
 }
 
 /* ends as forward made them; grad_lse [B, H, Lq] or null: what comes through lse. Adds to grad_table [splits * shares, H, diagonals],
@@ -220,6 +228,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *tab
     real *weights = made + BLOCK * dim, *slopes = weights + BLOCK * PANEL, *top = slopes + BLOCK * PANEL;
     real *total = top + BLOCK, *delta = total + BLOCK, *run = delta + BLOCK, *logits = run + BLOCK;
     real *of_logits = logits + BLOCK * size.logits, *counts = of_logits + BLOCK * size.logits, full = s->columns - 1;
+    real *distances = logits + (s->logits ? BLOCK * (2 * size.logits + size.panels) : 0), *of_curve = distances + size.distances;
     for (num span = share; span < s->count; span += s->shares) {
       Span p = s->spans[span];
       Shape t = alone(s, p, &shift);
@@ -232,7 +241,11 @@ void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *tab
       memset(made_k, 0, padded * dim * sizeof(real));
       memset(made_v, 0, padded * dim * sizeof(real));
       for (num g = h * s->groups; g < (h + 1) * s->groups; g++) {
-        tabulate(&t, table ? table + g * table_row + shift : 0, biases, highest);
+        const real *offsets = table ? table + g * table_row + shift : 0;
+        Curve curve = curve_of(s, g);
+        num nearest = s->curves ? lay_distances(offsets, t.queries + t.keys - 1, MARGIN, size.table, distances) : 0;
+        num of_head = (split * s->shares + share) * s->heads + g; /* where sums over queries and keys go */
+        tabulate(&t, s->curves ? 0 : offsets, biases, highest);
         memset(made_table, 0, size.table * sizeof(real));
         for (num n = split; n < blocks; n += s->splits) {
           num a = n * block, rows = least(block, t.queries - a);
@@ -250,7 +263,9 @@ void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *tab
             delta[r] = top[r] != INFINITY ? delta[r] : 0;
             length += 0 * delta[r];
           }
-          num low = low_key(&t, a), high = high_key(&t, a + rows - 1);
+          num low = low_key(&t, a), high = high_key(&t, a + rows - 1), in_rows = at;
+          Pieces pieces[BLOCK] = {0};
+          memset(of_curve, 0, 2 * s->pieces * sizeof(vec));
           if (s->logits) { /* the count behind each panel, the newest first */
             lay_logits(s, at, rows, logits);
             memset(of_logits, 0, BLOCK * size.logits * sizeof(real));
@@ -274,7 +289,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *tab
             for (num r = 0; r < rows; r += ROWS) {
               real *weight = weights + r * PANEL, *slope = slopes + r * PANEL;
               num from = most(low_key(&t, a + r) - b, 0), to = least(high_key(&t, a + r + ROWS - 1) - b, PANEL);
-              if (from >= to || (!s->logits && negligible(&t, bound, highest, a + r, b, top + r))) {
+              if (from >= to || (!s->logits && !s->curves && negligible(&t, bound, highest, a + r, b, top + r))) {
                 memset(weight, 0, ROWS * PANEL * sizeof(real));
                 memset(slope, 0, ROWS * PANEL * sizeof(real));
                 continue;
@@ -286,13 +301,20 @@ void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *tab
               for (num i = 0; i < ROWS; i++, diagonal--) {
                 Place at[ACROSS];
                 real *own = logits + (r + i) * size.logits, count = s->logits ? counts[b / PANEL * BLOCK + r + i] : 0;
+                num place = diagonal - made_table;
+                real rate = s->curves && r + i < rows ? s->rates[p.batch * s->queries + p.q_from + a + r + i] : 0;
                 if (s->logits) raise(own, full, count, (vec *)(weight + i * PANEL), ACROSS, at);
+                if (s->curves) pieces[r + i] = bend(&curve, distances + place, rate, nearest - place, pieces[r + i],
+                                                    (vec *)(weight + i * PANEL), ACROSS);
                 for (num w = 0; w < PANEL; w += WIDE) {
                   vec *x = (vec *)(weight + i * PANEL + w), *y = (vec *)(slope + i * PANEL + w);
                   *x = power(*x - top[r + i] - total[r + i]);
                   *y = *x * (*y + delta[r + i]);
-                  if (grad_table) *(vec *)(diagonal + w) += *y;
+                  if (grad_table && !s->curves) *(vec *)(diagonal + w) += *y;
                 }
+                if (s->curves && r + i < rows)
+                  s->grad_rates[in_rows + r + i] += unbend(&curve, distances + place, rate, pieces[r + i], (vec *)(slope + i * PANEL),
+                                                           (vec *)of_curve, diagonal);
                 if (s->logits) run[r + i] = lower(own, full, count, at, run[r + i], (vec *)(slope + i * PANEL), ACROSS,
                                                   of_logits + (r + i) * size.logits);
               }
@@ -302,6 +324,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *tab
             scatter(dim, last - first, weights + first * PANEL, grads + first * dim, made_v + b * dim);
             scatter(dim, last - first, slopes + first * PANEL, queries + first * dim, made_k + b * dim);
           }
+          for (num m = 0; m < 2 * s->pieces; m++) s->grad_curves[of_head * 3 * s->pieces + m] += sum_of(((vec *)of_curve)[m]);
           for (num r = 0; r < rows; r++) {
             store *to = out_of(grad_q, p.batch, g, p.q_from + a + r, 0);
             for (num d = 0; d < s->dim; d++) to[d] = narrow(made[r * dim + d] * (real)s->scale);
@@ -309,7 +332,7 @@ void backward(const Shape *s, In grad, In q, In k, In v, In out, const real *tab
               s->grad_logits[(at + r) * s->columns + least(c, s->columns - 1)] += of_logits[r * size.logits + c];
           }
         }
-        num to = ((split * s->shares + share) * s->heads + g) * (s->queries + s->keys - 1) + shift;
+        num to = of_head * (s->queries + s->keys - 1) + shift;
         for (num n = 0; grad_table && n < t.queries + t.keys - 1; n++) grad_table[to + n] += made_table[MARGIN + n];
       }
       for (num b = 0; b < t.keys; b++) {

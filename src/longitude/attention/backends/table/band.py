@@ -34,6 +34,8 @@ class Inputs(NamedTuple):
     key_vectors: Tensor | None
     value_vectors: Tensor | None
     logits: Tensor | None
+    curves: Tensor | None
+    rates: Tensor | None
     spans: Tensor | None
     near: int
     low: int | None
@@ -129,6 +131,8 @@ class Shape(ctypes.Structure):
         ("scale", c_double),
         *((name, c_void_p) for name in ("spans", "logits", "grad_logits")),
         ("columns", c_int64),
+        *((name, c_void_p) for name in ("curves", "rates", "grad_curves", "grad_rates")),
+        ("pieces", c_int64),
         ("threads", c_int),
     ]
 
@@ -207,7 +211,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
     run = _functions(x, stored)
     if run is None:
         return None
-    few, threads = x.q.shape[2] <= FEW and x.logits is None, torch.get_num_threads()
+    few, threads = x.q.shape[2] <= FEW and x.logits is None and x.curves is None, torch.get_num_threads()
     shape = _shape(x, threads)
     if not few:
         tasks, blocks = shape.count * x.k.shape[1], -(-shape.most_queries // BLOCK)
@@ -229,7 +233,7 @@ def forward(x: Inputs) -> tuple[Tensor, Tensor, Tensor] | None:
 def backward(
     x: Inputs, grad: Tensor, grad_lse: Tensor | None, out: Tensor, ends: Tensor, learned: bool
 ) -> tuple[Tensor | None, ...] | None:
-    """Gradients of the first nine inputs, from those of the output and of lse [B, H, Lq]."""
+    """Gradients of the first eleven inputs, from those of the output and of lse [B, H, Lq]."""
     threads, wide = torch.get_num_threads(), ends.dtype
     shape = _shape(x, threads)
     of_logits = None if x.logits is None else torch.zeros_like(x.logits, memory_format=torch.contiguous_format)
@@ -252,6 +256,10 @@ def backward(
     of_tables = None
     if x.table is not None and learned:
         of_tables = x.q.new_zeros(splits * shape.shares, *x.table.shape, dtype=wide)
+    of_curves, of_rates = None, None
+    if x.curves is not None:
+        of_curves, of_rates = x.curves.new_zeros(splits * shape.shares, *x.curves.shape), ends.new_zeros(x.q.shape[:3])
+        shape.grad_curves, shape.grad_rates = _at(of_curves), _at(of_rates)
     grad_lse = None if grad_lse is None else grad_lse.to(wide).contiguous()
     table, step = _table(x.table)
     inputs = [In.of(t, stored) for t in (grad, *x[:3], out)]
@@ -259,7 +267,8 @@ def backward(
     run.backward(shape, *inputs, _at(table), step, _at(ends), _at(grad_lse), *outputs, _at(of_tables), _at(working))
     summed = (t[0] if len(t) == 1 else torch.sum(t, 0, out=heads_last(t[0])) for t in (dq, dk, dv))
     dq, dk, dv = (t.to(x.q.dtype) for t in summed)
-    return dq, dk, dv, None if of_tables is None else of_tables.sum(0), *[None] * 4, of_logits
+    of_tables, of_curves = (None if t is None else t.sum(0) for t in (of_tables, of_curves))
+    return dq, dk, dv, of_tables, *[None] * 4, of_logits, of_curves, None if of_rates is None else of_rates.sum(1)
 
 
 def _stored(x: Inputs) -> torch.dtype:
@@ -280,12 +289,15 @@ def _shape(x: Inputs, threads: int) -> Shape:
     numbers = (c_int64 * (5 * len(spans)))(*chain.from_iterable(spans))
     shape = Shape(
         batch, heads, heads // shared, queries, keys, dim, band.first, band.last, len(spans), most_queries, most_keys,
-        1, 1, x.scale, ctypes.addressof(numbers), None, None, 0, threads,
+        1, 1, x.scale, ctypes.addressof(numbers), threads=threads,
     )  # fmt: skip
     logits = None if x.logits is None else x.logits.contiguous()
     if logits is not None:
         shape.logits, shape.columns = logits.data_ptr(), logits.shape[3]
-    shape.kept = numbers, logits  # as long as their addresses are
+    curves, rates = (None if t is None else t.contiguous() for t in (x.curves, x.rates))
+    if curves is not None:
+        shape.curves, shape.rates, shape.pieces = curves.data_ptr(), _at(rates), curves.shape[2]
+    shape.kept = numbers, logits, curves, rates  # as long as their addresses are
     return shape
 
 

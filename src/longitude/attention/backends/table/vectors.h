@@ -60,6 +60,9 @@ typedef struct {
   const real *logits; /* [B, H, Lq, columns] of counted keys; null: none are counted */
   real *grad_logits;
   num columns;
+  const real *curves, *rates; /* [H, 3, pieces] and [B, Lq] of curved.h, whose distances are the table; null: there is no curve */
+  real *grad_curves, *grad_rates; /* [splits * shares, H, 3, pieces], [B, H, Lq] */
+  num pieces;
   int threads;
 } Shape;
 

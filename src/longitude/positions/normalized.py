@@ -1,0 +1,54 @@
+"""FIRE's offset over the query's position, through a small network; curved.h evaluates it in the loop of attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class NormalizedOffset:
+    """What FIRE adds to scores: w2 relu(w1 t + b1) + b2, t = distances(i - j) / scale_of(i).
+
+    A class, so that a backend knows the formula and may use that it is piecewise linear in t.
+
+    Args:
+        distances: of offsets, a number that never falls as |offset| rises; float32 or wider.
+        scale_of: positions of queries, above 0.
+        w1: [width, 1]; b1 [width], w2 [heads, width], b2 [heads], in the dtype of distances.
+    """
+
+    distances: Callable[[Tensor], Tensor]
+    scale_of: Callable[[Tensor], Tensor]
+    w1: Tensor
+    b1: Tensor
+    w2: Tensor
+    b2: Tensor
+
+    def __call__(self, i: Tensor, j: Tensor) -> Tensor:
+        """i [..., Lq, 1] and j [..., 1, Lk] -> [..., heads, Lq, Lk]."""
+        with torch.autocast(i.device.type, enabled=False):
+            share = self.distances(i - j) / self.scale_of(i)
+            hidden = F.linear(share[..., None], self.w1, self.b1).relu()
+            return F.linear(hidden, self.w2, self.b2).movedim(-1, -3)
+
+    def curves(self) -> Tensor:
+        """[heads, 3, width + 1], for the pieces with ascending t: slope, level, and end, up to which it is slope t + level.
+
+        The last end is infinite. Slopes and levels have gradients.
+        """
+        w1, b1 = self.w1[:, 0], self.b1
+        with torch.no_grad():
+            ends = torch.where(w1 == 0, torch.inf, -b1 / w1)
+            # At its end a unit is 0 and has no gradient: one that falls is inactive from there on, one that rises up to there.
+            ends = torch.where(w1 < 0, ends.nextafter(ends.new_tensor(-torch.inf)), ends)
+            ends, order = ends.sort()
+            passed = torch.arange(len(ends) + 1, device=ends.device)[:, None] > order.argsort()  # [pieces, width]
+            active = torch.where(w1 == 0, b1 > 0, torch.where(w1 > 0, passed, ~passed)).to(w1.dtype)
+            ends = F.pad(ends, (0, 1), value=torch.inf)
+        slopes, levels = (self.w2 * w1) @ active.mT, (self.w2 * b1) @ active.mT + self.b2[:, None]
+        return torch.stack([slopes, levels, ends.expand_as(slopes)], 1)
