@@ -40,7 +40,11 @@ SKIPPING = torch.tensor([0, 1, 3, 7, 8, 9])
     [
         ("sdpa", {"encoding": lg.CoPE(DIM, 9)}, "it does not support RowBias"),
         ("sdpa", {"encoding": lg.T5Bias(HEADS)}, "no gradient to what the encoding has learned"),
-        ("table", {"encoding": [lg.Fire(HEADS), lg.ALiBi(HEADS)]}, "of biases of pairs it takes those of a normalized offset"),
+        (
+            "table",
+            {"encoding": [lg.Fire(HEADS), lg.ALiBi(HEADS)]},
+            "of biases of pairs it takes those of a normalized offset",
+        ),
         ("table", {"dropout": 0.1}, "it has no dropout"),
         ("table", {"return_weights": True}, "it never holds the weights"),
         ("table", {"encoding": lg.ALiBi(HEADS), "k_positions": SKIPPING}, "positions do not count up by one"),

@@ -319,7 +319,22 @@ def toeplitz_attention(
     assert table is None or (table.shape == (q.shape[1], q.shape[2] + k.shape[2] - 1) and table.dtype == wide), table
     stop = Band.of(q.shape[2], k.shape[2], low, None).last + 1  # one past the last diagonal of the band
     vectors = [None if x is None else x[:, : max(0, stop - near)] for x in (key_vectors, value_vectors)]
-    inputs: Any = q, k, v, table, *(levels or (None, None)), *vectors, logits, curves, rates, spans, near, low, high, scale
+    inputs: Any = (
+        q,
+        k,
+        v,
+        table,
+        *(levels or (None, None)),
+        *vectors,
+        logits,
+        curves,
+        rates,
+        spans,
+        near,
+        low,
+        high,
+        scale,
+    )
     if torch.is_grad_enabled() or needs_operator(q, k, v, table):
         return _attention(*inputs)[:2]
     return _run(*inputs)[:2]  # decoding: the dispatcher would take a fifth of a short step
