@@ -30,7 +30,7 @@ class NormalizedOffset:
     b2: Tensor
 
     def __call__(self, i: Tensor, j: Tensor) -> Tensor:
-        """i [..., Lq, 1] and j [..., 1, Lk] -> [..., heads, Lq, Lk]."""
+        """Of positions i [..., Lq, 1] and j [..., 1, Lk]: [..., heads, Lq, Lk]."""
         with torch.autocast(i.device.type, enabled=False):
             share = self.distances(i - j) / self.scale_of(i)
             hidden = F.linear(share[..., None], self.w1, self.b1).relu()

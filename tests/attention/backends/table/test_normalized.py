@@ -51,7 +51,7 @@ def test_masks(name: str) -> None:
     mask = {
         "window": lg.Window(37),
         "documents": lg.Causal() & lg.Documents(TOKENS // 49),
-        "padding": lg.Causal() & lg.Padding(TOKENS >= torch.tensor([[0], [71]])),
+        "padding": lg.Causal() & lg.Padding(torch.tensor([[0], [71]]) <= TOKENS),
         "no mask": lg.NoMask(),
     }[name]
     same(fire(), inputs(130, 130), mask)

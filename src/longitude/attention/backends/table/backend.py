@@ -308,9 +308,9 @@ def toeplitz_attention(
     unbounded): causal is low=0, a window of w keys is low=0, high=w-1. spans, int64 [n, 5]: (row of the batch, first and last
     + 1 of its queries, first and last + 1 of the keys that these attend to); no query and no key is in two of them; only where
     `band.functions` are, and nothing but a table is added. logits [B, H, Lq, columns] are
-    those of `Counted`, with nothing else but spans. curves [H, 3, pieces], slope, level and end of the pieces of `NormalizedOffset.curves`,
-    with rates [B, Lq] and nothing else but spans: what is added is not the table, but a curve at table[h, n] rates[a], where the table
-    falls along diagonals up to one and rises behind it. A query without keys gives zeros, and an lse of -inf.
+    those of `Counted`, with nothing else but spans. curves [H, 3, pieces] are those of `NormalizedOffset`, with rates [B, Lq],
+    and nothing else but spans: what is added is then a curve's value at table[h, n] rates[a], where the table falls along diagonals
+    up to one and rises behind it. A query without keys gives zeros, and an lse of -inf.
     Everything gets gradients, through both results; double backward raises.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
@@ -319,22 +319,8 @@ def toeplitz_attention(
     assert table is None or (table.shape == (q.shape[1], q.shape[2] + k.shape[2] - 1) and table.dtype == wide), table
     stop = Band.of(q.shape[2], k.shape[2], low, None).last + 1  # one past the last diagonal of the band
     vectors = [None if x is None else x[:, : max(0, stop - near)] for x in (key_vectors, value_vectors)]
-    inputs: Any = (
-        q,
-        k,
-        v,
-        table,
-        *(levels or (None, None)),
-        *vectors,
-        logits,
-        curves,
-        rates,
-        spans,
-        near,
-        low,
-        high,
-        scale,
-    )
+    tensors = q, k, v, table, *(levels or (None, None)), *vectors, logits, curves, rates, spans
+    inputs: Any = *tensors, near, low, high, scale
     if torch.is_grad_enabled() or needs_operator(q, k, v, table):
         return _attention(*inputs)[:2]
     return _run(*inputs)[:2]  # decoding: the dispatcher would take a fifth of a short step
