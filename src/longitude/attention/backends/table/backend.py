@@ -309,7 +309,7 @@ def toeplitz_attention(
     + 1 of its queries, first and last + 1 of the keys that these attend to); no query and no key is in two of them; only where
     `band.functions` are, and nothing but a table is added. logits [B, H, Lq, columns] are
     those of `Counted`, with nothing else but spans. curves [H, 3, pieces] are those of `NormalizedOffset`, with rates [B, Lq],
-    and nothing else but spans: what is added is then a curve's value at table[h, n] rates[a], where the table falls along diagonals
+    and nothing else but spans: this adds a curve's value at table[h, n] rates[a], where the table falls along diagonals
     up to one and rises behind it. A query without keys gives zeros, and an lse of -inf.
     Everything gets gradients, through both results; double backward raises.
     """
