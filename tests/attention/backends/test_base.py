@@ -43,7 +43,7 @@ SKIPPING = torch.tensor([0, 1, 3, 7, 8, 9])
         (
             "table",
             {"encoding": [lg.Fire(HEADS), lg.ALiBi(HEADS)]},
-            "of biases of pairs it takes those of a normalized offset",
+            "of biases of rows and pairs it takes",
         ),
         ("table", {"dropout": 0.1}, "it has no dropout"),
         ("table", {"return_weights": True}, "it never holds the weights"),

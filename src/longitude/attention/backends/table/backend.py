@@ -73,22 +73,15 @@ def counting(r: Request) -> Request | None:
 
 
 def in_c(r: Request) -> bool:
-    """Whether the loop in C takes it: nothing but biases of the offset, or one of its formulas, and a compiler at hand."""
+    """Whether the loop in C takes it: nothing but biases of the offset, or a formula that it knows, and a compiler at hand."""
     wide = torch.promote_types(r.q.dtype, torch.float32)
-    known = counted(r) or normalized(r) or all(isinstance(term, OffsetBias) for term in r.terms)
-    return bool(known) and band.available(wide)
+    return (formula(r) is not None or all(isinstance(term, OffsetBias) for term in r.terms)) and band.available(wide)
 
 
-def counted(r: Request) -> Counted | None:
-    """The bias that counts keys by gates, where nothing else is added."""
-    own = [term.of for term in r.terms if isinstance(term, RowBias) and isinstance(term.of, Counted)]
-    return own[0] if len(own) == len(r.terms) == 1 else None
-
-
-def normalized(r: Request) -> NormalizedOffset | None:
-    """The bias that measures offsets against the query's position, where nothing else is added."""
-    own = [term.at for term in r.terms if isinstance(term, PairBias) and isinstance(term.at, NormalizedOffset)]
-    return own[0] if len(own) == len(r.terms) == 1 else None
+def formula(r: Request) -> Counted | NormalizedOffset | None:
+    """What counts keys by gates or measures offsets against the query's position, where nothing else is added."""
+    own = [getattr(term, "of" if isinstance(term, RowBias) else "at", None) for term in r.terms]
+    return own[0] if len(own) == 1 and isinstance(own[0], Counted | NormalizedOffset) else None
 
 
 def single_pass(r: Request) -> tuple[Request, Tensor] | None:
@@ -173,13 +166,13 @@ def banded(r: Request, cuts: Tensor | None = None, q_positions: Positions | None
     if any(isinstance(term, Drift) for term in r.terms) and (level := drift_level(r)) is not None:
         levels = level[:, :, r.q_order : r.q_order + r.rows], level[:, :, r.k_order : r.k_order + r.length]
     added = {"levels": levels, "key_vectors": total(keys), "value_vectors": total(values)}
-    if (counts := counted(r)) is not None:
-        added["logits"] = counts.logits(r.q).to(wide)
-    if (bent := normalized(r)) is not None:
+    if isinstance(own := formula(r), Counted):
+        added["logits"] = own.logits(r.q).to(wide)
+    elif own is not None:
         offsets, places = newest - torch.arange(diagonals), explicit(q_positions, r.rows, r.q.device)
-        biases.append(bent.distances(offsets).to(wide).expand(r.heads, -1))
-        added["curves"] = bent.curves().to(wide)
-        added["rates"] = (1 / bent.scale_of(places)).to(wide).expand(len(r.q), -1)
+        biases.append(own.distances(offsets).to(wide).expand(r.heads, -1))
+        added["curves"] = own.curves().to(wide)
+        added["rates"] = (1 / own.scale_of(places)).to(wide).expand(len(r.q), -1)
     edges = {"spans": cuts, "near": near, "low": low, "high": high}
     out, lse = toeplitz_attention(r.q, r.k, r.v, total(biases), **added, **edges, scale=r.scale)
     if reach is None:
@@ -203,20 +196,13 @@ def total(parts: list[Tensor]) -> Tensor | None:
 def table_limits(r: Request) -> str | None:
     if in_forward_mode():
         return NO_FORWARD_MODE
-    if any(isinstance(term, RowBias) for term in r.terms):
-        if not counted(r) or not in_c(r):
-            return "of biases that read scores it takes those that count keys, alone, where there is a compiler"
+    if any(isinstance(term, RowBias | PairBias) for term in r.terms):
+        if formula(r) is None or not in_c(r):
+            return "of biases of rows and pairs it takes those of counted keys and normalized offsets, alone, with a compiler"
         if torch.compiler.is_compiling():
-            return "a graph fuses the formula of counted keys, for all lengths"
+            return "a graph fuses the formula of such a bias, for all lengths"
         if r.rows <= band.FEW:
-            return "counting the keys of a few queries takes less without its loop"
-    if any(isinstance(term, PairBias) for term in r.terms):
-        if not normalized(r) or not in_c(r):
-            return "of biases of pairs it takes those of a normalized offset, alone, where there is a compiler"
-        if torch.compiler.is_compiling():
-            return "a graph fuses the formula of normalized offsets, for all lengths"
-        if r.rows <= band.FEW:
-            return "normalizing the offsets of a few queries takes less without its loop"
+            return "for a few queries the formula of such a bias takes less than the loop"
     cut = pieces(r) if single_pass(r) is None else []
     assert not isinstance(cut, str), cut
     if any(counting(part) is None for _, _, part in cut):
@@ -232,8 +218,8 @@ def table_memory(r: Request) -> int:
     step = max(1, min(batch, TILE_ELEMENTS // (heads * min(128, r.rows) * min(256, keys))))
     tile = step * heads * min(2**15, r.rows * keys)
     numbers = tile + 4 * step * min(256, r.rows) * heads * dim + 6 * heads * (r.rows + keys)
-    if (counts := counted(r)) is not None:  # logits and their gradients
-        numbers += 2 * batch * heads * r.rows * counts.columns
+    if isinstance(own := formula(r), Counted):  # logits and their gradients
+        numbers += 2 * batch * heads * r.rows * own.columns
     for term in r.terms:
         if isinstance(term, OffsetVectors):
             near = keys if term.reach is None else min(keys, 256 + term.reach)
