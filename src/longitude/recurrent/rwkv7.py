@@ -123,10 +123,9 @@ class RWKV7(RecurrentMixer):
         self.mix_by = nn.Parameter(torch.empty(6, dim))  # r, w, k, v, a, g
         self.decay, self.rate, self.removal, self.renewal = (nn.Parameter(torch.empty(wide)) for _ in range(4))
         self.bonus = nn.Parameter(torch.empty(num_heads, head_dim))
-        ranks = {"decay": decay_rank, "rate": rate_rank, "gate": gate_rank}
-        for name, rank in ranks.items():
-            self.register_parameter(f"{name}_down", nn.Parameter(torch.empty(dim, rank)))
-            self.register_parameter(f"{name}_up", nn.Parameter(torch.empty(rank, wide)))
+        ranks = decay_rank, rate_rank, gate_rank
+        self.decay_down, self.rate_down, self.gate_down = (nn.Parameter(torch.empty(dim, rank)) for rank in ranks)
+        self.decay_up, self.rate_up, self.gate_up = (nn.Parameter(torch.empty(rank, wide)) for rank in ranks)
         self.r_proj, self.k_proj, self.v_proj = (nn.Linear(dim, wide, bias=False) for _ in range(3))
         self.norm = nn.GroupNorm(num_heads, wide, eps=norm_eps)
         self.o_proj = nn.Linear(wide, dim, bias=False)

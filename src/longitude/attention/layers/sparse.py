@@ -328,8 +328,8 @@ class NativeSparseAttention(Mixer):
             tables = inputs.tables
             if tables is None:
                 tables = encoding.prepare(explicit(call.positions, call.length, x.device), None, q.dtype)
-            plain, rest = k.split([self.num_kv_heads, 2 * self.num_kv_heads], 1)
-            turned, k = encoding.queries(q, tables), torch.cat([plain, encoding.keys(rest, tables)], 1)
+            plain, *rest = k.chunk(3, 1)
+            turned, k = encoding.queries(q, tables), torch.cat([plain, *(encoding.keys(y, tables) for y in rest)], 1)
         k_positions, past, summarised = call.positions, 0, {}
         if cache is not None:
             past, summarised = call.past, cache.columns
@@ -337,7 +337,7 @@ class NativeSparseAttention(Mixer):
             k_positions = cache.positions
         wide = torch.promote_types(k.dtype, torch.float32)
         tokens = inputs.once(("sparse", call.keys), lambda: Tokens.of(inputs.documents, call.keys, x.device))
-        of_blocks, of_chosen, of_window = zip(k.chunk(3, 1), v.chunk(3, 1), strict=True)
+        of_blocks, (fine_k, fine_v), of_window = zip(k.chunk(3, 1), v.chunk(3, 1), strict=True)
         rule, modules = self.rule(), (self.key_summary, self.value_summary)
         with torch.autocast(x.device.type, enabled=False):
             new = summaries(rule, tokens, past, [y.to(wide) for y in of_blocks], modules)
@@ -348,11 +348,12 @@ class NativeSparseAttention(Mixer):
                 cache.columns = columns
             coarse, chances = over_blocks(rule, tokens, q.to(wide), columns["block_keys"], columns["block_values"])
             blocks = chosen(rule, tokens, chances)
-            fine = over_chosen(rule, tokens, turned.to(wide), *(y.to(wide) for y in of_chosen), blocks)
+            fine = over_chosen(rule, tokens, turned.to(wide), fine_k.to(wide), fine_v.to(wide), blocks)
         qkv = turned.to(k.dtype), *of_window
         near, _ = attended(self, qkv, call, encoding, {}, k_positions, self.scale, False)
         gates = self.g_proj(x).to(wide).sigmoid().unflatten(-1, (self.num_heads, 3)).transpose(1, 2)
-        out = sum(gates[..., n, None] * branch for n, branch in enumerate((coarse, fine, near.to(wide))))
+        to_coarse, to_fine, to_near = gates[..., None].unbind(-2)
+        out = to_coarse * coarse + to_fine * fine + to_near * near.to(wide)
         out = with_zero_gradients(
             out, [p for module in modules for p in module.parameters()]
         )  # few tokens fill no block
