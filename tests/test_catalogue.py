@@ -18,7 +18,7 @@ BY_NAME = {entry["name"]: SimpleNamespace(**entry) for entry in FACTS["encodings
     [
         ([], "none"),
         (["input"], "sinusoidal learned abacus coupled"),
-        (["rotation"], "rope xpos axial_rope mrope"),
+        (["rotation"], "rope xpos axial_rope mrope fope"),
         (["bias"], "alibi t5 clipped kerple_log kerple_power sandwich fire"),
         (["vectors"], "shaw transformer_xl"),
         (["content"], "cope fox path path_fox"),
@@ -43,12 +43,12 @@ def test_properties_are_the_declared_ones():
 
     assert [*BY_NAME] == lg.list_encodings() == sorted(BY_NAME)
     assert without("relative") == (
-        "abacus coupled dual_chunk fire learned llama4_temperature ministral3_temperature self_extend sinusoidal"
+        "abacus coupled dual_chunk fire fope learned llama4_temperature ministral3_temperature self_extend sinusoidal"
     )
     assert without("stable_keys") == "dual_chunk leaky_rerope rerope self_extend xpos"
     assert without("shared") == "clipped cope fire fox path path_fox pope shaw sink ssmax transformer_xl"
     assert without("learned") == (
-        "alibi axial_rope dual_chunk leaky_rerope llama4_temperature log_n ministral3_temperature mrope none rerope rope "
+        "alibi axial_rope dual_chunk fope leaky_rerope llama4_temperature log_n ministral3_temperature mrope none rerope rope "
         "sandwich self_extend sinusoidal xpos"
     )
     assert {n for n, facts in BY_NAME.items() if facts.causal_only} == {

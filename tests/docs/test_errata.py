@@ -40,6 +40,19 @@ def test_values_are_not_rotated() -> None:
     near(out, weights @ v)
 
 
+def test_slow_pairs_of_fope_count_twice() -> None:
+    """Cos and sin of 1 are sqrt 2 times a rotation by 45 degrees; with cos 1 and sin 0, frequency zero, the score is q.k."""
+    q, k = numbers(2, 1, 1, 1, 8)
+    options = {"head_dim": 8, "num_heads": 1, "layout": "half", "max_length": 7, "deviation": 0.0}  # one pair turns
+    scores = {}
+    for zero in ("paper", "code"):
+        fope = lg.encoding("fope", **options, zero=zero)
+        scores[zero] = (fope.rotate(q, 0) * fope.rotate(k, 0)).sum()
+    turning = (q * k)[..., [0, 4]].sum()  # at position 0 all the same
+    near(scores["paper"], (q * k).sum())
+    near(scores["code"], turning + 2 * ((q * k).sum() - turning))
+
+
 def test_rotation_blocks_absorption() -> None:
     """q' W_k c = (W_k' q)' c with no key ever built; with a rotation between, the absorbed matrix changes with the offset."""
     q, down, up, rope = numbers(8), numbers(5, 6), numbers(8, 5), lg.Rotary(8, "half")

@@ -207,3 +207,9 @@ def test_what_several_share_is_drawn_once_and_what_differs_is_named():
         f"{labels[0]}: first pair without a full rotation": 3,
         f"{labels[1]}: first pair without a full rotation": 2,
     }
+
+
+@pytest.mark.parametrize("label", ["pope", "fope"])
+def test_rotations_of_each_head_its_own_are_drawn(label):
+    """PoPE widens queries, and FoPE has series of each head of keys."""
+    assert all(np.isfinite(y).all() for _, y in drawn(label, "scores").lines.values())

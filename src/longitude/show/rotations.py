@@ -117,7 +117,7 @@ def scores(encoding: Encoding, shape: Shape) -> Iterator[Drawing]:
 
 
 def rotated(encoding: Encoding, q: Tensor, k: Tensor, offsets: np.ndarray, shape: Shape) -> np.ndarray:
-    """Cosines of a query at the newest position and a key [1, head_dim] at each offset before it."""
+    """Cosines of the first head's query at the newest position and a key [1, head_dim] at each offset before it."""
     newest = shape.length - 1
     if encoding.regions():  # by attention to one key alone, whose logsumexp is its score
         q, k = (x.expand(len(offsets), 1, 1, -1) for x in (q, k))
@@ -126,6 +126,7 @@ def rotated(encoding: Encoding, q: Tensor, k: Tensor, offsets: np.ndarray, shape
             q, k, k, encoding=encoding, q_positions=places[0], k_positions=places[1], scale=1.0, return_lse=True
         )
         return (alone[1].flatten() / (q[0].norm() * k[0].norm())).numpy()
-    keys = encoding.rotate_keys(k.expand(len(offsets), -1), newest - torch.from_numpy(offsets))
-    found = keys @ encoding.rotate_queries(q, torch.tensor([newest]))[0]
+    q_heads, k_heads = (x.expand(1, shape.heads, n, -1) for x, n in ((q, 1), (k, len(offsets))))
+    keys = encoding.rotate_keys(k_heads, newest - torch.from_numpy(offsets))[0, 0]
+    found = keys @ encoding.rotate_queries(q_heads, torch.tensor([newest]))[0, 0, 0]
     return (found / (q.norm() * k.norm())).numpy()

@@ -1,0 +1,126 @@
+"""Rotations of which each pair mixes all frequencies that training saw turn (FoPE)."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from longitude.errors import check_choice, check_positive, check_sizes
+from longitude.positions.base import Encoding, register
+from longitude.positions.coordinates import require_positions, wide
+from longitude.positions.layouts import Layout, check_layout
+from longitude.positions.rotation import Angles, rotate_by_formula
+
+Zero = Literal["paper", "code"]
+
+
+@register("fope")
+class FoPE(Encoding):
+    """FoPE, Fourier position embedding: cos and sin of each pair are series of the frequencies that turn in a training text.
+
+        (x, y) -> (x c_m - y s_m, x s_m + y c_m),    c_m(p) = sum_j C_jm cos(p w_j),    s_m(p) = sum_j S_jm sin(p w_j)
+
+    over w_j = base^(-2j/head_dim) above 2 pi / max_length, and as many m. Slower pairs have frequency zero: c = 1, s = 0. C and S
+    are fixed random numbers of each head of keys, I + normal ones, each column divided by its sum, so that c_m(0) = 1. Scores
+    depend on both positions, not on their offset alone, as far as C and S differ from I.
+
+    Args:
+        head_dim: width of a head, even.
+        num_heads: heads of queries.
+        layout: which dimensions are a pair, as in Rotary.
+        max_length: positions of training.
+        num_kv_heads: heads of keys, each with series of its own, which queries share; None: num_heads.
+        base: above 0.
+        deviation: of the normal numbers, times the root of how many frequencies turn. 0: RoPE, but for slow pairs.
+        zero: "paper"; or "code": in the published code slow pairs have c = s = 1, sqrt 2 times a rotation by 45 degrees, and
+            count twice.
+        seed: of the random numbers.
+
+    Raises:
+        ValueError: an odd head_dim, a max_length within which nothing turns, positions that are negative or no integers.
+
+    Source:
+        Hua et al. 2024, arXiv 2412.17739, https://arxiv.org/abs/2412.17739
+    """
+
+    source = "Hua et al. 2024, https://arxiv.org/abs/2412.17739"
+    relative = False
+    shared = True
+    model_defaults = {"layout": "interleaved"}
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_heads: int,
+        layout: Layout,
+        max_length: int,
+        num_kv_heads: int | None = None,
+        base: float = 10_000.0,
+        deviation: float = 0.3,
+        zero: Zero = "paper",
+        seed: int = 0,
+    ):
+        super().__init__()
+        check_layout("fope", layout)
+        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        check_sizes("fope", head_dim=head_dim, num_heads=num_heads, num_kv_heads=num_kv_heads)
+        check_positive("fope", base=base)
+        check_choice("fope", Zero, zero=zero)
+        if num_heads % num_kv_heads:
+            raise ValueError(f"fope: expected num_kv_heads to divide num_heads={num_heads}, got {num_kv_heads}")
+        if head_dim % 2:
+            raise ValueError(f"fope: expected an even head_dim, whose pairs are rotated, got {head_dim}")
+        if isinstance(deviation, bool) or not 0 <= deviation < math.inf:
+            raise ValueError(f"fope: expected a deviation of 0 or more, got {deviation!r}")
+        if isinstance(max_length, bool) or not isinstance(max_length, int) or max_length <= 2 * math.pi:
+            raise ValueError(f"fope: expected a max_length of 7 or more, within which a pair turns, got {max_length!r}")
+        self.head_dim, self.num_heads, self.num_kv_heads = head_dim, num_heads, num_kv_heads
+        self.layout, self.base = layout, base
+        self.trained_length, self.deviation, self.zero, self.seed = max_length, deviation, zero, seed
+        self.series = self._series()
+
+    def frequencies(self, device: torch.device | None = None) -> Tensor:
+        """Those that turn within a training text, float64 where the device has it."""
+        exact = wide(torch.device("cpu") if device is None else device)
+        return self.base ** -(2 * torch.arange(self.count, dtype=exact, device=device) / self.head_dim)
+
+    @property
+    def count(self) -> int:
+        """How many turn; a number of Python's, as graphs want sizes."""
+        floor = 2 * math.pi / self.trained_length
+        return sum(self.base ** (-2 * j / self.head_dim) > floor for j in range(self.head_dim // 2))
+
+    def _series(self) -> Tensor:
+        """C and S [2, num_kv_heads, count, count]: no buffer, so that nothing is saved or rounded with the model."""
+        generator, options = torch.Generator("cpu").manual_seed(self.seed), {"dtype": torch.float64, "device": "cpu"}
+        drawn = torch.randn(2, self.num_kv_heads, self.count, self.count, generator=generator, **options)
+        series = torch.eye(self.count, **options) + self.deviation * self.count**-0.5 * drawn
+        return series / series.sum(-2, keepdim=True)
+
+    def prepare(self, positions: Tensor, length: int | None = None, dtype: torch.dtype = torch.float32) -> Angles:
+        """Both series, [num_kv_heads, L, pairs] or [B, num_kv_heads, L, pairs], in float32 or wider."""
+        require_positions(positions, who="fope")
+        exact = wide(positions.device)
+        of_cos, of_sin = self.series.to(positions.device, exact)
+        angles = (positions.to(exact)[..., None] * self.frequencies(positions.device)).unsqueeze(-3)
+        slow = self.head_dim // 2 - self.count
+        cos = F.pad(angles.cos() @ of_cos, (0, slow), value=1.0)
+        sin = F.pad(angles.sin() @ of_sin, (0, slow), value=1.0 if self.zero == "code" else 0.0)
+        dtype = torch.promote_types(dtype, torch.float32)
+        return Angles(cos.to(dtype), sin.to(dtype))
+
+    def queries(self, q: Tensor, prepared: Angles) -> Tensor:
+        """Q [B, H, L, head_dim], each head by the series of the keys that it reads."""
+        if q.dim() != 4 or q.shape[1] % self.num_kv_heads or q.shape[-1] != self.head_dim:
+            raise ValueError(
+                f"fope: expected [B, H, L, {self.head_dim}] with H a multiple of {self.num_kv_heads}, got {list(q.shape)}"
+            )
+        group = q.shape[1] // self.num_kv_heads
+        table = Angles(*(x.repeat_interleave(group, -3) for x in prepared)) if group > 1 else prepared
+        return rotate_by_formula(q.to(table.cos.dtype), table, self.layout).to(q.dtype)
+
+    keys = queries
