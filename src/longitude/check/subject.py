@@ -28,6 +28,7 @@ CHECKPOINT_LAWS = Battery(
     "longitude.check.decoding",
     "longitude.check.batching",
     "longitude.check.borders",
+    "longitude.check.layers",
     "longitude.check.layout",
 )
 """The laws of a checkpoint, in this order; each may rest on those before it."""

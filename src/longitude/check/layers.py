@@ -1,0 +1,282 @@
+"""Laws of single layers: queries, keys, mask and scale as attention gets them, compared with what config.json declares.
+
+Other laws compare a model with itself, and one that is wrong in the same way everywhere agrees with itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+from transformers import StaticCache
+
+from longitude.check.recorder import Recorded, apart, pairs_moved, recorded, unrotated
+from longitude.check.rotary import NotShown, ropes
+from longitude.check.subject import CHECKPOINT_LAWS, EQUAL, Subject
+from longitude.checkpoints.config import border_of
+from longitude.positions.base import Temperature, encoding
+from longitude.positions.hugging_face import as_mapping
+from longitude.positions.layers import LayerPositions, layers_from_hugging_face
+from longitude.positions.layouts import Layout
+from longitude.testing.engine import DoesNotApply, Measurement
+
+TOKENS = 24
+SHIFT = 7
+"""By how much the positions of the second row are larger."""
+EXTRA, LONGEST = 8, 1032
+"""Tokens beyond a window, and the most for which masks are tried, unless a length is given."""
+WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "sliding_window_pattern")
+SCALE = re.compile(r"attn_scale|attention_scale|softmax|multiplier|attn_temp|scale_attn|attention_factor|_scalar")
+SCALES = (
+    "attention_multiplier", "query_pre_attn_scalar", "embedding_multiplier", "residual_multiplier", "logits_multiplier",
+    "final_logit_softcapping", "attn_logit_softcapping", "attn_temperature_tuning", "attn_scale",
+)  # fmt: skip
+
+
+RESTS_ON = (
+    "repeatable", "config", "rotary_frequencies", "far_positions", "causality", "cached_decoding", "relative_positions",
+    "chunked_prefill", "left_padding", "packed_documents",
+)  # fmt: skip
+
+
+def promised(config: Any, layout: Layout) -> list[LayerPositions]:
+    """What the config declares of each layer. DoesNotApply where that cannot be read."""
+    ropes(config)
+    try:
+        return layers_from_hugging_face(config, layout)
+    except ValueError as reason:
+        raise NotShown(str(reason)) from reason
+
+
+def in_words(layers: Sequence[int], total: int) -> str:
+    """Layers, counted from 0."""
+    if len(layers) == total:
+        return "every layer"
+    return f"layer{'s' if len(layers) > 1 else ''} {', '.join(map(str, layers))}"
+
+
+# ---- rotations -----------------------------------------------------------------------------------------------------------
+Where = tuple[int, str]
+"""A layer, and "query" or "key"."""
+
+
+class Rotations:
+    """Queries and keys of two rows at positions of their own: as attention gets them, and before they are rotated."""
+
+    def __init__(self, subject: Subject):
+        self.config = subject.config
+        self.layers = {layout: promised(self.config, layout) for layout in get_args(Layout)}
+        length = min(TOKENS, subject.length - SHIFT - 1)
+        steps = torch.arange(1, length + 1, device=subject.device)
+        self.positions = torch.stack([steps, steps + SHIFT])
+        if (border := border_of(self.config)) is not None and border <= int(self.positions.max()):
+            raise DoesNotApply(f"its tables follow the length, and change at {border} tokens")
+        self.tokens = subject.tokens(length, rows=2)
+        self.after = recorded(subject, self.tokens, position_ids=self.positions)
+        # A temperature multiplies nothing at position 0; where there is none, positions stay: recurrent layers read them.
+        warm = any(spec["name"].endswith("temperature") for one in self.layers["half"] for spec in one.encoding)
+        own = torch.zeros_like(self.positions) if warm else self.positions
+        with unrotated(subject.model):
+            self.before = recorded(subject, self.tokens, position_ids=own)
+
+    def errors(self, layout: Layout) -> dict[Where, float]:
+        """How far each is from what the config declares."""
+        return {
+            (index, kind): self.error(index, kind, self.layers[layout][index].encoding, self.positions)
+            for index in self.after
+            for kind in ("query", "key")
+        }
+
+    def error(self, index: int, kind: str, specs: Sequence[Mapping[str, Any]], positions: Tensor) -> float:
+        """How far one is from what encodings make of it at these positions [B, L]."""
+        x, raw = (getattr(each[index], kind) for each in (self.after, self.before))
+        width, latent = x.shape[3], getattr(self.config, "qk_rope_head_dim", None)
+        if latent is not None and latent < width:  # the last numbers rotate
+            x, raw = x[..., -latent:], raw[..., -latent:]
+            specs = [
+                {**spec, "head_dim": latent, "rotary_dim": latent} if "head_dim" in spec else spec for spec in specs
+            ]
+        return apart(x, as_declared(raw, specs, positions, kind == "query"))
+
+    def why_not(self, index: int, kind: str, layout: Layout) -> str:
+        """Which other rotation it has, where it is one that is known."""
+        layers, own = self.layers[layout], self.layers[layout][index].encoding
+
+        def is_of(specs: Sequence[Mapping[str, Any]], positions: Tensor) -> bool:
+            return self.error(index, kind, specs, positions) <= 10 * EQUAL
+
+        if is_of([], self.positions):
+            return "; it is not rotated at all"
+        if is_of(own, self.positions[:1].expand_as(self.positions)):
+            return "; every row is rotated by the positions of the first row"
+        for shift in (-1, 1):
+            if is_of(own, self.positions + shift):
+                return f"; its positions are {shift:+d} off"
+        for other, one in enumerate(layers):
+            if one.encoding != own and is_of(one.encoding, self.positions):
+                return f"; it is rotated as layer {other} should be"
+        return ""
+
+
+def as_declared(x: Tensor, specs: Sequence[Mapping[str, Any]], positions: Tensor, queries: bool) -> Tensor:
+    """Queries or keys [B, H, L, D] before rotation -> as the encodings of a layer make them, in float64."""
+    x = x.double()
+    for spec in specs:
+        one = encoding(**spec)
+        tables = one.prepare(positions, int(positions.max()) + 1, torch.float64)
+        x = one.queries(x, tables) if queries else one.keys(x, tables)
+        for term in one.terms({}) if queries else ():
+            if isinstance(term, Temperature):
+                x = x * term.at(positions[:, None].double())[..., None]
+    return x
+
+
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)
+def layer_rotations(subject: Subject) -> Measurement:
+    """Queries and keys of each layer = as its config declares them.
+
+    Each row of a batch at positions of its own; pairs are halves or neighbours, whichever most layers have.
+    """
+    if "position_ids" not in subject.takes:
+        raise DoesNotApply("forward takes no position_ids, so rows cannot have positions of their own")
+    found = Rotations(subject)
+    errors = {layout: found.errors(layout) for layout in found.layers}
+    far = {
+        layout: [at for at, error in each.items() if not error <= subject.threshold] for layout, each in errors.items()
+    }
+    layout = min(far, key=lambda layout: len(far[layout]))
+    wrong = far[layout]
+    worst, cause = max(errors[layout].values()), ""
+    if wrong:
+        layers = list(dict.fromkeys(index for index, _ in wrong))
+        kinds = " and ".join(
+            {"query": "queries", "key": "keys"}[kind] for kind in dict.fromkeys(kind for _, kind in wrong)
+        )
+        first, kind = wrong[-1] if layers == [*found.after] else wrong[0]
+        cause = (
+            f"{kinds} of {in_words(layers, len(found.after))} are not rotated as config.json declares"
+            f"{found.why_not(first, kind, layout)}; declared for layer {first} is {found.layers[layout][first].encoding}"
+        )
+    elif isinstance(declared := getattr(subject.config, "rope_interleave", None), bool):
+        moved = pairs_moved(subject, found.tokens, found.positions)
+        if other := [index for index, yes in moved.items() if yes != declared]:
+            worst = 1.0
+            cause = (
+                f"pairs of {in_words(other, len(found.after))} are {'halves' if declared else 'neighbours'}, and "
+                f"rope_interleave={declared} declares {'neighbours' if declared else 'halves'}"
+            )
+    return Measurement(worst, subject.threshold, f"pairs in the layout {layout!r}", cause)
+
+
+# ---- masks ---------------------------------------------------------------------------------------------------------------
+@CHECKPOINT_LAWS.law(threshold=0, rests_on=RESTS_ON)
+def layer_masks(subject: Subject) -> Measurement:
+    """Keys that each query of each layer attends to = those of its config.
+
+    Causality, windows and chunks, in a whole pass and at a step behind a static cache.
+    """
+    layers = promised(subject.config, "half")
+    if unknown := [key for key in as_mapping(subject.config) if "window" in key and key.lstrip("_") not in WINDOWS]:
+        raise DoesNotApply(f"not understood: {', '.join(unknown)}")
+    sizes = {size for one in layers for size in (one.window, one.chunk) if size is not None}
+    tried = {size for size in sizes if size + EXTRA <= max(LONGEST, subject.reach)}
+    length = max([TOKENS, *(size + EXTRA for size in tried)])
+    found = recorded(subject, subject.tokens(length))
+    i = torch.arange(length, device=subject.device)
+    wrong: dict[int, str] = {}
+    for index, one in found.items():
+        if not isinstance(one.mask, Tensor):
+            continue
+        want = allowed(layers[index], i)
+        got = as_allowed(one.mask)[:, :length]
+        if not torch.equal(got, want):
+            row = int((got != want).any(-1).nonzero()[0])
+            wrong[index] = f"query {row} attends to {int(got[row].sum())} keys, expected {int(want[row].sum())}"
+    for index, (got, want) in behind_static_cache(subject, layers).items():
+        if got != want:
+            wrong.setdefault(index, f"behind a static cache the query {TOKENS} attends to {got} keys, expected {want}")
+    cause = ""
+    if wrong:
+        first = next(iter(wrong))
+        cause = f"the mask of {in_words([*wrong], len(found))} is not what config.json declares: {wrong[first]}"
+    left = sizes - tried
+    note = f"windows of {', '.join(map(str, sorted(left)))} were not reached; --length measures there" if left else ""
+    return Measurement(len(wrong), 0, note, cause)
+
+
+def behind_static_cache(subject: Subject, layers: Sequence[LayerPositions]) -> dict[int, tuple[int, int]]:
+    """Of each layer, how many keys one token attends to behind a cache with more places than tokens, and how many it should."""
+    cache, tokens = StaticCache(config=subject.model.config, max_cache_len=2 * TOKENS), subject.tokens(TOKENS + 1)
+    try:
+        for part in (tokens[:, :-1], tokens[:, -1:]):
+            found = recorded(subject, part, past_key_values=cache)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return {}  # a model that takes no such cache
+    want = {index: int(allowed(layers[index], torch.arange(TOKENS + 1))[-1].sum()) for index in found}
+    return {index: (attended(one), want[index]) for index, one in found.items()}
+
+
+def attended(one: Recorded) -> int:
+    """Keys of the last query; all where there is no mask."""
+    return int(as_allowed(one.mask)[-1].sum()) if isinstance(one.mask, Tensor) else one.key.shape[2]
+
+
+def as_allowed(mask: Tensor) -> Tensor:
+    """[L, Lk] of the first row: true where a query attends."""
+    return mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] >= 0
+
+
+def allowed(layer: LayerPositions, i: Tensor) -> Tensor:
+    """[L, L]: whether query i attends to key j."""
+    offset = i[:, None] - i
+    want = offset >= 0
+    if layer.window is not None:
+        want &= offset < layer.window
+    if layer.chunk is not None:
+        want &= i[:, None] // layer.chunk == i // layer.chunk
+    return want
+
+
+# ---- scale ---------------------------------------------------------------------------------------------------------------
+@CHECKPOINT_LAWS.law(threshold=EQUAL, rests_on=RESTS_ON)
+def score_scale(subject: Subject) -> Measurement:
+    """What scores are multiplied by = what the config declares.
+
+    head_dim^-1/2, unless it names another; DeepSeek's YaRN multiplies it by its mscale twice.
+    """
+    config = subject.config
+    given = as_mapping(config)
+    found = recorded(subject, subject.tokens(4))
+    unknown = [key for key in given if SCALE.search(key) and key not in SCALES]
+    wrong = {}
+    for index, one in found.items():
+        width = one.query.shape[3]
+        want = promised_scale(config, width)
+        got = width**-0.5 if one.scale is None else float(one.scale)
+        if abs(got / want - 1) > EQUAL:
+            wrong[index] = got, want
+    if wrong and unknown:
+        raise DoesNotApply(f"not understood: {', '.join(unknown)}")
+    worst = max((abs(got / want - 1) for got, want in wrong.values()), default=0.0)
+    cause = ""
+    if wrong:
+        got, want = next(iter(wrong.values()))
+        cause = f"scores of {in_words([*wrong], len(found))} are multiplied by {got:.6g}, expected {want:.6g}"
+    return Measurement(worst, EQUAL, cause=cause)
+
+
+def promised_scale(config: Any, width: int) -> float:
+    """Of a config, for heads of this width."""
+    given = as_mapping(config)
+    if "attention_multiplier" in given:
+        return float(given["attention_multiplier"])
+    if "query_pre_attn_scalar" in given:
+        return float(given["query_pre_attn_scalar"]) ** -0.5
+    scale = width**-0.5
+    if "qk_rope_head_dim" in given:
+        factors = [rope.encoding(given["qk_rope_head_dim"], "half").softmax_factor for rope in ropes(config).values()]
+        scale *= max(factors, default=1.0)
+    return scale

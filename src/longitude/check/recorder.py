@@ -1,0 +1,137 @@
+"""What the attention of each layer gets: a recorder in its place, which answers with zeros.
+
+So what a layer reads depends on no position, and one pass shows the queries and keys of all layers; a second one with tables of
+no rotation shows them as they were before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from longitude.check.subject import Subject
+from longitude.checkpoints.config import unread
+from longitude.testing.engine import DoesNotApply
+
+NAME = "longitude_recorder"
+
+
+@dataclass
+class Recorded:
+    """What the attention of one layer got: queries [B, H, L, D], keys [B, Hkv, Lk, D], mask [B, 1, L, Lk] or None, scale."""
+
+    module: nn.Module
+    query: Tensor
+    key: Tensor
+    mask: Tensor | None
+    scale: float | None
+
+
+_RECORD: list[Recorded] = []
+
+
+def _record(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any = None,
+    scaling: Any = None,
+    **_: Any,
+) -> Any:
+    _RECORD.append(Recorded(module, query.detach(), key.detach(), attention_mask, scaling))
+    return query.new_zeros(query.shape[0], query.shape[2], query.shape[1], value.shape[-1]), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(NAME, _record)
+ALL_MASK_ATTENTION_FUNCTIONS.register(NAME, eager_mask)
+
+
+@contextmanager
+def recorder(model: Any) -> Iterator[None]:
+    """In the place of attention, for a while. DoesNotApply for a model with attention of its own."""
+    before = model.config._attn_implementation
+    try:
+        model.set_attn_implementation(NAME)
+    except (ValueError, AttributeError) as error:
+        raise DoesNotApply("its attention is its own, and cannot be replaced by one that records") from error
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
+        _RECORD.clear()
+
+
+def recorded(subject: Subject, tokens: Tensor, **options: Any) -> dict[int, Recorded]:
+    """Of each layer with attention, in one pass. DoesNotApply where nothing of it shows."""
+    if reason := unread(subject.config):
+        raise DoesNotApply(reason)
+    with recorder(subject.model):
+        subject.model(input_ids=tokens, **({"use_cache": "past_key_values" in options} | options))
+        found = {
+            index: one for one in reversed(_RECORD) if (index := getattr(one.module, "layer_idx", None)) is not None
+        }
+    if not found:
+        raise DoesNotApply("its attention is its own, and shows no queries and keys")
+    return dict(sorted(found.items()))
+
+
+@contextmanager
+def unrotated(model: nn.Module) -> Iterator[None]:
+    """Tables of no rotation, without a factor: cos 1, sin 0."""
+
+    def none(module: nn.Module, given: Any, out: Any) -> Any:
+        if isinstance(out, Tensor) and out.is_complex():
+            return torch.ones_like(out)
+        if isinstance(out, tuple) and len(out) == 2:
+            return torch.ones_like(out[0]), torch.zeros_like(out[1])
+        return out
+
+    hooks = [m.register_forward_hook(none) for m in model.modules() if "rotary" in type(m).__name__.lower()]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def apart(got: Tensor, want: Tensor) -> float:
+    """The largest difference, in units of the root mean square of what is wanted."""
+    return float((got.double() - want).abs().max() / want.square().mean().sqrt())
+
+
+def pairs_moved(subject: Subject, tokens: Tensor, positions: Tensor) -> dict[int, bool]:
+    """Of latent attention whether a layer takes neighbours for pairs, as rope_interleave has it.
+
+    Before it rotates halves, transformers moves them there: seen in keys that are not rotated, against their projection.
+    """
+    projected: dict[int, Tensor] = {}
+    hooks = [
+        module.kv_a_proj_with_mqa.register_forward_hook(
+            lambda _, given, out, at=module.layer_idx: projected.update({at: out.detach()})
+        )
+        for module in subject.model.modules()
+        if hasattr(module, "kv_a_proj_with_mqa") and hasattr(module, "layer_idx")
+    ]
+    try:
+        with unrotated(subject.model):
+            found = recorded(subject, tokens, position_ids=positions)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    width = subject.config.qk_rope_head_dim
+    moved = {}
+    for index, one in found.items():
+        if index in projected:
+            raw = projected[index][..., -width:].double()
+            pairs = torch.cat([raw[..., 0::2], raw[..., 1::2]], -1)
+            got = one.key[:, 0, :, -width:].double()
+            moved[index] = apart(got, pairs) < apart(got, raw)
+    return moved
